@@ -1,0 +1,1 @@
+"""Measures cloudjob beside its peers and bare Open MPI; ``benchmarks/run`` is the door."""

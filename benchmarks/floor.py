@@ -1,0 +1,140 @@
+"""The floors: what cloudjob promises against its peers, judged on medians of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.result import CaseResult
+
+ZIPAPP_LIMIT_BYTES = 100 * 1024
+
+Results = dict[str, CaseResult]
+# Whether the floor holds, and the measured words; None: it could not be judged.
+Judgement = tuple[bool | None, str]
+
+
+@dataclass(frozen=True)
+class Floor:
+    """One promise, about the case that it names."""
+
+    case: str
+    claim: str
+    judge: Callable[[Results], Judgement]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one floor came out."""
+
+    claim: str
+    outcome: str
+    measured: str
+
+
+def floors() -> tuple[Floor, ...]:
+    """Return every floor."""
+    return (
+        _ratio("help", "cpu_s", "torchx", 0.25, "a quarter of the CPU time of torchx"),
+        _ratio("noop-2", "wall_s", "torchx", 1.0, "the wall time of torchx"),
+        _over("noop-2", "cloudjob", 0.6),
+        _over("entry", "jobentry", 0.2),
+        _ratio("log", "wall_s", "mpirun", 1.3, "1.3 times the wall time of bare mpirun"),
+        Floor("log", "log: cloudjob loses and changes nothing", _is_exact("log")),
+        Floor("log-5x", "log-5x: cloudjob loses and changes nothing", _is_exact("log-5x")),
+        Floor("log-5x", "log-5x: five times the log, the same memory (+8 MiB at most)", _is_flat),
+    )
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """Judge every floor whose case was run."""
+    return [_verdict(each, results) for each in floors() if each.case in results]
+
+
+def size_verdict(size_bytes: int | None) -> Verdict:
+    """Judge the size of the zipapp."""
+    claim = f"size: the zipapp has at most {ZIPAPP_LIMIT_BYTES // 1024} KiB"
+    if size_bytes is None:
+        return Verdict(claim, "NOT RUN", "there is no zipapp")
+    outcome = "PASS" if size_bytes <= ZIPAPP_LIMIT_BYTES else "FAIL"
+    return Verdict(claim, outcome, f"{size_bytes / 1024:.1f} KiB")
+
+
+def _verdict(floor: Floor, results: Results) -> Verdict:
+    holds, measured = floor.judge(results)
+    failed = _failures(results[floor.case])
+    if failed:
+        holds, measured = False, f"{measured}; {failed}"
+    outcome = {True: "PASS", False: "FAIL", None: "NOT RUN"}[holds]
+    return Verdict(floor.claim, outcome, measured)
+
+
+def _failures(result: CaseResult) -> str:
+    """Say which rounds of ours failed: a figure of the rest proves nothing."""
+    ours = ("cloudjob", "jobentry")
+    failures = [text for name in ours if name in result.subjects for text in _failed(result, name)]
+    return f"{len(failures)} rounds failed: {failures[0]}" if failures else ""
+
+
+def _failed(result: CaseResult, name: str) -> list[str]:
+    return result.subjects[name].failures
+
+
+def _ratio(case: str, figure: str, other: str, limit: float, words: str) -> Floor:
+    def judge(results: Results) -> Judgement:
+        ours, theirs = (_median(results, case, name, figure) for name in ("cloudjob", other))
+        if isinstance(ours, str) or isinstance(theirs, str):
+            return None, ours if isinstance(ours, str) else str(theirs)
+        text = f"{ours:.3f} s against {theirs:.3f} s: {ours / theirs:.2f} times"
+        return ours <= limit * theirs, text
+
+    return Floor(case, f"{case}: cloudjob takes at most {words}", judge)
+
+
+def _over(case: str, name: str, limit_s: float) -> Floor:
+    def judge(results: Results) -> Judgement:
+        ours, bare = (_median(results, case, each, "wall_s") for each in (name, "mpirun"))
+        if isinstance(ours, str) or isinstance(bare, str):
+            return None, ours if isinstance(ours, str) else str(bare)
+        text = f"{ours:.3f} s against {bare:.3f} s: {ours - bare:+.3f} s"
+        return ours - bare <= limit_s, text
+
+    return Floor(case, f"{case}: {name} takes at most {limit_s} s more than bare mpirun", judge)
+
+
+def _is_exact(case: str) -> Callable[[Results], Judgement]:
+    def judge(results: Results) -> Judgement:
+        lost = _median(results, case, "cloudjob", "lost_bytes")
+        if isinstance(lost, str):
+            return None, lost
+        exact = results[case].subjects["cloudjob"].values("is_exact")
+        return all(exact), f"{sum(exact):.0f} of {len(exact)} logs exact, {lost:.0f} bytes lost"
+
+    return judge
+
+
+def _is_flat(results: Results) -> Judgement:
+    if "log" not in results:
+        return None, "the case log was not run"
+    marks = []
+    for case in ("log", "log-5x"):
+        for figure in ("rss_mib", "tree_rss_mib"):
+            value = _median(results, case, "cloudjob", figure)
+            if isinstance(value, str):
+                return None, value
+            marks.append(value)
+    small, small_tree, large, large_tree = marks
+    text = (
+        f"cloudjob {small:.1f} -> {large:.1f} MiB, "
+        f"largest process {small_tree:.1f} -> {large_tree:.1f} MiB"
+    )
+    return large - small <= 8 and large_tree - small_tree <= 8, text
+
+
+def _median(results: Results, case: str, name: str, figure: str) -> float | str:
+    """Return the median, or why there is none."""
+    subject = results[case].subjects.get(name)
+    if subject is None:
+        return f"{name} was not chosen"
+    median = subject.median(figure)
+    return f"{name}: {subject.not_run or 'no run'}" if median is None else median

@@ -1,0 +1,168 @@
+"""Says what was measured: a table to read, the same in Markdown, and JSON with every value."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.floor import Results, Verdict
+from benchmarks.result import CaseResult, SubjectResult
+
+_HEAD = ("subject", "figure", "min", "median", "max", "ratio", "n")
+_UNITS = {
+    "wall_s": ("wall s", 3),
+    "cpu_s": ("CPU s", 3),
+    "rss_mib": ("RSS MiB, started process", 1),
+    "tree_rss_mib": ("RSS MiB, largest process", 1),
+    "lost_lines": ("lines lost", 0),
+    "lost_bytes": ("bytes lost", 0),
+    "is_exact": ("same sha256 (1: yes)", 0),
+}
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+def machine(versions: dict[str, str], rounds: int) -> dict[str, Any]:
+    """Return what the figures depend on."""
+    return {
+        "cpus": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "load_1_min": round(os.getloadavg()[0], 2),
+        "rounds": rounds,
+        "versions": versions,
+    }
+
+
+def text(facts: dict[str, Any], results: Results, verdicts: Iterable[Verdict]) -> str:
+    """Return the tables and the verdicts for a terminal."""
+    blocks = [_facts(facts)]
+    for result in results.values():
+        rows = _rows(result, facts["versions"])
+        blocks.append("\n".join([_title(result), *_aligned([_HEAD, *rows]), *_notes(result)]))
+    blocks.append("\n".join(f"{v.outcome:8}{v.claim}: {v.measured}" for v in verdicts))
+    return "\n\n".join(blocks)
+
+
+def markdown(facts: dict[str, Any], results: Results, verdicts: Iterable[Verdict]) -> str:
+    """Return the same for the README."""
+    blocks = [_facts(facts)]
+    for result in results.values():
+        rows = _rows(result, facts["versions"])
+        notes = "".join(f"\n\n{note}" for note in _notes(result))
+        blocks.append(f"### {_title(result)}\n\n" + _pipes(_HEAD, rows) + notes)
+    floors = [(v.claim, v.measured, v.outcome) for v in verdicts]
+    blocks.append("### Floors\n\n" + _pipes(("floor", "measured", "outcome"), floors))
+    return "\n\n".join(blocks)
+
+
+def as_json(facts: dict[str, Any], results: Results, verdicts: Iterable[Verdict]) -> dict[str, Any]:
+    """Return everything as one object."""
+    return {
+        "machine": facts,
+        "cases": [_case_json(result) for result in results.values()],
+        "floors": [vars(verdict) for verdict in verdicts],
+    }
+
+
+def rewrite(readme: Path, figures: str) -> None:
+    """Put ``figures`` between the marks in ``readme``."""
+    before, _, rest = readme.read_text().partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise ValueError(f"{readme.name} lacks the marks {BEGIN} and {END}")
+    readme.write_text(f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}")
+
+
+def _facts(facts: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    return (
+        f"{facts['cpus']} CPUs, {facts['system']}, Python {facts['python']}, "
+        f"load {facts['load_1_min']} at the start, {facts['rounds']} rounds; {versions}."
+    )
+
+
+def _title(result: CaseResult) -> str:
+    return f"{result.case.name}: {result.case.title}"
+
+
+def _rows(result: CaseResult, versions: dict[str, str]) -> list[tuple[str, ...]]:
+    rows = []
+    for name, subject in result.subjects.items():
+        label = f"{name} {versions[name]}" if name in versions else name
+        for figure in result.case.figures:
+            if subject.values(figure):
+                rows.append((label, *_row(result, subject, figure)))
+                label = ""
+    return rows
+
+
+def _row(result: CaseResult, subject: SubjectResult, figure: str) -> tuple[str, ...]:
+    unit, digits = _UNITS[figure]
+    values = subject.values(figure)
+    three = (min(values), subject.median(figure), max(values))
+    ratio = _ratio(result, subject, figure)
+    words = "" if ratio is None else f"{ratio:.2f}"
+    return (unit, *(f"{value:.{digits}f}" for value in three), words, str(len(values)))
+
+
+def _ratio(result: CaseResult, subject: SubjectResult, figure: str) -> float | None:
+    """Return the subject's median over that of the case's first subject."""
+    reference = result.subjects.get(result.case.subjects[0].name)
+    ours, theirs = subject.median(figure), reference.median(figure) if reference else None
+    if ours is None or not theirs or figure in ("is_exact", "lost_lines", "lost_bytes"):
+        return None
+    return ours / theirs
+
+
+def _notes(result: CaseResult) -> list[str]:
+    notes = []
+    for name, subject in result.subjects.items():
+        if subject.not_run:
+            notes.append(f"{name}: not run: {subject.not_run}")
+        if subject.failures:
+            notes.append(f"{name}: {len(subject.failures)} failed: {subject.failures[0]}")
+        left = sum(subject.values("left_behind"))
+        if left:
+            notes.append(f"{name}: left {left:.0f} processes behind")
+    return notes
+
+
+def _case_json(result: CaseResult) -> dict[str, Any]:
+    return {
+        "name": result.case.name,
+        "title": result.case.title,
+        "reference": result.case.subjects[0].name,
+        "subjects": {name: _subject_json(result, each) for name, each in result.subjects.items()},
+    }
+
+
+def _subject_json(result: CaseResult, subject: SubjectResult) -> dict[str, Any]:
+    figures = {}
+    for figure in result.case.figures:
+        values = subject.values(figure)
+        if values:
+            figures[figure] = {
+                "min": min(values),
+                "median": subject.median(figure),
+                "max": max(values),
+                "ratio": _ratio(result, subject, figure),
+                "values": values,
+            }
+    return {"not_run": subject.not_run, "failures": subject.failures, "figures": figures}
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+    return ["  " + "  ".join(_cell(i, row[i], widths[i]) for i in range(len(row))) for row in rows]
+
+
+def _cell(column: int, word: str, width: int) -> str:
+    return word.ljust(width) if column < 2 else word.rjust(width)
+
+
+def _pipes(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,102 @@
+"""Runs a case, its subjects in turn, and keeps what was measured."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks import measure
+from benchmarks.case import Case, Figures, Subject
+from benchmarks.measure import Failed
+from benchmarks.subject import Bench
+from benchmarks.venv import NotRun
+
+
+@dataclass
+class SubjectResult:
+    """What was measured of one subject; ``not_run`` says why there is nothing."""
+
+    samples: list[Figures] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    not_run: str | None = None
+
+    def values(self, figure: str) -> list[float]:
+        """Return the figure of each good run."""
+        return [sample[figure] for sample in self.samples if figure in sample]
+
+    def median(self, figure: str) -> float | None:
+        """Return the median of the good runs, None without any."""
+        values = self.values(figure)
+        return statistics.median(values) if values else None
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """What was measured of each subject, by its name."""
+
+    case: Case
+    subjects: dict[str, SubjectResult]
+
+
+def run(case: Case, bench: Bench, rounds: int, chosen: frozenset[str]) -> CaseResult:
+    """Run the subjects in turn, A B C A B C, so that noise on the machine hits all alike.
+
+    Round 0 warms up and does not count; a subject that fails its first run is not run again.
+    """
+    subjects = [each for each in case.subjects if not chosen or each.name in chosen]
+    result = CaseResult(case, {each.name: SubjectResult() for each in subjects})
+    for number in range(min(rounds, case.rounds or rounds) + 1):
+        print(f"{case.name}: round {number}", file=sys.stderr, flush=True)
+        for each in subjects:
+            _take(case, each, bench, number, result.subjects[each.name])
+    return result
+
+
+def _take(case: Case, subject: Subject, bench: Bench, number: int, result: SubjectResult) -> None:
+    if result.not_run or not _is_due(subject, number):
+        return
+    try:
+        figures = _measure(case, subject, bench)
+    except NotRun as error:
+        result.not_run = str(error)
+    except Failed as error:
+        if number <= 1 and not result.samples:
+            result.not_run = str(error)
+        else:
+            result.failures.append(str(error))
+    else:
+        if number > 0:
+            result.samples.append(figures)
+
+
+def _is_due(subject: Subject, number: int) -> bool:
+    return subject.rounds is None or 0 < number <= subject.rounds
+
+
+def _measure(case: Case, subject: Subject, bench: Bench) -> Figures:
+    # A short path: Open MPI puts sockets below it, and their names may have 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="bench-"))
+    try:
+        command = subject.command(bench, folder)
+        sample = measure.run(command, folder, watches_memory=case.watches_memory)
+        if sample.exit_code != 0:
+            raise Failed(f"exit {sample.exit_code}: {_last_line(sample.stderr)}")
+        figures = {
+            "wall_s": sample.wall_s,
+            "cpu_s": sample.cpu_s,
+            "left_behind": float(sample.left_behind),
+        }
+        if case.watches_memory:
+            figures |= {"rss_mib": sample.rss_mib, "tree_rss_mib": sample.tree_rss_mib}
+        return figures | (subject.inspect(sample) if subject.inspect else {})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_bytes()[-4096:].decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no message")[:200]

@@ -1,0 +1,35 @@
+"""The places where jobs run: one module each, imported when it is used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudjob.errors import BackendError
+
+if TYPE_CHECKING:  # the controller of a job imports this package and needs none of it
+    from cloudjob.backends.base import Backend
+
+# Module and class; each is made with the folder of cloudjob's state on this machine.
+_BACKENDS = {"process": ("cloudjob.backends.process.backend", "ProcessBackend")}
+
+
+def open_backend(name: str, home: Path, options: dict[str, Any] | None = None) -> Backend[Any]:
+    """Return the backend ``name``, which keeps its state below ``home``.
+
+    Args:
+        options: The backend's section of the job file.
+
+    Raises:
+        BackendError: There is no such backend.
+    """
+    try:
+        module, cls = _BACKENDS[name]
+    except KeyError as error:
+        raise BackendError(
+            f"opening the backend {name}: there is no such backend",
+            hint=f"choose one of {', '.join(_BACKENDS)}",
+        ) from error
+    backend: Backend[Any] = getattr(import_module(module), cls)(home, options or {})
+    return backend

@@ -1,0 +1,456 @@
+"""The process backend: emulated nodes on this machine, no root, no containers, no daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import cloudjob
+from cloudjob import submission as submissions
+from cloudjob.backends.base import NativeStatus
+from cloudjob.backends.process import controller, isolation
+from cloudjob.backends.process.node import NodeRequest
+from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.spec import MASK
+from cloudjob.status import JobState
+from cloudjob.submission import Submission
+
+_SCHEME = "process://local/"
+_POLL_S = 0.02
+_PIECE_BYTES = 1 << 20
+# A Unix socket's path has at most 107 bytes, and Open MPI makes long ones below TMPDIR.
+_LONGEST_RUN_DIR = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What this machine has.
+
+    Args:
+        path: PATH of the nodes.
+        library_path: LD_LIBRARY_PATH of the nodes, empty for none.
+        python: The interpreter of the script.
+        entry_python: The interpreter of the entry.
+        zipapp: The entry.
+    """
+
+    path: str
+    library_path: str
+    python: str
+    entry_python: str
+    zipapp: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRequest:
+    """What the controller of a job is told."""
+
+    job: str
+    folder: str
+    run_dir: str
+    hosts: str
+    hosts_text: str
+    argv: tuple[str, ...]
+    retries: int
+    grace_s: float
+    nodes: tuple[NodeRequest, ...]
+    secret_names: tuple[str, ...]
+
+
+class ProcessBackend:
+    """Runs jobs as processes of this machine; see ``Backend`` for what it promises."""
+
+    def __init__(self, home: Path, options: dict[str, Any]) -> None:
+        self._home = home / "process"
+        self._options = options
+
+    # -- forward ------------------------------------------------------------------------------
+
+    def build(self, submission: Submission) -> ProcessRequest:
+        """Return the request for ``submission``."""
+        machine = _machine(self._options)
+        run_dir = f"{_short_temporary_folder()}/cloudjob-{submission.job}"
+        folder = str(self._home / submission.job)
+        is_isolated = self._options.get("isolation", "auto") == "auto" and isolation.is_possible(
+            "/etc/hosts"
+        )
+        return build(submission, machine, folder, run_dir, is_isolated=is_isolated)
+
+    def show(self, request: ProcessRequest) -> dict[str, Any]:
+        """Return ``request`` as plain JSON values, secrets as ``***``."""
+        shown = asdict(request)
+        for node in shown["nodes"]:
+            node["env"].update(dict.fromkeys(request.secret_names, MASK))
+        return shown
+
+    def environments(self, request: ProcessRequest) -> tuple[Mapping[str, str], ...]:
+        """Return the variables that the entry of each node would be given."""
+        return tuple(node.env for node in request.nodes)
+
+    def send(self, request: ProcessRequest) -> str:
+        """Start the job and return its handle."""
+        folder = Path(request.folder)
+        try:
+            with _translated(request):
+                folder.mkdir(mode=0o700, parents=True)
+                Path(request.run_dir).mkdir(mode=0o700)
+                _write_shell(request)
+                if request.hosts:
+                    Path(request.hosts).write_text(request.hosts_text + _hosts_of_machine())
+                _start_controller(request)
+        except BackendError:
+            shutil.rmtree(request.run_dir, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return _SCHEME + request.job
+
+    # -- back ---------------------------------------------------------------------------------
+
+    def status(self, handle: str) -> NativeStatus:
+        """Say where the job stands."""
+        folder = self._folder(handle)
+        # The lock first: a controller that ends between the two looks has left its last state.
+        is_alive = _is_locked(folder / controller.LOCK)
+        state = _state(folder)
+        if state is None:
+            if is_alive:
+                return NativeStatus(JobState.PENDING, "starting")
+            raise JobNotFound(f"looking for {handle}: this machine knows nothing of it")
+        if state["ended_at"] is None and is_alive:
+            return NativeStatus(
+                JobState.RUNNING, "running", started_at=_rfc3339(state["started_at"])
+            )
+        return _ended(state, folder)
+
+    def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
+        """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
+        folder = self._folder(handle)
+        logs = [_Log(path) for path in _logs(folder) if node is None or _index(path) == node]
+        is_last = not follow
+        while True:
+            # Ask before reading: what was written before the end is then read after it.
+            is_last = is_last or not _is_locked(folder / controller.LOCK)
+            found = False
+            for log in logs:
+                for piece in log.pieces(is_last=is_last):
+                    found = True
+                    yield log.node, piece
+            if is_last:
+                return
+            if not found:
+                yield -1, b""
+                time.sleep(_POLL_S)
+
+    def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
+        """Ask the job to end."""
+        folder = self._folder(handle)
+        state = _state(folder)
+        if state is None or not _is_locked(folder / controller.LOCK):
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(state["controller"], signal.SIGUSR1 if is_urgent else signal.SIGTERM)
+
+    def _folder(self, handle: str) -> Path:
+        job = handle.removeprefix(_SCHEME)
+        folder = self._home / job
+        if not handle.startswith(_SCHEME) or "/" in job or not folder.is_dir():
+            raise JobNotFound(f"looking for {handle}: this machine knows nothing of it")
+        return folder
+
+
+def build(
+    submission: Submission, machine: Machine, folder: str, run_dir: str, *, is_isolated: bool
+) -> ProcessRequest:
+    """Return the request for ``submission`` on ``machine``; it does no I/O."""
+    hosts = submissions.host_names(submission)
+    nodes = []
+    for index, host in enumerate(hosts):
+        home = f"{folder}/node-{index}"
+        base = {
+            "PATH": machine.path,
+            "LANG": "C.UTF-8",
+            "TMPDIR": f"{run_dir}/{index}",
+            "MA_SCRIPT_INTERPRETER": machine.python,
+            **_open_mpi_of_one_machine(is_isolated=is_isolated),
+        }
+        if machine.library_path:
+            base["LD_LIBRARY_PATH"] = machine.library_path
+        node = submissions.node_env(submission, index, hosts)._replace(
+            interpreter=machine.python,
+            node_dir=f"{run_dir}/{index}/node",
+            remote_shell=f"{run_dir}/remote-shell",
+        )
+        env = base | submissions.variables(submission, node, home=home, address=_address(index))
+        nodes.append(
+            NodeRequest(
+                host=host,
+                env=env,
+                home=home,
+                tmp=f"{run_dir}/{index}",
+                log=f"{folder}/node-{index}.log",
+            )
+        )
+    return ProcessRequest(
+        job=submission.job,
+        folder=folder,
+        run_dir=run_dir,
+        hosts=f"{run_dir}/hosts" if is_isolated else "",
+        hosts_text="".join(
+            f"{_address(index)} {host} {host.partition('.')[0]}\n"
+            for index, host in enumerate(hosts)
+        ),
+        argv=(
+            machine.entry_python,
+            "-I",
+            "-S",
+            machine.zipapp,
+            submission.spec.script,
+            *submission.spec.args,
+        ),
+        retries=submission.spec.retries,
+        grace_s=submission.spec.grace_s,
+        nodes=tuple(nodes),
+        secret_names=tuple(submission.spec.secrets),
+    )
+
+
+def _address(node: int) -> str:
+    # Open MPI takes 127.0.0.1 for itself and every other loopback address for another machine.
+    return f"127.0.{node // 254}.{node % 254 + 1}"
+
+
+def _open_mpi_of_one_machine(*, is_isolated: bool) -> dict[str, str]:
+    """Keep Open MPI to the loopback interface; a Docker bridge beside it makes an allreduce hang."""
+    words = {
+        "OMPI_MCA_btl_tcp_if_include": "lo",
+    }
+    if not is_isolated:
+        # Nodes with one host name and two TMPDIRs: the shared-memory BTL crashes ranks.
+        words["OPENMPI_MCA_ARGS"] = (
+            "-mca pml ob1 -mca btl tcp,self -mca plm_rsh_no_tree_spawn true"
+        )
+    return words
+
+
+def _machine(options: dict[str, Any]) -> Machine:
+    path = os.environ.get("PATH", os.defpath)
+    own = os.path.dirname(sys.executable)
+    if shutil.which("mpirun", path=path) is None:
+        # The wheel of Open MPI lies beside the interpreter that runs us.
+        if shutil.which("mpirun", path=own) is None:
+            raise BackendError(
+                "looking for mpirun: there is none on PATH and none beside cloudjob",
+                hint="pip install 'cloudjob[mpi]', or apt-get install openmpi-bin",
+            )
+        path = f"{path}{os.pathsep}{own}"
+    return Machine(
+        path=path,
+        library_path=os.environ.get("LD_LIBRARY_PATH", ""),
+        python=_python(options),
+        entry_python=sys.executable,
+        zipapp=str(Path(cloudjob.__file__).parent / "jobentry.pyz"),
+    )
+
+
+def _python(options: dict[str, Any]) -> str:
+    """The interpreter of the script: asked for, or the active environment's, or our own."""
+    asked = str(options.get("python") or "")
+    if asked:
+        found = shutil.which(asked)
+        if found is None:
+            raise BackendError(
+                f"looking for process.python: {asked}: there is no such program",
+                hint="give the path of a Python interpreter",
+            )
+        return os.path.abspath(found)
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        prefix = os.environ.get(variable)
+        if prefix and os.access(f"{prefix}/bin/python", os.X_OK):
+            return f"{prefix}/bin/python"
+    return sys.executable
+
+
+def _short_temporary_folder() -> str:
+    folder = tempfile.gettempdir()
+    # mpirun splits the name of its remote shell at blanks.
+    if len(folder) > _LONGEST_RUN_DIR or folder.split() != [folder]:
+        return "/tmp"
+    return folder
+
+
+@contextlib.contextmanager
+def _translated(request: ProcessRequest) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BackendError(
+            f"starting job {request.job}: {error.filename or request.folder}: {error.strerror}",
+            hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
+        ) from error
+
+
+def _write_shell(request: ProcessRequest) -> None:
+    """Write the program that mpirun calls instead of ssh."""
+    shell = Path(request.run_dir, "remote-shell")
+    program = Path(__file__).with_name("shell.py")
+    words = [sys.executable, "-I", "-S", str(program), request.run_dir]
+    shell.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    shell.chmod(0o700)
+
+
+def _hosts_of_machine() -> str:
+    try:
+        return Path("/etc/hosts").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return "127.0.0.1 localhost\n"
+
+
+def _start_controller(request: ProcessRequest) -> None:
+    """Start the process that runs the job; what it is told goes over a pipe, never in argv."""
+    root = str(Path(cloudjob.__file__).parent.parent)
+    code = (
+        f"import sys; sys.path.insert(0, {root!r}); "
+        "from cloudjob.backends.process.controller import main; main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", code, f"cloudjob-{request.job}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    told = {key: value for key, value in asdict(request).items() if key not in _NOT_TOLD}
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(told).encode("ascii"))
+        process.stdin.close()
+    if process.stdout.readline() != b"ready\n":
+        words = process.stderr.read().decode("utf-8", "replace").strip().splitlines()
+        raise BackendError(
+            f"starting the controller of job {request.job}: {words[-1] if words else 'it ended'}"
+        )
+    # It lives on without us: nobody waits for it here.
+    process.returncode = 0
+
+
+_NOT_TOLD = ("job", "hosts_text", "secret_names")
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a controller lives."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _state(folder: Path) -> dict[str, Any] | None:
+    try:
+        state: dict[str, Any] = json.loads((folder / controller.STATE).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise BackendError(
+            f"reading the state of a job: {folder / controller.STATE}: {error}"
+        ) from error
+    return state
+
+
+def _ended(state: dict[str, Any], folder: Path) -> NativeStatus:
+    started_at = _rfc3339(state["started_at"])
+    if state["ended_at"] is None:
+        message = "the controller of the job was killed, or the machine was restarted"
+        ended = (folder / controller.STATE).stat().st_mtime
+        return NativeStatus(
+            JobState.FAILED, "lost", started_at, _rfc3339(ended), 137, message=message
+        )
+    code = state["exit_code"]
+    ended_at = _rfc3339(state["ended_at"])
+    if state["is_cancelled"]:
+        return NativeStatus(JobState.CANCELLED, "cancelled", started_at, ended_at, code)
+    if code == 0:
+        return NativeStatus(JobState.SUCCEEDED, "succeeded", started_at, ended_at, code)
+    return NativeStatus(
+        JobState.FAILED,
+        "failed",
+        started_at,
+        ended_at,
+        code,
+        message=f"node 0 ended with exit code {code}",
+        node=0,
+    )
+
+
+def _rfc3339(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds, tz=timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _index(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
+
+
+def _logs(folder: Path) -> list[Path]:
+    state = _state(folder)
+    count = len(state["nodes"]) if state else 0
+    return [folder / f"node-{index}.log" for index in range(count)]
+
+
+class _Log:
+    """The log of one node, and how far it has been read."""
+
+    def __init__(self, path: Path) -> None:
+        self.node = _index(path)
+        self._path = path
+        self._descriptor = -1
+        self._rest = b""
+
+    def pieces(self, *, is_last: bool) -> Iterator[bytes]:
+        """Yield the whole lines that are new."""
+        while True:
+            data = self._read()
+            if not data:
+                break
+            end = data.rfind(b"\n") + 1
+            if end:
+                yield self._rest + data[:end]
+                self._rest = data[end:]
+            else:
+                self._rest += data
+            if len(data) < _PIECE_BYTES and not is_last:
+                break
+        if is_last and self._rest:
+            yield self._rest + b"\n"
+            self._rest = b""
+
+    def _read(self) -> bytes:
+        if self._descriptor < 0:
+            try:
+                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return b""
+        return os.read(self._descriptor, _PIECE_BYTES)

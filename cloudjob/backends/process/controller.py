@@ -1,0 +1,272 @@
+"""The controller of one job of the process backend: it starts the nodes and outlives the submitter.
+
+It reads one request on its input, says ``ready`` on its output, and leaves ``state.json`` in the
+job's folder. It holds a lock on the file ``lock`` there for as long as it lives, so that anybody
+can tell a job that runs from one whose controller was killed. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import selectors
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from cloudjob.backends.process.node import Keeper, NodeRequest, children_of
+
+STATE = "state.json"
+LOCK = "lock"
+# How long workers may take to leave by themselves when the head has ended.
+LEAVE_S = 5.0
+
+
+@dataclass(slots=True)
+class _Node:
+    request: NodeRequest
+    process: int = 0
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    exit_code: int | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.process != 0 and self.exit_code is None
+
+
+@dataclass(slots=True)
+class Controller:
+    """One job: its nodes, and what is to be left behind.
+
+    Args:
+        folder: The job's folder, for its state and logs.
+        run_dir: A folder with a short path, for sockets and temporary files.
+        hosts: The file that is /etc/hosts on the nodes; empty when they are not isolated.
+        argv: The command of every node.
+        retries: How often a failed job is started again.
+        grace_s: The longest wait for an end that was asked for.
+    """
+
+    folder: str
+    run_dir: str
+    hosts: str
+    argv: list[str]
+    retries: int
+    grace_s: float
+    nodes: list[_Node]
+    is_cancelled: bool = False
+    started_at: float = field(default_factory=time.time)
+    _signals: list[int] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Run the job, again as often as it may be, and leave its last state."""
+        wake, end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(end)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
+            signal.signal(number, self._note)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        selector = selectors.DefaultSelector()
+        selector.register(wake, selectors.EVENT_READ)
+        code = 1
+        for attempt in range(self.retries + 1):
+            self._start(attempt)
+            code = self._watch(selector, wake)
+            if code == 0 or self.is_cancelled:
+                break
+        self._save(exit_code=code)
+        self._tidy()
+
+    def _start(self, attempt: int) -> None:
+        if attempt:
+            self._log(f"the job failed; attempt {attempt + 1} of {self.retries + 1} begins")
+        for node in self.nodes:
+            shutil.rmtree(node.request.tmp, ignore_errors=True)
+            os.makedirs(node.request.tmp, mode=0o700)
+            os.makedirs(node.request.home, mode=0o700, exist_ok=True)
+            node.exit_code = None
+            node.ended_at = 0.0
+            node.started_at = time.time()
+        for node in self.nodes:
+            node.process = self._fork(node)
+        self._save()
+        if self.is_cancelled:
+            self._forward(signal.SIGTERM)
+
+    def _fork(self, node: _Node) -> int:
+        child = os.fork()
+        if child:
+            return child
+        code = 125
+        try:
+            signal.set_wakeup_fd(-1)
+            keeper = Keeper(node.request, self.argv, self.run_dir, self.hosts)
+            code = keeper.run()
+        except BaseException as error:
+            _append(node.request.log, f"cloudjob: starting node {node.request.host}: {error!r}\n")
+        finally:
+            os._exit(code)
+
+    # -- while it runs ------------------------------------------------------------------------
+
+    def _watch(self, selector: selectors.BaseSelector, wake: int) -> int:
+        """Wait until every node has ended; return the head's exit code."""
+        deadline: float | None = None
+        while any(node.is_running for node in self.nodes):
+            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+            for _ in selector.select(wait):
+                os.read(wake, 4096)
+            self._obey()
+            if self._reap():
+                self._save()
+            if deadline is None and not self.nodes[0].is_running:
+                deadline = time.monotonic() + LEAVE_S
+            if deadline is not None and time.monotonic() > deadline:
+                # SIGHUP makes a keeper end its node at once.
+                self._forward(signal.SIGHUP)
+                deadline = time.monotonic() + LEAVE_S
+        code = self.nodes[0].exit_code
+        return 1 if code is None else code
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _obey(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self.is_cancelled = True
+                self._forward(signal.SIGTERM)
+            elif number == signal.SIGUSR1:
+                self.is_cancelled = True
+                self._forward(signal.SIGHUP)
+
+    def _forward(self, number: int) -> None:
+        for node in self.nodes:
+            if node.is_running:
+                with contextlib.suppress(OSError):
+                    os.kill(node.process, number)
+
+    def _reap(self) -> bool:
+        """Take in the nodes that have ended, and end what a killed one left behind."""
+        found = False
+        while True:
+            try:
+                child, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not child:
+                break
+            for node in self.nodes:
+                if node.process == child and node.exit_code is None:
+                    code = os.waitstatus_to_exitcode(status)
+                    node.exit_code = code if code >= 0 else 128 - code
+                    node.ended_at = time.time()
+                    found = True
+        self._end_strangers()
+        return found
+
+    def _end_strangers(self) -> None:
+        """A child that is no keeper came to us when its own keeper was killed."""
+        keepers = {node.process for node in self.nodes if node.is_running}
+        for child in children_of(os.getpid()):
+            # Its own children come to us when it is gone, and SIGCHLD brings us here again.
+            if child not in keepers:
+                with contextlib.suppress(OSError):
+                    os.kill(child, signal.SIGKILL)
+
+    # -- what is left -------------------------------------------------------------------------
+
+    def _save(self, exit_code: int | None = None) -> None:
+        is_over = exit_code is not None
+        state = {
+            "controller": os.getpid(),
+            "started_at": self.started_at,
+            "ended_at": time.time() if is_over else None,
+            "exit_code": exit_code,
+            "is_cancelled": self.is_cancelled,
+            "nodes": [
+                {
+                    "host": node.request.host,
+                    "process": node.process,
+                    "started_at": node.started_at,
+                    "ended_at": node.ended_at or None,
+                    "exit_code": node.exit_code,
+                }
+                for node in self.nodes
+            ],
+        }
+        path = os.path.join(self.folder, STATE)
+        with open(path + ".new", "w", encoding="ascii") as file:
+            json.dump(state, file)
+        os.replace(path + ".new", path)
+
+    def _tidy(self) -> None:
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+        for node in self.nodes:
+            shutil.rmtree(node.request.home, ignore_errors=True)
+
+    def _log(self, text: str) -> None:
+        _append(self.nodes[0].request.log, f"cloudjob: {text}\n")
+
+
+def main(stdin: int = 0, stdout: int = 1) -> None:
+    """Run the job whose request stands on the input."""
+    # The descriptor stays open: the lock would else take its number, and lose it.
+    with os.fdopen(stdin, "rb", closefd=False) as file:
+        # A submitter that was killed in mid-word has started nothing.
+        request = json.loads(file.read())
+    lock = os.open(os.path.join(request["folder"], LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    controller = controller_of(request)
+    controller._save()
+    os.write(stdout, b"ready\n")
+    _let_go_of_terminal(request["folder"])
+    _adopt()
+    controller.run()
+
+
+def controller_of(request: dict[str, Any]) -> Controller:
+    """Return the controller that a request describes."""
+    nodes = [_Node(NodeRequest(**node)) for node in request["nodes"]]
+    return Controller(
+        folder=request["folder"],
+        run_dir=request["run_dir"],
+        hosts=request["hosts"],
+        argv=request["argv"],
+        retries=request["retries"],
+        grace_s=request["grace_s"],
+        nodes=nodes,
+    )
+
+
+def _let_go_of_terminal(folder: str) -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    log = os.open(
+        os.path.join(folder, "controller.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+    )
+    os.dup2(nothing, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+
+
+def _adopt() -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def _append(path: str, text: str) -> None:
+    with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit(0)

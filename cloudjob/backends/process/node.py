@@ -1,0 +1,244 @@
+"""The keeper of one emulated node: all that runs there are its descendants, and end with it.
+
+It plays the machine: it starts the entry, answers the remote shell, reaps, and when the entry has
+ended nothing of the node is left. Standard library only.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import subprocess
+from dataclasses import dataclass
+from types import FrameType
+
+from cloudjob.backends.process.isolation import isolate
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# The path of a fresh ssh session: the environment of the node must not depend on it.
+_SESSION_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRequest:
+    """One node of a job.
+
+    Args:
+        env: The environment of its entry.
+        home: Its home folder.
+        tmp: Its folder for temporary files.
+        log: The file that takes what its entry writes.
+    """
+
+    host: str
+    env: dict[str, str]
+    home: str
+    tmp: str
+    log: str
+
+
+class Keeper:
+    """Runs one node; made in a process of its own."""
+
+    def __init__(self, request: NodeRequest, argv: list[str], folder: str, hosts: str) -> None:
+        self._request = request
+        self._argv = argv
+        self._folder = folder
+        self._hosts = hosts
+        self._selector = selectors.DefaultSelector()
+        self._sessions: dict[int, socket.socket] = {}
+        self._signals: list[int] = []
+        self._entry = 0
+        self._code: int | None = None
+
+    def run(self) -> int:
+        """Keep the node until its entry has ended, and return the entry's exit code."""
+        os.setsid()
+        prctl = ctypes.CDLL(None).prctl
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        # When the controller dies this node is to end with it.
+        prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
+        self._listen_to_signals()
+        if self._hosts:
+            isolate(self._request.host, self._hosts)
+        self._listen_to_shells()
+        self._start_entry()
+        while self._code is None:
+            for key, _ in self._selector.select():
+                key.data(key.fileobj)
+        self._sweep()
+        return self._code
+
+    # -- processes ----------------------------------------------------------------------------
+
+    def _start_entry(self) -> None:
+        request = self._request
+        log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        entry = subprocess.Popen(
+            self._argv,
+            env=request.env,
+            cwd=request.home,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        os.close(log)
+        self._entry = entry.pid
+        # We reap all children ourselves.
+        entry.returncode = 0
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                child, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not child:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            code = code if code >= 0 else 128 - code
+            if child == self._entry:
+                self._code = code
+            elif child in self._sessions:
+                self._answer(self._sessions.pop(child), code)
+
+    def _sweep(self) -> None:
+        """End what is left on this node: whatever it was, the node is gone."""
+        for _ in range(1000):
+            children = children_of(os.getpid())
+            if not children:
+                return
+            for child in children:
+                with contextlib.suppress(OSError):
+                    os.kill(child, signal.SIGKILL)
+            for child in children:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(child, 0)
+
+    # -- signals ------------------------------------------------------------------------------
+
+    def _listen_to_signals(self) -> None:
+        wake, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wake)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, self._note)
+        self._selector.register(wake, selectors.EVENT_READ, self._hear_signals)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _hear_signals(self, wake: int) -> None:
+        os.read(wake, 4096)
+        while self._signals:
+            number = self._signals.pop(0)
+            if number == signal.SIGHUP:
+                self._code = 128 + signal.SIGKILL
+            elif number != signal.SIGCHLD and self._entry:
+                with contextlib.suppress(OSError):
+                    os.kill(self._entry, number)
+        self._reap()
+
+    # -- remote shell -------------------------------------------------------------------------
+
+    def _listen_to_shells(self) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(socket_path(self._folder, self._request.host))
+        listener.listen(128)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        try:
+            command, descriptors = _receive(connection)
+        except (OSError, ValueError):
+            connection.close()
+            return
+        stdin, stdout, stderr = descriptors
+        session = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            env=self._session_env(),
+            cwd=self._request.home,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        for descriptor in descriptors:
+            os.close(descriptor)
+        session.returncode = 0
+        self._sessions[session.pid] = connection
+        self._selector.register(
+            connection, selectors.EVENT_READ, lambda _: self._hang_up(session.pid)
+        )
+
+    def _session_env(self) -> dict[str, str]:
+        """A session starts clean, as under sshd: nothing of the job's variables."""
+        request = self._request
+        return {
+            "HOME": request.home,
+            "PATH": _SESSION_PATH,
+            "SHELL": "/bin/sh",
+            "TMPDIR": request.tmp,
+            "CLOUDJOB_NODE_DIR": request.env["CLOUDJOB_NODE_DIR"],
+        }
+
+    def _hang_up(self, session: int) -> None:
+        """The caller is gone: its command hears of it as under sshd."""
+        connection = self._sessions.pop(session, None)
+        if connection is not None:
+            self._selector.unregister(connection)
+            connection.close()
+            with contextlib.suppress(OSError):
+                os.killpg(session, signal.SIGHUP)
+
+    def _answer(self, connection: socket.socket, code: int) -> None:
+        self._selector.unregister(connection)
+        with contextlib.suppress(OSError):
+            connection.send(bytes([code & 0xFF]))
+        connection.close()
+
+
+def socket_path(folder: str, host: str) -> str:
+    """Return the socket on which the keeper of ``host`` answers."""
+    return os.path.join(folder, f"{host.partition('.')[0]}.sock")
+
+
+def children_of(parent: int) -> list[int]:
+    """Return the processes whose parent is ``parent``."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+            # The name of a program may hold blanks and brackets; the last bracket ends it.
+            if int(file.read().rpartition(b")")[2].split()[1]) == parent:
+                found.append(int(name))
+    return found
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Read one request: its length, three descriptors, and the command."""
+    connection.settimeout(10)
+    descriptors = array.array("i")
+    header, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(3 * descriptors.itemsize))
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    size = int.from_bytes(header, "big")
+    command = b""
+    while len(command) < size:
+        piece = connection.recv(size - len(command))
+        if not piece:
+            raise ValueError("the caller hung up")
+        command += piece
+    connection.settimeout(None)
+    if len(descriptors) != 3:
+        raise ValueError("three descriptors are needed")
+    return command, list(descriptors)

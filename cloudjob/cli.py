@@ -1,0 +1,519 @@
+"""The command line: parses, calls, prints and exits; nothing else in cloudjob prints."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from cloudjob import __version__
+from cloudjob.errors import CloudJobError, SpecError, UsageError
+from cloudjob.home import home
+from cloudjob.spec import FIELDS, Field
+
+if TYPE_CHECKING:
+    from cloudjob.job import Job
+    from cloudjob.package import CodePackage
+    from cloudjob.pipeline import Preview
+    from cloudjob.status import JobStatus
+
+_DESCRIPTION = "Takes a training script to the cloud; what runs here runs there unchanged."
+_INTERRUPTED = 128 + signal.SIGINT
+_SHOWN_LEFT_OUT = 5
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(words)
+    except SpecError as error:
+        for problem in error.problems:
+            _say(f"error: {problem}")
+        _hint(error)
+        return error.exit_code
+    except CloudJobError as error:
+        _say(f"error: {error.message}")
+        _hint(error)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader has gone (`| head`); Python would complain once more when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _run(words: list[str]) -> int:
+    parser = _parser()
+    # What follows the script is the script's, byte for byte; argparse would take "--" from it.
+    own, rest = _split_at_script(parser, words)
+    options = parser.parse_args(own)
+    if options.command is None:
+        parser.print_help()
+        return 2
+    options.rest = rest
+    run: Callable[[argparse.Namespace], int] = options.run
+    return run(options)
+
+
+# -- commands -----------------------------------------------------------------------------------
+
+
+def _submit(options: argparse.Namespace) -> int:
+    from cloudjob import config, pipeline
+
+    spec = config.load(
+        _flags(options), job_file=options.config, cwd=Path.cwd(), environ=os.environ
+    ).spec
+    if options.dry_run:
+        _print_preview(pipeline.preview(spec, home()), is_json=options.json)
+        return 0
+    job = pipeline.submit(spec, home(), tell=_tell_package)
+    if options.detach:
+        if options.json:
+            _print_json(_status_json(job.status()))
+        else:
+            print(job.handle)
+        return 0
+    _say(f"job {job.id} started ({job.handle})")
+    status = _attend(job, is_json=options.json)
+    if options.json:
+        _print_json(_status_json(status))
+    return _exit_code(status)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from cloudjob import job as jobs
+
+    status = jobs.find(home(), options.job).status()
+    if options.json:
+        _print_json(_status_json(status))
+    else:
+        _print_status(status)
+    return 0
+
+
+def _logs(options: argparse.Namespace) -> int:
+    from cloudjob import job as jobs
+
+    job = jobs.find(home(), options.job)
+    if options.raw:
+        if options.rank is None:
+            raise UsageError("logs --raw: of which rank?", hint="add --rank R")
+        for line in job.lines(options.node, options.rank, follow=options.follow):
+            sys.stdout.buffer.write(line.data)
+            if options.follow:
+                sys.stdout.buffer.flush()
+        return 0
+    _stream(job, sys.stdout.buffer.fileno(), follow=options.follow, options=options)
+    return 0
+
+
+def _wait(options: argparse.Namespace) -> int:
+    from cloudjob import job as jobs
+
+    status = jobs.find(home(), options.job).wait()
+    if options.json:
+        _print_json(_status_json(status))
+    else:
+        _report(status)
+    return _exit_code(status)
+
+
+def _list(options: argparse.Namespace) -> int:
+    from cloudjob import job as jobs
+
+    statuses = [job.status() for job in jobs.find_all(home())]
+    if options.json:
+        _print_json([_status_json(status) for status in statuses])
+        return 0
+    if not statuses:
+        _say("no jobs yet; `cloudjob submit SCRIPT` starts one")
+        return 0
+    width = max(len(status.job) for status in statuses)
+    print(f"{'JOB':<{width}}  {'STATE':<9}  {'BACKEND':<10}  {'NODES':>5}  CREATED")
+    for status in statuses:
+        print(
+            f"{status.job:<{width}}  {status.state:<9}  {status.backend:<10}  "
+            f"{status.nodes:>5}  {status.created_at}"
+        )
+    return 0
+
+
+def _cancel(options: argparse.Namespace) -> int:
+    from cloudjob import job as jobs
+
+    job = jobs.find(home(), options.job)
+    job.cancel(is_urgent=options.now)
+    status = job.wait()
+    _say(f"job {job.id}: {status.state}")
+    return 0
+
+
+def _outputs(options: argparse.Namespace) -> int:
+    from cloudjob import job as jobs
+
+    job = jobs.find(home(), options.job)
+    found = job.outputs()
+    if not found:
+        _say(f"job {job.id} has left no outputs")
+    elif options.to is None:
+        print("\n".join(found))
+    else:
+        for path in job.fetch_outputs(Path(options.to)):
+            print(path)
+    return 0
+
+
+def _config_show(options: argparse.Namespace) -> int:
+    from cloudjob import config
+
+    loaded = config.load(
+        _flags(options),
+        job_file=options.config,
+        cwd=Path.cwd(),
+        environ=os.environ,
+        needs_script=False,
+    )
+    rows = config.show(loaded)
+    if options.json:
+        _print_json([{"key": k, "value": v, "origin": origin} for k, v, origin in rows])
+        return 0
+    width = max(len(key) for key, _, _ in rows)
+    for key, value, origin in rows:
+        print(f"{key:<{width}}  {_printable(value)}  ({origin})")
+    return 0
+
+
+def _config_schema(_options: argparse.Namespace) -> int:
+    from cloudjob import config
+
+    _print_json(config.json_schema())
+    return 0
+
+
+# -- an attached job ----------------------------------------------------------------------------
+
+
+def _attend(job: Job, *, is_json: bool) -> JobStatus:
+    """Show the job's log until it has ended; Ctrl-C and SIGTERM cancel it."""
+    asked = 0
+
+    def cancel(_number: int, _frame: object) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            _say(f"cancelling {job.id}; once more ends it at once")
+        # Not in the handler: it may have cut into anything, also into a lock that this needs.
+        threading.Thread(target=job.cancel, kwargs={"is_urgent": asked > 1}).start()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, cancel)
+    # With --json the one object owns stdout.
+    try:
+        _stream(job, 2 if is_json else 1, follow=True, options=None)
+    except BrokenPipeError:
+        _say(f"nobody reads the log any more; job {job.id} goes on")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    status = job.wait()
+    _report(status)
+    return status
+
+
+def _stream(
+    job: Job, descriptor: int, *, follow: bool, options: argparse.Namespace | None
+) -> None:
+    from cloudjob.console import Screen
+
+    node = options.node if options else None
+    screen = Screen(is_live=os.isatty(descriptor), rank=options.rank if options else None)
+    for piece in job.pieces(node, follow=follow):
+        if piece.data:
+            ranks, words = screen.show(piece.data)
+            _write(descriptor, ranks)
+            _write(2, words)
+    _write(descriptor, screen.finish())
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _report(status: JobStatus) -> None:
+    """Say how a job ended: where, who and why."""
+    seconds = _seconds(status)
+    took = f" in {seconds:.1f} s" if seconds is not None else ""
+    _say(f"job {status.job}: {status.state}{took}")
+    failure = status.failure
+    if failure is None:
+        return
+    where = [
+        f"node {failure.node}" if failure.node is not None else "",
+        f"({failure.host})" if failure.host else "",
+        f"rank {failure.rank}" if failure.rank is not None else "",
+    ]
+    place = " ".join(part for part in where if part)
+    code = f" [exit code {failure.exit_code}]" if failure.exit_code is not None else ""
+    _say(f"  {place + ': ' if place else ''}{_printable(failure.message)}{code}")
+    for line in failure.last_lines:
+        _say(f"  | {_printable(line)}")
+
+
+def _seconds(status: JobStatus) -> float | None:
+    from datetime import datetime
+
+    if status.started_at is None or status.ended_at is None:
+        return None
+    start, end = (
+        datetime.fromisoformat(text.replace("Z", "+00:00"))
+        for text in (status.started_at, status.ended_at)
+    )
+    return (end - start).total_seconds()
+
+
+def _exit_code(status: JobStatus) -> int:
+    if status.exit_code is None:
+        return 0 if status.state == "SUCCEEDED" else 1
+    return status.exit_code
+
+
+# -- printing -----------------------------------------------------------------------------------
+
+
+def _print_status(status: JobStatus) -> None:
+    rows: list[tuple[str, object]] = [
+        ("job", status.job),
+        ("state", status.state),
+        ("backend", f"{status.backend} ({status.native_state})"),
+        ("size", f"{status.nodes} node(s) x {status.procs_per_node} rank(s)"),
+        ("created", status.created_at),
+        ("started", status.started_at or "-"),
+        ("ended", status.ended_at or "-"),
+    ]
+    if status.exit_code is not None:
+        rows.append(("exit code", status.exit_code))
+    if status.cause:
+        rows.append(("cause", status.cause))
+    for key, value in rows:
+        print(f"{key:<10} {value}")
+    if status.failure:
+        _report(status)
+
+
+def _print_preview(preview: Preview, *, is_json: bool) -> None:
+    package = preview.package
+    shown = {
+        "submission": preview.submission,
+        "package": {
+            "digest": package.digest,
+            "size_bytes": package.size_bytes,
+            "files": package.files,
+            "left_out": [{"path": path, "reason": reason} for path, reason in package.left_out],
+        },
+        "request": preview.request,
+        "plans": list(preview.plans),
+    }
+    print(json.dumps(shown, indent=None if is_json else 2))
+
+
+def _tell_package(package: CodePackage) -> None:
+    secrets = [item for item in package.left_out if "secret" in item.reason]
+    for path, reason in secrets[:_SHOWN_LEFT_OUT]:
+        _say(f"left out of the package: {_printable(path)}: {reason}")
+    if len(secrets) > _SHOWN_LEFT_OUT:
+        _say(f"… and {len(secrets) - _SHOWN_LEFT_OUT} more; `--dry-run` lists them all")
+
+
+def _status_json(status: JobStatus) -> dict[str, Any]:
+    from cloudjob.status import to_json
+
+    return to_json(status)
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value))
+
+
+def _printable(text: str) -> str:
+    """Return ``text`` in one line that cannot play tricks on a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
+        sys.stderr.flush()
+
+
+def _hint(error: CloudJobError) -> None:
+    if error.hint:
+        _say(f"hint: {error.hint}")
+
+
+# -- the parser ---------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that reports a fault as every other fault is reported."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing a page of usage."""
+        raise UsageError(f"reading the command line: {message}", hint=f"{self.prog} --help")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="cloudjob", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"cloudjob {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    _add_submit(commands)
+    job = _command(commands, "status", _status, "say where a job stands")
+    _json_flag(job)
+    logs = _command(commands, "logs", _logs, "show the log of a job")
+    logs.add_argument("-f", "--follow", action="store_true", help="until the job has ended")
+    logs.add_argument("--node", type=_count, metavar="I", help="only this node's")
+    logs.add_argument("--rank", type=_count, metavar="R", help="only this rank's")
+    logs.add_argument("--raw", action="store_true", help="the rank's bytes, without marks")
+    _json_flag(_command(commands, "wait", _wait, "wait for a job; exits with its exit code"))
+    _json_flag(_command(commands, "list", _list, "list the jobs submitted from here", job=False))
+    cancel = _command(commands, "cancel", _cancel, "end a job")
+    cancel.add_argument("--now", action="store_true", help="without the grace period")
+    outputs = _command(commands, "outputs", _outputs, "list or fetch what a job left")
+    outputs.add_argument("--to", metavar="DIR", help="copy them below DIR")
+    _add_config(commands)
+    return parser
+
+
+def _command(
+    commands: Any, name: str, run: Callable[..., int], text: str, *, job: bool = True
+) -> Any:
+    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser.set_defaults(run=run)
+    if job:
+        parser.add_argument("job", metavar="JOB", help="its id, its name or its handle")
+    return parser
+
+
+def _add_submit(commands: Any) -> None:
+    parser = _command(commands, "submit", _submit, "run a script as a job", job=False)
+    _spec_flags(parser)
+    parser.add_argument("--detach", action="store_true", help="print the handle and return")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
+    _json_flag(parser)
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="relative to the source")
+    parser.usage = "cloudjob submit [OPTIONS] SCRIPT [ARGS]..."
+
+
+def _add_config(commands: Any) -> None:
+    parser = commands.add_parser("config", help="show the configuration and its origin")
+    inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    show = inner.add_parser("show", help="each value and where it comes from", allow_abbrev=False)
+    show.set_defaults(run=_config_show)
+    _spec_flags(show)
+    _json_flag(show)
+    show.add_argument("script", nargs="?", metavar="SCRIPT")
+    schema = inner.add_parser("schema", help="the JSON Schema of a job file, for editors")
+    schema.set_defaults(run=_config_schema)
+
+
+def _spec_flags(parser: Any) -> None:
+    """Add the option of every field that has one."""
+    for field in FIELDS:
+        if not field.flag:
+            continue
+        names = [field.short, field.flag] if field.short else [field.flag]
+        action = "append" if field.kind in ("map", "secrets") else "store"
+        parser.add_argument(
+            *names, dest=field.name, action=action, metavar=field.metavar, help=_escaped(field)
+        )
+    parser.add_argument(
+        "--env-file", action="append", metavar="FILE", help="read variables from FILE"
+    )
+    parser.add_argument("--config", metavar="FILE.yaml", help="the job file")
+
+
+def _escaped(field: Field) -> str:
+    return field.help.replace("%", "%%")
+
+
+def _json_flag(parser: Any) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON value")
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _split_at_script(parser: _Parser, words: list[str]) -> tuple[list[str], list[str]]:
+    """Part the words of cloudjob, up to and with SCRIPT, from those of the script."""
+    if not words or words[0] != "submit":
+        return words, []
+    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    submit = commands.choices["submit"]
+    takes_value = {
+        name for action in submit._actions for name in action.option_strings if action.nargs is None
+    }
+    index = 1
+    while index < len(words):
+        word = words[index]
+        if word == "--":
+            return words[:index] + words[index : index + 2], words[index + 2 :]
+        if not word.startswith("-") or word == "-":
+            return words[: index + 1], words[index + 1 :]
+        index += 2 if word in takes_value else 1
+    return words, []
+
+
+def _flags(options: argparse.Namespace) -> dict[str, object]:
+    """Return what the user gave on the command line, by field."""
+    from cloudjob.config import read_env_file
+
+    flags: dict[str, object] = {}
+    for field in FIELDS:
+        value = getattr(options, field.name, None) if field.flag else None
+        if value is not None:
+            flags[field.name] = _pairs(field, value) if isinstance(value, list) else value
+    if options.env_file:
+        variables: dict[str, str] = {}
+        for path in options.env_file:
+            variables.update(read_env_file(path, os.environ))
+        given = flags.get("env", {})
+        assert isinstance(given, dict)
+        flags["env"] = {**variables, **given}
+    if options.script is not None:
+        flags["script"] = options.script
+        flags["args"] = tuple(options.rest)
+    return flags
+
+
+def _pairs(field: Field, texts: list[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals and field.name == "env":
+            if name not in os.environ:
+                raise UsageError(
+                    f"reading {field.flag} {text}: {name} is not set in your environment",
+                    hint=f"{field.flag} {name}=VALUE",
+                )
+            value = os.environ[name]
+        elif not equals and field.name == "inputs":
+            raise UsageError(f"reading {field.flag} {text}: no '='", hint=f"give {field.metavar}")
+        pairs[name] = value
+    return pairs
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The tree of errors: each one a line that says what was being done, to what, and what came back.
+
+    CloudJobError            exit code 1
+    +- UsageError            2   flags or files cannot be read
+    |  +- SpecError          2   .problems: every fault at once
+    +- PackageError          3   the source cannot be packed
+    +- StoreError            4   the object store refused or cannot be reached
+    +- BackendError          5   the platform refused or cannot be reached
+    |  +- JobNotFound        6
+    +- RecordsError          1   the job records of this machine cannot be used
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class CloudJobError(Exception):
+    """Anything cloudjob reports to its user in one line.
+
+    Args:
+        message: *doing what: to which thing: what came back*.
+        hint: What to try next; empty when there is nothing to say.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(CloudJobError):
+    """Flags or files cannot be read."""
+
+    exit_code = 2
+
+
+class SpecError(UsageError):
+    """A job description has faults; ``problems`` lists every one of them."""
+
+    def __init__(self, problems: Sequence[str], *, hint: str = "") -> None:
+        super().__init__("; ".join(problems), hint=hint)
+        self.problems = tuple(problems)
+
+
+class PackageError(CloudJobError):
+    """The source cannot be packed."""
+
+    exit_code = 3
+
+
+class StoreError(CloudJobError):
+    """The object store refused or cannot be reached."""
+
+    exit_code = 4
+
+
+class BackendError(CloudJobError):
+    """The platform refused or cannot be reached."""
+
+    exit_code = 5
+
+
+class JobNotFound(BackendError):
+    """No job has this name."""
+
+    exit_code = 6
+
+
+class RecordsError(CloudJobError):
+    """The job records of this machine cannot be used."""

@@ -1,0 +1,208 @@
+"""The way back: a job that was submitted, from any shell, at any time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cloudjob import status as statuses
+from cloudjob.backends import open_backend
+from cloudjob.backends.base import Backend, NativeStatus
+from cloudjob.errors import JobNotFound, StoreError
+from cloudjob.home import records_path
+from cloudjob.records import JobRecord, Records
+from cloudjob.status import Code, Failure, JobState, JobStatus, Phase
+from cloudjob.store import open_store
+from cloudjob.store.base import ObjectStore
+from jobentry.contract import exits, lines
+from jobentry.contract.paths import JobPaths
+
+_POLL_S = 0.02
+
+
+class LogLine(NamedTuple):
+    """One line of a job's log.
+
+    Args:
+        rank: Whose it is, None for the entry's own words.
+        data: The bytes, with their newline if they have one.
+    """
+
+    node: int
+    rank: int | None
+    data: bytes
+
+
+class LogPiece(NamedTuple):
+    """Whole lines that came together from one node, marked as the entry wrote them."""
+
+    node: int
+    data: bytes
+
+
+class Job:
+    """A job that was submitted."""
+
+    def __init__(
+        self, record: JobRecord, backend: Backend[Any], store: ObjectStore, home: Path
+    ) -> None:
+        self._record = record
+        self._backend = backend
+        self._store = store
+        self._home = home
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self._record.job
+
+    @property
+    def handle(self) -> str:
+        """``backend://…/id``."""
+        return self._record.handle
+
+    def status(self) -> JobStatus:
+        """Return where the job stands."""
+        if self._record.final_json:
+            return statuses.from_json(json.loads(self._record.final_json))
+        status = self._status_now()
+        if status.state.is_final:
+            text = json.dumps(statuses.to_json(status))
+            with Records(records_path(self._home)) as db:
+                db.update(self.id, state=status.state.value, final_json=text)
+            self._record = self._record._replace(final_json=text)
+        return status
+
+    def wait(self) -> JobStatus:
+        """Return the status when the job has ended."""
+        while True:
+            status = self.status()
+            if status.state.is_final:
+                return status
+            time.sleep(_POLL_S)
+
+    def pieces(self, node: int | None = None, *, follow: bool) -> Iterator[LogPiece]:
+        """Yield the log as it comes; an empty piece means that nothing is new."""
+        if not self.handle:
+            return
+        for index, data in self._backend.logs(self.handle, node, follow=follow):
+            yield LogPiece(index, data)
+
+    def lines(
+        self, node: int | None = None, rank: int | None = None, *, follow: bool
+    ) -> Iterator[LogLine]:
+        """Yield the log line by line, of one node or rank if asked."""
+        for piece in self.pieces(node, follow=follow):
+            for text in piece.data.split(b"\n")[:-1]:
+                line = lines.read(text + b"\n")
+                if rank is None or line.rank == rank:
+                    yield LogLine(piece.node, line.rank, line.data)
+
+    def cancel(self, *, is_urgent: bool = False) -> None:
+        """Ask the job to end; a job that has ended stays as it is."""
+        if self.handle:
+            self._backend.cancel(self.handle, is_urgent=is_urgent)
+
+    def outputs(self) -> list[str]:
+        """Return the names of the files that the ranks left, relative to their folder."""
+        prefix = JobPaths(self.id).outputs + "/"
+        return sorted(key[len(prefix) :] for key in self._store.list(prefix))
+
+    def fetch_outputs(self, folder: Path) -> list[Path]:
+        """Copy every output below ``folder`` and return the files."""
+        paths = []
+        for name in self.outputs():
+            path = folder / name
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreError(
+                    f"fetching outputs of {self.id} to {path.parent}: {error.strerror}"
+                ) from error
+            self._store.fetch(f"{JobPaths(self.id).outputs}/{name}", path)
+            paths.append(path)
+        return paths
+
+    def _status_now(self) -> JobStatus:
+        record = self._record
+        native = self._native()
+        status = JobStatus(
+            job=record.job,
+            name=record.name,
+            backend=record.backend,
+            state=native.state,
+            native_state=native.native,
+            nodes=record.nodes,
+            procs_per_node=record.procs_per_node,
+            created_at=record.created_at,
+            started_at=native.started_at,
+            ended_at=native.ended_at,
+            exit_code=native.exit_code,
+            code=Code(
+                uri=record.code_uri,
+                digest=record.code_digest,
+                size_bytes=record.code_size_bytes,
+                files=record.code_files,
+            ),
+        )
+        return self._with_record(status, native) if status.state.is_final else status
+
+    def _native(self) -> NativeStatus:
+        if not self.handle:
+            return NativeStatus(JobState.UNKNOWN, "the submit was interrupted")
+        try:
+            return self._backend.status(self.handle)
+        except JobNotFound:
+            return NativeStatus(JobState.UNKNOWN, "the backend knows nothing of it")
+
+    def _with_record(self, status: JobStatus, native: NativeStatus) -> JobStatus:
+        """Add what the head's record says; it knows more than the platform."""
+        cancelled = status.state is JobState.CANCELLED
+        try:
+            record = exits.load(self._store.get_bytes(JobPaths(self.id).record))
+        except (StoreError, exits.RecordError):
+            record = None
+        if record is None or record.job != self.id:
+            if status.state is JobState.SUCCEEDED:
+                return status
+            failure = Failure(
+                node=native.node, exit_code=native.exit_code, message=native.message
+            )
+            return replace(
+                status, cause="cancelled" if cancelled else "platform", failure=failure
+            )
+        return replace(
+            status,
+            exit_code=record.exit_code,
+            cause="cancelled" if cancelled else record.cause or None,
+            failure=None if record.failure is None else Failure(**record.failure._asdict()),
+            phases=tuple(
+                Phase(node=node, name=name, started_at=start, ended_at=end)
+                for node, name, start, end in record.phases
+            ),
+        )
+
+
+def find(home: Path, job: str) -> Job:
+    """Return the job of this id, name or handle.
+
+    Raises:
+        JobNotFound: Nothing fits.
+    """
+    with Records(records_path(home)) as db:
+        return attach(db.get(job.rpartition("/")[2]), home)
+
+
+def find_all(home: Path) -> list[Job]:
+    """Return every job that was submitted from here, newest first."""
+    with Records(records_path(home)) as db:
+        return [attach(record, home) for record in db.list()]
+
+
+def attach(record: JobRecord, home: Path) -> Job:
+    """Return the job of a record."""
+    return Job(record, open_backend(record.backend, home), open_store(record.store), home)

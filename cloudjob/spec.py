@@ -1,0 +1,387 @@
+"""What a job is, as one value, and everything that can be wrong with it. No I/O."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from cloudjob.errors import SpecError
+
+BACKENDS = ("process",)
+LAUNCHERS = ("mpirun",)
+ISOLATIONS = ("auto", "none")
+
+MASK = "***"
+
+# Linux refuses a word of argv or of the environment above MAX_ARG_STRLEN = 131072 bytes, which
+# includes the terminating NUL (execve(2)); the job would only find out on its node.
+MAX_WORD_BYTES = 131_071
+MAX_RANKS = 100_000
+# A longer wait overflows the clocks of platforms and of Python; no platform lets a job live a year.
+_YEAR_MIN = 525_600
+_DAY_S = 86_400
+
+NAME_RULE = r"[A-Za-z0-9_-]{1,64}"
+VARIABLE_RULE = r"[A-Za-z_][A-Za-z0-9_]*"
+# ModelArts refuses user variables that begin with MA_; CLOUDJOB_ is how our two halves speak.
+RESERVED_PREFIXES = ("MA_", "CLOUDJOB_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One key of a job as the job file, the command line and the documentation know it.
+
+    Args:
+        kind: One of ``str int float list map secrets``.
+        flag: The option that sets it; empty for what only files set and for positional words.
+        allowed: The words it may hold; empty for any.
+        least: The smallest number allowed.
+        most: The largest number allowed.
+    """
+
+    name: str
+    kind: str
+    help: str
+    default: object = ""
+    metavar: str = ""
+    flag: str = ""
+    short: str = ""
+    allowed: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+
+
+# fmt: off
+FIELDS: tuple[Field, ...] = (
+    Field(name="script", kind="str", metavar="SCRIPT",
+          help="The program to run, relative to the source folder."),
+    Field(name="args", kind="list", default=(), metavar="ARGS",
+          help="The script's own arguments, byte for byte."),
+    Field(name="name", kind="str", flag="--name", metavar="NAME",
+          help="The job's name: letters, digits, _ and -, at most 64; by default the script's."),
+    Field(name="nodes", kind="int", default=1, flag="--nodes", short="-n", metavar="N",
+          least=1, most=10_000, help="How many nodes the job runs on."),
+    Field(name="procs_per_node", kind="int", default=1, flag="--procs-per-node", metavar="M",
+          least=1, most=1024, help="How many ranks run on each node."),
+    Field(name="backend", kind="str", default="process", flag="--backend", metavar="NAME",
+          allowed=BACKENDS, help="Where the job runs."),
+    Field(name="launcher", kind="str", default="mpirun", flag="--launcher", metavar="NAME",
+          allowed=LAUNCHERS, help="What starts the ranks."),
+    Field(name="source", kind="str", default=".", flag="--source", metavar="DIR",
+          help="The folder that travels; in a file, relative to that file."),
+    Field(name="env", kind="map", default={}, flag="--env", short="-e", metavar="NAME=VALUE",
+          help="Variables every rank sees; a nearer layer wins name by name."),
+    Field(name="secrets", kind="secrets", default={}, flag="--secret", metavar="NAME[=@FILE]",
+          help="Variables whose values are never shown; each comes from your environment, or is a "
+               "file's exact bytes."),
+    Field(name="inputs", kind="map", default={}, flag="--input", metavar="NAME=URI",
+          help="Objects brought to every node before the script starts; the variable NAME holds "
+               "the path."),
+    Field(name="outputs", kind="map", default={}, flag="--output", metavar="NAME=URI",
+          help="Folders kept when the job ends; an empty URI is the job's own place in the store."),
+    Field(name="image", kind="str", flag="--image", metavar="REF",
+          help="The container image, for backends that run containers."),
+    Field(name="flavor", kind="str", flag="--flavor", metavar="ID",
+          help="The platform's name for the kind of node."),
+    Field(name="timeout_min", kind="float", default=0.0, flag="--timeout-min", metavar="T",
+          least=0, most=_YEAR_MIN, help="Minutes after which the job is ended; 0 is never."),
+    Field(name="retries", kind="int", default=0, flag="--retries", metavar="R",
+          least=0, most=10, help="How often a failed job is started again."),
+    Field(name="grace_s", kind="float", default=10.0, flag="--grace-s", metavar="S",
+          least=0, most=_DAY_S, help="Seconds between SIGTERM and SIGKILL."),
+    Field(name="store", kind="str", flag="--store", metavar="URI",
+          help="Where code and outputs are kept; by default a folder below $CLOUDJOB_HOME."),
+    Field(name="source_limit_mb", kind="float", default=100.0, flag="--source-limit-mb",
+          metavar="MB", least=0, help="The largest source folder that is packed, in megabytes."),
+)
+
+SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
+    "process": (
+        Field(name="python", kind="str", metavar="PATH",
+              help="The interpreter that runs the script; by default that of the active virtual "
+                   "environment, else the one that runs cloudjob."),
+        Field(name="isolation", kind="str", default="auto", metavar="HOW", allowed=ISOLATIONS,
+              help="Whether the emulated nodes are kept apart from each other."),
+    ),
+})
+# fmt: on
+
+VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """Everything a user says about one job; ``check`` says whether it makes sense.
+
+    Mappings are copied and read-only. An empty ``name`` becomes the script's.
+    Text may hold surrogate escapes, as ``sys.argv`` does for bytes that are not UTF-8.
+    """
+
+    script: str
+    args: tuple[str, ...] = ()
+    name: str = ""
+    nodes: int = 1
+    procs_per_node: int = 1
+    backend: str = "process"
+    launcher: str = "mpirun"
+    source: str = "."
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    image: str = ""
+    flavor: str = ""
+    timeout_min: float = 0.0
+    retries: int = 0
+    grace_s: float = 10.0
+    store: str = ""
+    source_limit_mb: float = 100.0
+    sections: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        frozen: dict[str, object] = {
+            "args": tuple(self.args),
+            "name": self.name or default_name(self.script),
+            "sections": _read_only({k: _read_only(v) for k, v in self.sections.items()}),
+        }
+        frozen.update((name, _read_only(getattr(self, name))) for name in VARIABLE_FIELDS)
+        for name, value in frozen.items():
+            object.__setattr__(self, name, value)
+
+
+def default_name(script: str) -> str:
+    """Return the job name a script gives: its stem, with what no platform accepts made ``-``."""
+    last = script.rpartition("/")[2]
+    stem = last.rpartition(".")[0] or last
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:64] or "job"
+
+
+def section(spec: JobSpec, name: str) -> Mapping[str, object]:
+    """Return the settings of one backend with its defaults filled in."""
+    defaults = {f.name: f.default for f in SECTIONS.get(name, ())}
+    return MappingProxyType({**defaults, **spec.sections.get(name, {})})
+
+
+def masked(spec: JobSpec) -> dict[str, object]:
+    """Return the job as plain JSON values with every secret as ``***``."""
+    shown: dict[str, object] = {f.name: _plain(getattr(spec, f.name)) for f in FIELDS}
+    shown["secrets"] = dict.fromkeys(spec.secrets, MASK)
+    return {**shown, **{name: dict(values) for name, values in spec.sections.items()}}
+
+
+def check(spec: JobSpec) -> None:
+    """Do nothing for a job that makes sense.
+
+    Raises:
+        SpecError: with every fault of one that does not.
+    """
+    found = problems(spec)
+    if found:
+        raise SpecError(found)
+
+
+def problems(spec: JobSpec) -> list[str]:
+    """Return every fault, each ``field: what is wrong (given …; allowed …)``."""
+    return [f"{one_line(key)}: {what}" for key, what in faults(spec)]
+
+
+def faults(spec: JobSpec) -> list[tuple[str, str]]:
+    """Return each fault as its dotted key (``nodes``, ``env.A``, ``args[0]``) and what is wrong."""
+    return [
+        *_script_faults(spec.script),
+        *_name_faults(spec.name),
+        *_number_faults(spec),
+        *_word_faults("", FIELDS, {f.name: getattr(spec, f.name) for f in FIELDS}),
+        *_args_faults(spec.args),
+        *_variable_faults(spec),
+        *_collisions(spec),
+        *_section_faults(spec.sections),
+    ]
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """Return ``, did you mean 'x'?`` for the likeliest of ``allowed``, or nothing."""
+    import difflib
+
+    close = difflib.get_close_matches(word.lower().replace("-", "_"), list(allowed), n=1)
+    return f", did you mean '{close[0]}'?" if close else ""
+
+
+def given(value: object) -> str:
+    """Return a value as a message shows it: on one line, and not the whole of a long one."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def one_line(text: str) -> str:
+    """Return text that cannot break a line or a terminal."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def number_range(field: Field) -> str:
+    """Return what a number may be, as messages and the documentation say it."""
+    if field.most is None:
+        return f"{field.least:g} or more"
+    return f"{field.least:g} to {field.most:.0f}"
+
+
+def _read_only(mapping: Mapping[str, object]) -> Mapping[str, object]:
+    return MappingProxyType(dict(mapping))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _script_faults(script: str) -> Iterator[tuple[str, str]]:
+    if not script:
+        yield "script", "is missing (allowed: a file in the source folder)"
+        return
+    if script.startswith("/"):
+        yield "script", f"must be relative to the source folder (given {given(script)})"
+    elif _climbs(script):
+        yield "script", f"lies outside the source folder (given {given(script)})"
+    elif not _steps(script):
+        yield "script", f"must name a file, not the folder (given {given(script)})"
+
+
+def _steps(path: str) -> list[str]:
+    return [step for step in path.split("/") if step not in ("", ".")]
+
+
+def _climbs(path: str) -> bool:
+    depth = 0
+    for step in _steps(path):
+        depth += -1 if step == ".." else 1
+        if depth < 0:
+            return True
+    return False
+
+
+def _name_faults(name: str) -> Iterator[tuple[str, str]]:
+    if not re.fullmatch(NAME_RULE, name):
+        allowed = "letters, digits, '_' and '-', 1 to 64 of them"
+        yield (
+            "name",
+            f"is not a name every platform accepts (given {given(name)}; allowed {allowed})",
+        )
+
+
+def _number_faults(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    numbers = [f for f in FIELDS if f.kind in ("int", "float")]
+    wrong = [f for f in numbers if not _in_range(f, getattr(spec, f.name))]
+    for f in wrong:
+        value = getattr(spec, f.name)
+        yield f.name, f"is out of range (given {given(value)}; allowed {number_range(f)})"
+    ranks = spec.nodes * spec.procs_per_node
+    if ranks > MAX_RANKS and not {"nodes", "procs_per_node"} & {f.name for f in wrong}:
+        product = f"{spec.nodes} x {spec.procs_per_node} = {ranks}"
+        yield (
+            "nodes",
+            f"times procs_per_node is too many ranks (given {product}; allowed {MAX_RANKS})",
+        )
+
+
+def _in_range(field: Field, value: float) -> bool:
+    least = -math.inf if field.least is None else field.least
+    most = math.inf if field.most is None else field.most
+    return math.isfinite(value) and least <= value <= most
+
+
+def _word_faults(
+    prefix: str, fields: Iterable[Field], values: Mapping[str, object]
+) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the fields that hold one text."""
+    for f in fields:
+        value = values.get(f.name, f.default)
+        if f.kind != "str" or not isinstance(value, str):
+            continue
+        what = _unknown_word(f, value) or _unsendable(value, given(value))
+        if what:
+            yield prefix + f.name, what
+
+
+def _unknown_word(field: Field, value: str) -> str:
+    if not field.allowed or value in field.allowed:
+        return ""
+    guess = nearest(value, field.allowed)
+    return f"is not known{guess} (given {given(value)}; allowed {', '.join(field.allowed)})"
+
+
+def _unsendable(value: str, shown: str, *, taken_bytes: int = 0) -> str:
+    """Return why Linux cannot hand this text to a program, or nothing when it can."""
+    if "\0" in value:
+        return f"holds a NUL character (given {shown}; allowed any text without it)"
+    try:
+        size_bytes = taken_bytes + len(value.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        return f"holds half a character, which no encoding can write (given {shown})"
+    if size_bytes > MAX_WORD_BYTES:
+        return f"is too long (given {size_bytes} bytes; allowed {MAX_WORD_BYTES}, Linux's limit)"
+    return ""
+
+
+def _args_faults(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for index, arg in enumerate(args):
+        what = _unsendable(arg, given(arg))
+        if what:
+            yield f"args[{index}]", what
+
+
+def _variable_faults(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    for field_name in VARIABLE_FIELDS:
+        for name, value in getattr(spec, field_name).items():
+            shown = MASK if field_name == "secrets" else given(value)
+            what = _bad_variable_name(name) or _unsendable(
+                value, shown, taken_bytes=len(name.encode("utf-8", "replace")) + 1
+            )
+            if not what and field_name == "inputs" and not value:
+                what = "is empty (allowed a URI)"
+            if what:
+                yield f"{field_name}.{name}", what
+
+
+def _bad_variable_name(name: str) -> str:
+    if not re.fullmatch(VARIABLE_RULE, name):
+        allowed = "letters, digits and '_', not a digit first"
+        return f"is not a variable's name (given {given(name)}; allowed {allowed})"
+    for prefix in RESERVED_PREFIXES:
+        if name.startswith(prefix):
+            return (
+                f"uses a reserved name (given {given(name)}; allowed: not beginning with {prefix})"
+            )
+    return ""
+
+
+def _collisions(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Yield the names that two fields would both set in the ranks' environment."""
+    first: dict[str, str] = {}
+    for field_name in VARIABLE_FIELDS:
+        for name in getattr(spec, field_name):
+            if name in first:
+                yield f"{field_name}.{name}", f"is also in {first[name]} (allowed: each name once)"
+            first.setdefault(name, field_name)
+
+
+def _section_faults(sections: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, str]]:
+    for name, values in sections.items():
+        fields = SECTIONS.get(name)
+        if fields is None:
+            yield (
+                name,
+                f"is no backend's section{nearest(name, SECTIONS)} (allowed {', '.join(SECTIONS)})",
+            )
+            continue
+        known = [f.name for f in fields]
+        for key in values:
+            if key not in known:
+                yield (
+                    f"{name}.{key}",
+                    f"is no key{nearest(key, known)} (allowed {', '.join(known)})",
+                )
+        yield from _word_faults(f"{name}.", fields, values)

@@ -1,0 +1,109 @@
+"""What is known about a job on its way back: its state, and what ``status --json`` prints."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+
+class JobState(str, Enum):
+    """Where a job stands, in the same words for every backend."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    UNKNOWN = "UNKNOWN"
+
+    # Python 3.10 and 3.11 format a mixed-in enum differently; everybody prints the plain word.
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job has ended and will never change again."""
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a job failed, as far as is known; what is not known is None."""
+
+    node: int | None = None
+    host: str | None = None
+    rank: int | None = None
+    signal: int | None = None
+    exit_code: int | None = None
+    message: str = ""
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """The package that a job runs."""
+
+    uri: str
+    digest: str
+    size_bytes: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One stretch of a node's life; ``ended_at`` is None while it lasts."""
+
+    node: int
+    name: str
+    started_at: str
+    ended_at: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """Everything known about one job; times are RFC 3339 UTC and None for what has not happened.
+
+    Args:
+        native_state: The platform's own word, also where ``state`` is UNKNOWN.
+        cause: One of ``user entry platform cancelled timeout``; None until the job has failed.
+    """
+
+    job: str
+    name: str
+    backend: str
+    state: JobState
+    native_state: str
+    nodes: int
+    procs_per_node: int
+    created_at: str
+    started_at: str | None = None
+    ended_at: str | None = None
+    exit_code: int | None = None
+    cause: str | None = None
+    failure: Failure | None = None
+    code: Code | None = None
+    phases: tuple[Phase, ...] = ()
+
+
+def to_json(status: JobStatus) -> dict[str, Any]:
+    """Return the object that ``status --json`` prints, of plain JSON values."""
+    values = asdict(status)
+    values["state"] = status.state.value
+    values["phases"] = list(values["phases"])
+    if status.failure is not None:
+        values["failure"]["last_lines"] = list(status.failure.last_lines)
+    return values
+
+
+def from_json(values: dict[str, Any]) -> JobStatus:
+    """Return the status that ``to_json`` made these values of."""
+    failure, code = values["failure"], values["code"]
+    changed = {
+        "state": JobState(values["state"]),
+        "failure": failure
+        and Failure(**{**failure, "last_lines": tuple(failure["last_lines"])}),
+        "code": code and Code(**code),
+        "phases": tuple(Phase(**phase) for phase in values["phases"]),
+    }
+    return JobStatus(**{**values, **changed})

@@ -1,0 +1,54 @@
+"""What every store promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+
+class ObjectStore(Protocol):
+    """A flat space of objects, each a run of bytes under a key such as ``job/code.tar``.
+
+    1. An object is whole or it is not there: no reader ever sees a part of one, even when the
+       writer is killed. A second ``put`` under a key replaces the object in the same way.
+    2. When ``put`` or ``put_bytes`` returns, the object outlives a crash of this machine.
+    3. What ``get_bytes`` and ``fetch`` give is what was put, byte for byte, at once.
+    4. ``uri(key)`` is pure, and the container half reaches the same object under it.
+    5. A key is segments joined by ``/``, none of them empty, ``.`` or ``..``, without NUL.
+       Anything else is refused before the store is touched, so no key leaves the root.
+    6. Every failure is a ``StoreError``: *doing what, to which key in which store: what came
+       back*; an object that is not there is one too, except for ``exists`` and ``delete``.
+    """
+
+    def put(self, path: Path, key: str) -> str:
+        """Store the file at ``path`` under ``key`` and return the object's URI."""
+        ...
+
+    def put_bytes(self, data: bytes, key: str) -> str:
+        """Store ``data`` under ``key`` and return the object's URI."""
+        ...
+
+    def get_bytes(self, key: str) -> bytes:
+        """Return the object's bytes."""
+        ...
+
+    def fetch(self, key: str, path: Path) -> None:
+        """Write the object to the file ``path``, whole or not at all."""
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """Yield the keys that start with ``prefix``, a string, in the order of their bytes."""
+        ...
+
+    def exists(self, key: str) -> bool:
+        """Say whether there is an object under ``key``."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Leave no object under ``key``, whether or not there was one."""
+        ...
+
+    def uri(self, key: str) -> str:
+        """Return the URI that an object under ``key`` has or would have."""
+        ...

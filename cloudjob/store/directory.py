@@ -1,0 +1,208 @@
+"""Objects as files below one folder of this machine, or of one it shares: ``file://``."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from cloudjob.errors import StoreError
+
+# A writer that is killed leaves such a file behind; it is no object, and no key can name it.
+_TEMPORARY = ".cloudjob-tmp-"
+_CHUNK_BYTES = 1024 * 1024
+
+
+def from_uri(uri: str) -> DirectoryStore:
+    """Return the store whose root is the folder of a ``file:///absolute/path`` URI."""
+    path = uri.removeprefix("file://").removeprefix("localhost")
+    if not path.startswith("/"):
+        raise StoreError(f"open store {uri!r}: not an absolute path", hint="file:///its/path")
+    name = os.fsdecode(urllib.parse.unquote_to_bytes(os.fsencode(path)))
+    if "\0" in name:
+        raise StoreError(f"open store {uri!r}: a path cannot hold NUL")
+    return DirectoryStore(Path(name))
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryStore:
+    """An object store in a folder: 0700 for the folders it makes, 0600 for the objects.
+
+    Args:
+        root: The folder; the first ``put`` makes it.
+    """
+
+    root: Path
+
+    def put(self, path: Path, key: str) -> str:
+        """Store the file at ``path`` under ``key`` and return the object's URI."""
+        target = self._path("put", key)
+        try:
+            source = path.open("rb")
+        except OSError as error:
+            raise StoreError(f"put {key} in {self.root}: read {path}: {_text(error)}") from error
+        with source, self._translated("put", key), _replacing(target) as file:
+            shutil.copyfileobj(source, file, _CHUNK_BYTES)
+        return self.uri(key)
+
+    def put_bytes(self, data: bytes, key: str) -> str:
+        """Store ``data`` under ``key`` and return the object's URI."""
+        target = self._path("put", key)
+        with self._translated("put", key), _replacing(target) as file:
+            file.write(data)
+        return self.uri(key)
+
+    def get_bytes(self, key: str) -> bytes:
+        """Return the object's bytes."""
+        with self._translated("get", key):
+            return self._path("get", key).read_bytes()
+
+    def fetch(self, key: str, path: Path) -> None:
+        """Write the object to the file ``path``, whole or not at all."""
+        with self._translated("fetch", key):
+            source = self._path("fetch", key).open("rb")
+        with source:
+            try:
+                with _replacing(path) as file:
+                    shutil.copyfileobj(source, file, _CHUNK_BYTES)
+            except OSError as error:
+                raise StoreError(
+                    f"fetch {key} from {self.root}: to {path}: {_text(error)}",
+                    hint=_HINTS.get(error.errno or 0, ""),
+                ) from error
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """Yield the keys that start with ``prefix``, a string, in the order of their bytes."""
+        folder = prefix[: prefix.rfind("/") + 1]
+        if folder:
+            _check_key("list", folder[:-1])
+        yield from self._keys_below(folder, prefix)
+
+    def exists(self, key: str) -> bool:
+        """Say whether there is an object under ``key``."""
+        path = self._path("look for", key)
+        with self._translated("look for", key):
+            return path.is_file()
+
+    def delete(self, key: str) -> None:
+        """Leave no object under ``key``, whether or not there was one."""
+        path = self._path("delete", key)
+        with self._translated("delete", key), suppress(*_NO_OBJECT):
+            path.unlink()
+
+    def uri(self, key: str) -> str:
+        """Return the URI that an object under ``key`` has or would have."""
+        path = os.path.abspath(self._path("name", key))  # noqa: PTH100 (Path.resolve follows links)
+        return "file://" + urllib.parse.quote_from_bytes(os.fsencode(path))
+
+    def _path(self, verb: str, key: str) -> Path:
+        _check_key(verb, key)
+        return self.root / key
+
+    def _keys_below(self, folder: str, prefix: str) -> Iterator[str]:
+        """Yield in key order: a folder sorts as ``name/``, so ``a.txt`` comes before ``a/b``."""
+        with self._translated("list", prefix):
+            try:
+                with os.scandir(self.root / folder) as found:
+                    names = [child.name + "/" * child.is_dir() for child in found]
+            except (FileNotFoundError, NotADirectoryError):
+                # The root's own absence means an empty store; a file in its place is a mistake.
+                if not folder and self.root.exists():
+                    raise
+                return
+        for name in sorted(names, key=os.fsencode):
+            key = folder + name
+            if name.startswith(_TEMPORARY) or not key.startswith(prefix):
+                continue
+            if name.endswith("/"):
+                yield from self._keys_below(key, key)
+            else:
+                yield key
+
+    @contextmanager
+    def _translated(self, verb: str, key: str) -> Iterator[None]:
+        """Turn what the file system says into a ``StoreError``."""
+        try:
+            yield
+        except OSError as error:
+            came_back = "no such object" if error.errno == errno.ENOENT else _text(error)
+            raise StoreError(
+                f"{verb} {key} in {self.root}: {came_back}",
+                hint=_HINTS.get(error.errno or 0, ""),
+            ) from error
+
+
+# A folder of that name, or a file where its folder would be: no object in any case.
+_NO_OBJECT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+_HINTS = {
+    errno.ENOSPC: "free some space, or choose a store elsewhere",
+    errno.EDQUOT: "free some of your quota, or choose a store elsewhere",
+    errno.EFBIG: "is there a limit on the size of files (ulimit -f)?",
+    errno.EACCES: "may this user read and write there?",
+    errno.EPERM: "may this user read and write there?",
+    errno.EROFS: "choose a store on a file system that is not read-only",
+    errno.ENOENT: "cloudjob list shows the jobs whose objects are there",
+    errno.ENOTDIR: "a file stands where a folder should be",
+    errno.EISDIR: "a folder stands where an object should be",
+    errno.ENAMETOOLONG: "use a shorter name",
+}
+
+
+def _check_key(verb: str, key: str) -> None:
+    """Refuse a key that would leave the root, name no file, or name a half-written one."""
+    segments = key.split("/")
+    if "\0" in key or any(segment in ("", ".", "..") for segment in segments):
+        raise StoreError(f"{verb} {key!r}: not a key", hint="a key looks like job/outputs/model")
+    if any(segment.startswith(_TEMPORARY) for segment in segments):
+        raise StoreError(f"{verb} {key!r}: names with {_TEMPORARY} are the store's own")
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[IO[bytes]]:
+    """Open a file that becomes ``target`` when all of it is on the disk, or else vanishes."""
+    _make_folders(target.parent)
+    temporary = target.parent / (_TEMPORARY + os.urandom(8).hex())
+    try:
+        with open(temporary, "xb", opener=_private) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _make_folders(folder: Path) -> None:
+    """Make a folder and the ones above it, each of them on the disk when this returns."""
+    missing = [folder] if not folder.exists() else []
+    while missing and not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder outlive a crash: without this a rename may be forgotten."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _text(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()

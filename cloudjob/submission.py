@@ -1,0 +1,140 @@
+"""A job made ready to send: the spec, where its things lie, and what each node is told. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cloudjob.spec import MASK, JobSpec
+from jobentry.contract import env, names
+from jobentry.contract.env import NodeEnv, OpenMpi
+
+_OPEN_MPI_WORDS = {
+    names.OPENMPI_BIND_ARGS: "bind_args",
+    names.OPENMPI_X_ARGS: "x_args",
+    names.OPENMPI_MCA_ARGS: "mca_args",
+    names.OPENMPI_EXTRA_ARGS: "extra_args",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job made ready to send.
+
+    Args:
+        job: The job's id, unique among all jobs, fit for a host name.
+        code_uri: Where the package lies.
+        code_digest: ``sha256:`` and 64 hex digits.
+        record_uri: Where the head leaves its record.
+        outputs: The output folders, each with the place where it is kept.
+    """
+
+    spec: JobSpec
+    job: str
+    code_uri: str
+    code_digest: str
+    record_uri: str
+    outputs: tuple[tuple[str, str], ...]
+
+
+def prepare(
+    spec: JobSpec, job: str, *, code_uri: str, code_digest: str, record_uri: str, outputs_uri: str
+) -> Submission:
+    """Return ``spec`` ready to send; an output without a place gets one below ``outputs_uri``."""
+    return Submission(
+        spec=spec,
+        job=job,
+        code_uri=code_uri,
+        code_digest=code_digest,
+        record_uri=record_uri,
+        outputs=tuple(
+            (name, uri or f"{outputs_uri}/{name}") for name, uri in spec.outputs.items()
+        ),
+    )
+
+
+def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeEnv:
+    """Return what node ``node`` is told."""
+    spec = submission.spec
+    return NodeEnv(
+        job=submission.job,
+        node=node,
+        hosts=hosts,
+        slots=spec.procs_per_node,
+        launcher=spec.launcher,
+        code_uri=submission.code_uri,
+        code_digest=submission.code_digest,
+        record_uri=submission.record_uri,
+        env_names=tuple(spec.env),
+        secret_names=tuple(spec.secrets),
+        inputs=tuple(spec.inputs.items()),
+        outputs=submission.outputs,
+        grace_s=spec.grace_s,
+        timeout_s=spec.timeout_min * 60,
+        open_mpi=_open_mpi(spec),
+    )
+
+
+def variables(submission: Submission, node: NodeEnv, *, home: str, address: str) -> dict[str, str]:
+    """Return the whole environment that ModelArts would give this node on a CPU flavor.
+
+    Args:
+        home: The home folder on the node.
+        address: Its IP address.
+    """
+    job = f"ma-job-{submission.job}"
+    mount = f"{home}/modelarts"
+    platform = {
+        "MA_HOME": home,
+        "MA_MOUNT_PATH": mount,
+        "MA_JOB_DIR": f"{mount}/user-job-dir",
+        "MA_LOG_DIR": f"{mount}/log",
+        "WORKSPACE": f"{mount}/user-job-dir/code",
+        "MA_CURRENT_IP": address,
+        "MA_CURRENT_HOST_IP": address,
+        "MA_CURRENT_INSTANCE_NAME": node.host.partition(".")[0],
+        "MA_NUM_GPUS": "0",
+        "MA_TASK_NAME": "worker",
+        "MA_VJ_NAME": job,
+        "HOME": home,
+    }
+    # The user's word is the last one, as on the platform, but nobody may rename the node.
+    return {**platform, **submission.spec.env, **submission.spec.secrets, **env.write(node)}
+
+
+def host_names(submission: Submission) -> tuple[str, ...]:
+    """Return the network names of the nodes, made as ModelArts makes them."""
+    job = f"ma-job-{submission.job}"
+    return tuple(f"{job}-worker-{node}.{job}" for node in range(submission.spec.nodes))
+
+
+def show(submission: Submission) -> dict[str, Any]:
+    """Return ``submission`` as plain JSON values, secrets as ``***``."""
+    spec = submission.spec
+    return {
+        "job": submission.job,
+        "name": spec.name,
+        "backend": spec.backend,
+        "launcher": spec.launcher,
+        "nodes": spec.nodes,
+        "procs_per_node": spec.procs_per_node,
+        "script": spec.script,
+        "args": list(spec.args),
+        "env": dict(spec.env),
+        "secrets": dict.fromkeys(spec.secrets, MASK),
+        "inputs": dict(spec.inputs),
+        "outputs": dict(submission.outputs),
+        "image": spec.image,
+        "flavor": spec.flavor,
+        "timeout_min": spec.timeout_min,
+        "retries": spec.retries,
+        "grace_s": spec.grace_s,
+        "code": {"uri": submission.code_uri, "digest": submission.code_digest},
+    }
+
+
+def _open_mpi(spec: JobSpec) -> OpenMpi:
+    """The user sets the words of mpirun as variables of the job."""
+    return OpenMpi(
+        **{field: spec.env[name] for name, field in _OPEN_MPI_WORDS.items() if name in spec.env}
+    )

@@ -1,0 +1,11 @@
+#!/bin/sh
+# The door of an image: finds a python3 and hands over to the entry beside this file.
+here=$(dirname "$0")
+for python in python3 /usr/bin/python3 /usr/local/bin/python3 /opt/conda/bin/python3 python; do
+    if command -v "$python" >/dev/null 2>&1; then
+        # -I -S: nothing of the image's own Python set-up can break the entry.
+        exec "$python" -I -S "$here/jobentry.pyz" "$@"
+    fi
+done
+echo "jobentry: looking for python3: there is none in this image" >&2
+exit 127

@@ -1,0 +1,1 @@
+"""What the two halves leave for each other; the only part of jobentry that cloudjob may import."""

@@ -1,0 +1,336 @@
+"""The environment of a node: ``write`` on the laptop or by the platform, ``read`` in the container.
+
+The dialect is ModelArts': what it sets in a training container is what every backend sets.
+``CLOUDJOB_*`` variables carry what ModelArts has no word for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from jobentry.contract.names import (
+    CARRIED_PREFIXES,
+    CLOUDJOB_CODE_DIGEST,
+    CLOUDJOB_CODE_URI,
+    CLOUDJOB_ENV_NAMES,
+    CLOUDJOB_GRACE_S,
+    CLOUDJOB_INPUTS,
+    CLOUDJOB_JOB,
+    CLOUDJOB_LAUNCHER,
+    CLOUDJOB_NODE_DIR,
+    CLOUDJOB_OUTPUTS,
+    CLOUDJOB_PROCS_PER_NODE,
+    CLOUDJOB_RECORD_URI,
+    CLOUDJOB_REMOTE_SHELL,
+    CLOUDJOB_SECRET_NAMES,
+    CLOUDJOB_START_TIMEOUT_S,
+    CLOUDJOB_TIMEOUT_S,
+    MA_NUM_GPUS,
+    MA_NUM_HOSTS,
+    MA_SCRIPT_INTERPRETER,
+    MA_TASK_INDEX,
+    MA_TASK_NAME,
+    MA_VJ_NAME,
+    OPENMPI_BIND_ARGS,
+    OPENMPI_EXTRA_ARGS,
+    OPENMPI_HOST_FILE_PATH,
+    OPENMPI_MCA_ARGS,
+    OPENMPI_NP,
+    OPENMPI_X_ARGS,
+    PER_NODE,
+    SSHD_PORT,
+    TUNE_ENV_FILE,
+    VC_TASK_INDEX,
+    VC_WORKER_HOSTS,
+    VC_WORKER_NUM,
+    VK_TASK_INDEX,
+)
+
+DEFAULT_SSHD_PORT = 38888
+DEFAULT_GRACE_S = 10.0
+DEFAULT_START_TIMEOUT_S = 600.0
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+class EnvError(Exception):
+    """The environment of this node is not usable; ``problems`` lists every fault."""
+
+    def __init__(self, problems: List[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+class OpenMpi(NamedTuple):
+    """The user's words on the mpirun command; None is the documented default."""
+
+    np: Optional[int] = None
+    host_file: str = ""
+    tune_file: str = ""
+    bind_args: Optional[str] = None
+    x_args: Optional[str] = None
+    mca_args: Optional[str] = None
+    extra_args: Optional[str] = None
+
+
+class NodeEnv(NamedTuple):
+    """What one node knows of itself and its job."""
+
+    job: str = "job"
+    node: int = 0
+    hosts: Tuple[str, ...] = ("localhost",)
+    slots: int = 1
+    launcher: str = "mpirun"
+    interpreter: str = ""
+    code_uri: str = ""
+    code_digest: str = ""
+    record_uri: str = ""
+    node_dir: str = ""
+    remote_shell: str = ""
+    sshd_port: int = DEFAULT_SSHD_PORT
+    env_names: Tuple[str, ...] = ()
+    secret_names: Tuple[str, ...] = ()
+    inputs: Tuple[Tuple[str, str], ...] = ()
+    outputs: Tuple[Tuple[str, str], ...] = ()
+    grace_s: float = DEFAULT_GRACE_S
+    timeout_s: float = 0.0
+    start_timeout_s: float = DEFAULT_START_TIMEOUT_S
+    open_mpi: OpenMpi = OpenMpi()
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the job has."""
+        return len(self.hosts)
+
+    @property
+    def host(self) -> str:
+        """The network name of this node, as its peers see it."""
+        return self.hosts[self.node]
+
+    @property
+    def is_head(self) -> bool:
+        """Whether mpirun runs here."""
+        return self.node == 0
+
+
+def is_name(text: str) -> bool:
+    """Whether ``text`` can name an environment variable."""
+    return _NAME.match(text) is not None
+
+
+def is_carried(name: str, node: NodeEnv) -> bool:
+    """Whether the head's value of ``name`` goes to the ranks of every node."""
+    if name in PER_NODE or name in node.secret_names:
+        return False
+    return name == "PATH" or name in node.env_names or name.startswith(CARRIED_PREFIXES)
+
+
+def write(node: NodeEnv) -> Dict[str, str]:
+    """Return the variables from which ``read`` makes ``node`` again."""
+    number = _number
+    text = {
+        CLOUDJOB_JOB: node.job,
+        VC_TASK_INDEX: str(node.node),
+        VK_TASK_INDEX: str(node.node),
+        VC_WORKER_HOSTS: ",".join(node.hosts),
+        VC_WORKER_NUM: str(node.nodes),
+        MA_NUM_HOSTS: str(node.nodes),
+        CLOUDJOB_PROCS_PER_NODE: str(node.slots),
+        CLOUDJOB_LAUNCHER: node.launcher,
+        SSHD_PORT: str(node.sshd_port),
+        CLOUDJOB_GRACE_S: number(node.grace_s),
+        CLOUDJOB_TIMEOUT_S: number(node.timeout_s),
+        CLOUDJOB_START_TIMEOUT_S: number(node.start_timeout_s),
+    }
+    optional = {
+        MA_SCRIPT_INTERPRETER: node.interpreter,
+        CLOUDJOB_CODE_URI: node.code_uri,
+        CLOUDJOB_CODE_DIGEST: node.code_digest,
+        CLOUDJOB_RECORD_URI: node.record_uri,
+        CLOUDJOB_NODE_DIR: node.node_dir,
+        CLOUDJOB_REMOTE_SHELL: node.remote_shell,
+        CLOUDJOB_ENV_NAMES: " ".join(node.env_names),
+        CLOUDJOB_SECRET_NAMES: " ".join(node.secret_names),
+        CLOUDJOB_INPUTS: _pairs_text(node.inputs),
+        CLOUDJOB_OUTPUTS: _pairs_text(node.outputs),
+        OPENMPI_HOST_FILE_PATH: node.open_mpi.host_file,
+        TUNE_ENV_FILE: node.open_mpi.tune_file,
+    }
+    text.update({name: value for name, value in optional.items() if value})
+    text.update(_open_mpi_text(node.open_mpi))
+    return text
+
+
+def read(environ: Mapping[str, str]) -> NodeEnv:
+    """Return what ``environ`` says of this node.
+
+    Raises:
+        EnvError: With every fault that was found, not only the first.
+    """
+    reader = _Reader(environ)
+    hosts = reader.hosts()
+    node = reader.first_number((MA_TASK_INDEX, VC_TASK_INDEX, VK_TASK_INDEX), 0)
+    if node >= len(hosts):
+        reader.problems.append(
+            "this node has the index %d, but there are %d nodes in %s"
+            % (node, len(hosts), VC_WORKER_HOSTS)
+        )
+    result = NodeEnv(
+        job=reader.job(),
+        node=node,
+        hosts=hosts,
+        slots=reader.first_number((CLOUDJOB_PROCS_PER_NODE, MA_NUM_GPUS), 1) or 1,
+        launcher=environ.get(CLOUDJOB_LAUNCHER) or "mpirun",
+        interpreter=environ.get(MA_SCRIPT_INTERPRETER, ""),
+        code_uri=environ.get(CLOUDJOB_CODE_URI, ""),
+        code_digest=environ.get(CLOUDJOB_CODE_DIGEST, ""),
+        record_uri=environ.get(CLOUDJOB_RECORD_URI, ""),
+        node_dir=environ.get(CLOUDJOB_NODE_DIR, ""),
+        remote_shell=environ.get(CLOUDJOB_REMOTE_SHELL, ""),
+        sshd_port=reader.first_number((SSHD_PORT,), DEFAULT_SSHD_PORT),
+        env_names=reader.names(CLOUDJOB_ENV_NAMES),
+        secret_names=reader.names(CLOUDJOB_SECRET_NAMES),
+        inputs=reader.pairs(CLOUDJOB_INPUTS),
+        outputs=reader.pairs(CLOUDJOB_OUTPUTS),
+        grace_s=reader.seconds(CLOUDJOB_GRACE_S, DEFAULT_GRACE_S),
+        timeout_s=reader.seconds(CLOUDJOB_TIMEOUT_S, 0.0),
+        start_timeout_s=reader.seconds(CLOUDJOB_START_TIMEOUT_S, DEFAULT_START_TIMEOUT_S),
+        open_mpi=OpenMpi(
+            np=reader.first_number((OPENMPI_NP,), 0) or None,
+            host_file=environ.get(OPENMPI_HOST_FILE_PATH, ""),
+            tune_file=environ.get(TUNE_ENV_FILE, ""),
+            bind_args=environ.get(OPENMPI_BIND_ARGS),
+            x_args=environ.get(OPENMPI_X_ARGS),
+            mca_args=environ.get(OPENMPI_MCA_ARGS),
+            extra_args=environ.get(OPENMPI_EXTRA_ARGS),
+        ),
+    )
+    if reader.problems:
+        raise EnvError(reader.problems)
+    return result
+
+
+class _Reader:
+    """Reads variables and gathers what is wrong with them."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.problems: List[str] = []
+
+    def first_number(self, names: Tuple[str, ...], default: int) -> int:
+        """The first of ``names`` that is set and not empty, as a whole number."""
+        for name in names:
+            text = self.environ.get(name, "")
+            if not text:
+                continue
+            # isdecimal() takes digits of other scripts too; int() reads those, so ask for ASCII.
+            if text.isdecimal() and text.isascii() and len(text) <= 9:
+                return int(text)
+            self.problems.append("%s=%r is not a whole number" % (name, _shown(text)))
+        return default
+
+    def seconds(self, name: str, default: float) -> float:
+        """``name`` as a number of seconds, not negative."""
+        text = self.environ.get(name, "")
+        if not text:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < float("inf"):
+            self.problems.append("%s=%r is not a number of seconds" % (name, _shown(text)))
+            return default
+        return value
+
+    def job(self) -> str:
+        """The name of the job, which becomes a part of paths and of a shell's words."""
+        for name in (CLOUDJOB_JOB, MA_VJ_NAME):
+            text = self.environ.get(name, "")
+            if text and not _is_host(text):
+                self.problems.append("%s=%r cannot name a job" % (name, _shown(text)))
+            elif text:
+                return text
+        return "job"
+
+    def names(self, name: str) -> Tuple[str, ...]:
+        """``name`` as a list of variable names."""
+        words = tuple(self.environ.get(name, "").split())
+        for word in words:
+            if not is_name(word):
+                self.problems.append("%s: %r cannot name a variable" % (name, _shown(word)))
+        return words
+
+    def pairs(self, name: str) -> Tuple[Tuple[str, str], ...]:
+        """``name`` as a JSON object of text."""
+        text = self.environ.get(name, "")
+        if not text:
+            return ()
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+            self.problems.append("%s=%r is not a JSON object of text" % (name, _shown(text)))
+            return ()
+        return tuple(value.items())
+
+    def hosts(self) -> Tuple[str, ...]:
+        """The nodes of the job: listed, or made from the job's name as the platform does."""
+        listed = self.environ.get(VC_WORKER_HOSTS, "")
+        count = self.first_number((MA_NUM_HOSTS, VC_WORKER_NUM), 0)
+        if listed:
+            return self._listed_hosts(listed, count)
+        if count <= 1:
+            return ("localhost",)
+        job = self.environ.get(MA_VJ_NAME, "")
+        if not job or count > 100000:
+            self.problems.append(
+                "%d nodes, but neither %s nor %s says their names"
+                % (count, VC_WORKER_HOSTS, MA_VJ_NAME)
+            )
+            return ("localhost",)
+        task = self.environ.get(MA_TASK_NAME) or "worker"
+        return tuple("%s-%s-%d.%s" % (job, task, i, job) for i in range(count))
+
+    def _listed_hosts(self, listed: str, count: int) -> Tuple[str, ...]:
+        hosts = tuple(host.strip() for host in listed.split(","))
+        if any(not _is_host(host) for host in hosts):
+            self.problems.append("%s=%r is not a list of hosts" % (VC_WORKER_HOSTS, _shown(listed)))
+        if len(set(hosts)) != len(hosts):
+            self.problems.append("%s names a host twice" % VC_WORKER_HOSTS)
+        if count and count != len(hosts):
+            self.problems.append(
+                "%s lists %d hosts, but there should be %d" % (VC_WORKER_HOSTS, len(hosts), count)
+            )
+        return hosts
+
+
+def _is_host(text: str) -> bool:
+    # A leading dash would be an option of ssh; blanks and ":" would break the host file.
+    return re.match(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z", text) is not None
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 80 else text[:80] + "…"
+
+
+def _number(value: float) -> str:
+    return repr(value)
+
+
+def _pairs_text(pairs: Tuple[Tuple[str, str], ...]) -> str:
+    return json.dumps(dict(pairs)) if pairs else ""
+
+
+def _open_mpi_text(open_mpi: OpenMpi) -> Dict[str, str]:
+    text = {
+        OPENMPI_BIND_ARGS: open_mpi.bind_args,
+        OPENMPI_X_ARGS: open_mpi.x_args,
+        OPENMPI_MCA_ARGS: open_mpi.mca_args,
+        OPENMPI_EXTRA_ARGS: open_mpi.extra_args,
+        OPENMPI_NP: None if open_mpi.np is None else str(open_mpi.np),
+    }
+    return {name: value for name, value in text.items() if value is not None}

@@ -1,0 +1,83 @@
+"""The names of the variables that the two halves share.
+
+Apart from ``env``, because a rank's door reads these without the imports that ``env`` needs.
+"""
+
+from __future__ import annotations
+
+# What the platform sets (reference: "viewing environment variables of a training container").
+MA_HOME = "MA_HOME"
+MA_MOUNT_PATH = "MA_MOUNT_PATH"
+MA_JOB_DIR = "MA_JOB_DIR"
+MA_LOG_DIR = "MA_LOG_DIR"
+MA_SCRIPT_INTERPRETER = "MA_SCRIPT_INTERPRETER"
+MA_CURRENT_IP = "MA_CURRENT_IP"
+MA_CURRENT_HOST_IP = "MA_CURRENT_HOST_IP"
+MA_CURRENT_INSTANCE_NAME = "MA_CURRENT_INSTANCE_NAME"
+MA_NUM_GPUS = "MA_NUM_GPUS"
+MA_NUM_HOSTS = "MA_NUM_HOSTS"
+MA_TASK_NAME = "MA_TASK_NAME"
+MA_TASK_INDEX = "MA_TASK_INDEX"
+MA_VJ_NAME = "MA_VJ_NAME"
+VC_TASK_INDEX = "VC_TASK_INDEX"
+VK_TASK_INDEX = "VK_TASK_INDEX"
+VC_WORKER_NUM = "VC_WORKER_NUM"
+VC_WORKER_HOSTS = "VC_WORKER_HOSTS"
+SSHD_PORT = "SSHD_PORT"
+
+# What a user may override in the mpirun command.
+OPENMPI_NP = "OPENMPI_NP"
+OPENMPI_HOST_FILE_PATH = "OPENMPI_HOST_FILE_PATH"
+TUNE_ENV_FILE = "TUNE_ENV_FILE"
+OPENMPI_BIND_ARGS = "OPENMPI_BIND_ARGS"
+OPENMPI_X_ARGS = "OPENMPI_X_ARGS"
+OPENMPI_MCA_ARGS = "OPENMPI_MCA_ARGS"
+OPENMPI_EXTRA_ARGS = "OPENMPI_EXTRA_ARGS"
+
+# What cloudjob adds.
+CLOUDJOB_JOB = "CLOUDJOB_JOB"
+CLOUDJOB_LAUNCHER = "CLOUDJOB_LAUNCHER"
+CLOUDJOB_PROCS_PER_NODE = "CLOUDJOB_PROCS_PER_NODE"
+CLOUDJOB_CODE_URI = "CLOUDJOB_CODE_URI"
+CLOUDJOB_CODE_DIGEST = "CLOUDJOB_CODE_DIGEST"
+CLOUDJOB_RECORD_URI = "CLOUDJOB_RECORD_URI"
+CLOUDJOB_NODE_DIR = "CLOUDJOB_NODE_DIR"
+CLOUDJOB_REMOTE_SHELL = "CLOUDJOB_REMOTE_SHELL"
+CLOUDJOB_ENV_NAMES = "CLOUDJOB_ENV_NAMES"
+CLOUDJOB_SECRET_NAMES = "CLOUDJOB_SECRET_NAMES"
+CLOUDJOB_INPUTS = "CLOUDJOB_INPUTS"
+CLOUDJOB_OUTPUTS = "CLOUDJOB_OUTPUTS"
+CLOUDJOB_GRACE_S = "CLOUDJOB_GRACE_S"
+CLOUDJOB_TIMEOUT_S = "CLOUDJOB_TIMEOUT_S"
+CLOUDJOB_START_TIMEOUT_S = "CLOUDJOB_START_TIMEOUT_S"
+# Where a rank writes its log, and how its script says that it ended badly.
+CLOUDJOB_LOG_DIR = "CLOUDJOB_LOG_DIR"
+CLOUDJOB_END_FD = "CLOUDJOB_END_FD"
+# The exact value of a variable that Open MPI itself changes on its way to a rank.
+CLOUDJOB_EXACT_ = "CLOUDJOB_EXACT_"
+
+# The documented tune file carries these (grep -E '^MA_|^SHARED_|^S3_|^PATH|^VC_WORKER_|^SCC|^CRED').
+CARRIED_PREFIXES = ("MA_", "SHARED_", "S3_", "VC_WORKER_", "SCC", "CRED")
+
+# True on one node only, so the head's value must not reach the ranks of another.
+PER_NODE = frozenset(
+    (
+        MA_TASK_INDEX,
+        VC_TASK_INDEX,
+        VK_TASK_INDEX,
+        MA_CURRENT_IP,
+        MA_CURRENT_HOST_IP,
+        MA_CURRENT_INSTANCE_NAME,
+        CLOUDJOB_NODE_DIR,
+        "MA_HOME",
+        "MA_MOUNT_PATH",
+        "MA_JOB_DIR",
+        "MA_LOG_DIR",
+        "HOME",
+        "HOSTNAME",
+        "POD_NAME",
+    )
+)
+
+# Open MPI puts its own folder in front of the first two and sets the others whatever it is given.
+CHANGED_BY_OPEN_MPI = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "PWD")

@@ -1,0 +1,1 @@
+"""How ranks start: one module a launcher, each a pure function from values to a command."""

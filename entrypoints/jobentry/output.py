@@ -1,0 +1,141 @@
+"""Shows what the ranks of this node write: from their logs to our own output, whole lines only."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import Dict, List
+
+from jobentry.contract import lines
+
+# How soon a line shows up, and how long a piece without a newline (a progress bar) may wait for it.
+POLL_S = 0.02
+PATIENCE_S = 0.3
+_PIECE_BYTES = 1 << 20
+# A line longer than this is shown in parts, so that memory has a limit.
+_LONGEST_LINE_BYTES = 16 << 20
+
+_lock = threading.Lock()
+
+
+def say(text: str) -> None:
+    """Write a line of our own, never into the middle of a rank's."""
+    with _lock:
+        sys.stderr.write("jobentry: %s\n" % text.replace("\n", "\n          "))
+        sys.stderr.flush()
+
+
+class Relay:
+    """Follows the logs of the ranks of this node and writes them, marked, to ``descriptor``."""
+
+    def __init__(self, log_dir: str, descriptor: int = 1) -> None:
+        self._log_dir = log_dir
+        self._descriptor = descriptor
+        self._logs: Dict[int, _Log] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="relay", daemon=True)
+        self._is_broken = False
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def add(self, rank: int) -> None:
+        """Follow the log of ``rank`` from its beginning."""
+        self._logs.setdefault(rank, _Log(rank, os.path.join(self._log_dir, "rank-%d.log" % rank)))
+
+    def finish(self) -> None:
+        """Write all that is left, and stop."""
+        self._ended.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._ended.is_set():
+            if not self._pass(is_last=False):
+                self._ended.wait(POLL_S)
+        while self._pass(is_last=False):
+            pass
+        self._pass(is_last=True)
+
+    def _pass(self, *, is_last: bool) -> bool:
+        """Write what is new; return whether there was anything."""
+        found = False
+        for log in list(self._logs.values()):
+            for piece in log.pieces(is_last):
+                found = True
+                self._write(piece)
+        return found
+
+    def _write(self, data: bytes) -> None:
+        if self._is_broken:
+            return
+        try:
+            with _lock:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:
+            # Nobody reads any more, or the disk is full; the ranks' own logs go on.
+            self._is_broken = True
+
+
+class _Log:
+    """One rank's log, and how far it has been shown."""
+
+    def __init__(self, rank: int, path: str) -> None:
+        self._rank = rank
+        self._path = path
+        self._file = -1
+        self._waiting = b""
+        self._since = 0.0
+
+    def pieces(self, is_last: bool) -> List[bytes]:
+        """Return the stream text of what was written since the last call."""
+        data = self._read()
+        if not data and not self._waiting:
+            return []
+        was_waiting = bool(self._waiting)
+        together = self._waiting + data
+        text, taken = lines.write(self._rank, together)
+        self._waiting = together[taken:]
+        if not was_waiting or taken:
+            self._since = time.monotonic()
+        pieces = [text] if text else []
+        if self._waiting and (is_last or self._is_due()):
+            pieces.append(self._part())
+        return pieces
+
+    def _is_due(self) -> bool:
+        """Whether what waits for its newline has waited, or grown, for long enough."""
+        return (
+            time.monotonic() - self._since >= PATIENCE_S
+            or len(self._waiting) > _LONGEST_LINE_BYTES
+        )
+
+    def _part(self) -> bytes:
+        part, self._waiting = self._waiting, b""
+        return lines.write_part(self._rank, part)
+
+    def _read(self) -> bytes:
+        if self._file < 0:
+            try:
+                self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return b""
+        return os.read(self._file, _PIECE_BYTES)
+
+
+def last_lines(path: str, count: int = 20, limit_bytes: int = 16384) -> List[str]:
+    """Return the last lines of a log as text; of a progress bar only what a person would see."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit_bytes))
+            data = file.read()
+    except OSError:
+        return []
+    text = data.decode("utf-8", "replace").rstrip("\n")
+    found = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n")]
+    return found[-count:] if text else []

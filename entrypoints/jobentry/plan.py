@@ -1,0 +1,131 @@
+"""What a node will do, decided as one value before anything is done."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
+
+from jobentry.contract import names
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.launchers import mpirun
+
+PRIVATE = 0o600
+
+
+class File(NamedTuple):
+    """A file to write before the start."""
+
+    path: str
+    mode: int
+    text: str
+
+
+class LaunchPlan(NamedTuple):
+    """What a node will do.
+
+    Args:
+        role: ``head`` or ``worker``.
+        argv: The command to run, empty on a worker: it serves the head's remote shell.
+        env: The environment of that command.
+        files: The files it reads.
+        cwd: The folder of the code.
+        notes: What was left out or changed, for people.
+    """
+
+    role: str
+    argv: Tuple[str, ...]
+    env: Mapping[str, str]
+    files: Tuple[File, ...]
+    cwd: str
+    notes: Tuple[str, ...] = ()
+
+
+class Tools(NamedTuple):
+    """What this node has: Open MPI, an interpreter for the script, and our own entry."""
+
+    mpi: mpirun.Mpi
+    interpreter: str
+    entry: Tuple[str, ...]
+
+
+def node_environment(
+    environ: Mapping[str, str], node: NodeEnv, paths: NodePaths, cwd: str
+) -> Dict[str, str]:
+    """Return the environment that the ranks of this node have, apart from what the head carries."""
+    result = dict(environ)
+    result["PWD"] = cwd
+    result[names.CLOUDJOB_NODE_DIR] = paths.node_dir
+    result[names.CLOUDJOB_LOG_DIR] = paths.log_dir
+    result.update({name: paths.input(name) for name, _ in node.inputs})
+    result.update({name: paths.output(name) for name, _ in node.outputs})
+    return result
+
+
+def make(
+    node: NodeEnv,
+    environment: Mapping[str, str],
+    paths: NodePaths,
+    tools: Tools,
+    words: Sequence[str],
+) -> LaunchPlan:
+    """Return what this node does to run ``words``, the script and its arguments.
+
+    Args:
+        environment: What ``node_environment`` returned.
+
+    Raises:
+        mpirun.ArgsError: A variable with mpirun options cannot be used.
+    """
+    cwd = environment["PWD"]
+    if not node.is_head:
+        return LaunchPlan("worker", (), {}, (), cwd)
+    host_file = node.open_mpi.host_file or paths.host_file
+    tune_file = node.open_mpi.tune_file or paths.tune_file
+    command = mpirun.command(
+        node,
+        environment,
+        tools.mpi,
+        (host_file, tune_file),
+        mpirun.rank_program(tools.entry, program(tools, words)),
+    )
+    return LaunchPlan(
+        role="head",
+        argv=command.argv,
+        env=command.env,
+        files=(
+            File(host_file, PRIVATE, command.host_file),
+            File(tune_file, PRIVATE, command.tune_file),
+        ),
+        cwd=cwd,
+        notes=command.notes,
+    )
+
+
+def program(tools: Tools, words: Sequence[str]) -> Tuple[str, ...]:
+    """Return the command of one rank: by what the script's name says it is."""
+    script = words[0]
+    suffix = posixpath.splitext(script)[1]
+    if suffix == ".py":
+        return (tools.interpreter, tools.entry[-1], "--script", *words)
+    if suffix == ".sh":
+        # A script from object storage has lost its x bit.
+        return ("bash", *words)
+    return (script if script.startswith("/") else "./" + script, *words[1:])
+
+
+def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> Dict[str, Any]:
+    """Return ``plan`` as JSON shows it, secrets as ``***``."""
+    return {
+        "role": plan.role,
+        "argv": list(plan.argv),
+        "env": {
+            name: "***" if name in secret_names else value
+            for name, value in sorted(plan.env.items())
+        },
+        "files": [
+            {"path": file.path, "mode": "%04o" % file.mode, "text": file.text}
+            for file in plan.files
+        ],
+        "cwd": plan.cwd,
+    }

@@ -1,0 +1,222 @@
+"""The door of one rank: its exact environment, its log byte for byte, and an end that is seen.
+
+mpirun starts this once a rank, and this starts the user's program. It imports next to nothing:
+what it costs, every rank pays.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from jobentry.contract import names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing costs each rank seven milliseconds
+    from types import FrameType
+    from typing import Callable, Mapping
+
+# Variables of the remote shell's session; a rank has those of its node's entry, or none.
+_SESSION = frozenset(
+    "_ MAIL OLDPWD SHLVL SSH_CLIENT SSH_CONNECTION SSH_TTY LANG SHELL USER LOGNAME".split()
+)
+_PR_SET_PDEATHSIG = 1
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
+
+def main(words: list[str]) -> int:
+    """Run the program of one rank and return its exit code."""
+    environ = os.environ
+    rank = int(environ.get("OMPI_COMM_WORLD_RANK") or environ.get("PMIX_RANK") or 0)
+    environment = rank_environment(environ, read_node_env(environ))
+    node_dir = environ.get(names.CLOUDJOB_NODE_DIR, "")
+    if _is_stopping(node_dir):
+        return 128 + signal.SIGTERM
+    _enter_code(environment)
+    _open_log(environment, rank)
+    missing = [
+        name
+        for name in environment.get(names.CLOUDJOB_SECRET_NAMES, "").split()
+        if name not in environment
+    ]
+    if missing:
+        return _say("secret %s did not reach this node" % ", ".join(missing), 125)
+    return _run(program(words), environment, rank, node_dir)
+
+
+def program(words: list[str]) -> list[str]:
+    """Return the command that stands behind ``--``, without the percent signs (see launchers)."""
+    at = words.index("--")
+    found = words[at + 1 :]
+    if "--percent" in words[:at]:
+        found = [word.replace("%3A", ":").replace("%25", "%") for word in found]
+    return found
+
+
+def read_node_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that the entry of this node has, empty when there is no entry."""
+    folder = environ.get(names.CLOUDJOB_NODE_DIR)
+    if not folder:
+        return {}
+    try:
+        with open(os.path.join(folder, "env"), "rb") as file:
+            data = file.read()
+    except OSError:
+        return {}
+    pairs = (os.fsdecode(item).partition("=") for item in data.split(b"\0") if item)
+    return {name: value for name, _, value in pairs}
+
+
+def rank_environment(session: Mapping[str, str], node: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a rank.
+
+    Args:
+        session: What mpirun's daemon gave to this process: its own variables, and the head's.
+        node: What the entry of this node has; the truth for what differs from node to node.
+    """
+    result = dict(node)
+    own = names.PER_NODE.union(names.CHANGED_BY_OPEN_MPI)
+    for name, value in session.items():
+        if name.startswith(names.CLOUDJOB_EXACT_) or (name in _SESSION and node):
+            continue
+        if name not in own or name not in node:
+            result[name] = value
+    for name, value in session.items():
+        if name.startswith(names.CLOUDJOB_EXACT_):
+            result[name[len(names.CLOUDJOB_EXACT_) :]] = value
+    # Lines show up when they are printed, as on the platform, unless the user set it otherwise.
+    result.setdefault("PYTHONUNBUFFERED", "1")
+    return result
+
+
+def _enter_code(environment: Mapping[str, str]) -> None:
+    """Each node has its own copy of the code; mpirun knows only the head's folder."""
+    folder = environment.get("PWD")
+    if folder and os.path.isdir(folder):
+        os.chdir(folder)
+
+
+def _open_log(environment: Mapping[str, str], rank: int) -> None:
+    """Send what the program writes to its log: a file keeps every byte, whoever dies."""
+    folder = environment.get(names.CLOUDJOB_LOG_DIR)
+    if folder:
+        log = os.open(os.path.join(folder, "rank-%d.log" % rank), _WRITE, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+
+
+def _run(command: list[str], environment: dict[str, str], rank: int, node_dir: str) -> int:
+    was_told: list[int] = []
+
+    def told(number: int, _frame: FrameType | None) -> None:
+        # The signal came to the whole process group, so the program has it too.
+        was_told.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, told)
+    note, end = os.pipe()
+    os.set_blocking(note, False)
+    os.set_inheritable(end, True)
+    environment[names.CLOUDJOB_END_FD] = str(end)
+    child = _start(command, environment)
+    os.close(end)
+    _tell(node_dir, "start %d %d %d" % (rank, os.getpid(), child))
+    status = _wait(child)
+    code, number, message = _end(status, note)
+    _tell(
+        node_dir,
+        "end %d %d %d %d %.6f %s" % (rank, code, number, bool(was_told), time.time(), message),
+    )
+    _hold(node_dir)
+    return code
+
+
+def _start(command: list[str], environment: dict[str, str]) -> int:
+    die_with_parent = _die_with_parent()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        die_with_parent()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+        os.execvpe(command[0], command, environment)
+    except FileNotFoundError:
+        os._exit(_say("starting %s: not found on PATH" % command[0], 127))
+    except OSError as error:
+        os._exit(_say("starting %s: %s" % (command[0], error.strerror), 126))
+    finally:
+        os._exit(125)
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """Return what makes a child die with us: mpirun may kill this process alone."""
+    try:
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return lambda: None
+    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _wait(child: int) -> int:
+    while True:
+        try:
+            return os.waitpid(child, 0)[1]
+        except InterruptedError:
+            continue
+
+
+def _end(status: int, note: int) -> tuple[int, int, str]:
+    """Return exit code, signal (0 for none) and message; what the script noted comes first."""
+    try:
+        text = os.read(note, 4096).decode("utf-8", "replace")
+    except BlockingIOError:
+        text = ""
+    if text:
+        code, _, message = text.partition(" ")
+        return int(code), 0, message
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return 128 + number, number, ""
+    return os.WEXITSTATUS(status), 0, ""
+
+
+def _tell(node_dir: str, text: str) -> None:
+    """Tell the entry of this node; nobody listens when there is none."""
+    if not node_dir:
+        return
+    try:
+        events = os.open(os.path.join(node_dir, "events"), os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return
+    # One write of less than PIPE_BUF bytes is never mixed with another rank's.
+    line = text.replace("\n", " ").encode("utf-8", "surrogateescape")[:2000] + b"\n"
+    try:
+        os.write(events, line)
+    except OSError:
+        pass
+    finally:
+        os.close(events)
+
+
+def _hold(node_dir: str) -> None:
+    """While the entry stops the job, stay: mpirun ends every rank when the first one goes."""
+    while _is_stopping(node_dir):
+        time.sleep(0.05)
+
+
+def _is_stopping(node_dir: str) -> bool:
+    return bool(node_dir) and os.path.exists(os.path.join(node_dir, "stopping"))
+
+
+def _say(text: str, code: int) -> int:
+    sys.stderr.write("jobentry: %s\n" % text)
+    sys.stderr.flush()
+    return code

@@ -1,0 +1,157 @@
+"""The ranks of this node: what they say of themselves, and how they are stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from jobentry.contract.exits import Failure
+from jobentry.contract.paths import NodePaths
+from jobentry.output import last_lines
+
+
+class End(NamedTuple):
+    """How the program of a rank ended.
+
+    Args:
+        signal: What ended it, 0 for nothing.
+        was_told: Whether somebody had asked it to end, so that it is not the first to blame.
+        at_s: When, by the clock of its node.
+    """
+
+    rank: int
+    code: int
+    signal: int
+    was_told: bool
+    at_s: float
+    message: str
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether this end is a reason for the job to end."""
+        return self.code != 0 and not self.was_told
+
+
+class Ranks:
+    """The ranks that mpirun started on this node."""
+
+    def __init__(self, paths: NodePaths) -> None:
+        self._paths = paths
+        self._stopping = os.path.join(paths.node_dir, "stopping")
+        self.doors: Dict[int, int] = {}
+        self._programs: Dict[int, int] = {}
+        self.ends: Dict[int, End] = {}
+
+    @property
+    def running(self) -> List[int]:
+        """The ranks whose program has not ended."""
+        return [rank for rank in self.doors if rank not in self.ends]
+
+    def hear(self, line: str) -> Tuple[str, Optional[End]]:
+        """Take in a line from the FIFO of events; return its first word, and the end it tells of."""
+        word, _, rest = line.partition(" ")
+        if word == "start":
+            rank, door, program = (int(text) for text in rest.split())
+            self.doors[rank] = door
+            self._programs[rank] = program
+            return word, None
+        numbers = rest.split(" ", 5)
+        end = End(
+            rank=int(numbers[0]),
+            code=int(numbers[1]),
+            signal=int(numbers[2]),
+            was_told=numbers[3] == "1",
+            at_s=float(numbers[4]),
+            message=numbers[5] if len(numbers) > 5 else "",
+        )
+        self.ends[end.rank] = end
+        return word, end
+
+    def lost(self) -> List[End]:
+        """Return the ends of ranks whose door is gone without a word: it was killed."""
+        gone = [rank for rank in self.running if not _is_alive(self.doors[rank])]
+        ends = [End(rank, 128 + signal.SIGKILL, signal.SIGKILL, False, 0.0, "") for rank in gone]
+        self.ends.update({end.rank: end for end in ends})
+        for rank in gone:
+            _signal(self._programs[rank], signal.SIGKILL)
+        return ends
+
+    def stop(self) -> None:
+        """Ask every rank to end; their doors stay, so that mpirun ends nobody before its time."""
+        with open(self._stopping, "w", encoding="ascii"):
+            pass
+        for rank in self.running:
+            # The group of the door: the program, and what it has started.
+            _signal_group(self.doors[rank], signal.SIGTERM)
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal that means nothing to us to every rank."""
+        for rank in self.running:
+            _signal_group(self.doors[rank], number)
+
+    def kill(self) -> None:
+        """End every rank, and what it has started, at once."""
+        for rank, door in self.doors.items():
+            if rank not in self.ends or _is_alive(door):
+                _signal_group(door, signal.SIGKILL)
+            if rank not in self.ends:
+                _signal(self._programs[rank], signal.SIGKILL)
+
+    def release(self) -> None:
+        """Let the doors that stayed go."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._stopping)
+
+    def failure(self, end: End, node: int, host: str) -> Failure:
+        """Return the report on a rank that ended badly."""
+        return Failure(
+            node=node,
+            host=host,
+            rank=end.rank,
+            signal=end.signal or None,
+            exit_code=end.code,
+            message=end.message or _message(end),
+            last_lines=tuple(last_lines(self._paths.rank_log(end.rank))),
+        )
+
+
+def _message(end: End) -> str:
+    if not end.signal:
+        return "ended with exit code %d" % end.code
+    try:
+        name = signal.Signals(end.signal).name
+    except ValueError:
+        name = "signal %d" % end.signal
+    why = ""
+    if end.signal == signal.SIGKILL:
+        why = " (often the kernel, when memory is short)"
+    return "killed by %s%s" % (name, why)
+
+
+def _is_alive(process: int) -> bool:
+    """Whether a process is there and not yet waiting to be reaped."""
+    try:
+        with open("/proc/%d/stat" % process, "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except FileNotFoundError:
+        return not os.path.isdir("/proc/self")
+    except (OSError, IndexError):
+        return False
+
+
+def _signal(process: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(process, number)
+
+
+def _signal_group(leader: int, number: int) -> None:
+    """Signal the process group of ``leader``, or it alone when it leads none."""
+    try:
+        if os.getpgid(leader) == leader:
+            os.killpg(leader, number)
+        else:
+            os.kill(leader, number)
+    except OSError:
+        pass

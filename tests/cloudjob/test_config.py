@@ -1,0 +1,619 @@
+"""The layers of a job: who wins, what is kept exactly, and what every bad file says."""
+
+import contextlib
+import json
+import os
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+
+from cloudjob.config import json_schema, load, read_env_file, show
+from cloudjob.errors import SpecError, UsageError
+from cloudjob.spec import FIELDS, LAUNCHERS, SECTIONS, VARIABLE_RULE, JobSpec, number_range
+
+ROOT = Path(__file__).parents[2]
+
+# Text as it may stand in a YAML file and in the environment: no NUL, no halves of characters.
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
+NAMES = st.from_regex(VARIABLE_RULE, fullmatch=True).filter(
+    lambda name: not name.startswith(("MA_", "CLOUDJOB_"))
+)
+
+
+@pytest.fixture
+def environ():
+    """Return an environment whose user file is empty, so that this machine's own plays no part."""
+    return {"CLOUDJOB_CONFIG": os.devnull}
+
+
+@pytest.fixture
+def job(tmp_path, environ):
+    """Load a job file of this text, with flags."""
+
+    def loaded(text="", flags=None, **options):
+        data = text if isinstance(text, bytes) else text.encode()
+        (tmp_path / "job.yaml").write_bytes(data)
+        return load(
+            {"script": "train.py", **(flags or {})},
+            **{"job_file": "job.yaml", "cwd": tmp_path, "environ": environ, **options},
+        )
+
+    return loaded
+
+
+def problems_of(job, *args, **options):
+    """Return the problems that loading these reports, each of them one line."""
+    with pytest.raises(SpecError) as caught:
+        job(*args, **options)
+    assert all(problem.isprintable() for problem in caught.value.problems)
+    return list(caught.value.problems)
+
+
+# --- layers
+
+
+def test_a_script_alone_is_a_job(job, tmp_path):
+    """Without any file everything is a default and the source is the current folder."""
+    loaded = job(job_file=None)
+
+    assert loaded.spec == JobSpec(script="train.py", source=str(tmp_path))
+    assert loaded.origins["script"] == "command line"
+    assert loaded.origins["nodes"] == loaded.origins["process.isolation"] == "default"
+
+
+def test_the_nearest_layer_wins(job, tmp_path, environ):
+    """Flags win over the job file, that over the project's, that over the user's."""
+    user = tmp_path / "user.yaml"
+    user.write_text("nodes: 1\nprocs_per_node: 1\nretries: 1\ngrace_s: 1\nenv: {A: u, U: u}\n")
+    (tmp_path / "cloudjob.yaml").write_text(
+        "nodes: 2\nprocs_per_node: 2\nretries: 2\nenv:\n  A: p\n  P: p\n"
+    )
+    loaded = job(
+        "nodes: 3\nprocs_per_node: 3\nenv: {A: j, J: j}\nprocess: {isolation: none}",
+        {"nodes": "4", "env": {"A": "f"}},
+        environ={"CLOUDJOB_CONFIG": str(user)},
+    )
+
+    spec = loaded.spec
+    assert (spec.nodes, spec.procs_per_node, spec.retries, spec.grace_s) == (4, 3, 2, 1.0)
+    assert spec.env == {"A": "f", "U": "u", "P": "p", "J": "j"}
+    assert {key: loaded.origins[key] for key in ("nodes", "procs_per_node", "retries")} == {
+        "nodes": "--nodes",
+        "procs_per_node": "job.yaml:2",
+        "retries": "cloudjob.yaml:3",
+    }
+    assert loaded.origins["env.A"] == "--env"
+    assert loaded.origins["env.P"] == "cloudjob.yaml:6"
+    assert loaded.origins["env.U"] == f"{user}:5"
+    assert loaded.origins["process.isolation"] == "job.yaml:4"
+
+
+def test_script_and_args_may_stand_in_the_file(job):
+    """A job file can be the whole job, and the command line still wins."""
+    text = "script: file.py\nargs: [--epochs, 3, yes, '']"
+
+    assert job(text, {"script": None}).spec.script == "file.py"
+    assert job(text, {"script": None}).spec.args == ("--epochs", "3", "yes", "")
+    assert job(text, {"args": ["x"]}).spec.args == ("x",)
+
+
+def test_the_project_file_is_searched_in_the_source(job, tmp_path):
+    """With --source it is that folder's cloudjob.yaml that counts."""
+    (tmp_path / "cloudjob.yaml").write_text("nodes: 2")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "cloudjob.yaml").write_text("nodes: 3")
+
+    loaded = job("", {"source": "src"})
+
+    assert loaded.spec.nodes == 3
+    assert loaded.spec.source == str(tmp_path / "src")
+
+
+def test_a_project_file_as_job_file_is_read_once(job, tmp_path):
+    """Its problems are not reported twice."""
+    (tmp_path / "cloudjob.yaml").write_text("node: 2")
+
+    assert len(problems_of(job, "", job_file="cloudjob.yaml")) == 1
+
+
+def test_paths_in_a_file_are_relative_to_it(job, tmp_path):
+    """A job file works from any folder."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "token").write_text("t")
+    (tmp_path / "sub" / "job.yaml").write_text("source: code\nsecrets: {T: '@token'}")
+
+    spec = job("", job_file="sub/job.yaml").spec
+
+    assert spec.source == str(tmp_path / "sub" / "code")
+    assert spec.secrets == {"T": "t"}
+
+
+def test_null_is_not_given(job, tmp_path):
+    """An empty value is as though its line were not there, except where empty means something."""
+    (tmp_path / "cloudjob.yaml").write_text("nodes: 2\nenv: {A: p}")
+    spec = job("nodes:\nname: ~\nenv: {A: null, B: '', C: 'null'}\noutputs: {M: }\nprocess:").spec
+
+    assert (spec.nodes, spec.name) == (2, "train")
+    assert spec.env == {"A": "p", "B": "", "C": "null"}
+    assert spec.outputs == {"M": ""}
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "~", "{}", "\ufeff", "\r\n"])
+def test_an_empty_file_says_nothing(job, text):
+    """A file without keys is no fault."""
+    assert job(text).spec.nodes == 1
+
+
+# --- exactness
+
+
+WORDS = ["yes", "no", "on", "off", "true", "0123", "0x10", "1e3", "1_000", "1:30", "2024-01-01"]
+WORDS += [".5", ".inf", "=", "+1", "0o7", "12345678901234567890", "1.10", "Null!", "<<"]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_stays_as_it_was_written(job, word):
+    """YAML's own types change no value of the environment."""
+    assert job(f"env: {{A: {word}}}").spec.env["A"] == word
+
+
+VALUES = st.fixed_dictionaries(
+    {
+        "env": st.dictionaries(NAMES, TEXT, max_size=4),
+        "args": st.lists(TEXT, max_size=4),
+        "image": TEXT,
+        "nodes": st.integers(1, 10_000),
+        "grace_s": st.floats(0, 86_400),
+    }
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(values=VALUES, unicode=st.booleans(), style=st.sampled_from([None, "'", '"', "|", ">"]))
+@example(values={"env": {"y": "\x85\u2028\ufeff"}, "args": ["\r\n"]}, unicode=False, style="|")
+def test_what_is_dumped_is_loaded(job, values, unicode, style):
+    """Every text and number comes back exactly, in every style YAML can write it."""
+    text = yaml.safe_dump(values, allow_unicode=unicode, default_style=style)
+    # PyYAML's writer leaves U+0085 bare with allow_unicode, where YAML 1.1 reads a line break.
+    assume(yaml.safe_load(text) == values)
+
+    spec = job(text).spec
+
+    assert {**values, "args": list(spec.args)} == values
+    assert {name: getattr(spec, name) for name in values if name != "args"} == {
+        name: value for name, value in values.items() if name != "args"
+    }
+
+
+def test_flags_are_exact_too(job):
+    """What is no UTF-8 on the command line arrives as it was."""
+    spec = job("", {"args": ["\udcff", ""], "env": {"A": "\udcfe=\n"}, "image": " x "}).spec
+
+    assert (spec.args, spec.env["A"], spec.image) == (("\udcff", ""), "\udcfe=\n", " x ")
+
+
+def test_aliases_are_followed(job):
+    """A value may be written once and used twice."""
+    assert job("env: {A: &a x, B: *a}").spec.env == {"A": "x", "B": "x"}
+
+
+# --- faults
+
+
+def test_every_fault_of_every_file_is_reported_at_once(job, tmp_path):
+    """One run says all that is wrong, each with the line it stands on."""
+    (tmp_path / "cloudjob.yaml").write_text("nodez: 2\nretries: many\n")
+    text = (
+        "nodes: 0\nprocs-per-node: 2\nenv:\n  A: [1]\n  MA_X: y\ngrace_s: 1 s\nprocess: {pyton: x}"
+    )
+
+    assert problems_of(job, text, {"timeout_min": "soon", "secrets": {"T": ""}}) == [
+        "timeout_min: is not a number (given 'soon'; allowed 0 to 525600)",
+        "cloudjob.yaml:1: nodez: no such key, did you mean 'nodes'?",
+        "cloudjob.yaml:2: retries: is not a whole number (given 'many'; allowed 0 to 10)",
+        "job.yaml:2: procs-per-node: no such key, did you mean 'procs_per_node'?",
+        "job.yaml:4: env.A: must be one text or number",
+        "job.yaml:6: grace_s: is not a number (given '1 s'; allowed 0 to 86400)",
+        "job.yaml:7: process.pyton: no such key, did you mean 'python'? "
+        "(allowed python, isolation)",
+        "secrets.T: is not set in your environment (allowed: set it, or name a @FILE)",
+        "job.yaml:1: nodes: is out of range (given 0; allowed 1 to 10000)",
+        "job.yaml:5: env.MA_X: uses a reserved name "
+        "(given 'MA_X'; allowed: not beginning with MA_)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[1]", "job.yaml:1: must be a mapping of keys to values"),
+        ("nodes", "job.yaml:1: must be a mapping of keys to values"),
+        ("nodes: 1\nnodes: 2", "job.yaml:2: nodes: given twice (first on line 1)"),
+        ("env:\n  A: 1\n  A: 2", "job.yaml:3: env.A: given twice (first on line 2)"),
+        ("a: &a {A: x}\nenv:\n  <<: *a", "job.yaml:3: merge keys (<<) are not supported;"),
+        ("? [a]\n: 1", "job.yaml:1: a key must be one plain word"),
+        ("env: [A]", "job.yaml:1: env: must be a mapping, NAME: value"),
+        ("args: --lr 3", "job.yaml:1: args: must be a list, one argument an item"),
+        ("args:\n- a\n- [b]", "job.yaml:3: args[1]: must be one text or number"),
+        ("process: fast", "job.yaml:1: process: must be a mapping of keys to values"),
+        ("nodes: {}", "job.yaml:1: nodes: must be one text or number"),
+        ("nodes: 2.0", "job.yaml:1: nodes: is not a whole number (given '2.0'"),
+        ("nodes: ''", "job.yaml:1: nodes: is not a whole number (given ''"),
+        ("nodes: 1_0", "job.yaml:1: nodes: is not a whole number"),
+        ("nodes: ٣", "job.yaml:1: nodes: is not a whole number"),
+        ("nodes: true", "job.yaml:1: nodes: is not a whole number"),
+        (f"nodes: {'9' * 5000}", "job.yaml:1: nodes: is not a whole number"),
+        ("timeout_min: .nan", "job.yaml:1: timeout_min: is not a number (given '.nan'"),
+        ("timeout_min: 1e999", "job.yaml:1: timeout_min: is out of range (given inf"),
+        ("image: !!binary aGk=", "job.yaml:1: image: must be one text or number"),
+        ("image: !mine x", "job.yaml:1: image: must be one text or number"),
+        ("image: !!python/name:os.system ''", "job.yaml:1: image: must be one text or number"),
+        ("env: &a {A: *a}", "job.yaml:1: env.A: must be one text or number"),
+        ('env: {A: "\\0"}', "job.yaml:1: env.A: holds a NUL character"),
+        ("secrets: TOKEN", "job.yaml:1: secrets: must be a mapping, or a list of names"),
+        ("kubernetes: {engine: volcano}", "job.yaml:1: kubernetes: no such key"),
+        ("sections: {}", "job.yaml:1: sections: no such key"),
+        ("backend: docker", "job.yaml:1: backend: is not known (given 'docker'"),
+        ("launcher: mpirum", "job.yaml:1: launcher: is not known, did you mean 'mpirun'?"),
+        ("script: ../x.py", "script: lies outside the source folder"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_line(job, text, problem):
+    """Each kind of fault is one problem with file, line and key."""
+    flags = {"script": None} if text.startswith("script") else {}
+    found = [p for p in problems_of(job, text, flags) if not p.endswith("a: no such key")]
+
+    assert len([p for p in found if problem in p]) == 1, found
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what", "hint"),
+    [
+        ("nodes: 1\n\tenv: 2", "2:1", "tab|token", "tabs"),
+        ("env:\n  A: [1", "3:1|2:8|2:6", "", "spaces"),
+        ("a: b: c", "1:5", "mapping values are not allowed", "': '"),
+        ("nodes: 1\n---\nnodes: 2", "2:1", "another document", "YAML"),
+        (b"name: \xff\n", "1:7", "not UTF-8 text", "UTF-8"),
+        (b"\xff\xfen\0o\0", "1:1", "not UTF-8 text", "UTF-8"),
+        ("name: x\nimage: a\0b", r"\d+:\d+", "control characters", ""),
+        ("env: {A: *b}", "1:10", "undefined alias", ""),
+        ("[" * 100_000, "1:21", "nested more than 20 deep", ""),
+        ("{a: " * 100_000, r"1:\d+", "nested more than 20 deep", ""),
+    ],
+)
+def test_a_broken_file_is_one_line(job, text, where, what, hint):
+    """What is no YAML is said with file, line and column, and a hint."""
+    with pytest.raises(UsageError) as caught:
+        job(text)
+
+    assert re.match(rf"reading job file: job\.yaml(:({where}))?: ", caught.value.message)
+    assert re.search(what, caught.value.message)
+    assert hint in caught.value.hint
+    assert not isinstance(caught.value, SpecError)
+
+
+@pytest.mark.parametrize("name", ["gone.yaml", "folder", "a\0b", "job.yaml/x", "/dev/zero"])
+def test_a_file_that_cannot_be_read_is_one_line(job, tmp_path, name):
+    """A job file that is missing, a folder, or endless is said, with a hint."""
+    (tmp_path / "folder").mkdir()
+
+    with pytest.raises(UsageError, match="reading job file: ") as caught:
+        job("", job_file=name)
+    assert caught.value.message.isprintable()
+    assert caught.value.hint
+
+
+def test_a_user_file_that_is_named_must_exist(job, tmp_path):
+    """CLOUDJOB_CONFIG is taken at its word; the user's default file may be absent."""
+    with pytest.raises(UsageError, match="reading user file"):
+        job("", environ={"CLOUDJOB_CONFIG": str(tmp_path / "gone")})
+
+
+def test_the_users_own_file_is_found(job, tmp_path, monkeypatch):
+    """Without CLOUDJOB_CONFIG it is config.yaml in the platform's folder."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert job("", environ={}).spec.retries == 0
+
+    (tmp_path / "cloudjob").mkdir()
+    (tmp_path / "cloudjob" / "config.yaml").write_text("retries: 3")
+    assert job("", environ={}).spec.retries == 3
+
+
+def test_a_project_file_that_is_a_folder_is_said(job, tmp_path):
+    """What is there but cannot be read is never passed over."""
+    (tmp_path / "cloudjob.yaml").mkdir()
+
+    with pytest.raises(UsageError, match=r"reading project file: cloudjob\.yaml: "):
+        job("")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.binary(max_size=60) | st.text("ab:-?[]{}&*!|>'\"%@ \t\n#~<1").map(str.encode))
+def test_no_file_is_a_traceback(job, data):
+    """Whatever bytes a job file holds, it is read or refused as the user's mistake."""
+    with contextlib.suppress(UsageError):
+        job(data)
+
+
+# --- secrets
+
+
+def test_a_secret_comes_from_the_environment_or_a_file(job, tmp_path, environ):
+    """Names are looked up; a file is taken byte for byte, its last newline too."""
+    (tmp_path / "token").write_bytes(b"t\xff\n")
+    environ |= {"A": "a", "B": "b"}
+
+    assert job("secrets: [A, B]").spec.secrets == {"A": "a", "B": "b"}
+    assert job("secrets: {A: , T: '@token'}").spec.secrets == {"A": "a", "T": "t\udcff\n"}
+    assert job("secrets: [A]", {"secrets": {"T": "@token"}}).spec.secrets == {
+        "A": "a",
+        "T": "t\udcff\n",
+    }
+
+
+def test_a_secret_is_never_written_down(job):
+    """A literal value is refused without repeating it, in a file and as a flag."""
+    found = problems_of(job, "secrets: {A: hunter2}", {"secrets": {"B": "hunter2"}})
+
+    assert [p.split(": a secret's")[0] for p in found] == ["secrets.B", "job.yaml:1: secrets.A"]
+    assert "hunter2" not in "".join(found)
+
+
+@pytest.mark.parametrize("flag", ["", "@gone", "@.", "@a\0b"])
+def test_a_secret_that_is_not_there_is_a_fault(job, flag):
+    """A missing variable or file is a problem with the name of the secret."""
+    (problem,) = problems_of(job, "", {"secrets": {"T": flag}})
+
+    assert problem.startswith("secrets.T: ")
+
+
+def test_a_name_in_env_and_secrets_is_a_fault(job, environ):
+    """The same name must not be both, from whatever layers."""
+    environ["A"] = "hunter2"
+
+    assert problems_of(job, "env: {A: x}", {"secrets": {"A": ""}}) == [
+        "secrets.A: is also in env (allowed: each name once)"
+    ]
+
+
+def test_a_secret_file_that_never_ends_is_too_long(job):
+    """Only as much as could fit is read."""
+    (problem,) = problems_of(job, "", {"secrets": {"T": "@/dev/urandom"}})
+
+    assert "NUL" in problem or "too long" in problem
+
+
+# --- show
+
+
+def test_show_names_every_value_and_its_origin(job, environ):
+    """Config show has a row for every key, and stars for secrets."""
+    environ["T"] = "hunter2"
+    rows = show(job("env: {A: x}\nargs: [a b, c]\nsecrets: [T]"))
+
+    assert ("env.A", "x", "job.yaml:1") in rows
+    assert ("args", "'a b' c", "job.yaml:2") in rows
+    assert ("secrets.T", "***", "job.yaml:3") in rows
+    assert ("nodes", "1", "default") in rows
+    assert ("process.isolation", "auto", "default") in rows
+    assert "hunter2" not in str(rows)
+
+
+def test_show_needs_no_script(job):
+    """There is a configuration before there is a script, and other faults still count."""
+    loaded = job("nodes: 2", {"script": None}, needs_script=False)
+
+    assert ("script", "", "default") in show(loaded)
+    assert problems_of(job, "nodes: 0", {"script": None}, needs_script=False)
+
+
+# --- schema, documentation, profiles
+
+
+def accepts(value):
+    """Return whether an editor would take this job file."""
+    return jsonschema.Draft202012Validator(json_schema()).is_valid(value)
+
+
+def test_the_schema_is_one():
+    """It obeys the draft, is plain JSON and describes every key."""
+    schema = json_schema()
+
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert json.loads(json.dumps(schema)) == schema
+    assert set(schema["properties"]) == {f.name for f in FIELDS} | set(SECTIONS)
+    assert all(key["description"] for key in schema["properties"].values())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nodes: 2\nenv: {A: yes, B: 1, C: ~}\nsecrets: [T]\nargs: [1, a]",
+        "secrets: {A: '@f', B: }\noutputs: {M: }\nprocess: {isolation: none}",
+    ],
+)
+def test_the_schema_accepts_good_files(text):
+    """An editor does not complain about what cloudjob takes."""
+    assert accepts(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "node: 2",
+        "nodes: 0",
+        "nodes: two",
+        "env: {MA_X: 1}",
+        "env: {1A: 1}",
+        "env: [A]",
+        "secrets: {A: x}",
+        "backend: proces",
+        "name: a b",
+        "process: {isolation: full}",
+        "process: {pyton: x}",
+        "retries: 11",
+    ],
+)
+def test_the_schema_refuses_bad_files(job, text):
+    """An editor complains about what cloudjob refuses."""
+    assert not accepts(yaml.safe_load(text))
+    assert problems_of(job, text)
+
+
+def cell(field):
+    """Return one row of the reference table."""
+    prefix = next((f"{s}." for s, fields in SECTIONS.items() if field in fields), "")
+    flag = ", ".join(f"`{word}`" for word in (field.short, field.flag) if word)
+    allowed = ", ".join(f"`{word}`" for word in field.allowed)
+    allowed = number_range(field) if field.least is not None else allowed
+    default = f"`{field.default}`" if field.default not in ("", (), {}) else ""
+    kind = _KINDS[field.kind] + (f": {allowed}" if allowed else "")
+    return f"| `{prefix}{field.name}` | {flag} | {kind} | {default} | {field.help} |"
+
+
+_KINDS = {
+    "str": "text",
+    "int": "whole number",
+    "float": "number",
+    "list": "list of texts",
+    "map": "names to texts",
+    "secrets": "list of names, or names to `@FILE`",
+}
+
+
+def test_the_reference_has_every_key():
+    """docs/job-file.md holds the table of FIELDS word for word."""
+    fields = [*FIELDS, *(f for section in SECTIONS.values() for f in section)]
+    table = "\n".join(cell(field) for field in fields)
+
+    assert table in (ROOT / "docs" / "job-file.md").read_text(), f"put this there:\n{table}"
+
+
+def test_the_profile_is_complete_and_good(job):
+    """configs/process.yaml shows every key, and loads as it stands."""
+    text = (ROOT / "configs" / "process.yaml").read_text()
+
+    assert job(text).spec.backend == "process"
+    shown = re.findall(r"^#? ?([a-z_]+):", text, re.MULTILINE)
+    assert set(shown) >= {f.name for f in FIELDS} | {"process"}
+
+
+def test_the_profile_is_good_with_every_comment_opened(job, environ):
+    """What the profile shows in comments works when it is used."""
+    text = (ROOT / "configs" / "process.yaml").read_text()
+    opened = re.sub(r"^# ?(?=( *[A-Za-z_]+:| *- )( |$|[^ ]))", "", text, flags=re.MULTILINE)
+    environ |= {"WANDB_API_KEY": "x"}
+
+    assert job(opened).spec.launcher in LAUNCHERS
+
+
+# --- env files
+
+
+@pytest.fixture
+def env_file(tmp_path):
+    """Read an env file of these bytes."""
+
+    def read(data, environ=None):
+        path = tmp_path / "job.env"
+        path.write_bytes(data)
+        return read_env_file(path, environ or {})
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("data", "variables"),
+    [
+        (b"", {}),
+        (b"A=1", {"A": "1"}),
+        (b"\xef\xbb\xbfA=1\r\nB= 2 \r\n", {"A": "1", "B": " 2 "}),
+        (b"# A=1\n\n  \n  B=2\n", {"B": "2"}),
+        (b"A=x # y\nB==\nC=$A `b` \\n\n", {"A": "x # y", "B": "=", "C": "$A `b` \\n"}),
+        (b"export A=1\nexport\tB=2", {"A": "1", "B": "2"}),
+        (b"A=\nB=''\nC=\"\"", {"A": "", "B": "", "C": ""}),
+        (b"A='a \\n $b \"c\"'", {"A": 'a \\n $b "c"'}),
+        (b'A="a\\n\\t\\"\\\\\\$b\\x"', {"A": 'a\n\t"\\$b\\x'}),
+        (b'A="one\ntwo=2\n# three"\nB=3', {"A": "one\ntwo=2\n# three", "B": "3"}),
+        (b"A='\n'  \nB=3", {"A": "\n", "B": "3"}),
+        (b'A="one\r\ntwo"\r\nB=1\r\n', {"A": "one\ntwo", "B": "1"}),
+        (b"A=it's\nB=\"", None),
+        (b"A=it's", {"A": "it's"}),
+        (b"A=\xff\xfe", {"A": "\udcff\udcfe"}),
+        (b"A=1\nA=2", {"A": "2"}),
+        (b"A=\x0b\x0c\x85\xe2\x80\xa8", {"A": "\x0b\x0c\udc85\u2028"}),
+    ],
+)
+def test_an_env_file_is_read_exactly(env_file, data, variables):
+    """Values are literal, quotes are optional, and line ends of Windows are no part of them."""
+    if variables is None:
+        with pytest.raises(UsageError):
+            env_file(data)
+    else:
+        assert env_file(data) == variables
+
+
+def test_a_name_alone_is_taken_from_the_environment(env_file):
+    """As in Docker, a name that is not set there is left out."""
+    assert env_file(b"A\nexport B \nC\n", {"A": "1", "B": "2"}) == {"A": "1", "B": "2"}
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"A=1\n1B=2", 2),
+        (b"A =1", 1),
+        (b"=1", 1),
+        (b"A=1\nnot a line", 2),
+        (b"\n\nA='never\nclosed", 3),
+        (b'A="x" y', 1),
+        (b'A="x\ny" z', 1),
+        (b"\xff=1", 1),
+        (b"A-B", 1),
+    ],
+)
+def test_a_bad_line_of_an_env_file_is_named(env_file, tmp_path, data, line):
+    """The error has the file and the line where the fault begins."""
+    with pytest.raises(UsageError) as caught:
+        env_file(data)
+
+    assert caught.value.message.startswith(f"reading env file: {tmp_path / 'job.env'}:{line}: ")
+    assert caught.value.message.isprintable()
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["gone", ".", "a\0b", "/dev/zero"])
+def test_an_env_file_that_cannot_be_read_is_one_line(tmp_path, name):
+    """A missing file, a folder and an endless file are the user's mistake."""
+    with pytest.raises(UsageError, match="reading env file: "):
+        read_env_file(tmp_path / name, {})
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.binary(max_size=40) | st.text("A1=\"'\\ n$#\n\r\t").map(str.encode))
+def test_no_env_file_is_a_traceback(env_file, data):
+    """Whatever bytes an env file holds, it is read or refused as the user's mistake."""
+    try:
+        variables = env_file(data)
+    except UsageError:
+        return
+    assert all(re.fullmatch(VARIABLE_RULE, name) for name in variables)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.dictionaries(NAMES, st.binary(max_size=20).filter(lambda v: b"\r" not in v)))
+def test_every_value_can_be_written_in_quotes(env_file, variables):
+    """In double quotes with backslashes doubled, any bytes without CR come back."""
+    lines = [
+        name.encode() + b'="' + value.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
+        for name, value in variables.items()
+    ]
+    expected = {n: v.decode("utf-8", "surrogateescape") for n, v in variables.items()}
+
+    assert env_file(b"\n".join(lines)) == expected

@@ -1,0 +1,528 @@
+"""What goes into a package, what stays out, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import shutil
+import socket
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pathspec  # noqa: F401 (imported here, because another user may not read site-packages)
+import pytest
+
+from cloudjob import package
+from cloudjob.errors import PackageError
+from cloudjob.package import CodePackage, LeftOut, pack, scan
+
+NOBODY = 65534
+LIMIT_BYTES = 1 << 30
+# Put together here, or this very file would be taken for a secret.
+KEY_HEADER = "-----BEGIN RSA " + "PRIVATE KEY-----\n"
+PRIVATE_KEY = KEY_HEADER + "MIIEow" + "Ab3/" * 10 + "\n-----END RSA PRIVATE KEY-----\n"
+AWS_KEY_ID = "AKIA" + "Q3EGVZLMN5WXYT27"
+SECRET_KEY = "wJalrXUtnFEMI/K7MDENG/" + "bPxRfiCYq8zT03Nw2m"
+ACCESS_KEY = "HST3" + "KQ8ZB2V7WPXN5JDY"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Make a source with one script."""
+    folder = tmp_path / "source"
+    write(folder / "train.py", "print('hello')\n")
+    return folder
+
+
+def write(path: Path, text: str = "") -> Path:
+    """Write a file and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def packed(source: Path, script: str = "train.py", limit_bytes: int = LIMIT_BYTES) -> CodePackage:
+    """Pack the source into ``code.tar`` beside it."""
+    return pack(source, source.parent / "code.tar", script=script, limit_bytes=limit_bytes)
+
+
+def names(source: Path) -> list[str]:
+    """Return the names in the archive, in its order."""
+    with tarfile.open(packed(source).path, errors="surrogateescape") as archive:
+        return archive.getnames()
+
+
+def refusal(source: Path, script: str = "train.py") -> PackageError:
+    """Return the one line that comes instead of a package."""
+    with pytest.raises(PackageError) as caught:
+        packed(source, script)
+    assert "\n" not in caught.value.message
+    assert not (source.parent / "code.tar").exists()
+    return caught.value
+
+
+@contextmanager
+def ordinary_user() -> Iterator[None]:
+    """Meet permissions as everyone does: root passes through them."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+@pytest.fixture
+def open_source() -> Iterator[Path]:
+    """Make a source that another user owns, in a folder that everybody may enter."""
+    folder = Path(tempfile.mkdtemp())
+    write(folder / "source" / "train.py")
+    folder.chmod(0o777)
+    if os.geteuid() == 0:
+        for path in (folder / "source", folder / "source" / "train.py"):
+            os.chown(path, NOBODY, NOBODY)
+    yield folder / "source"
+    for path in folder.rglob("*"):
+        path.chmod(0o700)
+    shutil.rmtree(folder)
+
+
+# ---- the archive
+
+
+def test_the_bytes_depend_on_the_tree_only(tmp_path: Path):
+    """Two copies made in another order at another time have one digest, and it never changes."""
+    first, second = tmp_path / "1" / "source", tmp_path / "2" / "source"
+    files = {"train.py": "print()\n", "b/c.txt": "c", "b-c.txt": "-", "é/ü.txt": "u"}
+    for folder, order in ((first, files), (second, reversed(files))):
+        for name in order:
+            write(folder / name, files[name]).chmod(0o640)
+        (folder / "b" / "empty").mkdir()
+        (folder / "link").symlink_to("b/c.txt")
+        for path in folder.rglob("*"):
+            if path.is_dir():
+                path.chmod(0o750)
+    os.utime(second / "train.py", (1, 1))
+
+    digests = {packed(first).digest, packed(second).digest}
+
+    assert digests == {"sha256:0c3691b82fab2e07f8ab1dbf3a4903294aa7fcd6c34360b5f17c321e783ba162"}
+
+
+def test_the_package_tells_of_its_archive(source: Path):
+    """Digest, size and number of files are those of the file on the disk."""
+    write(source / "lib" / "model.py")
+
+    package = packed(source)
+
+    data = package.path.read_bytes()
+    assert package == CodePackage(
+        path=source.parent / "code.tar",
+        digest="sha256:" + hashlib.sha256(data).hexdigest(),
+        size_bytes=len(data),
+        files=2,
+        left_out=(),
+    )
+
+
+def test_members_say_nothing_of_this_machine(source: Path):
+    """Owner, user name and times are zero; modes are kept without set-uid bits."""
+    (source / "train.py").chmod(0o4755)
+
+    with tarfile.open(packed(source).path) as archive:
+        (member,) = archive.getmembers()
+
+    assert (member.uid, member.gid, member.uname, member.gname, member.mtime) == (0, 0, "", "", 0)
+    assert member.mode == 0o755
+
+
+def test_members_are_sorted_by_the_bytes_of_their_names(source: Path):
+    """Folders come before what is in them, names that are no text come as they are."""
+    (source / "d").mkdir()
+    for name in (b"d/\xff", b"d/z", "d/é".encode(), b"d-"):
+        Path(os.fsdecode(os.fsencode(source) + b"/" + name)).touch()
+
+    assert [os.fsencode(name) for name in names(source)] == [
+        b"d", b"d-", b"d/z", "d/é".encode(), b"d/\xff", b"train.py",
+    ]  # fmt: skip
+
+
+def test_hard_links_become_files_of_their_own(source: Path):
+    """The archive has no links between its members but symbolic ones."""
+    os.link(source / "train.py", source / "twin.py")
+
+    with tarfile.open(packed(source).path) as archive:
+        assert [member.isreg() for member in archive] == [True, True]
+
+
+# ---- links and special files
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "kept"),
+    [
+        ("a", "train.py", "train.py"),
+        ("d/a", "../train.py", "../train.py"),
+        ("a", "./d//", "./d//"),
+        ("a", "not-there-yet", "not-there-yet"),
+        ("a", "{source}/d", "d"),
+        ("d/a", "../../source/train.py", "../train.py"),
+        ("a", "a", "a"),
+    ],
+)
+def test_a_link_inside_the_source_stays_a_relative_link(
+    source: Path, link: str, target: str, kept: str
+):
+    """Its letters are kept unless they lead through folders that are not in the package."""
+    (source / "d").mkdir()
+    os.symlink(target.format(source=source), source / link)  # noqa: PTH211 (a Path tidies up)
+
+    with tarfile.open(packed(source).path) as archive:
+        assert archive.getmember(link).linkname == kept
+
+
+def test_links_that_leave_the_source_are_refused_all_at_once(source: Path):
+    """The message names every one of them with its target, also through a chain of links."""
+    (source / "shallow").symlink_to("d/e/f")
+    (source / "d" / "e" / "f").mkdir(parents=True)
+    (source / "data").symlink_to("/etc")
+    (source / "d" / "up").symlink_to("../../elsewhere")
+    (source / "d" / "e" / "f" / "top").symlink_to("../../..")
+    (source / "chain").symlink_to("d/e/f/top/../x")
+
+    error = refusal(source)
+
+    assert error.message == (
+        f"pack {source}: chain is a link to d/e/f/top/../x, outside the source; "
+        "d/up is a link to ../../elsewhere, outside the source; "
+        "data is a link to /etc, outside the source"
+    )
+    assert "--input" in error.hint
+
+
+def test_special_files_are_refused(source: Path):
+    """A pipe and a socket cannot be carried to another machine."""
+    os.mkfifo(source / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        here = Path.cwd()
+        os.chdir(source)  # the path of a socket may have 107 bytes only
+        server.bind("door")
+        os.chdir(here)
+
+    assert refusal(source).message == f"pack {source}: door is a socket; pipe is a named pipe"
+
+
+# ---- what is left out
+
+
+def test_what_no_job_needs_is_left_out(source: Path):
+    """Version control, caches and environments stay at home, and the package says so."""
+    for name in (".git/config", "a/__pycache__/x.pyc", "b.pyc", "env/pyvenv.cfg", "node_modules/m"):
+        write(source / name)
+    write(source / "a" / "keep.py")
+    (source.parent / "shared").mkdir()
+    write(source.parent / "shared" / "pyvenv.cfg")
+    (source / "venv").symlink_to("../shared")
+
+    assert names(source) == ["a", "a/keep.py", "train.py"]
+    assert packed(source).left_out == (
+        LeftOut(".git/", "left out by default: .git"),
+        LeftOut("a/__pycache__/", "left out by default: __pycache__"),
+        LeftOut("b.pyc", "left out by default: *.pyc"),
+        LeftOut("env/", "left out by default: a virtual environment"),
+        LeftOut("node_modules/", "left out by default: node_modules"),
+        LeftOut("venv", "left out by default: a virtual environment"),
+    )
+
+
+def test_gitignore_files_are_honoured_in_every_folder(source: Path):
+    """The deepest file that mentions a path decides, as in git, and the reason is its line."""
+    write(source / ".gitignore", "\ufeff# comment\r\n*.log\r\n/data/\r\n\r\n!\r\n")
+    write(source / "a" / ".gitignore", "!keep.log\nlocal.txt\n")
+    for name in ("x.log", "data/d", "a/data/d", "a/keep.log", "a/y.log", "a/local.txt"):
+        write(source / name)
+
+    package = packed(source)
+
+    assert package.left_out == (
+        LeftOut("a/local.txt", "a/.gitignore: local.txt"),
+        LeftOut("a/y.log", ".gitignore: *.log"),
+        LeftOut("data/", ".gitignore: /data/"),
+        LeftOut("x.log", ".gitignore: *.log"),
+    )
+    assert {"a/keep.log", "a/data/d"} <= set(names(source))
+
+
+def test_cloudjobignore_has_the_last_word(source: Path):
+    """It leaves out what git keeps and keeps what git leaves out, also in deeper folders."""
+    write(source / ".gitignore", "*.so\n")
+    write(source / "lib" / ".gitignore", "generated.py\n")
+    write(source / ".cloudjobignore", "!*.so\n!generated.py\ndocs/\n!node_modules/\n")
+    for name in ("op.so", "lib/generated.py", "docs/index.md", "node_modules/m.js"):
+        write(source / name)
+
+    assert set(names(source)) >= {"op.so", "lib/generated.py", "node_modules/m.js"}
+    assert packed(source).left_out == (LeftOut("docs/", ".cloudjobignore: docs/"),)
+
+
+def test_a_pattern_that_keeps_much_keeps_no_caches_and_no_keys(source: Path):
+    """Only a line that spells out a name takes back a default or a secret."""
+    write(source / ".cloudjobignore", "/*\n!*.py\n!/src/\n!/server.key\n")
+    for name in ("notes.txt", "src/__pycache__/x", "src/.env", "src/model.py"):
+        write(source / name)
+    write(source / "src" / "keys.py", PRIVATE_KEY)
+    write(source / "server.key", PRIVATE_KEY)
+
+    assert names(source) == ["server.key", "src", "src/model.py", "train.py"]
+
+
+def test_the_archive_is_never_part_of_itself(source: Path):
+    """A destination inside the source is left out, the one of the last time as well."""
+    for _ in range(2):
+        result = pack(source, source / "code.tar", script="train.py", limit_bytes=LIMIT_BYTES)
+
+        with tarfile.open(result.path) as archive:
+            assert archive.getnames() == ["train.py"]
+
+
+# ---- secrets
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".env", ".env.local", "a/id_ed25519", ".netrc", ".pypirc", "credentials.csv", "kubeconfig",
+     ".obsutilconfig", ".aws/", ".ssh/", ".kube/"],
+)  # fmt: skip
+def test_a_file_named_like_a_secret_is_left_out(source: Path, name: str):
+    """The name alone is enough, whatever is in it."""
+    path = source / name
+    (path.mkdir if name.endswith("/") else lambda: write(path))()
+
+    (left_out,) = packed(source).left_out
+
+    assert left_out.path == name
+    assert left_out.reason.startswith("may hold secrets")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("deploy.txt", PRIVATE_KEY),
+        ("server.pem", KEY_HEADER),
+        ("account.json", '{"private_key": "' + PRIVATE_KEY.replace("\n", "\\n") + '"}'),
+        ("aws.py", f"KEY = '{AWS_KEY_ID}'\n"),
+        ("obs.py", f'client(secret_access_key="{SECRET_KEY}")'),
+        ("obs.yaml", f"obs:\n  access_key: {ACCESS_KEY}\n"),
+        ("run.sh", f"export HUAWEICLOUD_SDK_SK={SECRET_KEY}\n"),
+        ("obs.ini", f"ak={ACCESS_KEY}\nsk={SECRET_KEY}\n"),
+    ],
+)
+def test_a_text_that_holds_a_key_is_left_out(source: Path, name: str, text: str):
+    """Keys of servers, of AWS and of Huawei Cloud are found in any small text file."""
+    write(source / name, text)
+
+    package = packed(source)
+
+    assert [left.path for left in package.left_out] == [name]
+    assert package.files == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (".env.example", "TOKEN="),
+        ("id_rsa.pub", "ssh-rsa AAAA"),
+        ("ca.pem", "-----BEGIN CERTIFICATE-----\nMIIE\n"),
+        ("keys.py", f"if text.startswith('{KEY_HEADER.strip()}'):\n    pass\n"),
+        ("obs.py", "secret_access_key = os.environ['SK']\naccess_key = MY_ACCESS_KEY_FOR_OBS"),
+        ("hash.py", "task = 'da39a3ee5e6b4b0d3255bfef95601890afd80709'\n"),
+        ("weights.bin", PRIVATE_KEY + "\0"),
+    ],
+)
+def test_ordinary_files_are_no_secrets(source: Path, name: str, text: str):
+    """Public keys, code that handles keys, hashes and binary data go along."""
+    write(source / name, text)
+
+    assert packed(source).left_out == ()
+
+
+def test_no_file_of_numpy_looks_like_a_secret(tmp_path: Path):
+    """Hundreds of ordinary source files give no false alarm."""
+    numpy_folder = Path(np.__file__).parent
+    files = [path for path in numpy_folder.rglob("*") if path.is_file()]
+
+    alarms = {
+        path: package._secret_content(path.name, path.read_bytes())
+        for path in files
+        if path.stat().st_size <= 1024 * 1024
+    }
+
+    assert len(alarms) > 500
+    assert not any(alarms.values())
+
+
+@pytest.mark.parametrize(("script", "text"), [(".env.py", ""), ("main.py", AWS_KEY_ID)])
+def test_a_script_that_is_a_secret_is_refused(source: Path, script: str, text: str):
+    """The user named it, so leaving it out in silence would only break the job later."""
+    write(source / script, text)
+    (source / "alias.py").symlink_to(script)
+
+    for name in (script, "alias.py"):
+        assert "may hold secrets" in refusal(source, name).message
+
+
+# ---- the script
+
+
+@pytest.mark.parametrize(
+    ("script", "came_back", "hint"),
+    [
+        ("trian.py", "no such file", "did you mean train.py?"),
+        ("model.py", "no such file", "did you mean lib/model.py?"),
+        ("modle.py", "no such file", "did you mean lib/model.py?"),
+        ("zzz", "no such file", "the script's path is relative to --source"),
+        ("lib", "a folder", "name a file in it"),
+        ("", "a folder", "name a file in it"),
+        ("../train.py", "outside the source", "the script's path is relative to --source"),
+        ("/bin/true", "outside the source", "the script's path is relative to --source"),
+        ("x.pyc", "left out by default: *.pyc", "a line !x.pyc in .cloudjobignore keeps it"),
+        (
+            "old/run.py",
+            "in old/, .gitignore: old/",
+            "a line !old/ in .cloudjobignore keeps it",
+        ),
+    ],
+)
+def test_a_script_that_the_job_would_not_find_is_refused(
+    source: Path, script: str, came_back: str, hint: str
+):
+    """The message says why, the hint what to try."""
+    for name in ("lib/model.py", "x.pyc", "old/run.py"):
+        write(source / name)
+    write(source / ".gitignore", "old/\n")
+
+    error = refusal(source, script)
+
+    assert error.message == f"pack {source}: script {script}: {came_back}"
+    assert error.hint == hint
+    assert error.exit_code == 3
+
+
+def test_a_script_may_be_reached_in_any_way_inside_the_source(source: Path):
+    """A link, a linked folder and dots lead to it as well."""
+    write(source / "lib" / "run.py")
+    (source / "now").symlink_to("lib")
+    (source / "start.py").symlink_to("lib/run.py")
+
+    for script in ("lib/run.py", "./lib/../lib/run.py", "now/run.py", "start.py"):
+        assert packed(source, script).files == 2
+
+
+# ---- what cannot be read
+
+
+def test_a_source_that_is_no_folder_is_refused(source: Path):
+    """A missing one and a file are told apart."""
+    missing, file = source / "missing", source / "train.py"
+
+    with pytest.raises(PackageError, match="missing: no such folder"):
+        scan(missing)
+    with pytest.raises(PackageError, match=r"train\.py: not a folder"):
+        scan(file)
+
+
+@pytest.mark.parametrize("name", [".", "folder", "file.txt", "train.py", ".gitignore"])
+def test_what_this_user_may_not_read_is_named(open_source: Path, name: str):
+    """One line names the path instead of a traceback, and nothing is left behind."""
+    (open_source / "folder").mkdir()
+    write(open_source / "file.txt")
+    write(open_source / ".gitignore")
+    (open_source / name).chmod(0)
+
+    with ordinary_user():
+        error = refusal(open_source)
+
+    assert error.message.startswith(f"pack {open_source}: ")
+    assert name in error.message
+    assert error.message.endswith("permission denied")
+
+
+def test_a_destination_that_cannot_be_written_is_named(source: Path):
+    """The fault lies with the archive, not with the source, and the message says so."""
+    with pytest.raises(PackageError, match=r"write package: to .*: no such file or directory"):
+        pack(source, source / "no" / "code.tar", script="train.py", limit_bytes=LIMIT_BYTES)
+    with pytest.raises(PackageError, match=r"write package: to .*: is a directory"):
+        pack(source, source.parent, script="train.py", limit_bytes=LIMIT_BYTES)
+
+
+def test_an_archive_that_breaks_off_leaves_nothing(source: Path):
+    """A full disk: no half of an archive stays where a whole one was to be."""
+    write(source / "data.txt", "x" * 100_000)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        error = refusal(source)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert error.message == f"write package: to {source.parent}/code.tar: file too large"
+
+
+@pytest.mark.parametrize("size_bytes", [5, 3 * 1024 * 1024])
+@pytest.mark.parametrize("change", ["grow", "shrink", "touch", "replace", "remove", "link"])
+def test_a_file_that_changes_between_the_two_steps_is_refused(
+    source: Path, size_bytes: int, change: str
+):
+    """What was decided must still be true when it is read: small files and large ones alike."""
+    file = source / "log.bin"
+    file.write_bytes(b"x" * size_bytes)
+    tree = scan(source)
+    if change in ("replace", "remove", "link"):
+        file.unlink()
+    if change == "grow":
+        file.write_bytes(b"x" * (size_bytes + 1))
+    elif change == "shrink":
+        file.write_bytes(b"x" * (size_bytes - 1))
+    elif change == "touch":
+        os.utime(file, (1, 1))
+    elif change == "replace":
+        os.mkfifo(file)
+    elif change == "link":
+        file.symlink_to("train.py")
+
+    with pytest.raises(PackageError, match=r"log\.bin: changed while it was read"):
+        package._write(tree, source.parent / "code.tar", "train.py")
+
+
+# ---- the limit
+
+
+def test_a_source_over_the_limit_is_refused_before_it_is_read(source: Path):
+    """The ten largest paths are listed; a terabyte of holes shows that nothing was read."""
+    write(source / "data" / "huge.bin")
+    os.truncate(source / "data" / "huge.bin", 1 << 40)
+    for index in range(20):
+        write(source / f"{index:02}.txt", "x" * 2048)
+
+    error = refusal(source)
+
+    total, _, listed = error.message.partition("; largest: ")
+    assert total == f"pack {source}: 1.0 TiB is over the limit of 1.0 GiB"
+    assert listed.split(", ")[:3] == ["data/ 1.0 TiB", "data/huge.bin 1.0 TiB", "00.txt 2.0 KiB"]
+    assert len(listed.split(", ")) == 10
+    assert ".cloudjobignore" in error.hint
+
+
+def test_what_is_left_out_does_not_count(source: Path):
+    """A folder in .cloudjobignore brings the source below the limit."""
+    write(source / "data" / "huge.bin")
+    os.truncate(source / "data" / "huge.bin", 1 << 40)
+    write(source / ".cloudjobignore", "data/\n")
+
+    assert packed(source).files == 2

@@ -1,0 +1,379 @@
+"""The job records: found again, shared by processes, and honest about every broken file."""
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cloudjob.errors import JobNotFound, RecordsError
+from cloudjob.records import VERSION, JobRecord, Records, hint_for
+
+ROOT = Path(__file__).parents[2]
+
+
+def record(job="train-0001", **values):
+    """Return a record with these columns."""
+    return JobRecord(
+        job=job,
+        name="train",
+        backend="process",
+        handle=f"process://here/{job}",
+        state="PENDING",
+        nodes=2,
+        procs_per_node=1,
+        created_at="2026-01-01T00:00:00.000Z",
+        code_uri="file:///code",
+        code_digest="sha256:0",
+        code_size_bytes=10,
+        code_files=2,
+        store="file:///store",
+        spec_json='{"script": "train.py"}',
+    )._replace(**values)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Return where the records will be; nothing is there yet."""
+    return tmp_path / "home" / "records.db"
+
+
+@pytest.fixture
+def records(path):
+    """Open new records."""
+    with Records(path) as opened:
+        yield opened
+
+
+def in_a_child(code, path):
+    """Start code with ``record`` and ``path`` in a process of its own."""
+    start = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]\n"
+    start += f"from test_records import *\npath = Path({str(path)!r})\n"
+    return subprocess.Popen(
+        [sys.executable, "-c", start + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_a_record_reads_back_as_it_was_written(path):
+    """What is added is there for the next process, every column of it."""
+    ugly = record(handle="process://ünï/'\"; --", spec_json="{}\n" * 1000, code_size_bytes=2**40)
+    with Records(path) as records:
+        records.add(ugly)
+
+    with Records(path) as records:
+        assert records.get(ugly.job) == ugly
+
+
+def test_the_records_are_private(path, records):
+    """Neither the folder nor the file can be read by anybody else, whatever the umask."""
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_an_update_changes_only_its_columns(records):
+    """Columns that are not named keep their values."""
+    records.add(record())
+    records.update("train-0001", state="RUNNING", handle="process://here/7")
+
+    assert records.get("train-0001") == record(state="RUNNING", handle="process://here/7")
+
+
+def test_an_update_of_no_such_column_is_a_mistake_of_ours(records):
+    """A column that does not exist never reaches SQL."""
+    with pytest.raises(TypeError):
+        records.update("train-0001", **{"state = 'x' --": 1})
+
+
+def test_the_list_is_newest_first(records):
+    """Time decides, and order of adding among equals."""
+    records.add(record("b", created_at="2026-01-02T00:00:00.000Z"))
+    records.add(record("a", created_at="2026-01-01T00:00:00.000Z"))
+    records.add(record("c", created_at="2026-01-02T00:00:00.000Z"))
+
+    assert [r.job for r in records.list()] == ["c", "b", "a"]
+    assert [r.job for r in records.list(limit=1)] == ["c"]
+    assert records.list()[1] == record("b", created_at="2026-01-02T00:00:00.000Z", spec_json="")
+
+
+def test_ten_thousand_jobs_are_listed_at_once(records):
+    """A long history with long descriptions is read in a blink."""
+    long = "x" * 1000
+    with sqlite3.connect(records._path) as database:
+        database.executemany(
+            f"INSERT INTO jobs VALUES ({','.join('?' * len(JobRecord._fields))})",
+            (record(f"train-{i}", spec_json=long) for i in range(10_000)),
+        )
+    database.close()
+
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        assert len(records.list()) == 10_000
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.2  # 0.03 s on a quiet machine, with room for a busy one
+
+
+def test_a_job_is_found_by_id_name_or_beginning(records):
+    """The id wins over a name, a name is its newest job, and a unique beginning is enough."""
+    records.add(record("eval-0001", name="eval"))
+    records.add(record("train-0001", created_at="2026-01-01T00:00:00.000Z"))
+    records.add(record("train-0002", created_at="2026-01-02T00:00:00.000Z"))
+    records.add(record("train-0003", name="eval-0001", created_at="2026-01-03T00:00:00.000Z"))
+
+    found = {word: records.get(word).job for word in ("eval-0001", "train", "eval-", "train-0003")}
+
+    assert found == {
+        "eval-0001": "eval-0001",
+        "train": "train-0002",
+        "eval-": "eval-0001",
+        "train-0003": "train-0003",
+    }
+
+
+def test_a_beginning_that_fits_several_is_not_guessed(records):
+    """Two jobs that begin so are both offered."""
+    records.add(record("train-0001"))
+    records.add(record("train-0002"))
+
+    with pytest.raises(JobNotFound) as caught:
+        records.get("train-0")
+    assert caught.value.hint == "one of train-0002, train-0001?"
+
+
+@pytest.mark.parametrize("word", ["", "%", "nothing", "'", "train-00011", "\udcff"])
+def test_a_word_that_fits_nothing_is_no_job(records, word):
+    """No word, however odd, finds a job that it is not."""
+    records.add(record("train-0001"))
+
+    with pytest.raises(JobNotFound) as caught:
+        records.get(word)
+    assert caught.value.hint
+
+
+def test_a_mistyped_id_gets_the_nearest(records):
+    """The hint names the job that was probably meant."""
+    records.add(record("train-0001"))
+
+    with pytest.raises(JobNotFound) as caught:
+        records.get("trian-0001")
+    assert "train-0001" in caught.value.hint
+
+
+def test_a_removed_job_is_gone(records):
+    """Removing forgets exactly one job, and only a job that is there."""
+    records.add(record("a"))
+    records.add(record("ab"))
+    records.remove("a")
+
+    assert [r.job for r in records.list()] == ["ab"]
+    with pytest.raises(JobNotFound):
+        records.remove("a")
+    with pytest.raises(JobNotFound):
+        records.update("a", state="FAILED")
+
+
+def test_an_id_is_used_once(records):
+    """A second job of the same id is refused and the first one kept."""
+    records.add(record(state="RUNNING"))
+
+    with pytest.raises(RecordsError, match="UNIQUE"):
+        records.add(record())
+    assert records.get("train-0001").state == "RUNNING"
+
+
+def test_processes_add_at_the_same_time(path):
+    """Four processes that all make the file and add to it lose nothing."""
+    code = "for i in range(25):\n with Records(path) as r: r.add(record(f'{os.getpid()}-{i}'))"
+    children = [in_a_child(code, path) for _ in range(4)]
+    complaints = [child.communicate()[1] for child in children]
+
+    assert complaints == [b""] * 4
+    with Records(path) as records:
+        assert len(records.list()) == 100
+
+
+def test_a_killed_writer_leaves_whole_records(path):
+    """A process that dies in the middle of a transaction takes back only its own work."""
+    code = (
+        "with Records(path) as r:\n"
+        " r.add(record('kept'))\n"
+        " r._database.execute('BEGIN IMMEDIATE')\n"
+        " r.add(record('lost'))\n"
+        " os.kill(os.getpid(), 9)"
+    )
+    child = in_a_child(code, path)
+    child.communicate()
+
+    assert child.returncode == -signal.SIGKILL
+
+    with Records(path) as records:
+        assert [r.job for r in records.list()] == ["kept"]
+
+
+def refused(path, **options):
+    """Return the error that opening, adding and listing gives."""
+
+    def use():
+        with Records(path, **options) as records:
+            records.add(record("more"))
+            records.list()
+
+    with pytest.raises(RecordsError) as caught:
+        use()
+    assert str(path) in caught.value.message
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+    return caught.value
+
+
+def test_a_locked_file_is_said_to_be_locked(path):
+    """A writer that never ends is waited for and then named."""
+    Records(path).close()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+
+    error = refused(path, busy_timeout_s=0.05)
+    other.close()
+
+    assert "locked" in error.message
+    assert isinstance(error.__cause__, sqlite3.OperationalError)
+
+
+def test_a_newer_file_is_left_alone(path):
+    """Records of a cloudjob to come are not touched."""
+    Records(path).close()
+    database = sqlite3.connect(path)
+    database.execute(f"PRAGMA user_version = {VERSION + 1}")
+    database.close()
+    before = path.read_bytes()
+
+    error = refused(path)
+
+    assert "newer" in error.message
+    assert "upgrade" in error.hint
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_database_is_left_alone(path):
+    """Some other file in the place of the records is refused and not overwritten."""
+    path.parent.mkdir()
+    path.write_text("my notes\n" * 1000)
+
+    assert "not a database" in refused(path).message
+    assert path.read_text() == "my notes\n" * 1000
+
+
+def test_a_damaged_file_is_said_to_be_damaged(path):
+    """Records whose pages are overwritten are an error with a hint, not a traceback."""
+    with Records(path) as records:
+        for i in range(200):
+            records.add(record(f"train-{i}", spec_json="x" * 500))
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xa5" * (path.stat().st_size - 4096))
+
+    assert "malformed" in refused(path).message
+
+
+def test_a_shortened_file_is_said_to_be_damaged(path):
+    """Records cut in the middle are an error with a hint too."""
+    with Records(path) as records:
+        for i in range(200):
+            records.add(record(f"train-{i}", spec_json="x" * 500))
+    os.truncate(path, path.stat().st_size // 2)
+
+    refused(path)
+
+
+def test_a_folder_in_the_way_is_refused(path):
+    """The path of the records may be a folder by mistake."""
+    path.mkdir(parents=True)
+
+    assert "directory" in refused(path).message.lower()
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(path):
+    """CLOUDJOB_HOME may be a file by mistake."""
+    path.parent.write_text("")
+
+    refused(path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_file_is_refused(path):
+    """Records that may not be written are an error at once."""
+    Records(path).close()
+    path.chmod(0o400)
+
+    assert "denied" in refused(path).message
+
+
+def test_a_system_file_that_cannot_be_opened_is_refused():
+    """A place where no folder can be made is an error with a hint, for root too."""
+    refused(Path("/proc/cloudjob/records.db"))
+
+
+def test_a_full_disk_is_said(path):
+    """SQLite's word for a full disk comes with what to do about it."""
+    with Records(path) as records:
+        records._database.execute("PRAGMA max_page_count = 1")
+        with pytest.raises(RecordsError, match="full") as caught:
+            records.add(record(spec_json="x" * 100_000))
+    assert "free some space" in caught.value.hint
+
+
+def test_a_file_that_may_not_grow_is_said(path):
+    """A write that the system refuses half-way is an error, and the records stay whole."""
+    Records(path).close()
+    code = (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
+        "with Records(path) as r:\n"
+        " try: r.add(record(spec_json='x' * 100_000))\n"
+        " except RecordsError as e: print(e.message, '|', e.hint)"
+    )
+    out, complaints = in_a_child(code, path).communicate()
+
+    assert complaints == b""
+    assert b"free some space" in out
+    with Records(path) as records:
+        assert records.list() == []
+
+
+def test_text_that_cannot_be_stored_is_an_error_of_records(records):
+    """Half a character in a column is no traceback."""
+    with pytest.raises(RecordsError):
+        records.add(record(handle="\udcff"))
+
+
+def test_every_error_of_sqlite_is_translated(records):
+    """No class of SQLite's or the system's errors comes through."""
+    foreign = [
+        value
+        for value in vars(sqlite3).values()
+        if isinstance(value, type) and issubclass(value, sqlite3.Error)
+    ]
+    for kind in [*foreign, OSError, PermissionError]:
+        with pytest.raises(RecordsError) as caught, records._translated("reading"):
+            raise kind("something")
+        assert isinstance(caught.value.__cause__, kind)
+
+
+@pytest.mark.parametrize(
+    ("said", "word"),
+    [
+        ("database is locked", "again"),
+        ("attempt to write a readonly database", "writable"),
+        ("database or disk is full", "space"),
+        ("file is not a database", "move"),
+        ("never heard", "CLOUDJOB_HOME"),
+    ],
+)
+def test_every_word_of_sqlite_has_a_hint(said, word):
+    """The hint fits what was said."""
+    assert word in hint_for(said)

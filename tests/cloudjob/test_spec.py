@@ -1,0 +1,247 @@
+"""What a job may be, and that every fault is found at once."""
+
+import dataclasses
+import json
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudjob.errors import SpecError
+from cloudjob.spec import (
+    FIELDS,
+    MAX_WORD_BYTES,
+    NAME_RULE,
+    SECTIONS,
+    JobSpec,
+    check,
+    default_name,
+    masked,
+    problems,
+    section,
+)
+
+
+def spec(**values):
+    """Return a job with these values."""
+    return JobSpec(**{"script": "train.py", **values})
+
+
+def only_problem(**values):
+    """Return the one problem of a job with these values."""
+    (problem,) = problems(spec(**values))
+    return problem
+
+
+def test_a_script_alone_is_a_job():
+    """Everything but the script has a default that makes sense."""
+    check(spec())
+
+    assert spec().name == "train"
+
+
+def test_the_table_of_fields_and_the_value_agree():
+    """FIELDS names every field of JobSpec in order, with its default."""
+    value = spec()
+    fields = [f for f in dataclasses.fields(JobSpec) if f.name != "sections"]
+
+    assert [f.name for f in FIELDS] == [f.name for f in fields]
+    for field in FIELDS:
+        if field.name not in ("script", "name"):
+            assert getattr(value, field.name) == field.default, field.name
+
+
+def test_every_fault_is_reported_at_once():
+    """Problems lists all that is wrong, each with what was given and what is allowed."""
+    wrong = spec(nodes=0, retries=11, backend="proces", env={"1A": "x"}, script="../train.py")
+
+    assert problems(wrong) == [
+        "script: lies outside the source folder (given '../train.py')",
+        "nodes: is out of range (given 0; allowed 1 to 10000)",
+        "retries: is out of range (given 11; allowed 0 to 10)",
+        "backend: is not known, did you mean 'process'? (given 'proces'; allowed process)",
+        "env.1A: is not a variable's name (given '1A'; allowed letters, digits and '_', "
+        "not a digit first)",
+    ]
+    with pytest.raises(SpecError) as caught:
+        check(wrong)
+    assert caught.value.problems == tuple(problems(wrong))
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"nodes": 10_001}, "nodes"),
+        ({"procs_per_node": 0}, "procs_per_node"),
+        ({"procs_per_node": 1025}, "procs_per_node"),
+        ({"nodes": 1000, "procs_per_node": 101}, "nodes"),
+        ({"timeout_min": -1}, "timeout_min"),
+        ({"timeout_min": math.nan}, "timeout_min"),
+        ({"timeout_min": math.inf}, "timeout_min"),
+        ({"grace_s": -0.1}, "grace_s"),
+        ({"source_limit_mb": math.inf}, "source_limit_mb"),
+        ({"retries": -1}, "retries"),
+        ({"launcher": "mpiexec"}, "launcher"),
+        ({"script": ""}, "script"),
+        ({"script": "/etc/train.py"}, "script"),
+        ({"script": "a/../../train.py"}, "script"),
+        ({"script": "./."}, "script"),
+        ({"script": "a\0.py"}, "script"),
+        ({"name": "my job"}, "name"),
+        ({"name": "job\n"}, "name"),
+        ({"name": "é"}, "name"),
+        ({"name": "a" * 65}, "name"),
+        ({"args": ("ok", "a\0b")}, "args[1]"),
+        ({"args": ("x" * (MAX_WORD_BYTES + 1),)}, "args[0]"),
+        ({"args": ("\ud800",)}, "args[0]"),
+        ({"image": "a\0b"}, "image"),
+        ({"env": {"": "x"}}, "env."),
+        ({"env": {"A-B": "x"}}, "env.A-B"),
+        ({"env": {"A\n": "x"}}, r"env.A\n"),
+        ({"env": {"MA_X": "x"}}, "env.MA_X"),
+        ({"env": {"CLOUDJOB_X": "x"}}, "env.CLOUDJOB_X"),
+        ({"env": {"A": "x\0"}}, "env.A"),
+        ({"secrets": {"MA_X": "x"}}, "secrets.MA_X"),
+        ({"inputs": {"MY-DATA": "s3://b/k"}}, "inputs.MY-DATA"),
+        ({"inputs": {"DATA": ""}}, "inputs.DATA"),
+        ({"outputs": {"9": ""}}, "outputs.9"),
+        ({"sections": {"process": {"pyton": "x"}}}, "process.pyton"),
+        ({"sections": {"process": {"isolation": "full"}}}, "process.isolation"),
+        ({"sections": {"proces": {}}}, "proces"),
+    ],
+)
+def test_a_fault_names_its_key(values, key):
+    """Each bad value is one problem that begins with the key it is about, on one line."""
+    problem = only_problem(**values)
+
+    assert problem.startswith(f"{key}: ")
+    assert problem.isprintable()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"nodes": 10_000, "procs_per_node": 10},
+        {"script": "a/../b/./train.py"},
+        {"script": "a b/trän..py"},
+        {"outputs": {"MODEL": ""}},
+        {"env": {"_a1": "", "B": "=\n\udcff'\"$"}},
+        {"args": ("", "\udcff", "--nodes")},
+        {"sections": {"process": {"isolation": "none"}}},
+        {"name": "A_b-9" * 12},
+    ],
+)
+def test_unusual_jobs_that_make_sense_pass(values):
+    """What only looks odd is no fault."""
+    assert problems(spec(**values)) == []
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "\udcff"])
+def test_a_variable_is_measured_in_bytes_with_its_name(letter):
+    """The limit of Linux counts NAME=VALUE in bytes, invalid UTF-8 too."""
+    width = len(letter.encode("utf-8", "surrogateescape"))
+    room = MAX_WORD_BYTES - len("AB=")
+    fitting = letter * (room // width) + "x" * (room % width)
+
+    assert problems(spec(env={"AB": fitting})) == []
+    assert "is too long (given 131072 bytes" in only_problem(env={"AB": fitting + "x"})
+
+
+def test_the_limit_is_the_one_of_linux():
+    """A word of exactly the largest size starts a program here, and one byte more does not."""
+    env = {"AB": "x" * (MAX_WORD_BYTES - 3)}
+    subprocess.run(["/bin/true"], env=env, check=True)
+
+    with pytest.raises(OSError, match="too long"):
+        subprocess.run(["/bin/true"], env={"AB": env["AB"] + "x"}, check=True)
+
+
+@pytest.mark.parametrize("first", ["env", "secrets", "inputs"])
+def test_a_name_stands_in_one_place(first):
+    """Two fields must not set the same variable."""
+    assert only_problem(**{first: {"A": "x"}, "outputs": {"A": ""}}) == (
+        f"outputs.A: is also in {first} (allowed: each name once)"
+    )
+
+
+def test_secret_values_are_never_shown():
+    """Neither repr nor problems nor the masked form holds a secret's value."""
+    value = spec(secrets={"TOKEN": "hunter2\0", "MA_X": "hunter2"})
+
+    for text in (repr(value), *problems(value), json.dumps(masked(value))):
+        assert "hunter2" not in text
+    assert masked(value)["secrets"] == {"TOKEN": "***", "MA_X": "***"}
+
+
+def test_a_job_is_frozen_through_and_through():
+    """Neither fields nor mappings change, not even through the mapping that was passed in."""
+    env = {"A": "1"}
+    value = spec(env=env, sections={"process": {"python": "py"}})
+    env["A"] = "2"
+
+    assert value.env == {"A": "1"}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        value.nodes = 2
+    with pytest.raises(TypeError):
+        value.env["A"] = "3"
+    with pytest.raises(TypeError):
+        value.sections["process"]["python"] = "x"
+
+
+def test_equal_jobs_are_equal():
+    """Two jobs of the same values are the same, and a replaced field makes them differ."""
+    assert spec(env={"A": "1"}, args=["x"]) == spec(env={"A": "1"}, args=("x",))
+    assert dataclasses.replace(spec(), nodes=2) == spec(nodes=2) != spec()
+
+
+def test_a_section_is_complete():
+    """What a job leaves out of a backend's section has its default there."""
+    value = spec(sections={"process": {"isolation": "none"}})
+
+    assert section(value, "process") == {"python": "", "isolation": "none"}
+    assert set(section(spec(), "process")) == {f.name for f in SECTIONS["process"]}
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("train.py", "train"),
+        ("a/b/my train.v2.py", "my-train-v2"),
+        (".py", "py"),
+        ("", "job"),
+        ("été/", "job"),
+        ("__main__.py", "__main__"),
+        ("a" * 99, "a" * 64),
+    ],
+)
+def test_a_name_comes_from_the_script(script, name):
+    """The default name is the stem of the script in allowed letters."""
+    assert default_name(script) == name
+
+
+@given(st.text(st.characters(codec=None), max_size=100))
+def test_every_script_gives_an_allowed_name(script):
+    """Whatever the script is called, the default name obeys the rule of names."""
+    assert re.fullmatch(NAME_RULE, default_name(script))
+
+
+@given(st.text(st.sampled_from("aZ0_-. \n\0é"), max_size=70))
+def test_the_rule_of_names_is_exact(name):
+    """A name is faulty exactly when it breaks the platform's rule."""
+    allowed = 1 <= len(name) <= 64 and set(name) <= set("aZ0_-")
+
+    assert any(p.startswith("name: ") for p in problems(spec(name=name or "?"))) != allowed
+
+
+def test_importing_the_spec_is_cheap():
+    """Neither YAML nor difflib nor anything of the network comes with the value."""
+    code = "import sys, cloudjob.spec; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+
+    assert not {"yaml", "difflib", "socket", "subprocess", "asyncio"} & set(loaded)

@@ -1,0 +1,94 @@
+"""The words of a job's state and the object that ``status --json`` prints."""
+
+import json
+
+import pytest
+
+from cloudjob.status import Code, Failure, JobState, JobStatus, Phase, to_json
+
+RUNNING = JobStatus(
+    job="train-1",
+    name="train",
+    backend="process",
+    state=JobState.RUNNING,
+    native_state="running",
+    nodes=2,
+    procs_per_node=1,
+    created_at="2026-01-01T00:00:00.000Z",
+)
+
+
+def test_only_three_states_are_final():
+    """A job that succeeded, failed or was cancelled has ended; an unknown one may still run."""
+    final = {state for state in JobState if state.is_final}
+
+    assert final == {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
+
+
+@pytest.mark.parametrize("state", JobState)
+def test_a_state_prints_as_its_word(state):
+    """On every Python a state is its plain word, however it is written."""
+    assert (str(state), f"{state}", json.dumps(state)) == (
+        state.value,
+        state.value,
+        f'"{state.value}"',
+    )
+    assert state == state.value
+
+
+def test_a_running_job_as_json():
+    """What is not known yet is null, and no key is left out."""
+    assert to_json(RUNNING) == {
+        "job": "train-1",
+        "name": "train",
+        "backend": "process",
+        "state": "RUNNING",
+        "native_state": "running",
+        "nodes": 2,
+        "procs_per_node": 1,
+        "created_at": "2026-01-01T00:00:00.000Z",
+        "started_at": None,
+        "ended_at": None,
+        "exit_code": None,
+        "cause": None,
+        "failure": None,
+        "code": None,
+        "phases": [],
+    }
+
+
+def test_a_failed_job_as_json():
+    """Failure, code and phases are plain JSON that reads back the same."""
+    status = JobStatus(
+        **{name: getattr(RUNNING, name) for name in ("job", "name", "backend", "native_state")},
+        state=JobState.FAILED,
+        nodes=2,
+        procs_per_node=1,
+        created_at=RUNNING.created_at,
+        cause="user",
+        exit_code=3,
+        failure=Failure(node=1, host="node-1", rank=1, exit_code=3, last_lines=("a", "b\udcff")),
+        code=Code(uri="file:///code", digest="sha256:0", size_bytes=10, files=2),
+        phases=(Phase(node=0, name="run", started_at="2026-01-01T00:00:01.000Z"),),
+    )
+    shown = to_json(status)
+
+    assert json.loads(json.dumps(shown)) == shown
+    assert shown["failure"] == {
+        "node": 1,
+        "host": "node-1",
+        "rank": 1,
+        "signal": None,
+        "exit_code": 3,
+        "message": "",
+        "last_lines": ["a", "b\udcff"],
+    }
+    assert shown["code"] == {
+        "uri": "file:///code",
+        "digest": "sha256:0",
+        "size_bytes": 10,
+        "files": 2,
+    }
+    assert shown["phases"] == [
+        {"node": 0, "name": "run", "started_at": "2026-01-01T00:00:01.000Z", "ended_at": None}
+    ]

@@ -1,0 +1,331 @@
+"""One suite for every store: the promises of ``ObjectStore``, one after the other."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudjob.errors import StoreError
+from cloudjob.store import ObjectStore, open_store
+from cloudjob.store.directory import DirectoryStore
+from jobentry import objects
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 20
+
+# Each scheme's own way to have an empty store.
+STORES: dict[str, Callable[[Path], str]] = {"file": lambda folder: f"file://{folder}/store"}
+
+
+@pytest.fixture(params=STORES)
+def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the URI of an empty store of each kind."""
+    return STORES[request.param](tmp_path)
+
+
+@pytest.fixture
+def store(store_uri: str) -> ObjectStore:
+    """Open the empty store."""
+    return open_store(store_uri)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> DirectoryStore:
+    """Open an empty directory store."""
+    return DirectoryStore(tmp_path / "store")
+
+
+segments = (
+    st.binary(min_size=1, max_size=40)
+    .filter(lambda name: not set(name) & {0, 0x2F} and name not in (b".", b".."))
+    .map(os.fsdecode)
+)
+keys = st.lists(segments, min_size=1, max_size=3).map("/".join)
+
+
+# ---- 1 and 3: whole or not there, and read as it was written
+
+
+def test_what_is_put_is_read_back(store: ObjectStore, tmp_path: Path):
+    """Bytes and files come back as they were, by key and by URI."""
+    data = bytes(range(256)) * 20_000
+    (tmp_path / "in").write_bytes(data)
+
+    uri = store.put(tmp_path / "in", "job/code.tar")
+    store.put_bytes(b"", "job/empty")
+    store.fetch("job/code.tar", tmp_path / "new" / "out")
+
+    assert store.get_bytes("job/code.tar") == (tmp_path / "new" / "out").read_bytes() == data
+    assert objects.read(uri) == data
+    assert store.get_bytes("job/empty") == b""
+
+
+def test_a_second_put_replaces_the_object(store: ObjectStore):
+    """The last writer wins, with the whole of its bytes."""
+    store.put_bytes(b"a long first one", "key")
+    store.put_bytes(b"second", "key")
+
+    assert store.get_bytes("key") == b"second"
+    assert list(store.list()) == ["key"]
+
+
+def test_a_writer_that_is_killed_leaves_no_object(store_uri: str, tmp_path: Path):
+    """Killed with half of the bytes written, it has changed nothing that anybody can see."""
+    store = open_store(store_uri)
+    store.put_bytes(b"old", "job/replaced")
+    pipe = tmp_path / "pipe"
+    for key in ("job/new", "job/replaced"):
+        pipe.unlink(missing_ok=True)
+        os.mkfifo(pipe)
+        code = "import sys, pathlib; from cloudjob.store import open_store\n"
+        code += "open_store(sys.argv[1]).put(pathlib.Path(sys.argv[2]), sys.argv[3])"
+        writer = subprocess.Popen(
+            [sys.executable, "-c", code, store_uri, pipe, key], env={"PYTHONPATH": str(ROOT)}
+        )
+        with pipe.open("wb") as feed:
+            feed.write(b"x" * (3 << 20))
+            feed.flush()
+            until(lambda: any(path.stat().st_size for path in half_written(tmp_path)))
+            writer.kill()
+            writer.wait()
+        for path in half_written(tmp_path):
+            path.unlink()
+
+    assert list(store.list()) == ["job/replaced"]
+    assert not store.exists("job/new")
+    assert store.get_bytes("job/replaced") == b"old"
+
+
+def half_written(folder: Path) -> list[Path]:
+    """Return the files that writers have not finished."""
+    return list((folder / "store" / "job").glob(".cloudjob-tmp-*"))
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    """Wait for a condition, with a deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_write_that_breaks_leaves_no_object(store: ObjectStore, tmp_path: Path):
+    """When the disk takes no more, the error says so and nothing is left, not even in part."""
+    (tmp_path / "in").write_bytes(b"x" * 100_000)
+
+    with file_size_limit(1000):
+        with pytest.raises(StoreError, match=r"put job/a in .*: file too large"):
+            store.put(tmp_path / "in", "job/a")
+        with pytest.raises(StoreError, match=r"put job/b in .*: file too large"):
+            store.put_bytes(b"x" * 1001, "job/b")
+
+    assert list(store.list()) == []
+    assert list((tmp_path / "store" / "job").iterdir()) == []
+
+
+def test_a_fetch_that_breaks_leaves_no_file(store: ObjectStore, tmp_path: Path):
+    """The file that was there before is still there, whole."""
+    store.put_bytes(b"x" * 100_000, "key")
+    (tmp_path / "out").write_bytes(b"old")
+
+    with (
+        file_size_limit(1000),
+        pytest.raises(StoreError, match=r"fetch key from .*: file too large"),
+    ):
+        store.fetch("key", tmp_path / "out")
+
+    assert (tmp_path / "out").read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "store"]
+
+
+@contextmanager
+def file_size_limit(limit_bytes: int) -> Iterator[None]:
+    """Make every file of this process break off there: a full disk for one process."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# ---- 4: the container reaches the same object
+
+
+@settings(deadline=None)
+@given(key=keys, data=st.binary(max_size=100), root=segments)
+def test_the_container_reads_what_the_store_wrote_and_back(key: str, data: bytes, root: str):
+    """The pair agrees on every name a file can have: URI and key mean the same object."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_store(DirectoryStore(Path(folder, root)).uri("x")[: -len("/x")])
+        uri = store.put_bytes(data, key)
+
+        assert uri == store.uri(key)
+        assert uri.isascii()
+        assert not set(uri) & set(' #?"<>\\')
+        assert objects.read(uri) == data
+        objects.write(data + b"!", uri)
+        assert store.get_bytes(key) == data + b"!"
+        assert list(store.list()) == [key]
+
+
+def test_a_uri_is_percent_encoded():
+    """Spaces, signs with a meaning and other letters are written as their bytes."""
+    store = DirectoryStore(Path("/a b"))
+
+    assert store.uri("50%/é#?") == "file:///a%20b/50%25/%C3%A9%23%3F"
+
+
+# ---- list, exists, delete
+
+
+def test_list_gives_the_keys_with_a_prefix_in_the_order_of_their_bytes(store: ObjectStore):
+    """A prefix is a string, not a folder."""
+    for key in ("b", "a/c", "a.txt", "a/b/c", "ab", "é"):
+        store.put_bytes(b"", key)
+
+    assert list(store.list()) == ["a.txt", "a/b/c", "a/c", "ab", "b", "é"]
+    assert list(store.list("a")) == ["a.txt", "a/b/c", "a/c", "ab"]
+    assert list(store.list("a/")) == ["a/b/c", "a/c"]
+    assert list(store.list("a/b")) == ["a/b/c"]
+    assert list(store.list("a/c/d")) == list(store.list("x/y")) == list(store.list("..")) == []
+
+
+def test_a_deleted_object_is_gone(store: ObjectStore):
+    """Deleting it again, or what never was, is no error."""
+    store.put_bytes(b"", "a/b")
+
+    for key in ("a/b", "a/b", "never", "a", "a/b/c"):
+        store.delete(key)
+
+    assert not store.exists("a/b")
+    assert list(store.list()) == []
+
+
+def test_an_empty_store_has_no_objects(store: ObjectStore):
+    """Nobody needs to have made its root, and looking does not make it."""
+    assert list(store.list()) == []
+    assert not store.exists("a")
+
+
+# ---- 5 and 6: refusals
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/etc/passwd", "..", "a/../../b", "a//b", "a/", "./a", "a\0b", ".cloudjob-tmp-1"]
+)
+def test_a_key_that_is_none_is_refused_by_every_verb(store: ObjectStore, tmp_path: Path, key: str):
+    """No key leaves the root, names a folder, or names a half-written object."""
+    (tmp_path / "in").touch()
+    verbs: list[Callable[[], object]] = [
+        lambda: store.put(tmp_path / "in", key),
+        lambda: store.put_bytes(b"", key),
+        lambda: store.get_bytes(key),
+        lambda: store.fetch(key, tmp_path / "out"),
+        lambda: store.exists(key),
+        lambda: store.delete(key),
+        lambda: store.uri(key),
+    ]
+    for verb in verbs:
+        with pytest.raises(StoreError):
+            verb()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_what_is_not_there_is_an_error(store: ObjectStore, tmp_path: Path):
+    """A missing object and a missing file are named."""
+    with pytest.raises(StoreError, match=r"get job/a in .*: no such object"):
+        store.get_bytes("job/a")
+    with pytest.raises(StoreError, match=r"fetch job/a in .*: no such object"):
+        store.fetch("job/a", tmp_path / "out")
+    with pytest.raises(StoreError, match=r"put job/a in .*: read .*/in: no such file"):
+        store.put(tmp_path / "in", "job/a")
+
+
+@pytest.mark.parametrize(
+    ("uri", "hint"),
+    [
+        ("/tmp/store", "a folder is file:///its/path"),
+        ("fil:///tmp", "did you mean file://?"),
+        ("gopher://x", "allowed: file"),
+        ("file://relative", "file:///its/path"),
+        ("file:///a%00b", ""),
+    ],
+)
+def test_a_uri_that_no_store_has_is_refused(uri: str, hint: str):
+    """The hint says what would do."""
+    with pytest.raises(StoreError) as caught:
+        open_store(uri)
+
+    assert caught.value.message.startswith(f"open store '{uri}': ")
+    assert caught.value.hint == hint
+    assert caught.value.exit_code == 4
+
+
+# ---- the directory store's own
+
+
+def test_nobody_else_may_read_the_objects(directory: DirectoryStore):
+    """Folders are 0700 and objects 0600, whatever the umask lets through."""
+    before = os.umask(0)
+    try:
+        directory.put_bytes(b"", "job/a")
+    finally:
+        os.umask(before)
+
+    modes = [path.stat().st_mode & 0o777 for path in (directory.root, directory.root / "job")]
+    assert modes == [0o700, 0o700]
+    assert (directory.root / "job" / "a").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_where_a_folder_should_be_is_named(directory: DirectoryStore):
+    """A root that is a file, a key below an object, a key that is a folder."""
+    directory.put_bytes(b"", "a/b")
+
+    with pytest.raises(StoreError, match=r"put a/b/c/d in .*: not a directory"):
+        directory.put_bytes(b"", "a/b/c/d")
+    with pytest.raises(StoreError, match=r"put a in .*: is a directory"):
+        directory.put_bytes(b"", "a")
+    with pytest.raises(StoreError, match=r"get a in .*: is a directory"):
+        directory.get_bytes("a")
+    with pytest.raises(StoreError, match=r"put c in .*: not a directory"):
+        DirectoryStore(directory.root / "a" / "b").put_bytes(b"", "c")
+    with pytest.raises(StoreError, match=r"list  in .*: not a directory"):
+        list(DirectoryStore(directory.root / "a" / "b").list())
+
+
+def test_a_store_that_this_user_may_not_write_is_named():
+    """A folder of somebody else refuses, and the hint asks about the right to it."""
+    before = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "store")
+        root.mkdir(mode=0o500)
+        Path(folder).chmod(0o755)
+        root.chmod(0o555)
+        if before == 0:  # root passes through permissions
+            os.seteuid(65534)
+        try:
+            with pytest.raises(StoreError, match=r"put a in .*: permission denied") as caught:
+                DirectoryStore(root).put_bytes(b"", "a")
+        finally:
+            os.seteuid(before)
+
+    assert caught.value.hint == "may this user read and write there?"
+
+
+def test_a_file_system_that_takes_no_files_is_named():
+    """``/proc`` takes them from nobody, root included."""
+    with pytest.raises(StoreError, match="put a in /proc/store: no such"):
+        DirectoryStore(Path("/proc/store")).put_bytes(b"", "a")

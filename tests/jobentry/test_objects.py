@@ -1,0 +1,84 @@
+"""Objects as the container reads and writes them."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from jobentry import objects
+from jobentry.objects import ObjectError
+
+
+def listed(folder: Path) -> list[str]:
+    """Return the names in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_put_is_read_back(tmp_path: Path):
+    """Files and bytes, by URIs with and without a host."""
+    (tmp_path / "in").write_bytes(b"\0data" * 1_000_000)
+    uri = f"file://{tmp_path}/job/outputs/a%20b"
+
+    objects.put(str(tmp_path / "in"), uri)
+    objects.fetch(uri.replace("file://", "file://localhost"), str(tmp_path / "out"))
+    objects.write(b"small", uri + "2")
+
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "in").read_bytes()
+    assert objects.read(uri + "2") == b"small"
+    assert listed(tmp_path / "job" / "outputs") == ["a b", "a b2"]
+
+
+def test_nobody_else_may_read_the_objects(tmp_path: Path):
+    """Folders are 0700 and objects 0600, as the store makes them."""
+    objects.write(b"", f"file://{tmp_path}/job/a")
+
+    assert (tmp_path / "job").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "job" / "a").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_write_that_breaks_changes_nothing(tmp_path: Path):
+    """The old object is still whole, and no part of the new one is left."""
+    uri = f"file://{tmp_path}/job/a"
+    objects.write(b"old", uri)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(ObjectError, match=r"write object: file://.*/job/a: file too large"):
+            objects.write(b"x" * 1001, uri)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert objects.read(uri) == b"old"
+    assert listed(tmp_path / "job") == ["a"]
+
+
+def test_faults_are_told_apart(tmp_path: Path):
+    """A message names the object when the object is at fault, and the file when the file is."""
+    missing = f"file://{tmp_path}/missing"
+    (tmp_path / "file").touch()
+    faults = {
+        f"fetch object: {missing}: no such file or directory": lambda: objects.fetch(
+            missing, str(tmp_path / "out")
+        ),
+        f"read object: {missing}: no such file or directory": lambda: objects.read(missing),
+        "read file: /missing: no such file or directory": lambda: objects.put("/missing", missing),
+        f"put object: file://{tmp_path}/file/a: not a directory": lambda: objects.put(
+            str(tmp_path / "file"), f"file://{tmp_path}/file/a"
+        ),
+        f"write file: {tmp_path}/file/out: not a directory": lambda: objects.fetch(
+            f"file://{tmp_path}/file", str(tmp_path / "file" / "out")
+        ),
+    }
+    for message, call in faults.items():
+        with pytest.raises(ObjectError) as caught:
+            call()
+        assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/a", "/a", "file://a", "file:///a%00", ""])
+def test_a_uri_of_another_kind_is_refused(uri: str):
+    """The message shows what a URI looks like."""
+    with pytest.raises(ObjectError, match="not a URI of the form file:///its/path"):
+        objects.read(uri)
