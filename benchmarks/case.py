@@ -108,7 +108,7 @@ def _log(name: str, count: int, rounds: int | None) -> Case:
     return Case(
         name,
         f"{count:,} lines ({size_mb:g} MB) of one rank through the log path",
-        ("wall_s", "cpu_s", "rss_mib", "tree_rss_mib", "lost_lines", "lost_bytes", "is_exact"),
+        ("wall_s", "cpu_s", "rss_mib", "other_rss_mib", "lost_lines", "lost_bytes", "is_exact"),
         (
             Subject("mpirun", partial(_mpirun, words=words), inspect=_log_check(count)),
             Subject(

@@ -35,15 +35,15 @@ class Command:
 class Sample:
     """What one run of a command cost and left.
 
-    ``rss_mib`` is the high-water mark of the process started, ``tree_rss_mib`` that of the largest
-    process below it; ``left_behind`` counts processes that had to be killed after it had ended.
+    ``rss_mib`` is the high-water mark of the process started, ``other_rss_mib`` that of the largest
+    of all others; ``left_behind`` counts processes that had to be killed after it had ended.
     """
 
     exit_code: int
     wall_s: float
     cpu_s: float
     rss_mib: float
-    tree_rss_mib: float
+    other_rss_mib: float
     left_behind: int
     stdout: Path
     stderr: Path
@@ -88,7 +88,7 @@ def run(command: Command, folder: Path, *, watches_memory: bool = False) -> Samp
         wall_s=wall_s,
         cpu_s=cpu_s + orphans_cpu_s,
         rss_mib=peaks.get(process.pid, 0.0),
-        tree_rss_mib=max(peaks.values(), default=0.0),
+        other_rss_mib=max((peaks[pid] for pid in peaks if pid != process.pid), default=0.0),
         left_behind=left_behind,
         stdout=stdout,
         stderr=stderr,

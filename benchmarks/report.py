@@ -16,7 +16,7 @@ _UNITS = {
     "wall_s": ("wall s", 3),
     "cpu_s": ("CPU s", 3),
     "rss_mib": ("RSS MiB, started process", 1),
-    "tree_rss_mib": ("RSS MiB, largest process", 1),
+    "other_rss_mib": ("RSS MiB, largest other", 1),
     "lost_lines": ("lines lost", 0),
     "lost_bytes": ("bytes lost", 0),
     "is_exact": ("same sha256 (1: yes)", 0),
@@ -105,7 +105,12 @@ def _row(result: CaseResult, subject: SubjectResult, figure: str) -> tuple[str, 
     three = (min(values), subject.median(figure), max(values))
     ratio = _ratio(result, subject, figure)
     words = "" if ratio is None else f"{ratio:.2f}"
-    return (unit, *(f"{value:.{digits}f}" for value in three), words, str(len(values)))
+    return (
+        unit,
+        *(f"{round(value, digits) + 0.0:.{digits}f}" for value in three),
+        words,
+        str(len(values)),
+    )
 
 
 def _ratio(result: CaseResult, subject: SubjectResult, figure: str) -> float | None:

@@ -91,7 +91,9 @@ def _measure(case: Case, subject: Subject, bench: Bench) -> Figures:
             "left_behind": float(sample.left_behind),
         }
         if case.watches_memory:
-            figures |= {"rss_mib": sample.rss_mib, "tree_rss_mib": sample.tree_rss_mib}
+            marks = {"rss_mib": sample.rss_mib, "other_rss_mib": sample.other_rss_mib}
+            # Zero: the process was gone before the watch looked.
+            figures |= {name: mark for name, mark in marks.items() if mark > 0}
         return figures | (subject.inspect(sample) if subject.inspect else {})
     finally:
         shutil.rmtree(folder, ignore_errors=True)

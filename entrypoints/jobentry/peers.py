@@ -75,6 +75,7 @@ class Peer:
         self.is_ready = False
         self.is_idle = False
         self.is_gone = False
+        self.clock_ahead_s = 0.0
         self._lines = Lines()
         command = _JOIN % ("%s-%d" % (node.job, index))
         try:

@@ -7,6 +7,7 @@ what it costs, every rank pays.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # typing costs each rank seven milliseconds
 _SESSION = frozenset(
     "_ MAIL OLDPWD SHLVL SSH_CLIENT SSH_CONNECTION SSH_TTY LANG SHELL USER LOGNAME".split()
 )
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
@@ -109,29 +111,46 @@ def _open_log(environment: Mapping[str, str], rank: int) -> None:
 
 
 def _run(command: list[str], environment: dict[str, str], rank: int, node_dir: str) -> int:
+    """Start the program, tell the entry how it goes, and return its exit code."""
     was_told: list[int] = []
 
     def told(number: int, _frame: FrameType | None) -> None:
         # The signal came to the whole process group, so the program has it too.
-        was_told.append(number)
+        if number != signal.SIGCHLD:
+            was_told.append(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, told)
+    wake = _listen(told)
     note, end = os.pipe()
-    os.set_blocking(note, False)
     os.set_inheritable(end, True)
     environment[names.CLOUDJOB_END_FD] = str(end)
     child = _start(command, environment)
     os.close(end)
     _tell(node_dir, "start %d %d %d" % (rank, os.getpid(), child))
-    status = _wait(child)
-    code, number, message = _end(status, note)
-    _tell(
-        node_dir,
-        "end %d %d %d %d %.6f %s" % (rank, code, number, bool(was_told), time.time(), message),
-    )
+    noted = _wait_for_note(child, note, wake)
+    if noted:
+        # At once, while exit handlers run: what fails on other ranks because of it comes later.
+        code, at_s, message = noted
+        _tell(node_dir, "fail %d %d 0 0 %s %s" % (rank, code, at_s, message))
+        _wait_for_end(child, wake)
+    else:
+        code, number = _end_of(_wait_for_end(child, wake))
+        values = (rank, code, number, bool(was_told), time.time())
+        _tell(node_dir, "end %d %d %d %d %.6f " % values)
+    if noted:
+        _tell(node_dir, "gone %d" % rank)
     _hold(node_dir)
     return code
+
+
+def _listen(told: Callable[[int, FrameType | None], None]) -> int:
+    """Return the descriptor on which any signal makes itself felt."""
+    wake, end = os.pipe()
+    for descriptor in (wake, end):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(end)
+    for number in (*_SIGNALS, signal.SIGCHLD):
+        signal.signal(number, told)
+    return wake
 
 
 def _start(command: list[str], environment: dict[str, str]) -> int:
@@ -141,10 +160,9 @@ def _start(command: list[str], environment: dict[str, str]) -> int:
         return child
     try:
         die_with_parent()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.set_wakeup_fd(-1)
+        for number in (*_SIGNALS, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
         os.execvpe(command[0], command, environment)
     except FileNotFoundError:
         os._exit(_say("starting %s: not found on PATH" % command[0], 127))
@@ -165,27 +183,43 @@ def _die_with_parent() -> Callable[[], None]:
     return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _wait(child: int) -> int:
+def _wait_for_note(child: int, note: int, wake: int) -> tuple[int, str, str] | None:
+    """Return what the script says when it ends badly; None when the program ends without a word."""
     while True:
-        try:
-            return os.waitpid(child, 0)[1]
-        except InterruptedError:
-            continue
+        ready = select.select([note, wake], [], [])[0]
+        if note in ready:
+            text = os.read(note, 4096).decode("utf-8", "replace")
+            if not text:
+                return None
+            code, at_s, message = text.split(" ", 2)
+            return int(code), at_s, message
+        os.read(wake, 4096)
+        if _has_ended(child):
+            os.set_blocking(note, False)
+            # What it said just before it ended comes before its end.
+            if not select.select([note], [], [], 0)[0]:
+                return None
 
 
-def _end(status: int, note: int) -> tuple[int, int, str]:
-    """Return exit code, signal (0 for none) and message; what the script noted comes first."""
-    try:
-        text = os.read(note, 4096).decode("utf-8", "replace")
-    except BlockingIOError:
-        text = ""
-    if text:
-        code, _, message = text.partition(" ")
-        return int(code), 0, message
+def _has_ended(child: int) -> bool:
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _wait_for_end(child: int, wake: int) -> int:
+    while True:
+        process, status = os.waitpid(child, os.WNOHANG)
+        if process:
+            return status
+        select.select([wake], [], [])
+        os.read(wake, 4096)
+
+
+def _end_of(status: int) -> tuple[int, int]:
+    """Return the exit code and the signal, 0 for none, of a program that has ended."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        return 128 + number, number, ""
-    return os.WEXITSTATUS(status), 0, ""
+        return 128 + number, number
+    return os.WEXITSTATUS(status), 0
 
 
 def _tell(node_dir: str, text: str) -> None:

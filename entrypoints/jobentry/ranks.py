@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from jobentry.contract.exits import Failure
@@ -42,6 +43,7 @@ class Ranks:
         self._stopping = os.path.join(paths.node_dir, "stopping")
         self.doors: Dict[int, int] = {}
         self._programs: Dict[int, int] = {}
+        self._failing: Dict[int, End] = {}
         self.ends: Dict[int, End] = {}
 
     @property
@@ -57,6 +59,10 @@ class Ranks:
             self.doors[rank] = door
             self._programs[rank] = program
             return word, None
+        if word == "gone":
+            rank = int(rest)
+            self.ends[rank] = self._failing[rank]
+            return word, None
         numbers = rest.split(" ", 5)
         end = End(
             rank=int(numbers[0]),
@@ -64,17 +70,27 @@ class Ranks:
             signal=int(numbers[2]),
             was_told=numbers[3] == "1",
             at_s=float(numbers[4]),
-            message=numbers[5] if len(numbers) > 5 else "",
+            message=numbers[5],
         )
-        self.ends[end.rank] = end
+        # One that failed still runs its exit handlers, and is not to be disturbed.
+        (self._failing if word == "fail" else self.ends)[end.rank] = end
         return word, end
 
+    @property
+    def missing(self) -> List[int]:
+        """The ranks whose door is gone, though they have not said that they ended."""
+        return [rank for rank in self.running if not _is_alive(self.doors[rank])]
+
     def lost(self) -> List[End]:
-        """Return the ends of ranks whose door is gone without a word: it was killed."""
-        gone = [rank for rank in self.running if not _is_alive(self.doors[rank])]
-        ends = [End(rank, 128 + signal.SIGKILL, signal.SIGKILL, False, 0.0, "") for rank in gone]
-        self.ends.update({end.rank: end for end in ends})
-        for rank in gone:
+        """Take the ranks that are missing for killed, and return their ends."""
+        ends = []
+        for rank in self.missing:
+            killed = End(
+                rank, 128 + signal.SIGKILL, signal.SIGKILL, False, time.time(), ""
+            )
+            if rank not in self._failing:
+                ends.append(killed)
+            self.ends[rank] = self._failing.get(rank, killed)
             _signal(self._programs[rank], signal.SIGKILL)
         return ends
 
@@ -82,14 +98,14 @@ class Ranks:
         """Ask every rank to end; their doors stay, so that mpirun ends nobody before its time."""
         with open(self._stopping, "w", encoding="ascii"):
             pass
-        for rank in self.running:
-            # The group of the door: the program, and what it has started.
-            _signal_group(self.doors[rank], signal.SIGTERM)
+        self.pass_on(signal.SIGTERM)
 
     def pass_on(self, number: int) -> None:
-        """Send a signal that means nothing to us to every rank."""
+        """Send a signal to every rank that is not on its way out."""
         for rank in self.running:
-            _signal_group(self.doors[rank], number)
+            if rank not in self._failing:
+                # The group of the door: the program, and what it has started.
+                _signal_group(self.doors[rank], number)
 
     def kill(self) -> None:
         """End every rank, and what it has started, at once."""

@@ -6,15 +6,13 @@ waits in MPI_Finalize for the other ranks, which wait for this one (tried on 4.1
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 from types import ModuleType
 
 from jobentry.contract import names
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # typing costs each rank seven milliseconds
-    from types import TracebackType
 
 # How long a script that failed may take to leave: its exit handlers run, MPI_Finalize is cut off.
 LEAVE_S = 0.5
@@ -35,11 +33,16 @@ def main(words: list[str]) -> None:
         # A forked child of the script (a data loader) ends here too; it must not speak for us.
         code = _code(error.code)
         if code and os.getpid() == pid:
+            if not isinstance(error.code, int):
+                # Python would print it on its way out, too late for the last lines of the record.
+                print(error.code, file=sys.stderr)
             _leave(end, code, "sys.exit(%s)" % repr(error.code)[:500])
+            sys.exit(code)
         raise
     except BaseException as error:
         # A user sees the frames of the script only, and before anything else happens.
-        sys.excepthook(type(error), error, _script_frames(error.__traceback__))
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+        sys.excepthook(type(error), error, error.__traceback__)
         if isinstance(error, KeyboardInterrupt):
             _end_by_sigint()
         if os.getpid() == pid:
@@ -68,8 +71,11 @@ def _become(words: list[str]) -> ModuleType:
 
 def _leave(end: int, code: int, message: str) -> None:
     """Say how the script ended; from now on the process has only a short time to be gone."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
     if end >= 0:
-        text = "%d %s" % (code, message)
+        text = "%d %.6f %s" % (code, time.time(), message)
         os.write(end, text.encode("utf-8", "backslashreplace")[:2000])
     _cut_off()
 
@@ -104,6 +110,3 @@ def _line(error: BaseException) -> str:
     name = type(error).__name__
     return "%s: %s" % (name, text.splitlines()[0]) if text else name
 
-
-def _script_frames(traceback: TracebackType | None) -> TracebackType | None:
-    return traceback.tb_next if traceback else None

@@ -28,8 +28,8 @@ from jobentry.output import Relay, say
 from jobentry.plan import LaunchPlan
 from jobentry.ranks import End, Ranks
 
-# How long mpirun may take to end the other ranks when one has failed, before we do it.
-ABORT_S = 2.0
+# How long the other ranks may take to end when one has failed, before they are killed.
+ABORT_S = 1.0
 # How long a reason may still be on its way when mpirun has ended badly without one.
 REASON_S = 1.0
 _TICK_S = 0.5
@@ -100,8 +100,11 @@ class NodeLoop:
             if at <= now:
                 self.drop(name)
                 action()
-        for end in self.ranks.lost():
-            self.on_end(end)
+        if self.ranks.missing:
+            # What a rank said before it was gone comes first.
+            self.hear_ranks()
+            for end in self.ranks.lost():
+                self.on_end(end)
 
     def close(self, keep: Tuple[int, ...] = ()) -> None:
         """End what is left of the ranks, and show the last of what they wrote."""
@@ -149,6 +152,7 @@ class Head:
         self._lost_nodes: List[Failure] = []
         self._stopped: Optional[Outcome] = None
         self._is_over = False
+        self._has_ended_mpirun = False
         self.phases: List[Tuple[int, str, float, float]] = []
 
     def run(self) -> Outcome:
@@ -197,6 +201,7 @@ class Head:
     def _open_peer(self, index: int) -> None:
         peer = peers.Peer(self._node, index)
         self._peers.append(peer)
+        peer.tell("hello")
         self._loop.selector.register(
             peer.fileno(), selectors.EVENT_READ, lambda: self._hear_peer(peer)
         )
@@ -211,12 +216,15 @@ class Head:
         for word, values in messages:
             if word == "ready":
                 peer.is_ready = True
+                peer.clock_ahead_s = values["at_s"] - time.time()
             elif word == "start":
                 self._started[values["rank"]] = peer.index
             elif word == "end":
                 failure = exits.Failure(**values["failure"])
-                self._failed(values["at_s"], failure._replace(node=peer.index, host=peer.host))
-            elif word == "signal":
+                failure = failure._replace(node=peer.index, host=peer.host)
+                self._failed(values["at_s"] - peer.clock_ahead_s, failure)
+            elif word == "signal" and not self._stopped:
+                # A platform that ends a job signals every node; one word of it is enough.
                 self._signalled(values["number"])
             elif word == "idle":
                 peer.is_idle = True
@@ -228,7 +236,7 @@ class Head:
         self._lost_nodes.append(
             Failure(node=peer.index, host=peer.host, exit_code=code, message=message)
         )
-        self._loop.at("abort", ABORT_S, self._abort)
+        self._end_ranks()
 
     def _start_is_late(self) -> None:
         absent = [peer for peer in self._peers if not peer.is_ready]
@@ -295,7 +303,9 @@ class Head:
             text = line.decode("utf-8", "replace").rstrip()
             if text and not re.match(r"-+$", text):
                 self._mpirun_lines.append(text)
-                say("mpirun: %s" % text)
+                # Once a rank has failed, mpirun only tells the same at length.
+                if not self._has_reason():
+                    say("mpirun: %s" % text)
 
     def _wait_for_reason(self, code: int) -> None:
         """A worker's word on its rank, or the end of its line, can come after mpirun's end."""
@@ -321,12 +331,12 @@ class Head:
             return
         if not self._failures:
             say("rank %s on node %s (%s): %s" % (*failure[2:3], *failure[:2], failure.message))
-            self._loop.at("abort", ABORT_S, self._abort)
+            self._end_ranks()
         self._failures.append((at_s, failure))
 
     def _end_when_all_have(self) -> None:
-        """End mpirun when it is only waiting for doors that stay (see ``Ranks.stop``)."""
-        if not self._stopped or self._loop.ranks.running:
+        """End mpirun when every rank has ended: it waits for doors that stay, or for its clock."""
+        if not self._has_reason() or self._loop.ranks.running:
             return
         if all(peer.is_idle or peer.is_gone for peer in self._peers):
             self._abort()
@@ -362,6 +372,13 @@ class Head:
         self._loop.ranks.stop()
         self._loop.at("grace", self._node.grace_s, self._grace_is_over)
 
+    def _end_ranks(self) -> None:
+        """The job has failed: end the other ranks ourselves, mpirun 4.1 takes seconds for it."""
+        for peer in self._peers:
+            peer.tell("end-ranks")
+        self._loop.ranks.pass_on(signal.SIGTERM)
+        self._loop.at("abort", ABORT_S, self._abort)
+
     def _grace_is_over(self) -> None:
         say("%g s are over: ending the ranks that are left" % self._node.grace_s)
         self._abort()
@@ -372,6 +389,7 @@ class Head:
             peer.tell("kill")
         if self._mpirun is not None and self._mpirun.poll() is None:
             # Its daemons on the workers see that it is gone; SIGTERM may not end it (5.0.11).
+            self._has_ended_mpirun = True
             with contextlib.suppress(OSError):
                 os.killpg(self._mpirun.pid, signal.SIGKILL)
         self._loop.ranks.kill()
@@ -385,6 +403,13 @@ class Head:
         return Outcome(exits.ENTRY_FAILED, "platform", self._lost_nodes[0])
 
     def _outcome(self, mpirun_code: int) -> Outcome:
+        if mpirun_code < 0 and not self._has_ended_mpirun:
+            code = exits.code_of_signal(-mpirun_code)
+            message = "mpirun was killed by %s" % signal.Signals(-mpirun_code).name
+            failure = Failure(
+                0, self._node.host, signal=-mpirun_code, exit_code=code, message=message
+            )
+            return Outcome(code, "platform", failure)
         if self._failures and not self._lost_nodes:
             failure = min(self._failures, key=lambda item: item[0])[1]
             return Outcome(failure.exit_code or 1, "user", failure)
@@ -450,7 +475,6 @@ class Worker:
     def run(self) -> int:
         """Serve the head, and return the exit code of the job."""
         adopt_orphans()
-        self._tell("ready")
         self._loop.at("head", self._node.start_timeout_s, self._head_never_came)
         while self._code is None:
             self._loop.step()
@@ -475,8 +499,14 @@ class Worker:
 
     def _obey(self, message: peers.Message) -> None:
         word, values = message
-        if word == "end":
+        if word == "hello":
+            # Now, and not when this node was up: the head reads its clock off this.
+            self._tell("ready", at_s=time.time())
+        elif word == "end":
             self._code = values["code"]
+        elif word == "end-ranks":
+            self._is_stopping = True
+            self._loop.ranks.pass_on(signal.SIGTERM)
         elif word == "stop":
             self._is_stopping = True
             self._loop.ranks.stop()

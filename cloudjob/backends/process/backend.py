@@ -43,6 +43,7 @@ class Machine:
     Args:
         path: PATH of the nodes.
         library_path: LD_LIBRARY_PATH of the nodes, empty for none.
+        libmpi: The MPI library of mpirun where the interpreter would take another, else empty.
         python: The interpreter of the script.
         entry_python: The interpreter of the entry.
         zipapp: The entry.
@@ -50,6 +51,7 @@ class Machine:
 
     path: str
     library_path: str
+    libmpi: str
     python: str
     entry_python: str
     zipapp: str
@@ -189,6 +191,8 @@ def build(
         }
         if machine.library_path:
             base["LD_LIBRARY_PATH"] = machine.library_path
+        if machine.libmpi:
+            base["MPI4PY_LIBMPI"] = machine.libmpi
         node = submissions.node_env(submission, index, hosts)._replace(
             interpreter=machine.python,
             node_dir=f"{run_dir}/{index}/node",
@@ -257,13 +261,28 @@ def _machine(options: dict[str, Any]) -> Machine:
                 hint="pip install 'cloudjob[mpi]', or apt-get install openmpi-bin",
             )
         path = f"{path}{os.pathsep}{own}"
+    python = _python(options)
     return Machine(
         path=path,
         library_path=os.environ.get("LD_LIBRARY_PATH", ""),
-        python=_python(options),
+        libmpi=_libmpi(shutil.which("mpirun", path=path) or "", python),
+        python=python,
         entry_python=sys.executable,
         zipapp=str(Path(cloudjob.__file__).parent / "jobentry.pyz"),
     )
+
+
+def _libmpi(mpirun: str, python: str) -> str:
+    """The library of this mpirun, when mpi4py would take the one of a wheel in another place.
+
+    Ranks of one MPI under the mpirun of another work by luck; what they say when they fail is lost.
+    """
+    prefix = Path(mpirun).resolve().parent.parent
+    environment = Path(python).parent.parent
+    if prefix == environment or not any((environment / "lib").glob("libmpi.so*")):
+        return ""
+    found = sorted(prefix.glob("lib/libmpi.so*")) + sorted(prefix.glob("lib/*/libmpi.so*"))
+    return str(found[0]) if found else ""
 
 
 def _python(options: dict[str, Any]) -> str:
