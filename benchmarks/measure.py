@@ -17,7 +17,7 @@ _GRACE_S = 5.0
 _MEMORY_POLL_S = 0.2
 
 
-class Failed(Exception):  # noqa: N818 - a result, not a fault
+class Failed(Exception):
     """One run did not do what it was started for."""
 
 

@@ -16,7 +16,7 @@ CACHE = ROOT / ".cache" / "bench"
 _COMPLETE = "complete"
 
 
-class NotRun(Exception):  # noqa: N818 - a result, not a fault
+class NotRun(Exception):
     """A subject cannot be measured here; the text says why."""
 
 

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -229,9 +228,7 @@ def _attend(job: Job, *, is_json: bool) -> JobStatus:
     return status
 
 
-def _stream(
-    job: Job, descriptor: int, *, follow: bool, options: argparse.Namespace | None
-) -> None:
+def _stream(job: Job, descriptor: int, *, follow: bool, options: argparse.Namespace | None) -> None:
     from cloudjob.console import Screen
 
     node = options.node if options else None

@@ -1,4 +1,4 @@
-"""How a job's log looks to a person: rank marks, whole lines, progress bars in their place. No I/O."""
+"""How a job's log looks to a person: marks, whole lines, progress bars in their place. No I/O."""
 
 from __future__ import annotations
 

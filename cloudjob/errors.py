@@ -1,13 +1,13 @@
 """The tree of errors: each one a line that says what was being done, to what, and what came back.
 
-    CloudJobError            exit code 1
-    +- UsageError            2   flags or files cannot be read
-    |  +- SpecError          2   .problems: every fault at once
-    +- PackageError          3   the source cannot be packed
-    +- StoreError            4   the object store refused or cannot be reached
-    +- BackendError          5   the platform refused or cannot be reached
-    |  +- JobNotFound        6
-    +- RecordsError          1   the job records of this machine cannot be used
+CloudJobError            exit code 1
++- UsageError            2   flags or files cannot be read
+|  +- SpecError          2   .problems: every fault at once
++- PackageError          3   the source cannot be packed
++- StoreError            4   the object store refused or cannot be reached
++- BackendError          5   the platform refused or cannot be reached
+|  +- JobNotFound        6
++- RecordsError          1   the job records of this machine cannot be used
 """
 
 from __future__ import annotations

@@ -169,12 +169,8 @@ class Job:
         if record is None or record.job != self.id:
             if status.state is JobState.SUCCEEDED:
                 return status
-            failure = Failure(
-                node=native.node, exit_code=native.exit_code, message=native.message
-            )
-            return replace(
-                status, cause="cancelled" if cancelled else "platform", failure=failure
-            )
+            failure = Failure(node=native.node, exit_code=native.exit_code, message=native.message)
+            return replace(status, cause="cancelled" if cancelled else "platform", failure=failure)
         return replace(
             status,
             exit_code=record.exit_code,

@@ -101,8 +101,7 @@ def from_json(values: dict[str, Any]) -> JobStatus:
     failure, code = values["failure"], values["code"]
     changed = {
         "state": JobState(values["state"]),
-        "failure": failure
-        and Failure(**{**failure, "last_lines": tuple(failure["last_lines"])}),
+        "failure": failure and Failure(**{**failure, "last_lines": tuple(failure["last_lines"])}),
         "code": code and Code(**code),
         "phases": tuple(Phase(**phase) for phase in values["phases"]),
     }

@@ -9,13 +9,6 @@ from cloudjob.spec import MASK, JobSpec
 from jobentry.contract import env, names
 from jobentry.contract.env import NodeEnv, OpenMpi
 
-_OPEN_MPI_WORDS = {
-    names.OPENMPI_BIND_ARGS: "bind_args",
-    names.OPENMPI_X_ARGS: "x_args",
-    names.OPENMPI_MCA_ARGS: "mca_args",
-    names.OPENMPI_EXTRA_ARGS: "extra_args",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Submission:
@@ -47,9 +40,7 @@ def prepare(
         code_uri=code_uri,
         code_digest=code_digest,
         record_uri=record_uri,
-        outputs=tuple(
-            (name, uri or f"{outputs_uri}/{name}") for name, uri in spec.outputs.items()
-        ),
+        outputs=tuple((name, uri or f"{outputs_uri}/{name}") for name, uri in spec.outputs.items()),
     )
 
 
@@ -136,5 +127,8 @@ def show(submission: Submission) -> dict[str, Any]:
 def _open_mpi(spec: JobSpec) -> OpenMpi:
     """The user sets the words of mpirun as variables of the job."""
     return OpenMpi(
-        **{field: spec.env[name] for name, field in _OPEN_MPI_WORDS.items() if name in spec.env}
+        bind_args=spec.env.get(names.OPENMPI_BIND_ARGS),
+        x_args=spec.env.get(names.OPENMPI_X_ARGS),
+        mca_args=spec.env.get(names.OPENMPI_MCA_ARGS),
+        extra_args=spec.env.get(names.OPENMPI_EXTRA_ARGS),
     )

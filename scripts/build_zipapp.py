@@ -1,6 +1,6 @@
 """Builds the zipapp of the container half; hatchling calls it when it builds the wheel.
 
-    python scripts/build_zipapp.py cloudjob/jobentry.pyz
+python scripts/build_zipapp.py cloudjob/jobentry.pyz
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ def zipapp(entrypoints: Path) -> bytes:
 
 def build(target: Path) -> None:
     """Write the zipapp to ``target``."""
-    target.write_bytes(zipapp(ROOT / "entrypoints"))
-    target.chmod(0o755)
+    new = target.with_suffix(".new")
+    new.write_bytes(zipapp(ROOT / "entrypoints"))
+    new.chmod(0o755)
+    # A job that starts meanwhile finds the old one or the new one, never a half.
+    new.replace(target)
 
 
 class ZipappHook(BuildHookInterface):  # type: ignore[type-arg, misc, unused-ignore]

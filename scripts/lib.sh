@@ -46,7 +46,7 @@ make_venv() {
     fi
     say "installing $* into $folder (a minute or two the first time)"
     rm -f "$folder"/stamp-*
-    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+    "$folder/bin/python" -m pip install -qq --disable-pip-version-check "$@"
     # pip leaves this out where PYTHONDONTWRITEBYTECODE is set, and every start would be slow.
     "$folder/bin/python" -m compileall -q -j 0 "$folder/lib" >/dev/null 2>&1 || true
     printf '%s\n' "$key" >"$folder/stamp-$what"

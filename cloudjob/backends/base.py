@@ -31,7 +31,7 @@ class NativeStatus:
 
 
 class Backend(Protocol[Request]):
-    """A platform that runs jobs. Five promises:
+    """A platform that runs jobs, with five promises.
 
     1. ``build`` turns a submission into the platform's own request; it does no I/O, so a dry run
        and a test see exactly what would be sent.

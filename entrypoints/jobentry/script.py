@@ -62,7 +62,7 @@ def _become(words: list[str]) -> ModuleType:
 
     module.__loader__ = SourceFileLoader("__main__", words[0])
     module.__spec__ = None
-    module.__package__ = None  # type: ignore[assignment]
+    module.__package__ = None
     sys.modules["__main__"] = module
     for name in [name for name in sys.modules if name.partition(".")[0] == "jobentry"]:
         del sys.modules[name]

@@ -153,6 +153,7 @@ class Head:
         self._stopped: Optional[Outcome] = None
         self._is_over = False
         self._has_ended_mpirun = False
+        self._was_signalled = False
         self.phases: List[Tuple[int, str, float, float]] = []
 
     def run(self) -> Outcome:
@@ -223,9 +224,8 @@ class Head:
                 failure = exits.Failure(**values["failure"])
                 failure = failure._replace(node=peer.index, host=peer.host)
                 self._failed(values["at_s"] - peer.clock_ahead_s, failure)
-            elif word == "signal" and not self._stopped:
-                # A platform that ends a job signals every node; one word of it is enough.
-                self._signalled(values["number"])
+            elif word == "signal":
+                self._pass_on(values["number"])
             elif word == "idle":
                 peer.is_idle = True
 
@@ -344,19 +344,25 @@ class Head:
     # -- stopping -----------------------------------------------------------------------------
 
     def _signalled(self, number: int) -> None:
+        """This node was sent a signal; a second one that ends the job is for the impatient."""
+        if number in _STOP_SIGNALS and self._was_signalled:
+            say("%s again: ending all ranks now" % signal.Signals(number).name)
+            self._abort()
+        else:
+            self._was_signalled = number in _STOP_SIGNALS
+            self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
+        """Some node was sent a signal; a platform that ends a job may send it to every node."""
         if number in _PASSED_SIGNALS:
             for peer in self._peers:
                 peer.tell("signal", number=number)
             self._loop.ranks.pass_on(number)
-        elif self._stopped:
-            say("%s again: ending all ranks now" % signal.Signals(number).name)
-            self._abort()
-        else:
-            name = signal.Signals(number).name
-            message = "cancelled: the job was sent %s" % name
+        elif not self._stopped:
             code = exits.code_of_signal(number)
-            self._stop(Outcome(code, "cancelled", Failure(signal=number, exit_code=code,
-                                                          message=message)))
+            message = "cancelled: the job was sent %s" % signal.Signals(number).name
+            failure = Failure(signal=number, exit_code=code, message=message)
+            self._stop(Outcome(code, "cancelled", failure))
 
     def _timed_out(self) -> None:
         message = "time is up: the job ran for %g s" % self._node.timeout_s

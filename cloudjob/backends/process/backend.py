@@ -238,21 +238,19 @@ def _address(node: int) -> str:
 
 
 def _open_mpi_of_one_machine(*, is_isolated: bool) -> dict[str, str]:
-    """Keep Open MPI to the loopback interface; a Docker bridge beside it makes an allreduce hang."""
+    """Keep Open MPI to the loopback interface: with a bridge beside it an allreduce hangs."""
     words = {
         "OMPI_MCA_btl_tcp_if_include": "lo",
     }
     if not is_isolated:
         # Nodes with one host name and two TMPDIRs: the shared-memory BTL crashes ranks.
-        words["OPENMPI_MCA_ARGS"] = (
-            "-mca pml ob1 -mca btl tcp,self -mca plm_rsh_no_tree_spawn true"
-        )
+        words["OPENMPI_MCA_ARGS"] = "-mca pml ob1 -mca btl tcp,self -mca plm_rsh_no_tree_spawn true"
     return words
 
 
 def _machine(options: dict[str, Any]) -> Machine:
     path = os.environ.get("PATH", os.defpath)
-    own = os.path.dirname(sys.executable)
+    own = str(Path(sys.executable).parent)
     if shutil.which("mpirun", path=path) is None:
         # The wheel of Open MPI lies beside the interpreter that runs us.
         if shutil.which("mpirun", path=own) is None:
@@ -295,7 +293,7 @@ def _python(options: dict[str, Any]) -> str:
                 f"looking for process.python: {asked}: there is no such program",
                 hint="give the path of a Python interpreter",
             )
-        return os.path.abspath(found)
+        return str(Path(found).absolute())
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         prefix = os.environ.get(variable)
         if prefix and os.access(f"{prefix}/bin/python", os.X_OK):

@@ -108,7 +108,7 @@ class Controller:
             signal.set_wakeup_fd(-1)
             keeper = Keeper(node.request, self.argv, self.run_dir, self.hosts)
             code = keeper.run()
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 (whatever it is, the log must name it)
             _append(node.request.log, f"cloudjob: starting node {node.request.host}: {error!r}\n")
         finally:
             os._exit(code)
