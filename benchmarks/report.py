@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def text(facts: dict[str, Any], results: Results, verdicts: Iterable[Verdict]) -
         rows = _rows(result, facts["versions"])
         blocks.append("\n".join([_title(result), *_aligned([_HEAD, *rows]), *_notes(result)]))
     blocks.append("\n".join(f"{v.outcome:8}{v.claim}: {v.measured}" for v in verdicts))
-    return "\n\n".join(blocks)
+    return "\n\n".join(block for block in blocks if block)
 
 
 def markdown(facts: dict[str, Any], results: Results, verdicts: Iterable[Verdict]) -> str:
@@ -102,7 +103,7 @@ def _rows(result: CaseResult, versions: dict[str, str]) -> list[tuple[str, ...]]
 def _row(result: CaseResult, subject: SubjectResult, figure: str) -> tuple[str, ...]:
     unit, digits = _UNITS[figure]
     values = subject.values(figure)
-    three = (min(values), subject.median(figure), max(values))
+    three = (min(values), statistics.median(values), max(values))
     ratio = _ratio(result, subject, figure)
     words = "" if ratio is None else f"{ratio:.2f}"
     return (
@@ -127,7 +128,7 @@ def _notes(result: CaseResult) -> list[str]:
     for name, subject in result.subjects.items():
         if subject.not_run:
             notes.append(f"{name}: not run: {subject.not_run}")
-        if subject.failures:
+        elif subject.failures:
             notes.append(f"{name}: {len(subject.failures)} failed: {subject.failures[0]}")
         left = sum(subject.values("left_behind"))
         if left:

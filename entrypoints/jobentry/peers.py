@@ -11,7 +11,8 @@ import contextlib
 import json
 import os
 import subprocess
-from typing import Any, Dict, List, NamedTuple, Optional
+import time
+from typing import Any, NamedTuple
 
 from jobentry.contract.env import NodeEnv
 
@@ -33,7 +34,7 @@ class Message(NamedTuple):
     """What one side says to the other: a word, and values that go with it."""
 
     word: str
-    values: Dict[str, Any]
+    values: dict[str, Any]
 
 
 def dump(word: str, **values: Any) -> bytes:
@@ -53,70 +54,94 @@ class Lines:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> List[bytes]:
+    def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that are complete with ``data``."""
         *found, self._rest = (self._rest + data).split(b"\n")
         return found
 
 
-def shell_command(node: NodeEnv, host: str, command: str) -> List[str]:
+def shell_command(node: NodeEnv, host: str, command: str, ssh_config: str) -> list[str]:
     """Return the argv that runs ``command`` in a shell on ``host``."""
     if node.remote_shell:
         return [node.remote_shell, host, command]
-    return ["ssh", "-p", str(node.sshd_port), "-o", "BatchMode=yes", host, command]
+    return ["ssh", "-F", ssh_config, "-p", str(node.sshd_port), host, command]
 
 
 class Peer:
     """A worker, as the head sees it."""
 
-    def __init__(self, node: NodeEnv, index: int) -> None:
+    def __init__(self, node: NodeEnv, index: int, log: str, ssh_config: str) -> None:
         self.index = index
         self.host = node.hosts[index]
-        self.is_ready = False
+        self.facts: dict[str, Any] = {}
         self.is_idle = False
         self.is_gone = False
         self.clock_ahead_s = 0.0
+        self._command = shell_command(node, self.host, _JOIN % node.job, ssh_config)
+        self._log = log
         self._lines = Lines()
-        command = _JOIN % ("%s-%d" % (node.job, index))
-        try:
-            self._session = subprocess.Popen(
-                shell_command(node, self.host, command),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise PeerError(
-                "opening a remote shell to %s: %s" % (self.host, error.strerror)
-            ) from error
+        self._session: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the worker's entry has answered."""
+        return bool(self.facts)
 
     @property
     def process(self) -> int:
-        """The process id of the remote shell."""
-        return self._session.pid
+        """The process id of the remote shell, 0 when there is none."""
+        return self._session.pid if self._session else 0
+
+    def open(self) -> None:
+        """Start the remote shell, and greet the worker's entry."""
+        with open(self._log, "wb") as log:
+            try:
+                self._session = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    bufsize=0,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise PeerError(
+                    f"opening a remote shell to {self.host}: {self._command[0]}: {error.strerror}"
+                ) from error
+        self._lines = Lines()
+        self.tell("hello")
 
     def fileno(self) -> int:
         """The descriptor on which the worker is heard."""
+        assert self._session is not None
         assert self._session.stdout is not None
         return self._session.stdout.fileno()
 
-    def hear(self) -> Optional[List[Message]]:
-        """Return what the worker has said, None when it is gone."""
+    def hear(self) -> list[Message] | None:
+        """Return what the worker has said, None when the remote shell has ended."""
         data = os.read(self.fileno(), 65536)
         if not data:
-            self.is_gone = True
             return None
-        return [load(line) for line in self._lines.feed(data)]
+        messages = [load(line) for line in self._lines.feed(data)]
+        for word, values in messages:
+            if word == "ready":
+                self.facts = values
+                self.clock_ahead_s = values["at_s"] - time.time()
+            elif word == "idle":
+                self.is_idle = True
+        return messages
 
     def tell(self, word: str, **values: Any) -> None:
         """Say ``word`` to the worker, if it is there."""
-        assert self._session.stdin is not None
-        with contextlib.suppress(OSError):
+        if self._session is None or self._session.stdin is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
             self._session.stdin.write(dump(word, **values))
 
     def close(self, patience_s: float) -> None:
         """Hang up, and wait until the session has ended."""
+        if self._session is None:
+            return
         assert self._session.stdin is not None
         with contextlib.suppress(OSError):
             self._session.stdin.close()
@@ -125,3 +150,12 @@ class Peer:
         except subprocess.TimeoutExpired:
             self._session.kill()
             self._session.wait()
+
+    def words(self) -> str:
+        """Return the last of what the remote shell said, in one line."""
+        try:
+            with open(self._log, "rb") as file:
+                text = file.read()[-2000:].decode("utf-8", "replace")
+        except OSError:
+            return ""
+        return "; ".join(line.strip() for line in text.split("\n")[-4:] if line.strip())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
@@ -34,11 +34,11 @@ class LaunchPlan(NamedTuple):
     """
 
     role: str
-    argv: Tuple[str, ...]
+    argv: tuple[str, ...]
     env: Mapping[str, str]
-    files: Tuple[File, ...]
+    files: tuple[File, ...]
     cwd: str
-    notes: Tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class Tools(NamedTuple):
@@ -46,12 +46,12 @@ class Tools(NamedTuple):
 
     mpi: mpirun.Mpi
     interpreter: str
-    entry: Tuple[str, ...]
+    entry: tuple[str, ...]
 
 
 def node_environment(
     environ: Mapping[str, str], node: NodeEnv, paths: NodePaths, cwd: str
-) -> Dict[str, str]:
+) -> dict[str, str]:
     """Return the environment that the ranks of this node have, apart from what the head carries."""
     result = dict(environ)
     result["PWD"] = cwd
@@ -78,16 +78,18 @@ def make(
         mpirun.ArgsError: A variable with mpirun options cannot be used.
     """
     cwd = environment["PWD"]
-    if not node.is_head:
-        return LaunchPlan("worker", (), {}, (), cwd)
     host_file = node.open_mpi.host_file or paths.host_file
     tune_file = node.open_mpi.tune_file or paths.tune_file
+    if not node.is_head:
+        # mpirun 4.1 names the file to its daemons, and each says so when it finds none.
+        return LaunchPlan("worker", (), {}, (File(tune_file, PRIVATE, ""),), cwd)
     command = mpirun.command(
         node,
         environment,
         tools.mpi,
         (host_file, tune_file),
         mpirun.rank_program(tools.entry, program(tools, words)),
+        ssh_config=paths.ssh_config if node.ssh_key else "",
     )
     return LaunchPlan(
         role="head",
@@ -102,7 +104,7 @@ def make(
     )
 
 
-def program(tools: Tools, words: Sequence[str]) -> Tuple[str, ...]:
+def program(tools: Tools, words: Sequence[str]) -> tuple[str, ...]:
     """Return the command of one rank: by what the script's name says it is."""
     script = words[0]
     suffix = posixpath.splitext(script)[1]
@@ -114,7 +116,7 @@ def program(tools: Tools, words: Sequence[str]) -> Tuple[str, ...]:
     return (script if script.startswith("/") else "./" + script, *words[1:])
 
 
-def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> Dict[str, Any]:
+def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> dict[str, Any]:
     """Return ``plan`` as JSON shows it, secrets as ``***``."""
     return {
         "role": plan.role,
@@ -124,7 +126,7 @@ def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> Dict[str, Any]:
             for name, value in sorted(plan.env.items())
         },
         "files": [
-            {"path": file.path, "mode": "%04o" % file.mode, "text": file.text}
+            {"path": file.path, "mode": f"{file.mode:04o}", "text": file.text}
             for file in plan.files
         ],
         "cwd": plan.cwd,

@@ -21,7 +21,19 @@ if TYPE_CHECKING:  # typing costs each rank seven milliseconds
 
 # Variables of the remote shell's session; a rank has those of its node's entry, or none.
 _SESSION = frozenset(
-    "_ MAIL OLDPWD SHLVL SSH_CLIENT SSH_CONNECTION SSH_TTY LANG SHELL USER LOGNAME".split()
+    [
+        "_",
+        "MAIL",
+        "OLDPWD",
+        "SHLVL",
+        "SSH_CLIENT",
+        "SSH_CONNECTION",
+        "SSH_TTY",
+        "LANG",
+        "SHELL",
+        "USER",
+        "LOGNAME",
+    ]
 )
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
@@ -44,7 +56,7 @@ def main(words: list[str]) -> int:
         if name not in environment
     ]
     if missing:
-        return _say("secret %s did not reach this node" % ", ".join(missing), 125)
+        return _say("secret {} did not reach this node".format(", ".join(missing)), 125)
     return _run(program(words), environment, rank, node_dir)
 
 
@@ -165,9 +177,9 @@ def _start(command: list[str], environment: dict[str, str]) -> int:
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(command[0], command, environment)
     except FileNotFoundError:
-        os._exit(_say("starting %s: not found on PATH" % command[0], 127))
+        os._exit(_say(f"starting {command[0]}: not found on PATH", 127))
     except OSError as error:
-        os._exit(_say("starting %s: %s" % (command[0], error.strerror), 126))
+        os._exit(_say(f"starting {command[0]}: {error.strerror}", 126))
     finally:
         os._exit(125)
 
@@ -251,6 +263,6 @@ def _is_stopping(node_dir: str) -> bool:
 
 
 def _say(text: str, code: int) -> int:
-    sys.stderr.write("jobentry: %s\n" % text)
+    sys.stderr.write(f"jobentry: {text}\n")
     sys.stderr.flush()
     return code

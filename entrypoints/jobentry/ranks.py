@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
@@ -41,17 +41,17 @@ class Ranks:
     def __init__(self, paths: NodePaths) -> None:
         self._paths = paths
         self._stopping = os.path.join(paths.node_dir, "stopping")
-        self.doors: Dict[int, int] = {}
-        self._programs: Dict[int, int] = {}
-        self._failing: Dict[int, End] = {}
-        self.ends: Dict[int, End] = {}
+        self.doors: dict[int, int] = {}
+        self._programs: dict[int, int] = {}
+        self._failing: dict[int, End] = {}
+        self.ends: dict[int, End] = {}
 
     @property
-    def running(self) -> List[int]:
+    def running(self) -> list[int]:
         """The ranks whose program has not ended."""
         return [rank for rank in self.doors if rank not in self.ends]
 
-    def hear(self, line: str) -> Tuple[str, Optional[End]]:
+    def hear(self, line: str) -> tuple[str, End | None]:
         """Take in a line from the FIFO of events; return its first word, and the end it tells of."""
         word, _, rest = line.partition(" ")
         if word == "start":
@@ -77,17 +77,15 @@ class Ranks:
         return word, end
 
     @property
-    def missing(self) -> List[int]:
+    def missing(self) -> list[int]:
         """The ranks whose door is gone, though they have not said that they ended."""
         return [rank for rank in self.running if not _is_alive(self.doors[rank])]
 
-    def lost(self) -> List[End]:
+    def lost(self) -> list[End]:
         """Take the ranks that are missing for killed, and return their ends."""
         ends = []
         for rank in self.missing:
-            killed = End(
-                rank, 128 + signal.SIGKILL, signal.SIGKILL, False, time.time(), ""
-            )
+            killed = End(rank, 128 + signal.SIGKILL, signal.SIGKILL, False, time.time(), "")
             if rank not in self._failing:
                 ends.append(killed)
             self.ends[rank] = self._failing.get(rank, killed)
@@ -143,7 +141,7 @@ def _message(end: End) -> str:
     why = ""
     if end.signal == signal.SIGKILL:
         why = " (often the kernel, when memory is short)"
-    return "killed by %s%s" % (name, why)
+    return f"killed by {name}{why}"
 
 
 def _is_alive(process: int) -> bool:

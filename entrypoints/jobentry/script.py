@@ -28,7 +28,9 @@ def main(words: list[str]) -> None:
     try:
         with open(words[0], "rb") as file:
             text = file.read()
-        exec(compile(text, words[0], "exec"), module.__dict__)
+        # Not with our own ``annotations`` import, which would make the script's annotations text.
+        code = compile(text, module.__file__, "exec", dont_inherit=True)
+        exec(code, module.__dict__)
     except SystemExit as error:
         # A forked child of the script (a data loader) ends here too; it must not speak for us.
         code = _code(error.code)
@@ -36,7 +38,7 @@ def main(words: list[str]) -> None:
             if not isinstance(error.code, int):
                 # Python would print it on its way out, too late for the last lines of the record.
                 print(error.code, file=sys.stderr)
-            _leave(end, code, "sys.exit(%s)" % repr(error.code)[:500])
+            _leave(end, code, f"sys.exit({repr(error.code)[:500]})")
             sys.exit(code)
         raise
     except BaseException as error:
@@ -53,14 +55,16 @@ def main(words: list[str]) -> None:
 def _become(words: list[str]) -> ModuleType:
     """Make this process look as if Python had been started with the script."""
     sys.argv[:] = words
-    sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+    path = os.path.abspath(words[0])
+    sys.path[0] = os.path.dirname(path)
     module = ModuleType("__main__")
-    module.__file__ = words[0]
+    # Absolute, as Python itself makes it since 3.9, so that it holds when the folder is changed.
+    module.__file__ = path
     module.__builtins__ = __builtins__  # type: ignore[attr-defined]
     module.__dict__["__annotations__"] = {}
     from importlib.machinery import SourceFileLoader
 
-    module.__loader__ = SourceFileLoader("__main__", words[0])
+    module.__loader__ = SourceFileLoader("__main__", path)
     module.__spec__ = None
     module.__package__ = None
     sys.modules["__main__"] = module
@@ -108,5 +112,4 @@ def _code(code: object) -> int:
 def _line(error: BaseException) -> str:
     text = str(error).strip()
     name = type(error).__name__
-    return "%s: %s" % (name, text.splitlines()[0]) if text else name
-
+    return f"{name}: {text.splitlines()[0]}" if text else name

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Mapping, NamedTuple
 
 from jobentry.contract.names import (
     CARRIED_PREFIXES,
@@ -25,6 +25,7 @@ from jobentry.contract.names import (
     CLOUDJOB_RECORD_URI,
     CLOUDJOB_REMOTE_SHELL,
     CLOUDJOB_SECRET_NAMES,
+    CLOUDJOB_SSH_KEY,
     CLOUDJOB_START_TIMEOUT_S,
     CLOUDJOB_TIMEOUT_S,
     MA_NUM_GPUS,
@@ -58,7 +59,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 class EnvError(Exception):
     """The environment of this node is not usable; ``problems`` lists every fault."""
 
-    def __init__(self, problems: List[str]) -> None:
+    def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
 
@@ -66,13 +67,13 @@ class EnvError(Exception):
 class OpenMpi(NamedTuple):
     """The user's words on the mpirun command; None is the documented default."""
 
-    np: Optional[int] = None
+    np: int | None = None
     host_file: str = ""
     tune_file: str = ""
-    bind_args: Optional[str] = None
-    x_args: Optional[str] = None
-    mca_args: Optional[str] = None
-    extra_args: Optional[str] = None
+    bind_args: str | None = None
+    x_args: str | None = None
+    mca_args: str | None = None
+    extra_args: str | None = None
 
 
 class NodeEnv(NamedTuple):
@@ -80,7 +81,7 @@ class NodeEnv(NamedTuple):
 
     job: str = "job"
     node: int = 0
-    hosts: Tuple[str, ...] = ("localhost",)
+    hosts: tuple[str, ...] = ("localhost",)
     slots: int = 1
     launcher: str = "mpirun"
     interpreter: str = ""
@@ -89,11 +90,12 @@ class NodeEnv(NamedTuple):
     record_uri: str = ""
     node_dir: str = ""
     remote_shell: str = ""
+    ssh_key: str = ""
     sshd_port: int = DEFAULT_SSHD_PORT
-    env_names: Tuple[str, ...] = ()
-    secret_names: Tuple[str, ...] = ()
-    inputs: Tuple[Tuple[str, str], ...] = ()
-    outputs: Tuple[Tuple[str, str], ...] = ()
+    env_names: tuple[str, ...] = ()
+    secret_names: tuple[str, ...] = ()
+    inputs: tuple[tuple[str, str], ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
     grace_s: float = DEFAULT_GRACE_S
     timeout_s: float = 0.0
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
@@ -127,7 +129,7 @@ def is_carried(name: str, node: NodeEnv) -> bool:
     return name == "PATH" or name in node.env_names or name.startswith(CARRIED_PREFIXES)
 
 
-def write(node: NodeEnv) -> Dict[str, str]:
+def write(node: NodeEnv) -> dict[str, str]:
     """Return the variables from which ``read`` makes ``node`` again."""
     number = _number
     text = {
@@ -151,6 +153,7 @@ def write(node: NodeEnv) -> Dict[str, str]:
         CLOUDJOB_RECORD_URI: node.record_uri,
         CLOUDJOB_NODE_DIR: node.node_dir,
         CLOUDJOB_REMOTE_SHELL: node.remote_shell,
+        CLOUDJOB_SSH_KEY: node.ssh_key,
         CLOUDJOB_ENV_NAMES: " ".join(node.env_names),
         CLOUDJOB_SECRET_NAMES: " ".join(node.secret_names),
         CLOUDJOB_INPUTS: _pairs_text(node.inputs),
@@ -189,7 +192,8 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
         record_uri=environ.get(CLOUDJOB_RECORD_URI, ""),
         node_dir=environ.get(CLOUDJOB_NODE_DIR, ""),
         remote_shell=environ.get(CLOUDJOB_REMOTE_SHELL, ""),
-        sshd_port=reader.first_number((SSHD_PORT,), DEFAULT_SSHD_PORT),
+        ssh_key=environ.get(CLOUDJOB_SSH_KEY, ""),
+        sshd_port=reader.port(SSHD_PORT, DEFAULT_SSHD_PORT),
         env_names=reader.names(CLOUDJOB_ENV_NAMES),
         secret_names=reader.names(CLOUDJOB_SECRET_NAMES),
         inputs=reader.pairs(CLOUDJOB_INPUTS),
@@ -217,10 +221,10 @@ class _Reader:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
-        self.problems: List[str] = []
+        self.problems: list[str] = []
 
-    def first_number(self, names: Tuple[str, ...], default: int) -> int:
-        """The first of ``names`` that is set and not empty, as a whole number."""
+    def first_number(self, names: tuple[str, ...], default: int) -> int:
+        """Return the first of ``names`` that is set and not empty, as a whole number."""
         for name in names:
             text = self.environ.get(name, "")
             if not text:
@@ -228,11 +232,18 @@ class _Reader:
             # isdecimal() takes digits of other scripts too; int() reads those, so ask for ASCII.
             if text.isdecimal() and text.isascii() and len(text) <= 9:
                 return int(text)
-            self.problems.append("%s=%r is not a whole number" % (name, _shown(text)))
+            self.problems.append(f"{name}={_shown(text)!r} is not a whole number")
         return default
 
+    def port(self, name: str, default: int) -> int:
+        """Return ``name`` as the number of a port."""
+        number = self.first_number((name,), default)
+        if not 1 <= number <= 65535:
+            self.problems.append(f"{name}='{self.environ[name]}' is not a port")
+        return number
+
     def seconds(self, name: str, default: float) -> float:
-        """``name`` as a number of seconds, not negative."""
+        """Return ``name`` as a number of seconds, not negative."""
         text = self.environ.get(name, "")
         if not text:
             return default
@@ -241,30 +252,32 @@ class _Reader:
         except ValueError:
             value = -1.0
         if not 0 <= value < float("inf"):
-            self.problems.append("%s=%r is not a number of seconds" % (name, _shown(text)))
+            self.problems.append(f"{name}={_shown(text)!r} is not a number of seconds")
             return default
         return value
 
     def job(self) -> str:
-        """The name of the job, which becomes a part of paths and of a shell's words."""
+        """Return the job's name, which becomes a part of paths and of a shell's words."""
         for name in (CLOUDJOB_JOB, MA_VJ_NAME):
             text = self.environ.get(name, "")
             if text and not _is_host(text):
-                self.problems.append("%s=%r cannot name a job" % (name, _shown(text)))
+                self.problems.append(f"{name}={_shown(text)!r} cannot name a job")
             elif text:
                 return text
         return "job"
 
-    def names(self, name: str) -> Tuple[str, ...]:
-        """``name`` as a list of variable names."""
-        words = tuple(self.environ.get(name, "").split())
+    def names(self, name: str) -> tuple[str, ...]:
+        """Return ``name`` as a list of variable names."""
+        return self._names(name, tuple(self.environ.get(name, "").split()))
+
+    def _names(self, name: str, words: tuple[str, ...]) -> tuple[str, ...]:
         for word in words:
             if not is_name(word):
-                self.problems.append("%s: %r cannot name a variable" % (name, _shown(word)))
+                self.problems.append(f"{name}: {_shown(word)!r} cannot name a variable")
         return words
 
-    def pairs(self, name: str) -> Tuple[Tuple[str, str], ...]:
-        """``name`` as a JSON object of text."""
+    def pairs(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Return ``name`` as a JSON object of text, whose keys name variables of the ranks."""
         text = self.environ.get(name, "")
         if not text:
             return ()
@@ -273,12 +286,13 @@ class _Reader:
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-            self.problems.append("%s=%r is not a JSON object of text" % (name, _shown(text)))
+            self.problems.append(f"{name}={_shown(text)!r} is not a JSON object of text")
             return ()
+        self._names(name, tuple(value))
         return tuple(value.items())
 
-    def hosts(self) -> Tuple[str, ...]:
-        """The nodes of the job: listed, or made from the job's name as the platform does."""
+    def hosts(self) -> tuple[str, ...]:
+        """Return the job's nodes: listed, or made from its name as the platform does."""
         listed = self.environ.get(VC_WORKER_HOSTS, "")
         count = self.first_number((MA_NUM_HOSTS, VC_WORKER_NUM), 0)
         if listed:
@@ -293,14 +307,18 @@ class _Reader:
             )
             return ("localhost",)
         task = self.environ.get(MA_TASK_NAME) or "worker"
+        if not _is_host(f"{job}-{task}"):
+            self.problems.append(
+                f"{MA_VJ_NAME}={_shown(job)!r} and {MA_TASK_NAME}={_shown(task)!r} cannot name hosts"
+            )
         return tuple("%s-%s-%d.%s" % (job, task, i, job) for i in range(count))
 
-    def _listed_hosts(self, listed: str, count: int) -> Tuple[str, ...]:
+    def _listed_hosts(self, listed: str, count: int) -> tuple[str, ...]:
         hosts = tuple(host.strip() for host in listed.split(","))
         if any(not _is_host(host) for host in hosts):
-            self.problems.append("%s=%r is not a list of hosts" % (VC_WORKER_HOSTS, _shown(listed)))
+            self.problems.append(f"{VC_WORKER_HOSTS}={_shown(listed)!r} is not a list of hosts")
         if len(set(hosts)) != len(hosts):
-            self.problems.append("%s names a host twice" % VC_WORKER_HOSTS)
+            self.problems.append(f"{VC_WORKER_HOSTS} names a host twice")
         if count and count != len(hosts):
             self.problems.append(
                 "%s lists %d hosts, but there should be %d" % (VC_WORKER_HOSTS, len(hosts), count)
@@ -321,11 +339,11 @@ def _number(value: float) -> str:
     return repr(value)
 
 
-def _pairs_text(pairs: Tuple[Tuple[str, str], ...]) -> str:
+def _pairs_text(pairs: tuple[tuple[str, str], ...]) -> str:
     return json.dumps(dict(pairs)) if pairs else ""
 
 
-def _open_mpi_text(open_mpi: OpenMpi) -> Dict[str, str]:
+def _open_mpi_text(open_mpi: OpenMpi) -> dict[str, str]:
     text = {
         OPENMPI_BIND_ARGS: open_mpi.bind_args,
         OPENMPI_X_ARGS: open_mpi.x_args,

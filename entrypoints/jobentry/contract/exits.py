@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 ENTRY_FAILED = 125
 CANNOT_EXECUTE = 126
@@ -28,13 +28,13 @@ class Failure(NamedTuple):
         last_lines: The last lines of that rank's log.
     """
 
-    node: Optional[int] = None
+    node: int | None = None
     host: str = ""
-    rank: Optional[int] = None
-    signal: Optional[int] = None
-    exit_code: Optional[int] = None
+    rank: int | None = None
+    signal: int | None = None
+    exit_code: int | None = None
     message: str = ""
-    last_lines: Tuple[str, ...] = ()
+    last_lines: tuple[str, ...] = ()
 
 
 class ExitRecord(NamedTuple):
@@ -48,10 +48,10 @@ class ExitRecord(NamedTuple):
     job: str
     exit_code: int
     cause: str = ""
-    failure: Optional[Failure] = None
+    failure: Failure | None = None
     started_at: str = ""
     ended_at: str = ""
-    phases: Tuple[Tuple[int, str, str, str], ...] = ()
+    phases: tuple[tuple[int, str, str, str], ...] = ()
 
 
 def code_of_signal(signal: int) -> int:
@@ -61,7 +61,7 @@ def code_of_signal(signal: int) -> int:
 
 def dump(record: ExitRecord) -> bytes:
     """Return the text of ``record`` from which ``load`` makes it again."""
-    value: Dict[str, Any] = dict(record._asdict())
+    value: dict[str, Any] = dict(record._asdict())
     value["failure"] = None if record.failure is None else dict(record.failure._asdict())
     return json.dumps(value, indent=1, sort_keys=True).encode("ascii") + b"\n"
 
@@ -87,11 +87,19 @@ def load(data: bytes) -> ExitRecord:
                 for node, name, start, end in value.get("phases", ())
             ),
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise RecordError("reading an exit record: it is not one: %s" % error) from error
+    # OverflowError is what Infinity ends with.
+    except (
+        AttributeError,
+        KeyError,
+        OverflowError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise RecordError(f"reading an exit record: it is not one: {error}") from error
 
 
-def _failure(value: Dict[str, Any]) -> Failure:
+def _failure(value: dict[str, Any]) -> Failure:
     return Failure(
         node=_number(value.get("node")),
         host=str(value.get("host", "")),
@@ -103,5 +111,5 @@ def _failure(value: Dict[str, Any]) -> Failure:
     )
 
 
-def _number(value: Any) -> Optional[int]:
+def _number(value: Any) -> int | None:
     return None if value is None else int(value)

@@ -9,7 +9,7 @@ and no line is ever cut by a line of another rank. All other lines are the entry
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 _MARK = re.compile(rb"\[(\d{1,9})\](\+?) ")
 
@@ -22,11 +22,11 @@ class Line(NamedTuple):
         data: The bytes, with their newline if they have one.
     """
 
-    rank: Optional[int]
+    rank: int | None
     data: bytes
 
 
-def write(rank: int, data: bytes) -> Tuple[bytes, int]:
+def write(rank: int, data: bytes) -> tuple[bytes, int]:
     """Return the stream text of the complete lines in ``data``, and how many bytes it took."""
     end = data.rfind(b"\n") + 1
     if not end:
@@ -50,4 +50,3 @@ def read(line: bytes) -> Line:
     if match.group(2):
         data = data[:-1] if data.endswith(b"\n") else data
     return Line(int(match.group(1)), data)
-

@@ -72,6 +72,11 @@ class NodePaths(NamedTuple):
         return posixpath.join(self.node_dir, "env")
 
     @property
+    def ssh_config(self) -> str:
+        """How ssh reaches the other nodes."""
+        return posixpath.join(self.node_dir, "ssh-config")
+
+    @property
     def events(self) -> str:
         """The FIFO on which ranks tell the entry that they start and end."""
         return posixpath.join(self.node_dir, "events")
@@ -108,7 +113,6 @@ def node_paths(environ: Mapping[str, str], node: env.NodeEnv) -> NodePaths:
         job_dir=environ.get(names.MA_JOB_DIR) or posixpath.join(mount, "user-job-dir"),
         mount=mount,
         log_dir=environ.get(names.MA_LOG_DIR) or posixpath.join(mount, "log"),
-        # One folder a node, also where several nodes share a home over the network.
-        node_dir=node.node_dir
-        or posixpath.join(home, ".cloudjob", "%s-%d" % (node.job, node.node)),
+        # The same path on every node; where nodes share a home, the backend names one for each.
+        node_dir=node.node_dir or posixpath.join(home, ".cloudjob", node.job),
     )

@@ -11,7 +11,7 @@ parameter once, under the name that this version knows, and ``-x NAME`` without 
 from __future__ import annotations
 
 import shlex
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from jobentry.contract import env, names
 from jobentry.contract.env import NodeEnv
@@ -30,8 +30,33 @@ NEWEST = (5, 0)
 # How many words follow an option; an option that is not here is passed on with what follows it.
 _MCA_OPTIONS = ("mca", "gmca", "omca", "prtemca", "pmixmca")
 _ONE_WORD = frozenset(
-    "x np n c hostfile machinefile default-hostfile host H tune am bind-to map-by rank-by prefix "
-    "output-filename output wdir wd path timeout personality stdin cpu-list cpu-set".split()
+    [
+        "x",
+        "np",
+        "n",
+        "c",
+        "hostfile",
+        "machinefile",
+        "default-hostfile",
+        "host",
+        "H",
+        "tune",
+        "am",
+        "bind-to",
+        "map-by",
+        "rank-by",
+        "prefix",
+        "output-filename",
+        "output",
+        "wdir",
+        "wd",
+        "path",
+        "timeout",
+        "personality",
+        "stdin",
+        "cpu-list",
+        "cpu-set",
+    ]
 )
 # Open MPI 5.0 moved starting and stopping to PRRTE, which knows other names.
 _RENAMED_IN_5 = {
@@ -46,7 +71,7 @@ _GONE_IN_5 = ("routed", "oob")
 class ArgsError(Exception):
     """A variable with mpirun options cannot be read; ``problems`` lists every fault."""
 
-    def __init__(self, problems: List[str]) -> None:
+    def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
 
@@ -55,7 +80,7 @@ class Mpi(NamedTuple):
     """The Open MPI of this node: its mpirun (an absolute path) and its version."""
 
     mpirun: str
-    version: Tuple[int, ...]
+    version: tuple[int, ...]
 
 
 class Command(NamedTuple):
@@ -69,16 +94,16 @@ class Command(NamedTuple):
         notes: What was left out or changed, for people.
     """
 
-    argv: Tuple[str, ...]
+    argv: tuple[str, ...]
     env: Mapping[str, str]
     host_file: str
     tune_file: str
-    notes: Tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 class _Option(NamedTuple):
     name: str
-    words: Tuple[str, ...]
+    words: tuple[str, ...]
 
 
 def host_file(hosts: Sequence[str], slots: int) -> str:
@@ -90,9 +115,9 @@ def tune_file(variables: Iterable[str]) -> str:
     """Return the tune file that carries ``variables``, each by name only.
 
     A value in this file is cut at blanks by 4.1 and ends 5.0 with exit 243; a line without ``-x``
-    carries nothing on either (both tried, 4.1.4 and 5.0.11). The name alone carries the exact value.
+    carries nothing on either (tried on 4.1.4 and 5.0.11). The name alone carries the exact value.
     """
-    return "".join("-x %s\n" % name for name in variables)
+    return "".join(f"-x {name}\n" for name in variables)
 
 
 def is_safe_in_tune_file(value: str) -> bool:
@@ -105,8 +130,9 @@ def command(
     node: NodeEnv,
     environ: Mapping[str, str],
     mpi: Mpi,
-    files: Tuple[str, str],
+    files: tuple[str, str],
     program: Sequence[str],
+    ssh_config: str = "",
 ) -> Command:
     """Return how to start ``program`` once a rank.
 
@@ -116,6 +142,7 @@ def command(
         mpi: The Open MPI that will start them.
         files: The paths of the host file and of the tune file.
         program: The command of a rank. A word ``:`` would end it for mpirun: see ``rank_program``.
+        ssh_config: The file that tells ssh how to reach the workers; empty for the user's own.
 
     Raises:
         ArgsError: A variable with options cannot be read, or asks for what cannot be had.
@@ -129,7 +156,7 @@ def command(
     carried = _past_open_mpi(carried)
     np = node.open_mpi.np or node.slots * node.nodes
     _check_slots(np, node, plain)
-    mca_words, mca_notes = _mca_words(node, mpi, mca)
+    mca_words, mca_notes = _mca_words(node, mpi, mca, ssh_config)
     notes += mca_notes
 
     in_tune_file = [
@@ -158,7 +185,7 @@ def command(
     )
 
 
-def rank_program(entry: Sequence[str], program: Sequence[str]) -> Tuple[str, ...]:
+def rank_program(entry: Sequence[str], program: Sequence[str]) -> tuple[str, ...]:
     """Return the command that runs ``program`` under our rank door.
 
     mpirun takes a word ``:`` anywhere for the start of another program, so then every word is
@@ -173,7 +200,7 @@ def rank_program(entry: Sequence[str], program: Sequence[str]) -> Tuple[str, ...
 _BINDING = ("bind-to", "map-by", "rank-by")
 
 
-def _user_options(node: NodeEnv) -> Tuple[List[_Option], List[str]]:
+def _user_options(node: NodeEnv) -> tuple[list[_Option], list[str]]:
     """Every option of the four variables, in their order, each default where one is not set."""
     given = node.open_mpi
     sources = (
@@ -182,28 +209,29 @@ def _user_options(node: NodeEnv) -> Tuple[List[_Option], List[str]]:
         (names.OPENMPI_MCA_ARGS, given.mca_args, DEFAULT_MCA_ARGS),
         (names.OPENMPI_EXTRA_ARGS, given.extra_args, DEFAULT_EXTRA_ARGS),
     )
-    options: List[_Option] = []
-    problems: List[str] = []
+    options: list[_Option] = []
+    problems: list[str] = []
     for variable, text, default in sources:
         try:
             options += _parse(shlex.split(default if text is None else text))
         except ValueError as error:
-            problems.append("%s: %s" % (variable, str(error).lower()))
+            problems.append(f"{variable}: {str(error).lower()}")
     if problems:
         raise ArgsError(problems)
     return options, []
 
 
-def _parse(words: List[str]) -> List[_Option]:
+def _parse(words: list[str]) -> list[_Option]:
     """Read mpirun's options; one dash or two, ``--name value`` or ``--name=value``."""
-    options: List[_Option] = []
+    options: list[_Option] = []
     rest = list(words)
+    # Also as the value of an option: mpirun parts its words at ":" before it reads them.
+    if ":" in words:
+        raise ValueError("':' would start a second program")
     while rest:
         word = rest.pop(0)
         name, equals, value = word.lstrip("-").partition("=")
         count = 2 if name in _MCA_OPTIONS else 1 if name in _ONE_WORD else 0
-        if word == ":":
-            raise ValueError("':' would start a second program")
         if not word.startswith("-") or not name:
             # What follows an option that we do not know belongs to it.
             options.append(_Option("", (word,)))
@@ -219,7 +247,7 @@ def _parse(words: List[str]) -> List[_Option]:
     return options
 
 
-def _words(option: _Option) -> List[str]:
+def _words(option: _Option) -> list[str]:
     if not option.name:
         return list(option.words)
     # 5.0 takes a long option with one dash for the program to start (exit 66).
@@ -227,16 +255,16 @@ def _words(option: _Option) -> List[str]:
     return [dashes + option.name, *option.words]
 
 
-def _split(options: List[_Option]) -> Tuple[Dict[Tuple[str, str], str], List[_Option]]:
+def _split(options: list[_Option]) -> tuple[dict[tuple[str, str], str], list[_Option]]:
     """Part MCA parameters, the last of a name winning, from the other options."""
-    mca: Dict[Tuple[str, str], str] = {}
-    plain: List[_Option] = []
+    mca: dict[tuple[str, str], str] = {}
+    plain: list[_Option] = []
     for option in options:
         if option.name in _MCA_OPTIONS:
             mca[(option.name, option.words[0])] = option.words[1]
         elif option.name in ("np", "n", "c", "hostfile", "machinefile", "tune", "am"):
             raise ArgsError(
-                ["--%s %s: the entry sets this itself" % (option.name, " ".join(option.words))]
+                ["--{} {}: the entry sets this itself".format(option.name, " ".join(option.words))]
             )
         elif option.name in _BINDING:
             # Only one of each: 4.1 refuses two.
@@ -247,24 +275,26 @@ def _split(options: List[_Option]) -> Tuple[Dict[Tuple[str, str], str], List[_Op
 
 
 def _mca_words(
-    node: NodeEnv, mpi: Mpi, given: Mapping[Tuple[str, str], str]
-) -> Tuple[Tuple[List[str], List[str]], List[str]]:
-    """The words for the remote shell, the words for all other parameters, and notes."""
-    notes: List[str] = []
-    values: Dict[Tuple[str, str], str] = {}
+    node: NodeEnv, mpi: Mpi, given: Mapping[tuple[str, str], str], ssh_config: str
+) -> tuple[tuple[list[str], list[str]], list[str]]:
+    """Return the words for the remote shell, those for all other parameters, and notes."""
+    notes: list[str] = []
+    values: dict[tuple[str, str], str] = {}
     for (option, name), value in given.items():
         known = _name_in(mpi.version, name)
         if known:
             values[(option, known)] = value
         else:
-            notes.append("parameter %s is not known to Open MPI 5.0: left out" % name)
+            notes.append(f"parameter {name} is not known to Open MPI 5.0: left out")
     prefix = "plm_ssh_" if mpi.version >= (5,) else "plm_rsh_"
-    shell: Dict[Tuple[str, str], str] = {}
+    shell: dict[tuple[str, str], str] = {}
     user_args = values.pop(("mca", prefix + "args"), "")
     if node.remote_shell:
         shell[("mca", prefix + "agent")] = node.remote_shell
-    elif "-p" not in user_args.split():
+    elif not any(word.startswith("-p") for word in user_args.split()):
         user_args = ("-p %d %s" % (node.sshd_port, user_args)).strip()
+    if ssh_config and not node.remote_shell:
+        user_args = f"-F {ssh_config} {user_args}"
     if user_args:
         shell[("mca", prefix + "args")] = user_args
     shell.update({key: values.pop(key) for key in list(values) if key in shell})
@@ -273,14 +303,14 @@ def _mca_words(
     return (_mca_list(shell), _mca_list(values)), notes
 
 
-def _mca_list(values: Mapping[Tuple[str, str], str]) -> List[str]:
+def _mca_list(values: Mapping[tuple[str, str], str]) -> list[str]:
     return [
         word for (option, name), value in values.items() for word in ("--" + option, name, value)
     ]
 
 
-def _name_in(version: Tuple[int, ...], name: str) -> str:
-    """The name of a parameter in this version; empty when it has none."""
+def _name_in(version: tuple[int, ...], name: str) -> str:
+    """Return the name of a parameter in this version; empty when it has none."""
     if version < (5,):
         return "plm_rsh_" + name[8:] if name.startswith("plm_ssh_") else name
     if name in _GONE_IN_5:
@@ -290,7 +320,7 @@ def _name_in(version: Tuple[int, ...], name: str) -> str:
     return _RENAMED_IN_5.get(name, name)
 
 
-def _carried(node: NodeEnv, environ: Mapping[str, str]) -> Dict[str, str]:
+def _carried(node: NodeEnv, environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
@@ -299,29 +329,31 @@ def _carried(node: NodeEnv, environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def _exported(
-    node: NodeEnv, environ: Mapping[str, str], plain: List[_Option]
-) -> Tuple[Dict[str, str], List[str]]:
-    """What ``-x`` names, with its value: the user's word first, but a default is only a default."""
-    exported: Dict[str, str] = {}
-    notes: List[str] = []
+    node: NodeEnv, environ: Mapping[str, str], plain: list[_Option]
+) -> tuple[dict[str, str], list[str]]:
+    """Return what ``-x`` names: the user's word first, but a default is only a default."""
+    exported: dict[str, str] = {}
+    notes: list[str] = []
     for option in plain:
         if option.name != "x":
             continue
         name, equals, value = option.words[0].partition("=")
         if not env.is_name(name):
-            raise ArgsError(["%s: cannot carry %r" % (names.OPENMPI_X_ARGS, option.words[0][:80])])
+            raise ArgsError([f"{names.OPENMPI_X_ARGS}: cannot carry {option.words[0][:80]!r}"])
         is_default = node.open_mpi.x_args is None
-        if equals and not (is_default and name in environ):
+        if name in node.secret_names:
+            notes.append(f"-x {name}: a secret, which reaches every rank without it")
+        elif equals and not (is_default and name in environ):
             exported[name] = value
         elif name in environ:
             exported[name] = environ[name]
         elif not is_default:
             # 5.0.11 crashes (signal 11) when it is asked for a variable that is not set.
-            notes.append("-x %s: not set here, so not carried" % name)
+            notes.append(f"-x {name}: not set here, so not carried")
     return exported, notes
 
 
-def _past_open_mpi(carried: Mapping[str, str]) -> Dict[str, str]:
+def _past_open_mpi(carried: Mapping[str, str]) -> dict[str, str]:
     """Give the exact value of what Open MPI changes a second name, which the rank's door undoes."""
     result = {name: value for name, value in carried.items() if name not in ("TMPDIR", "PWD")}
     for name in names.CHANGED_BY_OPEN_MPI:
@@ -332,8 +364,8 @@ def _past_open_mpi(carried: Mapping[str, str]) -> Dict[str, str]:
 
 def _environment(
     node: NodeEnv, environ: Mapping[str, str], carried: Mapping[str, str]
-) -> Dict[str, str]:
-    """The environment of mpirun, which carries every value by its name."""
+) -> dict[str, str]:
+    """Return the environment of mpirun, which carries every value by its name."""
     result = {
         name: value
         for name, value in environ.items()
@@ -346,7 +378,7 @@ def _environment(
     return result
 
 
-def _check_slots(np: int, node: NodeEnv, plain: List[_Option]) -> None:
+def _check_slots(np: int, node: NodeEnv, plain: list[_Option]) -> None:
     """Open MPI 5.0.11 started fewer ranks than asked and ended with 0, so count here."""
     room = node.slots * node.nodes
     wide = any(

@@ -1,0 +1,114 @@
+"""Finds out, for many workers at once, how far the way to each one goes: name, address, ssh's port.
+
+ssh itself says little and late about a worker that is not there yet, so it is only started when
+its port answers as an sshd does.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from typing import NamedTuple
+
+# So many workers are probed at the same moment; each probe mostly waits.
+_THREADS = 64
+_CONNECT_S = 3.0
+_BANNER_S = 5.0
+# The wait before a worker that was not there is tried again, growing up to the second figure.
+_PAUSE_S = (0.05, 1.0)
+
+
+class Step(NamedTuple):
+    """How far the way to a worker goes; ``trouble`` says what is in the way."""
+
+    address: str = ""
+    is_listening: bool = False
+    trouble: str = "not tried yet"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether an sshd answers."""
+        return not self.trouble
+
+
+def look(host: str, port: int) -> Step:
+    """Try the way to ``host`` once."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return Step(trouble="its name does not resolve")
+    address = str(found[0][4][0])
+    try:
+        with socket.create_connection((address, port), _CONNECT_S) as connection:
+            connection.settimeout(_BANNER_S)
+            return Step(address, True, _greeting(connection))
+    except socket.timeout:
+        return Step(address, trouble="no answer on port %d" % port)
+    except OSError as error:
+        return Step(address, trouble="port %d: %s" % (port, (error.strerror or "").lower()))
+
+
+def _greeting(connection: socket.socket) -> str:
+    try:
+        banner = connection.recv(64)
+    except socket.timeout:
+        return "its sshd accepts and then says nothing"
+    except OSError:
+        banner = b""
+    return "" if banner.startswith(b"SSH-") else "what listens there is not an sshd"
+
+
+class Probe:
+    """Probes workers in threads of its own; ``fileno`` is readable when one has been found."""
+
+    def __init__(self, hosts: dict[int, str], port: int) -> None:
+        self.steps: dict[int, Step] = {index: Step() for index in hosts}
+        self._hosts = hosts
+        self._port = port
+        self._found: list[int] = []
+        self._wake, self._end = os.pipe()
+        self._is_over = threading.Event()
+        self._turns: queue.PriorityQueue[tuple[float, float, int]] = queue.PriorityQueue()
+        for index in hosts:
+            self._turns.put((0.0, _PAUSE_S[0], index))
+        for _ in range(min(_THREADS, len(hosts))):
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+        return self._wake
+
+    def found(self) -> list[int]:
+        """Return the workers that were found since the last call."""
+        os.read(self._wake, 65536)
+        found = []
+        while self._found:
+            found.append(self._found.pop(0))
+        return found
+
+    def again(self, index: int) -> None:
+        """Try a worker that was found once more: ssh did not get in."""
+        self._turns.put((time.monotonic() + _PAUSE_S[1], _PAUSE_S[1], index))
+
+    def close(self) -> None:
+        """Stop probing."""
+        self._is_over.set()
+
+    def _work(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                at, pause, index = self._turns.get(timeout=0.5)
+            except queue.Empty:
+                continue
+            if self._is_over.wait(max(0.0, at - time.monotonic())):
+                return
+            step = self.steps[index] = look(self._hosts[index], self._port)
+            if step.is_there:
+                self._found.append(index)
+                os.write(self._end, b".")
+            else:
+                longer = min(2 * pause, _PAUSE_S[1])
+                self._turns.put((time.monotonic() + pause, longer, index))

@@ -1,0 +1,199 @@
+"""The sshd of this node and the ssh that speaks to its peers, both with the one key of the job.
+
+The key comes with the job and is made for it. It is the key of the user and of every host, so host
+keys are pinned without a table of hosts, and a stranger's sshd on the same address is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from typing import NamedTuple
+
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+
+# The name under which the hosts of the job are known, whatever their address is.
+_ALIAS = "cloudjob"
+
+# Nothing but a command: no terminal, no forwarding, no password, no PAM, no variables from outside.
+_SERVER = """\
+Port {port}
+HostKey {key}
+AuthorizedKeysFile {authorized}
+PidFile none
+StrictModes no
+UsePAM no
+PubkeyAuthentication yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+HostbasedAuthentication no
+AllowUsers {user}
+PermitRootLogin prohibit-password
+PermitUserEnvironment no
+PermitUserRC no
+PermitTTY no
+DisableForwarding yes
+MaxStartups 1000
+MaxSessions 1000
+LoginGraceTime 60
+ClientAliveInterval 2
+ClientAliveCountMax 4
+UseDNS no
+PrintMotd no
+SetEnv CLOUDJOB_NODE_DIR={node_dir}
+"""
+
+_CLIENT = """\
+Host *
+    Port {port}
+    User {user}
+    IdentityFile {key}
+    IdentitiesOnly yes
+    HostKeyAlias {alias}
+    UserKnownHostsFile {known}
+    GlobalKnownHostsFile /dev/null
+    StrictHostKeyChecking yes
+    UpdateHostKeys no
+    BatchMode yes
+    ConnectTimeout 10
+    ServerAliveInterval 2
+    ServerAliveCountMax 4
+    ControlMaster no
+    ForwardAgent no
+    ForwardX11 no
+    LogLevel ERROR
+"""
+
+
+class SshError(Exception):
+    """This node cannot serve or use ssh."""
+
+
+class SshFiles(NamedTuple):
+    """The files of ssh in the node's own folder."""
+
+    folder: str
+
+    @property
+    def key(self) -> str:
+        """The private key of the job."""
+        return os.path.join(self.folder, "ssh-key")
+
+    @property
+    def authorized(self) -> str:
+        """Who may come in."""
+        return os.path.join(self.folder, "ssh-authorized")
+
+    @property
+    def known(self) -> str:
+        """Which hosts are known."""
+        return os.path.join(self.folder, "ssh-known")
+
+    @property
+    def server(self) -> str:
+        """The configuration of sshd."""
+        return os.path.join(self.folder, "sshd-config")
+
+    @property
+    def log(self) -> str:
+        """What sshd says."""
+        return os.path.join(self.folder, "sshd.log")
+
+
+def prepare(node: NodeEnv, where: NodePaths, key: bytes) -> None:
+    """Write all that sshd and ssh read.
+
+    Raises:
+        SshError: There is no ssh here, or the key is none.
+    """
+    files = SshFiles(where.node_dir)
+    _write(files.key, key if key.endswith(b"\n") else key + b"\n")
+    public = _public_key(files.key)
+    values = {
+        "port": node.sshd_port,
+        "user": _user(),
+        "key": files.key,
+        "authorized": files.authorized,
+        "known": files.known,
+        "alias": _ALIAS,
+        "node_dir": where.node_dir,
+    }
+    _write(files.authorized, public.encode("ascii") + b"\n")
+    _write(files.known, (f"{_ALIAS} {public}\n").encode("ascii"))
+    _write(files.server, _SERVER.format(**values).encode("utf-8"))
+    _write(where.ssh_config, _CLIENT.format(**values).encode("utf-8"))
+
+
+def start(where: NodePaths) -> subprocess.Popen[bytes]:
+    """Start sshd, as the user we are."""
+    files = SshFiles(where.node_dir)
+    program = shutil.which("sshd", path=_search_path())
+    if program is None:
+        raise SshError("looking for sshd: there is none in this image")
+    log = os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        # sshd starts itself again for each session, so it wants its absolute path.
+        return subprocess.Popen(
+            [os.path.abspath(program), "-D", "-e", "-f", files.server],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # Clean: a session has no variable of this job but those that are named for it.
+            env={"PATH": os.environ.get("PATH", os.defpath)},
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+
+
+def words(where: NodePaths) -> str:
+    """Return the last of what sshd said, in one line."""
+    try:
+        with open(SshFiles(where.node_dir).log, "rb") as file:
+            lines = file.read()[-2000:].decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    return "; ".join(line.strip() for line in lines[-4:] if line.strip())
+
+
+def _public_key(key: str) -> str:
+    program = shutil.which("ssh-keygen", path=_search_path())
+    if program is None:
+        raise SshError("looking for ssh-keygen: there is none in this image")
+    done = subprocess.run(
+        [program, "-y", "-P", "", "-f", key],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    found: list[str] = done.stdout.decode("ascii", "replace").split()
+    if done.returncode or len(found) < 2:
+        said = done.stderr.decode("utf-8", "replace").strip() or "it is empty"
+        raise SshError(f"reading the key of the job: {said}")
+    return f"{found[0]} {found[1]}"
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError as error:
+        raise SshError(
+            "looking up user %d: it is not in /etc/passwd, so sshd lets nobody in" % os.geteuid()
+        ) from error
+
+
+def _search_path() -> str:
+    """Sshd often lies where an ordinary user's PATH does not look."""
+    return os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin:/sbin:/usr/bin"
+
+
+def _write(path: str, data: bytes) -> None:
+    if os.path.lexists(path):
+        os.unlink(path)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)

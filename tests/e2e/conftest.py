@@ -1,0 +1,447 @@
+"""Whole jobs through the real command line and a real mpirun, each in a state folder of its own.
+
+``CLOUDJOB_TEST_MPIRUNS`` names the mpiruns (colon separated); by default the one beside the
+interpreter and Debian's. With ``CLOUDJOB_REQUIRE_ALL=1`` both a 4.1 and a 5.0 must be among them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BIN = Path(sys.executable).parent
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+LIMIT_S = 60.0
+# What every script of a test may use without saying so.
+PRELUDE = """\
+import os, sys, time, signal
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+size = int(os.environ["OMPI_COMM_WORLD_SIZE"])
+node = int(os.environ["VC_TASK_INDEX"])
+results = os.environ["RESULTS"]
+def leave(name, text=""):
+    path = f"{results}/{name}"
+    with open(path + ".new", "wb") as file:
+        file.write(text if isinstance(text, bytes) else str(text).encode())
+    os.rename(path + ".new", path)
+def await_file(name, limit_s=60):
+    end = time.monotonic() + limit_s
+    while not os.path.exists(f"{results}/{name}"):
+        if time.monotonic() > end:
+            raise TimeoutError(name)
+        time.sleep(0.01)
+"""
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """One Open MPI to test with."""
+
+    mpirun: Path
+    version: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.mpirun.parent}:{SYSTEM_PATH}"
+
+    @property
+    def is_5(self) -> bool:
+        return self.version.startswith("5.")
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: bytes
+    err: bytes
+    ended_at: float
+
+    def __str__(self) -> str:
+        return f"exit {self.code}\n--- out\n{_tail(self.out)}\n--- err\n{_tail(self.err)}"
+
+    @property
+    def job(self) -> str:
+        return _job_in(self.err) or _job_in(self.out)
+
+    @property
+    def lines(self) -> list[bytes]:
+        return self.out.split(b"\n")[:-1]
+
+
+@dataclass
+class Running:
+    """A command in the background; what it writes goes to files, so it never blocks."""
+
+    process: subprocess.Popen[bytes]
+    out_path: Path
+    err_path: Path
+
+    @property
+    def out(self) -> bytes:
+        return self.out_path.read_bytes()
+
+    @property
+    def err(self) -> bytes:
+        return self.err_path.read_bytes()
+
+    @property
+    def job(self) -> str:
+        poll(lambda: _job_in(self.err) or self.process.poll() is not None, "a job id")
+        return _job_in(self.err)
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self, limit_s: float = LIMIT_S) -> Done:
+        code = self.process.wait(limit_s)
+        ended_at = time.time()
+        return Done(code if code >= 0 else 128 - code, self.out, self.err, ended_at)
+
+
+@dataclass
+class Cloud:
+    """The command line, with a source folder, a state folder and an mpirun of its own."""
+
+    folder: Path
+    mpi: Mpi
+    python: str = sys.executable
+    prefix: tuple[str, ...] = ()
+    environ: dict[str, str | bytes] = field(default_factory=dict)
+    started: list[Running] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for path in (self.home.parent, self.source, self.results, self.folder / "user"):
+            path.mkdir(parents=True, exist_ok=True)
+        self.environ = {
+            "PATH": self.mpi.path,
+            "CLOUDJOB_HOME": str(self.home),
+            "HOME": str(self.folder / "user"),
+            "LANG": "C.UTF-8",
+            **self.environ,
+        }
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "source"
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results"
+
+    def write(self, name: str, text: str | bytes) -> Path:
+        """Put a file into the source as it is."""
+        path = self.source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else textwrap.dedent(text).encode())
+        return path
+
+    def script(self, text: str, name: str = "job.py") -> str:
+        """Put a Python script into the source, behind the prelude, and return its name."""
+        self.write(name, PRELUDE.encode() + textwrap.dedent(text).encode())
+        return name
+
+    # -- commands -------------------------------------------------------------------------
+
+    def start(self, *words: str | bytes, env: Mapping[str, str | bytes] | None = None,
+              **popen: Any) -> Running:
+        number = len(self.started)
+        out, err = (self.folder / f"{number}.{name}" for name in ("out", "err"))
+        command = [*self.prefix, self.python, "-m", "cloudjob.cli", *words]
+        with out.open("wb") as out_file, err.open("wb") as err_file:
+            process = subprocess.Popen(
+                command,
+                env={**self.environ, **(env or {})},
+                cwd=self.source,
+                stdin=subprocess.DEVNULL,
+                **{"stdout": out_file, "stderr": err_file, **popen},
+            )
+        running = Running(process, out, err)
+        self.started.append(running)
+        return running
+
+    def cli(self, *words: str | bytes, limit_s: float = LIMIT_S,
+            env: Mapping[str, str | bytes] | None = None) -> Done:
+        return self.start(*words, env=env).end(limit_s)
+
+    def job_words(self, words: tuple[str | bytes, ...]) -> list[str | bytes]:
+        return ["submit", "-e", f"RESULTS={self.results}", *words]
+
+    def submit(self, *words: str | bytes, limit_s: float = LIMIT_S,
+               env: Mapping[str, str | bytes] | None = None) -> Done:
+        """Submit and stay attached; the ranks know ``RESULTS``."""
+        return self.cli(*self.job_words(words), limit_s=limit_s, env=env)
+
+    def start_submit(self, *words: str | bytes, **popen: Any) -> Running:
+        return self.start(*self.job_words(words), **popen)
+
+    def detach(self, *words: str | bytes, env: Mapping[str, str | bytes] | None = None) -> str:
+        """Submit, return at once, and give the job's id."""
+        done = self.submit("--detach", *words, env=env)
+        assert done.code == 0, done
+        return done.out.decode().strip().rpartition("/")[2]
+
+    def status(self, job: str) -> dict[str, Any]:
+        done = self.cli("status", "--json", job)
+        assert done.code == 0, done
+        assert b"Traceback" not in done.err, done
+        value: dict[str, Any] = json.loads(done.out)
+        return value
+
+    def raw(self, job: str, rank: int) -> bytes:
+        done = self.cli("logs", "--raw", "--rank", str(rank), job)
+        assert done.code == 0, done
+        return done.out
+
+    # -- what is there --------------------------------------------------------------------
+
+    def left(self, pattern: str = "*") -> dict[str, bytes]:
+        """What ranks left in the folder of results."""
+        return {
+            path.name: path.read_bytes()
+            for path in sorted(self.results.glob(pattern))
+            if not path.name.endswith(".new")
+        }
+
+    def await_left(self, *names: str, limit_s: float = LIMIT_S) -> None:
+        poll(lambda: all((self.results / name).exists() for name in names),
+             lambda: f"{names} in the results; there is {sorted(self.left())}; "
+             + "; ".join(_tail(run.err) + _tail(run.out) for run in self.started), limit_s)
+
+    def state(self, job: str) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads((self.home / "process" / job / "state.json").read_bytes())
+        return value
+
+    def jobs(self) -> list[str]:
+        found = set()
+        for part in ("process", "store"):
+            with contextlib.suppress(OSError):
+                found.update(os.listdir(self.home / part))
+        return sorted(found)
+
+    def processes(self) -> dict[int, tuple[str, ...]]:
+        """Every process of this test's jobs: its environment, words or folder tell."""
+        marks = [os.fsencode(self.home) + b"/process", os.fsencode(self.results)]
+        marks += [b"cloudjob-" + os.fsencode(job) for job in self.jobs()]
+        found = {}
+        for pid in pids():
+            if pid == os.getpid():
+                continue
+            words = read_proc(pid, "cmdline")
+            texts = [words, read_proc(pid, "environ")]
+            with contextlib.suppress(OSError):
+                texts.append(os.fsencode(os.readlink(f"/proc/{pid}/cwd")) + b"/")
+            is_own = any(run.process.pid == pid for run in self.started)
+            if not is_own and any(mark in text for text in texts for mark in marks):
+                found[pid] = tuple(words.decode("utf-8", "replace").split("\0")[:-1])
+        return found
+
+    def find(self, what: Callable[[int, tuple[str, ...]], bool]) -> list[int]:
+        return sorted(pid for pid, words in self.processes().items() if what(pid, words))
+
+    def doors(self) -> dict[int, int]:
+        """The process of each rank's door, by rank."""
+        found = {}
+        for pid in self.find(lambda _, words: "--rank" in words):
+            text = read_proc(pid, "environ")
+            match = re.search(rb"(?:\A|\0)OMPI_COMM_WORLD_RANK=(\d+)\0", text)
+            # mpirun itself and its daemons have these words in theirs too, but no rank.
+            if match:
+                found[int(match[1])] = pid
+        return found
+
+    def mpiruns(self) -> list[int]:
+        names = {"mpirun", "prterun", "orterun"}
+        return self.find(lambda _, words: bool(words) and os.path.basename(words[0]) in names)
+
+    def leftovers(self) -> list[str]:
+        found = [f"process {pid}: {' '.join(words)[:300]}" for pid, words in self.processes().items()]
+        for job in self.jobs():
+            run_dir = Path(f"/tmp/cloudjob-{job}")
+            if run_dir.exists():
+                found.append(f"folder {run_dir}")
+        return found
+
+    def end(self) -> list[str]:
+        """End what is left, and say what it was; commands of the test itself count as left too."""
+        found = [
+            f"command {run.process.args!r}" for run in self.started if run.process.poll() is None
+        ]
+        for run in self.started:
+            if run.process.poll() is None:
+                run.process.kill()
+                run.process.wait()
+        end = time.monotonic() + 8
+        while (left := self.leftovers()) and not found and time.monotonic() < end:
+            time.sleep(0.05)
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        for job in self.jobs():
+            shutil.rmtree(f"/tmp/cloudjob-{job}", ignore_errors=True)
+        return found + left
+
+
+# -- helpers ----------------------------------------------------------------------------------
+
+
+def poll(is_so: Callable[[], Any], what: str | Callable[[], str], limit_s: float = LIMIT_S) -> Any:
+    """Wait until a condition holds and return it; fail at the deadline."""
+    end = time.monotonic() + limit_s
+    while not (value := is_so()):
+        if time.monotonic() > end:
+            pytest.fail(f"after {limit_s} s there is no {what if isinstance(what, str) else what()}")
+        time.sleep(0.02)
+    return value
+
+
+def pids() -> list[int]:
+    """Every process of the machine."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def read_proc(pid: int, name: str) -> bytes:
+    """A file of a process, empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    text = read_proc(pid, "stat")
+    return bool(text) and text.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+
+
+def _job_in(text: bytes) -> str:
+    match = re.search(rb"(?:process://local/|^job )([a-z0-9][a-z0-9-]*)", text, re.MULTILINE)
+    return match[1].decode() if match else ""
+
+
+def _tail(text: bytes, size: int = 4000) -> str:
+    return ("…" if len(text) > size else "") + text[-size:].decode("utf-8", "backslashreplace")
+
+
+def _mpis() -> list[Mpi]:
+    given = os.environ.get("CLOUDJOB_TEST_MPIRUNS")
+    if given:
+        paths = [Path(text) for text in given.split(":") if text]
+    else:
+        paths = [path for path in (BIN / "mpirun", Path("/usr/bin/mpirun")) if path.exists()]
+    return [Mpi(path, _version(path)) for path in paths]
+
+
+def _version(path: Path) -> str:
+    text = subprocess.run([path, "--version"], capture_output=True, check=True).stdout.decode()
+    match = re.search(r"\(Open MPI\) (\S+)", text)
+    assert match, text
+    return match[1]
+
+
+# -- fixtures ---------------------------------------------------------------------------------
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "mpi" not in metafunc.fixturenames:
+        return
+    mpis = _mpis()
+    if os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1":
+        lines = {mpi.version[:3] for mpi in mpis}
+        if not {"4.1", "5.0"} <= lines:
+            raise pytest.UsageError(f"an Open MPI 4.1 and a 5.0 are required; there is {lines}")
+    if metafunc.definition.get_closest_marker("one_mpi"):
+        mpis = mpis[:1]
+    metafunc.parametrize("mpi", mpis, ids=[mpi.version for mpi in mpis], scope="session")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "one_mpi: mpirun makes no difference, so one is enough")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, mpi: Mpi) -> Iterator[Cloud]:
+    """The command line; when the test has ended, nothing of its jobs may be left."""
+    value = Cloud(tmp_path, mpi)
+    yield value
+    left = value.end()
+    assert not left, "left behind:\n" + "\n".join(left)
+
+
+@pytest.fixture
+def ugly_values() -> dict[str, bytes]:
+    """Values that some carrier of Open MPI damages."""
+    return UGLY_VALUES
+
+
+@pytest.fixture(name="poll")
+def _poll() -> Callable[..., Any]:
+    return poll
+
+
+UGLY_VALUES: dict[str, bytes] = {
+    "blank": b"a b",
+    "only_blank": b" ",
+    "outer_blanks": b"  a  ",
+    "tab": b"a\tb",
+    "newline": b"a\nb",
+    "newlines": b"\n\nMA_X=1\n-x FOO\n",
+    "crlf": b"a\r\nb\r",
+    "single_quote": b"it's",
+    "double_quote": b'say "hi"',
+    "quoted": b"\"a b\" 'c d'",
+    "open_quote": b'"',
+    "equals": b"k=v=w",
+    "begins_equals": b"=x",
+    "semicolon": b"a;b;c",
+    "hash": b"# no comment",
+    "slashes": b"http://x//y /* z */",
+    "dollar": b"$HOME ${HOME} $(id) `id`",
+    "backslash": b"\\ \\n \\\\ \\",
+    "percent": b"%3A %25 %s %n",
+    "colon": b":",
+    "comma": b"a,b,,c",
+    "star": b"* ? [a-z] ~",
+    "bang": b"!! !$",
+    "amp": b"a && b || c & d | e > f < g",
+    "braces": b"{a,b} {}",
+    "json": b'{"a": ["b", null], "c": {"d": 1.5}}',
+    "dash": b"-x FOO",
+    "dashes": b"--",
+    "control": bytes(range(1, 32)) + b"\x7f",
+    "separator": b"a\x01b",
+    "latin": "Grüße, søster".encode(),
+    "chinese": "训练作业 🚀".encode(),
+    "invalid": b"\xff\xfe\x80 \xc3(",
+    "all_bytes": bytes(range(1, 256)),
+    "empty": b"",
+    "zero": b"0",
+    "long": b"x" * 100_000,
+    "long_ugly": b"a b=\"c\";\n$'" * 9000,
+}

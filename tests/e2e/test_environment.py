@@ -1,0 +1,498 @@
+"""Variables reach every rank on every node with their exact bytes, and secrets reach nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+# One file a rank: NAME=VALUE, NUL-separated, as the kernel has it.
+DUMP = r"""
+leave(f"rank-{rank}", b"\0".join(k + b"=" + v for k, v in os.environb.items()))
+"""
+
+
+def environments(cloud, count):
+    """What each rank had."""
+    left = cloud.left("rank-*")
+    assert sorted(left) == [f"rank-{rank}" for rank in range(count)]
+    pairs = [
+        dict(item.partition(b"=")[::2] for item in left[f"rank-{rank}"].split(b"\0"))
+        for rank in range(count)
+    ]
+    return [{os.fsdecode(name): value for name, value in rank.items()} for rank in pairs]
+
+
+def differences(ranks, expected):
+    """What is wrong, short enough to read."""
+    return [
+        f"rank {index}: {name}: {rank.get(name, b'(absent)')[:60]!r} and not {value[:60]!r}"
+        for index, rank in enumerate(ranks)
+        for name, value in expected.items()
+        if rank.get(name) != value
+    ]
+
+
+# Names that some rule or other might carry, drop or change.
+PREFIXES = ("UGLY_", "S3_", "SHARED_", "VC_WORKER_X", "SCC", "CRED")
+
+
+def test_variables_by_option_are_exact(cloud, ugly_values):
+    """-e carries any bytes to every rank on every node."""
+    expected = {
+        f"{PREFIXES[index % len(PREFIXES)]}{name}": value
+        for index, (name, value) in enumerate(ugly_values.items())
+    }
+    options = [word for name, value in expected.items() for word in (b"-e", name.encode() + b"=" + value)]
+
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", *options, cloud.script(DUMP))
+
+    assert done.code == 0, done
+    assert differences(environments(cloud, 4), expected) == []
+
+
+@pytest.mark.parametrize("prefix", ["S3_", "UGLY_"])
+def test_every_value_is_exact_under_one_prefix(cloud, ugly_values, prefix):
+    """Carried by name pattern or because the user gave it: no value is damaged."""
+    expected = {f"{prefix}{name}": value for name, value in ugly_values.items()}
+    options = [word for name, value in expected.items() for word in (b"-e", name.encode() + b"=" + value)]
+
+    done = cloud.submit("--nodes", "2", *options, cloud.script(DUMP))
+
+    assert done.code == 0, done
+    assert differences(environments(cloud, 2), expected) == []
+
+
+def test_variables_by_file_are_exact(cloud, ugly_values):
+    """--env-file carries the same, the ones that need it in double quotes."""
+    expected = {f"FILE_{name}": value for name, value in ugly_values.items()}
+    text = b"# a comment\n"
+    for name, value in expected.items():
+        for old, new in ((b"\\", b"\\\\"), (b'"', b'\\"'), (b"$", b"\\$"), (b"\n", b"\\n"), (b"\r", b"\\r")):
+            value = value.replace(old, new)
+        text += name.encode() + b'="' + value + b'"\n'
+    path = cloud.folder / "variables.env"
+    path.write_bytes(text)
+
+    done = cloud.submit("--nodes", "2", "--env-file", path, cloud.script(DUMP))
+
+    assert done.code == 0, done
+    assert differences(environments(cloud, 2), expected) == []
+
+
+def test_secrets_are_exact(cloud, ugly_values):
+    """--secret carries a value of the caller's environment, and a file's exact bytes."""
+    by_name = {f"NAMED_{name}": value for name, value in list(ugly_values.items())[:-2]}
+    by_file = {f"FILED_{name}": value for name, value in ugly_values.items()}
+    options = [word for name in by_name for word in ("--secret", name)]
+    for name, value in by_file.items():
+        path = cloud.folder / name
+        path.write_bytes(value)
+        options += ["--secret", f"{name}=@{path}"]
+
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", *options, cloud.script(DUMP), env=by_name)
+
+    assert done.code == 0, done
+    assert differences(environments(cloud, 4), by_name | by_file) == []
+
+
+def test_five_hundred_variables_arrive(cloud):
+    """There is no small limit to their number."""
+    expected = {f"MANY_{index}": b"value %d of many" % index for index in range(400)}
+    expected |= {f"S3_MANY_{index}": b"k=%d" % index for index in range(100)}
+    path = cloud.folder / "many.env"
+    path.write_bytes(b"".join(name.encode() + b"=" + value + b"\n" for name, value in expected.items()))
+
+    done = cloud.submit("--nodes", "2", "--env-file", path, cloud.script(DUMP))
+
+    assert done.code == 0, done
+    assert differences(environments(cloud, 2), expected) == []
+
+
+def test_many_large_values_arrive(cloud):
+    """A megabyte of variables is no more than Linux allows."""
+    expected = {f"LARGE_{index}": b"%d " % index * 30_000 for index in range(10)}
+    path = cloud.folder / "large.env"
+    path.write_bytes(b"".join(name.encode() + b'="' + value + b'"\n' for name, value in expected.items()))
+
+    done = cloud.submit("--nodes", "2", "--env-file", path, cloud.script(DUMP))
+
+    assert done.code == 0, done
+    assert differences(environments(cloud, 2), expected) == []
+
+
+def test_path_is_exact(cloud):
+    """Every rank has the PATH of the head, without what Open MPI puts in front of it."""
+    done = cloud.submit("--nodes", "2", cloud.script(DUMP))
+
+    assert done.code == 0, done
+    assert differences(environments(cloud, 2), {"PATH": cloud.mpi.path.encode()}) == []
+
+
+def test_the_users_path_and_library_path_are_exact(cloud):
+    """-e PATH and -e LD_LIBRARY_PATH are what ranks see."""
+    expected = {"PATH": f"/opt/my tools:{cloud.mpi.path}".encode(), "LD_LIBRARY_PATH": b"/opt/a b:/opt/c"}
+    options = [word for name, value in expected.items() for word in (b"-e", name.encode() + b"=" + value)]
+
+    done = cloud.submit("--nodes", "2", *options, cloud.script(DUMP))
+
+    assert done.code == 0, done
+    assert differences(environments(cloud, 2), expected) == []
+
+
+MEANINGFUL = (
+    "HOSTNAME LANG USER LOGNAME SHELL MAIL PYTHONPATH PYTHONUNBUFFERED PYTHONSTARTUP ENV BASH_ENV IFS "
+    "CDPATH SSH_CLIENT SSH_CONNECTION OLDPWD TERM SHLVL OMPI_NOT_KNOWN PMIX_NOT_KNOWN SLURM_JOB_ID "
+    "XDG_RUNTIME_DIR A a NCCL_DEBUG HOROVOD_MPI_THREADS_DISABLE NCCL_SOCKET_IFNAME PERL5LIB GREP_OPTIONS "
+    "POSIXLY_CORRECT TZ http_proxy PS4 ROOT DISPLAY VC_OTHER SHARED_ SCC CRED S3_"
+).split()
+
+
+def test_names_with_a_meaning_are_still_the_users(cloud):
+    """What the user sets is set, also where a shell, Python or a default would set it otherwise."""
+    expected = {name: b"/my own " + name.encode() for name in MEANINGFUL}
+    options = [word for name, value in expected.items() for word in (b"-e", name.encode() + b"=" + value)]
+
+    done = cloud.submit("--nodes", "2", *options, cloud.script(DUMP))
+
+    assert done.code == 0, done
+    assert differences(environments(cloud, 2), expected) == []
+
+
+@pytest.mark.parametrize("name", ["HOME", "TMPDIR", "PWD", "_"])
+def test_names_that_a_node_needs_can_be_set_or_are_refused(cloud, name):
+    """A user's own HOME or TMPDIR is what every rank sees, or the job is refused: never half."""
+    folder = cloud.folder / "own"
+    folder.mkdir()
+
+    done = cloud.submit("--nodes", "2", "-e", f"{name}={folder}", cloud.script(DUMP))
+
+    if done.code == 2:
+        assert name.encode() in done.err
+        return
+    assert done.code == 0, done
+    assert differences(environments(cloud, 2), {name: str(folder).encode()}) == []
+
+
+def test_documented_defaults_reach_every_rank(cloud):
+    """The variables of the documented OPENMPI_X_ARGS are set where the user has not set them."""
+    done = cloud.submit("--nodes", "2", "-e", "NCCL_DEBUG=WARN", cloud.script(DUMP))
+
+    assert done.code == 0, done
+    expected = {
+        "HOROVOD_MPI_THREADS_DISABLE": b"1", "NCCL_DEBUG": b"WARN",
+        "NCCL_SOCKET_IFNAME": b"ib0,bond0,eth0", "NCCL_SOCKET_FAMILY": b"AF_INET",
+        "NCCL_IB_DISABLE": b"0",
+    }
+    assert differences(environments(cloud, 2), expected) == []
+
+
+def test_ranks_get_nothing_of_the_submitters_environment(cloud):
+    """A node starts clean: only what was asked for crosses."""
+    done = cloud.submit("--nodes", "2", cloud.script(DUMP), env={"STRAY": "1", "S3_STRAY": "2"})
+
+    assert done.code == 0, done
+    for rank in environments(cloud, 2):
+        assert "STRAY" not in rank
+        assert "S3_STRAY" not in rank
+        assert "CLOUDJOB_HOME" not in rank
+
+
+# -- secrets and values stay where they belong ------------------------------------------------
+
+SECRET = b"hush-3f9c17-hush"
+VALUE = b"plain-81d2aa-plain"
+WAIT = DUMP + """
+print("up", rank)
+await_file("go")
+"""
+
+
+def files_with(folder, text):
+    found = []
+    for path in Path(folder).rglob("*"):
+        with contextlib.suppress(OSError):
+            if path.is_file() and not path.is_symlink() and text in path.read_bytes():
+                found.append(str(path))
+    return found
+
+
+def argvs_with(text):
+    found = []
+    for pid in os.listdir("/proc"):
+        if pid.isdecimal() and int(pid) != os.getpid():
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if text in words:
+                    found.append((pid, words[:300]))
+    return found
+
+
+def test_no_value_stands_in_any_argv_and_no_secret_in_any_file(cloud):
+    """While a job runs and after it, a secret is only in the memory of those who need it."""
+    script = cloud.script(WAIT)
+    (cloud.folder / "value.env").write_bytes(b"PLAIN=" + VALUE + b"\nS3_PLAIN=" + VALUE + b"\n")
+    (cloud.folder / "second").write_bytes(b"file-" + SECRET)
+    words = ["--nodes", "2", "--procs-per-node", "2", "--secret", "TOKEN", "--secret", "S3_SECRET",
+             "--secret", f"SECOND=@{cloud.folder}/second", "--env-file", cloud.folder / "value.env",
+             script]
+    env = {"TOKEN": SECRET, "S3_SECRET": SECRET}
+
+    job = cloud.detach(*words, env=env)
+    cloud.await_left("rank-0", "rank-1", "rank-2", "rank-3")
+    in_argv = argvs_with(SECRET) + argvs_with(VALUE)
+    in_files = files_with(cloud.home, SECRET) + files_with(cloud.source, SECRET)
+    run_dir = Path(f"/tmp/cloudjob-{job}")
+    tune = list(run_dir.rglob("tune"))
+    tunes = [(stat.S_IMODE(path.stat().st_mode), path.read_bytes()) for path in tune]
+    open_files = [str(path) for path in run_dir.rglob("*")
+                  if path.is_file() and path.stat().st_mode & 0o077 and SECRET in path.read_bytes()]
+    run_dir_mode = stat.S_IMODE(run_dir.stat().st_mode)
+    mpirun_environs = [Path(f"/proc/{pid}/environ").read_bytes() for pid in cloud.mpiruns()]
+    running = cloud.cli("status", "--json", job)
+    (cloud.results / "go").touch()
+    waited = cloud.cli("wait", job)
+
+    assert waited.code == 0, waited
+    assert in_argv == []
+    assert in_files == []
+    assert len(tunes) == 1
+    assert tunes[0][0] == 0o600
+    assert SECRET not in tunes[0][1]
+    assert b"MA_NUM_HOSTS" in tunes[0][1]
+    assert run_dir_mode == 0o700
+    assert open_files == []
+    assert mpirun_environs
+    # Open MPI's own channel is clear text, so a secret may not be in mpirun's hands.
+    assert not any(SECRET in text for text in mpirun_environs)
+    assert not run_dir.exists()
+    for rank in environments(cloud, 4):
+        assert rank["TOKEN"] == rank["S3_SECRET"] == SECRET
+        assert rank["SECOND"] == b"file-" + SECRET
+    after = [running, cloud.cli("status", "--json", job), cloud.cli("logs", job), cloud.cli("list", "--json"),
+             cloud.cli("submit", "--dry-run", *words, env=env),
+             cloud.cli("submit", "--dry-run", "--json", *words, env=env),
+             cloud.cli("config", "show", "--secret", "TOKEN", env=env)]
+    for done in after:
+        assert done.code == 0, done
+        assert SECRET not in done.out + done.err, done
+    assert b"***" in after[4].out
+    assert files_with(cloud.home, SECRET) == []
+
+
+def test_a_secret_that_is_not_set_is_refused(cloud):
+    """The name is told, and nothing is started."""
+    done = cloud.submit("--secret", "NOT_SET_ANYWHERE", cloud.script(""))
+
+    assert done.code == 2, done
+    assert b"NOT_SET_ANYWHERE" in done.err, done
+    assert cloud.jobs() == []
+
+
+def test_a_failing_job_does_not_tell_its_secrets(cloud):
+    """Nor does its record, unless the rank itself printed them."""
+    done = cloud.submit("--nodes", "2", "--secret", "TOKEN", cloud.script("sys.exit(3)"), env={"TOKEN": SECRET})
+
+    assert done.code == 3, done
+    assert SECRET not in done.out + done.err
+    assert files_with(cloud.home, SECRET) == []
+
+
+# -- the entry alone, without any backend of cloudjob -----------------------------------------
+
+AGENT = """\
+#!{python}
+import os, sys
+host, *words = sys.argv[1:]
+folder = {folder!r} + "/" + host
+env = {{"HOME": folder, "PATH": "/usr/bin:/bin", "TMPDIR": folder + "/tmp",
+       "CLOUDJOB_NODE_DIR": folder + "/node"}}
+os.chdir(folder)
+os.execve("/bin/sh", ["sh", "-c", " ".join(words)], env)
+"""
+
+
+def test_the_heads_variables_reach_ranks_of_a_bare_worker(cloud, ugly_values):
+    """Ranks of a worker that has not got them get the head's, and keep what is their node's own."""
+    hosts = ("127.0.0.1", "127.0.0.2")
+    folder = Path("/tmp") / f"cj-{os.getpid()}-{cloud.mpi.version}"
+    script = cloud.script(DUMP).encode()
+    agent = folder / "agent"
+    entry = Path(__file__).parents[2] / "cloudjob" / "jobentry.pyz"
+    own = []
+    for index, host in enumerate(hosts):
+        home = folder / host
+        (home / "tmp").mkdir(parents=True)
+        (home / "code").mkdir()
+        (home / "code" / "job.py").write_bytes((cloud.source / "job.py").read_bytes())
+        own.append({
+            "HOME": str(home), "MA_HOME": str(home), "TMPDIR": f"{home}/tmp", "PATH": "/usr/bin:/bin",
+            "WORKSPACE": f"{home}/code", "CLOUDJOB_NODE_DIR": f"{home}/node", "CLOUDJOB_JOB": "bare",
+            "VC_TASK_INDEX": str(index), "VC_WORKER_HOSTS": ",".join(hosts),
+            "MA_CURRENT_IP": host, "MA_CURRENT_INSTANCE_NAME": f"own-{index}",
+            "CLOUDJOB_PROCS_PER_NODE": "2", "MA_SCRIPT_INTERPRETER": sys.executable,
+            "CLOUDJOB_START_TIMEOUT_S": "30",
+        })
+    agent.write_text(AGENT.format(python=sys.executable, folder=str(folder)))
+    agent.chmod(0o755)
+    carried = {}
+    for index, (name, value) in enumerate(ugly_values.items()):
+        prefix = ("S3_", "MA_", "SHARED_", "SCC", "CRED", "VC_WORKER_", "MINE_")[index % 7]
+        carried[f"{prefix}{name}"] = value
+    mine = " ".join(name for name in carried if name.startswith("MINE_"))
+    head = {**own[0], **carried, "PATH": cloud.mpi.path, "CLOUDJOB_REMOTE_SHELL": str(agent),
+            "RESULTS": str(cloud.results), "CLOUDJOB_ENV_NAMES": f"RESULTS {mine}"}
+    command = [sys.executable, "-I", "-S", entry, script]
+    worker_log = (cloud.folder / "worker.log").open("wb")
+    worker = subprocess.Popen(command, env=own[1], cwd=own[1]["HOME"], stdout=worker_log, stderr=worker_log)
+    try:
+        done = subprocess.run(command, env=head, cwd=own[0]["HOME"], capture_output=True, timeout=60)
+        code = worker.wait(20)
+    finally:
+        worker.kill()
+        worker.wait()
+        worker_log.close()
+
+    said = (done.stdout + done.stderr + (cloud.folder / "worker.log").read_bytes()).decode(errors="replace")
+    assert (done.returncode, code) == (0, 0), said
+    ranks = environments(cloud, 4)
+    assert differences(ranks, carried | {"PATH": cloud.mpi.path.encode()}) == []
+    assert [rank["VC_TASK_INDEX"] for rank in ranks] == [b"0", b"0", b"1", b"1"]
+    assert [rank["MA_CURRENT_IP"] for rank in ranks] == [b"127.0.0.1"] * 2 + [b"127.0.0.2"] * 2
+    assert ranks[3]["HOME"] == str(folder / "127.0.0.2").encode()
+    subprocess.run(["rm", "-rf", folder], check=True)
+
+
+# -- the user's words on the mpirun command ----------------------------------------------------
+
+ALLREDUCE = """
+from mpi4py import MPI
+assert MPI.COMM_WORLD.allreduce(1) == size
+leave(f"ok-{rank}")
+"""
+
+
+def test_extra_args_have_an_effect(cloud):
+    """OPENMPI_EXTRA_ARGS=--report-bindings makes mpirun tell."""
+    done = cloud.submit("--nodes", "2", "-e", "OPENMPI_EXTRA_ARGS=--report-bindings",
+                        "-e", "OPENMPI_BIND_ARGS=-bind-to core -map-by slot", cloud.script(DUMP))
+
+    assert done.code == 0, done
+    assert b"bound to" in done.err, done
+
+
+def test_repeated_mca_parameters_are_no_fault(cloud):
+    """The last one wins; 4.1 alone would refuse two."""
+    args = "-mca btl ^openib -mca btl tcp,self -mca pml ob1 --mca btl_tcp_if_include lo"
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", "-e", f"OPENMPI_MCA_ARGS={args}",
+                        cloud.script(ALLREDUCE))
+
+    assert done.code == 0, done
+    assert len(cloud.left("ok-*")) == 4
+
+
+def test_x_args_are_split_as_a_shell_would(cloud):
+    """Quotes hold a value together, a variable that is not set is passed over, per-node ones stay."""
+    args = """-x FOO="a b" -x 'BAR=it'"'"'s $HOME' -x UNSET_NAME -x MA_CURRENT_IP -x EMPTY= -x EQ=a=b"""
+    done = cloud.submit("--nodes", "2", "-e", f"OPENMPI_X_ARGS={args}", cloud.script(DUMP))
+
+    assert done.code == 0, done
+    ranks = environments(cloud, 2)
+    expected = {"FOO": b"a b", "BAR": b"it's $HOME", "EMPTY": b"", "EQ": b"a=b"}
+    assert differences(ranks, expected) == []
+    assert all("UNSET_NAME" not in rank for rank in ranks)
+    assert ranks[0]["MA_CURRENT_IP"] != ranks[1]["MA_CURRENT_IP"]
+    assert all("NCCL_DEBUG" not in rank for rank in ranks), "the user's words replace the default"
+    assert b"UNSET_NAME" in done.err, done
+
+
+def test_bind_args_place_ranks(cloud):
+    """OPENMPI_BIND_ARGS="-map-by node" deals ranks out node by node."""
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2",
+                        "-e", "OPENMPI_BIND_ARGS=-bind-to none -map-by node",
+                        cloud.script('leave(f"rank-{rank}", node)'))
+
+    assert done.code == 0, done
+    assert list(cloud.left().values()) == [b"0", b"1", b"0", b"1"]
+
+
+@pytest.mark.parametrize("np", [1, 2, 3])
+def test_fewer_ranks_than_slots(cloud, np):
+    """OPENMPI_NP may be smaller than the room there is, also so small that a node has no rank."""
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", "-e", f"OPENMPI_NP={np}",
+                        cloud.script('leave(f"rank-{rank}", size)'))
+
+    assert done.code == 0, done
+    assert cloud.left() == {f"rank-{rank}": b"%d" % np for rank in range(np)}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("OPENMPI_NP", "5", b"OPENMPI_NP"),
+        ("OPENMPI_NP", "two", b"OPENMPI_NP"),
+        ("OPENMPI_NP", "-1", b"OPENMPI_NP"),
+        ("OPENMPI_X_ARGS", '-x "FOO', b"OPENMPI_X_ARGS"),
+        ("OPENMPI_X_ARGS", "-x", b"OPENMPI_X_ARGS"),
+        ("OPENMPI_X_ARGS", "-x 1BAD=2", b"1BAD"),
+        ("OPENMPI_MCA_ARGS", "-mca btl", b"OPENMPI_MCA_ARGS"),
+        ("OPENMPI_MCA_ARGS", "-mca 'btl tcp", b"OPENMPI_MCA_ARGS"),
+        ("OPENMPI_BIND_ARGS", "-bind-to", b"OPENMPI_BIND_ARGS"),
+        ("OPENMPI_BIND_ARGS", "-bind-to nonsense", b"nonsense"),
+        ("OPENMPI_EXTRA_ARGS", ":", b":"),
+        ("OPENMPI_EXTRA_ARGS", "-np 1", b"np"),
+        ("OPENMPI_EXTRA_ARGS", "--no-such-option", b"no-such-option"),
+    ],
+)
+def test_words_for_mpirun_that_make_no_sense_end_the_job(cloud, variable, value, told):
+    """The job ends soon, not with the user's code, and the message names what was wrong."""
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", "-e", f"{variable}={value}",
+                        cloud.script("leave(f'rank-{rank}')"), limit_s=30)
+
+    assert done.code in (2, 125), done
+    assert told in done.err, done
+    assert b"Traceback" not in done.err, done
+    assert cloud.left() == {}
+    if done.code == 125:
+        status = cloud.status(done.job)
+        assert status["cause"] == "entry", status
+        assert status["failure"]["message"], status
+
+
+@pytest.mark.one_mpi
+def test_words_for_mpirun_never_reach_a_shell(cloud):
+    """; and $() are words like any other."""
+    mark = cloud.folder / "pwned"
+    for variable in ("OPENMPI_EXTRA_ARGS", "OPENMPI_X_ARGS", "OPENMPI_MCA_ARGS", "OPENMPI_BIND_ARGS"):
+        for value in (f"; touch {mark}", f"$(touch {mark})", f"`touch {mark}`", f"| touch {mark}"):
+            done = cloud.submit("--dry-run", "-e", f"{variable}={value}", cloud.script(""))
+            assert b"Traceback" not in done.err, done
+    done = cloud.submit("--nodes", "2", "-e", f"OPENMPI_EXTRA_ARGS=$(touch {mark}) ; touch {mark}",
+                        "-e", f"OPENMPI_X_ARGS=-x 'FOO=$(touch {mark}); touch {mark}'", cloud.script(""), limit_s=30)
+
+    assert not mark.exists()
+    assert b"Traceback" not in done.err, done
+
+
+def test_a_dry_run_shows_the_plan_and_does_nothing(cloud):
+    """--dry-run --json holds the command of the head, masked, and starts nothing."""
+    done = cloud.submit("--dry-run", "--json", "--nodes", "2", "--secret", "TOKEN", cloud.script(""), "a b",
+                        env={"TOKEN": SECRET})
+
+    assert done.code == 0, done
+    head, worker = json.loads(done.out)["plans"]
+    assert (head["role"], worker["role"]) == ("head", "worker")
+    assert head["argv"][0] == str(cloud.mpi.mpirun)
+    assert head["argv"][1:3] == ["-np", "2"]
+    assert head["argv"][-2:] == ["job.py", "a b"]
+    assert worker["argv"] == []
+    assert set(head) >= {"argv", "env", "files", "role", "cwd"}
+    assert cloud.jobs() == []
+    assert textwrap.dedent(done.out.decode()).count(SECRET.decode()) == 0

@@ -1,0 +1,292 @@
+"""Every way in which a rank can end badly ends the job at once, with that rank's code and its name."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+SOON_S = 8.0
+# How a rank ends -> the job's code, the signal, and what the message holds.
+WAYS = {
+    "os._exit": ("os._exit(7)", 7, None, "7"),
+    "sys.exit": ("sys.exit(7)", 7, None, "7"),
+    "sys.exit-text": ("sys.exit('no more data')", 1, None, "no more data"),
+    "sys.exit-large": ("sys.exit(-1)", 255, None, "-1"),
+    "exception": ("raise ValueError('bad batch 17')", 1, None, "ValueError: bad batch 17"),
+    "SIGKILL": ("os.kill(os.getpid(), 9)", 137, 9, "SIGKILL"),
+    "SIGSEGV": ("import ctypes; ctypes.string_at(0)", 139, 11, "SIGSEGV"),
+    "SIGTERM": ("os.kill(os.getpid(), 15); time.sleep(60)", 143, 15, "SIGTERM"),
+    "SIGABRT": ("os.abort()", 134, 6, "SIGABRT"),
+}
+MPI_WAYS = {
+    "MPI_Abort": ("MPI.COMM_WORLD.Abort(7)", 7, None, "7"),
+    "exit-0-without-finalize": ("sys.stdout.flush(); os._exit(0)", None, None, ""),
+    "thread": (
+        "import threading; threading.Thread(target=lambda: os._exit(7)).start(); time.sleep(60)",
+        7, None, "7",
+    ),
+}
+WITHOUT_MPI = """
+leave(f"pid-{rank}", os.getpid())
+for other in range(size): await_file(f"pid-{other}")
+print("step", rank)
+if rank == %d:
+    print("failing at", time.time(), flush=True)
+    %s
+time.sleep(60)
+"""
+# The others compute, or wait in a barrier for the one that has failed.
+WITH_MPI = """
+from mpi4py import MPI
+leave(f"pid-{rank}", os.getpid())
+MPI.COMM_WORLD.Barrier()
+print("step", rank)
+if rank == %d:
+    print("failing at", time.time(), flush=True)
+    %s
+if rank == 0:
+    end = time.monotonic() + 60
+    while time.monotonic() < end: sum(range(10000))
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+def check(cloud, done, rank, way):
+    """The job ended soon, by that rank, with that code."""
+    _, code, signal, words = way
+    # The rank's own last lines are shown behind a bar; a traceback of ours would stand at the edge.
+    assert not re.search(rb"^Traceback", done.err, re.MULTILINE), done
+    status = cloud.status(done.job)
+    failed_at = float(re.search(rb"failing at ([0-9.]+)", done.out)[1])
+    assert done.ended_at - failed_at < SOON_S, (done.ended_at - failed_at, done)
+    assert status["state"] == "FAILED", status
+    assert status["cause"] == "user", status
+    failure = status["failure"]
+    if code is None:
+        assert done.code != 0
+    else:
+        assert (done.code, failure["exit_code"]) == (code, code), (done, status)
+    assert status["exit_code"] == done.code
+    assert failure["rank"] == rank, (status, str(done))
+    assert (failure["node"], failure["signal"]) == (rank // 2, signal), status
+    assert failure["host"].endswith(f"-worker-{rank // 2}.ma-job-{done.job}"), status
+    assert words in failure["message"], status
+    lines = failure["last_lines"]
+    if signal in (6, 11):
+        assert lines  # Open MPI's own handler writes more than fits.
+    else:
+        assert f"step {rank}" in lines, status
+        assert any(line.startswith("failing at") for line in lines), status
+    pids = [int(text) for text in cloud.left("pid-*").values()]
+    assert len(pids) == 4
+
+
+@pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
+@pytest.mark.parametrize("way", WAYS)
+def test_before_mpi_init(cloud, way, rank):
+    """Scripts that know nothing of MPI end the job by ending badly."""
+    script = cloud.script(WITHOUT_MPI % (rank, WAYS[way][0]))
+
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", script)
+
+    check(cloud, done, rank, WAYS[way])
+
+
+@pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
+@pytest.mark.parametrize("way", WAYS | MPI_WAYS)
+def test_after_mpi_init(cloud, way, rank):
+    """The others wait for this rank in MPI, and bare mpirun would hang with some of these."""
+    script = cloud.script(WITH_MPI % (rank, (WAYS | MPI_WAYS)[way][0]))
+
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", script)
+
+    check(cloud, done, rank, (WAYS | MPI_WAYS)[way])
+
+
+def test_a_shell_script_that_fails(cloud):
+    """What is no Python ends the job just so."""
+    cloud.write("job.sh", 'echo up >"$RESULTS/up-$OMPI_COMM_WORLD_RANK"\n'
+                          'while [ ! -e "$RESULTS/up-3" ]; do sleep 0.05; done\n'
+                          '[ "$OMPI_COMM_WORLD_RANK" = 3 ] && exit 7\nsleep 60\n')
+
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", "job.sh")
+
+    assert done.code == 7, done
+    failure = cloud.status(done.job)["failure"]
+    assert (failure["rank"], failure["node"], failure["exit_code"]) == (3, 1, 7), failure
+
+
+@pytest.mark.parametrize(("first", "second"), [(3, 0), (0, 3), (2, 3)])
+@pytest.mark.parametrize("apart_s", [0.05, 0.3])
+def test_the_first_of_two_failing_ranks_is_blamed(cloud, first, second, apart_s):
+    """Also when they are on different nodes, and the second fails because of the first."""
+    script = cloud.script(
+        f"""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        leave(f"up-{{rank}}")
+        for other in range(size): await_file(f"up-{{other}}")
+        if rank == {first}:
+            leave("failed")
+            os._exit(5)
+        if rank == {second}:
+            await_file("failed")
+            time.sleep({apart_s})
+            os._exit(6)
+        time.sleep(60)
+        """
+    )
+
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", script)
+
+    assert done.code == 5, done
+    assert cloud.status(done.job)["failure"]["rank"] == first, done
+
+
+def test_all_ranks_fail_at_once(cloud):
+    """One of them is blamed, and the code is theirs."""
+    script = cloud.script(
+        'leave(f"up-{rank}")\nfor other in range(size): await_file(f"up-{other}")\nsys.exit(9)'
+    )
+
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", script)
+
+    assert done.code == 9, done
+    failure = cloud.status(done.job)["failure"]
+    assert failure["rank"] in range(4)
+    assert failure["exit_code"] == 9
+
+
+def test_a_script_that_does_not_compile(cloud):
+    """A syntax error is the user's, and its place is told."""
+    cloud.write("job.py", "import os\nx = = 1\n")
+
+    done = cloud.submit("--nodes", "2", "job.py")
+
+    assert done.code == 1, done
+    assert b"SyntaxError" in done.out + done.err, done
+    assert b"jobentry" not in b"".join(line for line in done.lines if b"File" in line), done
+    status = cloud.status(done.job)
+    assert status["cause"] == "user"
+    assert "SyntaxError" in status["failure"]["message"]
+
+
+def test_a_traceback_shows_the_users_frames_only(cloud):
+    """It looks as if Python had been started with the script."""
+    cloud.write("job.py", "def inner():\n    raise KeyError('k')\ninner()\n")
+
+    done = cloud.submit("job.py")
+
+    assert done.code == 1, done
+    assert [line for line in done.lines if line.startswith(b"[0]")] == [
+        b"[0] Traceback (most recent call last):",
+        b'[0]   File "job.py", line 3, in <module>',
+        b"[0]     inner()",
+        b'[0]   File "job.py", line 2, in inner',
+        b"[0]     raise KeyError('k')",
+        b"[0] KeyError: 'k'",
+    ], done
+
+
+def test_exit_handlers_run_and_output_is_kept_when_a_script_fails(cloud):
+    """atexit, finally and buffered output are the user's, though the end is watched."""
+    script = cloud.script(
+        """
+        import atexit
+        atexit.register(lambda: leave(f"atexit-{rank}"))
+        sys.stdout.write("no newline at the end")
+        try:
+            raise RuntimeError("x")
+        finally:
+            leave(f"finally-{rank}")
+        """
+    )
+
+    done = cloud.submit(script)
+
+    assert done.code == 1, done
+    assert set(cloud.left()) == {"atexit-0", "finally-0"}
+    assert b"no newline at the end" in done.out
+
+
+def test_children_of_a_rank_do_not_speak_for_it(cloud):
+    """A forked child that fails is the script's affair."""
+    script = cloud.script(
+        """
+        import multiprocessing, subprocess
+        def fail(): sys.exit(4)
+        child = multiprocessing.get_context("fork").Process(target=fail)
+        child.start(); child.join()
+        assert child.exitcode == 4
+        if os.fork() == 0:
+            raise ValueError("only the child")
+        os.wait()
+        assert subprocess.run([sys.executable, "-c", "raise SystemExit(5)"]).returncode == 5
+        time.sleep(0.7)
+        leave(f"ok-{rank}")
+        """
+    )
+
+    done = cloud.submit("--nodes", "2", script)
+
+    assert done.code == 0, done
+    assert len(cloud.left("ok-*")) == 2
+
+
+def test_nothing_that_a_rank_has_started_is_left(cloud):
+    """Grandchildren in sessions of their own, that ignore every signal, end with the job."""
+    script = cloud.script(
+        """
+        import subprocess
+        code = "import signal, time\\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\\ntime.sleep(60)"
+        subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+        subprocess.Popen(["setsid", "sh", "-c", "trap '' TERM HUP; sleep 60 & sleep 60"])
+        leave(f"up-{rank}")
+        for other in range(size): await_file(f"up-{other}")
+        sys.exit(int(sys.argv[1]) if rank == 0 else 0)
+        """
+    )
+
+    for code in (0, 7):
+        for path in cloud.results.iterdir():
+            path.unlink()
+        done = cloud.submit("--nodes", "2", script, str(code))
+        assert done.code == code, done
+        assert cloud.leftovers() == []
+
+
+def test_a_late_rank_log_line_is_in_the_record(cloud):
+    """The last lines hold what was printed just before the end, and no more than is read."""
+    script = cloud.script('for n in range(1000): print("line", n)\nos._exit(7)')
+
+    done = cloud.submit(script)
+
+    lines = cloud.status(done.job)["failure"]["last_lines"]
+    assert lines[-1] == "line 999"
+    assert 5 <= len(lines) <= 50
+
+
+def test_wait_and_status_tell_the_same_later(cloud):
+    """The code is the job's for every shell that asks, as often as it asks."""
+    script = cloud.script("sys.exit(7)")
+    job = cloud.detach("--nodes", "2", script)
+
+    waits = [cloud.cli("wait", job).code for _ in range(2)]
+    first, second = cloud.status(job), cloud.status(job)
+
+    assert waits == [7, 7]
+    assert first == second
+    assert first["exit_code"] == 7
+    assert [item["job"] for item in [first]] == [job]
+
+
+def test_failing_at_different_times_of_the_start(cloud):
+    """A rank that fails while others are still being started does not hang the job."""
+    script = cloud.script("if rank == 0: os._exit(7)\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()")
+    began = time.monotonic()
+
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", script)
+
+    assert done.code == 7, done
+    assert time.monotonic() - began < 20

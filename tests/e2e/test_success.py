@@ -1,0 +1,309 @@
+"""Jobs that end well: every rank runs, in the right place, with the right words and variables."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+ALLREDUCE = """
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+total = comm.allreduce(comm.rank + 1)
+leave(f"rank-{rank}", f"{comm.rank} {comm.size} {node} {total}")
+print("total", total)
+"""
+FACTS = """
+import json, socket
+def address(name):
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        return f"no address: {error}"
+hosts = os.environ["VC_WORKER_HOSTS"].split(",")
+leave(f"rank-{rank}", json.dumps({
+    "cwd": os.getcwd(), "host": socket.gethostname(), "env": dict(os.environ), "node": node,
+    "files": sorted(os.listdir(".")), "addresses": [address(host) for host in hosts],
+    "short": [address(host.split(".")[0]) for host in hosts],
+    "home_is_folder": os.path.isdir(os.environ["HOME"]),
+    "tmp_is_folder": os.path.isdir(os.environ["TMPDIR"]),
+}))
+"""
+
+
+@pytest.mark.parametrize(("nodes", "procs"), [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)])
+def test_allreduce_is_right_on_every_rank(cloud, nodes, procs):
+    """Ranks of all nodes form one world and add up."""
+    script = cloud.script(ALLREDUCE)
+
+    done = cloud.submit("--nodes", str(nodes), "--procs-per-node", str(procs), script)
+
+    assert done.code == 0, done
+    size = nodes * procs
+    total = size * (size + 1) // 2
+    expected = {
+        f"rank-{rank}": f"{rank} {size} {rank // procs} {total}".encode() for rank in range(size)
+    }
+    assert cloud.left() == expected
+    assert sorted(done.lines) == sorted(b"[%d] total %d" % (rank, total) for rank in range(size))
+    status = cloud.status(done.job)
+    assert (status["state"], status["exit_code"], status["cause"]) == ("SUCCEEDED", 0, None)
+    assert status["failure"] is None
+    assert {phase["name"] for phase in status["phases"]} >= {"stage", "run"}
+
+
+def test_eight_nodes_run(cloud):
+    """Eight nodes start and end."""
+    script = cloud.script('leave(f"rank-{rank}", node)')
+
+    done = cloud.submit("--nodes", "8", script)
+
+    assert done.code == 0, done
+    assert cloud.left() == {f"rank-{rank}": b"%d" % rank for rank in range(8)}
+
+
+def test_each_node_has_a_place_and_variables_of_its_own(cloud):
+    """Home, TMPDIR, host name, address and index differ; the code and the platform's words do not."""
+    cloud.write("data/words.txt", "hello")
+    script = cloud.script(FACTS)
+
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", script)
+
+    assert done.code == 0, done
+    ranks = [json.loads(cloud.left()[f"rank-{rank}"]) for rank in range(4)]
+    assert [fact["node"] for fact in ranks] == [0, 0, 1, 1]
+    heads, workers = ranks[0], ranks[2]
+    for name in ("HOME", "TMPDIR", "MA_HOME", "MA_JOB_DIR", "MA_LOG_DIR", "MA_MOUNT_PATH",
+                 "MA_CURRENT_IP", "MA_CURRENT_HOST_IP", "MA_CURRENT_INSTANCE_NAME",
+                 "VC_TASK_INDEX", "VK_TASK_INDEX"):
+        values = [fact["env"][name] for fact in ranks]
+        assert values[0] == values[1] != values[2] == values[3], (name, values)
+    for name in ("MA_NUM_HOSTS", "MA_NUM_GPUS", "MA_VJ_NAME", "MA_TASK_NAME", "VC_WORKER_NUM",
+                 "VC_WORKER_HOSTS", "PATH"):
+        assert len({fact["env"][name] for fact in ranks}) == 1, name
+    assert heads["env"]["MA_NUM_HOSTS"] == heads["env"]["VC_WORKER_NUM"] == "2"
+    hosts = heads["env"]["VC_WORKER_HOSTS"].split(",")
+    job = heads["env"]["MA_VJ_NAME"]
+    assert hosts == [f"{job}-worker-{index}.{job}" for index in range(2)]
+    assert workers["env"]["MA_CURRENT_INSTANCE_NAME"] == hosts[1].partition(".")[0]
+    for fact in ranks:
+        assert fact["cwd"] == fact["env"]["WORKSPACE"] == fact["env"]["PWD"]
+        assert fact["cwd"].startswith(fact["env"]["HOME"] + "/")
+        assert fact["files"] == ["data", "job.py"]
+        assert fact["home_is_folder"]
+        assert fact["tmp_is_folder"]
+    if heads["host"] == workers["host"]:
+        return  # This machine allows no namespaces: the nodes share its name.
+    assert [fact["host"] for fact in ranks] == [hosts[fact["node"]].partition(".")[0] for fact in ranks]
+    for fact in ranks:
+        assert fact["addresses"] == fact["short"]
+        assert len(set(fact["addresses"])) == 2
+        assert fact["addresses"][fact["node"]] == fact["env"]["MA_CURRENT_IP"]
+
+
+UGLY_ARGS = [
+    b"plain", b"a b", b"'", b'"', b"it's \"x\"", b":", b"::", b"a:b", b"--", b"-np", b"-x",
+    b"--nodes", b"9", b"", b"\xff\xfe\x80", b"line\nline", b"%3A", b"%25", b"%", b"$HOME", b"$(id)",
+    b"`id`", b"*", b"~", b"\\", b";", b"&", b"|", b"#", b"=", b"-e", b"A=B", b"--json", b"--help",
+    "训练 🚀".encode(), b"\t", b" ", bytes(range(1, 256)), b"y" * 100_000,
+]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_arguments_arrive_byte_for_byte(cloud, nodes):
+    """Whatever follows the script is the script's on every rank."""
+    script = cloud.script('leave(f"rank-{rank}", b"\\0".join(os.fsencode(a) for a in sys.argv))')
+
+    done = cloud.submit("--nodes", str(nodes), script, *UGLY_ARGS)
+
+    assert done.code == 0, done
+    for rank in range(nodes):
+        assert cloud.left()[f"rank-{rank}"].split(b"\0") == [b"job.py", *UGLY_ARGS]
+
+
+def test_arguments_without_a_colon_arrive_too(cloud):
+    """The path without percent signs is exact as well."""
+    args = [arg for arg in UGLY_ARGS if arg != b":"]
+    script = cloud.script('leave(f"rank-{rank}", b"\\0".join(os.fsencode(a) for a in sys.argv))')
+
+    done = cloud.submit("--nodes", "2", script, *args)
+
+    assert done.code == 0, done
+    for rank in range(2):
+        assert cloud.left()[f"rank-{rank}"].split(b"\0") == [b"job.py", *args]
+
+
+def test_a_script_is_run_as_python_runs_it(cloud):
+    """Its folder is importable, it is ``__main__``, and pickling and multiprocessing find it."""
+    cloud.write("pkg/helper.py", "VALUE = 42\n")
+    script = cloud.script(
+        """
+        import helper, json, multiprocessing, pickle
+        class Thing: pass
+        def double(x): return 2 * x
+        if __name__ == "__main__":
+            assert isinstance(pickle.loads(pickle.dumps(Thing())), Thing)
+            with multiprocessing.get_context("spawn").Pool(2) as pool:
+                doubled = pool.map(double, [1, 2, 3])
+            leave(f"rank-{rank}", json.dumps([helper.VALUE, __file__, sys.argv, doubled,
+                                              "jobentry" in sys.modules]))
+        """,
+        "pkg/job.py",
+    )
+
+    done = cloud.submit(script, "x")
+
+    assert done.code == 0, done
+    assert json.loads(cloud.left()["rank-0"]) == [
+        42, "pkg/job.py", ["pkg/job.py", "x"], [2, 4, 6], False,
+    ]
+
+
+def test_shell_scripts_and_programs_run(cloud):
+    """A .sh runs without its x bit, any other file with it; each exits with its own code."""
+    cloud.write("run.sh", 'echo "sh $1"\nexit 3\n')
+    cloud.write("tool", '#!/bin/sh\necho "tool $1"\nexit 4\n').chmod(0o755)
+    cloud.write("flat", "#!/bin/sh\n").chmod(0o644)
+
+    first, second, third = (cloud.submit(name, "a b") for name in ("run.sh", "tool", "flat"))
+
+    assert (first.code, first.out) == (3, b"[0] sh a b\n"), first
+    assert (second.code, second.out) == (4, b"[0] tool a b\n"), second
+    assert third.code == 126, third
+    assert cloud.status(third.job)["cause"] == "entry"
+
+
+def test_two_jobs_at_once_do_not_meet(cloud):
+    """Jobs of one user on one machine have nothing in common."""
+    script = cloud.script(
+        'leave(f"{sys.argv[1]}-{rank}", os.environ["HOME"])\n'
+        'for name in ("a", "b"):\n'
+        '    for other in range(4): await_file(f"{name}-{other}")\n'
+        "sys.exit(int(sys.argv[2]))\n"
+    )
+
+    one = cloud.start_submit("--nodes", "2", "--procs-per-node", "2", script, "a", "0")
+    two = cloud.start_submit("--nodes", "2", "--procs-per-node", "2", script, "b", "5")
+
+    assert (one.end().code, two.end().code) == (0, 5), (one.end(), two.end())
+    assert len(set(cloud.left().values())) == 4
+
+
+def test_a_failed_job_is_tried_again(cloud):
+    """With two retries a script that fails twice ends well, and its log tells of every try."""
+    script = cloud.script(
+        """
+        tries = len([name for name in os.listdir(results) if name.startswith(f"try-{rank}-")])
+        leave(f"try-{rank}-{tries}")
+        print("try", tries)
+        for other in range(size): await_file(f"try-{other}-{tries}")
+        sys.exit(0 if tries == 2 else 9)
+        """
+    )
+
+    done = cloud.submit("--nodes", "2", "--retries", "2", script)
+
+    assert done.code == 0, done
+    assert cloud.status(done.job)["state"] == "SUCCEEDED"
+    assert [line for line in done.lines if line.startswith(b"[0]")] == [
+        b"[0] try 0", b"[0] try 1", b"[0] try 2",
+    ], done
+
+
+def test_retries_that_are_not_enough_keep_the_last_code(cloud):
+    """The job ends with the code of its last try."""
+    script = cloud.script(
+        'tries = len(os.listdir(results))\nleave(f"try-{tries}")\nsys.exit(10 + tries)'
+    )
+
+    done = cloud.submit("--retries", "1", script)
+
+    assert done.code == 11, done
+    assert cloud.status(done.job)["failure"]["exit_code"] == 11
+
+
+def test_inputs_come_and_outputs_go(cloud, tmp_path):
+    """An input is on every node before the start; every node's outputs are fetched afterwards."""
+    data = tmp_path / "data" / "part"
+    data.mkdir(parents=True)
+    (data / "one.bin").write_bytes(bytes(range(256)))
+    script = cloud.script(
+        """
+        data = open(os.path.join(os.environ["data"], "part", "one.bin"), "rb").read()
+        os.makedirs(os.environ["model"] + "/deep", exist_ok=True)
+        with open(os.environ["model"] + f"/deep/rank {rank}.bin", "wb") as file:
+            file.write(data * (rank + 1))
+        """
+    )
+
+    done = cloud.submit("--nodes", "2", "--input", f"data=file://{tmp_path}/data",
+                        "--output", "model=", script)
+
+    assert done.code == 0, done
+    assert cloud.cli("outputs", done.job).lines == [
+        b"model/deep/rank 0.bin", b"model/deep/rank 1.bin",
+    ]
+    target = tmp_path / "fetched"
+    assert cloud.cli("outputs", "--to", target, done.job).code == 0
+    for rank in range(2):
+        fetched = (target / "model" / "deep" / f"rank {rank}.bin").read_bytes()
+        assert fetched == bytes(range(256)) * (rank + 1)
+
+
+def test_an_input_may_be_one_file(cloud, tmp_path):
+    """The variable holds the path of the file itself."""
+    (tmp_path / "one.bin").write_bytes(bytes(range(256)))
+    script = cloud.script('leave(f"rank-{rank}", open(os.environ["data"], "rb").read())')
+
+    done = cloud.submit("--nodes", "2", "--input", f"data=file://{tmp_path}/one.bin", script)
+
+    assert done.code == 0, done
+    assert set(cloud.left().values()) == {bytes(range(256))}
+
+
+def test_outputs_of_a_failed_job_are_kept(cloud, tmp_path):
+    """A checkpoint that was written before the failure is worth as much as any."""
+    script = cloud.script(
+        'open(os.environ["model"] + f"/{rank}", "w").close()\nleave(f"up-{rank}")\n'
+        'for other in range(size): await_file(f"up-{other}")\n'
+        "sys.exit(7 if rank else 0)"
+    )
+
+    done = cloud.submit("--nodes", "2", "--output", "model=", script)
+
+    assert done.code == 7, done
+    assert cloud.cli("outputs", done.job).lines == [b"model/0", b"model/1"]
+
+
+def test_an_input_that_is_not_there_is_named(cloud, tmp_path):
+    """The job ends with 125 and the record says which object was missing."""
+    script = cloud.script("")
+
+    done = cloud.submit("--nodes", "2", "--input", f"data=file://{tmp_path}/absent", script)
+
+    assert done.code in (4, 125), done
+    assert b"absent" in done.err, done
+    assert b"Traceback" not in done.err, done
+
+
+def test_a_job_file_says_what_options_say(cloud):
+    """A job from YAML alone runs."""
+    cloud.script('leave(f"rank-{rank}", " ".join(sys.argv[1:]) + os.environ["COLOUR"])')
+    cloud.write("job.yaml", f"script: job.py\nargs: [a, b]\nnodes: 2\nenv:\n  COLOUR: ' blue'\n"
+                            f"  RESULTS: {cloud.results}\n")
+
+    done = cloud.cli("submit", "--config", "job.yaml")
+
+    assert done.code == 0, done
+    assert cloud.left() == {"rank-0": b"a b blue", "rank-1": b"a b blue"}
+
+
+def test_the_source_is_not_touched(cloud):
+    """Neither the pack nor the run leaves anything in the source folder."""
+    script = cloud.script("open('made-by-the-job', 'w').close()")
+    before = sorted(os.listdir(cloud.source))
+
+    assert cloud.submit("--nodes", "2", script).code == 0
+
+    assert sorted(os.listdir(cloud.source)) == before

@@ -1,0 +1,34 @@
+"""What the tests of the container half share: the zipapp as it is now, and waiting with a deadline."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Callable
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(scope="session")
+def zipapp(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The zipapp, built from the sources that are tested."""
+    target = tmp_path_factory.mktemp("zipapp") / "jobentry.pyz"
+    subprocess.run([sys.executable, ROOT / "scripts" / "build_zipapp.py", target], check=True)
+    return str(target)
+
+
+@pytest.fixture
+def until() -> Callable[..., None]:
+    """A function that waits until a condition is true, and fails when it never is."""
+
+    def wait(condition: Callable[[], object], within_s: float = 20.0) -> None:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen in %g s" % within_s
+            time.sleep(0.01)
+
+    return wait

@@ -1,0 +1,330 @@
+"""The environment of a node: what is written is read, and what is wrong is said."""
+
+from __future__ import annotations
+
+from typing import Dict, List
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobentry.contract import env, names
+from jobentry.contract.env import EnvError, NodeEnv, OpenMpi
+
+TEXT = st.text(st.characters(exclude_characters="\0"), max_size=20)
+SOME_TEXT = TEXT.filter(bool)
+NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True)
+HOSTS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,9}", fullmatch=True)
+SECONDS = st.floats(0, 1e9, allow_nan=False)
+PAIRS = st.dictionaries(NAMES, TEXT, max_size=3).map(lambda pairs: tuple(pairs.items()))
+VARIABLES = sorted(
+    {value for name, value in vars(names).items() if name == value and name.isupper()}
+)
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> NodeEnv:
+    """Any node that can be described."""
+    hosts = tuple(draw(st.lists(HOSTS, min_size=1, max_size=4, unique=True)))
+    return NodeEnv(
+        job=draw(HOSTS),
+        node=draw(st.integers(0, len(hosts) - 1)),
+        hosts=hosts,
+        slots=draw(st.integers(1, 999999999)),
+        launcher=draw(SOME_TEXT),
+        interpreter=draw(TEXT),
+        code_uri=draw(TEXT),
+        code_digest=draw(TEXT),
+        record_uri=draw(TEXT),
+        node_dir=draw(TEXT),
+        remote_shell=draw(TEXT),
+        sshd_port=draw(st.integers(1, 65535)),
+        env_names=tuple(draw(st.lists(NAMES, max_size=3))),
+        secret_names=tuple(draw(st.lists(NAMES, max_size=3))),
+        inputs=draw(PAIRS),
+        outputs=draw(PAIRS),
+        grace_s=draw(SECONDS),
+        timeout_s=draw(SECONDS),
+        start_timeout_s=draw(SECONDS),
+        open_mpi=OpenMpi(
+            np=draw(st.none() | st.integers(1, 999999999)),
+            host_file=draw(TEXT),
+            tune_file=draw(TEXT),
+            bind_args=draw(st.none() | TEXT),
+            x_args=draw(st.none() | TEXT),
+            mca_args=draw(st.none() | TEXT),
+            extra_args=draw(st.none() | TEXT),
+        ),
+    )
+
+
+def problems(environ: Dict[str, str]) -> List[str]:
+    """Return what is wrong with an environment."""
+    with pytest.raises(EnvError) as caught:
+        env.read(environ)
+    return caught.value.problems
+
+
+@given(nodes())
+def test_what_is_written_is_read(node: NodeEnv):
+    """A node survives its way through environment variables."""
+    assert env.read(env.write(node)) == node
+
+
+@given(nodes())
+def test_what_is_written_can_be_an_environment(node: NodeEnv):
+    """Every name can name a variable, and no value holds what ends one."""
+    written = env.write(node)
+
+    assert all(env.is_name(name) for name in written)
+    assert not any("\0" in value for value in written.values())
+
+
+def test_an_empty_environment_is_one_node():
+    """Without a word of the platform, this machine is the only node, with one slot."""
+    assert env.read({}) == NodeEnv(job="job", node=0, hosts=("localhost",), slots=1)
+
+
+def test_the_variables_of_the_platform_are_enough():
+    """A training container of the platform, which says nothing of cloudjob."""
+    node = env.read(
+        {
+            "MA_VJ_NAME": "modelarts-job-7f3c",
+            "MA_TASK_NAME": "worker",
+            "MA_NUM_HOSTS": "2",
+            "MA_NUM_GPUS": "8",
+            "VC_TASK_INDEX": "1",
+            "VC_WORKER_NUM": "2",
+            "VC_WORKER_HOSTS": "worker-0.job.ns.svc, worker-1.job.ns.svc",
+            "SSHD_PORT": "38888",
+        }
+    )
+
+    assert node == NodeEnv(
+        job="modelarts-job-7f3c",
+        node=1,
+        hosts=("worker-0.job.ns.svc", "worker-1.job.ns.svc"),
+        slots=8,
+        sshd_port=38888,
+    )
+    assert (node.nodes, node.host, node.is_head) == (2, "worker-1.job.ns.svc", False)
+
+
+def test_hosts_are_made_from_the_names_of_job_and_task():
+    """Where no list is set, the hosts have the names that the platform gives them."""
+    node = env.read({"MA_VJ_NAME": "ma-job", "MA_NUM_HOSTS": "2", "MA_TASK_INDEX": "1"})
+
+    assert node.hosts == ("ma-job-worker-0.ma-job", "ma-job-worker-1.ma-job")
+
+
+def test_the_first_variable_that_is_set_counts():
+    """MA_TASK_INDEX comes before VC_TASK_INDEX, our word on slots before the platform's."""
+    node = env.read(
+        {
+            "VC_WORKER_HOSTS": "a,b,c",
+            "MA_TASK_INDEX": "",
+            "VC_TASK_INDEX": "1",
+            "VK_TASK_INDEX": "2",
+            "CLOUDJOB_PROCS_PER_NODE": "4",
+            "MA_NUM_GPUS": "8",
+        }
+    )
+
+    assert (node.node, node.slots) == (1, 4)
+
+
+def test_a_node_without_gpus_has_one_slot():
+    """The platform sets MA_NUM_GPUS=0 on a machine that has none."""
+    assert env.read({"MA_NUM_GPUS": "0"}).slots == 1
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "1.5", " 1", "1_0", "٣", "²", "9" * 10, "9" * 5000])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MA_TASK_INDEX",
+        "VC_TASK_INDEX",
+        "VK_TASK_INDEX",
+        "MA_NUM_GPUS",
+        "CLOUDJOB_PROCS_PER_NODE",
+        "MA_NUM_HOSTS",
+        "VC_WORKER_NUM",
+        "SSHD_PORT",
+        "OPENMPI_NP",
+    ],
+)
+def test_a_number_that_is_none_is_named(name: str, text: str):
+    """The variable and what it holds stand in the message, long text shortened."""
+    shown = text if len(text) <= 80 else text[:80] + "…"
+
+    assert problems({name: text}) == ["%s=%r is not a whole number" % (name, shown)]
+
+
+@pytest.mark.parametrize("text", ["0", "65536", "999999999"])
+def test_a_port_that_cannot_be_is_named(text: str):
+    """A port is a number from 1 to 65535."""
+    assert problems({"SSHD_PORT": text}) == ["SSHD_PORT='%s' is not a port" % text]
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "nan", "inf", "-inf", "1e999", "1s"])
+@pytest.mark.parametrize(
+    "name", ["CLOUDJOB_GRACE_S", "CLOUDJOB_TIMEOUT_S", "CLOUDJOB_START_TIMEOUT_S"]
+)
+def test_seconds_that_are_none_are_named(name: str, text: str):
+    """Only a number that is not negative and not endless is a time."""
+    assert problems({name: text}) == ["%s=%r is not a number of seconds" % (name, text)]
+
+
+@pytest.mark.parametrize("text", ["1A", "A-B", "A=1", "Ä"])
+@pytest.mark.parametrize("name", ["CLOUDJOB_ENV_NAMES", "CLOUDJOB_SECRET_NAMES"])
+def test_a_name_that_cannot_name_a_variable_is_named(name: str, text: str):
+    """Names go into options of mpirun and into environments."""
+    assert problems({name: "GOOD %s" % text}) == ["%s: %r cannot name a variable" % (name, text)]
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "[]", '"a"', "null", "1", '{"A": 1}', '{"A": null}', "{", "[" * 100_000]
+)
+@pytest.mark.parametrize("name", ["CLOUDJOB_INPUTS", "CLOUDJOB_OUTPUTS"])
+def test_pairs_that_are_none_are_named(name: str, text: str):
+    """Inputs and outputs are a JSON object whose values are text."""
+    shown = text if len(text) <= 80 else text[:80] + "…"
+
+    assert problems({name: text}) == ["%s=%r is not a JSON object of text" % (name, shown)]
+
+
+@pytest.mark.parametrize("key", ["", "a=b", "../../etc", "a b", "a\\u0000b"])
+@pytest.mark.parametrize("name", ["CLOUDJOB_INPUTS", "CLOUDJOB_OUTPUTS"])
+def test_an_input_that_cannot_be_a_variable_is_named(name: str, key: str):
+    """The name of an input becomes a variable of the ranks, and a part of a path."""
+    found = problems({name: '{"%s": "file:///x"}' % key})
+
+    assert found == ["%s: %r cannot name a variable" % (name, key.replace("\\u0000", "\0"))]
+
+
+@pytest.mark.parametrize("text", ["-a", "a b", "a/b", "../x", "a;b", "a\nb", "a:b", "é"])
+@pytest.mark.parametrize("name", ["CLOUDJOB_JOB", "MA_VJ_NAME"])
+def test_a_job_that_cannot_be_is_named(name: str, text: str):
+    """The name of the job becomes a part of paths and of a shell's words."""
+    assert problems({name: text}) == ["%s=%r cannot name a job" % (name, text)]
+
+
+@pytest.mark.parametrize("text", ["-oProxyCommand=x", "a,", ",", "a b", "a:22", "a,b\nc", "a slots=9"])
+def test_hosts_that_cannot_be_are_named(text: str):
+    """A host becomes a word of ssh and a line of Open MPI's host file."""
+    assert problems({"VC_WORKER_HOSTS": text})[0] == (
+        "VC_WORKER_HOSTS=%r is not a list of hosts" % text
+    )
+
+
+@pytest.mark.parametrize(
+    "made", [{"MA_VJ_NAME": "-oProxyCommand=x"}, {"MA_VJ_NAME": "j", "MA_TASK_NAME": "a b"}]
+)
+def test_hosts_that_are_made_from_bad_names_are_named(made: Dict[str, str]):
+    """Also when the job has another, good name."""
+    found = problems({"CLOUDJOB_JOB": "good", "MA_NUM_HOSTS": "2", **made})
+
+    assert found == [
+        "MA_VJ_NAME=%r and MA_TASK_NAME=%r cannot name hosts"
+        % (made["MA_VJ_NAME"], made.get("MA_TASK_NAME", "worker"))
+    ]
+
+
+def test_a_host_twice_is_named():
+    """Open MPI would start a node's ranks twice."""
+    assert problems({"VC_WORKER_HOSTS": "a,b,a"}) == ["VC_WORKER_HOSTS names a host twice"]
+
+
+def test_a_count_that_differs_from_the_list_is_named():
+    """The list of hosts and the number of hosts must agree."""
+    assert problems({"VC_WORKER_HOSTS": "a,b", "MA_NUM_HOSTS": "3"}) == [
+        "VC_WORKER_HOSTS lists 2 hosts, but there should be 3"
+    ]
+
+
+def test_an_index_beyond_the_last_node_is_named():
+    """A node must be one of the nodes."""
+    assert problems({"VC_WORKER_HOSTS": "a,b", "VC_TASK_INDEX": "2"}) == [
+        "this node has the index 2, but there are 2 nodes in VC_WORKER_HOSTS"
+    ]
+
+
+@pytest.mark.parametrize("count", ["2", "999999999"])
+def test_nodes_without_names_are_named(count: str):
+    """More than one node needs names by which they find each other."""
+    assert problems({"MA_NUM_HOSTS": count}) == [
+        "%s nodes, but neither VC_WORKER_HOSTS nor MA_VJ_NAME says their names" % count
+    ]
+
+
+def test_all_problems_are_said_at_once():
+    """Nobody should have to start a job five times to find five faults."""
+    found = problems(
+        {
+            "VC_WORKER_HOSTS": "a,-b",
+            "MA_NUM_HOSTS": "3",
+            "VC_TASK_INDEX": "x",
+            "MA_NUM_GPUS": "many",
+            "SSHD_PORT": "ssh",
+            "OPENMPI_NP": "all",
+            "CLOUDJOB_GRACE_S": "soon",
+            "CLOUDJOB_ENV_NAMES": "A-B",
+            "CLOUDJOB_INPUTS": "{",
+            "CLOUDJOB_JOB": "a b",
+        }
+    )
+
+    assert sorted(found) == sorted(
+        [
+            "VC_WORKER_HOSTS='a,-b' is not a list of hosts",
+            "VC_WORKER_HOSTS lists 2 hosts, but there should be 3",
+            "VC_TASK_INDEX='x' is not a whole number",
+            "MA_NUM_GPUS='many' is not a whole number",
+            "SSHD_PORT='ssh' is not a whole number",
+            "OPENMPI_NP='all' is not a whole number",
+            "CLOUDJOB_GRACE_S='soon' is not a number of seconds",
+            "CLOUDJOB_ENV_NAMES: 'A-B' cannot name a variable",
+            "CLOUDJOB_INPUTS='{' is not a JSON object of text",
+            "CLOUDJOB_JOB='a b' cannot name a job",
+        ]
+    )
+
+
+VALUES = TEXT | st.sampled_from(["0", "1", "2", "a,b", "{}", '{"a": "b"}', "[]", "-1", "1e5", "j"])
+
+
+@given(st.dictionaries(st.sampled_from(VARIABLES), VALUES))
+def test_whatever_the_environment_holds_only_problems_are_raised(environ: Dict[str, str]):
+    """No text in any variable is a traceback; what can be read can be written and read again."""
+    try:
+        node = env.read(environ)
+    except EnvError as error:
+        assert error.problems
+        assert all(error.problems)
+    else:
+        assert env.read(env.write(node)) == node
+
+
+def test_the_head_carries_what_is_the_same_on_all_nodes():
+    """The documented prefixes, PATH and the user's names go to all ranks; the rest stays."""
+    node = NodeEnv(env_names=("LR", "HOME"), secret_names=("TOKEN", "S3_KEY"))
+    carried = {
+        name
+        for name in (
+            "MA_VJ_NAME MA_CURRENT_IP MA_TASK_INDEX SHARED_X S3_URL S3_KEY PATH PATHS VC_WORKER_NUM "
+            "VC_TASK_INDEX SCC_X CRED_X LR TOKEN HOME HOSTNAME USER CLOUDJOB_NODE_DIR"
+        ).split()
+        if env.is_carried(name, node)
+    }
+
+    assert carried == {
+        "MA_VJ_NAME", "SHARED_X", "S3_URL", "PATH", "VC_WORKER_NUM", "SCC_X", "CRED_X", "LR",
+    }  # fmt: skip
+
+
+@given(TEXT)
+def test_what_is_a_name_can_be_an_option(text: str):
+    """A name is letters, digits and underscores, and does not begin with a digit."""
+    assert env.is_name(text) == (
+        text.isascii() and text.replace("_", "a").isalnum() and not text[0].isdigit()
+    )

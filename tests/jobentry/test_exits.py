@@ -1,0 +1,111 @@
+"""The record of how a job ended: what is dumped is loaded, and junk is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobentry.contract import exits
+from jobentry.contract.exits import ExitRecord, Failure, RecordError
+
+# Also what Python makes of bytes that are no text, as in a log or a file's name.
+TEXT = st.text(max_size=20) | st.binary(max_size=5).map(
+    lambda data: data.decode("utf-8", "surrogateescape")
+)
+NUMBERS = st.integers(-(2**63), 2**63)
+FAILURES = st.builds(
+    Failure,
+    node=st.none() | NUMBERS,
+    host=TEXT,
+    rank=st.none() | NUMBERS,
+    signal=st.none() | NUMBERS,
+    exit_code=st.none() | NUMBERS,
+    message=TEXT,
+    last_lines=st.lists(TEXT, max_size=3).map(tuple),
+)
+RECORDS = st.builds(
+    ExitRecord,
+    job=TEXT,
+    exit_code=NUMBERS,
+    cause=st.sampled_from(exits.CAUSES),
+    failure=st.none() | FAILURES,
+    started_at=TEXT,
+    ended_at=TEXT,
+    phases=st.lists(st.tuples(NUMBERS, TEXT, TEXT, TEXT), max_size=3).map(tuple),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(
+    "job exit_code cause failure started_at ended_at phases node rank signal last_lines".split()
+)
+
+
+@given(RECORDS)
+def test_what_is_dumped_is_loaded(record: ExitRecord):
+    """A record survives, whatever a log's last lines hold."""
+    assert exits.load(exits.dump(record)) == record
+
+
+def test_a_record_is_text_that_a_person_can_read():
+    """One value a line, in a known order, so two records can be compared."""
+    assert exits.dump(ExitRecord("j", 3, "user", Failure(0, "a", 1, None, 3, "m", ("x",)))) == (
+        b'{\n "cause": "user",\n "ended_at": "",\n "exit_code": 3,\n "failure": {\n'
+        b'  "exit_code": 3,\n  "host": "a",\n  "last_lines": [\n   "x"\n  ],\n'
+        b'  "message": "m",\n  "node": 0,\n  "rank": 1,\n  "signal": null\n },\n'
+        b' "job": "j",\n "phases": [],\n "started_at": ""\n}\n'
+    )
+
+
+def test_keys_of_a_later_version_are_passed_over():
+    """An old laptop half reads what a new container half left."""
+    assert exits.load(b'{"job": "j", "exit_code": 0, "colour": "red"}') == ExitRecord("j", 0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"3",
+        b'"x"',
+        b"{}",
+        b'{"job": "j"}',
+        b'{"job": "j", "exit_code": "x"}',
+        b'{"job": "j", "exit_code": null}',
+        b'{"job": "j", "exit_code": Infinity}',
+        b'{"job": "j", "exit_code": NaN}',
+        b'{"job": "j", "exit_code": 0, "failure": 3}',
+        b'{"job": "j", "exit_code": 0, "failure": {"rank": 1e999}}',
+        b'{"job": "j", "exit_code": 0, "phases": [[1]]}',
+        b'{"job": "j", "exit_code": 0, "phases": 1}',
+        b'{"job": "\xff", "exit_code": 0}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_record_is_refused(data: bytes):
+    """A half-written or foreign file is an error of its own, never a traceback."""
+    with pytest.raises(RecordError, match="reading an exit record: it is not one"):
+        exits.load(data)
+
+
+@given(st.binary() | st.dictionaries(KEYS, JSON).map(lambda value: json.dumps(value).encode()))
+def test_whatever_a_file_holds_it_is_a_record_or_refused(data: bytes):
+    """Nothing but RecordError comes back."""
+    try:
+        record = exits.load(data)
+    except RecordError:
+        return
+    assert exits.load(exits.dump(record)) == record
+
+
+def test_the_code_of_a_signal_is_that_of_a_shell():
+    """128 and the number of the signal."""
+    assert exits.code_of_signal(9) == 137

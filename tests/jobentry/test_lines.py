@@ -1,0 +1,82 @@
+"""The stream that many ranks share: every rank's bytes come back exactly."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Tuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobentry.contract import lines
+from jobentry.contract.lines import Line
+
+# Bytes that could be taken for a mark, an end of a line, or a piece of a character.
+DATA = st.lists(
+    st.sampled_from([b"\n", b"\r", b"[1] ", b"[2]+ ", b"]", b"+ ", b" ", b"x", b"\0", b"\xff"])
+    | st.binary(max_size=8)
+).map(b"".join)
+# What happens: a rank writes some bytes, and then perhaps its unfinished line is shown as it is.
+HAPPENINGS = st.lists(st.tuples(st.sampled_from([0, 1, 2, 37]), DATA, st.booleans()))
+
+
+def streamed(happenings: List[Tuple[int, bytes, bool]]) -> bytes:
+    """Return the stream as an entry makes it that sees each rank's bytes piece by piece."""
+    stream = b""
+    waiting: Dict[int, bytes] = {}
+    last = [(rank, b"", True) for rank, _, _ in happenings]
+    for rank, data, is_shown in happenings + last:
+        together = waiting.get(rank, b"") + data
+        text, taken = lines.write(rank, together)
+        stream += text
+        waiting[rank] = together[taken:]
+        if is_shown and waiting[rank]:
+            stream += lines.write_part(rank, waiting.pop(rank))
+    return stream
+
+
+def split(stream: bytes) -> List[bytes]:
+    """Return the lines of a stream, which end with a newline and with nothing else."""
+    assert stream == b"" or stream.endswith(b"\n")
+    return [line + b"\n" for line in stream.split(b"\n")[:-1]]
+
+
+@given(HAPPENINGS)
+def test_every_ranks_bytes_come_back(happenings: List[Tuple[int, bytes, bool]]):
+    """However the streams of several ranks are cut and mixed, each can be had back exactly."""
+    written: Dict[int, bytes] = {}
+    for rank, data, _ in happenings:
+        written[rank] = written.get(rank, b"") + data
+
+    read: Dict[int, bytes] = dict.fromkeys(written, b"")
+    for line in split(streamed(happenings)):
+        rank, data = lines.read(line)
+        assert rank is not None
+        read[rank] += data
+
+    assert read == written
+
+
+def test_each_line_has_its_mark():
+    """The newline is the rank's; what follows the last one is not taken yet."""
+    assert lines.write(3, b"a\n\nb\r\nrest") == (b"[3] a\n[3] \n[3] b\r\n", 6)
+    assert lines.write(3, b"rest") == (b"", 0)
+
+
+def test_a_part_says_that_its_newline_is_ours():
+    """A progress bar that waits can be shown without a change to its bytes."""
+    assert lines.write_part(12, b"50 %\r") == b"[12]+ 50 %\r\n"
+    assert lines.read(b"[12]+ 50 %\r\n") == Line(12, b"50 %\r")
+
+
+def test_other_lines_are_the_entrys():
+    """What has no mark comes from no rank."""
+    for line in (b"jobentry: hello\n", b"[x] a\n", b" [1] a\n", b"[1]a\n", b"[-1] a\n", b""):
+        assert lines.read(line) == Line(None, line)
+
+
+@given(st.binary())
+def test_any_line_can_be_read(line: bytes):
+    """A reader never fails, whatever a platform mixes into the stream."""
+    rank, data = lines.read(line)
+
+    assert line.endswith(data) or line == b"[%d]+ %s\n" % (rank or 0, data)

@@ -1,0 +1,76 @@
+"""Where things lie, in the store and in the container."""
+
+from __future__ import annotations
+
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import JobPaths, NodePaths, node_paths
+
+
+def test_the_objects_of_a_job_lie_under_its_name():
+    """One folder of the store holds all that a job leaves."""
+    paths = JobPaths("train-1")
+
+    assert (paths.code, paths.submission, paths.record, paths.outputs) == (
+        "train-1/code.tar",
+        "train-1/submission.json",
+        "train-1/exit.json",
+        "train-1/outputs",
+    )
+
+
+def test_the_documented_layout_is_the_default():
+    """Without a word of the platform the folders lie where its documentation puts them."""
+    assert node_paths({}, NodeEnv(job="j", node=1, hosts=("a", "b"))) == NodePaths(
+        home="/home/ma-user",
+        job_dir="/home/ma-user/modelarts/user-job-dir",
+        mount="/home/ma-user/modelarts",
+        log_dir="/home/ma-user/modelarts/log",
+        node_dir="/home/ma-user/.cloudjob/j-1",
+    )
+
+
+def test_the_platforms_words_come_first():
+    """Each folder can be moved by the variable that names it."""
+    environ = {
+        "HOME": "/root",
+        "MA_HOME": "/h",
+        "MA_MOUNT_PATH": "/m",
+        "MA_JOB_DIR": "/j",
+        "MA_LOG_DIR": "/l",
+    }
+
+    assert node_paths(environ, NodeEnv(node_dir="/n")) == NodePaths("/h", "/j", "/m", "/l", "/n")
+
+
+def test_the_home_is_the_users_where_the_platform_says_nothing():
+    """An empty variable is none."""
+    environ = {"HOME": "/root", "MA_HOME": "", "MA_LOG_DIR": ""}
+
+    assert node_paths(environ, NodeEnv(job="j")) == NodePaths(
+        "/root",
+        "/root/modelarts/user-job-dir",
+        "/root/modelarts",
+        "/root/modelarts/log",
+        "/root/.cloudjob/j-0",
+    )
+
+
+def test_the_files_of_a_node():
+    """What entry and ranks leave for each other lies in one folder, logs and data in theirs."""
+    paths = NodePaths("/h", "/j", "/m", "/l", "/n")
+
+    assert {
+        name: getattr(paths, name)
+        for name in ("code", "host_file", "tune_file", "node_env", "events", "from_head", "to_head")
+    } == {
+        "code": "/j/code",
+        "host_file": "/n/hostfile",
+        "tune_file": "/n/tune",
+        "node_env": "/n/env",
+        "events": "/n/events",
+        "from_head": "/n/from-head",
+        "to_head": "/n/to-head",
+    }
+    assert paths.rank_log(12) == "/l/rank-12.log"
+    assert paths.input("DATA") == "/m/inputs/DATA_0"
+    assert paths.output("MODEL") == "/m/outputs/MODEL_0"

@@ -1,0 +1,253 @@
+"""The line between the head and a worker: real FIFOs, a real shell, and a script for ssh."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+from pathlib import Path
+from typing import Callable, Iterator, List
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobentry import peers
+from jobentry.contract.env import NodeEnv
+from jobentry.peers import Lines, Message, Peer, PeerError
+
+JSON = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text(), max_size=3)
+
+
+@given(
+    st.text(),
+    st.dictionaries(st.text().filter(lambda name: name not in ("word", "values")), JSON),
+)
+def test_what_is_said_is_heard(word: str, values: "dict[str, object]"):
+    """One line, without a newline in it, that holds word and values."""
+    line = peers.dump(word, **values)
+
+    assert line.count(b"\n") == 1
+    assert peers.load(line) == Message(word, values)
+
+
+@given(st.lists(st.binary(max_size=5).map(lambda line: line.replace(b"\n", b""))), st.data())
+def test_lines_are_put_together(lines: List[bytes], data: st.DataObject):
+    """However the stream is cut, its lines come out, and a rest without a newline waits."""
+    stream = b"".join(line + b"\n" for line in lines) + b"rest"
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
+    together = Lines()
+    found: List[bytes] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)]):
+        found += together.feed(stream[start:end])
+
+    assert found == lines
+    assert together.feed(b"\n") == [b"rest"]
+
+
+def test_a_command_goes_over_ssh():
+    """Never a question, always the port of the nodes' sshd."""
+    node = NodeEnv(hosts=("a", "b"), sshd_port=38888)
+
+    assert peers.shell_command(node, "b", "echo 'x'") == [
+        "ssh", "-p", "38888", "-o", "BatchMode=yes", "b", "echo 'x'",
+    ]  # fmt: skip
+    assert peers.shell_command(node._replace(remote_shell="/agent"), "b", "x y") == [
+        "/agent", "b", "x y",
+    ]  # fmt: skip
+
+
+class Far:
+    """The far side: the FIFOs of a worker's entry, and a remote shell that leads to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "worker"
+        self.folder.mkdir()
+        self.shell = folder / "agent"
+        # As sshd: a clean environment, the command as one word for a shell.
+        self.shell.write_text(
+            '#!/bin/sh\n[ "$1" = far ] || exit 255\n'
+            'exec env -i PATH="$PATH" HOME=%s CLOUDJOB_NODE_DIR=%s /bin/sh -c "$2"\n'
+            % (folder, self.folder)
+        )
+        self.shell.chmod(0o755)
+        self.node = NodeEnv(job="j", hosts=("near", "far"), remote_shell=str(self.shell))
+        self.from_head = self.to_head = -1
+
+    def open(self) -> None:
+        """Make the FIFOs and open them, as the worker's entry does."""
+        for name in ("to-head", "from-head"):
+            if not (self.folder / name).exists():
+                os.mkfifo(self.folder / name)
+        self.to_head = os.open(self.folder / "to-head", os.O_RDWR | os.O_NONBLOCK)
+        self.from_head = os.open(self.folder / "from-head", os.O_RDONLY | os.O_NONBLOCK)
+
+    def say(self, data: bytes) -> None:
+        os.write(self.to_head, data)
+
+    def hear(self, within_s: float = 20.0) -> bytes:
+        """Return what comes from the head next; nothing is the end."""
+        assert select.select([self.from_head], [], [], within_s)[0]
+        return os.read(self.from_head, 65536)
+
+    def close(self) -> None:
+        for descriptor in (self.to_head, self.from_head):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.to_head = self.from_head = -1
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[Far]:
+    """A worker's side, whose FIFOs are not yet there."""
+    far = Far(tmp_path)
+    yield far
+    far.close()
+
+
+@pytest.fixture
+def near(far: Far) -> Iterator[Peer]:
+    """The head's side, whose remote shell has been started."""
+    peer = Peer(far.node, 1)
+    yield peer
+    peer.close(patience_s=0.0)
+    assert peer._session.stdout is not None
+    peer._session.stdout.close()
+
+
+def heard(peer: Peer, within_s: float = 20.0) -> "list[Message] | None":
+    """Return what the worker says next; None is the end."""
+    assert select.select([peer], [], [], within_s)[0]
+    return peer.hear()
+
+
+def processes_in(session: int) -> List[str]:
+    """Return the names of the processes of a session that have not ended."""
+    found = subprocess.run(
+        ["ps", "-s", str(session), "-o", "stat=,comm="],
+        stdout=subprocess.PIPE,
+        check=False,
+        universal_newlines=True,
+    ).stdout.splitlines()
+    return [line.split()[1] for line in found if not line.startswith("Z")]
+
+
+def test_both_sides_hear_each_other(far: Far, near: Peer):
+    """The session waits for the worker's FIFOs, and then each line goes through."""
+    near.tell("hello", a=1)
+    far.open()
+    far.say(peers.dump("ready") + peers.dump("start", rank=3))
+
+    assert peers.load(far.hear()) == Message("hello", {"a": 1})
+    found = heard(near)
+    while found is not None and len(found) < 2:
+        found += heard(near) or []
+    assert found == [Message("ready", {}), Message("start", {"rank": 3})]
+    near.tell("end", code=0)
+    assert peers.load(far.hear()) == Message("end", {"code": 0})
+
+
+def test_what_was_said_before_the_session_waits(far: Far):
+    """A worker that is up first loses no word."""
+    far.open()
+    far.say(peers.dump("ready"))
+    peer = Peer(far.node, 1)
+
+    assert heard(peer) == [Message("ready", {})]
+    far.close()
+    assert heard(peer) is None
+    peer.close(patience_s=5.0)
+    assert peer._session.returncode is not None
+    assert peer._session.stdout is not None
+    peer._session.stdout.close()
+
+
+def test_the_head_notices_that_the_worker_went(far: Far, near: Peer):
+    """Its entry was killed: the kernel closes its FIFOs."""
+    far.open()
+    near.tell("hello")
+    far.hear()
+    far.close()
+
+    assert heard(near) is None
+    assert near.is_gone
+
+
+def test_the_worker_notices_that_the_head_went(far: Far, near: Peer):
+    """The head's entry was killed: the kernel closes the remote shell's input."""
+    far.open()
+    near.tell("hello")
+    far.hear()
+    assert near._session.stdin is not None
+    near._session.stdin.close()
+
+    assert far.hear() == b""
+
+
+def test_the_worker_notices_that_the_session_was_killed(far: Far, near: Peer):
+    """sshd ends what it started when the connection is gone; nothing of it stays."""
+    far.open()
+    near.tell("hello")
+    far.hear()
+    os.killpg(near.process, signal.SIGKILL)
+
+    assert far.hear() == b""
+    assert heard(near) is None
+
+
+def test_nothing_stays_on_the_worker_when_both_went(
+    far: Far, near: Peer, until: Callable[..., None]
+):
+    """Shell and cats are gone once both ends are closed."""
+    far.open()
+    near.tell("hello")
+    far.hear()
+    assert near._session.stdin is not None
+    near._session.stdin.close()
+    far.close()
+    near._session.wait(20)
+
+    until(lambda: processes_in(near.process) == [])
+
+
+def test_a_worker_that_never_comes_leaves_no_session(far: Far, until: Callable[..., None]):
+    """The head gives up before the FIFOs are there."""
+    peer = Peer(far.node, 1)
+    peer.close(patience_s=0.2)
+    assert peer._session.stdout is not None
+    peer._session.stdout.close()
+
+    assert peer._session.returncode is not None
+    until(lambda: processes_in(peer.process) == [])
+
+
+def test_words_for_a_worker_that_went_are_lost(far: Far, near: Peer):
+    """Who tells the end to all nodes need not know which of them are still there."""
+    far.open()
+    near.tell("hello")
+    far.hear()
+    far.close()
+    near._session.wait(20)
+
+    near.tell("end", code=0)
+    near.tell("end", code=0)
+
+
+def test_a_host_that_cannot_be_reached_is_gone(far: Far):
+    """The remote shell ends without a word."""
+    peer = Peer(far.node._replace(hosts=("near", "nowhere")), 1)
+
+    assert heard(peer) is None
+    peer.close(patience_s=5.0)
+    assert peer._session.returncode == 255
+    assert peer._session.stdout is not None
+    peer._session.stdout.close()
+
+
+def test_a_remote_shell_that_is_not_there_is_named(far: Far):
+    """Nothing was started, and the message says what was tried."""
+    with pytest.raises(PeerError) as caught:
+        Peer(far.node._replace(remote_shell="/no/agent"), 1)
+
+    assert str(caught.value) == "opening a remote shell to far: No such file or directory"

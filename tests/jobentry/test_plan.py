@@ -1,0 +1,102 @@
+"""The plan of a node: a value that can be shown before anything is done."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jobentry import plan
+from jobentry.contract.env import NodeEnv, OpenMpi
+from jobentry.contract.paths import NodePaths
+from jobentry.launchers.mpirun import Mpi
+from jobentry.plan import File, LaunchPlan, Tools
+
+NODE = NodeEnv(job="j", hosts=("a", "b"), open_mpi=OpenMpi(x_args=""))
+PATHS = NodePaths("/h", "/j", "/m", "/l", "/n")
+TOOLS = Tools(Mpi("/usr/bin/mpirun", (4, 1)), "/usr/bin/python", ("/usr/bin/python3", "-I", "/e.pyz"))
+
+
+def test_a_worker_starts_nothing_itself():
+    """A node other than 0 serves the head's remote shell."""
+    made = plan.make(NODE._replace(node=1), {"PWD": "/code", "A": "b"}, PATHS, TOOLS, ("x.py",))
+
+    assert made == LaunchPlan(role="worker", argv=(), env={}, files=(), cwd="/code")
+
+
+def test_the_head_starts_mpirun():
+    """The whole plan of a small job, down to the last letter of each file."""
+    environment = {"PWD": "/code", "MA_VJ_NAME": "j", "A": "b"}
+
+    assert plan.make(NODE, environment, PATHS, TOOLS, ("x.py", "--lr", "1")) == LaunchPlan(
+        role="head",
+        argv=(
+            *("/usr/bin/mpirun", "-np", "2", "--hostfile", "/n/hostfile"),
+            *("--mca", "plm_rsh_args", "-p 38888", "--tune", "/n/tune"),
+            *("--bind-to", "none", "--map-by", "slot"),
+            *("--mca", "pml", "ob1", "--mca", "btl", "^openib"),
+            *("--mca", "plm_rsh_no_tree_spawn", "true"),
+            *("/usr/bin/python3", "-I", "/e.pyz", "--rank", "--"),
+            *("/usr/bin/python", "/e.pyz", "--script", "x.py", "--lr", "1"),
+        ),
+        env=environment,
+        files=(
+            File("/n/hostfile", 0o600, "a slots=1\nb slots=1\n"),
+            File("/n/tune", 0o600, "-x MA_VJ_NAME\n"),
+        ),
+        cwd="/code",
+    )
+
+
+def test_what_was_left_out_is_noted():
+    """The notes of the command are the plan's."""
+    node = NODE._replace(open_mpi=OpenMpi(x_args="-x NONE"))
+
+    assert plan.make(node, {"PWD": "/"}, PATHS, TOOLS, ("x.py",)).notes == (
+        "-x NONE: not set here, so not carried",
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("x.py", ("/usr/bin/python", "/e.pyz", "--script", "x.py", "a:b", ":")),
+        ("d/x.sh", ("bash", "d/x.sh", "a:b", ":")),
+        ("bin/train", ("./bin/train", "a:b", ":")),
+        ("/bin/train", ("/bin/train", "a:b", ":")),
+        ("x.pyc", ("./x.pyc", "a:b", ":")),
+    ],
+)
+def test_the_program_is_what_the_name_of_the_script_says(script: str, expected: "tuple[str, ...]"):
+    """Python runs through our door, a shell script needs no x bit, all else is started itself."""
+    assert plan.program(TOOLS, (script, "a:b", ":")) == expected
+
+
+def test_the_ranks_have_the_nodes_environment():
+    """The node's own variables, and where its code, logs, inputs and outputs lie."""
+    node = NODE._replace(inputs=(("DATA", "s3://b/d"),), outputs=(("MODEL", "s3://b/m"),))
+
+    assert plan.node_environment({"A": "b", "PWD": "/"}, node, PATHS, "/code") == {
+        "A": "b",
+        "PWD": "/code",
+        "CLOUDJOB_NODE_DIR": "/n",
+        "CLOUDJOB_LOG_DIR": "/l",
+        "DATA": "/m/inputs/DATA_0",
+        "MODEL": "/m/outputs/MODEL_0",
+    }
+
+
+def test_secrets_are_masked():
+    """What is printed or kept never holds a secret, and is JSON."""
+    shown = plan.masked(
+        LaunchPlan("head", ("mpirun",), {"B": "c", "A": "s"}, (File("/f", 0o600, "t"),), "/c"), ("A",)
+    )
+
+    assert shown == {
+        "role": "head",
+        "argv": ["mpirun"],
+        "env": {"A": "***", "B": "c"},
+        "files": [{"path": "/f", "mode": "0600", "text": "t"}],
+        "cwd": "/c",
+    }
+    assert json.loads(json.dumps(shown)) == shown
