@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudjob import __version__
 from cloudjob.errors import CloudJobError, SpecError, UsageError
-from cloudjob.home import home
-from cloudjob.spec import FIELDS, Field
 
+# What a command needs it imports itself, so that `cloudjob --help` costs next to nothing.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from typing import Any, NoReturn
+
     from cloudjob.job import Job
     from cloudjob.package import CodePackage
     from cloudjob.pipeline import Preview
+    from cloudjob.spec import Field
     from cloudjob.status import JobStatus
 
 _DESCRIPTION = "Takes a training script to the cloud; what runs here runs there unchanged."
-_INTERRUPTED = 128 + signal.SIGINT
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
 _SHOWN_LEFT_OUT = 5
 
 
@@ -46,13 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader has gone (`| head`); Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 128 + signal.SIGPIPE
+        return _BROKEN_PIPE
     except KeyboardInterrupt:
         return _INTERRUPTED
 
 
 def _run(words: list[str]) -> int:
-    parser = _parser()
+    parser = _parser(words[0] if words else "")
     # What follows the script is the script's, byte for byte; argparse would take "--" from it.
     own, rest = _split_at_script(parser, words)
     options = parser.parse_args(own)
@@ -68,15 +67,17 @@ def _run(words: list[str]) -> int:
 
 
 def _submit(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
     from cloudjob import config, pipeline
 
     spec = config.load(
         _flags(options), job_file=options.config, cwd=Path.cwd(), environ=os.environ
     ).spec
     if options.dry_run:
-        _print_preview(pipeline.preview(spec, home()), is_json=options.json)
+        _print_preview(pipeline.preview(spec, _home()), is_json=options.json)
         return 0
-    job = pipeline.submit(spec, home(), tell=_tell_package)
+    job = pipeline.submit(spec, _home(), tell=_tell_package)
     if options.detach:
         if options.json:
             _print_json(_status_json(job.status()))
@@ -93,7 +94,7 @@ def _submit(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from cloudjob import job as jobs
 
-    status = jobs.find(home(), options.job).status()
+    status = jobs.find(_home(), options.job).status()
     if options.json:
         _print_json(_status_json(status))
     else:
@@ -104,7 +105,7 @@ def _status(options: argparse.Namespace) -> int:
 def _logs(options: argparse.Namespace) -> int:
     from cloudjob import job as jobs
 
-    job = jobs.find(home(), options.job)
+    job = jobs.find(_home(), options.job)
     if options.raw:
         if options.rank is None:
             raise UsageError("logs --raw: of which rank?", hint="add --rank R")
@@ -120,7 +121,7 @@ def _logs(options: argparse.Namespace) -> int:
 def _wait(options: argparse.Namespace) -> int:
     from cloudjob import job as jobs
 
-    status = jobs.find(home(), options.job).wait()
+    status = jobs.find(_home(), options.job).wait()
     if options.json:
         _print_json(_status_json(status))
     else:
@@ -131,7 +132,7 @@ def _wait(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from cloudjob import job as jobs
 
-    statuses = [job.status() for job in jobs.find_all(home())]
+    statuses = [job.status() for job in jobs.find_all(_home())]
     if options.json:
         _print_json([_status_json(status) for status in statuses])
         return 0
@@ -151,7 +152,7 @@ def _list(options: argparse.Namespace) -> int:
 def _cancel(options: argparse.Namespace) -> int:
     from cloudjob import job as jobs
 
-    job = jobs.find(home(), options.job)
+    job = jobs.find(_home(), options.job)
     job.cancel(is_urgent=options.now)
     status = job.wait()
     _say(f"job {job.id}: {status.state}")
@@ -159,9 +160,11 @@ def _cancel(options: argparse.Namespace) -> int:
 
 
 def _outputs(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
     from cloudjob import job as jobs
 
-    job = jobs.find(home(), options.job)
+    job = jobs.find(_home(), options.job)
     found = job.outputs()
     if not found:
         _say(f"job {job.id} has left no outputs")
@@ -174,6 +177,8 @@ def _outputs(options: argparse.Namespace) -> int:
 
 
 def _config_show(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
     from cloudjob import config
 
     loaded = config.load(
@@ -200,11 +205,20 @@ def _config_schema(_options: argparse.Namespace) -> int:
     return 0
 
 
+def _home() -> Path:
+    from cloudjob.home import home
+
+    return home()
+
+
 # -- an attached job ----------------------------------------------------------------------------
 
 
 def _attend(job: Job, *, is_json: bool) -> JobStatus:
     """Show the job's log until it has ended; Ctrl-C and SIGTERM cancel it."""
+    import signal
+    import threading
+
     asked = 0
 
     def cancel(_number: int, _frame: object) -> None:
@@ -309,6 +323,8 @@ def _print_status(status: JobStatus) -> None:
 
 
 def _print_preview(preview: Preview, *, is_json: bool) -> None:
+    import json
+
     package = preview.package
     shown = {
         "submission": preview.submission,
@@ -339,6 +355,8 @@ def _status_json(status: JobStatus) -> dict[str, Any]:
 
 
 def _print_json(value: object) -> None:
+    import json
+
     print(json.dumps(value))
 
 
@@ -348,9 +366,11 @@ def _printable(text: str) -> str:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError):
+    try:
         sys.stderr.write(text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
         sys.stderr.flush()
+    except OSError:
+        pass  # whoever read our words has gone; the job matters more
 
 
 def _hint(error: CloudJobError) -> None:
@@ -369,11 +389,12 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"reading the command line: {message}", hint=f"{self.prog} --help")
 
 
-def _parser() -> _Parser:
+def _parser(command: str) -> _Parser:
+    """Return the parser of all commands, with the options of ``command`` alone."""
     parser = _Parser(prog="cloudjob", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"cloudjob {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    _add_submit(commands)
+    _add_submit(commands, is_asked=command == "submit")
     job = _command(commands, "status", _status, "say where a job stands")
     _json_flag(job)
     logs = _command(commands, "logs", _logs, "show the log of a job")
@@ -387,7 +408,7 @@ def _parser() -> _Parser:
     cancel.add_argument("--now", action="store_true", help="without the grace period")
     outputs = _command(commands, "outputs", _outputs, "list or fetch what a job left")
     outputs.add_argument("--to", metavar="DIR", help="copy them below DIR")
-    _add_config(commands)
+    _add_config(commands, is_asked=command == "config")
     return parser
 
 
@@ -401,8 +422,10 @@ def _command(
     return parser
 
 
-def _add_submit(commands: Any) -> None:
+def _add_submit(commands: Any, *, is_asked: bool) -> None:
     parser = _command(commands, "submit", _submit, "run a script as a job", job=False)
+    if not is_asked:
+        return
     _spec_flags(parser)
     parser.add_argument("--detach", action="store_true", help="print the handle and return")
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
@@ -411,8 +434,10 @@ def _add_submit(commands: Any) -> None:
     parser.usage = "cloudjob submit [OPTIONS] SCRIPT [ARGS]..."
 
 
-def _add_config(commands: Any) -> None:
+def _add_config(commands: Any, *, is_asked: bool) -> None:
     parser = commands.add_parser("config", help="show the configuration and its origin")
+    if not is_asked:
+        return
     inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = inner.add_parser("show", help="each value and where it comes from", allow_abbrev=False)
     show.set_defaults(run=_config_show)
@@ -425,6 +450,8 @@ def _add_config(commands: Any) -> None:
 
 def _spec_flags(parser: Any) -> None:
     """Add the option of every field that has one."""
+    from cloudjob.spec import FIELDS
+
     for field in FIELDS:
         if not field.flag:
             continue
@@ -476,6 +503,7 @@ def _split_at_script(parser: _Parser, words: list[str]) -> tuple[list[str], list
 def _flags(options: argparse.Namespace) -> dict[str, object]:
     """Return what the user gave on the command line, by field."""
     from cloudjob.config import read_env_file
+    from cloudjob.spec import FIELDS
 
     flags: dict[str, object] = {}
     for field in FIELDS:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from jobentry.contract import lines
 
-# A line that is not a whole line of a rank: our own words, or a part.
-_SPECIAL = re.compile(rb"(?:\A|\n)(?!\[\d{1,9}\] |\Z)")
+# Counting marks beats looking at each line as long as the ranks are few.
+_FEW = 16
 
 
 class Screen:
@@ -24,15 +22,18 @@ class Screen:
         self._rank = rank
         self._parts: dict[int, bytes] = {}
         self._open: int | None = None
+        self._known: set[int] = set()
 
     def show(self, data: bytes) -> tuple[bytes, bytes]:
         """Return the ranks' text and our own words in ``data``, which holds whole lines."""
-        if self._rank is None and not self._parts and _SPECIAL.search(data) is None:
+        if self._rank is None and not self._parts and self._is_plain(data):
             return self._close_open() + data, b""
         ranks: list[bytes] = []
         words: list[bytes] = []
         for text in data.split(b"\n")[:-1]:
             line = lines.read(text + b"\n")
+            if line.rank is not None:
+                self._known.add(line.rank)
             if line.rank is None:
                 if self._rank is None:
                     words.append(line.data)
@@ -47,6 +48,14 @@ class Screen:
         rest = b"".join(b"[%d] %s\n" % (rank, part) for rank, part in sorted(self._parts.items()))
         self._parts.clear()
         return rest
+
+    def _is_plain(self, data: bytes) -> bool:
+        """Whether ``data`` holds nothing but whole lines of ranks that were seen before."""
+        if len(self._known) > _FEW:
+            return False
+        marks = [b"[%d] " % rank for rank in self._known]
+        begun = any(data.startswith(mark) for mark in marks)
+        return begun + sum(data.count(b"\n" + mark) for mark in marks) == data.count(b"\n")
 
     def _line(self, rank: int, data: bytes) -> bytes:
         if data.endswith(b"\n"):

@@ -12,7 +12,9 @@ CloudJobError            exit code 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class CloudJobError(Exception):

@@ -21,7 +21,7 @@ from cloudjob.store.base import ObjectStore
 from jobentry.contract import exits, lines
 from jobentry.contract.paths import JobPaths
 
-_POLL_S = 0.02
+_POLL_S = 0.01
 
 
 class LogLine(NamedTuple):

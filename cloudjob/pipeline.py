@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -121,7 +120,7 @@ def _plan(environment: Mapping[str, str], words: tuple[str, ...]) -> dict[str, A
 def new_id(name: str) -> str:
     """Return a job id: the name, as far as a host name can hold it, and what makes it unique."""
     letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in name.lower())
-    tail = "".join(secrets.choice(_ID_LETTERS) for _ in range(8))
+    tail = "".join(_ID_LETTERS[byte % len(_ID_LETTERS)] for byte in os.urandom(8))
     # Host names are made of it, and a part of a host name has at most 63 letters.
     return f"{letters.strip('-')[:30].strip('-') or 'job'}-{tail}"
 

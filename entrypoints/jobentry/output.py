@@ -10,7 +10,7 @@ import time
 from jobentry.contract import lines
 
 # How soon a line shows up, and how long a piece without a newline (a progress bar) may wait for it.
-POLL_S = 0.02
+POLL_S = 0.01
 PATIENCE_S = 0.3
 _PIECE_BYTES = 1 << 20
 # A line longer than this is shown in parts, so that memory has a limit.

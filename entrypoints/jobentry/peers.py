@@ -18,11 +18,12 @@ from jobentry.contract.env import NodeEnv
 
 # The session ends when the worker's entry closes its FIFO; the entry sees the end of the head's
 # when the first cat, which reads the session's input, is gone. ``<&3``, because a shell gives a
-# command in the background an empty input.
+# command in the background an empty input. The entry's FIFO is opened first: opened after the
+# head's word is through, it would wait for ever for an entry that was killed in between.
 _JOIN = (
     'd="${CLOUDJOB_NODE_DIR:-$HOME/.cloudjob/%s}"; '
     'until [ -p "$d/from-head" ]; do sleep 0.05; done; '
-    'exec 3<&0; cat <&3 >"$d/from-head" & exec cat "$d/to-head" 3<&-'
+    'exec 3<&0 4<"$d/to-head"; cat <&3 4<&- >"$d/from-head" & exec cat <&4 3<&-'
 )
 
 

@@ -6,6 +6,7 @@ waits in MPI_Finalize for the other ranks, which wait for this one (tried on 4.1
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import os
 import sys
@@ -29,8 +30,7 @@ def main(words: list[str]) -> None:
         with open(words[0], "rb") as file:
             text = file.read()
         # Not with our own ``annotations`` import, which would make the script's annotations text.
-        code = compile(text, module.__file__, "exec", dont_inherit=True)
-        exec(code, module.__dict__)
+        exec(compile(text, module.__file__ or "", "exec", dont_inherit=True), module.__dict__)
     except SystemExit as error:
         # A forked child of the script (a data loader) ends here too; it must not speak for us.
         code = _code(error.code)
@@ -60,8 +60,7 @@ def _become(words: list[str]) -> ModuleType:
     module = ModuleType("__main__")
     # Absolute, as Python itself makes it since 3.9, so that it holds when the folder is changed.
     module.__file__ = path
-    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    module.__dict__["__annotations__"] = {}
+    module.__dict__.update(__annotations__={}, __builtins__=builtins, __cached__=None)
     from importlib.machinery import SourceFileLoader
 
     module.__loader__ = SourceFileLoader("__main__", path)

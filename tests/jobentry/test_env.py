@@ -38,6 +38,7 @@ def nodes(draw: st.DrawFn) -> NodeEnv:
         record_uri=draw(TEXT),
         node_dir=draw(TEXT),
         remote_shell=draw(TEXT),
+        ssh_key=draw(TEXT),
         sshd_port=draw(st.integers(1, 65535)),
         env_names=tuple(draw(st.lists(NAMES, max_size=3))),
         secret_names=tuple(draw(st.lists(NAMES, max_size=3))),

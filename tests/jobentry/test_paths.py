@@ -25,7 +25,7 @@ def test_the_documented_layout_is_the_default():
         job_dir="/home/ma-user/modelarts/user-job-dir",
         mount="/home/ma-user/modelarts",
         log_dir="/home/ma-user/modelarts/log",
-        node_dir="/home/ma-user/.cloudjob/j-1",
+        node_dir="/home/ma-user/.cloudjob/j",
     )
 
 
@@ -51,7 +51,7 @@ def test_the_home_is_the_users_where_the_platform_says_nothing():
         "/root/modelarts/user-job-dir",
         "/root/modelarts",
         "/root/modelarts/log",
-        "/root/.cloudjob/j-0",
+        "/root/.cloudjob/j",
     )
 
 
@@ -61,11 +61,15 @@ def test_the_files_of_a_node():
 
     assert {
         name: getattr(paths, name)
-        for name in ("code", "host_file", "tune_file", "node_env", "events", "from_head", "to_head")
+        for name in (
+            *("code", "host_file", "tune_file", "ssh_config", "node_env"),
+            *("events", "from_head", "to_head"),
+        )
     } == {
         "code": "/j/code",
         "host_file": "/n/hostfile",
         "tune_file": "/n/tune",
+        "ssh_config": "/n/ssh-config",
         "node_env": "/n/env",
         "events": "/n/events",
         "from_head": "/n/from-head",

@@ -47,13 +47,13 @@ def test_lines_are_put_together(lines: List[bytes], data: st.DataObject):
 
 
 def test_a_command_goes_over_ssh():
-    """Never a question, always the port of the nodes' sshd."""
+    """With the settings of the job, and the port of the nodes' sshd."""
     node = NodeEnv(hosts=("a", "b"), sshd_port=38888)
 
-    assert peers.shell_command(node, "b", "echo 'x'") == [
-        "ssh", "-p", "38888", "-o", "BatchMode=yes", "b", "echo 'x'",
+    assert peers.shell_command(node, "b", "echo 'x'", "/n/config") == [
+        "ssh", "-F", "/n/config", "-p", "38888", "b", "echo 'x'",
     ]  # fmt: skip
-    assert peers.shell_command(node._replace(remote_shell="/agent"), "b", "x y") == [
+    assert peers.shell_command(node._replace(remote_shell="/agent"), "b", "x y", "/n/config") == [
         "/agent", "b", "x y",
     ]  # fmt: skip
 
@@ -107,13 +107,40 @@ def far(tmp_path: Path) -> Iterator[Far]:
 
 
 @pytest.fixture
-def near(far: Far) -> Iterator[Peer]:
+def opened(tmp_path: Path) -> Iterator[Callable[..., Peer]]:
+    """A function that opens the head's side; its remote shells are ended with the test."""
+    found: List[Peer] = []
+
+    def make(node: NodeEnv) -> Peer:
+        peer = Peer(node, 1, str(tmp_path / "peer.log"), "/n/config")
+        found.append(peer)
+        peer.open()
+        return peer
+
+    yield make
+    for peer in found:
+        peer.close(patience_s=0.0)
+        if peer._session is not None and peer._session.stdout is not None:
+            peer._session.stdout.close()
+
+
+@pytest.fixture
+def near(far: Far, opened: Callable[..., Peer]) -> Peer:
     """The head's side, whose remote shell has been started."""
-    peer = Peer(far.node, 1)
-    yield peer
-    peer.close(patience_s=0.0)
-    assert peer._session.stdout is not None
-    peer._session.stdout.close()
+    return opened(far.node)
+
+
+def session(peer: Peer) -> "subprocess.Popen[bytes]":
+    """Return the remote shell of a peer."""
+    assert peer._session is not None
+    return peer._session
+
+
+def hang_up(peer: Peer) -> None:
+    """Close the input of the remote shell, as the kernel does when the head is killed."""
+    stdin = session(peer).stdin
+    assert stdin is not None
+    stdin.close()
 
 
 def heard(peer: Peer, within_s: float = 20.0) -> "list[Message] | None":
@@ -122,65 +149,71 @@ def heard(peer: Peer, within_s: float = 20.0) -> "list[Message] | None":
     return peer.hear()
 
 
-def processes_in(session: int) -> List[str]:
+def processes_in(leader: int) -> List[str]:
     """Return the names of the processes of a session that have not ended."""
-    found = subprocess.run(
-        ["ps", "-s", str(session), "-o", "stat=,comm="],
-        stdout=subprocess.PIPE,
-        check=False,
-        universal_newlines=True,
-    ).stdout.splitlines()
-    return [line.split()[1] for line in found if not line.startswith("Z")]
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
+        except (OSError, UnicodeDecodeError):
+            continue
+        state, _, _, number = rest.split()[:4]
+        if int(number) == leader and state not in "ZX":
+            found.append(name)
+    return found
 
 
 def test_both_sides_hear_each_other(far: Far, near: Peer):
     """The session waits for the worker's FIFOs, and then each line goes through."""
-    near.tell("hello", a=1)
+    near.tell("more", a=1)
     far.open()
-    far.say(peers.dump("ready") + peers.dump("start", rank=3))
+    text = far.hear()
+    while text.count(b"\n") < 2:
+        text += far.hear()
+    far.say(peers.dump("ready", at_s=1.0) + peers.dump("start", rank=3))
 
-    assert peers.load(far.hear()) == Message("hello", {"a": 1})
+    assert [peers.load(line) for line in text.splitlines()] == [
+        Message("hello", {}),
+        Message("more", {"a": 1}),
+    ]
+    assert not near.is_ready
     found = heard(near)
     while found is not None and len(found) < 2:
         found += heard(near) or []
-    assert found == [Message("ready", {}), Message("start", {"rank": 3})]
+    assert found == [Message("ready", {"at_s": 1.0}), Message("start", {"rank": 3})]
+    assert near.is_ready
     near.tell("end", code=0)
     assert peers.load(far.hear()) == Message("end", {"code": 0})
 
 
-def test_what_was_said_before_the_session_waits(far: Far):
+def test_what_was_said_before_the_session_waits(far: Far, opened: Callable[..., Peer]):
     """A worker that is up first loses no word."""
     far.open()
-    far.say(peers.dump("ready"))
-    peer = Peer(far.node, 1)
+    far.say(peers.dump("idle"))
+    peer = opened(far.node)
 
-    assert heard(peer) == [Message("ready", {})]
+    assert heard(peer) == [Message("idle", {})]
+    assert peer.is_idle
     far.close()
     assert heard(peer) is None
     peer.close(patience_s=5.0)
-    assert peer._session.returncode is not None
-    assert peer._session.stdout is not None
-    peer._session.stdout.close()
+    assert session(peer).returncode is not None
 
 
 def test_the_head_notices_that_the_worker_went(far: Far, near: Peer):
     """Its entry was killed: the kernel closes its FIFOs."""
     far.open()
-    near.tell("hello")
     far.hear()
     far.close()
 
     assert heard(near) is None
-    assert near.is_gone
 
 
 def test_the_worker_notices_that_the_head_went(far: Far, near: Peer):
     """The head's entry was killed: the kernel closes the remote shell's input."""
     far.open()
-    near.tell("hello")
     far.hear()
-    assert near._session.stdin is not None
-    near._session.stdin.close()
+    hang_up(near)
 
     assert far.hear() == b""
 
@@ -188,7 +221,6 @@ def test_the_worker_notices_that_the_head_went(far: Far, near: Peer):
 def test_the_worker_notices_that_the_session_was_killed(far: Far, near: Peer):
     """sshd ends what it started when the connection is gone; nothing of it stays."""
     far.open()
-    near.tell("hello")
     far.hear()
     os.killpg(near.process, signal.SIGKILL)
 
@@ -201,53 +233,71 @@ def test_nothing_stays_on_the_worker_when_both_went(
 ):
     """Shell and cats are gone once both ends are closed."""
     far.open()
-    near.tell("hello")
     far.hear()
-    assert near._session.stdin is not None
-    near._session.stdin.close()
+    assert processes_in(near.process)
+    hang_up(near)
     far.close()
-    near._session.wait(20)
+    session(near).wait(20)
 
     until(lambda: processes_in(near.process) == [])
 
 
-def test_a_worker_that_never_comes_leaves_no_session(far: Far, until: Callable[..., None]):
+def test_a_worker_that_never_comes_leaves_no_session(near: Peer, until: Callable[..., None]):
     """The head gives up before the FIFOs are there."""
-    peer = Peer(far.node, 1)
-    peer.close(patience_s=0.2)
-    assert peer._session.stdout is not None
-    peer._session.stdout.close()
+    near.close(patience_s=0.2)
 
-    assert peer._session.returncode is not None
-    until(lambda: processes_in(peer.process) == [])
+    assert session(near).returncode is not None
+    until(lambda: processes_in(near.process) == [])
 
 
 def test_words_for_a_worker_that_went_are_lost(far: Far, near: Peer):
     """Who tells the end to all nodes need not know which of them are still there."""
     far.open()
-    near.tell("hello")
     far.hear()
     far.close()
-    near._session.wait(20)
+    session(near).wait(20)
 
     near.tell("end", code=0)
     near.tell("end", code=0)
+    near.close(1.0)
+    near.tell("end", code=0)
 
 
-def test_a_host_that_cannot_be_reached_is_gone(far: Far):
-    """The remote shell ends without a word."""
-    peer = Peer(far.node._replace(hosts=("near", "nowhere")), 1)
+def test_a_session_can_be_opened_again(far: Far, near: Peer):
+    """A remote shell that got nowhere is tried again; half a line of the first one is forgotten."""
+    far.open()
+    far.hear()
+    far.say(b'{"half')
+    assert heard(near) == []
+    os.killpg(near.process, signal.SIGKILL)
+    assert heard(near) is None
+    first = session(near)
+    near.close(1.0)
+    near.open()
+    assert first.stdout is not None
+    first.stdout.close()
+
+    assert far.hear() in (b"", peers.dump("hello"))
+    far.say(peers.dump("idle"))
+    assert heard(near) == [Message("idle", {})]
+
+
+def test_what_a_remote_shell_says_is_kept(far: Far, opened: Callable[..., Peer]):
+    """The last of it stands in the message on a worker that cannot be reached."""
+    far.shell.write_text("#!/bin/sh\necho first >&2; printf 'ssh: no \\377 route\\n' >&2\nexit 255\n")
+    peer = opened(far.node)
 
     assert heard(peer) is None
     peer.close(patience_s=5.0)
-    assert peer._session.returncode == 255
-    assert peer._session.stdout is not None
-    peer._session.stdout.close()
+    assert session(peer).returncode == 255
+    assert peer.words() == "first; ssh: no \ufffd route"
 
 
-def test_a_remote_shell_that_is_not_there_is_named(far: Far):
+def test_a_remote_shell_that_is_not_there_is_named(far: Far, opened: Callable[..., Peer]):
     """Nothing was started, and the message says what was tried."""
     with pytest.raises(PeerError) as caught:
-        Peer(far.node._replace(remote_shell="/no/agent"), 1)
+        opened(far.node._replace(remote_shell="/no/agent"))
 
-    assert str(caught.value) == "opening a remote shell to far: No such file or directory"
+    assert str(caught.value) == (
+        "opening a remote shell to far: /no/agent: No such file or directory"
+    )

@@ -18,10 +18,12 @@ TOOLS = Tools(Mpi("/usr/bin/mpirun", (4, 1)), "/usr/bin/python", ("/usr/bin/pyth
 
 
 def test_a_worker_starts_nothing_itself():
-    """A node other than 0 serves the head's remote shell."""
+    """A node other than 0 serves the head's remote shell; mpirun's daemon wants to see its file."""
     made = plan.make(NODE._replace(node=1), {"PWD": "/code", "A": "b"}, PATHS, TOOLS, ("x.py",))
 
-    assert made == LaunchPlan(role="worker", argv=(), env={}, files=(), cwd="/code")
+    assert made == LaunchPlan(
+        role="worker", argv=(), env={}, files=(File("/n/tune", 0o600, ""),), cwd="/code"
+    )
 
 
 def test_the_head_starts_mpirun():

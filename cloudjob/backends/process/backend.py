@@ -30,7 +30,7 @@ from cloudjob.status import JobState
 from cloudjob.submission import Submission
 
 _SCHEME = "process://local/"
-_POLL_S = 0.02
+_POLL_S = 0.01
 _PIECE_BYTES = 1 << 20
 # A Unix socket's path has at most 107 bytes, and Open MPI makes long ones below TMPDIR.
 _LONGEST_RUN_DIR = 40
@@ -84,7 +84,7 @@ class ProcessBackend:
 
     def build(self, submission: Submission) -> ProcessRequest:
         """Return the request for ``submission``."""
-        machine = _machine(self._options)
+        machine = _machine(self._options, self._home)
         run_dir = f"{_short_temporary_folder()}/cloudjob-{submission.job}"
         folder = str(self._home / submission.job)
         is_isolated = self._options.get("isolation", "auto") == "auto" and isolation.is_possible(
@@ -107,7 +107,7 @@ class ProcessBackend:
         """Start the job and return its handle."""
         folder = Path(request.folder)
         try:
-            with _translated(request):
+            with _translated(f"starting job {request.job}", folder):
                 folder.mkdir(mode=0o700, parents=True)
                 Path(request.run_dir).mkdir(mode=0o700)
                 _write_shell(request)
@@ -145,7 +145,7 @@ class ProcessBackend:
         is_last = not follow
         while True:
             # Ask before reading: what was written before the end is then read after it.
-            is_last = is_last or not _is_locked(folder / controller.LOCK)
+            is_last = is_last or _has_ended(folder)
             found = False
             for log in logs:
                 for piece in log.pieces(is_last=is_last):
@@ -248,7 +248,7 @@ def _open_mpi_of_one_machine(*, is_isolated: bool) -> dict[str, str]:
     return words
 
 
-def _machine(options: dict[str, Any]) -> Machine:
+def _machine(options: dict[str, Any], home: Path) -> Machine:
     path = os.environ.get("PATH", os.defpath)
     own = str(Path(sys.executable).parent)
     if shutil.which("mpirun", path=path) is None:
@@ -266,8 +266,22 @@ def _machine(options: dict[str, Any]) -> Machine:
         libmpi=_libmpi(shutil.which("mpirun", path=path) or "", python),
         python=python,
         entry_python=sys.executable,
-        zipapp=str(Path(cloudjob.__file__).parent / "jobentry.pyz"),
+        zipapp=_entry(home),
     )
+
+
+def _entry(home: Path) -> str:
+    """The entry with bytecode for our Python, made when it is first used."""
+    zipapp = Path(cloudjob.__file__).parent / "jobentry.pyz"
+    found = zipapp.stat()
+    name = f"{found.st_mtime_ns:x}-{found.st_size:x}-{sys.implementation.cache_tag}.pyz"
+    compiled = home / "entry" / name
+    if not compiled.exists():
+        with _translated("making the entry", compiled):
+            compiled.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            words = [sys.executable, "-I", "-S", str(zipapp), "--compile", str(compiled)]
+            subprocess.run(words, stdin=subprocess.DEVNULL, check=False)
+    return str(compiled if compiled.exists() else zipapp)
 
 
 def _libmpi(mpirun: str, python: str) -> str:
@@ -310,12 +324,12 @@ def _short_temporary_folder() -> str:
 
 
 @contextlib.contextmanager
-def _translated(request: ProcessRequest) -> Iterator[None]:
+def _translated(doing: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise BackendError(
-            f"starting job {request.job}: {error.filename or request.folder}: {error.strerror}",
+            f"{doing}: {error.filename or path}: {error.strerror}",
             hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
         ) from error
 
@@ -368,6 +382,12 @@ def _start_controller(request: ProcessRequest) -> None:
 
 
 _NOT_TOLD = ("job", "hosts_text", "secret_names")
+
+
+def _has_ended(folder: Path) -> bool:
+    """Whether the nodes of the job have ended, or nobody is left to run them."""
+    state = _state(folder)
+    return bool(state and state["ended_at"]) or not _is_locked(folder / controller.LOCK)
 
 
 def _is_locked(path: Path) -> bool:

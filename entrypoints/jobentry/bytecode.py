@@ -1,0 +1,35 @@
+"""Writes a copy of the zipapp with bytecode, for the Python that runs this.
+
+Without it Python compiles our sources at each start, of each rank too: half of what a start costs.
+The copy holds the sources as well, so another Python takes those.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from importlib import util
+
+# The earliest date that a zip file can name: the same bytes from the same zipapp.
+_DATE = (1980, 1, 1, 0, 0, 0)
+# PEP 552: bytecode that is found by a hash, which nobody checks.
+_FLAGS = (0b01).to_bytes(4, "little")
+
+
+def write(zipapp: str, target: str) -> None:
+    """Write a copy of ``zipapp`` with bytecode to ``target``, all at once."""
+    new = f"{target}.{os.getpid()}"
+    # Stored, not deflated: a start reads it often, and it is small.
+    with zipfile.ZipFile(zipapp) as source, zipfile.ZipFile(new, "w") as copy:
+        for name in source.namelist():
+            text = source.read(name)
+            copy.writestr(zipfile.ZipInfo(name, _DATE), text)
+            copy.writestr(zipfile.ZipInfo(name + "c", _DATE), _bytecode(text, name))
+    os.replace(new, target)
+
+
+def _bytecode(text: bytes, name: str) -> bytes:
+    import marshal
+
+    code = compile(text, name, "exec", dont_inherit=True)
+    return util.MAGIC_NUMBER + _FLAGS + util.source_hash(text) + marshal.dumps(code)

@@ -1,0 +1,248 @@
+"""Any one process of a job may be killed: the job ends or goes on, and says so, and leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import time
+
+import pytest
+
+STAYS = """
+leave(f"up-{rank}", os.getpid())
+print("up", rank, flush=True)
+while not os.path.exists(f"{results}/go"): time.sleep(0.05)
+print("bye", rank)
+"""
+UP = tuple(f"up-{rank}" for rank in range(4))
+SIZE = ("--nodes", "2", "--procs-per-node", "2")
+MPI = "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()\n"
+
+
+@pytest.fixture(params=["plain", "mpi"])
+def job(cloud, request):
+    """A detached job of four ranks that are all up."""
+    script = cloud.script((MPI if request.param == "mpi" else "") + STAYS)
+    value = cloud.detach(*SIZE, script)
+    cloud.await_left(*UP)
+    return value
+
+
+def ends(cloud, job, cause, limit_s=15):
+    """The job ends soon, with a message, and no process of it is left."""
+    began = time.monotonic()
+    waited = cloud.cli("wait", job, limit_s=40)
+    took = time.monotonic() - began
+    status = cloud.status(job)
+    assert waited.code not in (0, None), (waited, status)
+    assert took < limit_s, (took, status)
+    assert status["state"] == "FAILED", status
+    assert status["cause"] == cause, status
+    assert status["failure"]["message"], status
+    return status
+
+
+def test_a_workers_keeper(cloud, job):
+    """The node is gone, its ranks with it, and the record names it."""
+    os.kill(cloud.state(job)["nodes"][1]["process"], signal.SIGKILL)
+
+    status = ends(cloud, job, "platform")
+
+    assert status["failure"]["node"] == 1, status
+    assert "worker-1" in status["failure"]["message"] + status["failure"]["host"], status
+
+
+def test_the_heads_keeper(cloud, job):
+    """Nobody is left to leave a record, so the backend tells; workers do not wait for ever."""
+    os.kill(cloud.state(job)["nodes"][0]["process"], signal.SIGKILL)
+
+    status = ends(cloud, job, "platform")
+
+    assert status["failure"]["node"] == 0, status
+
+
+def test_the_controller(cloud, job):
+    """Its nodes end with it, and every shell is told so."""
+    os.kill(cloud.state(job)["controller"], signal.SIGKILL)
+
+    ends(cloud, job, "platform")
+
+
+def test_the_controller_and_all_keepers(cloud, job):
+    """As if the machine had been switched off, but for the ranks."""
+    state = cloud.state(job)
+    for pid in (state["controller"], *(node["process"] for node in state["nodes"])):
+        os.kill(pid, signal.SIGKILL)
+
+    ends(cloud, job, "platform")
+
+
+def test_mpirun(cloud, job):
+    """The job ends, and also the ranks that mpirun 5.0 leaves on the head."""
+    for pid in cloud.mpiruns():
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+    waited = cloud.cli("wait", job, limit_s=40)
+
+    status = cloud.status(job)
+    assert waited.code != 0, (waited, status)
+    assert status["state"] == "FAILED", status
+    assert "mpirun" in status["failure"]["message"], status
+
+
+@pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
+def test_the_door_of_a_rank(cloud, job, rank):
+    """Its program dies with it, and the rank is named."""
+    os.kill(cloud.doors()[rank], signal.SIGKILL)
+
+    status = ends(cloud, job, "user")
+
+    assert status["exit_code"] == 137, status
+    assert (status["failure"]["rank"], status["failure"]["signal"]) == (rank, 9), status
+    assert status["failure"]["node"] == rank // 2, status
+
+
+@pytest.mark.parametrize("rank", [0, 2], ids=["head", "worker"])
+def test_the_program_of_a_rank(cloud, job, rank):
+    """As the kernel does when memory is short."""
+    os.kill(int(cloud.left(f"up-{rank}")[f"up-{rank}"]), signal.SIGKILL)
+
+    status = ends(cloud, job, "user")
+
+    assert status["exit_code"] == 137, status
+    assert (status["failure"]["rank"], status["failure"]["signal"]) == (rank, 9), status
+    assert f"up {rank}" in status["failure"]["last_lines"], status
+
+
+@pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
+def test_the_process_group_of_a_rank(cloud, job, rank):
+    """Door and program at once."""
+    os.killpg(os.getpgid(int(cloud.left(f"up-{rank}")[f"up-{rank}"])), signal.SIGKILL)
+
+    status = ends(cloud, job, "user")
+
+    assert (status["failure"]["rank"], status["failure"]["signal"]) == (rank, 9), status
+
+
+@pytest.mark.parametrize("node", [0, 1], ids=["head", "worker"])
+def test_the_entry_of_a_node(cloud, job, node):
+    """The entry is the node's first process: its end is the node's end."""
+    keeper = cloud.state(job)["nodes"][node]["process"]
+    entries = [pid for pid, words in cloud.processes().items()
+               if words[-1:] == ("job.py",) and "--rank" not in words and "--script" not in words
+               and any(word.endswith("jobentry.pyz") for word in words) and _parent(pid) == keeper]
+    assert len(entries) == 1, entries
+
+    os.kill(entries[0], signal.SIGKILL)
+
+    ends(cloud, job, "platform")
+
+
+def test_the_daemon_of_mpirun_on_a_worker(cloud, job):
+    """The remote daemon is gone: the job ends."""
+    daemons = cloud.find(lambda _, words: bool(words) and os.path.basename(words[0]) in ("orted", "prted"))
+    assert daemons
+
+    for pid in daemons:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+    waited = cloud.cli("wait", job, limit_s=40)
+    status = cloud.status(job)
+    assert waited.code != 0, status
+    assert status["state"] == "FAILED"
+    assert status["failure"]["message"], status
+
+
+def test_submit_with_sigkill(cloud):
+    """The job goes on, and every other shell can ask, follow, wait."""
+    running = cloud.start_submit(*SIZE, cloud.script(STAYS))
+    cloud.await_left(*UP)
+    job = running.job
+    running.send(signal.SIGKILL)
+    running.process.wait()
+
+    assert cloud.status(job)["state"] == "RUNNING"
+    following = cloud.start("logs", "-f", job)
+    poll_for(lambda: all(b"[%d] up %d" % (rank, rank) in following.out for rank in range(4)))
+    (cloud.results / "go").touch()
+    followed, waited = following.end(), cloud.cli("wait", job)
+
+    assert waited.code == 0, waited
+    assert followed.code == 0
+    assert sorted(line for line in followed.lines if b"bye" in line) == [
+        b"[%d] bye %d" % (rank, rank) for rank in range(4)
+    ]
+
+
+def test_submit_with_sigkill_and_cancel(cloud):
+    """The job can be cancelled from another shell."""
+    running = cloud.start_submit(*SIZE, cloud.script(STAYS))
+    cloud.await_left(*UP)
+    job = running.job
+    running.send(signal.SIGKILL)
+    running.process.wait()
+
+    assert cloud.cli("cancel", job).code == 0
+    assert cloud.status(job)["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("options", [(), ("--detach",)], ids=["attached", "detached"])
+def test_the_terminal_is_closed(cloud, options):
+    """The job lives on when the terminal of its submitter is gone."""
+    master, slave = pty.openpty()
+    running = cloud.start_submit(*options, *SIZE, cloud.script(STAYS), stdin=slave, stdout=slave, stderr=slave,
+                                 start_new_session=True,
+                                 preexec_fn=lambda: __import__("fcntl").ioctl(0, 0x540E, 0))
+    os.close(slave)
+    cloud.await_left(*UP)
+
+    os.close(master)
+    running.process.wait(20)
+
+    (job,) = [name for name in os.listdir(cloud.home / "process")]
+    assert cloud.status(job)["state"] == "RUNNING"
+    (cloud.results / "go").touch()
+    assert cloud.cli("wait", job).code == 0
+
+
+def test_the_reader_of_the_log_is_gone(cloud):
+    """`submit | head -1` does not hurt the job."""
+    read, write = os.pipe()
+    running = cloud.start_submit(*SIZE, cloud.script(STAYS), stdout=write)
+    os.close(write)
+    cloud.await_left(*UP)
+    os.close(read)
+
+    (cloud.results / "go").touch()
+    done = running.end()
+
+    assert cloud.status(running.job)["state"] == "SUCCEEDED"
+    assert b"Traceback" not in done.err, done
+
+
+def test_a_worker_that_is_stopped_does_not_outlive_a_cancel(cloud):
+    """SIGSTOP on a rank is no way to stay."""
+    job = cloud.detach(*SIZE, "--grace-s", "1", cloud.script(STAYS))
+    cloud.await_left(*UP)
+    os.kill(int(cloud.left("up-3")["up-3"]), signal.SIGSTOP)
+
+    done = cloud.cli("cancel", job)
+
+    assert done.code == 0, done
+    assert cloud.status(job)["state"] == "CANCELLED"
+
+
+def _parent(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def poll_for(is_so, limit_s=20):
+    end = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,0 +1,248 @@
+"""Cancelling, time-outs and grace: every rank is asked, has its time, and is gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import time
+
+import pytest
+
+# Saves for two seconds when it is asked to end.
+SAVES = """
+def told(number, frame):
+    leave(f"told-{rank}", time.time())
+    if rank == EARLY:
+        os._exit(0)
+    time.sleep(2)
+    leave(f"saved-{rank}", time.time())
+    print("saved", rank, flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, told)
+MPI
+leave(f"up-{rank}")
+print("up", rank, flush=True)
+while True: time.sleep(0.1)
+"""
+IGNORES = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+leave(f"up-{rank}", os.getpid())
+while True: time.sleep(0.1)
+"""
+UP = tuple(f"up-{rank}" for rank in range(4))
+SIZE = ("--nodes", "2", "--procs-per-node", "2")
+
+
+def saves(cloud, early=-1, *, mpi=False):
+    text = SAVES.replace("EARLY", str(early))
+    return cloud.script(text.replace("MPI", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()" if mpi else ""))
+
+
+def is_cancelled(cloud, job):
+    status = cloud.status(job)
+    assert (status["state"], status["cause"]) == ("CANCELLED", "cancelled"), status
+    return status
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_submit_gives_every_rank_its_grace(cloud, number):
+    """Ctrl-C and SIGTERM reach all four ranks at once; each saves for two seconds."""
+    running = cloud.start_submit(*SIZE, saves(cloud))
+    cloud.await_left(*UP)
+
+    sent_at = time.time()
+    running.send(number)
+    done = running.end()
+
+    assert done.code in (128 + signal.SIGINT, 128 + signal.SIGTERM), done
+    told = [float(text) for text in cloud.left("told-*").values()]
+    assert len(told) == 4, done
+    assert max(told) - sent_at < 2, (sent_at, told)
+    assert len(cloud.left("saved-*")) == 4, done
+    assert done.ended_at - sent_at < 8
+    status = is_cancelled(cloud, running.job)
+    assert status["exit_code"] == done.code
+    for rank in range(4):
+        assert b"[%d] saved %d" % (rank, rank) in done.lines, done
+
+
+@pytest.mark.parametrize("early", [-1, 0, 1, 3])
+@pytest.mark.parametrize("mpi_init", [False, True], ids=["plain", "mpi"])
+def test_cancel_from_another_shell_gives_every_rank_its_grace(cloud, early, mpi_init):
+    """Also when one rank has ended at once while others still save."""
+    if mpi_init and early == -1:
+        pytest.skip("the same as early=0, which is harder")
+    job = cloud.detach(*SIZE, saves(cloud, early, mpi=mpi_init))
+    cloud.await_left(*UP)
+
+    done = cloud.cli("cancel", job)
+
+    assert done.code == 0, done
+    assert len(cloud.left("told-*")) == 4
+    saved = [f"saved-{rank}" for rank in range(4) if rank != early]
+    assert sorted(cloud.left("saved-*")) == saved, cloud.cli("logs", job)
+    is_cancelled(cloud, job)
+    assert cloud.leftovers() == []
+
+
+def test_cancel_now_leaves_out_the_grace(cloud):
+    """`cancel --now` ends a job whose ranks would take their time."""
+    job = cloud.detach(*SIZE, "--grace-s", "60", cloud.script(IGNORES))
+    cloud.await_left(*UP)
+    began = time.monotonic()
+
+    done = cloud.cli("cancel", "--now", job)
+
+    assert done.code == 0, done
+    assert time.monotonic() - began < 6
+    is_cancelled(cloud, job)
+
+
+def test_a_script_that_ignores_sigterm_ends_after_the_grace(cloud):
+    """--grace-s 1 is kept, on both lines of Open MPI."""
+    running = cloud.start_submit(*SIZE, "--grace-s", "1", cloud.script(IGNORES))
+    cloud.await_left(*UP)
+    began = time.monotonic()
+
+    running.send(signal.SIGTERM)
+    running.end()
+
+    took = time.monotonic() - began
+    assert 0.9 < took < 7, took
+    is_cancelled(cloud, running.job)
+
+
+def test_the_grace_is_as_long_as_it_was_set(cloud):
+    """A rank that needs 4 s has them under --grace-s 6, though Open MPI's own grace is shorter."""
+    script = cloud.script(SAVES.replace("EARLY", "2").replace("MPI", "").replace("sleep(2)", "sleep(4)"))
+    job = cloud.detach(*SIZE, "--grace-s", "6", script)
+    cloud.await_left(*UP)
+
+    cloud.cli("cancel", job)
+
+    assert sorted(cloud.left("saved-*")) == ["saved-0", "saved-1", "saved-3"]
+
+
+def test_ctrl_c_twice_ends_at_once(cloud):
+    """The second one does not wait for the grace."""
+    running = cloud.start_submit(*SIZE, "--grace-s", "60", cloud.script(IGNORES))
+    cloud.await_left(*UP)
+    began = time.monotonic()
+
+    running.send(signal.SIGINT)
+    poll_for(lambda: b"cancelling" in running.err)
+    running.send(signal.SIGINT)
+    done = running.end()
+
+    assert time.monotonic() - began < 8, done
+    assert done.code != 0
+    is_cancelled(cloud, running.job)
+
+
+def test_ctrl_c_while_the_job_starts(cloud):
+    """A cancel that comes before the first rank leaves nothing behind."""
+    script = cloud.script("time.sleep(60)")
+    running = cloud.start_submit("--nodes", "4", script)
+    job = running.job
+
+    running.send(signal.SIGINT)
+    done = running.end()
+
+    assert done.code != 0, done
+    is_cancelled(cloud, job)
+
+
+def test_ctrl_c_on_a_terminal(cloud):
+    """A real ^C byte through a real terminal."""
+    master, slave = pty.openpty()
+    running = cloud.start_submit(*SIZE, saves(cloud), stdin=slave, start_new_session=True,
+                                 preexec_fn=lambda: __import__("fcntl").ioctl(0, 0x540E, 0))
+    os.close(slave)
+    cloud.await_left(*UP)
+
+    os.write(master, b"\x03")
+    done = running.end()
+    os.close(master)
+
+    assert done.code in (130, 143), done
+    assert len(cloud.left("saved-*")) == 4
+    is_cancelled(cloud, running.job)
+
+
+def test_time_is_up(cloud):
+    """--timeout-min ends the job with 124 and the cause timeout; ranks have their grace."""
+    done = cloud.submit(*SIZE, "--timeout-min", "0.04", "--grace-s", "6", saves(cloud))
+
+    assert done.code == 124, done
+    status = cloud.status(done.job)
+    assert (status["state"], status["cause"]) == ("FAILED", "timeout"), status
+    assert "2.4" in status["failure"]["message"], status
+    assert len(cloud.left("saved-*")) == 4
+
+
+def test_a_job_that_ends_in_time_is_not_disturbed(cloud):
+    """A time-out that is not reached changes nothing."""
+    assert cloud.submit("--timeout-min", "1", cloud.script("")).code == 0
+
+
+def test_cancel_of_a_job_that_has_ended_changes_nothing(cloud):
+    """It stays as it was."""
+    done = cloud.submit(cloud.script("sys.exit(3)"))
+
+    cancelled = cloud.cli("cancel", done.job)
+
+    assert cancelled.code == 0, cancelled
+    assert cloud.status(done.job)["state"] == "FAILED"
+
+
+def test_a_job_that_succeeds_while_it_is_cancelled(cloud):
+    """All ranks end with 0 in their grace: the job is still a cancelled one, and no failure of a rank."""
+    job = cloud.detach(*SIZE, saves(cloud))
+    cloud.await_left(*UP)
+
+    cloud.cli("cancel", job)
+
+    status = is_cancelled(cloud, job)
+    assert status["exit_code"] != 0
+    assert (status["failure"] or {}).get("rank") is None
+
+
+def test_two_shells_cancel_at_once(cloud):
+    """It is cancelled once, and both hear of it; the grace is kept."""
+    job = cloud.detach(*SIZE, saves(cloud))
+    cloud.await_left(*UP)
+
+    both = [cloud.start("cancel", job) for _ in range(2)]
+
+    assert [run.end().code for run in both] == [0, 0]
+    is_cancelled(cloud, job)
+    # Each asked politely; neither of them said --now.
+    assert len(cloud.left("saved-*")) == 4
+
+
+def test_usr1_reaches_every_rank(cloud):
+    """A signal that means nothing to us is for the script: it is passed on to all nodes."""
+    script = cloud.script(
+        """
+        signal.signal(signal.SIGUSR1, lambda *_: leave(f"usr1-{rank}"))
+        leave(f"up-{rank}")
+        for other in range(size): await_file(f"usr1-{other}")
+        """
+    )
+    job = cloud.detach(*SIZE, script)
+    cloud.await_left(*UP)
+    head = cloud.state(job)["nodes"][0]["process"]
+    entry = min(int(p) for p in open(f"/proc/{head}/task/{head}/children").read().split())
+
+    os.kill(entry, signal.SIGUSR1)
+
+    done = cloud.cli("wait", job)
+    assert done.code == 0, done
+
+
+def poll_for(is_so, limit_s=20):
+    end = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)

