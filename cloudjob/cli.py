@@ -176,6 +176,62 @@ def _outputs(options: argparse.Namespace) -> int:
     return 0
 
 
+def _rm(options: argparse.Namespace) -> int:
+    from cloudjob import job as jobs
+
+    if options.orphans == (options.job is not None):
+        raise UsageError("rm: of which job?", hint="cloudjob rm JOB, or cloudjob rm --orphans")
+    if options.orphans:
+        removed = jobs.sweep(_home())
+        for name in removed:
+            _say(f"removed what {name} had left")
+        _say(f"{len(removed)} orphan(s)")
+        return 0
+    job = jobs.find(_home(), options.job)
+    if job.status().state in ("PENDING", "RUNNING"):
+        raise UsageError(f"removing {job.id}: it has not ended", hint=f"cloudjob cancel {job.id}")
+    outputs = job.outputs()
+    if outputs and not options.force:
+        raise UsageError(
+            f"removing {job.id}: it has {len(outputs)} output file(s)",
+            hint=f"cloudjob outputs {job.id} --to DIR keeps them; --force removes them too",
+        )
+    job.remove()
+    _say(f"removed {job.id}")
+    return 0
+
+
+def _image_build(options: argparse.Namespace) -> int:
+    from cloudjob import images
+
+    built = images.build(
+        options.name,
+        base=options.base,
+        ca_bundle=options.ca_bundle,
+        pip_config=options.pip_config,
+        tell=_say,
+    )
+    _say("built" if built.is_new else "it is there already: nothing that goes into it has changed")
+    print(built.tag)
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from cloudjob import doctor
+
+    checks = doctor.check_image(options.image) if options.image else doctor.check_machine(_home())
+    if options.json:
+        _print_json([check._asdict() for check in checks])
+    else:
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            word = "OK" if check.is_ok else "MISSING" if check.is_needed else "no"
+            print(f"{check.name:<{width}}  {word:<7}  {_printable(check.found)}")
+            if not check.is_ok and check.hint:
+                print(f"{'':<{width}}  {'':<7}  -> {check.hint}")
+    return 0 if doctor.is_well(checks) else 1
+
+
 def _config_show(options: argparse.Namespace) -> int:
     from pathlib import Path
 
@@ -408,6 +464,14 @@ def _parser(command: str) -> _Parser:
     cancel.add_argument("--now", action="store_true", help="without the grace period")
     outputs = _command(commands, "outputs", _outputs, "list or fetch what a job left")
     outputs.add_argument("--to", metavar="DIR", help="copy them below DIR")
+    rm = _command(commands, "rm", _rm, "remove all that is left of a job", job=False)
+    rm.add_argument("job", nargs="?", metavar="JOB", help="its id, its name or its handle")
+    rm.add_argument("--force", action="store_true", help="its outputs too")
+    rm.add_argument("--orphans", action="store_true", help="what submits that broke off have left")
+    _add_image(commands)
+    doctor = _command(commands, "doctor", _doctor, "check this machine, or an image", job=False)
+    doctor.add_argument("--image", metavar="REF", default="", help="check this container image")
+    _json_flag(doctor)
     _add_config(commands, is_asked=command == "config")
     return parser
 
@@ -432,6 +496,22 @@ def _add_submit(commands: Any, *, is_asked: bool) -> None:
     _json_flag(parser)
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="relative to the source")
     parser.usage = "cloudjob submit [OPTIONS] SCRIPT [ARGS]..."
+
+
+def _add_image(commands: Any) -> None:
+    parser = commands.add_parser("image", help="build the images that jobs run in")
+    inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    text = "build an image, unless all that goes into it is as it was"
+    build = inner.add_parser("build", help=text, description=text, allow_abbrev=False)
+    build.set_defaults(run=_image_build)
+    build.add_argument("name", metavar="NAME", help="base, or one of the others in images/")
+    build.add_argument("--base", metavar="REF", default="", help="begin with this image")
+    build.add_argument(
+        "--ca-bundle", metavar="FILE", default="", help="pip trusts these; not kept in the image"
+    )
+    build.add_argument(
+        "--pip-config", metavar="FILE", default="", help="pip reads this; not kept in the image"
+    )
 
 
 def _add_config(commands: Any, *, is_asked: bool) -> None:

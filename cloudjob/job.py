@@ -127,6 +127,15 @@ class Job:
             paths.append(path)
         return paths
 
+    def remove(self) -> None:
+        """Leave nothing of this job: on its platform, in the store, and here."""
+        if self.handle:
+            self._backend.remove(self.handle)
+        for key in list(self._store.list(f"{self.id}/")):
+            self._store.delete(key)
+        with Records(records_path(self._home)) as db:
+            db.remove(self.id)
+
     def _status_now(self) -> JobStatus:
         record = self._record
         native = self._native()
@@ -169,13 +178,18 @@ class Job:
         if record is None or record.job != self.id:
             if status.state is JobState.SUCCEEDED:
                 return status
-            failure = Failure(node=native.node, exit_code=native.exit_code, message=native.message)
+            message = ": ".join(text for text in (native.message, native.reason) if text)
+            failure = Failure(node=native.node, exit_code=native.exit_code, message=message)
             return replace(status, cause="cancelled" if cancelled else "platform", failure=failure)
+        failed = record.failure
+        if failed is not None and native.reason:
+            # The entry saw a rank killed; only the platform knows why.
+            failed = failed._replace(message=f"{failed.message} ({native.reason})")
         return replace(
             status,
             exit_code=record.exit_code,
             cause="cancelled" if cancelled else record.cause or None,
-            failure=None if record.failure is None else Failure(**record.failure._asdict()),
+            failure=None if failed is None else Failure(**failed._asdict()),
             phases=tuple(
                 Phase(node=node, name=name, started_at=start, ended_at=end)
                 for node, name, start, end in record.phases
@@ -202,3 +216,12 @@ def find_all(home: Path) -> list[Job]:
 def attach(record: JobRecord, home: Path) -> Job:
     """Return the job of a record."""
     return Job(record, open_backend(record.backend, home), open_store(record.store), home)
+
+
+def sweep(home: Path) -> list[str]:
+    """Remove what submits that broke off have left in the container engine, and name their jobs."""
+    from cloudjob.backends.docker.backend import DockerBackend
+
+    with Records(records_path(home)) as db:
+        known = {record.job for record in db.list() if record.handle}
+    return DockerBackend(home, {}).sweep(known)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from cloudjob.errors import SpecError
 
-BACKENDS = ("process",)
+BACKENDS = ("process", "docker")
 LAUNCHERS = ("mpirun",)
 ISOLATIONS = ("auto", "none")
 
@@ -105,6 +105,16 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
                    "environment, else the one that runs cloudjob."),
         Field(name="isolation", kind="str", default="auto", metavar="HOW", allowed=ISOLATIONS,
               help="Whether the emulated nodes are kept apart from each other."),
+    ),
+    "docker": (
+        Field(name="cpus", kind="float", default=0.0, metavar="C", least=0, most=4096,
+              help="Processors that a node may use; 0 is all of the machine."),
+        Field(name="memory_gib", kind="float", default=0.0, metavar="GIB", least=0, most=65536,
+              help="Memory that a node may use; 0 is all of the machine."),
+        Field(name="shm_gib", kind="float", default=2.0, metavar="GIB", least=0, most=65536,
+              help="Room in /dev/shm, where ranks of one node exchange their data."),
+        Field(name="gpus", kind="int", default=0, metavar="G", least=0, most=64,
+              help="GPUs of a node."),
     ),
 })
 # fmt: on
@@ -385,3 +395,8 @@ def _section_faults(sections: Mapping[str, Mapping[str, object]]) -> Iterator[tu
                     f"is no key{nearest(key, known)} (allowed {', '.join(known)})",
                 )
         yield from _word_faults(f"{name}.", fields, values)
+        for f in fields:
+            value = values.get(f.name, f.default)
+            if isinstance(value, (int, float)) and not _in_range(f, value):
+                allowed = number_range(f)
+                yield f"{name}.{f.name}", f"is out of range (given {value!r}; allowed {allowed})"

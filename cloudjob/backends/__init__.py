@@ -12,7 +12,10 @@ if TYPE_CHECKING:  # the controller of a job imports this package and needs none
     from cloudjob.backends.base import Backend
 
 # Module and class; each is made with the folder of cloudjob's state on this machine.
-_BACKENDS = {"process": ("cloudjob.backends.process.backend", "ProcessBackend")}
+_BACKENDS = {
+    "process": ("cloudjob.backends.process.backend", "ProcessBackend"),
+    "docker": ("cloudjob.backends.docker.backend", "DockerBackend"),
+}
 
 
 def open_backend(name: str, home: Path, options: dict[str, Any] | None = None) -> Backend[Any]:

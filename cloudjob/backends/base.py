@@ -18,7 +18,8 @@ class NativeStatus:
 
     Args:
         native: The platform's own word for the state.
-        is_orphan: Whether what ran the job is gone without having said how it ended.
+        message: Why it failed, as far as the platform knows; the head's record knows better.
+        reason: What only the platform can know of a failure: a node ran out of memory.
     """
 
     state: JobState
@@ -28,10 +29,11 @@ class NativeStatus:
     exit_code: int | None = None
     message: str = ""
     node: int | None = None
+    reason: str = ""
 
 
 class Backend(Protocol[Request]):
-    """A platform that runs jobs, with five promises.
+    """A platform that runs jobs, with six promises.
 
     1. ``build`` turns a submission into the platform's own request; it does no I/O, so a dry run
        and a test see exactly what would be sent.
@@ -43,6 +45,7 @@ class Backend(Protocol[Request]):
        twice, also after the job was killed; with ``follow`` until the job has ended.
     5. ``cancel`` asks the job to end, with its grace period, and returns at once; ``is_urgent``
        leaves out the grace. A job that has ended stays as it is.
+    6. ``remove`` leaves nothing of a job on the platform, whatever state it is in.
 
     Each raises ``BackendError`` when the platform refuses or cannot be reached.
     """
@@ -67,3 +70,6 @@ class Backend(Protocol[Request]):
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Ask the job to end."""
+
+    def remove(self, handle: str) -> None:
+        """Leave nothing of the job."""

@@ -245,7 +245,7 @@ class Head:
     # -- stopping -----------------------------------------------------------------------------
 
     def _signalled(self, number: int) -> None:
-        """This node was sent a signal; a second one that ends the job is for the impatient."""
+        """Deal with a signal to this node; a second one that ends the job is for the impatient."""
         if number in STOP_SIGNALS and self._was_signalled:
             say(f"{signal.Signals(number).name} again: ending all ranks now")
             self._abort()

@@ -5,17 +5,20 @@ jobentry [--dry-run] [--json] SCRIPT [ARGS]...
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from types import FrameType
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from jobentry import plan
-from jobentry.contract import env, exits, names, paths
+from jobentry.contract import env, exits, names, paths, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import mpirun
@@ -34,10 +37,17 @@ _LAUNCHERS = ("mpirun",)
 class EntryError(Exception):
     """The entry cannot run the job."""
 
-    def __init__(self, message: str, code: int = exits.ENTRY_FAILED, hint: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        code: int = exits.ENTRY_FAILED,
+        hint: str = "",
+        cause: str = "entry",
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.hint = hint
+        self.cause = cause
 
 
 class Options(NamedTuple):
@@ -57,6 +67,7 @@ def main(argv: Sequence[str]) -> int:
     if options is None:
         sys.stderr.write(USAGE)
         return exits.ENTRY_FAILED
+    delivered = _take_delivered()
     try:
         node = env.read(os.environ)
     except env.EnvError as error:
@@ -66,7 +77,24 @@ def main(argv: Sequence[str]) -> int:
         return exits.ENTRY_FAILED
     if options.is_dry_run:
         return _show(node, options)
-    return _run(node, options)
+    try:
+        return _run(node, options)
+    finally:
+        # Not before: a container that is started again in place needs it once more.
+        if delivered:
+            _remove(delivered)
+
+
+def _take_delivered() -> str:
+    """Take in the variables that came in a file, secrets among them; return its path."""
+    path = os.environ.pop(names.CLOUDJOB_ENV_FILE, "")
+    if path:
+        try:
+            with open(path, "rb") as file:
+                os.environ.update(variables.load(file.read()))
+        except OSError as error:
+            say(f"reading the variables that were delivered: {path}: {error.strerror}")
+    return path
 
 
 def _options(argv: Sequence[str]) -> Options | None:
@@ -87,7 +115,7 @@ def _show(node: NodeEnv, options: Options) -> int:
         version = _start_version(environment.get("PATH", os.defpath))
         tools = _tools(node, environment, version, is_dry_run=True)
         made = plan.make(node, environment, where, tools, options.words)
-    except (EntryError, mpirun.ArgsError) as error:
+    except (EntryError, mpirun.ArgsError, OSError) as error:
         say(str(error))
         return exits.ENTRY_FAILED
     shown = plan.masked(made, node.secret_names)
@@ -105,6 +133,8 @@ def _show(node: NodeEnv, options: Options) -> int:
 def _run(node: NodeEnv, options: Options) -> int:
     """Run this node's part of the job; whatever happens, the head leaves a record."""
     started_at = time.time()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _cancel)
     try:
         outcome_code = _act(node, options, started_at)
     except (EntryError, mpirun.ArgsError, OSError) as error:
@@ -114,9 +144,20 @@ def _run(node: NodeEnv, options: Options) -> int:
             say(f"hint: {error.hint}")
         if node.is_head:
             record = _entry_record(node.job, str(error), node, code)
+            if isinstance(error, EntryError):
+                record = record._replace(cause=error.cause)
             _leave_record(node.record_uri, record._replace(started_at=_rfc3339(started_at)))
         return code
     return outcome_code
+
+
+def _cancel(number: int, _frame: FrameType | None) -> None:
+    """End what goes on before there are ranks: staging can take long."""
+    # The first process of a container is not even ended by a signal that it does not listen to.
+    name = signal.Signals(number).name
+    raise EntryError(
+        f"cancelled: the job was sent {name}", exits.code_of_signal(number), cause="cancelled"
+    )
 
 
 def _act(node: NodeEnv, options: Options, started_at: float) -> int:
@@ -266,7 +307,8 @@ def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool
     found = re.search(r"\(Open MPI\) (\d+)\.(\d+)", text)
     if found is None:
         raise EntryError(
-            f"asking {program} for its version: it is not Open MPI (it says {text.strip()[:120]!r})",
+            f"asking {program} for its version: it is not Open MPI"
+            f" (it says {text.strip()[:120]!r})",
             hint="put an Open MPI 4.1 or 5.0 first on PATH",
         )
     numbers = (int(found.group(1)), int(found.group(2)))
@@ -395,10 +437,8 @@ def _write_private(path: str, data: bytes) -> None:
 
 
 def _remove(path: str) -> None:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 # -- what the node leaves -----------------------------------------------------------------------

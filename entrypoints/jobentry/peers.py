@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import time
 from typing import Any, NamedTuple
@@ -18,12 +19,12 @@ from jobentry.contract.env import NodeEnv
 
 # The session ends when the worker's entry closes its FIFO; the entry sees the end of the head's
 # when the first cat, which reads the session's input, is gone. ``<&3``, because a shell gives a
-# command in the background an empty input. The entry's FIFO is opened first: opened after the
-# head's word is through, it would wait for ever for an entry that was killed in between.
+# command in the background an empty input. ``4<`` comes first, and ``1<>`` does not wait for a
+# reader: else a session whose entry is killed just then would wait for it for ever.
 _JOIN = (
     'd="${CLOUDJOB_NODE_DIR:-$HOME/.cloudjob/%s}"; '
     'until [ -p "$d/from-head" ]; do sleep 0.05; done; '
-    'exec 3<&0 4<"$d/to-head"; cat <&3 4<&- >"$d/from-head" & exec cat <&4 3<&-'
+    'exec 3<&0 4<"$d/to-head"; cat <&3 4<&- 1<>"$d/from-head" & exec cat <&4 3<&-'
 )
 
 
@@ -149,7 +150,9 @@ class Peer:
         try:
             self._session.wait(patience_s)
         except subprocess.TimeoutExpired:
-            self._session.kill()
+            # The remote shell, and what a script in the place of ssh has started.
+            with contextlib.suppress(OSError):
+                os.killpg(self._session.pid, signal.SIGKILL)
             self._session.wait()
 
     def words(self) -> str:

@@ -138,14 +138,15 @@ def _run(command: list[str], environment: dict[str, str], rank: int, node_dir: s
     child = _start(command, environment)
     os.close(end)
     _tell(node_dir, "start %d %d %d" % (rank, os.getpid(), child))
-    noted = _wait_for_note(child, note, wake)
+    statuses: list[int] = []
+    noted = _wait_for_note(child, note, wake, statuses)
     if noted:
         # At once, while exit handlers run: what fails on other ranks because of it comes later.
         code, at_s, message = noted
         _tell(node_dir, "fail %d %d 0 0 %s %s" % (rank, code, at_s, message))
-        _wait_for_end(child, wake)
+        _wait_for_end(child, wake, statuses)
     else:
-        code, number = _end_of(_wait_for_end(child, wake))
+        code, number = _end_of(_wait_for_end(child, wake, statuses))
         values = (rank, code, number, bool(was_told), time.time())
         _tell(node_dir, "end %d %d %d %d %.6f " % values)
     if noted:
@@ -195,7 +196,9 @@ def _die_with_parent() -> Callable[[], None]:
     return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _wait_for_note(child: int, note: int, wake: int) -> tuple[int, str, str] | None:
+def _wait_for_note(
+    child: int, note: int, wake: int, statuses: list[int]
+) -> tuple[int, str, str] | None:
     """Return what the script says when it ends badly; None when the program ends without a word."""
     while True:
         ready = select.select([note, wake], [], [])[0]
@@ -206,24 +209,27 @@ def _wait_for_note(child: int, note: int, wake: int) -> tuple[int, str, str] | N
             code, at_s, message = text.split(" ", 2)
             return int(code), at_s, message
         os.read(wake, 4096)
-        if _has_ended(child):
+        if _has_ended(child, statuses):
             os.set_blocking(note, False)
             # What it said just before it ended comes before its end.
             if not select.select([note], [], [], 0)[0]:
                 return None
 
 
-def _has_ended(child: int) -> bool:
-    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _wait_for_end(child: int, wake: int) -> int:
-    while True:
+def _has_ended(child: int, statuses: list[int]) -> bool:
+    """Whether the program has ended; then its status, which is there only once, is noted."""
+    if not statuses:
         process, status = os.waitpid(child, os.WNOHANG)
         if process:
-            return status
+            statuses.append(status)
+    return bool(statuses)
+
+
+def _wait_for_end(child: int, wake: int, statuses: list[int]) -> int:
+    while not _has_ended(child, statuses):
         select.select([wake], [], [])
         os.read(wake, 4096)
+    return statuses[0]
 
 
 def _end_of(status: int) -> tuple[int, int]:

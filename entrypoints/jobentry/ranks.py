@@ -52,7 +52,7 @@ class Ranks:
         return [rank for rank in self.doors if rank not in self.ends]
 
     def hear(self, line: str) -> tuple[str, End | None]:
-        """Take in a line from the FIFO of events; return its first word, and the end it tells of."""
+        """Take in a line from the FIFO of events; return its word, and the end it tells of."""
         word, _, rest = line.partition(" ")
         if word == "start":
             rank, door, program = (int(text) for text in rest.split())

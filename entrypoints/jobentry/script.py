@@ -37,11 +37,11 @@ def main(words: list[str]) -> None:
         if code and os.getpid() == pid:
             if not isinstance(error.code, int):
                 # Python would print it on its way out, too late for the last lines of the record.
-                print(error.code, file=sys.stderr)
+                print(error.code, file=sys.stderr)  # noqa: T201 (as Python does)
             _leave(end, code, f"sys.exit({repr(error.code)[:500]})")
             sys.exit(code)
         raise
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 (whatever it is, it ends the script)
         # A user sees the frames of the script only, and before anything else happens.
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         sys.excepthook(type(error), error, error.__traceback__)

@@ -69,7 +69,7 @@ Host *
 
 
 class SshError(Exception):
-    """This node cannot serve or use ssh."""
+    """The remote shell cannot be served or used."""
 
 
 class SshFiles(NamedTuple):
@@ -166,8 +166,7 @@ def _public_key(key: str) -> str:
     done = subprocess.run(
         [program, "-y", "-P", "", "-f", key],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         check=False,
     )
     found: list[str] = done.stdout.decode("ascii", "replace").split()

@@ -143,9 +143,8 @@ def _children(parent: int) -> list[int]:
     for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
-        with contextlib.suppress(OSError, IndexError):
-            with open(f"/proc/{name}/stat", "rb") as file:
-                # The name of a program may hold blanks and brackets; the last bracket ends it.
-                if int(file.read().rpartition(b")")[2].split()[1]) == parent:
-                    found.append(int(name))
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+            # The name of a program may hold blanks and brackets; the last bracket ends it.
+            if int(file.read().rpartition(b")")[2].split()[1]) == parent:
+                found.append(int(name))
     return found

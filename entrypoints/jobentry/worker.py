@@ -110,7 +110,6 @@ class Worker:
         self._code = exits.code_of_signal(number)
 
     def _head_never_came(self) -> None:
-        say(
-            f"waiting for the head ({self._node.hosts[0]}): nothing in {self._node.start_timeout_s:g} s"
-        )
+        patience_s = self._node.start_timeout_s
+        say(f"waiting for the head ({self._node.hosts[0]}): nothing in {patience_s:g} s")
         self._code = exits.ENTRY_FAILED

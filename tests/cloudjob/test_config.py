@@ -258,7 +258,7 @@ def test_every_fault_of_every_file_is_reported_at_once(job, tmp_path):
         ("secrets: TOKEN", "job.yaml:1: secrets: must be a mapping, or a list of names"),
         ("kubernetes: {engine: volcano}", "job.yaml:1: kubernetes: no such key"),
         ("sections: {}", "job.yaml:1: sections: no such key"),
-        ("backend: docker", "job.yaml:1: backend: is not known (given 'docker'"),
+        ("backend: dokcer", "job.yaml:1: backend: is not known, did you mean 'docker'? (given 'dokcer'"),
         ("launcher: mpirum", "job.yaml:1: launcher: is not known, did you mean 'mpirun'?"),
         ("script: ../x.py", "script: lies outside the source folder"),
     ],
@@ -495,18 +495,22 @@ def test_the_reference_has_every_key():
     assert table in (ROOT / "docs" / "job-file.md").read_text(), f"put this there:\n{table}"
 
 
-def test_the_profile_is_complete_and_good(job):
-    """configs/process.yaml shows every key, and loads as it stands."""
-    text = (ROOT / "configs" / "process.yaml").read_text()
+@pytest.mark.parametrize("backend", SECTIONS)
+def test_the_profile_is_complete_and_good(job, backend):
+    """configs/BACKEND.yaml shows every key, and loads as it stands."""
+    text = (ROOT / "configs" / f"{backend}.yaml").read_text()
 
-    assert job(text).spec.backend == "process"
+    assert job(text).spec.backend == backend
     shown = re.findall(r"^#? ?([a-z_]+):", text, re.MULTILINE)
-    assert set(shown) >= {f.name for f in FIELDS} | {"process"}
+    assert set(shown) >= {f.name for f in FIELDS} | {backend}
+    inner = re.findall(r"^#?  +([a-z_]+):", text, re.MULTILINE)
+    assert set(inner) >= {f.name for f in SECTIONS[backend]}
 
 
-def test_the_profile_is_good_with_every_comment_opened(job, environ):
+@pytest.mark.parametrize("backend", SECTIONS)
+def test_the_profile_is_good_with_every_comment_opened(job, environ, backend):
     """What the profile shows in comments works when it is used."""
-    text = (ROOT / "configs" / "process.yaml").read_text()
+    text = (ROOT / "configs" / f"{backend}.yaml").read_text()
     opened = re.sub(r"^# ?(?=( *[A-Za-z_]+:| *- )( |$|[^ ]))", "", text, flags=re.MULTILINE)
     environ |= {"WANDB_API_KEY": "x"}
 

@@ -162,8 +162,9 @@ class Cloud:
 
     # -- commands -------------------------------------------------------------------------
 
-    def start(self, *words: str | bytes, env: Mapping[str, str | bytes] | None = None,
-              **popen: Any) -> Running:
+    def start(
+        self, *words: str | bytes, env: Mapping[str, str | bytes] | None = None, **popen: Any
+    ) -> Running:
         number = len(self.started)
         out, err = (self.folder / f"{number}.{name}" for name in ("out", "err"))
         command = [*self.prefix, self.python, "-m", "cloudjob.cli", *words]
@@ -172,22 +173,29 @@ class Cloud:
                 command,
                 env={**self.environ, **(env or {})},
                 cwd=self.source,
-                stdin=subprocess.DEVNULL,
-                **{"stdout": out_file, "stderr": err_file, **popen},
+                **{"stdin": subprocess.DEVNULL, "stdout": out_file, "stderr": err_file, **popen},
             )
         running = Running(process, out, err)
         self.started.append(running)
         return running
 
-    def cli(self, *words: str | bytes, limit_s: float = LIMIT_S,
-            env: Mapping[str, str | bytes] | None = None) -> Done:
+    def cli(
+        self,
+        *words: str | bytes,
+        limit_s: float = LIMIT_S,
+        env: Mapping[str, str | bytes] | None = None,
+    ) -> Done:
         return self.start(*words, env=env).end(limit_s)
 
     def job_words(self, words: tuple[str | bytes, ...]) -> list[str | bytes]:
         return ["submit", "-e", f"RESULTS={self.results}", *words]
 
-    def submit(self, *words: str | bytes, limit_s: float = LIMIT_S,
-               env: Mapping[str, str | bytes] | None = None) -> Done:
+    def submit(
+        self,
+        *words: str | bytes,
+        limit_s: float = LIMIT_S,
+        env: Mapping[str, str | bytes] | None = None,
+    ) -> Done:
         """Submit and stay attached; the ranks know ``RESULTS``."""
         return self.cli(*self.job_words(words), limit_s=limit_s, env=env)
 
@@ -223,20 +231,24 @@ class Cloud:
         }
 
     def await_left(self, *names: str, limit_s: float = LIMIT_S) -> None:
-        poll(lambda: all((self.results / name).exists() for name in names),
-             lambda: f"{names} in the results; there is {sorted(self.left())}; "
-             + "; ".join(_tail(run.err) + _tail(run.out) for run in self.started), limit_s)
+        poll(
+            lambda: all((self.results / name).exists() for name in names),
+            lambda: (
+                f"{names} in the results; there is {sorted(self.left())}; "
+                + "; ".join(_tail(run.err) + _tail(run.out) for run in self.started)
+            ),
+            limit_s,
+        )
 
     def state(self, job: str) -> dict[str, Any]:
-        value: dict[str, Any] = json.loads((self.home / "process" / job / "state.json").read_bytes())
+        value: dict[str, Any] = json.loads(
+            (self.home / "process" / job / "state.json").read_bytes()
+        )
         return value
 
     def jobs(self) -> list[str]:
-        found = set()
-        for part in ("process", "store"):
-            with contextlib.suppress(OSError):
-                found.update(os.listdir(self.home / part))
-        return sorted(found)
+        found = {path.parent.name for path in self.home.glob("process/*/lock")}
+        return sorted(found | {path.name for path in self.home.glob("store/*") if path.is_dir()})
 
     def processes(self) -> dict[int, tuple[str, ...]]:
         """Every process of this test's jobs: its environment, words or folder tell."""
@@ -249,7 +261,7 @@ class Cloud:
             words = read_proc(pid, "cmdline")
             texts = [words, read_proc(pid, "environ")]
             with contextlib.suppress(OSError):
-                texts.append(os.fsencode(os.readlink(f"/proc/{pid}/cwd")) + b"/")
+                texts.append(os.fsencode(Path(f"/proc/{pid}/cwd").readlink()) + b"/")
             is_own = any(run.process.pid == pid for run in self.started)
             if not is_own and any(mark in text for text in texts for mark in marks):
                 found[pid] = tuple(words.decode("utf-8", "replace").split("\0")[:-1])
@@ -271,10 +283,12 @@ class Cloud:
 
     def mpiruns(self) -> list[int]:
         names = {"mpirun", "prterun", "orterun"}
-        return self.find(lambda _, words: bool(words) and os.path.basename(words[0]) in names)
+        return self.find(lambda _, words: bool(words) and Path(words[0]).name in names)
 
     def leftovers(self) -> list[str]:
-        found = [f"process {pid}: {' '.join(words)[:300]}" for pid, words in self.processes().items()]
+        found = [
+            f"process {pid}: {' '.join(words)[:300]}" for pid, words in self.processes().items()
+        ]
         for job in self.jobs():
             run_dir = Path(f"/tmp/cloudjob-{job}")
             if run_dir.exists():
@@ -290,7 +304,7 @@ class Cloud:
             if run.process.poll() is None:
                 run.process.kill()
                 run.process.wait()
-        end = time.monotonic() + 8
+        end = time.monotonic() + 4
         while (left := self.leftovers()) and not found and time.monotonic() < end:
             time.sleep(0.05)
         for pid in self.processes():
@@ -309,14 +323,16 @@ def poll(is_so: Callable[[], Any], what: str | Callable[[], str], limit_s: float
     end = time.monotonic() + limit_s
     while not (value := is_so()):
         if time.monotonic() > end:
-            pytest.fail(f"after {limit_s} s there is no {what if isinstance(what, str) else what()}")
+            pytest.fail(
+                f"after {limit_s} s there is no {what if isinstance(what, str) else what()}"
+            )
         time.sleep(0.02)
     return value
 
 
 def pids() -> list[int]:
     """Every process of the machine."""
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
 
 
 def read_proc(pid: int, name: str) -> bytes:
@@ -362,6 +378,7 @@ def _version(path: Path) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test with each mpirun."""
     if "mpi" not in metafunc.fixturenames:
         return
     mpis = _mpis()
@@ -375,10 +392,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Name our marker."""
     config.addinivalue_line("markers", "one_mpi: mpirun makes no difference, so one is enough")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
@@ -443,5 +462,5 @@ UGLY_VALUES: dict[str, bytes] = {
     "empty": b"",
     "zero": b"0",
     "long": b"x" * 100_000,
-    "long_ugly": b"a b=\"c\";\n$'" * 9000,
+    "long_ugly": b'a b="c";\n$\'' * 9000,
 }

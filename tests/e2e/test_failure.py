@@ -1,4 +1,4 @@
-"""Every way in which a rank can end badly ends the job at once, with that rank's code and its name."""
+"""Each way in which a rank ends badly ends the job at once, with that rank's code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ MPI_WAYS = {
     "exit-0-without-finalize": ("sys.stdout.flush(); os._exit(0)", None, None, ""),
     "thread": (
         "import threading; threading.Thread(target=lambda: os._exit(7)).start(); time.sleep(60)",
-        7, None, "7",
+        7,
+        None,
+        "7",
     ),
 }
 WITHOUT_MPI = """
@@ -107,9 +109,12 @@ def test_after_mpi_init(cloud, way, rank):
 
 def test_a_shell_script_that_fails(cloud):
     """What is no Python ends the job just so."""
-    cloud.write("job.sh", 'echo up >"$RESULTS/up-$OMPI_COMM_WORLD_RANK"\n'
-                          'while [ ! -e "$RESULTS/up-3" ]; do sleep 0.05; done\n'
-                          '[ "$OMPI_COMM_WORLD_RANK" = 3 ] && exit 7\nsleep 60\n')
+    cloud.write(
+        "job.sh",
+        'echo up >"$RESULTS/up-$OMPI_COMM_WORLD_RANK"\n'
+        'while [ ! -e "$RESULTS/up-3" ]; do sleep 0.05; done\n'
+        '[ "$OMPI_COMM_WORLD_RANK" = 3 ] && exit 7\nsleep 60\n',
+    )
 
     done = cloud.submit("--nodes", "2", "--procs-per-node", "2", "job.sh")
 
@@ -179,7 +184,8 @@ def test_a_traceback_shows_the_users_frames_only(cloud):
     done = cloud.submit("job.py")
 
     assert done.code == 1, done
-    assert [line for line in done.lines if line.startswith(b"[0]")] == [
+    lines = [re.sub(rb'"/.*/', b'"', line) for line in done.lines if line.startswith(b"[0]")]
+    assert lines == [
         b"[0] Traceback (most recent call last):",
         b'[0]   File "job.py", line 3, in <module>',
         b"[0]     inner()",
@@ -234,12 +240,12 @@ def test_children_of_a_rank_do_not_speak_for_it(cloud):
     assert len(cloud.left("ok-*")) == 2
 
 
-def test_nothing_that_a_rank_has_started_is_left(cloud):
+def test_nothing_that_a_rank_has_started_is_left(cloud, poll):
     """Grandchildren in sessions of their own, that ignore every signal, end with the job."""
     script = cloud.script(
         """
         import subprocess
-        code = "import signal, time\\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\\ntime.sleep(60)"
+        code = "import signal, time\\nfor n in (1, 2, 15): signal.signal(n, 1)\\ntime.sleep(60)"
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
         subprocess.Popen(["setsid", "sh", "-c", "trap '' TERM HUP; sleep 60 & sleep 60"])
         leave(f"up-{rank}")
@@ -253,7 +259,7 @@ def test_nothing_that_a_rank_has_started_is_left(cloud):
             path.unlink()
         done = cloud.submit("--nodes", "2", script, str(code))
         assert done.code == code, done
-        assert cloud.leftovers() == []
+        poll(lambda: not cloud.leftovers(), lambda: f"end of {cloud.leftovers()}", 5)
 
 
 def test_a_late_rank_log_line_is_in_the_record(cloud):
@@ -283,7 +289,9 @@ def test_wait_and_status_tell_the_same_later(cloud):
 
 def test_failing_at_different_times_of_the_start(cloud):
     """A rank that fails while others are still being started does not hang the job."""
-    script = cloud.script("if rank == 0: os._exit(7)\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()")
+    script = cloud.script(
+        "if rank == 0: os._exit(7)\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()"
+    )
     began = time.monotonic()
 
     done = cloud.submit("--nodes", "2", "--procs-per-node", "2", script)

@@ -1,4 +1,4 @@
-"""Any one process of a job may be killed: the job ends or goes on, and says so, and leaves nothing."""
+"""Any process of a job may be killed: it ends or goes on, says so, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -21,13 +22,16 @@ SIZE = ("--nodes", "2", "--procs-per-node", "2")
 MPI = "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()\n"
 
 
-@pytest.fixture(params=["plain", "mpi"])
+@pytest.fixture
 def job(cloud, request):
     """A detached job of four ranks that are all up."""
-    script = cloud.script((MPI if request.param == "mpi" else "") + STAYS)
+    script = cloud.script((MPI if getattr(request, "param", "") == "mpi" else "") + STAYS)
     value = cloud.detach(*SIZE, script)
     cloud.await_left(*UP)
     return value
+
+
+both = pytest.mark.parametrize("job", ["plain", "mpi"], indirect=True)
 
 
 def ends(cloud, job, cause, limit_s=15):
@@ -44,6 +48,7 @@ def ends(cloud, job, cause, limit_s=15):
     return status
 
 
+@both
 def test_a_workers_keeper(cloud, job):
     """The node is gone, its ranks with it, and the record names it."""
     os.kill(cloud.state(job)["nodes"][1]["process"], signal.SIGKILL)
@@ -54,6 +59,7 @@ def test_a_workers_keeper(cloud, job):
     assert "worker-1" in status["failure"]["message"] + status["failure"]["host"], status
 
 
+@both
 def test_the_heads_keeper(cloud, job):
     """Nobody is left to leave a record, so the backend tells; workers do not wait for ever."""
     os.kill(cloud.state(job)["nodes"][0]["process"], signal.SIGKILL)
@@ -63,6 +69,7 @@ def test_the_heads_keeper(cloud, job):
     assert status["failure"]["node"] == 0, status
 
 
+@both
 def test_the_controller(cloud, job):
     """Its nodes end with it, and every shell is told so."""
     os.kill(cloud.state(job)["controller"], signal.SIGKILL)
@@ -79,6 +86,7 @@ def test_the_controller_and_all_keepers(cloud, job):
     ends(cloud, job, "platform")
 
 
+@both
 def test_mpirun(cloud, job):
     """The job ends, and also the ranks that mpirun 5.0 leaves on the head."""
     for pid in cloud.mpiruns():
@@ -131,9 +139,15 @@ def test_the_process_group_of_a_rank(cloud, job, rank):
 def test_the_entry_of_a_node(cloud, job, node):
     """The entry is the node's first process: its end is the node's end."""
     keeper = cloud.state(job)["nodes"][node]["process"]
-    entries = [pid for pid, words in cloud.processes().items()
-               if words[-1:] == ("job.py",) and "--rank" not in words and "--script" not in words
-               and any(word.endswith("jobentry.pyz") for word in words) and _parent(pid) == keeper]
+    entries = [
+        pid
+        for pid, words in cloud.processes().items()
+        if words[-1:] == ("job.py",)
+        and "--rank" not in words
+        and "--script" not in words
+        and any(word.endswith(".pyz") for word in words)
+        and _parent(pid) == keeper
+    ]
     assert len(entries) == 1, entries
 
     os.kill(entries[0], signal.SIGKILL)
@@ -141,9 +155,10 @@ def test_the_entry_of_a_node(cloud, job, node):
     ends(cloud, job, "platform")
 
 
+@both
 def test_the_daemon_of_mpirun_on_a_worker(cloud, job):
     """The remote daemon is gone: the job ends."""
-    daemons = cloud.find(lambda _, words: bool(words) and os.path.basename(words[0]) in ("orted", "prted"))
+    daemons = cloud.find(lambda _, words: bool(words) and Path(words[0]).name in ("orted", "prted"))
     assert daemons
 
     for pid in daemons:
@@ -194,16 +209,23 @@ def test_submit_with_sigkill_and_cancel(cloud):
 def test_the_terminal_is_closed(cloud, options):
     """The job lives on when the terminal of its submitter is gone."""
     master, slave = pty.openpty()
-    running = cloud.start_submit(*options, *SIZE, cloud.script(STAYS), stdin=slave, stdout=slave, stderr=slave,
-                                 start_new_session=True,
-                                 preexec_fn=lambda: __import__("fcntl").ioctl(0, 0x540E, 0))
+    running = cloud.start_submit(
+        *options,
+        *SIZE,
+        cloud.script(STAYS),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, 0x540E, 0),
+    )
     os.close(slave)
     cloud.await_left(*UP)
 
     os.close(master)
     running.process.wait(20)
 
-    (job,) = [name for name in os.listdir(cloud.home / "process")]
+    (job,) = cloud.jobs()
     assert cloud.status(job)["state"] == "RUNNING"
     (cloud.results / "go").touch()
     assert cloud.cli("wait", job).code == 0
@@ -237,11 +259,11 @@ def test_a_worker_that_is_stopped_does_not_outlive_a_cancel(cloud):
 
 
 def _parent(pid):
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rpartition(")")[2].split()[1])
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def poll_for(is_so, limit_s=20):
+    """Wait until a condition holds."""
     end = time.monotonic() + limit_s
     while not is_so():
         assert time.monotonic() < end

@@ -6,6 +6,7 @@ import os
 import pty
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -35,11 +36,15 @@ SIZE = ("--nodes", "2", "--procs-per-node", "2")
 
 
 def saves(cloud, early=-1, *, mpi=False):
+    """A script that saves; rank ``early`` does not."""
     text = SAVES.replace("EARLY", str(early))
-    return cloud.script(text.replace("MPI", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()" if mpi else ""))
+    return cloud.script(
+        text.replace("MPI", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()" if mpi else "")
+    )
 
 
 def is_cancelled(cloud, job):
+    """The job is cancelled; return its status."""
     status = cloud.status(job)
     assert (status["state"], status["cause"]) == ("CANCELLED", "cancelled"), status
     return status
@@ -115,7 +120,9 @@ def test_a_script_that_ignores_sigterm_ends_after_the_grace(cloud):
 
 def test_the_grace_is_as_long_as_it_was_set(cloud):
     """A rank that needs 4 s has them under --grace-s 6, though Open MPI's own grace is shorter."""
-    script = cloud.script(SAVES.replace("EARLY", "2").replace("MPI", "").replace("sleep(2)", "sleep(4)"))
+    script = cloud.script(
+        SAVES.replace("EARLY", "2").replace("MPI", "").replace("sleep(2)", "sleep(4)")
+    )
     job = cloud.detach(*SIZE, "--grace-s", "6", script)
     cloud.await_left(*UP)
 
@@ -156,8 +163,13 @@ def test_ctrl_c_while_the_job_starts(cloud):
 def test_ctrl_c_on_a_terminal(cloud):
     """A real ^C byte through a real terminal."""
     master, slave = pty.openpty()
-    running = cloud.start_submit(*SIZE, saves(cloud), stdin=slave, start_new_session=True,
-                                 preexec_fn=lambda: __import__("fcntl").ioctl(0, 0x540E, 0))
+    running = cloud.start_submit(
+        *SIZE,
+        saves(cloud),
+        stdin=slave,
+        start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, 0x540E, 0),
+    )
     os.close(slave)
     cloud.await_left(*UP)
 
@@ -197,7 +209,7 @@ def test_cancel_of_a_job_that_has_ended_changes_nothing(cloud):
 
 
 def test_a_job_that_succeeds_while_it_is_cancelled(cloud):
-    """All ranks end with 0 in their grace: the job is still a cancelled one, and no failure of a rank."""
+    """All ranks end with 0 in their grace: it is still cancelled, and no rank has failed."""
     job = cloud.detach(*SIZE, saves(cloud))
     cloud.await_left(*UP)
 
@@ -233,7 +245,8 @@ def test_usr1_reaches_every_rank(cloud):
     job = cloud.detach(*SIZE, script)
     cloud.await_left(*UP)
     head = cloud.state(job)["nodes"][0]["process"]
-    entry = min(int(p) for p in open(f"/proc/{head}/task/{head}/children").read().split())
+    children = Path(f"/proc/{head}/task/{head}/children").read_text().split()
+    entry = min(int(child) for child in children)
 
     os.kill(entry, signal.SIGUSR1)
 
@@ -242,6 +255,7 @@ def test_usr1_reaches_every_rank(cloud):
 
 
 def poll_for(is_so, limit_s=20):
+    """Wait until a condition holds."""
     end = time.monotonic() + limit_s
     while not is_so():
         assert time.monotonic() < end

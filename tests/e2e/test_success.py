@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
@@ -64,7 +63,7 @@ def test_eight_nodes_run(cloud):
 
 
 def test_each_node_has_a_place_and_variables_of_its_own(cloud):
-    """Home, TMPDIR, host name, address and index differ; the code and the platform's words do not."""
+    """Home, TMPDIR, name, address and index differ; the platform's words do not."""
     cloud.write("data/words.txt", "hello")
     script = cloud.script(FACTS)
 
@@ -74,13 +73,30 @@ def test_each_node_has_a_place_and_variables_of_its_own(cloud):
     ranks = [json.loads(cloud.left()[f"rank-{rank}"]) for rank in range(4)]
     assert [fact["node"] for fact in ranks] == [0, 0, 1, 1]
     heads, workers = ranks[0], ranks[2]
-    for name in ("HOME", "TMPDIR", "MA_HOME", "MA_JOB_DIR", "MA_LOG_DIR", "MA_MOUNT_PATH",
-                 "MA_CURRENT_IP", "MA_CURRENT_HOST_IP", "MA_CURRENT_INSTANCE_NAME",
-                 "VC_TASK_INDEX", "VK_TASK_INDEX"):
+    for name in (
+        "HOME",
+        "TMPDIR",
+        "MA_HOME",
+        "MA_JOB_DIR",
+        "MA_LOG_DIR",
+        "MA_MOUNT_PATH",
+        "MA_CURRENT_IP",
+        "MA_CURRENT_HOST_IP",
+        "MA_CURRENT_INSTANCE_NAME",
+        "VC_TASK_INDEX",
+        "VK_TASK_INDEX",
+    ):
         values = [fact["env"][name] for fact in ranks]
         assert values[0] == values[1] != values[2] == values[3], (name, values)
-    for name in ("MA_NUM_HOSTS", "MA_NUM_GPUS", "MA_VJ_NAME", "MA_TASK_NAME", "VC_WORKER_NUM",
-                 "VC_WORKER_HOSTS", "PATH"):
+    for name in (
+        "MA_NUM_HOSTS",
+        "MA_NUM_GPUS",
+        "MA_VJ_NAME",
+        "MA_TASK_NAME",
+        "VC_WORKER_NUM",
+        "VC_WORKER_HOSTS",
+        "PATH",
+    ):
         assert len({fact["env"][name] for fact in ranks}) == 1, name
     assert heads["env"]["MA_NUM_HOSTS"] == heads["env"]["VC_WORKER_NUM"] == "2"
     hosts = heads["env"]["VC_WORKER_HOSTS"].split(",")
@@ -95,7 +111,9 @@ def test_each_node_has_a_place_and_variables_of_its_own(cloud):
         assert fact["tmp_is_folder"]
     if heads["host"] == workers["host"]:
         return  # This machine allows no namespaces: the nodes share its name.
-    assert [fact["host"] for fact in ranks] == [hosts[fact["node"]].partition(".")[0] for fact in ranks]
+    assert [fact["host"] for fact in ranks] == [
+        hosts[fact["node"]].partition(".")[0] for fact in ranks
+    ]
     for fact in ranks:
         assert fact["addresses"] == fact["short"]
         assert len(set(fact["addresses"])) == 2
@@ -103,10 +121,45 @@ def test_each_node_has_a_place_and_variables_of_its_own(cloud):
 
 
 UGLY_ARGS = [
-    b"plain", b"a b", b"'", b'"', b"it's \"x\"", b":", b"::", b"a:b", b"--", b"-np", b"-x",
-    b"--nodes", b"9", b"", b"\xff\xfe\x80", b"line\nline", b"%3A", b"%25", b"%", b"$HOME", b"$(id)",
-    b"`id`", b"*", b"~", b"\\", b";", b"&", b"|", b"#", b"=", b"-e", b"A=B", b"--json", b"--help",
-    "训练 🚀".encode(), b"\t", b" ", bytes(range(1, 256)), b"y" * 100_000,
+    b"plain",
+    b"a b",
+    b"'",
+    b'"',
+    b'it\'s "x"',
+    b":",
+    b"::",
+    b"a:b",
+    b"--",
+    b"-np",
+    b"-x",
+    b"--nodes",
+    b"9",
+    b"",
+    b"\xff\xfe\x80",
+    b"line\nline",
+    b"%3A",
+    b"%25",
+    b"%",
+    b"$HOME",
+    b"$(id)",
+    b"`id`",
+    b"*",
+    b"~",
+    b"\\",
+    b";",
+    b"&",
+    b"|",
+    b"#",
+    b"=",
+    b"-e",
+    b"A=B",
+    b"--json",
+    b"--help",
+    "训练 🚀".encode(),
+    b"\t",
+    b" ",
+    bytes(range(1, 256)),
+    b"y" * 100_000,
 ]
 
 
@@ -146,8 +199,10 @@ def test_a_script_is_run_as_python_runs_it(cloud):
             assert isinstance(pickle.loads(pickle.dumps(Thing())), Thing)
             with multiprocessing.get_context("spawn").Pool(2) as pool:
                 doubled = pool.map(double, [1, 2, 3])
-            leave(f"rank-{rank}", json.dumps([helper.VALUE, __file__, sys.argv, doubled,
-                                              "jobentry" in sys.modules]))
+            leave(f"rank-{rank}", json.dumps([
+                helper.VALUE, os.path.relpath(__file__), sys.argv, doubled,
+                "jobentry" in sys.modules,
+            ]))
         """,
         "pkg/job.py",
     )
@@ -156,7 +211,11 @@ def test_a_script_is_run_as_python_runs_it(cloud):
 
     assert done.code == 0, done
     assert json.loads(cloud.left()["rank-0"]) == [
-        42, "pkg/job.py", ["pkg/job.py", "x"], [2, 4, 6], False,
+        42,
+        "pkg/job.py",
+        ["pkg/job.py", "x"],
+        [2, 4, 6],
+        False,
     ]
 
 
@@ -207,7 +266,9 @@ def test_a_failed_job_is_tried_again(cloud):
     assert done.code == 0, done
     assert cloud.status(done.job)["state"] == "SUCCEEDED"
     assert [line for line in done.lines if line.startswith(b"[0]")] == [
-        b"[0] try 0", b"[0] try 1", b"[0] try 2",
+        b"[0] try 0",
+        b"[0] try 1",
+        b"[0] try 2",
     ], done
 
 
@@ -237,12 +298,14 @@ def test_inputs_come_and_outputs_go(cloud, tmp_path):
         """
     )
 
-    done = cloud.submit("--nodes", "2", "--input", f"data=file://{tmp_path}/data",
-                        "--output", "model=", script)
+    done = cloud.submit(
+        "--nodes", "2", "--input", f"data=file://{tmp_path}/data", "--output", "model=", script
+    )
 
     assert done.code == 0, done
     assert cloud.cli("outputs", done.job).lines == [
-        b"model/deep/rank 0.bin", b"model/deep/rank 1.bin",
+        b"model/deep/rank 0.bin",
+        b"model/deep/rank 1.bin",
     ]
     target = tmp_path / "fetched"
     assert cloud.cli("outputs", "--to", target, done.job).code == 0
@@ -290,8 +353,11 @@ def test_an_input_that_is_not_there_is_named(cloud, tmp_path):
 def test_a_job_file_says_what_options_say(cloud):
     """A job from YAML alone runs."""
     cloud.script('leave(f"rank-{rank}", " ".join(sys.argv[1:]) + os.environ["COLOUR"])')
-    cloud.write("job.yaml", f"script: job.py\nargs: [a, b]\nnodes: 2\nenv:\n  COLOUR: ' blue'\n"
-                            f"  RESULTS: {cloud.results}\n")
+    cloud.write(
+        "job.yaml",
+        f"script: job.py\nargs: [a, b]\nnodes: 2\nenv:\n  COLOUR: ' blue'\n"
+        f"  RESULTS: {cloud.results}\n",
+    )
 
     done = cloud.cli("submit", "--config", "job.yaml")
 
@@ -302,8 +368,8 @@ def test_a_job_file_says_what_options_say(cloud):
 def test_the_source_is_not_touched(cloud):
     """Neither the pack nor the run leaves anything in the source folder."""
     script = cloud.script("open('made-by-the-job', 'w').close()")
-    before = sorted(os.listdir(cloud.source))
+    before = sorted(path.name for path in cloud.source.iterdir())
 
     assert cloud.submit("--nodes", "2", script).code == 0
 
-    assert sorted(os.listdir(cloud.source)) == before
+    assert sorted(path.name for path in cloud.source.iterdir()) == before

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Dict, List
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,7 +57,7 @@ def nodes(draw: st.DrawFn) -> NodeEnv:
     )
 
 
-def problems(environ: Dict[str, str]) -> List[str]:
+def problems(environ: dict[str, str]) -> list[str]:
     """Return what is wrong with an environment."""
     with pytest.raises(EnvError) as caught:
         env.read(environ)
@@ -210,7 +208,9 @@ def test_a_job_that_cannot_be_is_named(name: str, text: str):
     assert problems({name: text}) == ["%s=%r cannot name a job" % (name, text)]
 
 
-@pytest.mark.parametrize("text", ["-oProxyCommand=x", "a,", ",", "a b", "a:22", "a,b\nc", "a slots=9"])
+@pytest.mark.parametrize(
+    "text", ["-oProxyCommand=x", "a,", ",", "a b", "a:22", "a,b\nc", "a slots=9"]
+)
 def test_hosts_that_cannot_be_are_named(text: str):
     """A host becomes a word of ssh and a line of Open MPI's host file."""
     assert problems({"VC_WORKER_HOSTS": text})[0] == (
@@ -221,7 +221,7 @@ def test_hosts_that_cannot_be_are_named(text: str):
 @pytest.mark.parametrize(
     "made", [{"MA_VJ_NAME": "-oProxyCommand=x"}, {"MA_VJ_NAME": "j", "MA_TASK_NAME": "a b"}]
 )
-def test_hosts_that_are_made_from_bad_names_are_named(made: Dict[str, str]):
+def test_hosts_that_are_made_from_bad_names_are_named(made: dict[str, str]):
     """Also when the job has another, good name."""
     found = problems({"CLOUDJOB_JOB": "good", "MA_NUM_HOSTS": "2", **made})
 
@@ -295,15 +295,17 @@ VALUES = TEXT | st.sampled_from(["0", "1", "2", "a,b", "{}", '{"a": "b"}', "[]",
 
 
 @given(st.dictionaries(st.sampled_from(VARIABLES), VALUES))
-def test_whatever_the_environment_holds_only_problems_are_raised(environ: Dict[str, str]):
+def test_whatever_the_environment_holds_only_problems_are_raised(environ: dict[str, str]):
     """No text in any variable is a traceback; what can be read can be written and read again."""
     try:
         node = env.read(environ)
     except EnvError as error:
-        assert error.problems
-        assert all(error.problems)
+        found = error.problems
     else:
+        found = ["none"]
         assert env.read(env.write(node)) == node
+    assert found
+    assert all(found)
 
 
 def test_the_head_carries_what_is_the_same_on_all_nodes():
@@ -311,10 +313,26 @@ def test_the_head_carries_what_is_the_same_on_all_nodes():
     node = NodeEnv(env_names=("LR", "HOME"), secret_names=("TOKEN", "S3_KEY"))
     carried = {
         name
-        for name in (
-            "MA_VJ_NAME MA_CURRENT_IP MA_TASK_INDEX SHARED_X S3_URL S3_KEY PATH PATHS VC_WORKER_NUM "
-            "VC_TASK_INDEX SCC_X CRED_X LR TOKEN HOME HOSTNAME USER CLOUDJOB_NODE_DIR"
-        ).split()
+        for name in [
+            "MA_VJ_NAME",
+            "MA_CURRENT_IP",
+            "MA_TASK_INDEX",
+            "SHARED_X",
+            "S3_URL",
+            "S3_KEY",
+            "PATH",
+            "PATHS",
+            "VC_WORKER_NUM",
+            "VC_TASK_INDEX",
+            "SCC_X",
+            "CRED_X",
+            "LR",
+            "TOKEN",
+            "HOME",
+            "HOSTNAME",
+            "USER",
+            "CLOUDJOB_NODE_DIR",
+        ]
         if env.is_carried(name, node)
     }
 

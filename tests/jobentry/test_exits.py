@@ -42,7 +42,19 @@ JSON = st.recursive(
     max_leaves=8,
 )
 KEYS = st.sampled_from(
-    "job exit_code cause failure started_at ended_at phases node rank signal last_lines".split()
+    [
+        "job",
+        "exit_code",
+        "cause",
+        "failure",
+        "started_at",
+        "ended_at",
+        "phases",
+        "node",
+        "rank",
+        "signal",
+        "last_lines",
+    ]
 )
 
 

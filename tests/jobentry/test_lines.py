@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,10 +17,10 @@ DATA = st.lists(
 HAPPENINGS = st.lists(st.tuples(st.sampled_from([0, 1, 2, 37]), DATA, st.booleans()))
 
 
-def streamed(happenings: List[Tuple[int, bytes, bool]]) -> bytes:
+def streamed(happenings: list[tuple[int, bytes, bool]]) -> bytes:
     """Return the stream as an entry makes it that sees each rank's bytes piece by piece."""
     stream = b""
-    waiting: Dict[int, bytes] = {}
+    waiting: dict[int, bytes] = {}
     last = [(rank, b"", True) for rank, _, _ in happenings]
     for rank, data, is_shown in happenings + last:
         together = waiting.get(rank, b"") + data
@@ -34,20 +32,20 @@ def streamed(happenings: List[Tuple[int, bytes, bool]]) -> bytes:
     return stream
 
 
-def split(stream: bytes) -> List[bytes]:
+def split(stream: bytes) -> list[bytes]:
     """Return the lines of a stream, which end with a newline and with nothing else."""
     assert stream == b"" or stream.endswith(b"\n")
     return [line + b"\n" for line in stream.split(b"\n")[:-1]]
 
 
 @given(HAPPENINGS)
-def test_every_ranks_bytes_come_back(happenings: List[Tuple[int, bytes, bool]]):
+def test_every_ranks_bytes_come_back(happenings: list[tuple[int, bytes, bool]]):
     """However the streams of several ranks are cut and mixed, each can be had back exactly."""
-    written: Dict[int, bytes] = {}
+    written: dict[int, bytes] = {}
     for rank, data, _ in happenings:
         written[rank] = written.get(rank, b"") + data
 
-    read: Dict[int, bytes] = dict.fromkeys(written, b"")
+    read: dict[int, bytes] = dict.fromkeys(written, b"")
     for line in split(streamed(happenings)):
         rank, data = lines.read(line)
         assert rank is not None

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -72,15 +72,14 @@ class Machine:
                 "CLOUDJOB_RECORD_URI": (self.folder / "exit.json").as_uri(),
                 **environ,
             },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            universal_newlines=True,
+            capture_output=True,
+            text=True,
             timeout=60,
             check=False,
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 
-    def record(self) -> Dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Return what the entry left for the laptop half."""
         found = json.loads((self.folder / "exit.json").read_text())
         assert isinstance(found, dict)
@@ -100,7 +99,7 @@ def test_help_is_printed(machine: Machine):
 
 
 @pytest.mark.parametrize("words", [[], ["--json"], ["--verbose", "x.py"], ["-x"], ["--dry-run"]])
-def test_who_does_not_know_how_is_told(machine: Machine, words: "list[str]"):
+def test_who_does_not_know_how_is_told(machine: Machine, words: list[str]):
     """Words that make no sense end with the usage, on stderr."""
     assert machine.run(*words) == Ended(125, "", USAGE)
 
@@ -221,7 +220,7 @@ def test_all_problems_of_the_environment_are_said(machine: Machine):
     ],
 )
 def test_what_cannot_be_run_is_said_and_recorded(
-    machine: Machine, script: str, environ: Dict[str, str], code: int, message: str, hint: str
+    machine: Machine, script: str, environ: dict[str, str], code: int, message: str, hint: str
 ):
     """The exit code of a shell, what was tried, what to try, and a record with the same words."""
     machine.add_mpirun()
@@ -290,6 +289,42 @@ def test_an_mpirun_that_cannot_be_started(machine: Machine):
     assert "Traceback" not in ended.err
     assert str(machine.programs / "mpirun") in ended.err
     assert machine.record()["cause"] == "entry"
+
+
+def test_a_dry_run_with_an_mpirun_that_cannot_be_started(machine: Machine):
+    """It is said there, too, without a traceback."""
+    (machine.programs / "mpirun").write_bytes(b"\x7fELF not for this machine")
+    (machine.programs / "mpirun").chmod(0o755)
+    ended = machine.run("--dry-run", "x.py")
+
+    assert ended.code == 125
+    assert "Traceback" not in ended.err
+    assert str(machine.programs / "mpirun") in ended.err
+
+
+def test_variables_come_in_a_file(machine: Machine):
+    """What must not, or cannot, stand in a container's configuration; they are the node's."""
+    (machine.folder / "variables").write_bytes(b"CLOUDJOB_JOB=other\0A=\xff\nb\0")
+    ended = machine.run(
+        "--dry-run", "--json", "x.py", CLOUDJOB_ENV_FILE=str(machine.folder / "variables")
+    )
+    shown = json.loads(ended.out)
+
+    assert (ended.code, ended.err) == (0, "")
+    assert shown["env"]["A"] == "\udcff\nb"
+    assert shown["env"]["CLOUDJOB_JOB"] == "other"
+    assert "CLOUDJOB_ENV_FILE" not in shown["env"]
+
+
+def test_a_file_of_variables_that_is_not_there_is_said(machine: Machine):
+    """A container that was started again may lack it; a rank without a secret says so itself."""
+    ended = machine.run("--dry-run", "x.py", CLOUDJOB_ENV_FILE="/no/file")
+
+    assert (ended.code, ended.err) == (
+        0,
+        "jobentry: reading the variables that were delivered: /no/file: "
+        "No such file or directory\n",
+    )
 
 
 def test_a_record_that_cannot_be_written_is_said(machine: Machine):

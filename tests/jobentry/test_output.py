@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Callable, Dict, Iterator
+from typing import Callable
 
 import pytest
 
@@ -35,9 +36,9 @@ class Stream:
         with self.log(rank).open("ab") as file:
             file.write(data)
 
-    def read(self) -> Dict[int, bytes]:
+    def read(self) -> dict[int, bytes]:
         """Return every rank's bytes."""
-        read: Dict[int, bytes] = {}
+        read: dict[int, bytes] = {}
         for line in self.text.split(b"\n")[:-1]:
             rank, data = lines.read(line + b"\n")
             assert rank is not None
@@ -74,9 +75,7 @@ def test_a_progress_bar_shows_up_before_its_line_ends(stream: Stream, until: Cal
     stream.append(3, b"\r done\nnext\n")
     stream.relay.finish()
 
-    assert stream.text == (
-        b"[3]+ \r 10 %\n[3]+ \r 20 %\r 30 %\n[3] \r done\n[3] next\n"
-    )
+    assert stream.text == (b"[3]+ \r 10 %\n[3]+ \r 20 %\r 30 %\n[3] \r done\n[3] next\n")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_the_documented_layout_is_the_default():
 def test_the_platforms_words_come_first():
     """Each folder can be moved by the variable that names it."""
     environ = {
-        "HOME": "/root",
+        "HOME": "/home/me",
         "MA_HOME": "/h",
         "MA_MOUNT_PATH": "/m",
         "MA_JOB_DIR": "/j",
@@ -44,14 +44,14 @@ def test_the_platforms_words_come_first():
 
 def test_the_home_is_the_users_where_the_platform_says_nothing():
     """An empty variable is none."""
-    environ = {"HOME": "/root", "MA_HOME": "", "MA_LOG_DIR": ""}
+    environ = {"HOME": "/home/me", "MA_HOME": "", "MA_LOG_DIR": ""}
 
     assert node_paths(environ, NodeEnv(job="j")) == NodePaths(
-        "/root",
-        "/root/modelarts/user-job-dir",
-        "/root/modelarts",
-        "/root/modelarts/log",
-        "/root/.cloudjob/j",
+        "/home/me",
+        "/home/me/modelarts/user-job-dir",
+        "/home/me/modelarts",
+        "/home/me/modelarts/log",
+        "/home/me/.cloudjob/j",
     )
 
 

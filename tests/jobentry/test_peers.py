@@ -6,8 +6,9 @@ import os
 import select
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Callable, Iterator, List
+from typing import Callable
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ JSON = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text(
     st.text(),
     st.dictionaries(st.text().filter(lambda name: name not in ("word", "values")), JSON),
 )
-def test_what_is_said_is_heard(word: str, values: "dict[str, object]"):
+def test_what_is_said_is_heard(word: str, values: dict[str, object]):
     """One line, without a newline in it, that holds word and values."""
     line = peers.dump(word, **values)
 
@@ -33,12 +34,12 @@ def test_what_is_said_is_heard(word: str, values: "dict[str, object]"):
 
 
 @given(st.lists(st.binary(max_size=5).map(lambda line: line.replace(b"\n", b""))), st.data())
-def test_lines_are_put_together(lines: List[bytes], data: st.DataObject):
+def test_lines_are_put_together(lines: list[bytes], data: st.DataObject):
     """However the stream is cut, its lines come out, and a rest without a newline waits."""
     stream = b"".join(line + b"\n" for line in lines) + b"rest"
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
     together = Lines()
-    found: List[bytes] = []
+    found: list[bytes] = []
     for start, end in zip([0, *cuts], [*cuts, len(stream)]):
         found += together.feed(stream[start:end])
 
@@ -109,7 +110,7 @@ def far(tmp_path: Path) -> Iterator[Far]:
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Callable[..., Peer]]:
     """A function that opens the head's side; its remote shells are ended with the test."""
-    found: List[Peer] = []
+    found: list[Peer] = []
 
     def make(node: NodeEnv) -> Peer:
         peer = Peer(node, 1, str(tmp_path / "peer.log"), "/n/config")
@@ -130,7 +131,7 @@ def near(far: Far, opened: Callable[..., Peer]) -> Peer:
     return opened(far.node)
 
 
-def session(peer: Peer) -> "subprocess.Popen[bytes]":
+def session(peer: Peer) -> subprocess.Popen[bytes]:
     """Return the remote shell of a peer."""
     assert peer._session is not None
     return peer._session
@@ -143,13 +144,13 @@ def hang_up(peer: Peer) -> None:
     stdin.close()
 
 
-def heard(peer: Peer, within_s: float = 20.0) -> "list[Message] | None":
+def heard(peer: Peer, within_s: float = 20.0) -> list[Message] | None:
     """Return what the worker says next; None is the end."""
     assert select.select([peer], [], [], within_s)[0]
     return peer.hear()
 
 
-def processes_in(leader: int) -> List[str]:
+def processes_in(leader: int) -> list[str]:
     """Return the names of the processes of a session that have not ended."""
     found = []
     for folder in Path("/proc").iterdir():
@@ -219,7 +220,7 @@ def test_the_worker_notices_that_the_head_went(far: Far, near: Peer):
 
 
 def test_the_worker_notices_that_the_session_was_killed(far: Far, near: Peer):
-    """sshd ends what it started when the connection is gone; nothing of it stays."""
+    """Sshd ends what it started when the connection is gone; nothing of it stays."""
     far.open()
     far.hear()
     os.killpg(near.process, signal.SIGKILL)
@@ -248,6 +249,18 @@ def test_a_worker_that_never_comes_leaves_no_session(near: Peer, until: Callable
 
     assert session(near).returncode is not None
     until(lambda: processes_in(near.process) == [])
+
+
+def test_a_remote_shell_that_started_others_leaves_none(
+    far: Far, opened: Callable[..., Peer], until: Callable[..., None]
+):
+    """A script in the place of ssh need not be one process."""
+    far.shell.write_text("#!/bin/sh\nsleep 60\nexit 0\n")
+    peer = opened(far.node)
+    until(lambda: "sleep" in processes_in(peer.process))
+    peer.close(patience_s=0.0)
+
+    until(lambda: processes_in(peer.process) == [])
 
 
 def test_words_for_a_worker_that_went_are_lost(far: Far, near: Peer):
@@ -284,7 +297,9 @@ def test_a_session_can_be_opened_again(far: Far, near: Peer):
 
 def test_what_a_remote_shell_says_is_kept(far: Far, opened: Callable[..., Peer]):
     """The last of it stands in the message on a worker that cannot be reached."""
-    far.shell.write_text("#!/bin/sh\necho first >&2; printf 'ssh: no \\377 route\\n' >&2\nexit 255\n")
+    far.shell.write_text(
+        "#!/bin/sh\necho first >&2; printf 'ssh: no \\377 route\\n' >&2\nexit 255\n"
+    )
     peer = opened(far.node)
 
     assert heard(peer) is None

@@ -14,7 +14,9 @@ from jobentry.plan import File, LaunchPlan, Tools
 
 NODE = NodeEnv(job="j", hosts=("a", "b"), open_mpi=OpenMpi(x_args=""))
 PATHS = NodePaths("/h", "/j", "/m", "/l", "/n")
-TOOLS = Tools(Mpi("/usr/bin/mpirun", (4, 1)), "/usr/bin/python", ("/usr/bin/python3", "-I", "/e.pyz"))
+TOOLS = Tools(
+    Mpi("/usr/bin/mpirun", (4, 1)), "/usr/bin/python", ("/usr/bin/python3", "-I", "/e.pyz")
+)
 
 
 def test_a_worker_starts_nothing_itself():
@@ -69,7 +71,7 @@ def test_what_was_left_out_is_noted():
         ("x.pyc", ("./x.pyc", "a:b", ":")),
     ],
 )
-def test_the_program_is_what_the_name_of_the_script_says(script: str, expected: "tuple[str, ...]"):
+def test_the_program_is_what_the_name_of_the_script_says(script: str, expected: tuple[str, ...]):
     """Python runs through our door, a shell script needs no x bit, all else is started itself."""
     assert plan.program(TOOLS, (script, "a:b", ":")) == expected
 
@@ -91,7 +93,8 @@ def test_the_ranks_have_the_nodes_environment():
 def test_secrets_are_masked():
     """What is printed or kept never holds a secret, and is JSON."""
     shown = plan.masked(
-        LaunchPlan("head", ("mpirun",), {"B": "c", "A": "s"}, (File("/f", 0o600, "t"),), "/c"), ("A",)
+        LaunchPlan("head", ("mpirun",), {"B": "c", "A": "s"}, (File("/f", 0o600, "t"),), "/c"),
+        ("A",),
     )
 
     assert shown == {

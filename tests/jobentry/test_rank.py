@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List
+from typing import Callable
 
 import pytest
 from hypothesis import given
@@ -79,7 +81,7 @@ def test_a_user_may_want_buffers():
 
 
 @given(st.dictionaries(NAMES, TEXT), st.dictionaries(NAMES, TEXT))
-def test_no_per_node_value_crosses(session: Dict[str, str], node: Dict[str, str]):
+def test_no_per_node_value_crosses(session: dict[str, str], node: dict[str, str]):
     """Whatever the session holds, a node's own values stay, and nothing of ours is left over."""
     found = rank.rank_environment(session, node)
 
@@ -117,7 +119,7 @@ class Node:
         os.mkfifo(folder / "events")
         self.events = os.open(folder / "events", os.O_RDWR | os.O_NONBLOCK)
         self.said = b""
-        self.doors: List[subprocess.Popen[bytes]] = []
+        self.doors: list[subprocess.Popen[bytes]] = []
         self._zipapp = zipapp
 
     def start(self, *program: str, number: int = 0, **more: str) -> subprocess.Popen[bytes]:
@@ -141,12 +143,10 @@ class Node:
         path = self.logs / ("rank-%d.log" % number)
         return path.read_bytes() if path.exists() else b""
 
-    def lines(self) -> List[List[str]]:
+    def lines(self) -> list[list[str]]:
         """Return what the doors have said, word by word."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             self.said += os.read(self.events, 1 << 20)
-        except BlockingIOError:
-            pass
         return [line.split(" ") for line in self.said.decode().splitlines()]
 
     def close(self) -> None:
@@ -201,7 +201,9 @@ def test_a_program_killed_by_a_signal_says_which(node: Node):
         ("/etc", 126, b"jobentry: starting /etc: Permission denied\n"),
     ],
 )
-def test_a_program_that_cannot_be_started_says_why(node: Node, program: str, code: int, text: bytes):
+def test_a_program_that_cannot_be_started_says_why(
+    node: Node, program: str, code: int, text: bytes
+):
     """As a shell does: 127 not found, 126 cannot execute."""
     door = node.start(program)
 
@@ -211,7 +213,9 @@ def test_a_program_that_cannot_be_started_says_why(node: Node, program: str, cod
 
 def test_a_signal_of_the_entry_is_told(node: Node, until: Callable[..., None]):
     """A rank that was asked to end is not the first to blame."""
-    door = node.start("sh", "-c", "trap 'echo saved; exit 5' TERM; echo up; while :; do sleep 0.05; done")
+    door = node.start(
+        "sh", "-c", "trap 'echo saved; exit 5' TERM; echo up; while :; do sleep 0.05; done"
+    )
     until(lambda: node.log() == b"up\n")
     os.killpg(door.pid, signal.SIGTERM)
 
@@ -233,7 +237,7 @@ def test_a_program_has_every_signal_as_it_was(node: Node, until: Callable[..., N
 
 
 def test_the_program_dies_with_its_door(node: Node, until: Callable[..., None]):
-    """mpirun may kill the door alone, with a signal that nobody can hear."""
+    """Mpirun may kill the door alone, with a signal that nobody can hear."""
     door = node.start("sleep", "60")
     until(lambda: len(node.lines()) == 1)
     program = int(node.lines()[0][3])
@@ -249,7 +253,7 @@ def test_the_program_dies_with_its_door(node: Node, until: Callable[..., None]):
 
 
 def test_a_door_stays_while_the_job_is_stopped(node: Node, until: Callable[..., None]):
-    """mpirun ends every rank when the first one goes, so nobody goes before the others are done."""
+    """Mpirun ends every rank when the first one goes, so nobody goes before the others are done."""
     door = node.start("sh", "-c", "until [ -e go ]; do sleep 0.05; done", PWD=str(node.folder))
     until(lambda: len(node.lines()) == 1)
     (node.folder / "stopping").touch()

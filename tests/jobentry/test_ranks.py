@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Callable, Iterator, List
+from typing import Callable
 
 import pytest
 
@@ -23,16 +24,16 @@ def ranks(tmp_path: Path) -> Ranks:
 
 
 @pytest.fixture
-def processes() -> Iterator[List["subprocess.Popen[bytes]"]]:
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
     """Processes that are ended with the test."""
-    processes: List[subprocess.Popen[bytes]] = []
+    processes: list[subprocess.Popen[bytes]] = []
     yield processes
     for process in processes:
         process.kill()
         process.wait()
 
 
-def start(processes: List["subprocess.Popen[bytes]"], command: str = "exec sleep 60") -> int:
+def start(processes: list[subprocess.Popen[bytes]], command: str = "exec sleep 60") -> int:
     """Start a shell command at the head of its own group, and return its number."""
     process = subprocess.Popen(["sh", "-c", command], start_new_session=True)
     processes.append(process)
@@ -84,7 +85,7 @@ def test_a_rank_that_failed_runs_until_it_is_gone(ranks: Ranks):
 
 
 def test_a_door_that_is_killed_is_noticed(
-    ranks: Ranks, processes: List["subprocess.Popen[bytes]"], until: Callable[..., None]
+    ranks: Ranks, processes: list[subprocess.Popen[bytes]], until: Callable[..., None]
 ):
     """It says nothing any more, so it is looked for; its program is ended too."""
     door, program = start(processes, "exit 0"), start(processes)
@@ -98,7 +99,7 @@ def test_a_door_that_is_killed_is_noticed(
 
 
 def test_a_door_that_is_killed_after_a_failure_is_no_second_failure(
-    ranks: Ranks, processes: List["subprocess.Popen[bytes]"], until: Callable[..., None]
+    ranks: Ranks, processes: list[subprocess.Popen[bytes]], until: Callable[..., None]
 ):
     """What it said before it was killed is how it ended."""
     door = start(processes, "exit 0")
@@ -111,7 +112,7 @@ def test_a_door_that_is_killed_after_a_failure_is_no_second_failure(
 
 
 def test_a_stop_reaches_what_a_rank_has_started(
-    ranks: Ranks, processes: List["subprocess.Popen[bytes]"], tmp_path: Path
+    ranks: Ranks, processes: list[subprocess.Popen[bytes]], tmp_path: Path
 ):
     """The whole group of the door has the signal, and the doors know that they should stay."""
     out = tmp_path / "out"
@@ -134,9 +135,7 @@ def test_a_stop_reaches_what_a_rank_has_started(
     ranks.release()
 
 
-def test_a_signal_is_passed_on_to_who_runs(
-    ranks: Ranks, processes: List["subprocess.Popen[bytes]"]
-):
+def test_a_signal_is_passed_on_to_who_runs(ranks: Ranks, processes: list[subprocess.Popen[bytes]]):
     """Ranks that ended, or are on their way out, are not disturbed."""
     doors = [start(processes) for _ in range(3)]
     for rank, door in enumerate(doors):
@@ -149,7 +148,7 @@ def test_a_signal_is_passed_on_to_who_runs(
     assert [processes[0].poll(), processes[1].poll()] == [None, None]
 
 
-def test_a_kill_ends_all(ranks: Ranks, processes: List["subprocess.Popen[bytes]"]):
+def test_a_kill_ends_all(ranks: Ranks, processes: list[subprocess.Popen[bytes]]):
     """Doors that hold, and programs that left their door's group."""
     door, program, held = (start(processes) for _ in range(3))
     ranks.hear("start 0 %d %d" % (door, program))
@@ -161,7 +160,7 @@ def test_a_kill_ends_all(ranks: Ranks, processes: List["subprocess.Popen[bytes]"
 
 
 def test_a_kill_spares_who_has_the_number_of_a_door_that_went(
-    ranks: Ranks, processes: List["subprocess.Popen[bytes]"]
+    ranks: Ranks, processes: list[subprocess.Popen[bytes]]
 ):
     """A process that is gone is no fault."""
     door = start(processes, "exit 0")

@@ -166,6 +166,17 @@ class ProcessBackend:
         with contextlib.suppress(ProcessLookupError):
             os.kill(state["controller"], signal.SIGUSR1 if is_urgent else signal.SIGTERM)
 
+    def remove(self, handle: str) -> None:
+        """Leave nothing of the job here; one that runs is ended first."""
+        try:
+            folder = self._folder(handle)
+        except JobNotFound:
+            return
+        self.cancel(handle, is_urgent=True)
+        while _is_locked(folder / controller.LOCK):
+            time.sleep(_POLL_S)
+        shutil.rmtree(folder, ignore_errors=True)
+
     def _folder(self, handle: str) -> Path:
         job = handle.removeprefix(_SCHEME)
         folder = self._home / job

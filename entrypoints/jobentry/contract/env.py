@@ -309,7 +309,8 @@ class _Reader:
         task = self.environ.get(MA_TASK_NAME) or "worker"
         if not _is_host(f"{job}-{task}"):
             self.problems.append(
-                f"{MA_VJ_NAME}={_shown(job)!r} and {MA_TASK_NAME}={_shown(task)!r} cannot name hosts"
+                f"{MA_VJ_NAME}={_shown(job)!r} and {MA_TASK_NAME}={_shown(task)!r}"
+                " cannot name hosts"
             )
         return tuple("%s-%s-%d.%s" % (job, task, i, job) for i in range(count))
 

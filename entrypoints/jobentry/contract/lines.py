@@ -32,7 +32,7 @@ def write(rank: int, data: bytes) -> tuple[bytes, int]:
     if not end:
         return b"", 0
     mark = b"[%d] " % rank
-    # One replace at C speed for the whole piece: half a million lines pass in a fraction of a second.
+    # One replace at C speed for the whole piece: half a million lines pass in a blink.
     return mark + data[: end - 1].replace(b"\n", b"\n" + mark) + b"\n", end
 
 

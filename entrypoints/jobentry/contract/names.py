@@ -44,6 +44,8 @@ CLOUDJOB_RECORD_URI = "CLOUDJOB_RECORD_URI"
 CLOUDJOB_NODE_DIR = "CLOUDJOB_NODE_DIR"
 CLOUDJOB_REMOTE_SHELL = "CLOUDJOB_REMOTE_SHELL"
 CLOUDJOB_SSH_KEY = "CLOUDJOB_SSH_KEY"
+# A file with more variables, secrets among them; the entry removes it when the job has ended.
+CLOUDJOB_ENV_FILE = "CLOUDJOB_ENV_FILE"
 CLOUDJOB_ENV_NAMES = "CLOUDJOB_ENV_NAMES"
 CLOUDJOB_SECRET_NAMES = "CLOUDJOB_SECRET_NAMES"
 CLOUDJOB_INPUTS = "CLOUDJOB_INPUTS"
@@ -57,7 +59,8 @@ CLOUDJOB_END_FD = "CLOUDJOB_END_FD"
 # The exact value of a variable that Open MPI itself changes on its way to a rank.
 CLOUDJOB_EXACT_ = "CLOUDJOB_EXACT_"
 
-# The documented tune file carries these (grep -E '^MA_|^SHARED_|^S3_|^PATH|^VC_WORKER_|^SCC|^CRED').
+# The documented tune file carries these
+# (env | grep -E '^MA_|^SHARED_|^S3_|^PATH|^VC_WORKER_|^SCC|^CRED').
 CARRIED_PREFIXES = ("MA_", "SHARED_", "S3_", "VC_WORKER_", "SCC", "CRED")
 
 # True on one node only, so the head's value must not reach the ranks of another.

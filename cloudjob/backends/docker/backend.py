@@ -1,0 +1,487 @@
+"""The docker backend: a container a node on one engine, with what ModelArts gives to each.
+
+Nobody waits for a job whose submitter has gone: its containers end by themselves, as the entry on
+each node sees how the job ends. They stay until a cloudjob on this machine looks at the job again,
+which keeps what the engine knows of it (logs, how each node ended) and removes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import datetime, timezone
+from ipaddress import ip_network
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cloudjob.backends.base import NativeStatus
+from cloudjob.backends.docker import delivery, engine, logs, share
+from cloudjob.backends.docker import request as requests
+from cloudjob.backends.docker.logs import Source
+from cloudjob.backends.docker.request import (
+    GRACE_LABEL,
+    JOB_LABEL,
+    OWNER_LABEL,
+    PATIENCE_S,
+    DockerRequest,
+)
+from cloudjob.backends.docker.state import Container, container, status_of
+from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.status import JobState
+from cloudjob.submission import Submission
+
+_SCHEME = "docker://local/"
+_BOOT = "boot.sh"
+# How many containers are made or started at once: more only queue in the engine.
+_AT_ONCE = 8
+# How long workers may take to leave by themselves when the head has ended.
+_LEAVE_S = 30.0
+_STATE, _LOCK, _CANCELLED = "state.json", "lock", "cancelled"
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class DockerBackend:
+    """Runs jobs as containers; see ``Backend`` for what it promises."""
+
+    def __init__(self, home: Path, options: dict[str, Any]) -> None:
+        self._home = home / "docker"
+        self._options = options
+        self._opened: Any = None
+
+    # -- forward ------------------------------------------------------------------------------
+
+    def build(self, submission: Submission) -> DockerRequest:
+        """Return the request for ``submission``."""
+        return requests.build(submission, self._owner())
+
+    def show(self, request: DockerRequest) -> dict[str, Any]:
+        """Return ``request`` as plain JSON values, secrets as ``***``."""
+        return requests.show(request)
+
+    def environments(self, request: DockerRequest) -> tuple[Mapping[str, str], ...]:
+        """Return the variables that the entry of each node would be given."""
+        return tuple(requests.environment(node) for node in request.nodes)
+
+    def send(self, request: DockerRequest) -> str:
+        """Start the job and return its handle."""
+        client = self._client
+        with_entry = _needs_entry(_image(client, request.image), request.image)
+        folder = self._home / request.job
+        with _kept_files(folder), _locked(folder):
+            try:
+                _share(client, request)
+                addresses = _make_network(client, request)
+                _make_containers(client, request, addresses, with_entry=with_entry)
+            except BaseException:
+                self._remove(request.job)
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+        return _SCHEME + request.job
+
+    # -- back ---------------------------------------------------------------------------------
+
+    def status(self, handle: str) -> NativeStatus:
+        """Say where the job stands; when it has ended, keep that and free the engine."""
+        job = _job(handle)
+        folder = self._home / job
+        kept = _kept(folder)
+        if kept is not None:
+            return kept
+        found = self._containers(job)
+        if not found:
+            raise JobNotFound(f"looking for {handle}: the engine knows nothing of it")
+        if self._has_ended(found):
+            return self._keep(job)
+        self._end_the_overdue(found, folder)
+        return status_of(found, is_cancelled=False, has_ended=False)
+
+    def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
+        """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
+        job = _job(handle)
+        folder = self._home / job
+        if _kept(folder) is None:
+            found = self._containers(job)
+            if found:
+                sources = [
+                    self._source(item, folder) for item in found if node in (None, item.node)
+                ]
+                yield from logs.read_all(self._client, sources, follow=follow)
+                return
+            if _kept(folder) is None:
+                raise JobNotFound(f"looking for {handle}: the engine knows nothing of it")
+        for path in _kept_logs(folder):
+            index = _index(path)
+            if node in (None, index):
+                for piece in logs.read_kept(path):
+                    yield index, piece
+
+    def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
+        """Ask the job to end."""
+        job = _job(handle)
+        folder = self._home / job
+        found = [] if _kept(folder) else self._containers(job)
+        if not any(item.is_alive for item in found):
+            return
+        with _kept_files(folder):
+            (folder / _CANCELLED).touch()
+        # Each entry tells the head and ends by itself; a signal that comes to all of them is one.
+        self._kill([item for item in found if item.is_alive], "SIGKILL" if is_urgent else "SIGTERM")
+
+    def remove(self, handle: str) -> None:
+        """Leave nothing of the job here and in the engine."""
+        job = _job(handle)
+        self._remove(job)
+        shutil.rmtree(self._home / job, ignore_errors=True)
+
+    def sweep(self, known: Collection[str]) -> list[str]:
+        """Remove what was left in the engine by jobs of ours that are not ``known``; name them."""
+        with engine.translated("looking for what jobs have left"):
+            ours = {"label": f"{OWNER_LABEL}={self._owner()}"}
+            found = [
+                *self._client.containers(all=True, filters=ours),
+                *self._client.networks(filters=ours),
+            ]
+        jobs = sorted({item["Labels"][JOB_LABEL] for item in found} - set(known))
+        removed = []
+        for job in jobs:
+            # A submit holds this lock until its job is known.
+            if not _is_locked(self._home / job):
+                self.remove(_SCHEME + job)
+                removed.append(job)
+        return removed
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _has_ended(self, found: list[Container]) -> bool:
+        if not any(item.is_alive for item in found):
+            return True
+        head = next((item for item in found if item.node == 0), None)
+        if head is None or head.is_alive:
+            return False
+        # The head has ended, so the job has; a worker that stays longer than this hangs.
+        ended = self._inspected([head])[0].ended_at
+        return bool(ended) and time.time() - _seconds(ended) > _LEAVE_S
+
+    def _end_the_overdue(self, found: list[Container], folder: Path) -> None:
+        """End what was cancelled and has not ended long after its grace."""
+        with contextlib.suppress(FileNotFoundError):
+            waited_s = time.time() - (folder / _CANCELLED).stat().st_mtime
+            alive = [item for item in found if item.is_alive]
+            grace_s = float(alive[0].labels.get(GRACE_LABEL, "0"))
+            if waited_s > grace_s + PATIENCE_S:
+                self._kill(alive, "SIGKILL")
+
+    def _keep(self, job: str) -> NativeStatus:
+        """Keep logs and state of a job that has ended, then free what it has in the engine."""
+        folder = self._home / job
+        with _kept_files(folder), _locked(folder):
+            kept = _kept(folder)
+            if kept is not None:
+                return kept
+            found = self._containers(job)
+            if not found:
+                raise JobNotFound(f"looking for job {job}: its containers were removed")
+            self._kill([item for item in found if item.is_alive], "SIGKILL")
+            found = self._inspected(found)
+            status = status_of(found, is_cancelled=(folder / _CANCELLED).exists(), has_ended=True)
+            for item in found:
+                self._keep_log(self._source(item, folder))
+            _write(folder / _STATE, json.dumps(asdict(status)).encode("ascii"))
+            self._remove(job)
+        return status
+
+    def _keep_log(self, source: Source) -> None:
+        new = source.kept.with_suffix(".new")
+        with new.open("wb") as file:
+            for piece in logs.read(self._client, source, follow=False):
+                file.write(piece)
+        new.replace(source.kept)
+
+    def _remove(self, job: str) -> None:
+        client = self._client
+        ours = {"label": f"{JOB_LABEL}={job}"}
+        with engine.translated(f"removing what job {job} has in the engine"):
+            containers = client.containers(all=True, filters=ours)
+            networks = client.networks(filters=ours)
+        _each(
+            (item["Id"] for item in containers),
+            lambda item: _unless_gone(lambda: client.remove_container(item, force=True, v=True)),
+        )
+        _each(
+            (item["Id"] for item in networks),
+            lambda item: _unless_gone(lambda: client.remove_network(item)),
+        )
+
+    # -- the engine ---------------------------------------------------------------------------
+
+    @property
+    def _client(self) -> Any:
+        if self._opened is None:
+            self._opened = engine.connect()
+        return self._opened
+
+    def _containers(self, job: str) -> list[Container]:
+        """Return the containers of a job by node."""
+        with engine.translated(f"looking for the containers of job {job}"):
+            found = self._client.containers(all=True, filters={"label": f"{JOB_LABEL}={job}"})
+        return sorted((container(item) for item in found), key=lambda item: item.node)
+
+    def _inspected(self, found: list[Container]) -> list[Container]:
+        def inspect(item: Container) -> Container:
+            with engine.translated(f"inspecting node {item.node}"):
+                return item.inspected(self._client.inspect_container(item.id))
+
+        return _each(found, inspect)
+
+    def _kill(self, found: Iterable[Container], signal: str) -> None:
+        _each(
+            (item.id for item in found),
+            lambda item: _unless_gone(lambda: self._client.kill(item, signal)),
+        )
+
+    def _source(self, item: Container, folder: Path) -> Source:
+        with engine.translated(f"inspecting node {item.node}"):
+            config = self._client.inspect_container(item.id)["HostConfig"]
+        driver = config["LogConfig"]["Type"]
+        return Source(item.node, item.id, driver, folder / f"node-{item.node}.log")
+
+    def _owner(self) -> str:
+        """Return what tells our jobs from those of another user of the engine."""
+        path = self._home / "owner"
+        try:
+            return path.read_text(encoding="ascii")
+        except FileNotFoundError:
+            pass
+        with _kept_files(self._home):
+            new = self._home / f"owner-{os.getpid()}"
+            _write(new, os.urandom(8).hex().encode("ascii"))
+            with contextlib.suppress(FileExistsError):
+                os.link(new, path)
+            new.unlink()
+        return path.read_text(encoding="ascii")
+
+
+# -- before the start -----------------------------------------------------------------------------
+
+
+def _image(client: Any, reference: str) -> dict[str, Any]:
+    """Return what the engine knows of an image."""
+    try:
+        with engine.translated(f"looking for the image {reference}"):
+            image: dict[str, Any] = client.inspect_image(reference)
+    except BackendError as error:
+        if engine.status_code(error) != engine.NOT_FOUND:
+            raise
+        name = reference.removeprefix("cloudjob/").partition(":")[0]
+        is_ours = reference.startswith("cloudjob/")
+        raise BackendError(
+            f"looking for the image {reference}: the engine does not have it",
+            hint=f"cloudjob image build {name}" if is_ours else f"docker pull {reference}",
+        ) from error
+    return image
+
+
+def _needs_entry(image: Mapping[str, Any], reference: str) -> bool:
+    """Whether the image's entry is of another version than ours.
+
+    Raises:
+        BackendError: It has none.
+    """
+    config = image.get("Config") or {}
+    if not any(str(word).endswith(_BOOT) for word in config.get("Entrypoint") or ()):
+        raise BackendError(
+            f"starting containers of {reference}: its ENTRYPOINT is not cloudjob's",
+            hint="images/README.md says how to add it; `cloudjob doctor --image` checks an image",
+        )
+    return (config.get("Labels") or {}).get(delivery.ENTRY_LABEL) != delivery.entry_digest()
+
+
+def _share(client: Any, request: DockerRequest) -> None:
+    if not (request.folder or request.outputs):
+        return
+    with engine.translated("asking the engine what it is"):
+        options = client.info().get("SecurityOptions") or []
+    maps_users = any("rootless" in option or "userns" in option for option in options)
+    with engine.translated(f"sharing folders with the containers of job {request.job}"):
+        if request.folder:
+            share.open_folder(Path(request.folder), maps_users=maps_users)
+        for path in request.outputs:
+            share.check_output(Path(path), maps_users=maps_users)
+
+
+def _make_network(client: Any, request: DockerRequest) -> list[str]:
+    """Make the network of the job and return an address for each node.
+
+    A node is told its address before it starts, and the engine takes our word on addresses only in
+    a network whose range we named. So it chooses a free range, and then hears it back from us.
+    """
+    doing = f"making the network of job {request.job}"
+    for attempt in range(3):
+        with engine.translated(doing):
+            network = client.create_network(**_network_words(request))["Id"]
+            pool = client.inspect_network(network)["IPAM"]["Config"][0]
+            client.remove_network(network)
+        pool = {key: pool[key] for key in ("Subnet", "Gateway") if key in pool}
+        try:
+            with engine.translated(doing):
+                client.create_network(**_network_words(request), ipam={"Config": [pool]})
+        except BackendError as error:
+            # Another job has taken this range meanwhile.
+            if attempt == 2 or "overlaps" not in error.message:
+                raise
+            continue
+        break
+    gateway = pool.get("Gateway", "").partition("/")[0]
+    free = (str(address) for address in ip_network(pool["Subnet"]).hosts())
+    addresses = list(islice((item for item in free if item != gateway), len(request.nodes)))
+    if len(addresses) < len(request.nodes):
+        raise BackendError(
+            f"{doing}: {pool['Subnet']} has no room for {len(request.nodes)} nodes",
+            hint="give the engine larger ranges: default-address-pools in its daemon.json",
+        )
+    return addresses
+
+
+def _network_words(request: DockerRequest) -> dict[str, Any]:
+    network = request.network
+    return {
+        "name": network["Name"],
+        "driver": network["Driver"],
+        "labels": network["Labels"],
+        "check_duplicate": network["CheckDuplicate"],
+    }
+
+
+def _make_containers(
+    client: Any, request: DockerRequest, addresses: list[str], *, with_entry: bool
+) -> None:
+    key = delivery.new_key() if request.has_key else b""
+    hosts = tuple(node.host for node in request.nodes)
+    has_driver = _has_log_driver(client)
+
+    def make(index: int) -> str:
+        node = request.nodes[index]
+        config = requests.with_address(node.config, addresses[index])
+        if not has_driver:
+            del config["HostConfig"]["LogConfig"]
+        with engine.translated(f"making the container {node.name}"):
+            made = client.create_container_from_config(config, node.name)["Id"]
+            archive = delivery.archive(node, hosts, key, with_entry=with_entry)
+            client.put_archive(made, "/", archive)
+        return str(made)
+
+    def start(made: str) -> None:
+        with engine.translated(f"starting job {request.job}"):
+            client.start(made)
+
+    _each(_each(range(len(request.nodes)), make), start)
+
+
+def _has_log_driver(client: Any) -> bool:
+    """Whether the engine has the driver that we want; Podman has others, which are exact too."""
+    with engine.translated("asking the engine what it is"):
+        drivers = (client.info().get("Plugins") or {}).get("Log") or []
+    return requests.LOG_DRIVER in drivers
+
+
+def _each(items: Iterable[_Item], action: Callable[[_Item], _Result]) -> list[_Result]:
+    """Do something with each item, several at once; raise the first failure when all are done."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return [future.result() for future in [pool.submit(action, item) for item in items]]
+
+
+def _unless_gone(action: Callable[[], object]) -> None:
+    """Do what changes nothing where the thing is gone, or has ended, already."""
+    try:
+        with engine.translated("ending a job"):
+            action()
+    except BackendError as error:
+        if engine.status_code(error) not in (engine.NOT_FOUND, engine.CONFLICT):
+            raise
+
+
+# -- what is kept here ----------------------------------------------------------------------------
+
+
+def _job(handle: str) -> str:
+    job = handle.removeprefix(_SCHEME)
+    if not handle.startswith(_SCHEME) or "/" in job or not job:
+        raise JobNotFound(f"looking for {handle}: that is no handle of the docker backend")
+    return job
+
+
+@contextlib.contextmanager
+def _kept_files(folder: Path) -> Iterator[None]:
+    """Make our folder, and say in words when the disk is against us."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise BackendError(
+            f"keeping what is known of a job: {error.filename or folder}: {error.strerror}",
+            hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _kept(folder: Path) -> NativeStatus | None:
+    """Return how a job ended, if that was kept."""
+    try:
+        values = json.loads((folder / _STATE).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise BackendError(f"reading the state of a job: {folder / _STATE}: {error}") from error
+    return NativeStatus(**{**values, "state": JobState(values["state"])})
+
+
+def _kept_logs(folder: Path) -> list[Path]:
+    return sorted(folder.glob("node-*.log"), key=_index)
+
+
+def _index(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
+
+
+def _write(path: Path, data: bytes) -> None:
+    new = path.with_suffix(".new")
+    new.write_bytes(data)
+    new.replace(path)
+
+
+def _seconds(moment: str) -> float:
+    text = moment.replace("Z", "+00:00")
+    return datetime.fromisoformat(text).astimezone(timezone.utc).timestamp()

@@ -1,0 +1,110 @@
+"""What is put into a container before it starts: its folders, secrets, and the key for ssh."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import cloudjob
+from cloudjob.backends.docker import request as requests
+from cloudjob.backends.docker.request import GROUP_ID, USER_ID, NodeRequest
+from jobentry.contract import variables
+
+# The layout of ModelArts' containers, in any image.
+_FOLDERS = (
+    requests.HOME,
+    f"{requests.HOME}/modelarts",
+    f"{requests.HOME}/modelarts/inputs",
+    f"{requests.HOME}/modelarts/outputs",
+    f"{requests.HOME}/modelarts/log",
+    f"{requests.HOME}/modelarts/user-job-dir",
+    "/cache",
+)
+ENTRY = "/opt/cloudjob/jobentry.pyz"
+# An image says by this label which entry it has.
+ENTRY_LABEL = "cloudjob.entry"
+
+
+class _File(NamedTuple):
+    path: str
+    mode: int
+    data: bytes
+    is_users: bool = True
+
+
+def archive(node: NodeRequest, hosts: tuple[str, ...], key: bytes, *, with_entry: bool) -> bytes:
+    """Return the tar that is laid over the container's root.
+
+    It goes from this process to the engine and never lies on this machine's own disk. The folder of
+    the secrets is the job's user's, so that the entry can remove what it has read.
+
+    Args:
+        key: The private key of the job for ssh, empty for none.
+        with_entry: Whether the image has an entry of another version: both halves of a job are of
+            one, so ours goes over it.
+    """
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as members:
+        for path in _FOLDERS:
+            _add_folder(members, path, 0o755)
+        if node.env or key:
+            _add_folder(members, requests.DELIVERED, 0o700)
+        for file in _files(node, hosts, key, with_entry=with_entry):
+            member = _member(file.path, file.mode, is_users=file.is_users)
+            member.size = len(file.data)
+            members.addfile(member, io.BytesIO(file.data))
+    return data.getvalue()
+
+
+def entry() -> bytes:
+    """Return the entry of this cloudjob."""
+    return Path(cloudjob.__file__).with_name("jobentry.pyz").read_bytes()
+
+
+def entry_digest() -> str:
+    """Return the hash by which an image says which entry it has."""
+    return hashlib.sha256(entry()).hexdigest()
+
+
+def new_key() -> bytes:
+    """Return a fresh ed25519 private key in OpenSSH's own format."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+
+
+def _files(
+    node: NodeRequest, hosts: tuple[str, ...], key: bytes, *, with_entry: bool
+) -> Iterator[_File]:
+    # Volcano's list of hosts, which ModelArts' own checks read.
+    listed = "".join(f"{host}\n" for host in hosts).encode("ascii")
+    yield _File("/etc/volcano/worker.host", 0o644, listed, is_users=False)
+    if key:
+        yield _File(requests.SSH_KEY, 0o400, key)
+    if node.env:
+        yield _File(requests.ENV_FILE, 0o400, variables.dump(node.env))
+    if with_entry:
+        yield _File(ENTRY, 0o755, entry(), is_users=False)
+
+
+def _add_folder(members: tarfile.TarFile, path: str, mode: int) -> None:
+    member = _member(path, mode, is_users=True)
+    member.type = tarfile.DIRTYPE
+    members.addfile(member)
+
+
+def _member(path: str, mode: int, *, is_users: bool) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(path.lstrip("/"))
+    member.mode = mode
+    if is_users:
+        member.uid, member.gid = USER_ID, GROUP_ID
+    return member

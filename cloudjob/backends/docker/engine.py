@@ -1,0 +1,117 @@
+"""The engine's socket: opened here, and whatever it says against us becomes one of our errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from cloudjob.errors import BackendError
+
+DEFAULT_HOST = "unix:///var/run/docker.sock"
+# The words of an engine that is asked for what is already so, or no longer there.
+NOT_FOUND, CONFLICT, NOT_MODIFIED = 404, 409, 304
+_LIMIT_S = 120
+
+
+def connect() -> Any:
+    """Return a client of the engine that ``DOCKER_HOST`` names, by default this machine's Docker.
+
+    Raises:
+        BackendError: There is no engine, or we may not speak to it.
+    """
+    try:
+        import docker
+    except ImportError as error:
+        raise BackendError(
+            "opening the docker backend: the Docker SDK is not installed",
+            hint="pip install 'cloudjob[docker]'",
+        ) from error
+    with translated(f"connecting to the engine at {host()}"):
+        return docker.APIClient(
+            **docker.utils.kwargs_from_env(), version="auto", timeout=_LIMIT_S, max_pool_size=64
+        )
+
+
+def host() -> str:
+    """Return where the engine listens."""
+    return os.environ.get("DOCKER_HOST") or DEFAULT_HOST
+
+
+def status_code(error: BaseException | None) -> int:
+    """Return the HTTP status with which the engine refused; 0 when it was something else."""
+    cause = error.__cause__ if isinstance(error, BackendError) else error
+    response = getattr(cause, "response", None)
+    return int(getattr(response, "status_code", 0) or 0)
+
+
+@contextlib.contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Turn whatever the SDK, its HTTP client and the system raise into ``BackendError``."""
+    import docker.errors
+    import requests.exceptions
+    import urllib3.exceptions
+
+    try:
+        yield
+    except docker.errors.APIError as error:
+        said = str(error.explanation or error).strip()
+        raise BackendError(f"{doing}: {said}", hint=_hint(said)) from error
+    except (
+        docker.errors.DockerException,
+        docker.errors.StreamParseError,
+        requests.exceptions.RequestException,
+        urllib3.exceptions.HTTPError,
+        OSError,
+    ) as error:
+        said, hint = _reason(error)
+        raise BackendError(f"{doing}: {said}", hint=hint) from error
+
+
+# What the engine says -> what to try.
+_HINTS = (
+    (
+        "bind source path does not exist",
+        "the engine must run on this machine when the store is a folder (file://)",
+    ),
+    ("could not select device driver", "this engine has no GPUs: docker.gpus must be 0"),
+    ("no space left", "docker system df shows what takes the room"),
+    ("non-overlapping IPv4", "too many networks: `cloudjob rm --orphans`, `docker network prune`"),
+    ("all predefined address pools", "`cloudjob rm --orphans`, or `docker network prune`"),
+    ("Minimum memory limit", "give docker.memory_gib a larger number"),
+    ("Range of CPUs", "give docker.cpus a number that this machine has"),
+)
+
+
+def _hint(said: str) -> str:
+    return next((hint for part, hint in _HINTS if part in said), "")
+
+
+def _reason(error: BaseException) -> tuple[str, str]:
+    """Return what came back and what to try, from the innermost error of a chain."""
+    found: BaseException | None = error
+    seen = []
+    while found is not None and found not in seen:
+        seen.append(found)
+        if isinstance(found, PermissionError):
+            return (
+                "permission denied",
+                "may this user use the engine? `sudo usermod -aG docker $USER`, then log in again",
+            )
+        if isinstance(found, (FileNotFoundError, ConnectionRefusedError)):
+            return (
+                "there is no engine",
+                "is it running? `sudo systemctl start docker`; DOCKER_HOST can name another",
+            )
+        found = _inner(found)
+    said = str(error).strip() or type(error).__name__
+    return said, "`docker info` says how the engine is; DOCKER_HOST names it"
+
+
+def _inner(error: BaseException) -> BaseException | None:
+    # requests and urllib3 keep the reason among the arguments, not in the chain.
+    for item in (error.__cause__, error.__context__, *error.args, getattr(error, "reason", None)):
+        if isinstance(item, BaseException) and item is not error:
+            return item
+    return None

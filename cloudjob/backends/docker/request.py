@@ -1,0 +1,319 @@
+"""What the engine is told of a job: one network, and one container a node. No I/O."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import posixpath
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from cloudjob import submission as submissions
+from cloudjob.errors import SpecError
+from cloudjob.spec import MASK, JobSpec, section
+from cloudjob.submission import Submission
+from jobentry.contract import names
+
+HOME = "/home/ma-user"
+# The user of ModelArts' containers.
+USER_ID, GROUP_ID = 1000, 100
+DEFAULT_IMAGE = "cloudjob/base:latest"
+
+JOB_LABEL = "cloudjob.job"
+NODE_LABEL = "cloudjob.node"
+OWNER_LABEL = "cloudjob.owner"
+GRACE_LABEL = "cloudjob.grace_s"
+MEMORY_LABEL = "cloudjob.memory_gib"
+
+# What is put into each container before it starts, for its user alone; the entry takes it away.
+DELIVERED = "/run/cloudjob"
+ENV_FILE = f"{DELIVERED}/env"
+SSH_KEY = f"{DELIVERED}/ssh-key"
+
+# An address is known when the network is there; the request is made before.
+UNKNOWN_ADDRESS = "0.0.0.0"
+# How long after its grace a node may live that was asked to end.
+PATIENCE_S = 15
+_GIB = 1 << 30
+# Byte for byte and never cut: the usual driver, json-file, turns bytes that are no UTF-8 into
+# U+FFFD, and this one drops old lines unless it may grow (both tried on 20.10).
+LOG_DRIVER = "local"
+_LOG = {
+    "Type": LOG_DRIVER,
+    "Config": {"max-size": "1000g", "max-file": "1", "compress": "false"},
+}
+
+
+# The usual seccomp profile of 20.10 refuses process_vm_readv between ranks; 4.1 then falls back to
+# other means, but with a line of complaint for each message (tried).
+_OPEN_MPI = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRequest:
+    """One container.
+
+    Args:
+        name: Its name in the engine.
+        config: The body of ``POST /containers/create``.
+        env: The variables of its entry that are not in ``config``: what nobody may read who
+            inspects the container, and what JSON cannot carry.
+    """
+
+    name: str
+    host: str
+    config: Mapping[str, Any]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class DockerRequest:
+    """What the engine is told.
+
+    Args:
+        network: The body of ``POST /networks/create``.
+        folder: The job's folder in the store when that is a folder of this machine, else empty.
+        outputs: Other folders of this machine that the nodes write to.
+        has_key: Whether the nodes get a key for ssh; it is made when the job is sent.
+    """
+
+    job: str
+    image: str
+    network: Mapping[str, Any]
+    nodes: tuple[NodeRequest, ...]
+    folder: str
+    outputs: tuple[str, ...]
+    has_key: bool
+    secret_names: tuple[str, ...]
+
+
+def build(submission: Submission, owner: str) -> DockerRequest:
+    """Return the request for ``submission``.
+
+    Args:
+        owner: Which cloudjob this job belongs to, so that a sweep leaves others' jobs alone.
+
+    Raises:
+        SpecError: The job asks for what this backend cannot do.
+    """
+    spec = submission.spec
+    _check(spec)
+    hosts = submissions.host_names(submission)
+    folder = posixpath.dirname(_path(submission.code_uri))
+    outputs = _outputs(submission, folder)
+    labels = {
+        JOB_LABEL: submission.job,
+        OWNER_LABEL: owner,
+        GRACE_LABEL: repr(spec.grace_s),
+        MEMORY_LABEL: repr(section(spec, "docker")["memory_gib"]),
+    }
+    network = f"cloudjob-{submission.job}"
+    image = spec.image or DEFAULT_IMAGE
+    common = {
+        "Image": image,
+        "Cmd": [spec.script, *spec.args],
+        "User": f"{USER_ID}:{GROUP_ID}",
+        "WorkingDir": HOME,
+        "StopSignal": "SIGTERM",
+        "StopTimeout": math.ceil(spec.grace_s) + PATIENCE_S,
+        "HostConfig": {**_limits(spec), "NetworkMode": network, **_mounts(spec, folder, outputs)},
+    }
+    return DockerRequest(
+        job=submission.job,
+        image=image,
+        network={"Name": network, "Driver": "bridge", "Labels": labels, "CheckDuplicate": True},
+        nodes=tuple(
+            _node(submission, index, hosts, {**common, "Labels": labels}, network)
+            for index in range(len(hosts))
+        ),
+        folder=folder,
+        outputs=outputs,
+        has_key=len(hosts) > 1,
+        secret_names=tuple(spec.secrets),
+    )
+
+
+def show(request: DockerRequest) -> dict[str, Any]:
+    """Return ``request`` as plain JSON values, secrets as ``***``."""
+    return {
+        "network": copy.deepcopy(dict(request.network)),
+        "containers": [
+            {
+                "name": node.name,
+                "config": copy.deepcopy(dict(node.config)),
+                "delivered": {
+                    name: MASK if name in request.secret_names else value
+                    for name, value in node.env.items()
+                },
+            }
+            for node in request.nodes
+        ],
+    }
+
+
+def environment(node: NodeRequest) -> dict[str, str]:
+    """Return the variables that the entry of this node is given."""
+    pairs = (text.partition("=") for text in node.config["Env"])
+    given = {**{name: value for name, _, value in pairs}, **node.env}
+    # The entry takes in what stands in this file; a dry run has no such file.
+    given.pop(names.CLOUDJOB_ENV_FILE, None)
+    return given
+
+
+def with_address(config: Mapping[str, Any], address: str) -> dict[str, Any]:
+    """Return a container's configuration with the address that it has in its network."""
+    known = copy.deepcopy(dict(config))
+    unknown = {f"{name}={UNKNOWN_ADDRESS}": name for name in _ADDRESSES}
+    known["Env"] = [
+        f"{unknown[text]}={address}" if text in unknown else text for text in known["Env"]
+    ]
+    for endpoint in known["NetworkingConfig"]["EndpointsConfig"].values():
+        endpoint["IPAMConfig"] = {"IPv4Address": address}
+    return known
+
+
+_ADDRESSES = (names.MA_CURRENT_IP, names.MA_CURRENT_HOST_IP)
+
+
+def _node(
+    submission: Submission,
+    index: int,
+    hosts: tuple[str, ...],
+    common: Mapping[str, Any],
+    network: str,
+) -> NodeRequest:
+    spec = submission.spec
+    host = hosts[index]
+    short, _, domain = host.partition(".")
+    node = submissions.node_env(submission, index, hosts)
+    if len(hosts) > 1:
+        node = node._replace(ssh_key=SSH_KEY)
+    variables = {
+        **_OPEN_MPI,
+        **submissions.variables(submission, node, home=HOME, address=UNKNOWN_ADDRESS),
+    }
+    variables.update({name: value for name, value in _gpus(spec).items() if name not in spec.env})
+    hidden = {
+        name: value
+        for name, value in variables.items()
+        if name in spec.secrets or not _is_utf8(value)
+    }
+    if hidden:
+        variables[names.CLOUDJOB_ENV_FILE] = ENV_FILE
+    shown = [f"{name}={value}" for name, value in sorted(variables.items()) if name not in hidden]
+    config = {
+        **common,
+        "Hostname": short,
+        "Domainname": domain,
+        "Env": shown,
+        "Labels": {**common["Labels"], NODE_LABEL: str(index)},
+        "NetworkingConfig": {"EndpointsConfig": {network: {"Aliases": [short, host]}}},
+    }
+    return NodeRequest(name=short, host=host, config=config, env=hidden)
+
+
+def _limits(spec: JobSpec) -> dict[str, Any]:
+    """What one container may use, and what it may not do."""
+    options = section(spec, "docker")
+    limits: dict[str, Any] = {
+        "ShmSize": int(_number(options["shm_gib"]) * _GIB),
+        "LogConfig": _LOG,
+        "RestartPolicy": {"Name": "no"},
+        # As on the platform: nothing in a container may become root.
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges:true"],
+    }
+    memory_bytes = int(_number(options["memory_gib"]) * _GIB)
+    if memory_bytes:
+        # Swap counts with memory, or the limit would only make the job slow.
+        limits.update(Memory=memory_bytes, MemorySwap=memory_bytes)
+    cpus = _number(options["cpus"])
+    if cpus:
+        limits["NanoCpus"] = int(cpus * 1e9)
+    gpus = int(_number(options["gpus"]))
+    if gpus:
+        limits["DeviceRequests"] = [{"Driver": "", "Count": gpus, "Capabilities": [["gpu"]]}]
+    return limits
+
+
+def _gpus(spec: JobSpec) -> dict[str, str]:
+    """What ModelArts says on a flavor with GPUs."""
+    gpus = int(_number(section(spec, "docker")["gpus"]))
+    if not gpus:
+        return {}
+    return {
+        names.MA_NUM_GPUS: str(gpus),
+        "NCCL_DEBUG": "INFO",
+        "NCCL_IB_HCA": "^mlx5_bond_0",
+        "NCCL_SOCKET_IFNAME": "bond0,eth0",
+    }
+
+
+def _mounts(spec: JobSpec, folder: str, outputs: tuple[str, ...]) -> dict[str, Any]:
+    """Folders of this machine under the same path, so that a ``file://`` URI means the same."""
+    inputs = dict.fromkeys(path for path in map(_path, spec.inputs.values()) if path)
+    writable = [path for path in (folder, *outputs) if path]
+    mounts = [
+        *({"Type": "bind", "Source": path, "Target": path} for path in writable),
+        *(
+            {"Type": "bind", "Source": path, "Target": path, "ReadOnly": True}
+            for path in inputs
+            if not any(_is_below(path, other) for other in writable)
+        ),
+    ]
+    return {"Mounts": mounts} if mounts else {}
+
+
+def _outputs(submission: Submission, folder: str) -> tuple[str, ...]:
+    """Return the folders outside the job's own that outputs are kept in."""
+    paths = dict.fromkeys(_path(uri) for _, uri in submission.outputs)
+    return tuple(path for path in paths if path and not (folder and _is_below(path, folder)))
+
+
+def _path(uri: str) -> str:
+    """Return the path of a ``file://`` URI; empty for every other URI."""
+    if not uri.startswith("file://"):
+        return ""
+    path = uri.removeprefix("file://").removeprefix("localhost")
+    return os.fsdecode(unquote_to_bytes(os.fsencode(path))).rstrip("/")
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+def _check(spec: JobSpec) -> None:
+    problems = list(_problems(spec))
+    if problems:
+        raise SpecError(problems)
+
+
+def _problems(spec: JobSpec) -> Iterator[str]:
+    if spec.retries:
+        # Who submitted may be gone when the job fails, and an engine restarts containers one by
+        # one, while a job starts again as a whole.
+        yield (
+            f"retries: the docker backend does not start a job again "
+            f"(given {spec.retries}; allowed 0)"
+        )
+    # The engine's API is JSON, which has no bytes. (Variables travel in a file when they need to.)
+    for index, word in enumerate((spec.script, *spec.args)):
+        if not _is_utf8(word):
+            key = f"args[{index - 1}]" if index else "script"
+            yield f"{key}: holds bytes that are no UTF-8, which an engine cannot be told"
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, (int, float))
+    return float(value)

@@ -1,0 +1,65 @@
+"""A folder of this machine that the user of the containers shall write to, and we shall read.
+
+Containers run as uid 1000, gid 100, whoever we are, and they see a mounted folder with the owners
+and modes that it has here. What they leave there (the record, outputs) is private to its writer,
+but for a folder that is open to all: the entry makes its files as open as the folder they are in.
+
+- We are uid 1000, as on most laptops: all files are ours on both sides, and stay private.
+- We are root: the folder is given to uid 1000 and stays private; root reads all.
+- We are someone else, or the engine maps users (rootless, userns-remap), so that nobody here can
+  say who uid 1000 is: the folder is open to all (0777, what is in it 0666) behind a folder that
+  only we can enter, so nobody else gets there; a folder without such a guard is refused. What the
+  containers leave there is open too, so we can read and remove it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from cloudjob.backends.docker.request import GROUP_ID, USER_ID
+from cloudjob.errors import BackendError
+
+
+def open_folder(folder: Path, *, maps_users: bool) -> None:
+    """Let the containers' user read and write in ``folder``, which is ours.
+
+    Raises:
+        BackendError: It would be open to others on this machine.
+    """
+    user = os.geteuid()
+    if not maps_users and user == USER_ID:
+        return
+    if not maps_users and user == 0:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, USER_ID, GROUP_ID, follow_symlinks=False)
+        return
+    guard = folder.parent
+    if stat.S_IMODE(guard.stat().st_mode) & 0o077:
+        raise BackendError(
+            f"sharing {folder} with containers: anybody on this machine could enter {guard}",
+            hint=f"chmod 700 {guard}, or use the default store",
+        )
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+
+
+def check_output(folder: Path, *, maps_users: bool) -> None:
+    """Make a folder for outputs if there is none, and see that the containers can write there.
+
+    Raises:
+        BackendError: They cannot; the job would find out at its end.
+    """
+    if not folder.exists():
+        folder.mkdir(mode=0o700, parents=True)
+        if os.geteuid() == 0 and not maps_users:
+            os.chown(folder, USER_ID, GROUP_ID)
+    state = folder.stat()
+    is_open = state.st_mode & 0o003 == 0o003
+    is_theirs = state.st_uid == USER_ID and not maps_users
+    if not (is_open or is_theirs):
+        raise BackendError(
+            f"sharing the output folder {folder}: containers run as uid {USER_ID} and cannot write",
+            hint=f"chown {USER_ID}:{GROUP_ID} {folder}, or leave out the output's URI",
+        )

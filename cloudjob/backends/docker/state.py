@@ -1,0 +1,119 @@
+"""What the engine says of a job's containers, and what that means for the job. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cloudjob.backends.base import NativeStatus
+from cloudjob.backends.docker.request import MEMORY_LABEL, NODE_LABEL
+from cloudjob.status import JobState
+
+# The engine's word for a container -> where its node stands; any other word is UNKNOWN.
+_STATES = {
+    "created": JobState.PENDING,
+    "initialized": JobState.PENDING,
+    "running": JobState.RUNNING,
+    "paused": JobState.RUNNING,
+    "restarting": JobState.RUNNING,
+    "stopping": JobState.RUNNING,
+    "removing": JobState.RUNNING,
+    "exited": JobState.RUNNING,
+    "stopped": JobState.RUNNING,
+    "dead": JobState.RUNNING,
+}
+_OVER = ("exited", "stopped", "dead", "removing")
+# Docker's way to say that something has not happened.
+_NEVER = "0001-"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One node as the engine sees it; the second half is known when it was inspected."""
+
+    id: str
+    node: int
+    host: str
+    native: str
+    labels: Mapping[str, str]
+    started_at: str = ""
+    ended_at: str = ""
+    exit_code: int | None = None
+    is_out_of_memory: bool = False
+    error: str = ""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it may still do something."""
+        return self.native not in _OVER
+
+    def inspected(self, found: Mapping[str, Any]) -> Container:
+        """Return this with what ``inspect`` knows of it."""
+        state = found["State"]
+        return replace(
+            self,
+            native=str(state["Status"]),
+            started_at=_moment(state["StartedAt"]),
+            ended_at=_moment(state["FinishedAt"]),
+            exit_code=state["ExitCode"],
+            is_out_of_memory=bool(state.get("OOMKilled")),
+            error=str(state.get("Error") or ""),
+        )
+
+
+def container(found: Mapping[str, Any]) -> Container:
+    """Return one item of the engine's list."""
+    labels = found["Labels"]
+    names = found.get("Names") or ["/"]
+    return Container(
+        id=found["Id"],
+        node=int(labels[NODE_LABEL]),
+        host=names[0].lstrip("/"),
+        native=str(found["State"]).lower(),
+        labels=labels,
+    )
+
+
+def status_of(found: list[Container], *, is_cancelled: bool, has_ended: bool) -> NativeStatus:
+    """Return where a job with these containers, at least one, stands."""
+    head = next((item for item in found if item.node == 0), None)
+    if not has_ended:
+        item = head or found[0]
+        return NativeStatus(_STATES.get(item.native, JobState.UNKNOWN), item.native)
+    starts = [item.started_at for item in found if item.started_at]
+    ends = [item.ended_at for item in found if item.ended_at]
+    status = NativeStatus(
+        state=JobState.FAILED,
+        native=head.native if head else "removed",
+        started_at=min(starts, default=None),
+        ended_at=(head.ended_at if head else "") or max(ends, default=None),
+        exit_code=head.exit_code if head else None,
+        reason=_reason(found),
+    )
+    if is_cancelled:
+        return replace(status, state=JobState.CANCELLED)
+    if head is None:
+        return replace(status, message="the container of node 0 was removed", node=0)
+    if head.exit_code == 0:
+        return replace(status, state=JobState.SUCCEEDED)
+    message = head.error or f"node 0 ({head.host}) ended with exit code {head.exit_code}"
+    return replace(status, message=message, node=0)
+
+
+def _reason(found: list[Container]) -> str:
+    """Return what the entry cannot know: which nodes ran out of memory."""
+    full = [item for item in found if item.is_out_of_memory]
+    if not full:
+        return ""
+    nodes = ", ".join(f"node {item.node} ({item.host})" for item in full)
+    limit = float(full[0].labels.get(MEMORY_LABEL, "0"))
+    return f"out of memory: {nodes}" + (f", which may use {limit:g} GiB" if limit else "")
+
+
+def _moment(text: str) -> str:
+    """Return the engine's time in RFC 3339 with milliseconds; empty for never."""
+    if not text or text.startswith(_NEVER):
+        return ""
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    return f"{whole}.{(fraction + '000')[:3]}Z"

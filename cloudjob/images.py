@@ -1,0 +1,262 @@
+"""Builds the container images of ``images/``, each under a tag that says what it was made of."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cloudjob
+from cloudjob.backends.docker import delivery, engine
+from cloudjob.errors import BackendError, UsageError
+
+REPOSITORY = "cloudjob"
+# What an image says of itself.
+INPUTS_LABEL = "cloudjob.inputs"
+# The stage of a build in which pip runs; with a configuration of the user's nothing of it stays.
+_STAGE_LABEL = "cloudjob.stage=packages"
+_CA_BUNDLE = "images/ca.pem"
+_PIP_CONFIG = "images/pip.conf"
+_ENTRY = "cloudjob/jobentry.pyz"
+
+
+class Recipe(NamedTuple):
+    """What an image is made of.
+
+    Args:
+        dockerfile: Its text.
+        files: What it copies: path in the build's context -> bytes.
+        base: The image it begins with.
+    """
+
+    name: str
+    dockerfile: str
+    files: Mapping[str, bytes]
+    base: str
+
+
+class Built(NamedTuple):
+    """An image that is there."""
+
+    tag: str
+    id: str
+    is_new: bool
+
+
+def names() -> list[str]:
+    """Return the images that can be built."""
+    return sorted(path.name.removesuffix(".Dockerfile") for path in _folder().glob("*.Dockerfile"))
+
+
+def build(
+    name: str,
+    *,
+    base: str = "",
+    ca_bundle: str = "",
+    pip_config: str = "",
+    tell: Callable[[str], None] = lambda _: None,
+) -> Built:
+    """Build the image ``name`` unless it is there, and return it.
+
+    Args:
+        base: The image to begin with, instead of the Dockerfile's own.
+        ca_bundle: A file of certificates that pip trusts during the build.
+        pip_config: A pip configuration that is used during the build.
+        tell: Called with each line of progress.
+
+    Raises:
+        BackendError: The engine cannot be reached, or the build failed.
+        UsageError: There is no such image, or a file cannot be read.
+    """
+    extra = {_CA_BUNDLE: _given(ca_bundle), _PIP_CONFIG: _given(pip_config)}
+    given = {path: data for path, data in extra.items() if data}
+    client = engine.connect()
+    with contextlib.closing(client):
+        built = _build(client, recipe_of(name, base), given, tell)
+        with engine.translated(f"tagging {built.tag}"):
+            client.tag(built.id, f"{REPOSITORY}/{name}", "latest")
+    return built
+
+
+def recipe_of(name: str, base: str = "") -> Recipe:
+    """Return what the image ``name`` is made of.
+
+    Raises:
+        UsageError: There is no such image.
+    """
+    if name not in names():
+        raise UsageError(
+            f"building the image {name}: there is no such image",
+            hint=f"choose one of {', '.join(names())}",
+        )
+    text = (_folder() / f"{name}.Dockerfile").read_text(encoding="utf-8")
+    files = {path: data for path, data in _files(name) if path in text}
+    return Recipe(name, text, files, base or _default_base(text))
+
+
+def inputs(recipe: Recipe, base_id: str) -> str:
+    """Return the hash of all that goes into an image, and so of what comes out.
+
+    Neither the CA bundle nor the pip configuration counts: they say where packages come from, not
+    which, and nobody may guess at them by their hash.
+    """
+    digest = hashlib.sha256()
+    parts = {"Dockerfile": recipe.dockerfile.encode("utf-8"), "BASE": base_id.encode("ascii")}
+    for key, data in sorted({**recipe.files, **parts}.items()):
+        digest.update(b"%s\0%d\0%s" % (key.encode("utf-8"), len(data), data))
+    return digest.hexdigest()
+
+
+def context(recipe: Recipe, extra: Mapping[str, bytes]) -> bytes:
+    """Return the archive that the engine builds from, the same bytes for the same files."""
+    data = io.BytesIO()
+    files = {**recipe.files, **extra, "Dockerfile": recipe.dockerfile.encode("utf-8")}
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for path, content in sorted(files.items()):
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            member.mode = 0o755 if content.startswith(b"#!") else 0o644
+            archive.addfile(member, io.BytesIO(content))
+    return data.getvalue()
+
+
+def _build(
+    client: Any, recipe: Recipe, extra: Mapping[str, bytes], tell: Callable[[str], None]
+) -> Built:
+    base, base_id = _base(client, recipe, tell)
+    digest = inputs(recipe, base_id)
+    tag = f"{REPOSITORY}/{recipe.name}:{digest[:12]}"
+    found = _image_id(client, tag)
+    if found:
+        return Built(tag, found, is_new=False)
+    tell(f"building {tag} from {base}")
+    labels = {
+        "cloudjob.image": recipe.name,
+        INPUTS_LABEL: digest,
+        delivery.ENTRY_LABEL: delivery.entry_digest(),
+    }
+    try:
+        with engine.translated(f"building {tag}"):
+            stream = client.build(
+                fileobj=io.BytesIO(context(recipe, extra)),
+                custom_context=True,
+                tag=tag,
+                buildargs={"BASE": base},
+                labels=labels,
+                rm=True,
+                forcerm=True,
+                decode=True,
+                timeout=None,
+            )
+            _follow(stream, tag, tell)
+    finally:
+        if extra:
+            with engine.translated("removing the stage of the build that had your files"):
+                client.prune_images({"dangling": True, "label": [_STAGE_LABEL]})
+    return Built(tag, _image_id(client, tag), is_new=True)
+
+
+def _base(client: Any, recipe: Recipe, tell: Callable[[str], None]) -> tuple[str, str]:
+    """Return name and id of the image to begin with, built or pulled when it is not there."""
+    base = recipe.base
+    if base == f"{REPOSITORY}/base:latest" and recipe.name != "base":
+        # Ours as it is now, whatever was built last under this name.
+        inner = _build(client, recipe_of("base"), {}, tell)
+        return inner.tag, inner.id
+    found = _image_id(client, base)
+    if found:
+        return base, found
+    tell(f"pulling {base}")
+    try:
+        with engine.translated(f"pulling {base}"):
+            repository, tag = _parted(base)
+            _follow(client.pull(repository, tag=tag, stream=True, decode=True), base, tell)
+    except BackendError as error:
+        hint = "images/README.md says how to make debian:bookworm-slim without a registry"
+        raise BackendError(error.message, hint=error.hint or hint) from error
+    return base, _image_id(client, base)
+
+
+def _image_id(client: Any, reference: str) -> str:
+    """Return the id of an image, empty when the engine does not have it."""
+    try:
+        with engine.translated(f"looking for the image {reference}"):
+            return str(client.inspect_image(reference)["Id"])
+    except BackendError as error:
+        if engine.status_code(error) == engine.NOT_FOUND:
+            return ""
+        raise
+
+
+def _follow(stream: Iterator[dict[str, Any]], what: str, tell: Callable[[str], None]) -> None:
+    """Tell each line of a build or pull; raise when the engine says that it failed."""
+    last: list[str] = []
+    for word in stream:
+        if "error" in word:
+            said = str(word["error"]).strip()
+            tail = f": {last[-1]}" if last and not last[-1].startswith("Step ") else ""
+            raise BackendError(f"building {what}: {said}{tail}", hint=_hint([said, *last]))
+        # A download's progress comes many times a second; what it is about comes once.
+        text = str(word.get("stream") or ("" if "progress" in word else word.get("status", "")))
+        for line in text.splitlines():
+            if line.strip():
+                last = [*last[-20:], line.strip()]
+                tell(line.rstrip())
+
+
+def _hint(lines: list[str]) -> str:
+    text = "\n".join(lines)
+    if "CERTIFICATE_VERIFY_FAILED" in text or "SSLError" in text:
+        return "pip does not trust the index: --ca-bundle FILE"
+    if "No matching distribution" in text:
+        return "the index does not have it: --pip-config FILE can name another"
+    return ""
+
+
+def _parted(reference: str) -> tuple[str, str]:
+    """Part an image's name from its tag; a colon before the last slash is a port."""
+    name, colon, tag = reference.rpartition(":")
+    if not colon or "/" in tag or "@" in reference:
+        return reference, "" if "@" in reference else "latest"
+    return name, tag
+
+
+def _default_base(text: str) -> str:
+    line = next(line for line in text.splitlines() if line.startswith("ARG BASE="))
+    return line.removeprefix("ARG BASE=").strip()
+
+
+def _files(name: str) -> Iterator[tuple[str, bytes]]:
+    package = Path(cloudjob.__file__).parent
+    boot = package / "boot.sh"
+    if not boot.exists():  # an editable install: the sources as they lie in the project
+        boot = package.parent / "entrypoints" / "boot.sh"
+    yield _ENTRY, delivery.entry()
+    yield "entrypoints/boot.sh", _read(boot)
+    yield "images/pip-install.sh", _read(_folder() / "pip-install.sh")
+    requirements = _folder() / f"{name}.txt"
+    if requirements.exists():
+        yield f"images/{name}.txt", _read(requirements)
+
+
+def _folder() -> Path:
+    package = Path(cloudjob.__file__).parent
+    inside = package / "dockerfiles"
+    return inside if inside.is_dir() else package.parent / "images"
+
+
+def _given(path: str) -> bytes:
+    return _read(Path(path)) if path else b""
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"reading {path}: {(error.strerror or str(error)).lower()}", hint="is the path right?"
+        ) from error

@@ -1,0 +1,36 @@
+# The image of a node: python3, Open MPI, ssh, an init, an ordinary user, and cloudjob's entry.
+#
+#   cloudjob image build base                        on Debian, Open MPI 4.1
+#   cloudjob image build base --base REF             on another Debian or Ubuntu, say one with CUDA
+#   docker build -f images/base.Dockerfile .         by hand, in the folder of the project
+#
+# images/README.md says what any other image must have.
+ARG BASE=debian:bookworm-slim
+# hadolint ignore=DL3006
+FROM ${BASE}
+
+# hadolint ignore=DL3002
+USER 0
+
+# Host keys that the package makes would be everybody's: every job brings a key of its own.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        ca-certificates openmpi-bin openssh-client openssh-server python3 tini \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/archives/*.deb /var/cache/debconf/*-old \
+        /var/log/apt /var/log/dpkg.log /etc/ssh/ssh_host_*
+
+# The user of ModelArts: uid 1000, gid 100. Debian has a group 100 by another name, which will do.
+RUN getent group 100 >/dev/null || groupadd --gid 100 ma-group; \
+    getent passwd 1000 >/dev/null \
+    || useradd --uid 1000 --gid 100 --home-dir /home/ma-user --create-home --shell /bin/bash ma-user; \
+    mkdir -p /home/ma-user /cache && chown 1000:100 /home/ma-user /cache
+
+COPY cloudjob/jobentry.pyz entrypoints/boot.sh /opt/cloudjob/
+
+USER 1000:100
+WORKDIR /home/ma-user
+ENV HOME=/home/ma-user LANG=C.UTF-8 PYTHONUNBUFFERED=1
+
+# PID 1 reaps. A signal goes to the entry alone, once: the entry tells the ranks (so no `tini -g`).
+ENTRYPOINT ["/usr/bin/tini", "--", "/opt/cloudjob/boot.sh"]

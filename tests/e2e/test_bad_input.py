@@ -1,0 +1,520 @@
+"""Whatever is wrong is told in a line with a hint and the documented code: no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.one_mpi
+
+
+def refused(done, code, *words, hint=True):
+    """The command was refused: one `error:` line that holds ``words``, a hint, an exit code."""
+    text = done.err.decode("utf-8", "backslashreplace")
+    assert "Traceback" not in text, done
+    lines = text.splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert errors, done
+    assert done.code == code, done
+    for word in words:
+        assert word in "\n".join(errors), (word, text)
+    if hint:
+        assert any(line.startswith("hint: ") for line in lines), text
+    assert all(
+        line.startswith(("error: ", "hint: ", "left out of the package")) for line in lines
+    ), text
+    assert done.out == b""
+
+
+@pytest.fixture
+def script(cloud):
+    """A script that would run."""
+    cloud.write("job.py", "print('it ran')\n")
+    return "job.py"
+
+
+def test_no_words_print_help(cloud):
+    """A bare `cloudjob` shows what there is."""
+    assert cloud.cli().code == 2
+    assert cloud.cli("--help").code == 0
+    assert b"submit" in cloud.cli("--help").out
+
+
+WORDS = [
+    (["submit"], 2, "script"),
+    (["submit", "absent.py"], 3, "absent.py"),
+    (["submit", "jbo.py"], 3, "jbo.py"),
+    (["submit", "folder"], 3, "folder"),
+    (["submit", "../outside.py"], 2, "outside"),
+    (["submit", "/etc/passwd"], 2, "/etc/passwd"),
+    (["submit", "--source", "/nowhere", "job.py"], 3, "/nowhere"),
+    (["submit", "--source", "job.py", "job.py"], 3, "job.py"),
+    (["submit", "--nodes", "0", "job.py"], 2, "nodes"),
+    (["submit", "--nodes", "-1", "job.py"], 2, "nodes"),
+    (["submit", "--nodes", "10000000000", "job.py"], 2, "nodes"),
+    (["submit", "--nodes", "9" * 5000, "job.py"], 2, "nodes"),
+    (["submit", "--nodes", "x", "job.py"], 2, "nodes"),
+    (["submit", "--nodes", "1.5", "job.py"], 2, "nodes"),
+    (["submit", "--nodes", "", "job.py"], 2, "nodes"),
+    (["submit", "--nodes", "٣", "job.py"], 2, "nodes"),
+    (["submit", "--nodes", "10000", "--procs-per-node", "1024", "job.py"], 2, "nodes"),
+    (["submit", "--timeout-min", "nan", "job.py"], 2, "timeout_min"),
+    (["submit", "--timeout-min", "-1", "job.py"], 2, "timeout_min"),
+    (["submit", "--grace-s", "inf", "job.py"], 2, "grace_s"),
+    (["submit", "--backend", "proces", "job.py"], 2, "process"),
+    (["submit", "--launcher", "mpirum", "job.py"], 2, "mpirun"),
+    (["submit", "--nodse", "2", "job.py"], 2, "--nodse"),
+    (["submit", "--node", "2", "job.py"], 2, "--node"),
+    (["submit", "--nodes"], 2, "--nodes"),
+    (["submit", "-e", "NOT_SET_HERE", "job.py"], 2, "NOT_SET_HERE"),
+    (["submit", "-e", "1X=2", "job.py"], 2, "1X"),
+    (["submit", "-e", "=2", "job.py"], 2, "env"),
+    (["submit", "-e", "MA_X=2", "job.py"], 2, "MA_"),
+    (["submit", "-e", "CLOUDJOB_X=2", "job.py"], 2, "CLOUDJOB_"),
+    (["submit", "-e", "A=1", "--secret", "A=@job.py", "job.py"], 2, "A"),
+    (["submit", "--env-file", "absent.env", "job.py"], 2, "absent.env"),
+    (["submit", "--secret", "A=@absent", "job.py"], 2, "absent"),
+    (["submit", "--name", "a b", "job.py"], 2, "name"),
+    (["submit", "--name", "x" * 65, "job.py"], 2, "name"),
+    (["submit", "--name", "Grüße", "job.py"], 2, "name"),
+    (["submit", "--input", "data", "job.py"], 2, "data"),
+    (["submit", "--config", "absent.yaml", "job.py"], 2, "absent.yaml"),
+    (["submit", "--store", "nonsense://x", "job.py"], 4, "nonsense"),
+    (["sumbit", "job.py"], 2, "sumbit"),
+    (["status"], 2, "JOB"),
+    (["status", "no-such-job"], 6, "no-such-job"),
+    (["logs", "no-such-job"], 6, "no-such-job"),
+    (["wait", "no-such-job"], 6, "no-such-job"),
+    (["cancel", "no-such-job"], 6, "no-such-job"),
+    (["outputs", "no-such-job"], 6, "no-such-job"),
+    (["status", ""], 6, ""),
+    (["status", "../../etc"], 6, ""),
+    (["status", "process://local/x"], 6, "x"),
+    (["logs", "--rank", "x", "job"], 2, "rank"),
+    (["logs", "--raw", "job"], 6, "job"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    WORDS,
+    ids=lambda value: None if isinstance(value, int | str) else " ".join(value)[:60],
+)
+def test_words_that_make_no_sense(cloud, script, words, code, told):
+    """Each is refused, and nothing is started."""
+    (cloud.source / "folder").mkdir()
+
+    done = cloud.cli(*words, limit_s=20)
+
+    refused(done, code, told, hint=False)
+    assert cloud.jobs() == []
+
+
+def test_every_refusal_has_a_hint(cloud, script):
+    """What to try next stands behind each error."""
+    (cloud.source / "folder").mkdir()
+
+    without = [words for words, _, _ in WORDS if b"hint: " not in cloud.cli(*words, limit_s=20).err]
+
+    assert without == []
+
+
+@pytest.mark.parametrize(
+    ("word", "near"), [("--backend=proccess", "process"), ("--launcher=mpi-run", "mpirun")]
+)
+def test_the_nearest_name_is_told(cloud, script, word, near):
+    """A typing error is answered with what was meant."""
+    refused(cloud.cli("submit", word, script), 2, f"'{near}'", hint=False)
+
+
+def test_the_nearest_option_is_told(cloud, script):
+    """So is one in an option."""
+    done = cloud.cli("submit", "--nodse", "2", script)
+    assert b"--nodes" in done.err, done
+
+
+def test_the_nearest_script_is_told(cloud, script):
+    """So is one in the script's name."""
+    done = cloud.cli("submit", "jbo.py")
+    assert b"job.py" in done.err, done
+
+
+def test_every_fault_is_told_at_once(cloud, script):
+    """Not the first only."""
+    done = cloud.cli(
+        "submit", "--nodes", "0", "--backend", "x", "--name", "a b", "-e", "MA_A=1", script
+    )
+
+    errors = [line for line in done.err.splitlines() if line.startswith(b"error: ")]
+    assert len(errors) == 4, done
+
+
+def test_a_script_that_cannot_be_read(cloud, script):
+    """It is named; as root the file can be read, so another user asks."""
+    (cloud.source / script).chmod(0)
+    if os.geteuid() == 0:
+        pytest.skip("root reads everything; see test_user.py")
+    refused(cloud.cli("submit", script), 3, script)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("nodes: [1, 2\nscript: job.py\n", ":2:"),
+        ("script: job.py\n\tnodes: 2\n", ":2:"),
+        ("a: b: c\n", ":1:"),
+    ],
+)
+def test_broken_yaml(cloud, script, text, place):
+    """File, line and column are told."""
+    cloud.write("job.yaml", text)
+
+    done = cloud.cli("submit", "--config", "job.yaml")
+
+    refused(done, 2, "job.yaml", place)
+    assert re.search(rb"job\.yaml:\d+:\d+", done.err), done
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("nodez: 2\n", "nodes"),
+        ("nodes: two\n", "nodes"),
+        ("nodes: 2\nnodes: 3\n", "nodes"),
+        ("- a\n", "job.yaml"),
+        ("script: [a]\n", "script"),
+        ("env: 3\n", "env"),
+        ("\xff", "job.yaml"),
+        ("process: {pyhton: x}\n", "python"),
+        ("nodes: true\n", "nodes"),
+        ("a: &a [*a]\n", "a"),
+        ("!!python/object:os.system {}\n", "job.yaml"),
+    ],
+)
+def test_yaml_that_makes_no_sense(cloud, script, text, told):
+    """Unknown keys and wrong types are told with where they stand."""
+    (cloud.source / "job.yaml").write_bytes(text.encode("latin-1"))
+
+    refused(cloud.cli("submit", "--config", "job.yaml", script), 2, told, hint=False)
+
+
+def test_no_mpirun_anywhere(cloud, script):
+    """The message says what to install."""
+    tools = cloud.folder / "tools"
+    tools.mkdir()
+    for name in ("sh", "env", "cat"):
+        (tools / name).symlink_to(f"/usr/bin/{name}")
+    venv = cloud.folder / "venv"
+    subprocess.run(
+        [cloud.python, "-m", "venv", "--without-pip", "--system-site-packages", venv], check=True
+    )
+    packages = next(venv.glob("lib/python*/site-packages"))
+    import yaml
+
+    import cloudjob
+    import jobentry
+
+    roots = {str(Path(module.__file__).parent.parent) for module in (cloudjob, jobentry, yaml)}
+    (packages / "paths.pth").write_text("\n".join(sorted(roots)))
+    cloud.python = str(venv / "bin" / "python")
+
+    done = cloud.cli("submit", script, env={"PATH": str(tools)})
+
+    refused(done, 5, "mpirun")
+    assert b"openmpi" in done.err.lower(), done
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("echo 'HYDRA build details:'; echo ' Version: 4.1'", "Open MPI"),
+        ("echo 'mpirun (Open MPI) 3.1.6'", "3.1"),
+        ("echo 'mpirun (Open MPI) 6.0.0'", "6.0"),
+        ("exit 1", "mpirun"),
+        ("kill -9 $$", "mpirun"),
+        ("head -c 3000000 /dev/urandom", "mpirun"),
+    ],
+    ids=["mpich", "3.1", "6.0", "fails", "dies", "noise"],
+)
+def test_an_mpirun_that_cannot_be_driven(cloud, script, text, told):
+    """It is named, with what it says; the job ends, or is not begun."""
+    tools = cloud.folder / "tools"
+    tools.mkdir()
+    (tools / "mpirun").write_text(f"#!/bin/sh\n{text}\n")
+    (tools / "mpirun").chmod(0o755)
+
+    done = cloud.cli(
+        "submit", "--nodes", "2", script, env={"PATH": f"{tools}:/usr/bin:/bin"}, limit_s=30
+    )
+
+    assert b"Traceback" not in done.err, done
+    assert done.code in (5, 125, 127), done
+    assert told.encode() in done.err, done
+    assert b"hint: " in done.err, done
+
+
+def test_a_source_over_the_limit(cloud, script):
+    """The largest paths are listed."""
+    with (cloud.source / "big.bin").open("wb") as file:
+        file.truncate(3_000_000)
+    cloud.write("middle.bin", b"x" * 500_000)
+
+    done = cloud.cli("submit", "--source-limit-mb", "1", script)
+
+    refused(done, 3, "big.bin", "middle.bin")
+
+
+def test_files_that_look_like_secrets_are_left_out_with_a_word(cloud):
+    """.env, keys and AK/SK do not travel, and the user hears of it."""
+    cloud.write(".env", "TOKEN=1\n")
+    cloud.write(
+        "id_rsa", "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
+    )
+    cloud.write(
+        "deep/key.pem", "-----BEGIN RSA PRIVATE KEY-----\nAAAA\n-----END RSA PRIVATE KEY-----\n"
+    )
+    script = cloud.script(
+        """
+        found = [os.path.join(folder, name) for folder, _, names in os.walk(".") for name in names]
+        leave("files", repr(sorted(found)))
+        """
+    )
+
+    done = cloud.submit(script)
+
+    assert done.code == 0, done
+    assert cloud.left()["files"] == b"['./job.py']", cloud.left()
+    for name in (b".env", b"id_rsa", b"key.pem"):
+        assert name in done.err, done
+
+
+@pytest.mark.parametrize("name", [".env", "id_rsa", ".env.py"])
+def test_a_script_that_looks_like_a_secret_is_refused(cloud, name):
+    """What the user named is not left out silently."""
+    cloud.write(name, "print(1)\n" if name != "id_rsa" else "-----BEGIN OPENSSH PRIVATE KEY-----\n")
+
+    done = cloud.cli("submit", name)
+
+    if name == ".env.py" and done.code == 0:
+        return
+    refused(done, 3, name)
+
+
+def test_a_script_that_holds_a_key_is_refused(cloud):
+    """A private key in the script itself would travel with it."""
+    cloud.write(
+        "job.py",
+        'KEY = """-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\n'
+        '-----END RSA PRIVATE KEY-----"""\n',
+    )
+
+    refused(cloud.cli("submit", "job.py"), 3, "job.py")
+
+
+# -- the state of this machine ----------------------------------------------------------------
+
+
+@pytest.fixture
+def records(cloud, script):
+    """The records of a state folder with one job in it."""
+    done = cloud.submit(script)
+    assert done.code == 0, done
+    cloud.job = done.job
+    return cloud.home / "records.db"
+
+
+COMMANDS = ("list", "status", "submit")
+
+
+def run(cloud, command, script="job.py"):
+    """Run one of ``COMMANDS``."""
+    words = {"list": ["list"], "status": ["status", cloud.job], "submit": ["submit", script]}[
+        command
+    ]
+    return cloud.cli(*words, limit_s=40)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_records_that_are_locked(cloud, records, command):
+    """The message says so within some seconds, or the command works all the same."""
+    connection = sqlite3.connect(records)
+    try:
+        connection.execute("BEGIN EXCLUSIVE")
+        done = run(cloud, command)
+    finally:
+        connection.rollback()
+        connection.close()
+
+    if done.code:
+        refused(done, 1, "locked")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "data",
+    [b"no database at all", b"", b"SQLite format 3\0" + b"\0" * 5000],
+    ids=["text", "empty", "header"],
+)
+def test_records_that_are_damaged(cloud, records, command, data):
+    """They are named with what to do; an empty file is an empty database."""
+    for path in cloud.home.glob("records.db-*"):
+        path.unlink()
+    records.write_bytes(data)
+
+    done = run(cloud, command)
+
+    if data:
+        refused(done, 1, "records.db")
+    else:
+        assert b"Traceback" not in done.err
+        assert done.code == {"list": 0, "status": 6, "submit": 0}[command], done
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_records_that_are_cut_off(cloud, records, command):
+    """Half a database is no database."""
+    with contextlib.closing(sqlite3.connect(records)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = records.read_bytes()
+    for path in cloud.home.glob("records.db-*"):
+        path.unlink()
+    records.write_bytes(data[: len(data) // 2] if len(data) > 8192 else data[:4096])
+
+    done = run(cloud, command)
+
+    assert b"Traceback" not in done.err, done
+    if done.code not in (0, 6):
+        refused(done, 1, "records.db")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_records_of_a_newer_version(cloud, records, command):
+    """They are left alone, and the message says which version is needed."""
+    with contextlib.closing(sqlite3.connect(records)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+        connection.commit()
+
+    refused(run(cloud, command), 1, "newer")
+
+
+@pytest.mark.parametrize("command", ["list", "submit"])
+def test_a_state_folder_that_is_a_file(cloud, script, command):
+    """The file is named."""
+    cloud.home.write_text("a file")
+    cloud.job = ""
+
+    done = run(cloud, command)
+
+    assert done.code in (1, 4, 5), done
+    refused(done, done.code, "home")
+    cloud.home.unlink()
+
+
+@pytest.mark.parametrize("command", ["list", "submit"])
+def test_a_state_folder_that_cannot_be_made(cloud, script, command):
+    """The folder is named."""
+    cloud.job = ""
+    cloud.environ["CLOUDJOB_HOME"] = "/proc/nowhere/home"
+
+    done = run(cloud, command)
+
+    assert done.code in (1, 4, 5), done
+    refused(done, done.code, "/proc/nowhere")
+
+
+@pytest.fixture
+def small_disk(cloud):
+    """A state folder on a disk of its own of 256 KiB."""
+    cloud.home.mkdir()
+    if (
+        os.geteuid() != 0
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", cloud.home], capture_output=True
+        ).returncode
+    ):
+        pytest.skip("mounting a small disk needs root")
+    yield cloud.home
+    subprocess.run(["umount", "-l", cloud.home], check=True)
+
+
+def test_a_full_disk_at_submit(cloud, small_disk):
+    """There is no room for the code: it is told, and nothing is left half done."""
+    cloud.write("big.bin", b"x" * 1_000_000)
+
+    done = cloud.cli("submit", cloud.script(""))
+
+    assert done.code in (1, 3, 4, 5), done
+    refused(done, done.code, "space")
+    assert cloud.jobs() == []
+    assert cloud.cli("list", "--json").out.strip() == b"[]"
+
+
+def test_a_disk_that_fills_while_the_job_runs(cloud, small_disk):
+    """The ranks' log has no room: the job still ends, and its end is told."""
+    script = cloud.script(
+        "try:\n    for n in range(40000): os.write(1, b'x' * 99 + b'\\n')\n"
+        "except OSError as error: leave('error', str(error))\nleave('end')"
+    )
+
+    done = cloud.submit("--nodes", "2", script)
+
+    assert b"Traceback (most recent call last)" not in done.err, done
+    assert done.code is not None
+    state = cloud.cli("status", "--json", done.job)
+    assert b"Traceback" not in state.err, state
+
+
+@pytest.mark.parametrize("limit_bytes", [2000, 20_000, 60_000])
+def test_no_file_may_grow(cloud, script, limit_bytes):
+    """As under `ulimit -f`: the write that fails is told."""
+    running = cloud.start(
+        "submit",
+        script,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes)),
+    )
+
+    done = running.end()
+
+    assert b"Traceback" not in done.err, done
+    if done.code:
+        assert b"error: " in done.err or b"job " in done.err, done
+
+
+def test_a_record_whose_job_folder_is_gone(cloud, records):
+    """The job is unknown to the machine; its state is not guessed to be a success."""
+    import shutil
+
+    with contextlib.closing(sqlite3.connect(records)) as connection:
+        connection.execute("UPDATE jobs SET final_json = ''")
+        connection.commit()
+    shutil.rmtree(cloud.home / "process" / cloud.job)
+
+    status = cloud.status(cloud.job)
+
+    assert status["state"] == "UNKNOWN", status
+    assert cloud.cli("list").code == 0
+    waited = cloud.start("logs", cloud.job).end()
+    assert b"Traceback" not in waited.err
+
+
+def test_waiting_for_a_job_that_is_lost_ends(cloud, records):
+    """`wait` does not wait for ever for what nobody knows."""
+    import shutil
+
+    with contextlib.closing(sqlite3.connect(records)) as connection:
+        connection.execute("UPDATE jobs SET final_json = ''")
+        connection.commit()
+    shutil.rmtree(cloud.home / "process" / cloud.job)
+    running = cloud.start("wait", cloud.job)
+
+    done = running.end(15)
+
+    assert done.code != 0, done
+    assert b"Traceback" not in done.err

@@ -1,0 +1,280 @@
+"""What ranks write arrives byte for byte, in whole lines, and while it is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import time
+
+import pytest
+
+CASES = {
+    "progress": b"".join(b"\repoch 1: %3d%%" % n for n in range(101)) + b"\n",
+    "open_progress": b"\r 10%\r 20%\r 30%",
+    "no_final_newline": b"first\nlast",
+    "invalid": b"\xff\xfe\x80 \xc3(\n" + bytes(range(256)) * 3,
+    "nul": b"a\0b\n\0\0\n",
+    "empty_lines": b"\n\n\n \n",
+    "marks": b"[0] not mine\n[12]+ part\n[1]+ \njobentry: not ours\n[99999999999] x\n",
+    "long_line": b"y" * 1_000_000 + b"\n" + b"z" * 1_000_000,
+    "crlf": b"dos\r\nline\r\n",
+    "escape": b"\x1b[31mred\x1b[0m\n\x1b]0;title\x07",
+    "nothing": b"",
+    "one_byte": b"x",
+}
+WRITE = """
+data = open(os.path.join(os.path.dirname(os.path.abspath(__file__)), sys.argv[1]), "rb").read()
+marked = b"%d:" % rank + data
+os.write(1, marked[:len(marked) // 2]) if len(marked) < 60000 else None
+rest = marked[len(marked) // 2:] if len(marked) < 60000 else marked
+while rest: rest = rest[os.write(1, rest):]
+"""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rank_is_kept_byte_for_byte(cloud, case):
+    """`logs --raw --rank R` gives what rank R wrote, and attached or later nothing else."""
+    cloud.write("data", CASES[case])
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", cloud.script(WRITE), "data")
+
+    assert done.code == 0, done
+    for rank in range(4):
+        assert cloud.raw(done.job, rank) == b"%d:" % rank + CASES[case]
+
+
+def test_pieces_with_pauses_are_put_together(cloud):
+    """A line that is written in pieces over seconds is one line, whoever else writes meanwhile."""
+    script = cloud.script(
+        """
+        for piece in ("one ", "two ", "three"):
+            os.write(1, piece.encode()); time.sleep(0.5)
+        os.write(1, b" end\\nlast without newline")
+        """
+    )
+
+    done = cloud.submit("--nodes", "2", script)
+
+    expected = b"one two three end\nlast without newline"
+    for rank in range(2):
+        assert cloud.raw(done.job, rank) == expected
+    assert sorted(done.lines) == sorted(
+        b"[%d] %s" % (rank, line) for rank in range(2) for line in expected.split(b"\n")
+    ), done
+    later = cloud.cli("logs", done.job)
+    assert sorted(later.lines) == sorted(done.lines)
+
+
+def test_many_lines_of_many_ranks_stay_whole(cloud):
+    """5 MB from each of four ranks at once: nothing lost, nothing broken, nothing out of order."""
+    script = cloud.script(
+        """
+        line = "%07d " + "abcdefghij" * 9 + "\\n"
+        leave(f"up-{rank}")
+        for other in range(size): await_file(f"up-{other}")
+        for n in range(50_000): sys.stdout.write(line % n)
+        """
+    )
+
+    done = cloud.submit(
+        "--nodes", "2", "--procs-per-node", "2", "-e", "PYTHONUNBUFFERED=", script, limit_s=120
+    )
+
+    assert done.code == 0, done
+    tail = b" " + b"abcdefghij" * 9
+    expected = [b"%07d" % n + tail for n in range(50_000)]
+    by_rank = {rank: [] for rank in range(4)}
+    for line in done.lines:
+        match = re.match(rb"\[([0-3])\] ", line)
+        assert match, line[:200]
+        by_rank[int(match[1])].append(line[4:])
+    for rank in range(4):
+        assert by_rank[rank] == expected
+    assert (
+        hashlib.sha256(cloud.raw(done.job, 2)).digest()
+        == hashlib.sha256(b"".join(line + b"\n" for line in expected)).digest()
+    )
+
+
+def test_lines_are_shown_while_the_rank_goes_on(cloud):
+    """A line shows within a second, at submit and at `logs -f`, from the head and from a worker."""
+    script = cloud.script('leave(f"at-{rank}", time.time())\nprint("now", rank)\nawait_file("go")')
+    running = cloud.start_submit("--nodes", "2", script)
+    job = running.job
+    following = cloud.start("logs", "-f", job)
+    cloud.await_left("at-0", "at-1")
+    began = time.monotonic()
+    wanted = [b"[0] now 0\n", b"[1] now 1\n"]
+
+    while not all(line in shown for line in wanted for shown in (running.out, following.out)):
+        assert time.monotonic() - began < 10, (running.out, following.out)
+        time.sleep(0.01)
+    took = time.monotonic() - began
+
+    (cloud.results / "go").touch()
+    assert running.end().code == 0
+    assert following.end().code == 0
+    assert took < 2, took
+
+
+def test_a_progress_bar_is_seen_before_its_newline(cloud):
+    """`logs --raw -f` shows what stands in an open line."""
+    script = cloud.script(
+        'os.write(1, b"\\r 10%")\nleave("wrote")\nawait_file("go")\nos.write(1, b"\\r100%\\n")'
+    )
+    job = cloud.detach(script)
+    following = cloud.start("logs", "-f", "--raw", "--rank", "0", job)
+    cloud.await_left("wrote")
+    began = time.monotonic()
+    while following.out != b"\r 10%":
+        assert time.monotonic() - began < 10, following.out
+        time.sleep(0.02)
+
+    (cloud.results / "go").touch()
+
+    assert following.end().out == b"\r 10%\r100%\n"
+    assert cloud.cli("wait", job).code == 0
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "cancel"])
+def test_the_log_is_complete_however_the_job_ends(cloud, how):
+    """What a rank had written before it was killed is there, up to the last byte."""
+    script = cloud.script(
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for n in range(20_000): os.write(1, b"line %d\\n" % n)
+        os.write(1, b"the last words")
+        leave(f"up-{rank}", os.getpid())
+        for other in range(size): await_file(f"up-{other}")
+        if rank == 3 and sys.argv[1] == "SIGKILL": os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+        """
+    )
+    job = cloud.detach("--nodes", "2", "--procs-per-node", "2", "--grace-s", "1", script, how)
+    cloud.await_left(*(f"up-{rank}" for rank in range(4)))
+
+    if how == "cancel":
+        cloud.cli("cancel", job)
+    code = cloud.cli("wait", job).code
+
+    assert code != 0
+    expected = b"".join(b"line %d\n" % n for n in range(20_000)) + b"the last words"
+    for rank in range(4):
+        assert cloud.raw(job, rank) == expected
+    if how == "SIGKILL":
+        assert cloud.status(job)["failure"]["last_lines"][-2:] == ["line 19999", "the last words"]
+
+
+def test_the_log_outlives_a_node(cloud):
+    """When the keeper of a node is killed, what its ranks had written for a second is there."""
+    script = cloud.script('print("before", rank)\nleave(f"up-{rank}")\ntime.sleep(60)')
+    running = cloud.start_submit("--nodes", "2", script)
+    cloud.await_left("up-0", "up-1")
+    job = running.job
+    began = time.monotonic()
+    while b"[1] before 1" not in running.out:
+        assert time.monotonic() - began < 10
+        time.sleep(0.02)
+
+    os.kill(cloud.state(job)["nodes"][1]["process"], signal.SIGKILL)
+    running.end()
+
+    assert cloud.raw(job, 1) == b"before 1\n"
+    assert cloud.raw(job, 0) == b"before 0\n"
+
+
+def test_filters(cloud):
+    """--node and --rank show that node's and that rank's lines, and no others."""
+    done = cloud.submit(
+        "--nodes", "2", "--procs-per-node", "2", cloud.script('print("line of", rank)')
+    )
+    job = done.job
+
+    def ranks(*words):
+        shown = cloud.cli("logs", *words, job)
+        assert shown.code == 0, shown
+        return sorted(line for line in shown.lines)
+
+    lines = [b"[%d] line of %d" % (rank, rank) for rank in range(4)]
+    assert ranks() == lines
+    assert ranks("--node", "0") == lines[:2]
+    assert ranks("--node", "1") == lines[2:]
+    assert ranks("--rank", "3") == lines[3:]
+    assert ranks("--node", "1", "--rank", "2") == lines[2:3]
+    assert ranks("--node", "0", "--rank", "2") == []
+
+
+@pytest.mark.parametrize("words", [("--node", "2"), ("--rank", "4"), ("--rank", "99999999999")])
+@pytest.mark.one_mpi
+def test_a_node_or_rank_that_is_not_there_is_told(cloud, words):
+    """It is no empty success."""
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", cloud.script(""))
+
+    shown = cloud.cli("logs", *words, done.job)
+
+    assert shown.code == 2, shown
+    assert b"error: " in shown.err, shown
+    assert b"Traceback" not in shown.err
+
+
+def test_grandchildren_write_to_the_same_log(cloud):
+    """Also after the program of the rank has ended, as long as the job goes on."""
+    script = cloud.script(
+        """
+        import subprocess
+        if rank == 0:
+            subprocess.Popen(["sh", "-c", "sleep 0.7; echo late words"])
+            sys.exit(0)
+        time.sleep(2)
+        """
+    )
+
+    done = cloud.submit("--nodes", "2", script)
+
+    assert done.code == 0, done
+    assert b"[0] late words" in done.lines, done
+
+
+def test_stderr_and_stdout_are_in_one_order(cloud):
+    """What a rank writes to either is in its log in the order of writing."""
+    script = cloud.script(
+        'for n in range(50):\n    print("out", n)\n    print("err", n, file=sys.stderr)'
+    )
+
+    done = cloud.submit(script)
+
+    assert cloud.raw(done.job, 0) == b"".join(b"out %d\nerr %d\n" % (n, n) for n in range(50))
+
+
+def test_rank_output_on_stdout_and_our_words_on_stderr(cloud):
+    """Standard output holds nothing but lines of ranks."""
+    done = cloud.submit("--nodes", "2", cloud.script('print("x")\nsys.exit(3)'))
+
+    assert done.code == 3
+    assert all(re.match(rb"\[[01]\] ", line) for line in done.lines), done
+    assert b"FAILED" in done.err
+
+
+def test_json_owns_stdout(cloud):
+    """With --json the log goes to stderr and one object to stdout."""
+    done = cloud.submit("--json", "--nodes", "2", cloud.script('print("x")'))
+
+    assert done.code == 0, done
+    assert json.loads(done.out)["state"] == "SUCCEEDED"
+    assert b"[0] x" in done.err
+
+
+def test_following_a_job_that_has_ended_ends(cloud):
+    """`logs -f` is then the same as `logs`."""
+    done = cloud.submit(cloud.script('print("x")'))
+
+    assert cloud.cli("logs", "-f", done.job, limit_s=10).out == b"[0] x\n"
+
+
+def test_a_closed_stdout_of_a_rank_is_its_own_affair(cloud):
+    """A script that closes its output ends as it says."""
+    done = cloud.submit("--nodes", "2", cloud.script("os.close(1); os.close(2); os._exit(0)"))
+
+    assert done.code == 0, done

@@ -1,0 +1,229 @@
+"""An ordinary user, without root, gets the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import pytest
+
+USER = 1000
+PTH = "import site; site.addsitedir({folder!r})\n"
+
+
+@pytest.fixture(scope="session")
+def user_python():
+    """An interpreter that an ordinary user may run, with this project's packages."""
+    if os.geteuid() != 0:
+        yield sys.executable
+        return
+    real = Path(sys.executable).resolve()
+    base = str(real) if _is_open(real) else "/usr/bin/python3"
+    version = subprocess.run(
+        [base, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    if version != f"{sys.version_info[0]}.{sys.version_info[1]}":
+        pytest.skip(
+            f"{real} is closed to ordinary users and {base} is {version}: its packages differ"
+        )
+    folder = Path(tempfile.mkdtemp(prefix="cj-user-"))
+    folder.chmod(0o755)
+    subprocess.run([base, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    packages = next((folder / "venv" / "lib").glob("python*/site-packages"))
+    (packages / "project.pth").write_text(PTH.format(folder=sysconfig.get_paths()["purelib"]))
+    yield str(folder / "venv" / "bin" / "python")
+    shutil.rmtree(folder)
+
+
+def _is_open(path):
+    return all(parent.stat().st_mode & 0o005 == 0o005 for parent in [path, *path.parents])
+
+
+@pytest.fixture
+def user(cloud, user_python):
+    """The command line of an ordinary user."""
+    if os.geteuid() != 0:
+        yield cloud
+        return
+    folder = Path(tempfile.mkdtemp(prefix="cj-"))
+    value = type(cloud)(
+        folder,
+        cloud.mpi,
+        user_python,
+        ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs"),
+    )
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, USER, USER)
+    yield value
+    left = value.end()
+    shutil.rmtree(folder)
+    assert not left, left
+
+
+def test_the_core_path(user):
+    """Two nodes, two ranks each, an allreduce, a log, a status."""
+    script = user.script(
+        """
+        from mpi4py import MPI
+        total = MPI.COMM_WORLD.allreduce(rank + 1)
+        leave(f"rank-{rank}", f"{total} {os.getuid()} {node}")
+        print("done", rank)
+        """
+    )
+
+    done = user.submit("--nodes", "2", "--procs-per-node", "2", "-e", "UGLY=a b=c\n;", script)
+
+    assert done.code == 0, done
+    uid = USER if os.geteuid() == 0 else os.getuid()
+    assert user.left() == {f"rank-{rank}": b"10 %d %d" % (uid, rank // 2) for rank in range(4)}
+    assert user.status(done.job)["state"] == "SUCCEEDED"
+
+
+def test_host_names_are_those_of_the_nodes(user):
+    """Where the kernel allows namespaces, an ordinary user's nodes have names that resolve."""
+    script = user.script(
+        """
+        import json, socket
+        hosts = os.environ["VC_WORKER_HOSTS"].split(",")
+        addresses = [socket.gethostbyname(host) for host in hosts]
+        leave(f"rank-{rank}", json.dumps([socket.gethostname(), addresses]))
+        """
+    )
+    can = (
+        subprocess.run(
+            [*user.prefix, "unshare", "-Urm", "--uts", "true"], capture_output=True
+        ).returncode
+        == 0
+    )
+    if not can:
+        pytest.skip("this kernel allows an ordinary user no namespaces")
+
+    done = user.submit("--nodes", "2", script)
+
+    assert done.code == 0, done
+    facts = [json.loads(user.left()[f"rank-{rank}"]) for rank in range(2)]
+    assert facts[0][0] != facts[1][0]
+    assert facts[0][1] == facts[1][1]
+    assert len(set(facts[0][1])) == 2
+
+
+def test_without_isolation(user):
+    """Where namespaces are not allowed the nodes share a name, and MPI works all the same."""
+    user.write("job.yaml", "process: {isolation: none}\n")
+    script = user.script(
+        """
+        from mpi4py import MPI
+        leave(f"rank-{rank}", MPI.COMM_WORLD.allreduce(1))
+        """
+    )
+
+    done = user.submit("--config", "job.yaml", "--nodes", "2", "--procs-per-node", "2", script)
+
+    assert done.code == 0, done
+    assert set(user.left().values()) == {b"4"}
+
+
+def test_a_failure(user):
+    """The code, the rank and no leftovers."""
+    script = user.script(
+        "leave(f'up-{rank}')\nfor o in range(size): await_file(f'up-{o}')\n"
+        "if rank == 3: sys.exit(7)\ntime.sleep(60)"
+    )
+
+    done = user.submit("--nodes", "2", "--procs-per-node", "2", script)
+
+    assert done.code == 7, done
+    assert user.status(done.job)["failure"]["rank"] == 3
+
+
+def test_a_cancel_with_its_grace(user):
+    """Ranks of both nodes save."""
+    script = user.script(
+        """
+        def told(*_):
+            time.sleep(1.5)
+            leave(f"saved-{rank}")
+            os._exit(0)
+        signal.signal(signal.SIGTERM, told)
+        leave(f"up-{rank}")
+        time.sleep(60)
+        """
+    )
+    job = user.detach("--nodes", "2", script)
+    user.await_left("up-0", "up-1")
+
+    assert user.cli("cancel", job).code == 0
+
+    assert len(user.left("saved-*")) == 2
+    assert user.status(job)["state"] == "CANCELLED"
+
+
+def test_a_worker_that_is_killed(user):
+    """Its ranks end with it."""
+    script = user.script("leave(f'up-{rank}')\ntime.sleep(60)")
+    job = user.detach("--nodes", "2", script)
+    user.await_left("up-0", "up-1")
+
+    os.kill(user.state(job)["nodes"][1]["process"], 9)
+
+    assert user.cli("wait", job).code != 0
+    assert user.status(job)["cause"] == "platform"
+
+
+@pytest.mark.one_mpi
+def test_a_script_that_cannot_be_read(user):
+    """It is named in a line."""
+    script = user.script("")
+    (user.source / script).chmod(0)
+    if os.geteuid() == 0:
+        os.chown(user.source / script, 0, 0)
+
+    done = user.cli("submit", script)
+
+    assert done.code == 3, done
+    assert done.err.startswith(b"error: "), done
+    assert script.encode() in done.err
+    assert b"hint: " in done.err
+
+
+@pytest.mark.one_mpi
+def test_a_file_that_cannot_be_read(user):
+    """So is any other file of the source."""
+    script = user.script("")
+    path = user.write("data.bin", "x")
+    path.chmod(0)
+    if os.geteuid() == 0:
+        os.chown(path, 0, 0)
+
+    done = user.cli("submit", script)
+
+    assert done.code == 3, done
+    assert b"data.bin" in done.err
+    assert b"Traceback" not in done.err
+
+
+@pytest.mark.one_mpi
+def test_a_state_folder_that_is_read_only(user):
+    """The folder is named in a line, with a hint."""
+    script = user.script("")
+    user.home.mkdir()
+    user.home.chmod(0o555)
+    if os.geteuid() == 0:
+        os.chown(user.home, USER, USER)
+
+    for words in (["submit", script], ["list"]):
+        done = user.cli(*words)
+        assert b"Traceback" not in done.err, done
+        if words[0] == "submit":
+            assert done.code in (1, 4, 5), done
+            assert b"hint: " in done.err, done
+    user.home.chmod(0o755)

@@ -1,0 +1,325 @@
+"""The rules of the whole: who may import whom, how old a Python may be, what is documented."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobentry.contract import names
+
+ROOT = Path(__file__).resolve().parent.parent
+LAPTOP = sorted((ROOT / "cloudjob").rglob("*.py"))
+CONTAINER = sorted((ROOT / "entrypoints").rglob("*.py"))
+SCRIPTS = Path(sys.executable).parent
+
+# Who may write to stdout and stderr: the doors, and what shows the ranks' output.
+PRINTERS = {
+    "cloudjob/cli.py",
+    "entrypoints/jobentry/main.py",
+    # What Python itself prints when it is given to sys.exit.
+    "entrypoints/jobentry/script.py",
+}
+# Only values go in and out of these: they do nothing, so they can be tested without a world.
+PURE = ["plan.py", "contract", "launchers"]
+IMPURE = {"subprocess", "socket", "shutil", "pathlib", "tempfile", "signal", "threading", "time"}
+# The laptop half's modules whose import costs more than --help may.
+HEAVY = {"yaml", "sqlite3", "boto3", "tarfile", "platformdirs", "pathspec", "jobentry.main"}
+
+
+def run(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in the project's folder."""
+    return subprocess.run(
+        [str(word) for word in words],
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def built(target: Path) -> bytes:
+    """Return the zipapp, built anew."""
+    done = run(sys.executable, ROOT / "scripts" / "build_zipapp.py", target)
+    assert done.returncode == 0, done.stderr
+    return target.read_bytes()
+
+
+@pytest.fixture(scope="session")
+def zipapp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The zipapp of the sources that are tested."""
+    target = tmp_path_factory.mktemp("zipapp") / "jobentry.pyz"
+    built(target)
+    return target
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield the modules that a source names in its imports, but for those only of types."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+        else:
+            yield from imported(node)
+
+
+def named(path: Path) -> str:
+    """Return the path of a file as a message has it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+# -- who may import whom ------------------------------------------------------------------------
+
+
+def test_the_import_rules_hold():
+    """The layers of design.md, as pyproject.toml has them."""
+    done = run(SCRIPTS / "lint-imports", "--no-cache")
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_import_rules_know_every_module_of_the_container_half():
+    """A module that no rule names could be imported by the laptop half unseen."""
+    tomllib = pytest.importorskip("tomllib")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    forbidden = {
+        module
+        for contract in settings["contracts"]
+        if contract.get("source_modules") == ["cloudjob"]
+        for module in contract["forbidden_modules"]
+    }
+    modules = {
+        f"jobentry.{path.stem}"
+        for path in (ROOT / "entrypoints" / "jobentry").iterdir()
+        if (path.suffix == ".py" or path.is_dir()) and not path.name.startswith("__")
+    }
+
+    assert modules - forbidden == {"jobentry.contract"}
+
+
+def test_the_container_half_needs_only_the_standard_library(zipapp: Path):
+    """It must run in any image."""
+    found = set()
+    with zipfile.ZipFile(zipapp) as archive:
+        for name in archive.namelist():
+            found |= {module.split(".")[0] for module in imported(ast.parse(archive.read(name)))}
+
+    assert found - set(sys.stdlib_module_names) == {"jobentry"}
+
+
+def test_every_module_of_the_zipapp_can_be_imported_alone(zipapp: Path):
+    """Without site-packages, without the user's folders, from the zipapp only."""
+    code = (
+        "import importlib, sys, zipfile; sys.path.insert(0, sys.argv[1])\n"
+        "for name in zipfile.ZipFile(sys.argv[1]).namelist():\n"
+        "    if name != '__main__.py':\n"
+        "        module = name[:-3].replace('/', '.').replace('.__init__', '')\n"
+        "        assert sys.argv[1] in importlib.import_module(module).__file__\n"
+    )
+    done = run(sys.executable, "-I", "-S", "-W", "error", "-c", code, zipapp)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_what_decides_does_nothing(name: str):
+    """Plans, launchers and the contract are functions from values to values."""
+    path = ROOT / "entrypoints" / "jobentry" / name
+    for source in [path] if path.is_file() else sorted(path.rglob("*.py")):
+        text = source.read_text()
+
+        assert set(imported(ast.parse(text))) & IMPURE == set(), named(source)
+        # What os is good for without a world: the bytes of a name.
+        assert not re.search(r"\bopen\(|\bprint\(|\bos\.(?!fsencode|fsdecode)", text), named(source)
+
+
+# -- the container half: its floor, its size, its start -----------------------------------------
+
+
+def test_the_container_half_needs_no_younger_python_than_3_8():
+    """Vermin reads for members of the standard library; annotations are never evaluated."""
+    done = run(
+        *(SCRIPTS / "vermin", "--quiet", "--violations", "--no-tips"),
+        *("--target=3.8-", "entrypoints"),
+    )
+
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", CONTAINER, ids=named)
+def test_annotations_are_never_evaluated(path: Path):
+    """``list[str]`` and ``X | None`` are no syntax of 3.8, but in annotations nobody reads them."""
+    text = path.read_text()
+    annotated = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.AnnAssign) or getattr(node, "returns", None) is not None
+    ]
+
+    assert not annotated or "\nfrom __future__ import annotations\n" in text
+
+
+def test_the_zipapp_is_small(zipapp: Path):
+    """It goes to every node of every job."""
+    assert zipapp.stat().st_size <= 100 * 1024
+
+
+def test_the_zipapp_is_reproducible(tmp_path: Path, zipapp: Path):
+    """The same sources make the same bytes, and nothing else is in them."""
+    sources = {path.relative_to(ROOT / "entrypoints").as_posix() for path in CONTAINER}
+
+    assert built(tmp_path / "again.pyz") == zipapp.read_bytes()
+    assert set(zipfile.ZipFile(io.BytesIO(zipapp.read_bytes())).namelist()) == sources
+    assert zipapp.stat().st_mode & 0o777 == 0o755
+
+
+def test_the_zipapp_starts_quickly(zipapp: Path):
+    """Each node and each rank pays for it; best of five, so a busy machine does not count."""
+    times = []
+    for _ in range(5):
+        begun = time.monotonic()
+        assert run(sys.executable, "-I", "-S", zipapp, "--help").returncode == 0
+        times.append(time.monotonic() - begun)
+
+    assert min(times) < 0.5
+
+
+# -- the laptop half ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["submit", "--help"]], ids=" ".join)
+def test_help_is_quick(words: list[str]):
+    """What a command needs is imported when it runs."""
+    code = (
+        "import sys\n"
+        "from cloudjob.cli import main\n"
+        "try:\n"
+        "    main(sys.argv[1:])\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "print('MODULES', *sys.modules)\n"
+    )
+    done = run(sys.executable, "-c", code, *words)
+    modules = set(done.stdout.splitlines()[-1].split())
+
+    assert done.returncode == 0, done.stderr
+    assert modules & HEAVY == set()
+
+
+@pytest.mark.parametrize("path", LAPTOP + CONTAINER, ids=named)
+def test_only_the_doors_print(path: Path):
+    """All else returns what it has to say, or raises it."""
+    printed = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
+    ]
+
+    assert not printed or named(path) in PRINTERS
+
+
+# -- what is documented -------------------------------------------------------------------------
+
+
+def pages() -> str:
+    """Return all that users can read."""
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return "\n".join(path.read_text() for path in files if path.exists())
+
+
+def variables() -> list[str]:
+    """Return the variables that the two halves share."""
+    return sorted(
+        value
+        for name, value in vars(names).items()
+        if name.isupper() and isinstance(value, str) and name == value
+    )
+
+
+@pytest.mark.parametrize("variable", variables())
+def test_every_variable_is_documented(variable: str):
+    """Each has a line in docs/environment.md."""
+    text = (ROOT / "docs" / "environment.md").read_text()
+
+    # A prefix stands with what may follow it.
+    end = "" if variable.endswith("_") else "(?![A-Z0-9_])"
+    assert re.search(f"`{variable}{end}", text)
+
+
+@pytest.mark.parametrize("prefix", names.CARRIED_PREFIXES)
+def test_every_prefix_that_is_carried_is_documented(prefix: str):
+    """A user must know which variables reach the ranks by their name alone."""
+    assert f"`{prefix}" in (ROOT / "docs" / "environment.md").read_text()
+
+
+def commands() -> Iterator[tuple[str, ...]]:
+    """Yield every command of ``cloudjob``, found as a user finds it."""
+
+    def below(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        text = run(sys.executable, "-m", "cloudjob.cli", *words, "--help", COLUMNS="200").stdout
+        listed = re.search(r"^ +COMMAND\n((?:    +\S.*\n)+)", text, re.MULTILINE)
+        for line in listed.group(1).splitlines() if listed else ():
+            yield (*words, line.split()[0])
+
+    for command in below(()):
+        yield command
+        yield from below(command)
+
+
+def test_every_command_and_every_option_is_documented():
+    """What ``--help`` shows stands in README.md or docs/, too."""
+    text = pages()
+    found = list(commands())
+    missing = [
+        " ".join(command) for command in found if "cloudjob " + " ".join(command) not in text
+    ]
+    for command in found:
+        page = run(sys.executable, "-m", "cloudjob.cli", *command, "--help", COLUMNS="200").stdout
+        assert page.startswith("usage: cloudjob")
+        options = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", page.split("\n\n", 1)[1]))
+        missing += [f"{' '.join(command)} {option}" for option in options if option not in text]
+
+    assert len(found) >= 8
+    assert sorted(missing) == []
+
+
+# -- the repository -----------------------------------------------------------------------------
+
+
+def files() -> list[Path]:
+    """Return the files of the project, by git where there is one."""
+    done = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+    if done.returncode:
+        pytest.skip("there is no git here")
+    return [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_file_names_a_path_of_the_machine_it_was_written_on():
+    """The project runs from any folder, on any machine."""
+    places = [re.escape("/" + "work") + r"\b", r"/root/\.", "/tmp/(?:bash_jobs|pytest-)"]
+    if ROOT.parent != Path(ROOT.anchor):
+        places.append(re.escape(str(ROOT)))
+    pattern = re.compile(r"(?<![\w./$}-])(?:" + "|".join(places) + ")")
+    found = [
+        f"{named(path)}:{number}: {line.strip()}"
+        for path in files()
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if path != Path(__file__) and pattern.search(line)
+    ]
+
+    assert found == []
