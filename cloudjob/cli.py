@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = "Takes a training script to the cloud; what runs here runs there unchanged."
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
+_SPEC_HINT = "`cloudjob submit --help` lists the options, docs/job-file.md every key"
 _SHOWN_LEFT_OUT = 5
 
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SpecError as error:
         for problem in error.problems:
             _say(f"error: {problem}")
-        _hint(error)
+        _say(f"hint: {error.hint or _SPEC_HINT}")
         return error.exit_code
     except CloudJobError as error:
         _say(f"error: {error.message}")
@@ -106,6 +107,8 @@ def _logs(options: argparse.Namespace) -> int:
     from cloudjob import job as jobs
 
     job = jobs.find(_home(), options.job)
+    _check_range("--node", options.node, job.nodes)
+    _check_range("--rank", options.rank, job.ranks)
     if options.raw:
         if options.rank is None:
             raise UsageError("logs --raw: of which rank?", hint="add --rank R")
@@ -116,6 +119,11 @@ def _logs(options: argparse.Namespace) -> int:
         return 0
     _stream(job, sys.stdout.buffer.fileno(), follow=options.follow, options=options)
     return 0
+
+
+def _check_range(flag: str, number: int | None, count: int) -> None:
+    if number is not None and number >= count:
+        raise UsageError(f"{flag} {number}: the job has {count}", hint=f"0 to {count - 1}")
 
 
 def _wait(options: argparse.Namespace) -> int:
@@ -442,7 +450,23 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing a page of usage."""
-        raise UsageError(f"reading the command line: {message}", hint=f"{self.prog} --help")
+        hint = f"{self.prog} --help"
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        if unknown:
+            import difflib
+
+            word = unknown[0].partition("=")[0]
+            close = difflib.get_close_matches(word, self._all_options(), n=1)
+            hint = f"did you mean {close[0]}? {hint}" if close else hint
+        raise UsageError(f"reading the command line: {message}", hint=hint)
+
+    def _all_options(self) -> list[str]:
+        options = list(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for parser in action.choices.values():
+                    options += parser._option_string_actions
+        return options
 
 
 def _parser(command: str) -> _Parser:

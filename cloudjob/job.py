@@ -24,6 +24,10 @@ from jobentry.contract.paths import JobPaths
 _POLL_S = 0.01
 
 
+# What an UNKNOWN job says that will never say anything else.
+_GONE = ("the submit was interrupted", "the backend knows nothing of it")
+
+
 class LogLine(NamedTuple):
     """One line of a job's log.
 
@@ -65,6 +69,16 @@ class Job:
         """``backend://…/id``."""
         return self._record.handle
 
+    @property
+    def nodes(self) -> int:
+        """How many nodes it has."""
+        return self._record.nodes
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks it has."""
+        return self._record.nodes * self._record.procs_per_node
+
     def status(self) -> JobStatus:
         """Return where the job stands."""
         if self._record.final_json:
@@ -83,6 +97,10 @@ class Job:
             status = self.status()
             if status.state.is_final:
                 return status
+            if status.native_state in _GONE:
+                raise JobNotFound(
+                    f"waiting for {self.id}: {status.native_state}", hint="cloudjob rm forgets it"
+                )
             time.sleep(_POLL_S)
 
     def pieces(self, node: int | None = None, *, follow: bool) -> Iterator[LogPiece]:
@@ -162,11 +180,11 @@ class Job:
 
     def _native(self) -> NativeStatus:
         if not self.handle:
-            return NativeStatus(JobState.UNKNOWN, "the submit was interrupted")
+            return NativeStatus(JobState.UNKNOWN, _GONE[0])
         try:
             return self._backend.status(self.handle)
         except JobNotFound:
-            return NativeStatus(JobState.UNKNOWN, "the backend knows nothing of it")
+            return NativeStatus(JobState.UNKNOWN, _GONE[1])
 
     def _with_record(self, status: JobStatus, native: NativeStatus) -> JobStatus:
         """Add what the head's record says; it knows more than the platform."""
@@ -175,7 +193,10 @@ class Job:
             record = exits.load(self._store.get_bytes(JobPaths(self.id).record))
         except (StoreError, exits.RecordError):
             record = None
-        if record is None or record.job != self.id:
+        if record is not None and record.cause == "cancelled" and not cancelled:
+            # Nobody has cancelled it: the platform asked the head to end when a node was lost.
+            record = None
+        if record is None or record.job != self.id or record.ended_at < native.attempt_at:
             if status.state is JobState.SUCCEEDED:
                 return status
             message = ": ".join(text for text in (native.message, native.reason) if text)

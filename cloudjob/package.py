@@ -347,6 +347,7 @@ _PRIVATE_KEY = re.compile(
     rb"""|-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"""
     rb"""(?:\\[rn]|[\s"'])*[A-Za-z0-9+/]{40}"""
 )
+_KUBERNETES_KEY = re.compile(rb"(?m)^[ \t]*client-key-data:[ \t]*[\"']?[A-Za-z0-9+/=]{20}")
 _KEY_HEADER = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----")
 _AWS_KEY_ID = re.compile(rb"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])")
 _ASSIGNED = rb"""["']?\s*(?:=>|:=|[:=])\s*["']?"""
@@ -378,7 +379,7 @@ def _secret_content(name: str, data: bytes) -> str:
         pattern = _KEY_HEADER if name.endswith(_KEY_FILE_SUFFIXES) else _PRIVATE_KEY
         if pattern.search(data):
             return "may hold secrets: a private key"
-    if b"client-key-data:" in data and b"clusters:" in data:
+    if b"client-key-data:" in data and _KUBERNETES_KEY.search(data):
         return "may hold secrets: a key of a Kubernetes user"
     if (b"AKIA" in data or b"ASIA" in data) and _AWS_KEY_ID.search(data):
         return "may hold secrets: an AWS access key"

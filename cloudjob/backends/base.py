@@ -19,6 +19,7 @@ class NativeStatus:
     Args:
         native: The platform's own word for the state.
         message: Why it failed, as far as the platform knows; the head's record knows better.
+        attempt_at: When the last attempt began: an earlier record is not of this one.
         reason: What only the platform can know of a failure: a node ran out of memory.
     """
 
@@ -30,6 +31,7 @@ class NativeStatus:
     message: str = ""
     node: int | None = None
     reason: str = ""
+    attempt_at: str = ""
 
 
 class Backend(Protocol[Request]):

@@ -6,6 +6,7 @@ The copy holds the sources as well, so another Python takes those.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zipfile
 from importlib import util
@@ -16,16 +17,26 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _FLAGS = (0b01).to_bytes(4, "little")
 
 
-def write(zipapp: str, target: str) -> None:
-    """Write a copy of ``zipapp`` with bytecode to ``target``, all at once."""
+def write(zipapp: str, target: str) -> str:
+    """Write a copy of ``zipapp`` with bytecode to ``target``, all at once; return what is wrong."""
     new = f"{target}.{os.getpid()}"
+    try:
+        _copy(zipapp, new)
+        os.replace(new, target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        return f"jobentry: writing {target}: {error.strerror}"
+    return ""
+
+
+def _copy(zipapp: str, new: str) -> None:
     # Stored, not deflated: a start reads it often, and it is small.
     with zipfile.ZipFile(zipapp) as source, zipfile.ZipFile(new, "w") as copy:
         for name in source.namelist():
             text = source.read(name)
             copy.writestr(zipfile.ZipInfo(name, _DATE), text)
             copy.writestr(zipfile.ZipInfo(name + "c", _DATE), _bytecode(text, name))
-    os.replace(new, target)
 
 
 def _bytecode(text: bytes, name: str) -> bytes:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 from jobentry import peers
 from jobentry.contract import exits
@@ -27,18 +27,11 @@ from jobentry.supervise import (
     NodeLoop,
     adopt_orphans,
 )
+from jobentry.verdict import Mpirun, Outcome, RankEnd, decide
 from jobentry.workers import Workers
 
 # How long a reason may still be on its way when mpirun has ended badly without one.
 REASON_S = 1.0
-
-
-class Outcome(NamedTuple):
-    """How the job ended, as this node knows it."""
-
-    exit_code: int
-    cause: str = ""
-    failure: Failure | None = None
 
 
 class Head:
@@ -60,7 +53,8 @@ class Head:
         self._mpirun_lines: deque[str] = deque(maxlen=40)
         self._mpirun_text = peers.Lines()
         self._started: dict[int, int] = {}
-        self._failures: list[tuple[float, Failure]] = []
+        self._ends: dict[int, RankEnd] = {}
+        self._has_failed = False
         self._lost_nodes: list[Failure] = []
         self._stopped: Outcome | None = None
         self._has_ended_mpirun = False
@@ -83,9 +77,19 @@ class Head:
         finally:
             self._loop.close(keep=tuple(self._workers.processes))
 
-    def end(self, outcome: Outcome) -> None:
-        """Tell every worker how the job ended, and wait until each has left."""
+    def end(self, outcome: Outcome) -> Outcome:
+        """Tell every worker how the job ended, wait until each has left; return how it ended now.
+
+        A worker may still fail to leave its outputs.
+        """
         self._workers.end(outcome.exit_code, patience_s=self._node.start_timeout_s)
+        troubles = [peer for peer in self._workers.peers if peer.trouble]
+        if outcome.exit_code or not troubles:
+            return outcome
+        peer = troubles[0]
+        code = exits.ENTRY_FAILED
+        failure = Failure(peer.index, peer.host, exit_code=code, message=peer.trouble)
+        return Outcome(code, "entry", failure)
 
     # -- workers ------------------------------------------------------------------------------
 
@@ -118,7 +122,9 @@ class Head:
         elif word == "end":
             failure = exits.Failure(**values["failure"])
             failure = failure._replace(node=peer.index, host=peer.host)
-            self._failed(values["at_s"] - peer.clock_ahead_s, failure)
+            at_s = values["at_s"] - peer.clock_ahead_s
+            end = RankEnd(at_s, values["was_told"], values["is_said"], failure)
+            self._note(values["rank"], end)
         elif word == "signal":
             self._pass_on(values["number"])
 
@@ -209,12 +215,15 @@ class Head:
     def _wait_for_reason(self, code: int) -> None:
         """A worker's word on its rank, or the end of its line, can come after mpirun's end."""
         deadline = time.monotonic() + REASON_S
-        while code and not self._has_reason() and time.monotonic() < deadline:
+        while not self._is_clear(code) and time.monotonic() < deadline:
             self._loop.at("reason", 0.05, lambda: None)
             self._loop.step()
 
+    def _is_clear(self, code: int) -> bool:
+        return self._has_reason() or (code == 0 and len(self._ends) >= self._ranks)
+
     def _has_reason(self) -> bool:
-        return bool(self._failures or self._lost_nodes or self._stopped)
+        return bool(self._has_failed or self._lost_nodes or self._stopped)
 
     # -- ranks --------------------------------------------------------------------------------
 
@@ -224,16 +233,19 @@ class Head:
             self._loop.drop("start")
 
     def _rank_ended(self, end: End) -> None:
-        if end.is_failure:
-            self._failed(end.at_s, self._loop.ranks.failure(end, 0, self._node.host))
+        failure = self._loop.ranks.failure(end, 0, self._node.host)
+        self._note(end.rank, RankEnd(end.at_s, end.was_told, end.is_said, failure))
 
-    def _failed(self, at_s: float, failure: Failure) -> None:
-        if self._stopped:
+    def _note(self, rank: int, end: RankEnd) -> None:
+        """Keep how a rank ended; the first that fails ends the others."""
+        if rank in self._ends or self._stopped:
             return
-        if not self._failures:
-            say("rank {} on node {} ({}): {}".format(*failure[2:3], *failure[:2], failure.message))
+        self._ends[rank] = end
+        if end.is_failure and not self._has_failed:
+            self._has_failed = True
+            failure = end.failure
+            say(f"rank {rank} on node {failure.node} ({failure.host}): {failure.message}")
             self._end_ranks()
-        self._failures.append((at_s, failure))
 
     def _end_when_all_have(self) -> None:
         """End mpirun when every rank has ended: it waits for doors that stay, or for its clock."""
@@ -308,45 +320,15 @@ class Head:
                 0, self._node.host, signal=-mpirun_code, exit_code=code, message=message
             )
             return Outcome(code, "platform", failure)
-        if self._failures and not self._lost_nodes:
-            failure = min(self._failures, key=lambda item: item[0])[1]
-            return Outcome(failure.exit_code or 1, "user", failure)
         if self._lost_nodes:
             failure = self._lost_nodes[0]
             return Outcome(failure.exit_code or 1, "platform", failure)
         if self._stopped:
             return self._stopped
-        if mpirun_code == 0:
-            return Outcome(0)
-        return self._outcome_of_mpirun(mpirun_code)
-
-    def _outcome_of_mpirun(self, code: int) -> Outcome:
-        """Mpirun failed, and no rank has said why."""
-        text = "\n".join(self._mpirun_lines)
-        aborted = re.search(r"MPI_ABORT was invoked on rank (\d+)", text)
-        exit_code = exits.code_of_signal(-code) if code < 0 else code
-        failure = Failure(
-            exit_code=exit_code,
-            message="mpirun ended with exit code %d" % exit_code,
-            last_lines=tuple(self._mpirun_lines)[-20:],
+        outcome = decide(
+            self._ends, self._started, self._ranks, Mpirun(mpirun_code, self._mpirun_lines)
         )
-        if aborted:
-            rank = int(aborted.group(1))
-            index = self._started.get(rank, 0)
-            host = self._node.hosts[index]
-            message = "called MPI_Abort(%d)" % exit_code
-            return Outcome(
-                exit_code,
-                "user",
-                failure._replace(rank=rank, node=index, host=host, message=message),
-            )
-        if len(self._started) >= self._ranks:
-            return Outcome(exit_code, "user", failure)
-        return Outcome(
-            exits.ENTRY_FAILED,
-            "entry",
-            failure._replace(
-                exit_code=exits.ENTRY_FAILED,
-                message="mpirun ended with exit code %d before all ranks had started" % exit_code,
-            ),
-        )
+        if outcome.failure is None or outcome.failure.node is None or outcome.failure.host:
+            return outcome
+        host = self._node.hosts[outcome.failure.node]
+        return outcome._replace(failure=outcome.failure._replace(host=host))

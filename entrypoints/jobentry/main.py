@@ -73,7 +73,10 @@ def main(argv: Sequence[str]) -> int:
     except env.EnvError as error:
         for problem in error.problems:
             say(f"reading the environment: {problem}")
-        _leave_record(os.environ.get(names.CLOUDJOB_RECORD_URI, ""), _entry_record("", str(error)))
+        # Which node this is may be what cannot be read; the head's record is the one that counts.
+        if os.environ.get(names.VC_TASK_INDEX, "0") in ("", "0"):
+            record = _entry_record(os.environ.get(names.CLOUDJOB_JOB, ""), str(error))
+            _leave_record(os.environ.get(names.CLOUDJOB_RECORD_URI, ""), record)
         return exits.ENTRY_FAILED
     if options.is_dry_run:
         return _show(node, options)
@@ -198,8 +201,9 @@ def _serve(
 
     tools = plan.Tools(mpirun.Mpi("", ()), "", ())
     _write_files(plan.make(node, environment, where, tools, options.words).files)
-    code = Worker(node, where, lambda: _facts(node, version)).run()
-    _upload(node, where)
+    worker = Worker(node, where, lambda: _facts(node, version))
+    code = worker.run()
+    worker.leave(_upload(node, where))
     return code
 
 
@@ -212,20 +216,23 @@ def _lead(
     begun: tuple[float, float],
 ) -> int:
     """Do the head's part: run the job, and leave its record."""
-    from jobentry.head import Head, Outcome
+    from jobentry.head import Head
+    from jobentry.verdict import Outcome
 
     tools = _tools(node, environment, version)
     made = plan.make(node, environment, where, tools, options.words)
     for note in made.notes:
         say(note)
-    _write_files(made.files)
+    written = _write_files(made.files, keep=node.open_mpi.host_file)
     head = Head(node, where, made, _facts(node, version))
     outcome = head.run()
+    for path in written:
+        _remove(path)
     upload_error = _upload(node, where)
     if upload_error and outcome.exit_code == 0:
         failure = exits.Failure(0, node.host, exit_code=exits.ENTRY_FAILED, message=upload_error)
         outcome = Outcome(exits.ENTRY_FAILED, "entry", failure)
-    head.end(outcome)
+    outcome = head.end(outcome)
     record = exits.ExitRecord(
         job=node.job,
         exit_code=outcome.exit_code,
@@ -369,6 +376,9 @@ def _stage(node: NodeEnv, where: NodePaths) -> str:
     try:
         if node.code_uri:
             stage.fetch_code(node.code_uri, node.code_digest, folder)
+        for _, uri in node.outputs:
+            # Told now, and not when hours of training are to be kept.
+            objects.path_of(uri)
         for name, uri in node.inputs:
             target = where.input(name)
             os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -424,9 +434,15 @@ def _tidy(where: NodePaths) -> None:
     shutil.rmtree(where.node_dir, ignore_errors=True)
 
 
-def _write_files(files: Sequence[plan.File]) -> None:
+def _write_files(files: Sequence[plan.File], keep: str = "") -> list[str]:
+    """Write the files of a plan and return their paths; ``keep`` is the platform's own."""
+    written = []
     for file in files:
+        if file.path == keep and os.path.exists(keep):
+            continue
+        written.append(file.path)
         _write_private(file.path, file.text.encode("utf-8", "surrogateescape"))
+    return written
 
 
 def _write_private(path: str, data: bytes) -> None:

@@ -17,11 +17,15 @@ class ObjectError(Exception):
 
 
 def fetch(uri: str, path: str) -> None:
-    """Write the object to the file ``path``, whole or not at all.
+    """Write the object to the file ``path``, whole or not at all; a folder is linked, not copied.
 
     Raises:
         ObjectError: The object is not there, or one of the two cannot be used.
     """
+    if os.path.isdir(path_of(uri)):
+        with _translated("link folder", path):
+            os.symlink(path_of(uri), path)
+        return
     with contextlib.ExitStack() as opened:
         with _translated("fetch object", uri):
             source = opened.enter_context(open(path_of(uri), "rb"))
@@ -103,6 +107,8 @@ def _replacing(target: str) -> Iterator[IO[bytes]]:
     temporary = os.path.join(folder, _TEMPORARY + os.urandom(8).hex())
     try:
         with open(temporary, "xb", opener=_private) as file:
+            if _is_open(folder):
+                os.fchmod(file.fileno(), 0o666)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -126,7 +132,19 @@ def _make_folders(folder: str) -> None:
     _make_folders(above)
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
+        if _is_open(above):
+            os.chmod(folder, 0o777)
     _sync_folder(above)
+
+
+def _is_open(folder: str) -> bool:
+    """Whether a folder is open to all, as one that another user of the machine shares with us.
+
+    What we leave there is as open, or who shares it could neither read nor remove it. In a folder
+    like /tmp (the sticky bit) everybody keeps to his own.
+    """
+    mode = os.stat(folder).st_mode
+    return bool(mode & 0o002) and not mode & 0o1000
 
 
 def _sync_folder(folder: str) -> None:

@@ -78,6 +78,7 @@ class Peer:
         self.facts: dict[str, Any] = {}
         self.is_idle = False
         self.is_gone = False
+        self.trouble = ""
         self.clock_ahead_s = 0.0
         self._command = shell_command(node, self.host, _JOIN % node.job, ssh_config)
         self._log = log
@@ -131,6 +132,8 @@ class Peer:
                 self.clock_ahead_s = values["at_s"] - time.time()
             elif word == "idle":
                 self.is_idle = True
+            elif word == "left":
+                self.trouble = values["trouble"]
         return messages
 
     def tell(self, word: str, **values: Any) -> None:

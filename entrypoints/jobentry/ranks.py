@@ -19,6 +19,7 @@ class End(NamedTuple):
     Args:
         signal: What ended it, 0 for nothing.
         was_told: Whether somebody had asked it to end, so that it is not the first to blame.
+        is_said: Whether its door said so; False for a door that was killed.
         at_s: When, by the clock of its node.
     """
 
@@ -28,11 +29,7 @@ class End(NamedTuple):
     was_told: bool
     at_s: float
     message: str
-
-    @property
-    def is_failure(self) -> bool:
-        """Whether this end is a reason for the job to end."""
-        return self.code != 0 and not self.was_told
+    is_said: bool = True
 
 
 class Ranks:
@@ -85,7 +82,9 @@ class Ranks:
         """Take the ranks that are missing for killed, and return their ends."""
         ends = []
         for rank in self.missing:
-            killed = End(rank, 128 + signal.SIGKILL, signal.SIGKILL, False, time.time(), "")
+            killed = End(
+                rank, 128 + signal.SIGKILL, signal.SIGKILL, False, time.time(), "", is_said=False
+            )
             if rank not in self._failing:
                 ends.append(killed)
             self.ends[rank] = self._failing.get(rank, killed)
@@ -127,7 +126,7 @@ class Ranks:
             signal=end.signal or None,
             exit_code=end.code,
             message=end.message or _message(end),
-            last_lines=tuple(last_lines(self._paths.rank_log(end.rank))),
+            last_lines=tuple(last_lines(self._paths.rank_log(end.rank))) if end.code else (),
         )
 
 

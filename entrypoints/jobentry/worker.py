@@ -52,6 +52,10 @@ class Worker:
         self._loop.close()
         return self._code
 
+    def leave(self, trouble: str) -> None:
+        """Tell the head that this node is done, and what went wrong with its outputs."""
+        self._tell("left", trouble=trouble)
+
     def _tell(self, word: str, **values: object) -> None:
         with contextlib.suppress(OSError):
             os.write(self._to_head, peers.dump(word, **values))
@@ -96,14 +100,22 @@ class Worker:
             self._loop.ranks.pass_on(values["number"])
 
     def _rank_ended(self, end: End) -> None:
-        if end.is_failure:
-            failure = self._loop.ranks.failure(end, self._node.node, self._node.host)
-            self._tell("end", at_s=end.at_s, failure=failure._asdict())
+        failure = self._loop.ranks.failure(end, self._node.node, self._node.host)
+        self._tell(
+            "end",
+            rank=end.rank,
+            at_s=end.at_s,
+            was_told=end.was_told,
+            is_said=end.is_said,
+            failure=failure._asdict(),
+        )
 
     def _signalled(self, number: int) -> None:
         # The head decides; it tells every node, this one too.
         self._tell("signal", number=number)
-        if number in STOP_SIGNALS:
+        if number in STOP_SIGNALS and not self._was_greeted:
+            self._leave(number)
+        elif number in STOP_SIGNALS:
             self._loop.at("alone", self._node.grace_s + ABORT_S, lambda: self._leave(number))
 
     def _leave(self, number: int) -> None:

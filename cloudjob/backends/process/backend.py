@@ -84,7 +84,7 @@ class ProcessBackend:
 
     def build(self, submission: Submission) -> ProcessRequest:
         """Return the request for ``submission``."""
-        machine = _machine(self._options, self._home)
+        machine = _machine(self._options, self._home.parent)
         run_dir = f"{_short_temporary_folder()}/cloudjob-{submission.job}"
         folder = str(self._home / submission.job)
         is_isolated = self._options.get("isolation", "auto") == "auto" and isolation.is_possible(
@@ -291,7 +291,8 @@ def _entry(home: Path) -> str:
         with _translated("making the entry", compiled):
             compiled.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             words = [sys.executable, "-I", "-S", str(zipapp), "--compile", str(compiled)]
-            subprocess.run(words, stdin=subprocess.DEVNULL, check=False)
+            # It is only faster with bytecode; what is wrong with the disk shows soon enough.
+            subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return str(compiled if compiled.exists() else zipapp)
 
 
@@ -432,24 +433,34 @@ def _ended(state: dict[str, Any], folder: Path) -> NativeStatus:
     started_at = _rfc3339(state["started_at"])
     if state["ended_at"] is None:
         message = "the controller of the job was killed, or the machine was restarted"
+        shutil.rmtree(state["run_dir"], ignore_errors=True)
         ended = (folder / controller.STATE).stat().st_mtime
         return NativeStatus(
             JobState.FAILED, "lost", started_at, _rfc3339(ended), 137, message=message
         )
     code = state["exit_code"]
     ended_at = _rfc3339(state["ended_at"])
+    # The first node that ended badly took the others with it.
+    bad = [(node["ended_at"], i) for i, node in enumerate(state["nodes"]) if node["exit_code"]]
+    first = min(bad)[1] if bad else 0
+    since = _rfc3339(state["nodes"][0]["started_at"])
     if state["is_cancelled"]:
-        return NativeStatus(JobState.CANCELLED, "cancelled", started_at, ended_at, code)
+        return NativeStatus(
+            JobState.CANCELLED, "cancelled", started_at, ended_at, code, attempt_at=since
+        )
     if code == 0:
-        return NativeStatus(JobState.SUCCEEDED, "succeeded", started_at, ended_at, code)
+        return NativeStatus(
+            JobState.SUCCEEDED, "succeeded", started_at, ended_at, code, attempt_at=since
+        )
     return NativeStatus(
         JobState.FAILED,
         "failed",
         started_at,
         ended_at,
         code,
-        message=f"node 0 ended with exit code {code}",
-        node=0,
+        message=f"node {first} ended with exit code {state['nodes'][first]['exit_code']}",
+        node=first,
+        attempt_at=since,
     )
 
 

@@ -26,6 +26,9 @@ STATE = "state.json"
 LOCK = "lock"
 # How long workers may take to leave by themselves when the head has ended.
 LEAVE_S = 5.0
+# How long a head may take to end, outputs and all, when a worker has ended badly. It notices by
+# itself, but for a worker that was gone before it had ever answered.
+LOST_S = 60.0
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class Controller:
     nodes: list[_Node]
     is_cancelled: bool = False
     started_at: float = field(default_factory=time.time)
+    _has_asked_head: bool = False
     _signals: list[int] = field(default_factory=list)
 
     def run(self) -> None:
@@ -119,7 +123,7 @@ class Controller:
         """Wait until every node has ended; return the head's exit code."""
         deadline: float | None = None
         while any(node.is_running for node in self.nodes):
-            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+            wait = LEAVE_S if deadline is None else max(0.0, deadline - time.monotonic())
             for _ in selector.select(wait):
                 os.read(wake, 4096)
             self._obey()
@@ -127,6 +131,9 @@ class Controller:
                 self._save()
             if deadline is None and not self.nodes[0].is_running:
                 deadline = time.monotonic() + LEAVE_S
+                # One that waits for a head that never came leaves at once.
+                self._forward(signal.SIGTERM)
+            self._end_head_that_waits()
             if deadline is not None and time.monotonic() > deadline:
                 # SIGHUP makes a keeper end its node at once.
                 self._forward(signal.SIGHUP)
@@ -134,13 +141,25 @@ class Controller:
         code = self.nodes[0].exit_code
         return 1 if code is None else code
 
+    def _end_head_that_waits(self) -> None:
+        """Ask the head to end when a worker has ended badly and the head goes on all the same."""
+        head, *workers = self.nodes
+        lost = [node.ended_at for node in workers if node.exit_code]
+        if self._has_asked_head or not lost or not head.is_running:
+            return
+        if time.time() - min(lost) > LOST_S:
+            self._has_asked_head = True
+            with contextlib.suppress(OSError):
+                os.kill(head.process, signal.SIGTERM)
+
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)
 
     def _obey(self) -> None:
         while self._signals:
             number = self._signals.pop(0)
-            if number in (signal.SIGTERM, signal.SIGINT):
+            if number in (signal.SIGTERM, signal.SIGINT) and not self.is_cancelled:
+                # Once: the entry takes a second one for impatience.
                 self.is_cancelled = True
                 self._forward(signal.SIGTERM)
             elif number == signal.SIGUSR1:
@@ -191,6 +210,7 @@ class Controller:
             "ended_at": time.time() if is_over else None,
             "exit_code": exit_code,
             "is_cancelled": self.is_cancelled,
+            "run_dir": self.run_dir,
             "nodes": [
                 {
                     "host": node.request.host,

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -73,6 +74,8 @@ class Keeper:
             for key, _ in self._selector.select():
                 key.data(key.fileobj)
         self._sweep()
+        # Also when the controller was killed: secrets of the job lie there.
+        shutil.rmtree(self._request.tmp, ignore_errors=True)
         return self._code
 
     # -- processes ----------------------------------------------------------------------------
@@ -149,7 +152,11 @@ class Keeper:
 
     def _listen_to_shells(self) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(socket_path(self._folder, self._request.host))
+        path = socket_path(self._folder, self._request.host)
+        with contextlib.suppress(FileNotFoundError):
+            # An earlier attempt at the job has left it.
+            os.unlink(path)
+        listener.bind(path)
         listener.listen(128)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 

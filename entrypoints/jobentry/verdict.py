@@ -1,0 +1,150 @@
+"""Who is to blame: from how the ranks ended, and what mpirun said, to how the job ended. No I/O."""
+
+from __future__ import annotations
+
+import re
+from typing import Mapping, NamedTuple, Sequence
+
+from jobentry.contract import exits
+from jobentry.contract.exits import Failure
+
+# A rank that fails closes its connections some milliseconds before it is gone. By then another
+# rank may have ended because of it, and the signal that this one caused may have reached it.
+_CLOSE_S = 0.1
+
+
+class Outcome(NamedTuple):
+    """How the job ended, as this node knows it."""
+
+    exit_code: int
+    cause: str = ""
+    failure: Failure | None = None
+
+
+class RankEnd(NamedTuple):
+    """How one rank ended.
+
+    Args:
+        at_s: When, by the head's clock.
+        was_told: Whether somebody had asked it to end.
+        is_said: Whether its door said so; False for a door that was killed.
+        failure: What there is to say of it, also when its exit code is 0.
+    """
+
+    at_s: float
+    was_told: bool
+    is_said: bool
+    failure: Failure
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it may be the reason for the job to end."""
+        by_request = self.was_told and self.failure.signal is not None
+        return self.failure.exit_code != 0 and not by_request
+
+
+class Mpirun(NamedTuple):
+    """How mpirun ended: its exit code (negative for a signal), and its last lines."""
+
+    code: int
+    lines: Sequence[str]
+
+
+def decide(
+    ends: Mapping[int, RankEnd], started: Mapping[int, int], ranks: int, mpirun: Mpirun
+) -> Outcome:
+    """Return how the job ended.
+
+    Args:
+        ends: The ranks that have ended.
+        started: The ranks that have started, with their nodes.
+        ranks: How many there should be.
+    """
+    first = _first(ends, mpirun)
+    if first is not None:
+        failure = _named(first.failure, mpirun)
+        return Outcome(failure.exit_code or 1, "user", failure)
+    if mpirun.code == 0:
+        return _all_well(ends, started, ranks)
+    code = mpirun.code if mpirun.code > 0 else exits.code_of_signal(-mpirun.code)
+    failure = Failure(
+        exit_code=code,
+        message=f"mpirun ended with exit code {code}",
+        last_lines=tuple(mpirun.lines)[-20:],
+    )
+    if len(started) >= ranks:
+        return Outcome(code, "user", failure)
+    message = f"{failure.message} before all ranks had started"
+    failure = failure._replace(exit_code=exits.ENTRY_FAILED, message=message)
+    return Outcome(exits.ENTRY_FAILED, "entry", failure)
+
+
+def _all_well(ends: Mapping[int, RankEnd], started: Mapping[int, int], ranks: int) -> Outcome:
+    """Believe mpirun's 0 only when every rank has said the same (5.0.11 also says it when not)."""
+    silent = [rank for rank in range(ranks) if rank not in ends]
+    if not silent:
+        return Outcome(0)
+    rank = silent[0]
+    code = exits.code_of_signal(9)
+    message = f"rank {rank} was lost: mpirun ended well, but this rank never said that it had"
+    failure = Failure(started.get(rank), "", rank, exit_code=code, message=message)
+    return Outcome(code, "platform", failure)
+
+
+def _first(ends: Mapping[int, RankEnd], mpirun: Mpirun) -> RankEnd | None:
+    """Return the end that all others follow from."""
+    failed = {rank: end for rank, end in ends.items() if end.is_failure}
+    if not failed:
+        return None
+    earliest = min(end.at_s for end in failed.values())
+    victims = {int(rank) for line in mpirun.lines for rank in _VICTIM.findall(line)}
+
+    def order(item: tuple[int, RankEnd]) -> tuple[int, float]:
+        rank, end = item
+        return _distance(end, earliest, is_victim=rank in victims), end.at_s
+
+    rank, best = min(failed.items(), key=order)
+    if _distance(best, earliest, is_victim=rank in victims) >= _VICTIMS:
+        return _left_early(ends, mpirun, best) or best
+    return best
+
+
+# mpirun repeats what the MPI library of a rank says when another rank has left it.
+_VICTIM = re.compile(r"reported by process \[\d+,(\d+)\]")
+_IMPROPER = re.compile(r"process rank (\d+) with PID")
+_ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
+_VICTIMS = 2
+
+
+def _distance(end: RankEnd, earliest: float, *, is_victim: bool) -> int:
+    """Return how far an end is likely to be from the first cause."""
+    if not end.is_said:
+        return 4
+    if is_victim:
+        return _VICTIMS
+    if not end.was_told:
+        return 0
+    return 1 if end.at_s - earliest <= _CLOSE_S else 3
+
+
+def _left_early(ends: Mapping[int, RankEnd], mpirun: Mpirun, failed: RankEnd) -> RankEnd | None:
+    """Return the end of a rank that left with 0 and without MPI_Finalize, if that is the cause."""
+    named = [int(rank) for line in mpirun.lines for rank in _IMPROPER.findall(line)]
+    early = [
+        (rank not in named, end.at_s, end)
+        for rank, end in ends.items()
+        if end.failure.exit_code == 0 and not end.was_told and end.at_s <= failed.at_s
+    ]
+    if not early:
+        return None
+    end = min(early, key=lambda item: item[:2])[2]
+    code = failed.failure.exit_code if failed.is_said else abs(mpirun.code)
+    message = "ended with exit code 0 while others went on: without MPI_Finalize?"
+    return end._replace(failure=end.failure._replace(exit_code=code or 1, message=message))
+
+
+def _named(failure: Failure, mpirun: Mpirun) -> Failure:
+    aborted = [int(rank) for line in mpirun.lines for rank in _ABORTED.findall(line)]
+    if failure.rank in aborted and failure.signal is None:
+        return failure._replace(message=f"called MPI_Abort({failure.exit_code})")
+    return failure

@@ -1,0 +1,186 @@
+"""Whole jobs in real containers, each with a state folder of its own and nothing left behind.
+
+With ``CLOUDJOB_REQUIRE_ALL=1`` a machine without an engine fails these tests instead of skipping.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+BIN = Path(sys.executable).parent
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: bytes
+    err: str
+
+    def __str__(self) -> str:
+        return (
+            f"exit {self.code}\n--- out\n{self.out[-3000:].decode()}\n--- err\n{self.err[-3000:]}"
+        )
+
+    @property
+    def job(self) -> str:
+        found = re.search(r"docker://local/([a-z0-9-]+)", self.err + self.out.decode("latin-1"))
+        assert found, self
+        return found[1]
+
+
+@dataclass
+class Cloud:
+    """The command line with a source folder and a state folder of its own."""
+
+    folder: Path
+    engine: docker.APIClient
+    environ: dict[str, str | bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.source.mkdir(parents=True)
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "source"
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    def script(self, text: str, name: str = "train.py") -> None:
+        (self.source / name).write_text(textwrap.dedent(text))
+
+    def start(self, *words: str | bytes) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [BIN / "cloudjob", *words],
+            cwd=self.source,
+            env={**os.environ, "CLOUDJOB_HOME": str(self.home), **self.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, *words: str | bytes, limit_s: float = LIMIT_S) -> Done:
+        process = self.start(*words)
+        try:
+            out, err = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            err += b"\n(killed by the test: it took too long)"
+        return Done(process.returncode, out, err.decode("utf-8", "replace"))
+
+    def submit(self, *words: str | bytes, script: str = "train.py") -> Done:
+        return self.run("submit", "--backend", "docker", *words, script)
+
+    def detached(self, *words: str | bytes) -> str:
+        done = self.submit("--detach", *words)
+        assert done.code == 0, done
+        return done.job
+
+    def status(self, job: str) -> dict[str, Any]:
+        done = self.run("status", job, "--json")
+        assert done.code == 0, done
+        status: dict[str, Any] = json.loads(done.out)
+        return status
+
+    def containers(self, job: str = "") -> list[dict[str, Any]]:
+        """The containers of this state folder's jobs, or of one, by node."""
+        label = f"cloudjob.job={job}" if job else f"cloudjob.owner={self.owner}"
+        found = self.engine.containers(all=True, filters={"label": label})
+        return sorted(found, key=lambda item: int(item["Labels"]["cloudjob.node"]))
+
+    def networks(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.engine.networks(
+            filters={"label": f"cloudjob.owner={self.owner}"}
+        )
+        return found
+
+    @property
+    def owner(self) -> str:
+        path = self.home / "docker" / "owner"
+        return path.read_text() if path.exists() else "nobody"
+
+    def await_log(self, job: str, text: bytes) -> None:
+        poll(lambda: text in self.run("logs", job).out, f"{text!r} in the log of {job}")
+
+    def clean(self) -> None:
+        for item in self.containers():
+            with contextlib.suppress(docker.errors.APIError):
+                self.engine.remove_container(item["Id"], force=True, v=True)
+        for item in self.networks():
+            self.engine.remove_network(item["Id"])
+
+
+def poll(claim: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
+    """Wait until ``claim`` holds."""
+    end = time.monotonic() + limit_s
+    while not claim():
+        assert time.monotonic() < end, f"after {limit_s:g} s there is no {what}"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[docker.APIClient]:
+    try:
+        client = docker.APIClient(**docker.utils.kwargs_from_env(), version="auto")
+    except docker.errors.DockerException as error:
+        if os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1":
+            raise
+        pytest.skip(f"no container engine here: {error}")
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def build(engine: docker.APIClient, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Build an image of images/, and return its tag."""
+    built: dict[tuple[str, ...], str] = {}
+
+    def build(name: str, *words: str) -> str:
+        if (name, *words) not in built:
+            done = subprocess.run(
+                [BIN / "cloudjob", "image", "build", name, *words], capture_output=True, check=False
+            )
+            assert done.returncode == 0, done.stderr[-3000:].decode()
+            built[(name, *words)] = done.stdout.decode().strip()
+        return built[(name, *words)]
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def base_image(build: Callable[..., str]) -> str:
+    return build("base")
+
+
+@pytest.fixture(scope="session")
+def examples_image(build: Callable[..., str]) -> str:
+    return build("examples")
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, engine: docker.APIClient, base_image: str) -> Iterator[Cloud]:
+    """A command line of its own; at the end nothing of its jobs may be left in the engine."""
+    cloud = Cloud(tmp_path / "cloud", engine)
+    yield cloud
+    left = cloud.containers(), cloud.networks()
+    cloud.clean()
+    assert left == ([], []), "containers and networks are left behind"

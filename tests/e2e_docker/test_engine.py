@@ -1,0 +1,217 @@
+"""What stands in the way of a job in containers, what is left, and the images themselves."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import tarfile
+
+import pytest
+
+pytestmark = pytest.mark.docker
+
+
+def test_no_engine_is_said_in_one_line(cloud):
+    """Without an engine a submit fails with exit code 5 and says how to get one."""
+    cloud.environ["DOCKER_HOST"] = f"unix://{cloud.folder}/nobody.sock"
+    cloud.script("print(1)")
+
+    done = cloud.submit()
+
+    assert done.code == 5, done
+    assert "there is no engine" in done.err
+    assert "hint: is it running?" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("image", "hint"),
+    [
+        ("cloudjob/bse:1", "cloudjob image build bse"),
+        ("example.invalid/none:1", "docker pull example.invalid/none:1"),
+        ("debian:bookworm-slim", "cloudjob doctor --image"),
+        ("Not A Reference", ""),
+    ],
+)
+def test_an_image_that_cannot_be_used_is_refused(cloud, image, hint):
+    """An image that is not there, or has no entry, is refused with what to do, and nothing is left."""
+    cloud.script("print(1)")
+
+    done = cloud.submit("--image", image)
+
+    assert done.code == 5, done
+    assert hint in done.err
+    assert json.loads(cloud.run("list", "--json").out) == []
+
+
+def test_a_start_that_fails_leaves_nothing(cloud):
+    """When the engine refuses to start a node, its network and the other nodes are taken back."""
+    cloud.script("print(1)")
+    (cloud.source / "cloudjob.yaml").write_text("docker: {gpus: 1}\n")
+
+    done = cloud.submit("--nodes", "3")
+
+    assert done.code == 5, done
+    assert "no GPUs" in done.err
+    assert cloud.containers() == []
+    assert cloud.networks() == []
+    assert not list((cloud.home / "store").glob("*/*"))
+
+
+def test_retries_are_refused(cloud):
+    """What this backend does not do it refuses by name."""
+    cloud.script("print(1)")
+
+    done = cloud.submit("--retries", "2")
+
+    assert done.code == 2, done
+    assert "retries: the docker backend does not start a job again" in done.err
+
+
+def test_rm_leaves_nothing_of_a_job(cloud):
+    """A job that has ended is removed with log, record and package; one that runs is not."""
+    cloud.script("import time; time.sleep(600)")
+    job = cloud.detached()
+    refused = cloud.run("rm", job)
+    cloud.run("cancel", job)
+
+    done = cloud.run("rm", job)
+
+    assert (refused.code, done.code) == (2, 0), (refused, done)
+    assert json.loads(cloud.run("list", "--json").out) == []
+    assert not (cloud.home / "docker" / job).exists()
+    assert not list((cloud.home / "store").glob("*/*"))
+
+
+def test_orphans_are_swept_and_jobs_are_not(cloud, base_image):
+    """What no record knows of is removed; a job that runs and other people's things stay."""
+    cloud.script("import time; time.sleep(600)")
+    job = cloud.detached()
+    labels = {"cloudjob.job": "lost-1", "cloudjob.node": "0", "cloudjob.owner": cloud.owner}
+    others = {**labels, "cloudjob.job": "lost-2", "cloudjob.owner": "somebody"}
+    network = cloud.engine.create_network("cloudjob-lost-1", labels=labels)["Id"]
+    made = [
+        cloud.engine.create_container(base_image, "x", labels=each)["Id"]
+        for each in (labels, others)
+    ]
+    try:
+        done = cloud.run("rm", "--orphans")
+
+        assert done.code == 0, done
+        assert "1 orphan(s)" in done.err
+        left = {item["Id"] for item in cloud.engine.containers(all=True)}
+        assert made[0] not in left
+        assert made[1] in left
+        assert network not in {item["Id"] for item in cloud.engine.networks()}
+        assert cloud.status(job)["state"] == "RUNNING"
+    finally:
+        cloud.engine.remove_container(made[1])
+        cloud.run("cancel", "--now", job)
+
+
+def test_the_entry_of_this_cloudjob_runs_whatever_the_image_has(
+    cloud, engine, base_image, tmp_path
+):
+    """An image with another entry gets ours: both halves of a job are of one version."""
+    dockerfile = (
+        f'FROM {base_image}\nUSER 0\nRUN printf "raise SystemExit(9)" '
+        ">/opt/cloudjob/jobentry.pyz\nLABEL cloudjob.entry=old\nUSER 1000:100\n"
+    )
+    for _ in engine.build(
+        fileobj=io.BytesIO(dockerfile.encode()), tag="cloudjob-test/old", rm=True
+    ):
+        pass
+    cloud.script("print('ran')")
+    try:
+        done = cloud.submit("--image", "cloudjob-test/old")
+    finally:
+        engine.remove_image("cloudjob-test/old", force=True)
+
+    assert done.out == b"[0] ran\n", done
+
+
+def test_the_image_runs_by_hand(engine, base_image, tmp_path):
+    """`docker run IMAGE SCRIPT` is a job of one node: the image's ENTRYPOINT needs no cloudjob."""
+    made = engine.create_container(base_image, ["--dry-run", "--json", "train.py"])["Id"]
+    try:
+        engine.start(made)
+        code = engine.wait(made)["StatusCode"]
+        plan = json.loads(engine.logs(made, stdout=True, stderr=False))
+    finally:
+        engine.remove_container(made, force=True)
+
+    assert code == 0
+    assert plan["role"] == "head"
+
+
+def test_doctor_knows_a_good_image_from_a_bare_one(cloud, base_image):
+    """The base has everything; a bare Debian is told what to install."""
+    good = cloud.run("doctor", "--image", base_image)
+    bare = cloud.run("doctor", "--image", "debian:bookworm-slim")
+
+    assert good.code == 0, good
+    assert b"MISSING" not in good.out
+    assert bare.code == 1, bare
+    for hint in (b"openssh-server", b"openmpi-bin", b"python3", b"useradd --uid 1000"):
+        assert hint in bare.out
+
+
+def test_doctor_of_this_machine(cloud):
+    """The machine's own check finds the engine, and fails when neither it nor mpirun is there."""
+    done = cloud.run("doctor", "--json")
+    checks = {check["name"]: check for check in json.loads(done.out)}
+
+    assert done.code == 0, done
+    assert checks["container engine"]["is_ok"]
+    assert checks["CLOUDJOB_HOME"]["is_ok"]
+
+
+def test_an_image_is_built_once(cloud, base_image):
+    """Building the same again builds nothing and gives the same tag."""
+    done = cloud.run("image", "build", "base")
+
+    assert (done.code, done.out.decode().strip()) == (0, base_image), done
+    assert "it is there already" in done.err
+
+
+def test_no_image_has_host_keys_or_runs_as_root(engine, base_image):
+    """The base carries no key of anybody, and its user is the platform's."""
+    made = engine.create_container(base_image, ["x"])["Id"]
+    try:
+        with tarfile.open(fileobj=io.BytesIO(b"".join(engine.export(made)))) as files:
+            names = files.getnames()
+    finally:
+        engine.remove_container(made)
+
+    assert not [name for name in names if "ssh_host" in name]
+    assert not [name for name in names if name.startswith("var/lib/apt/lists/")]
+    assert engine.inspect_image(base_image)["Config"]["User"] == "1000:100"
+
+
+def test_pip_files_leave_no_trace_and_open_mpi_5_runs(cloud, build, engine, tmp_path):
+    """CA bundle and pip configuration of a build are in no image; what was built runs on two nodes."""
+    token = f"token-{os.urandom(8).hex()}"
+    config = tmp_path / "pip.conf"
+    config.write_text(f"[global]\n# {token}\n")
+    bundle = os.environ.get("PIP_CERT") or "/etc/ssl/certs/ca-certificates.crt"
+    tag = build("openmpi5", "--ca-bundle", bundle, "--pip-config", str(config))
+
+    history = json.dumps(engine.history(tag))
+    saved = subprocess.run(
+        ["grep", "-c", "-a", token], input=b"".join(engine.get_image(tag)), check=False
+    )
+    assert saved.returncode == 1
+    assert token not in history
+    assert "images/pip" not in history
+    stages = engine.images(all=True, filters={"label": "cloudjob.stage=packages"})
+    assert stages == []
+
+    cloud.script("""\
+        from mpi4py import MPI
+        print(MPI.Get_library_version().split(",")[0], MPI.COMM_WORLD.allreduce(1))
+        """)
+    done = cloud.submit("--nodes", "2", "--image", tag)
+    assert done.code == 0, done
+    assert sorted(done.out.splitlines()) == [b"[%d] Open MPI v5.0.11 2" % rank for rank in (0, 1)]

@@ -1,0 +1,329 @@
+"""Jobs in real containers: they run, they tell how they ended, and they leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.docker
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+SAY = """\
+import json, os, socket, sys
+names = sorted(n for n in os.environ if n.startswith(("MA_", "VC_", "SSHD_")))
+print(json.dumps({
+    "rank": os.environ["OMPI_COMM_WORLD_RANK"], "host": socket.gethostname(), "uid": os.getuid(),
+    "gid": os.getgid(), "cwd": os.getcwd(), "address": socket.gethostbyname(socket.gethostname()),
+    "argv": sys.argv[1:], "hosts": open("/etc/volcano/worker.host").read(),
+    "cache": os.access("/cache", os.W_OK), **{n: os.environ[n] for n in names},
+}), flush=True)
+"""
+SLEEP = """\
+import os, signal, sys, time
+def end(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("ready", os.environ["OMPI_COMM_WORLD_RANK"], flush=True)
+time.sleep(600)
+"""
+
+
+def said(done):
+    """Return what each rank said with SAY, by rank."""
+    lines = [json.loads(line.partition(b"] ")[2]) for line in done.out.splitlines()]
+    return {int(line["rank"]): line for line in lines}
+
+
+def test_one_node_runs_as_on_the_platform(cloud):
+    """A job of one node has ModelArts' user, folders and variables, and its script's own words."""
+    cloud.script(SAY)
+
+    done = cloud.run("submit", "--backend", "docker", "train.py", "--a=b", "ü x")
+
+    assert done.code == 0, done
+    rank = said(done)[0]
+    host = f"ma-job-{done.job}-worker-0"
+    assert (rank["uid"], rank["gid"]) == (1000, 100)
+    assert rank["argv"] == ["--a=b", "ü x"]
+    assert rank["host"] == host
+    assert rank["hosts"] == f"{host}.ma-job-{done.job}\n"
+    assert rank["cwd"] == "/home/ma-user/modelarts/user-job-dir/code"
+    assert rank["MA_CURRENT_IP"] == rank["address"]
+    assert rank["MA_VJ_NAME"] == f"ma-job-{done.job}"
+    assert rank["cache"]
+
+
+@pytest.mark.parametrize(("nodes", "procs"), [(2, 2), (4, 1)])
+def test_several_nodes_speak_real_ssh(cloud, nodes, procs):
+    """Every rank runs, on its own node, and knows its node's own variables."""
+    cloud.script(SAY)
+
+    done = cloud.submit("--nodes", str(nodes), "--procs-per-node", str(procs))
+
+    assert done.code == 0, done
+    ranks = said(done)
+    assert sorted(ranks) == list(range(nodes * procs))
+    for rank, value in ranks.items():
+        assert value["host"] == f"ma-job-{done.job}-worker-{rank // procs}"
+        assert value["VC_TASK_INDEX"] == str(rank // procs)
+        assert value["MA_CURRENT_IP"] == value["address"]
+
+
+def test_the_example_trains_on_two_nodes(cloud, examples_image):
+    """examples/digits learns on two nodes as it does on one, and its output comes back."""
+    done = cloud.run(
+        *("submit", "--backend", "docker", "--nodes", "2", "--image", examples_image),
+        *("--output", "model=", "--source", str(DIGITS), "train.py", "--epochs", "3"),
+    )
+
+    assert done.code == 0, done
+    assert b"identical on all 2 ranks" in done.out
+    assert cloud.run("outputs", done.job).out == b"model/digits.npz\n"
+
+
+def test_secrets_and_odd_bytes_reach_every_rank(cloud):
+    """Secrets and values that are no UTF-8 arrive exactly, and no inspection shows the secret."""
+    cloud.environ["TOKEN"] = b"s3cr3t \xff =;'"
+    cloud.script("""\
+        import os, sys
+        sys.stdout.buffer.write(repr([os.environb[b"TOKEN"], os.environb[b"ODD"]]).encode())
+        print(flush=True)
+        """)
+
+    job = cloud.detached("--nodes", "2", "--secret", "TOKEN", "-e", b"ODD=\xfe\n=")
+    shown = [json.dumps(cloud.engine.inspect_container(c["Id"])) for c in cloud.containers(job)]
+    done = cloud.run("wait", job)
+
+    assert done.code == 0, done
+    line = repr([b"s3cr3t \xff =;'", b"\xfe\n="]).encode()
+    log = cloud.run("logs", job).out
+    assert sorted(log.splitlines()) == [b"[0] " + line, b"[1] " + line]
+    assert not any("s3cr3t" in text for text in shown)
+    found = subprocess.run(
+        ["grep", "-r", "-l", "s3cr3t", cloud.home / "store", cloud.home / "records.db"],
+        capture_output=True,
+        check=False,
+    )
+    assert found.stdout == b""
+
+
+def test_a_secret_is_gone_from_the_container_when_the_job_has_ended(cloud):
+    """A container that nobody has looked at since its end holds neither secret nor environment."""
+    cloud.environ["TOKEN"] = "s3cr3t-in-a-file"
+    cloud.script("print('done')")
+
+    job = cloud.detached("--nodes", "2", "--secret", "TOKEN")
+    for container in cloud.containers(job):
+        cloud.engine.wait(container["Id"])
+        files = b"".join(cloud.engine.export(container["Id"]))
+        assert b"worker.host" in files
+        assert b"s3cr3t-in-a-file" not in files
+
+    assert cloud.run("wait", job).code == 0
+
+
+def test_logs_are_exact(cloud):
+    """A line of a megabyte, bytes that are no UTF-8 and a last line without newline come whole."""
+    cloud.script("""\
+        import sys
+        out = sys.stdout.buffer
+        out.write(b"x" * 1_000_000 + b"\\n" + b"\\xff\\xfe\\x80\\n" + b"\\xc3\\xa9" * 20_000 + b"\\n")
+        out.write(b"y" * 16_384 + b"\\n" + b"\\n\\n" + b"z" * 32_768 + b"\\n" + b"end")
+        """)
+    exact = b"x" * 1_000_000 + b"\n\xff\xfe\x80\n" + b"\xc3\xa9" * 20_000 + b"\n"
+    exact += b"y" * 16_384 + b"\n\n\n" + b"z" * 32_768 + b"\nend"
+
+    job = cloud.detached()
+    live = cloud.run("logs", job, "-f", "--rank", "0", "--raw").out
+    assert cloud.run("wait", job).code == 0
+    kept = cloud.run("logs", job, "--rank", "0", "--raw").out
+
+    assert live == exact
+    assert kept == exact
+
+
+def test_many_lines_come_in_order(cloud):
+    """Nothing is lost and nothing comes twice while the log is followed and then kept."""
+    cloud.script("for i in range(20_000): print(i)")
+
+    done = cloud.submit("--nodes", "2")
+
+    assert done.code == 0, done
+    for rank in (b"0", b"1"):
+        mark = b"[" + rank + b"] "
+        lines = [line[len(mark) :] for line in done.out.splitlines() if line.startswith(mark)]
+        assert lines == [b"%d" % i for i in range(20_000)]
+
+
+def test_the_exit_code_is_the_scripts(cloud):
+    """A script that fails on one node fails the job with its own code, and is named."""
+    cloud.script("""\
+        import os, sys
+        if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+            sys.exit(7)
+        import time; time.sleep(600)
+        """)
+
+    done = cloud.submit("--nodes", "2")
+
+    assert done.code == 7, done
+    status = cloud.status(done.job)
+    assert (status["state"], status["cause"]) == ("FAILED", "user")
+    assert (status["failure"]["node"], status["failure"]["rank"]) == (1, 1)
+
+
+def test_a_detached_job_is_seen_from_any_shell(cloud):
+    """Without its submitter a job runs, is followed, and is freed by the first look at its end."""
+    cloud.script("import time; print('a', flush=True); time.sleep(2); print('b')")
+
+    job = cloud.detached("--nodes", "2")
+    assert cloud.status(job)["state"] == "RUNNING"
+    followed = cloud.run("logs", job, "-f").out
+    assert sorted(followed.split()) == sorted(b"[0] a [1] a [0] b [1] b".split())
+    assert cloud.run("wait", job).code == 0
+
+    assert cloud.containers(job) == []
+    assert cloud.status(job)["state"] == "SUCCEEDED"
+    assert sorted(cloud.run("logs", job).out.split()) == sorted(followed.split())
+    assert set(cloud.run("logs", job, "--node", "1").out.splitlines()) == {b"[1] a", b"[1] b"}
+
+
+def test_cancel_gives_every_rank_its_grace(cloud):
+    """Ranks on all nodes hear SIGTERM and may save; the job is CANCELLED and all is freed."""
+    cloud.script(SLEEP)
+    job = cloud.detached("--nodes", "2")
+    cloud.await_log(job, b"ready 1")
+
+    assert cloud.run("cancel", job).code == 0
+
+    assert cloud.status(job)["state"] == "CANCELLED"
+    assert cloud.run("logs", job).out.count(b"saved") == 2
+
+
+def test_an_urgent_cancel_asks_nobody(cloud):
+    """With --now the containers are killed."""
+    cloud.script(SLEEP.replace("sys.exit(0)", "pass"))
+    job = cloud.detached("--grace-s", "600")
+    cloud.await_log(job, b"ready")
+
+    assert cloud.run("cancel", "--now", job, limit_s=30).code == 0
+
+    assert cloud.status(job)["state"] == "CANCELLED"
+    assert b"saved" not in cloud.run("logs", job).out
+
+
+def test_running_out_of_memory_is_told_apart(cloud):
+    """A node at its limit fails the job, and the message says that it was memory, and where."""
+    cloud.script("""\
+        import os, time
+        if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+            block = b"x" * (400 << 20)
+        time.sleep(600)
+        """)
+    Path(cloud.source, "cloudjob.yaml").write_text("docker: {memory_gib: 0.2}\n")
+
+    done = cloud.submit("--nodes", "2")
+
+    assert done.code == 137, done
+    message = cloud.status(done.job)["failure"]["message"]
+    assert "out of memory: node 1" in message, message
+    assert "0.2 GiB" in message
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_that_is_killed_ends_the_job(cloud, node):
+    """When a container is gone the others see it within seconds, and nothing hangs."""
+    cloud.script(SLEEP)
+    job = cloud.detached("--nodes", "2")
+    cloud.await_log(job, b"ready 1")
+
+    cloud.engine.kill(cloud.containers(job)[node]["Id"], "SIGKILL")
+    done = cloud.run("wait", job, limit_s=40)
+
+    assert done.code not in (0, -9), done
+    status = cloud.status(job)
+    assert status["state"] == "FAILED"
+    assert status["failure"]["node"] == node
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_signal_to_any_container_reaches_all(cloud, node):
+    """`docker kill -s TERM` of one node ends the whole job, with its grace."""
+    cloud.script(SLEEP)
+    job = cloud.detached("--nodes", "2")
+    cloud.await_log(job, b"ready 1")
+
+    cloud.engine.kill(cloud.containers(job)[node]["Id"], "SIGTERM")
+    done = cloud.run("wait", job, limit_s=40)
+
+    assert done.code == 143, done
+    assert cloud.run("logs", job).out.count(b"saved") == 2
+
+
+def test_ctrl_c_cancels_the_job(cloud):
+    """An attached submit that is interrupted cancels its job, and frees everything."""
+    cloud.script(SLEEP)
+    submit = cloud.start("submit", "--backend", "docker", "--nodes", "2", "train.py")
+    assert submit.stdout is not None
+    for line in submit.stdout:
+        if line == b"[1] ready 1\n":
+            break
+
+    submit.send_signal(signal.SIGINT)
+    _, err = submit.communicate(timeout=60)
+
+    assert b"CANCELLED" in err
+
+
+def test_a_killed_submit_leaves_a_job_that_goes_on(cloud):
+    """The job does not need its submitter; its end is seen and freed later."""
+    cloud.script("import time; print('a', flush=True); time.sleep(3); print('b')")
+    submit = cloud.start("submit", "--backend", "docker", "train.py")
+    assert submit.stdout is not None
+    assert submit.stdout.readline() == b"[0] a\n"
+
+    submit.kill()
+    submit.communicate()
+
+    (listed,) = json.loads(cloud.run("list", "--json").out)
+    assert cloud.run("wait", listed["job"]).code == 0
+    assert b"[0] b" in cloud.run("logs", listed["job"]).out
+
+
+def test_who_may_not_write_has_an_output_folder_refused_at_once(cloud, tmp_path):
+    """An output folder that the containers cannot write to is refused before anything starts."""
+    folder = tmp_path / "mine"
+    folder.mkdir(mode=0o700)
+    if os.geteuid() == 1000:
+        pytest.skip("uid 1000 may write to its own folder")
+    cloud.script("print(1)")
+
+    done = cloud.submit("--output", f"OUT={folder.as_uri()}")
+
+    assert done.code == 5, done
+    assert "chown 1000:100" in done.err
+
+
+def test_outputs_and_inputs_of_this_machine(cloud, tmp_path):
+    """A file:// input is seen by every node, and a file:// output is kept where it was asked for."""
+    (tmp_path / "data.txt").write_text("42")
+    (tmp_path / "data.txt").chmod(0o644)
+    cloud.script("""\
+        import os
+        text = open(os.environ["DATA"]).read()
+        open(os.environ["OUT"] + "/result", "w").write(text)
+        """)
+
+    out = tmp_path / "out"
+    done = cloud.submit(
+        *("--input", f"DATA={(tmp_path / 'data.txt').as_uri()}", "--output", f"OUT={out.as_uri()}")
+    )
+
+    assert done.code == 0, done
+    assert (out / "result").read_text() == "42"
