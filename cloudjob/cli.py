@@ -448,6 +448,8 @@ def _hint(error: CloudJobError) -> None:
 class _Parser(argparse.ArgumentParser):
     """An argument parser that reports a fault as every other fault is reported."""
 
+    command = ""
+
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing a page of usage."""
         hint = f"{self.prog} --help"
@@ -464,8 +466,7 @@ class _Parser(argparse.ArgumentParser):
         options = list(self._option_string_actions)
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
-                for parser in action.choices.values():
-                    options += parser._option_string_actions
+                options += action.choices[self.command]._option_string_actions
         return options
 
 
@@ -497,6 +498,7 @@ def _parser(command: str) -> _Parser:
     doctor.add_argument("--image", metavar="REF", default="", help="check this container image")
     _json_flag(doctor)
     _add_config(commands, is_asked=command == "config")
+    parser.command = command
     return parser
 
 

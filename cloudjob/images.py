@@ -22,6 +22,8 @@ _STAGE_LABEL = "cloudjob.stage=packages"
 _CA_BUNDLE = "images/ca.pem"
 _PIP_CONFIG = "images/pip.conf"
 _ENTRY = "cloudjob/jobentry.pyz"
+# Lines of the engine's own between those of the commands that it runs.
+_ENGINES_OWN = ("Step ", "--->", "Removing intermediate", "\x1b[0m")
 
 
 class Recipe(NamedTuple):
@@ -198,7 +200,8 @@ def _follow(stream: Iterator[dict[str, Any]], what: str, tell: Callable[[str], N
     for word in stream:
         if "error" in word:
             said = str(word["error"]).strip()
-            tail = f": {last[-1]}" if last and not last[-1].startswith("Step ") else ""
+            words = [line for line in last if not line.startswith(_ENGINES_OWN)]
+            tail = f": {words[-1]}" if words else ""
             raise BackendError(f"building {what}: {said}{tail}", hint=_hint([said, *last]))
         # A download's progress comes many times a second; what it is about comes once.
         text = str(word.get("stream") or ("" if "progress" in word else word.get("status", "")))

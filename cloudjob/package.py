@@ -342,7 +342,7 @@ def _is_rule(line: str) -> bool:
 
 # Code that handles keys quotes the header too; a key has its body on the next line.
 _PRIVATE_KEY = re.compile(
-    rb"""(?m)^[ \t"']*-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----\r?\n"""
+    rb"""(?m)^[^\n]{0,80}?-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----\r?\n"""
     rb"""(?:[ \t]*[\w-]+: [^\n]*\n)*\s*[A-Za-z0-9+/=]+\s*$"""
     rb"""|-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"""
     rb"""(?:\\[rn]|[\s"'])*[A-Za-z0-9+/]{40}"""

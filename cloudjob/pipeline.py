@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -153,12 +153,11 @@ def _undone(store: ObjectStore, db: Records, job: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        try:
-            for key in list(store.list(f"{job}/")):
+        with suppress(CloudJobError):
+            for key in [*store.list(f"{job}/"), JobPaths(job).code]:
                 store.delete(key)
+        with suppress(CloudJobError):
             db.remove(job)
-        except CloudJobError:
-            pass
         raise
 
 

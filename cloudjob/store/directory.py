@@ -95,6 +95,14 @@ class DirectoryStore:
         path = self._path("delete", key)
         with self._translated("delete", key), suppress(*_NO_OBJECT):
             path.unlink()
+        # An object store has no empty folders.
+        for folder in path.parents:
+            if folder == self.root or not folder.is_relative_to(self.root):
+                return
+            try:
+                folder.rmdir()
+            except OSError:
+                return
 
     def uri(self, key: str) -> str:
         """Return the URI that an object under ``key`` has or would have."""

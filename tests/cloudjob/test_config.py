@@ -258,7 +258,7 @@ def test_every_fault_of_every_file_is_reported_at_once(job, tmp_path):
         ("secrets: TOKEN", "job.yaml:1: secrets: must be a mapping, or a list of names"),
         ("kubernetes: {engine: volcano}", "job.yaml:1: kubernetes: no such key"),
         ("sections: {}", "job.yaml:1: sections: no such key"),
-        ("backend: dokcer", "job.yaml:1: backend: is not known, did you mean 'docker'? (given 'dokcer'"),
+        ("backend: dokcer", "job.yaml:1: backend: is not known, did you mean 'docker'?"),
         ("launcher: mpirum", "job.yaml:1: launcher: is not known, did you mean 'mpirun'?"),
         ("script: ../x.py", "script: lies outside the source folder"),
     ],

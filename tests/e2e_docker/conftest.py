@@ -139,6 +139,7 @@ def poll(claim: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[docker.APIClient]:
+    """A client of the engine of this machine."""
     try:
         client = docker.APIClient(**docker.utils.kwargs_from_env(), version="auto")
     except docker.errors.DockerException as error:
@@ -168,11 +169,13 @@ def build(engine: docker.APIClient, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def base_image(build: Callable[..., str]) -> str:
+    """The image of a node."""
     return build("base")
 
 
 @pytest.fixture(scope="session")
 def examples_image(build: Callable[..., str]) -> str:
+    """The image that examples/ runs in."""
     return build("examples")
 
 

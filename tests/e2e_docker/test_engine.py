@@ -36,7 +36,7 @@ def test_no_engine_is_said_in_one_line(cloud):
     ],
 )
 def test_an_image_that_cannot_be_used_is_refused(cloud, image, hint):
-    """An image that is not there, or has no entry, is refused with what to do, and nothing is left."""
+    """An image that is not there, or has no entry, is refused with what to do; nothing is left."""
     cloud.script("print(1)")
 
     done = cloud.submit("--image", image)
@@ -191,7 +191,7 @@ def test_no_image_has_host_keys_or_runs_as_root(engine, base_image):
 
 
 def test_pip_files_leave_no_trace_and_open_mpi_5_runs(cloud, build, engine, tmp_path):
-    """CA bundle and pip configuration of a build are in no image; what was built runs on two nodes."""
+    """CA bundle and pip configuration of a build are in no image, and what was built runs."""
     token = f"token-{os.urandom(8).hex()}"
     config = tmp_path / "pip.conf"
     config.write_text(f"[global]\n# {token}\n")

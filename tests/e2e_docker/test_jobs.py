@@ -133,7 +133,8 @@ def test_logs_are_exact(cloud):
     cloud.script("""\
         import sys
         out = sys.stdout.buffer
-        out.write(b"x" * 1_000_000 + b"\\n" + b"\\xff\\xfe\\x80\\n" + b"\\xc3\\xa9" * 20_000 + b"\\n")
+        out.write(b"x" * 1_000_000 + b"\\n" + b"\\xff\\xfe\\x80\\n")
+        out.write(b"\\xc3\\xa9" * 20_000 + b"\\n")
         out.write(b"y" * 16_384 + b"\\n" + b"\\n\\n" + b"z" * 32_768 + b"\\n" + b"end")
         """)
     exact = b"x" * 1_000_000 + b"\n\xff\xfe\x80\n" + b"\xc3\xa9" * 20_000 + b"\n"
@@ -311,7 +312,7 @@ def test_who_may_not_write_has_an_output_folder_refused_at_once(cloud, tmp_path)
 
 
 def test_outputs_and_inputs_of_this_machine(cloud, tmp_path):
-    """A file:// input is seen by every node, and a file:// output is kept where it was asked for."""
+    """A file:// input is seen by every node, and a file:// output is kept where it should be."""
     (tmp_path / "data.txt").write_text("42")
     (tmp_path / "data.txt").chmod(0o644)
     cloud.script("""\

@@ -53,6 +53,7 @@ class Keeper:
         self._folder = folder
         self._hosts = hosts
         self._selector = selectors.DefaultSelector()
+        self._prctl = ctypes.CDLL(None).prctl
         self._sessions: dict[int, socket.socket] = {}
         self._signals: list[int] = []
         self._entry = 0
@@ -61,7 +62,7 @@ class Keeper:
     def run(self) -> int:
         """Keep the node until its entry has ended, and return the entry's exit code."""
         os.setsid()
-        prctl = ctypes.CDLL(None).prctl
+        prctl = self._prctl
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # When the controller dies this node is to end with it.
         prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
@@ -91,11 +92,16 @@ class Keeper:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            preexec_fn=self._end_with_us,
         )
         os.close(log)
         self._entry = entry.pid
         # We reap all children ourselves.
         entry.returncode = 0
+
+    def _end_with_us(self) -> None:
+        # Only for a keeper that was killed: else it ends them itself.
+        self._prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
     def _reap(self) -> None:
         while True:
@@ -176,6 +182,7 @@ class Keeper:
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
+            preexec_fn=self._end_with_us,
         )
         for descriptor in descriptors:
             os.close(descriptor)

@@ -1,0 +1,445 @@
+"""What an engine is told of a job, what its answers mean, what images are made of. No engine."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import docker.errors
+import pytest
+import requests.exceptions
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudjob import doctor, images
+from cloudjob.backends.docker import delivery, engine, logs, request, share, state
+from cloudjob.errors import BackendError, SpecError, UsageError
+from cloudjob.spec import JobSpec
+from cloudjob.status import JobState
+from cloudjob.submission import Submission
+from jobentry.contract import env, variables
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "docker-request.json"
+
+
+def submission(**values) -> Submission:
+    """Return a job of two nodes."""
+    spec = {
+        "script": "train.py",
+        "args": ("--lr", "0.1"),
+        "nodes": 2,
+        "procs_per_node": 4,
+        "backend": "docker",
+        "env": {"SEED": "7"},
+        "secrets": {"TOKEN": "s3cr3t"},
+        "inputs": {"DATA": "file:///data/digits"},
+        "sections": {"docker": {"cpus": 1.5, "memory_gib": 4.0, "gpus": 1}},
+        **values,
+    }
+    return Submission(
+        spec=JobSpec(**spec),
+        job="train-2345678b",
+        code_uri="file:///home/me/st%20ore/train-2345678b/code.tar",
+        code_digest="sha256:" + "0" * 64,
+        record_uri="file:///home/me/st%20ore/train-2345678b/exit.json",
+        outputs=(("OUT", "file:///home/me/st%20ore/train-2345678b/outputs/OUT"),),
+    )
+
+
+def test_the_request_is_the_golden_one():
+    """The whole request of a job with everything in it, secrets masked."""
+    shown = json.dumps(request.show(request.build(submission(), "me")), indent=1, sort_keys=True)
+
+    assert shown + "\n" == GOLDEN.read_text(), (
+        f"when this is right, write it to {GOLDEN.relative_to(ROOT)}:\n{shown}"
+    )
+
+
+def test_each_node_reads_its_own_environment():
+    """What a container is given is what the entry understands."""
+    made = request.build(submission(), "me")
+
+    nodes = [env.read(request.environment(node)) for node in made.nodes]
+    assert [node.node for node in nodes] == [0, 1]
+    assert nodes[0].hosts == tuple(node.host for node in made.nodes)
+    assert nodes[0].ssh_key == request.SSH_KEY
+    assert request.environment(made.nodes[1])["TOKEN"] == "s3cr3t"
+    assert "s3cr3t" not in json.dumps([dict(node.config) for node in made.nodes])
+
+
+def test_one_node_needs_no_key():
+    """A job of one node has no ssh, and so no key."""
+    made = request.build(submission(nodes=1), "me")
+
+    assert not made.has_key
+    assert env.read(request.environment(made.nodes[0])).ssh_key == ""
+
+
+def test_bytes_that_json_cannot_carry_travel_in_the_file():
+    """A value that is no UTF-8 goes the way of the secrets; an argument has no such way."""
+    made = request.build(submission(env={"ODD": "\udcff"}, secrets={}), "me")
+
+    assert made.nodes[0].env == {"ODD": "\udcff"}
+    with pytest.raises(SpecError) as caught:
+        request.build(submission(args=("a", "\udcff"), retries=1), "me")
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "retries",
+        "args[1]",
+    ]
+
+
+def test_a_store_that_is_no_folder_is_not_mounted():
+    """Only what lies on this machine is shared with the containers."""
+    made = request.build(
+        Submission(
+            **{
+                name: getattr(submission(inputs={}), name)
+                for name in ("spec", "job", "code_digest")
+            },
+            code_uri="s3://bucket/job/code.tar",
+            record_uri="s3://bucket/job/exit.json",
+            outputs=(("OUT", "s3://bucket/job/outputs/OUT"), ("HERE", "file:///mine")),
+        ),
+        "me",
+    )
+
+    assert made.folder == ""
+    assert made.outputs == ("/mine",)
+    assert made.nodes[0].config["HostConfig"]["Mounts"] == [
+        {"Type": "bind", "Source": "/mine", "Target": "/mine"}
+    ]
+
+
+def test_a_node_is_told_its_address_before_it_starts():
+    """The address stands in the variables and in the network, and changes nothing else."""
+    node = request.build(submission(), "me").nodes[1]
+
+    config = request.with_address(node.config, "172.18.0.3")
+
+    assert "MA_CURRENT_IP=172.18.0.3" in config["Env"]
+    assert request.UNKNOWN_ADDRESS not in json.dumps(config)
+    assert request.UNKNOWN_ADDRESS in json.dumps(dict(node.config))
+    (endpoint,) = config["NetworkingConfig"]["EndpointsConfig"].values()
+    assert endpoint["IPAMConfig"] == {"IPv4Address": "172.18.0.3"}
+
+
+def test_what_is_delivered_is_the_users_alone():
+    """Key and variables are readable by the job's user, in a folder that only it can enter."""
+    node = request.build(submission(), "me").nodes[0]
+    data = delivery.archive(node, ("a", "b"), b"KEY", with_entry=True)
+
+    with tarfile.open(fileobj=io.BytesIO(data)) as members:
+        found = {member.name: member for member in members}
+        secret = members.extractfile("run/cloudjob/env")
+        assert secret is not None
+        assert variables.load(secret.read()) == {"TOKEN": "s3cr3t"}
+    for name, mode in (("", 0o700), ("/env", 0o400), ("/ssh-key", 0o400)):
+        member = found["run/cloudjob" + name]
+        assert (member.uid, member.gid, member.mode) == (1000, 100, mode)
+    assert found["opt/cloudjob/jobentry.pyz"].uid == 0
+
+
+def test_every_key_is_fresh():
+    """Two jobs never share a key, and ssh reads its form."""
+    one, two = delivery.new_key(), delivery.new_key()
+
+    assert one != two
+    assert one.startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----\n")
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[A-Za-z_]\w{0,9}", fullmatch=True).filter(str.isascii),
+        st.binary().filter(lambda b: b"\0" not in b),
+    )
+)
+def test_variables_survive_their_file(values):
+    """What is dumped is loaded, whatever the bytes."""
+    given_ = {name: value.decode("utf-8", "surrogateescape") for name, value in values.items()}
+
+    assert variables.load(variables.dump(given_)) == given_
+
+
+# --- logs
+
+
+def frames(*pieces: tuple[int, bytes]) -> bytes:
+    """Return what the engine sends."""
+    return b"".join(struct.pack(">BxxxL", stream, len(data)) + data for stream, data in pieces)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=40)), max_size=20),
+    st.integers(1, 50),
+)
+def test_lines_are_whole_however_the_bytes_come(pieces, step):
+    """Both streams come out complete, each line whole, in whatever pieces the wire cuts them."""
+    sent = frames(*((stream, data.replace(b"\n", b"") + b"\n") for stream, data in pieces))
+    lines = logs.Lines("json-file")
+
+    got = b"".join(lines.feed(sent[at : at + step]) for at in range(0, len(sent), step))
+
+    assert got + lines.finish() == b"".join(data.replace(b"\n", b"") + b"\n" for _, data in pieces)
+
+
+def test_a_line_of_one_stream_is_not_cut_by_the_other():
+    """A long line comes in pieces; what the other stream says meanwhile waits for no one."""
+    lines = logs.Lines("json-file")
+
+    got = lines.feed(frames((1, b"x" * 16384), (2, b"said\n"), (1, b"y\n")))
+
+    assert got == b"said\n" + b"x" * 16384 + b"y\n"
+
+
+def test_the_newline_that_the_local_driver_loses_is_put_back():
+    """The last piece of a cut line has no newline there; an end without one gets one too."""
+    lines = logs.Lines("local")
+
+    got = lines.feed(frames((1, b"x" * 16384), (1, b"end"), (1, b"y" * 16384), (1, b"")))
+
+    assert got == b"x" * 16384 + b"end\n" + b"y" * 16384 + b"\n"
+    lines.feed(frames((1, b"z" * 16384)))
+    assert lines.finish() == b"z" * 16384 + b"\n"
+
+
+def test_a_kept_log_goes_on_at_a_byte(tmp_path):
+    """What was read from the engine is not read again from the file that was kept."""
+    (tmp_path / "node-0.log").write_bytes(b"one\ntwo\nthree\n")
+
+    assert b"".join(logs.read_kept(tmp_path / "node-0.log", 4)) == b"two\nthree\n"
+    assert list(logs.read_kept(tmp_path / "node-1.log")) == []
+
+
+# --- states
+
+
+def node(index: int = 0, **values) -> state.Container:
+    """Return a container that has ended well."""
+    labels = {"cloudjob.node": str(index), "cloudjob.memory_gib": "0.5"}
+    given_ = {"native": "exited", "exit_code": 0, "ended_at": "2026-01-01T00:00:01.000Z", **values}
+    return state.Container(id=str(index), node=index, host=f"w-{index}", labels=labels, **given_)
+
+
+@pytest.mark.parametrize(
+    ("found", "is_cancelled", "expected"),
+    [
+        ([node(), node(1)], False, JobState.SUCCEEDED),
+        ([node(), node(1, exit_code=1)], False, JobState.SUCCEEDED),
+        ([node(exit_code=3), node(1)], False, JobState.FAILED),
+        ([node(exit_code=143)], True, JobState.CANCELLED),
+        ([node(1)], False, JobState.FAILED),
+    ],
+)
+def test_the_head_decides_how_the_job_ended(found, is_cancelled, expected):
+    """The exit code of node 0 is the job's; without it the job has failed."""
+    status = state.status_of(found, is_cancelled=is_cancelled, has_ended=True)
+
+    assert status.state is expected
+
+
+def test_out_of_memory_names_the_node_and_its_limit():
+    """What only the engine knows is said beside what the entry says."""
+    status = state.status_of(
+        [node(exit_code=137), node(1, is_out_of_memory=True)], is_cancelled=False, has_ended=True
+    )
+
+    assert status.reason == "out of memory: node 1 (w-1), which may use 0.5 GiB"
+
+
+@pytest.mark.parametrize(
+    ("native", "expected"),
+    [
+        ("created", JobState.PENDING),
+        ("running", JobState.RUNNING),
+        ("paused", JobState.RUNNING),
+        ("dreaming", JobState.UNKNOWN),
+    ],
+)
+def test_a_word_that_is_not_known_is_unknown(native, expected):
+    """A state that the engine has not named before keeps its own word."""
+    status = state.status_of([node(native=native)], is_cancelled=False, has_ended=False)
+
+    assert (status.state, status.native) == (expected, native)
+
+
+def test_times_are_cut_to_milliseconds():
+    """The engine writes nanoseconds, fewer digits, or a year one for never."""
+    found = {
+        "State": {
+            "Status": "exited",
+            "StartedAt": "2026-01-01T00:00:00.123456789Z",
+            "FinishedAt": "0001-01-01T00:00:00Z",
+            "ExitCode": 0,
+        }
+    }
+
+    inspected = node().inspected(found)
+
+    assert (inspected.started_at, inspected.ended_at) == ("2026-01-01T00:00:00.123Z", "")
+
+
+# --- errors
+
+
+class Answer:
+    """An HTTP answer of an engine."""
+
+    status_code = 409
+    reason = "Conflict"
+    url = "http+docker://x"
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "hint"),
+    [
+        (docker.errors.APIError("x", Answer(), "no space left"), "no space left", "system df"),
+        (docker.errors.DockerException("x"), "x", "docker info"),
+        (docker.errors.StreamParseError("x"), "x", "docker info"),
+        (docker.errors.DockerException(FileNotFoundError(2, "")), "no engine", "DOCKER_HOST"),
+        (requests.exceptions.ConnectionError(PermissionError(13, "")), "denied", "usermod"),
+        (requests.exceptions.ReadTimeout("slow"), "slow", "docker info"),
+        (ConnectionRefusedError(), "no engine", "start docker"),
+        (ConnectionResetError("gone"), "gone", "docker info"),
+    ],
+)
+def test_every_foreign_error_becomes_ours(error, said, hint):
+    """Whatever stands between us and the engine is said in one line, with what to try."""
+    with pytest.raises(BackendError) as caught, engine.translated("asking"):
+        raise error
+
+    assert caught.value.message.startswith("asking: ")
+    assert said in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_the_status_of_a_refusal_is_known():
+    """What is gone already is no fault when it is to be removed."""
+    with pytest.raises(BackendError) as caught, engine.translated("asking"):
+        raise docker.errors.APIError("x", Answer(), "x")
+
+    assert engine.status_code(caught.value) == engine.CONFLICT
+    assert engine.status_code(BackendError("x")) == 0
+
+
+def test_a_folder_is_opened_only_behind_a_guard(tmp_path):
+    """Where users are mapped, the folder is open to all, but only we can get to it."""
+    folder = tmp_path / "job"
+    folder.mkdir(mode=0o700)
+    (folder / "code.tar").touch(mode=0o600)
+
+    tmp_path.chmod(0o755)
+    with pytest.raises(BackendError, match="anybody on this machine could enter"):
+        share.open_folder(folder, maps_users=True)
+    tmp_path.chmod(0o700)
+    share.open_folder(folder, maps_users=True)
+
+    assert folder.stat().st_mode & 0o777 == 0o777
+    assert (folder / "code.tar").stat().st_mode & 0o777 == 0o666
+
+
+# --- images
+
+
+def test_the_same_inputs_give_the_same_tag():
+    """The hash covers Dockerfile, files and base, and not where packages are fetched from."""
+    base = images.recipe_of("base")
+
+    assert images.inputs(base, "sha256:1") == images.inputs(images.recipe_of("base"), "sha256:1")
+    assert images.inputs(base, "sha256:1") != images.inputs(base, "sha256:2")
+    changed = base._replace(files={**base.files, "entrypoints/boot.sh": b"x"})
+    assert images.inputs(changed, "sha256:1") != images.inputs(base, "sha256:1")
+    assert images.context(base, {}) == images.context(base, {})
+
+
+def test_a_context_has_what_its_dockerfile_copies():
+    """The base takes the entry; an image with pip packages takes their list and the installer."""
+    assert set(images.recipe_of("base").files) == {
+        "cloudjob/jobentry.pyz",
+        "entrypoints/boot.sh",
+    }
+    assert set(images.recipe_of("pytorch").files) == {
+        "images/pip-install.sh",
+        "images/pytorch.txt",
+    }
+
+
+def test_an_unknown_image_is_a_usage_error():
+    """The hint names those that there are."""
+    with pytest.raises(UsageError) as caught:
+        images.recipe_of("pytroch")
+
+    assert "base" in caught.value.hint
+    assert "pytorch" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", images.names())
+def test_dockerfiles_are_clean(name):
+    """Hadolint has nothing to say of any image."""
+    linter = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run(
+        [linter, ROOT / "images" / f"{name}.Dockerfile"], capture_output=True, check=False
+    )
+
+    assert (done.returncode, done.stdout) == (0, b""), done.stdout.decode()
+
+
+def test_the_readme_names_every_image():
+    """images/README.md has a row for each."""
+    text = (ROOT / "images" / "README.md").read_text()
+
+    for name in images.names():
+        assert f"| `{name}` |" in text
+
+
+# --- doctor
+
+GOOD = {
+    "sh": "/bin/sh", "python3": "/usr/bin/python3", "python3.version": "3.8.1",
+    "ssh": "/usr/bin/ssh", "ssh-keygen": "/usr/bin/ssh-keygen", "sshd": "/usr/sbin/sshd", "sshd.test": "fine",
+    "mpirun": "/usr/bin/mpirun", "mpirun.version": "mpirun (Open MPI) 4.1.4", "user": "1000",
+    "passwd": "ma-user", "passwd.home": "/home/ma-user", "passwd.shell": "/bin/bash",
+    "home": "/home/ma-user", "tmp": "/tmp/x", "entry": "/opt/cloudjob",
+}  # fmt: skip
+CONFIG = {"User": "1000:100", "Entrypoint": ["/opt/cloudjob/boot.sh"]}
+
+
+def test_a_good_image_passes():
+    """With all of it nothing is missing."""
+    assert doctor.is_well(list(doctor._image_checks(GOOD, CONFIG)))
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "name"),
+    [
+        ({"python3.version": "3.7.9"}, {}, "python3"),
+        ({"python3.modules": "No module named 'ctypes'"}, {}, "python3"),
+        ({"ssh": None}, {}, "ssh"),
+        ({"sshd.test": "bad"}, {}, "sshd"),
+        ({"mpirun": None}, {}, "mpirun"),
+        ({"mpirun.version": "HYDRA build details:"}, {}, "mpirun"),
+        ({"mpirun.version": "mpirun (Open MPI) 3.1.0"}, {}, "mpirun"),
+        ({"passwd": None}, {}, "user"),
+        ({"passwd.shell": None}, {}, "user"),
+        ({}, {"User": ""}, "user"),
+        ({"home": None}, {}, "home"),
+        ({"tmp": None}, {}, "/tmp"),
+        ({"entry": None}, {}, "entry"),
+        ({}, {"Entrypoint": ["/bin/bash"]}, "ENTRYPOINT"),
+        ({"sh": None}, {}, "sh"),
+    ],
+)
+def test_each_thing_that_an_image_lacks_is_named(change, config, name):
+    """One fault, one row, with what to do."""
+    said = {key: value for key, value in {**GOOD, **change}.items() if value is not None}
+
+    checks = list(doctor._image_checks(said, {**CONFIG, **config}))
+
+    (fault,) = [check for check in checks if not check.is_ok]
+    assert fault.name == name
+    assert fault.hint
