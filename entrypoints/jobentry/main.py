@@ -73,8 +73,8 @@ def main(argv: Sequence[str]) -> int:
     except env.EnvError as error:
         for problem in error.problems:
             say(f"reading the environment: {problem}")
-        # Which node this is may be what cannot be read; the head's record is the one that counts.
-        if os.environ.get(names.VC_TASK_INDEX, "0") in ("", "0"):
+        # The head's record is the one that counts; a worker is what says so, and not what cannot.
+        if not os.environ.get(names.VC_TASK_INDEX, "").strip("0").isdecimal():
             record = _entry_record(os.environ.get(names.CLOUDJOB_JOB, ""), str(error))
             _leave_record(os.environ.get(names.CLOUDJOB_RECORD_URI, ""), record)
         return exits.ENTRY_FAILED

@@ -54,25 +54,6 @@ def test_a_rank_that_ends_is_told_of(ranks: Ranks):
     assert ranks.running == []
 
 
-@pytest.mark.parametrize(
-    ("line", "is_failure"),
-    [
-        ("end 0 0 0 0 1.0 ", False),
-        ("end 0 3 0 0 1.0 ", True),
-        ("end 0 143 15 1 1.0 ", False),
-        ("end 0 3 0 1 1.0 ", False),
-        ("fail 0 1 0 0 1.0 ValueError: a  b", True),
-    ],
-)
-def test_who_was_asked_to_end_is_not_to_blame(ranks: Ranks, line: str, is_failure: bool):
-    """Only a bad end that nobody asked for is a reason for the job to end."""
-    ranks.hear("start 0 100 101")
-    end = ranks.hear(line)[1]
-
-    assert end is not None
-    assert end.is_failure == is_failure
-
-
 def test_a_rank_that_failed_runs_until_it_is_gone(ranks: Ranks):
     """Its exit handlers take their time; it counts as running, and is told of once."""
     ranks.hear("start 0 100 101")

@@ -1,0 +1,174 @@
+"""Who is to blame: values in, the outcome out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobentry.contract.exits import Failure
+from jobentry.verdict import Mpirun, Outcome, RankEnd, decide
+
+WELL = Mpirun(0, ())
+BADLY = Mpirun(1, ("a rank ended badly",))
+
+
+def end(
+    rank: int,
+    code: int = 0,
+    *,
+    at_s: float = 100.0,
+    number: int | None = None,
+    was_told: bool = False,
+    is_said: bool = True,
+) -> RankEnd:
+    """Return how a rank ended."""
+    message = f"rank {rank} says {code}"
+    failure = Failure(0, "a", rank, signal=number, exit_code=code, message=message)
+    return RankEnd(at_s, was_told, is_said, failure)
+
+
+def decided(*ends: RankEnd, mpirun: Mpirun = BADLY, ranks: int = 4) -> Outcome:
+    """Return the outcome of a job whose ranks all started."""
+    by_rank = {one.failure.rank or 0: one for one in ends}
+    return decide(by_rank, dict.fromkeys(range(ranks), 0), ranks, mpirun)
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "was_told", "is_failure"),
+    [
+        (0, None, False, False),
+        (3, None, False, True),
+        (143, 15, True, False),
+        (3, None, True, True),
+        (139, 11, False, True),
+    ],
+)
+def test_who_did_as_it_was_told_is_not_to_blame(
+    code: int, number: int | None, was_told: bool, is_failure: bool
+):
+    """Only a bad end that nobody asked for may be a reason for the job to end."""
+    assert end(0, code, number=number, was_told=was_told).is_failure == is_failure
+
+
+def test_a_job_whose_ranks_all_ended_well():
+    """Code 0, and nobody to blame."""
+    assert decided(*(end(rank) for rank in range(4)), mpirun=WELL) == Outcome(0)
+
+
+def test_a_rank_that_never_said_its_end_was_lost():
+    """5.0.11 ends with 0 also when a rank is gone."""
+    outcome = decided(end(0), end(1), end(3), mpirun=WELL)
+
+    assert (outcome.exit_code, outcome.cause) == (137, "platform")
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 2
+
+
+def test_the_first_to_fail_is_to_blame():
+    """What fails later fails because of it."""
+    outcome = decided(end(0, 5, at_s=100.2), end(1, 3, at_s=100.1), end(2, 4, at_s=100.3))
+
+    assert outcome == Outcome(3, "user", end(1, 3).failure)
+
+
+def test_who_was_told_to_end_follows_who_was_not():
+    """A rank that ends with 1 because of SIGTERM is the second, whatever the clocks say."""
+    outcome = decided(end(0, 1, at_s=99.0, was_told=True), end(1, 3, at_s=100.0))
+
+    assert outcome.exit_code == 3
+
+
+def test_a_door_that_was_killed_comes_last():
+    """mpirun kills what is left once a rank has failed."""
+    outcome = decided(
+        end(0, 137, at_s=99.0, number=9, is_said=False), end(1, 3, at_s=100.0), mpirun=BADLY
+    )
+
+    assert outcome.exit_code == 3
+    only = decided(end(0, 137, number=9, is_said=False))
+    assert (only.exit_code, only.cause) == (137, "user")
+
+
+def test_a_rank_whose_library_lost_another_is_its_victim():
+    """Open MPI names the process that lost a connection; the one that it lost is the cause."""
+    lines = ("*** An error occurred in Socket closed", "*** reported by process [3221,2]")
+    outcome = decided(
+        end(2, 14, at_s=100.0), end(1, 139, at_s=100.01, number=11), mpirun=Mpirun(14, lines)
+    )
+
+    assert outcome.exit_code == 139
+
+
+def test_a_rank_that_left_without_finalize_is_named():
+    """It ended with 0, but others waited for it in vain."""
+    lines = ("mpirun has exited due to process rank 2 with PID 77 on node a exiting improperly",)
+    outcome = decided(
+        end(2, 0, at_s=99.0), end(1, 1, at_s=100.0, is_said=False), mpirun=Mpirun(1, lines)
+    )
+
+    assert (outcome.exit_code, outcome.cause) == (1, "user")
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 2
+    assert "without MPI_Finalize" in outcome.failure.message
+
+
+def test_an_abort_is_named():
+    """The exit code is the user's, and the message says how it came to be."""
+    lines = ("MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD",)
+    outcome = decided(end(1, 7), mpirun=Mpirun(7, lines))
+
+    assert outcome.failure is not None
+    assert (outcome.exit_code, outcome.failure.message) == (7, "called MPI_Abort(7)")
+
+
+def test_an_mpirun_that_fails_without_a_rank_to_blame():
+    """With all ranks started it is the user's, else the entry's."""
+    assert decide({}, {0: 0}, 1, Mpirun(9, ("a", "b"))) == Outcome(
+        9,
+        "user",
+        Failure(exit_code=9, message="mpirun ended with exit code 9", last_lines=("a", "b")),
+    )
+    assert decide({}, {}, 1, Mpirun(-11, ())) == Outcome(
+        125,
+        "entry",
+        Failure(
+            exit_code=125,
+            message="mpirun ended with exit code 139 before all ranks had started",
+        ),
+    )
+
+
+ENDS = st.builds(
+    end,
+    rank=st.integers(0, 3),
+    code=st.sampled_from([0, 1, 3, 14, 137, 139, 143]),
+    at_s=st.floats(99, 101),
+    number=st.none() | st.sampled_from([9, 11, 15]),
+    was_told=st.booleans(),
+    is_said=st.booleans(),
+)
+LINES = st.lists(
+    st.sampled_from(
+        [
+            "reported by process [1,0]",
+            "reported by process [1,3]",
+            "process rank 2 with PID 7",
+            "MPI_ABORT was invoked on rank 1",
+            "x",
+        ]
+    )
+)
+
+
+@given(st.lists(ENDS, max_size=4), st.integers(-15, 255), LINES)
+def test_a_job_that_failed_is_never_a_success(ends: list[RankEnd], code: int, lines: list[str]):
+    """Whatever comes together: 0 only when mpirun and every rank ended well, else a reason."""
+    mpirun = Mpirun(code, lines)
+    outcome = decided(*ends, mpirun=mpirun)
+    last = {one.failure.rank: one for one in ends}
+    is_well = code == 0 and len(last) == 4 and not any(one.is_failure for one in last.values())
+
+    assert (outcome.exit_code == 0) == is_well
+    assert (outcome.failure is None) == is_well
+    assert 0 <= outcome.exit_code <= 255
