@@ -55,6 +55,9 @@ class Ranks:
             rank, door, program = (int(text) for text in rest.split())
             self.doors[rank] = door
             self._programs[rank] = program
+            if os.path.exists(self._stopping):
+                # It looked before the job was stopped, and was heard after it.
+                _signal_group(door, signal.SIGTERM)
             return word, None
         if word == "gone":
             rank = int(rest)

@@ -75,7 +75,10 @@ class NodeLoop:
         """Wait for the next thing to happen, and deal with it."""
         now = time.monotonic()
         wait = min([_TICK_S] + [max(0.0, at - now) for at, _ in self._timers.values()])
-        for key, _ in self.selector.select(wait):
+        ready = self.selector.select(wait)
+        # First, so that a signal reaches a rank that has just started, too.
+        self.hear_ranks()
+        for key, _ in ready:
             key.data()
         now = time.monotonic()
         for name, (at, action) in list(self._timers.items()):

@@ -156,14 +156,6 @@ def test_every_fault_is_told_at_once(cloud, script):
     assert len(errors) == 4, done
 
 
-def test_a_script_that_cannot_be_read(cloud, script):
-    """It is named; as root the file can be read, so another user asks."""
-    (cloud.source / script).chmod(0)
-    if os.geteuid() == 0:
-        pytest.skip("root reads everything; see test_user.py")
-    refused(cloud.cli("submit", script), 3, script)
-
-
 @pytest.mark.parametrize(
     ("text", "place"),
     [

@@ -116,6 +116,17 @@ def test_a_stop_reaches_what_a_rank_has_started(
     ranks.release()
 
 
+def test_a_stop_reaches_a_rank_that_is_heard_after_it(
+    ranks: Ranks, processes: list[subprocess.Popen[bytes]]
+):
+    """It was about to start when the job was stopped; it has its grace like the others."""
+    door = start(processes)
+    ranks.stop()
+    ranks.hear("start 0 %d %d" % (door, door))
+
+    assert processes[0].wait(20) == -signal.SIGTERM
+
+
 def test_a_signal_is_passed_on_to_who_runs(ranks: Ranks, processes: list[subprocess.Popen[bytes]]):
     """Ranks that ended, or are on their way out, are not disturbed."""
     doors = [start(processes) for _ in range(3)]

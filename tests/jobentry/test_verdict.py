@@ -80,7 +80,7 @@ def test_who_was_told_to_end_follows_who_was_not():
 
 
 def test_a_door_that_was_killed_comes_last():
-    """mpirun kills what is left once a rank has failed."""
+    """Mpirun kills what is left once a rank has failed."""
     outcome = decided(
         end(0, 137, at_s=99.0, number=9, is_said=False), end(1, 3, at_s=100.0), mpirun=BADLY
     )
