@@ -53,7 +53,7 @@ _TEXT_TAGS = tuple(
     f"tag:yaml.org,2002:{kind}"
     for kind in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")
 )
-_TAGS = (*_TEXT_TAGS, "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
+_TAGS = (None, "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 _NULL_TAG = "tag:yaml.org,2002:null"
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 # Narrower than int() and float(), which also take '1_0', ' 1 ', other scripts' digits and 'nan'.
@@ -510,9 +510,8 @@ def _check_depth(events: Iterator[Any], file: _File) -> None:
         where = f":{event.start_mark.line + 1}:{event.start_mark.column + 1}"
         if depth > MAX_DEPTH:
             raise _unreadable(file, where, f"nested more than {MAX_DEPTH} deep", hint=_YAML_HINT)
-        tag = getattr(event, "tag", None)
-        if tag is not None and tag not in _TAGS:
-            what = one_line(f"the tag {tag} means nothing here")
+        if isinstance(event, CollectionStartEvent) and event.tag not in _TAGS:
+            what = one_line(f"the tag {event.tag} means nothing here")
             raise _unreadable(file, where, what, hint=_YAML_HINT)
 
 

@@ -12,6 +12,10 @@ from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
 from jobentry.output import last_lines
 
+# So many lines and bytes of a rank's log stand in its report; fewer of one that ended well, which
+# is to blame only when it should not have ended.
+_KEPT = ((20, 16384), (5, 1024))
+
 
 class End(NamedTuple):
     """How the program of a rank ended.
@@ -129,7 +133,7 @@ class Ranks:
             signal=end.signal or None,
             exit_code=end.code,
             message=end.message or _message(end),
-            last_lines=tuple(last_lines(self._paths.rank_log(end.rank))) if end.code else (),
+            last_lines=tuple(last_lines(self._paths.rank_log(end.rank), *_KEPT[end.code == 0])),
         )
 
 

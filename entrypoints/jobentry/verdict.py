@@ -95,7 +95,7 @@ def _first(ends: Mapping[int, RankEnd], mpirun: Mpirun) -> RankEnd | None:
     """Return the end that all others follow from."""
     failed = {rank: end for rank, end in ends.items() if end.is_failure}
     if not failed:
-        return None
+        return _left_early(ends, mpirun, None)
     earliest = min(end.at_s for end in failed.values())
     victims = {int(rank) for line in mpirun.lines for rank in _VICTIM.findall(line)}
 
@@ -114,31 +114,44 @@ _VICTIM = re.compile(r"reported by process \[\d+,(\d+)\]")
 _IMPROPER = re.compile(r"process rank (\d+) with PID")
 _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _VICTIMS = 2
+# With this code Open MPI 5.0.11 ends a rank whose connection another rank has closed; what it says
+# of it may come too late.
+_LEFT_ALONE = 14
 
 
 def _distance(end: RankEnd, earliest: float, *, is_victim: bool) -> int:
     """Return how far an end is likely to be from the first cause."""
+    failure = end.failure
     if not end.is_said:
         return 4
-    if is_victim:
+    # A script's own word, a signal or a code of its own says more than the library's code.
+    if is_victim or (failure.exit_code == _LEFT_ALONE and failure.signal is None):
         return _VICTIMS
     if not end.was_told:
         return 0
     return 1 if end.at_s - earliest <= _CLOSE_S else 3
 
 
-def _left_early(ends: Mapping[int, RankEnd], mpirun: Mpirun, failed: RankEnd) -> RankEnd | None:
-    """Return the end of a rank that left with 0 and without MPI_Finalize, if that is the cause."""
+def _left_early(
+    ends: Mapping[int, RankEnd], mpirun: Mpirun, failed: RankEnd | None
+) -> RankEnd | None:
+    """Return the end of a rank that left with 0 and without MPI_Finalize, if that is the cause.
+
+    Args:
+        failed: The first of those that ended because of it; with none, mpirun's word is needed.
+    """
     named = [int(rank) for line in mpirun.lines for rank in _IMPROPER.findall(line)]
     early = [
         (rank not in named, end.at_s, end)
         for rank, end in ends.items()
-        if end.failure.exit_code == 0 and not end.was_told and end.at_s <= failed.at_s
+        if end.failure.exit_code == 0
+        and not end.was_told
+        and (rank in named if failed is None else end.at_s <= failed.at_s)
     ]
     if not early:
         return None
     end = min(early, key=lambda item: item[:2])[2]
-    code = failed.failure.exit_code if failed.is_said else abs(mpirun.code)
+    code = failed.failure.exit_code if failed and failed.is_said else abs(mpirun.code)
     message = "ended with exit code 0 while others went on: without MPI_Finalize?"
     return end._replace(failure=end.failure._replace(exit_code=code or 1, message=message))
 

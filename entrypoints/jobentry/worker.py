@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import time
@@ -16,6 +17,9 @@ from jobentry.contract.paths import NodePaths
 from jobentry.output import say
 from jobentry.ranks import End
 from jobentry.supervise import ABORT_S, STOP_SIGNALS, NodeLoop, adopt_orphans
+
+# How long the line to the head may be full.
+_PATIENCE_S = 10.0
 
 
 class Worker:
@@ -57,8 +61,13 @@ class Worker:
         self._tell("left", trouble=trouble)
 
     def _tell(self, word: str, **values: object) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._to_head, peers.dump(word, **values))
+        rest = peers.dump(word, **values)
+        while rest:
+            # The head reads at its own pace; one that does not read at all is dead, or as good.
+            if not select.select([], [self._to_head], [], _PATIENCE_S)[1]:
+                return
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[os.write(self._to_head, rest) :]
 
     def _listen(self) -> None:
         if self._from_head >= 0:
