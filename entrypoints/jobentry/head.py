@@ -32,6 +32,8 @@ from jobentry.workers import Workers
 
 # How long a reason may still be on its way when mpirun has ended badly without one.
 REASON_S = 1.0
+# How long the rank that another was left by may take to end by itself.
+CAUSE_S = 0.2
 
 
 class Head:
@@ -245,7 +247,8 @@ class Head:
             self._has_failed = True
             failure = end.failure
             say(f"rank {rank} on node {failure.node} ({failure.host}): {failure.message}")
-            self._end_ranks()
+            # Our signal must not reach the one to blame while it still writes its backtrace.
+            self._loop.at("end-ranks", CAUSE_S if end.is_left_alone else 0.0, self._end_ranks)
 
     def _end_when_all_have(self) -> None:
         """End mpirun when every rank has ended: it waits for doors that stay, or for its clock."""

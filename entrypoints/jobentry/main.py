@@ -181,7 +181,8 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> int:
         if node.is_head:
             begun = (started_at, time.time())
             return _lead(node, where, environment, version, options, begun)
-        return _serve(node, where, environment, version, options)
+        keep = (server.pid,) if server else ()
+        return _serve(node, where, environment, version, options, keep)
     finally:
         if server is not None:
             server.terminate()
@@ -195,13 +196,14 @@ def _serve(
     environment: Mapping[str, str],
     version: subprocess.Popen[bytes] | None,
     options: Options,
+    keep: tuple[int, ...],
 ) -> int:
-    """Do a worker's part."""
+    """Do a worker's part; the processes in ``keep`` stay until it has left."""
     from jobentry.worker import Worker
 
     tools = plan.Tools(mpirun.Mpi("", ()), "", ())
     _write_files(plan.make(node, environment, where, tools, options.words).files)
-    worker = Worker(node, where, lambda: _facts(node, version))
+    worker = Worker(node, where, lambda: _facts(node, version), keep)
     code = worker.run()
     worker.leave(_upload(node, where))
     return code

@@ -42,6 +42,11 @@ class RankEnd(NamedTuple):
         by_request = self.was_told and self.failure.signal is not None
         return self.failure.exit_code != 0 and not by_request
 
+    @property
+    def is_left_alone(self) -> bool:
+        """Whether it looks like a rank that lost its connection to one that is about to end."""
+        return self.failure.exit_code == _LEFT_ALONE and self.failure.signal is None
+
 
 class Mpirun(NamedTuple):
     """How mpirun ended: its exit code (negative for a signal), and its last lines."""
@@ -121,11 +126,10 @@ _LEFT_ALONE = 14
 
 def _distance(end: RankEnd, earliest: float, *, is_victim: bool) -> int:
     """Return how far an end is likely to be from the first cause."""
-    failure = end.failure
     if not end.is_said:
         return 4
     # A script's own word, a signal or a code of its own says more than the library's code.
-    if is_victim or (failure.exit_code == _LEFT_ALONE and failure.signal is None):
+    if is_victim or end.is_left_alone:
         return _VICTIMS
     if not end.was_told:
         return 0

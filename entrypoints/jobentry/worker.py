@@ -26,9 +26,15 @@ class Worker:
     """A worker: its ranks are started over the remote shell; it serves until the head says end."""
 
     def __init__(
-        self, node: NodeEnv, paths: NodePaths, facts: Callable[[], dict[str, Any]]
+        self,
+        node: NodeEnv,
+        paths: NodePaths,
+        facts: Callable[[], dict[str, Any]],
+        keep: tuple[int, ...] = (),
     ) -> None:
         self._node = node
+        # The sshd of this node: the line to the head goes through it, to the very end.
+        self._keep = keep
         self._loop = NodeLoop(node, paths)
         self._loop.on_end = self._rank_ended
         self._loop.on_start = lambda rank: self._tell("start", rank=rank)
@@ -53,7 +59,7 @@ class Worker:
             if self._is_stopping and not self._loop.ranks.running:
                 self._is_stopping = False
                 self._tell("idle")
-        self._loop.close()
+        self._loop.close(self._keep)
         return self._code
 
     def leave(self, trouble: str) -> None:

@@ -339,6 +339,21 @@ def test_outputs_of_a_failed_job_are_kept(cloud, tmp_path):
     assert cloud.cli("outputs", done.job).lines == [b"model/0", b"model/1"]
 
 
+@pytest.mark.parametrize("writer", [0, 1], ids=["head", "worker"])
+def test_outputs_that_cannot_be_kept_fail_the_job(cloud, writer):
+    """The ranks ended well, but what they made is lost: on which node, and why."""
+    script = cloud.script(
+        f'if rank == {writer}: open(os.environ["model"] + "/weights", "w").close()'
+    )
+
+    done = cloud.submit("--nodes", "2", "--output", "model=file:///proc/nowhere", script)
+
+    assert done.code == 125, done
+    failure = cloud.status(done.job)["failure"]
+    assert failure["node"] == writer
+    assert "uploading the output model" in failure["message"]
+
+
 def test_an_input_that_is_not_there_is_named(cloud, tmp_path):
     """The job ends with 125 and the record says which object was missing."""
     script = cloud.script("")

@@ -172,3 +172,9 @@ def test_a_job_that_failed_is_never_a_success(ends: list[RankEnd], code: int, li
     assert (outcome.exit_code == 0) == is_well
     assert (outcome.failure is None) == is_well
     assert 0 <= outcome.exit_code <= 255
+
+
+def test_a_rank_that_ends_as_one_left_alone_is_known():
+    """With Open MPI's code for it, and no signal: then the cause is still on its way."""
+    assert end(3, 14, 1.0).is_left_alone
+    assert not end(3, 7, 1.0).is_left_alone
