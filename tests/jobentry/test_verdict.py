@@ -176,5 +176,5 @@ def test_a_job_that_failed_is_never_a_success(ends: list[RankEnd], code: int, li
 
 def test_a_rank_that_ends_as_one_left_alone_is_known():
     """With Open MPI's code for it, and no signal: then the cause is still on its way."""
-    assert end(3, 14, 1.0).is_left_alone
-    assert not end(3, 7, 1.0).is_left_alone
+    assert end(3, 14).is_left_alone
+    assert not end(3, 7).is_left_alone
