@@ -150,7 +150,7 @@ def _left_early(
         for rank, end in ends.items()
         if end.failure.exit_code == 0
         and not end.was_told
-        and (rank in named if failed is None else end.at_s <= failed.at_s)
+        and (rank in named if failed is None else end.at_s <= failed.at_s + _CLOSE_S)
     ]
     if not early:
         return None

@@ -178,3 +178,13 @@ def test_a_rank_that_ends_as_one_left_alone_is_known():
     """With Open MPI's code for it, and no signal: then the cause is still on its way."""
     assert end(3, 14).is_left_alone
     assert not end(3, 7).is_left_alone
+
+
+def test_a_rank_that_left_with_0_may_be_gone_after_its_victim():
+    """It closed its connections first, and that was the end of another rank."""
+    ends = {1: end(1, 0, at_s=100.005), 3: end(3, 14, at_s=100.0)}
+
+    outcome = decide(ends, {0: 0, 1: 0, 2: 1, 3: 1}, 4, Mpirun(14, ()))
+
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 1
