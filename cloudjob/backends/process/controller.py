@@ -104,13 +104,14 @@ class Controller:
             self._forward(signal.SIGTERM)
 
     def _fork(self, node: _Node) -> int:
+        controller = os.getpid()
         child = os.fork()
         if child:
             return child
         code = 125
         try:
             signal.set_wakeup_fd(-1)
-            keeper = Keeper(node.request, self.argv, self.run_dir, self.hosts)
+            keeper = Keeper(node.request, self.argv, self.run_dir, self.hosts, controller)
             code = keeper.run()
         except Exception as error:  # noqa: BLE001 (whatever it is, the log must name it)
             _append(node.request.log, f"cloudjob: starting node {node.request.host}: {error!r}\n")

@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
@@ -22,6 +23,8 @@ from cloudjob.backends.process.isolation import isolate
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# The exit code of a node that was ended from outside.
+_SWITCHED_OFF = 128 + signal.SIGKILL
 # The path of a fresh ssh session: the environment of the node must not depend on it.
 _SESSION_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -47,25 +50,33 @@ class NodeRequest:
 class Keeper:
     """Runs one node; made in a process of its own."""
 
-    def __init__(self, request: NodeRequest, argv: list[str], folder: str, hosts: str) -> None:
+    def __init__(
+        self, request: NodeRequest, argv: list[str], folder: str, hosts: str, controller: int
+    ) -> None:
         self._request = request
         self._argv = argv
         self._folder = folder
         self._hosts = hosts
+        self._controller = controller
         self._selector = selectors.DefaultSelector()
         self._prctl = ctypes.CDLL(None).prctl
         self._sessions: dict[int, socket.socket] = {}
         self._signals: list[int] = []
+        self._process = 0
         self._entry = 0
         self._code: int | None = None
 
     def run(self) -> int:
         """Keep the node until its entry has ended, and return the entry's exit code."""
         os.setsid()
+        self._process = os.getpid()
         prctl = self._prctl
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # When the controller dies this node is to end with it.
         prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
+        if os.getppid() != self._controller:
+            # It died before we had asked to be told.
+            return _SWITCHED_OFF
         self._listen_to_signals()
         if self._hosts:
             isolate(self._request.host, self._hosts)
@@ -102,6 +113,8 @@ class Keeper:
     def _end_with_us(self) -> None:
         # Only for a keeper that was killed: else it ends them itself.
         self._prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != self._process:
+            os._exit(_SWITCHED_OFF)
 
     def _reap(self) -> None:
         while True:
@@ -121,15 +134,19 @@ class Keeper:
     def _sweep(self) -> None:
         """End what is left on this node: whatever it was, the node is gone."""
         for _ in range(1000):
-            children = children_of(os.getpid())
-            if not children:
+            found = descendants_of(self._process)
+            if not found:
                 return
-            for child in children:
+            # The entry last: it ends the others if we are killed before we have.
+            found.sort(key=lambda process: process == self._entry)
+            for process in found:
                 with contextlib.suppress(OSError):
-                    os.kill(child, signal.SIGKILL)
-            for child in children:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(child, 0)
+                    os.kill(process, signal.SIGKILL)
+            # Those that are not our children yet become so when their parent is gone.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, 0)
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
 
     # -- signals ------------------------------------------------------------------------------
 
@@ -148,7 +165,7 @@ class Keeper:
         while self._signals:
             number = self._signals.pop(0)
             if number == signal.SIGHUP:
-                self._code = 128 + signal.SIGKILL
+                self._code = _SWITCHED_OFF
             elif number != signal.SIGCHLD and self._entry:
                 with contextlib.suppress(OSError):
                     os.kill(self._entry, number)
@@ -226,15 +243,28 @@ def socket_path(folder: str, host: str) -> str:
 
 def children_of(parent: int) -> list[int]:
     """Return the processes whose parent is ``parent``."""
-    found = []
+    return [process for process, above in _parents() if above == parent]
+
+
+def descendants_of(ancestor: int) -> list[int]:
+    """Return the processes below ``ancestor``, parents before their children."""
+    children: dict[int, list[int]] = {}
+    for process, parent in _parents():
+        children.setdefault(parent, []).append(process)
+    found = list(children.get(ancestor, ()))
+    for process in found:  # grows while it is read
+        found += children.get(process, ())
+    return found
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Yield each process with its parent."""
     for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
             # The name of a program may hold blanks and brackets; the last bracket ends it.
-            if int(file.read().rpartition(b")")[2].split()[1]) == parent:
-                found.append(int(name))
-    return found
+            yield int(name), int(file.read().rpartition(b")")[2].split()[1])
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:

@@ -1,0 +1,118 @@
+"""The keeper of an emulated node: when it goes, whatever ran on the node goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cloudjob.backends.process.node import Keeper, NodeRequest
+
+# Ends its programs when it is told to, as the entry does; each leads a session, as ranks do.
+ENTRY = """
+import os, signal, subprocess, sys, time
+programs = [
+    subprocess.Popen(["sleep", sys.argv[1]], start_new_session=True) for _ in range(40)
+]
+def end(number, frame):
+    for program in programs:
+        program.kill()
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+open("up", "w").close()
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a keeper whose entry has 40 programs; each call gives its process id."""
+    # The time that the programs sleep tells them from every other test's.
+    mark = f"{3000 + os.getpid()}.{time.time_ns()}"
+
+    def keeper(parent: int = os.getpid()) -> int:
+        home = tmp_path / "home"
+        home.mkdir(exist_ok=True)
+        (home / "up").unlink(missing_ok=True)
+        request = NodeRequest(
+            host="worker-0",
+            env={"PATH": os.environ["PATH"], "CLOUDJOB_NODE_DIR": str(home)},
+            home=str(home),
+            tmp=str(tmp_path / "tmp"),
+            log=str(tmp_path / "log"),
+        )
+        child = os.fork()
+        if not child:
+            argv = [sys.executable, "-c", ENTRY, mark]
+            try:
+                os._exit(Keeper(request, argv, str(tmp_path), "", parent).run())
+            finally:
+                os._exit(1)
+        if parent == os.getpid():
+            poll_for((home / "up").exists)
+        return child
+
+    keeper.left = lambda: find(mark)
+    yield keeper
+    for process in find(mark):
+        os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("after_ms", range(0, 20, 2))
+def test_killed_while_it_sweeps(start, after_ms):
+    """Its end is the node's, also when it is killed in the midst of ending the node."""
+    keeper = start()
+    os.kill(keeper, signal.SIGHUP)
+    time.sleep(after_ms / 1000)
+
+    os.kill(keeper, signal.SIGKILL)
+    os.waitpid(keeper, 0)
+
+    poll_for(lambda: not start.left())
+
+
+def test_told_to_end(start):
+    """Nothing is left when it has ended."""
+    keeper = start()
+
+    os.kill(keeper, signal.SIGHUP)
+    os.waitpid(keeper, 0)
+
+    assert not start.left()
+
+
+def test_a_controller_that_is_gone(start):
+    """A keeper whose controller went before it could ask to be told of that starts nothing."""
+    keeper = start(parent=os.getppid())
+
+    _, status = os.waitpid(keeper, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 137
+    assert not start.left()
+
+
+def find(mark: str) -> list[int]:
+    """Return the processes that have ``mark`` among their arguments."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                words = (folder / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if mark.encode() in words.split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def poll_for(is_so, limit_s=30):
+    """Wait until a condition holds."""
+    end = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
