@@ -173,7 +173,7 @@ VALUES = st.fixed_dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=VALUES, unicode=st.booleans(), style=st.sampled_from([None, "'", '"', "|", ">"]))
 @example(values={"env": {"y": "\x85\u2028\ufeff"}, "args": ["\r\n"]}, unicode=False, style="|")
 def test_what_is_dumped_is_loaded(job, values, unicode, style):
@@ -332,7 +332,7 @@ def test_a_project_file_that_is_a_folder_is_said(job, tmp_path):
         job("")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=60) | st.text("ab:-?[]{}&*!|>'\"%@ \t\n#~<1").map(str.encode))
 def test_no_file_is_a_traceback(job, data):
     """Whatever bytes a job file holds, it is read or refused as the user's mistake."""
@@ -599,7 +599,7 @@ def test_an_env_file_that_cannot_be_read_is_one_line(tmp_path, name):
         read_env_file(tmp_path / name, {})
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=40) | st.text("A1=\"'\\ n$#\n\r\t").map(str.encode))
 def test_no_env_file_is_a_traceback(env_file, data):
     """Whatever bytes an env file holds, it is read or refused as the user's mistake."""
@@ -610,7 +610,7 @@ def test_no_env_file_is_a_traceback(env_file, data):
     assert all(re.fullmatch(VARIABLE_RULE, name) for name in variables)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(NAMES, st.binary(max_size=20).filter(lambda v: b"\r" not in v)))
 def test_every_value_can_be_written_in_quotes(env_file, variables):
     """In double quotes with backslashes doubled, any bytes without CR come back."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudjob.errors import StoreError
@@ -163,7 +163,6 @@ def file_size_limit(limit_bytes: int) -> Iterator[None]:
 # ---- 4: the container reaches the same object
 
 
-@settings(deadline=None)
 @given(key=keys, data=st.binary(max_size=100), root=segments)
 def test_the_container_reads_what_the_store_wrote_and_back(key: str, data: bytes, root: str):
     """The pair agrees on every name a file can have: URI and key mean the same object."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudjob.package import pack
@@ -95,7 +95,6 @@ def grow(folder: Path, wanted: dict[bytes, Any]) -> None:
             path.chmod(facts[0])
 
 
-@settings(deadline=None)
 @given(wanted=trees)
 def test_what_is_packed_is_unpacked(wanted: dict[bytes, Any]):
     """Any tree comes out as it went in: names, bytes, modes, links and empty folders."""

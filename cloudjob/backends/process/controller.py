@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from cloudjob.backends.process.node import Keeper, NodeRequest, children_of
+from cloudjob.backends.process.node import SIGNALS, Keeper, NodeRequest, children_of
 
 STATE = "state.json"
 LOCK = "lock"
@@ -105,8 +105,12 @@ class Controller:
 
     def _fork(self, node: _Node) -> int:
         controller = os.getpid()
+        # The keeper has our handlers until it has its own: a signal in between would be ours, and
+        # lost. It lets them in when it listens.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         child = os.fork()
         if child:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             return child
         code = 125
         try:

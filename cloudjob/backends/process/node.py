@@ -23,6 +23,8 @@ from cloudjob.backends.process.isolation import isolate
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# What a keeper listens to; blocked from its birth until it does.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 # The exit code of a node that was ended from outside.
 _SWITCHED_OFF = 128 + signal.SIGKILL
 # The path of a fresh ssh session: the environment of the node must not depend on it.
@@ -153,8 +155,9 @@ class Keeper:
     def _listen_to_signals(self) -> None:
         wake, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._wake)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        for number in SIGNALS:
             signal.signal(number, self._note)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self._selector.register(wake, selectors.EVENT_READ, self._hear_signals)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
