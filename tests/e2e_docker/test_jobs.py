@@ -242,6 +242,7 @@ def test_a_node_that_is_killed_ends_the_job(cloud, node):
     """When a container is gone the others see it within seconds, and nothing hangs."""
     cloud.script(SLEEP)
     job = cloud.detached("--nodes", "2")
+    cloud.await_log(job, b"ready 0")
     cloud.await_log(job, b"ready 1")
 
     cloud.engine.kill(cloud.containers(job)[node]["Id"], "SIGKILL")
@@ -258,6 +259,7 @@ def test_a_signal_to_any_container_reaches_all(cloud, node):
     """`docker kill -s TERM` of one node ends the whole job, with its grace."""
     cloud.script(SLEEP)
     job = cloud.detached("--nodes", "2")
+    cloud.await_log(job, b"ready 0")
     cloud.await_log(job, b"ready 1")
 
     cloud.engine.kill(cloud.containers(job)[node]["Id"], "SIGTERM")
