@@ -199,6 +199,7 @@ def test_cancel_gives_every_rank_its_grace(cloud):
     """Ranks on all nodes hear SIGTERM and may save; the job is CANCELLED and all is freed."""
     cloud.script(SLEEP)
     job = cloud.detached("--nodes", "2")
+    cloud.await_log(job, b"ready 0")
     cloud.await_log(job, b"ready 1")
 
     assert cloud.run("cancel", job).code == 0
