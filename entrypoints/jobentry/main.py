@@ -73,6 +73,7 @@ def main(argv: Sequence[str]) -> int:
     except env.EnvError as error:
         for problem in error.problems:
             say(f"reading the environment: {problem}")
+        say(f"hint: {error.hint}")
         # The head's record is the one that counts; a worker is what says so, and not what cannot.
         if not os.environ.get(names.VC_TASK_INDEX, "").strip("0").isdecimal():
             record = _entry_record(os.environ.get(names.CLOUDJOB_JOB, ""), str(error))
@@ -119,7 +120,7 @@ def _show(node: NodeEnv, options: Options) -> int:
         tools = _tools(node, environment, version, is_dry_run=True)
         made = plan.make(node, environment, where, tools, options.words)
     except (EntryError, mpirun.ArgsError, OSError) as error:
-        say(str(error))
+        _explain(error)
         return exits.ENTRY_FAILED
     shown = plan.masked(made, node.secret_names)
     if options.is_json:
@@ -142,9 +143,7 @@ def _run(node: NodeEnv, options: Options) -> int:
         outcome_code = _act(node, options, started_at)
     except (EntryError, mpirun.ArgsError, OSError) as error:
         code = error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
-        say(str(error))
-        if isinstance(error, EntryError) and error.hint:
-            say(f"hint: {error.hint}")
+        _explain(error)
         if node.is_head:
             record = _entry_record(node.job, str(error), node, code)
             if isinstance(error, EntryError):
@@ -152,6 +151,14 @@ def _run(node: NodeEnv, options: Options) -> int:
             _leave_record(node.record_uri, record._replace(started_at=_rfc3339(started_at)))
         return code
     return outcome_code
+
+
+def _explain(error: Exception) -> None:
+    """Say what went wrong, and what to try where we know it."""
+    say(str(error))
+    hint = getattr(error, "hint", "")
+    if hint:
+        say(f"hint: {hint}")
 
 
 def _cancel(number: int, _frame: FrameType | None) -> None:
@@ -443,7 +450,14 @@ def _write_files(files: Sequence[plan.File], keep: str = "") -> list[str]:
         if file.path == keep and os.path.exists(keep):
             continue
         written.append(file.path)
-        _write_private(file.path, file.text.encode("utf-8", "surrogateescape"))
+        try:
+            _write_private(file.path, file.text.encode("utf-8", "surrogateescape"))
+        except OSError as error:
+            raise EntryError(
+                f"writing a file for mpirun: {file.path}: {error.strerror}",
+                hint="is there room, and may you write there? "
+                f"{names.OPENMPI_HOST_FILE_PATH} and {names.TUNE_ENV_FILE} say where",
+            ) from error
     return written
 
 

@@ -44,7 +44,6 @@ class NodeLoop:
         self.on_start: Callable[[int], None] = lambda rank: None
         self.on_signal: Callable[[int], None] = lambda number: None
         self.selector.register(self._events, selectors.EVENT_READ, self.hear_ranks)
-        self._signals: list[int] = []
         self._listen()
         self.relay.start()
 
@@ -104,18 +103,20 @@ class NodeLoop:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._wake)
         for number in (*STOP_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD):
-            signal.signal(number, self._note)
+            signal.signal(number, _wake_only)
 
         def hear() -> None:
-            os.read(wake, 4096)
-            while self._signals:
-                self.on_signal(self._signals.pop(0))
+            # The bytes are the numbers. What a handler would note may come later than its byte
+            # (seen on PyPy), and then nothing would wake the loop for it.
+            for number in os.read(wake, 4096):
+                if number != signal.SIGCHLD:
+                    self.on_signal(number)
 
         self.selector.register(wake, selectors.EVENT_READ, hear)
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        if number != signal.SIGCHLD:
-            self._signals.append(number)
+
+def _wake_only(_number: int, _frame: FrameType | None) -> None:
+    """Without a handler no byte would be written."""
 
 
 def adopt_orphans() -> None:

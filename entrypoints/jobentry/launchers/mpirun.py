@@ -58,6 +58,7 @@ _ONE_WORD = frozenset(
         "cpu-set",
     ]
 )
+_KNOWN = _ONE_WORD.union(_MCA_OPTIONS)
 # Open MPI 5.0 moved starting and stopping to PRRTE, which knows other names.
 _RENAMED_IN_5 = {
     "orte_rsh_agent": "plm_ssh_agent",
@@ -70,6 +71,8 @@ _GONE_IN_5 = ("routed", "oob")
 
 class ArgsError(Exception):
     """A variable with mpirun options cannot be read; ``problems`` lists every fault."""
+
+    hint = "mend or unset it: without it the documented default applies (docs/environment.md)"
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -232,9 +235,14 @@ def _parse(words: list[str]) -> list[_Option]:
         word = rest.pop(0)
         name, equals, value = word.lstrip("-").partition("=")
         count = 2 if name in _MCA_OPTIONS else 1 if name in _ONE_WORD else 0
-        if not word.startswith("-") or not name:
+        if not word.startswith("-"):
+            if not options or options[-1].name in _KNOWN:
+                # mpirun would take it for the program to start.
+                raise ValueError(f"{word[:80]!r} is no option, and no option asks for it")
             # What follows an option that we do not know belongs to it.
             options.append(_Option("", (word,)))
+        elif not name:
+            raise ValueError(f"{word[:80]!r} is no option")
         elif equals and count == 1 and name != "x":
             options.append(_Option(name, (value,)))
         elif len(rest) < count:
