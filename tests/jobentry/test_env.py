@@ -170,7 +170,7 @@ def test_a_job_of_no_ranks_is_named(text: str):
 @pytest.mark.parametrize("text", ["hostfile", "./hostfile", " /tmp/x", "/tmp/folder/"])
 @pytest.mark.parametrize("name", ["OPENMPI_HOST_FILE_PATH", "TUNE_ENV_FILE"])
 def test_a_path_that_is_none_is_named(name: str, text: str):
-    """mpirun runs in another folder than the entry, so a relative path means two files."""
+    """The entry and mpirun run in different folders, so a relative path means two files."""
     assert problems({name: text}) == ["%s=%r is not the absolute path of a file" % (name, text)]
 
 

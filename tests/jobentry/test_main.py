@@ -20,6 +20,7 @@ Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, 
 """
 
 
+MEND_VARIABLE = "mend or unset it: docs/environment.md says what each variable may hold"
 MEND_ARGS = "mend or unset it: without it the documented default applies (docs/environment.md)"
 
 
@@ -181,7 +182,7 @@ def test_all_problems_of_the_environment_are_said(machine: Machine):
         125,
         "",
         "".join(f"jobentry: reading the environment: {text}\n" for text in problems)
-        + "jobentry: hint: mend or unset it: docs/environment.md says what each variable may hold\n",
+        + f"jobentry: hint: {MEND_VARIABLE}\n",
     )
     assert (record["exit_code"], record["cause"]) == (125, "entry")
     assert record["failure"]["message"] == "; ".join(problems)

@@ -235,14 +235,9 @@ def _parse(words: list[str]) -> list[_Option]:
         word = rest.pop(0)
         name, equals, value = word.lstrip("-").partition("=")
         count = 2 if name in _MCA_OPTIONS else 1 if name in _ONE_WORD else 0
-        if not word.startswith("-"):
-            if not options or options[-1].name in _KNOWN:
-                # mpirun would take it for the program to start.
-                raise ValueError(f"{word[:80]!r} is no option, and no option asks for it")
-            # What follows an option that we do not know belongs to it.
+        if not word.startswith("-") or not name:
+            _check_loose(word, options)
             options.append(_Option("", (word,)))
-        elif not name:
-            raise ValueError(f"{word[:80]!r} is no option")
         elif equals and count == 1 and name != "x":
             options.append(_Option(name, (value,)))
         elif len(rest) < count:
@@ -253,6 +248,15 @@ def _parse(words: list[str]) -> list[_Option]:
         else:
             options.append(_Option(word.lstrip("-"), ()))
     return options
+
+
+def _check_loose(word: str, before: list[_Option]) -> None:
+    """What follows an option that we do not know belongs to it; nothing else may stand alone."""
+    if word.startswith("-"):
+        raise ValueError(f"{word[:80]!r} is no option")
+    if not before or before[-1].name in _KNOWN:
+        # mpirun would take it for the program to start.
+        raise ValueError(f"{word[:80]!r} is no option, and no option asks for it")
 
 
 def _words(option: _Option) -> list[str]:
