@@ -182,6 +182,7 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> int:
     folder = _stage(node, where)
     _check_script(folder, options.words[0])
     environment = _environment(node, where, folder)
+    environment.update(_choose_interfaces(node, environment))
     _make_node_dir(where, environment)
     server = _start_sshd(node, where)
     try:
@@ -363,6 +364,23 @@ def _environment(node: NodeEnv, where: NodePaths, folder: str) -> dict[str, str]
         environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
         environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
     return environment
+
+
+def _choose_interfaces(node: NodeEnv, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what the ranks here are told of interfaces; say what is wrong with it.
+
+    Not in a dry run: that may be on another machine.
+    """
+    from jobentry import interfaces
+
+    here = interfaces.look()
+    choice = interfaces.choose(node, environment, here)
+    if choice.asks_way:
+        here = here._replace(toward=interfaces.toward_others(node, environment, here))
+        choice = interfaces.choose(node, environment, here)
+    for note in choice.notes:
+        say(note)
+    return choice.variables
 
 
 def _check_script(folder: str, script: str) -> None:

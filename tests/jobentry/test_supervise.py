@@ -158,6 +158,8 @@ class Job:
             "HOME": str(folder),
             "MA_HOME": str(folder),
             "TMPDIR": str(folder / "tmp"),
+            # Whatever this machine has, the tests say nothing of it.
+            "NCCL_SOCKET_IFNAME": "lo",
             "CLOUDJOB_JOB": "j",
             "CLOUDJOB_NODE_DIR": str(folder / "node"),
             "CLOUDJOB_REMOTE_SHELL": str(self.agent),
@@ -617,6 +619,32 @@ def test_a_rank_of_a_worker_that_fails(pair: Job):
         "message": "sys.exit(3)", "last_lines": ["line of 1"],
     }  # fmt: skip
     assert pair.left() == []
+
+
+def test_each_node_has_its_own_interfaces(pair: Job):
+    """Each decides for itself, before the run; the head's choice is no other node's."""
+    pair.environ["OPENMPI_X_ARGS"] = "-x NCCL_SOCKET_IFNAME -x HOME"
+    pair.script("print(os.environ['NCCL_SOCKET_IFNAME'])\n")
+    entries = [pair.start(0, NCCL_SOCKET_IFNAME="none7"), pair.start(1, NCCL_SOCKET_IFNAME="lo")]
+    head, worker = [entry.wait() for entry in entries]
+
+    assert (head.out, worker.out) == ("[0] none7\n", "[1] lo\n")
+    assert head.err.startswith(
+        "jobentry: choosing the network: NCCL_SOCKET_IFNAME=none7: no such network interface on"
+        " node 0 (node0), which has lo"
+    )
+    assert worker.err == ""
+
+
+def test_a_users_interfaces_reach_every_node(pair: Job):
+    """What stands in OPENMPI_X_ARGS is for all, and each node without it says so."""
+    pair.environ["OPENMPI_X_ARGS"] = "-x NCCL_SOCKET_IFNAME=none7"
+    pair.script("print(os.environ['NCCL_SOCKET_IFNAME'])\n")
+    head, worker = pair.run()
+
+    assert (head.out, worker.out) == ("[0] none7\n", "[1] none7\n")
+    for node, ended in enumerate((head, worker)):
+        assert f"NCCL_SOCKET_IFNAME=none7: no such network interface on node {node}" in ended.err
 
 
 def test_the_second_start_finds_no_daemon_of_the_first(pair: Job):

@@ -188,6 +188,19 @@ def command(
     )
 
 
+def exported_values(node: NodeEnv) -> dict[str, str]:
+    """Return the values that stand in ``OPENMPI_X_ARGS`` or its default, by name.
+
+    A variable there that cannot be read gives none; ``command`` says what is wrong with it.
+    """
+    try:
+        options, _ = _user_options(node)
+    except ArgsError:
+        return {}
+    pairs = (option.words[0].partition("=") for option in options if option.name == "x")
+    return {name: value for name, equals, value in pairs if equals}
+
+
 def rank_program(entry: Sequence[str], program: Sequence[str]) -> tuple[str, ...]:
     """Return the command that runs ``program`` under our rank door.
 
