@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import socket
 import subprocess
+import sys
 import tarfile
-import time
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
 
 import docker
 import pytest
@@ -17,6 +20,7 @@ from cloudjob.backends.docker.delivery import new_key
 
 pytestmark = pytest.mark.docker
 
+BIN = Path(sys.executable).parent
 OPEN_MPI_5 = ("--ca-bundle", os.environ.get("PIP_CERT") or "/etc/ssl/certs/ca-certificates.crt")
 
 
@@ -121,30 +125,44 @@ def _archive(*, train: bytes, key: bytes) -> bytes:
     return data.getvalue()
 
 
-@pytest.fixture
-def nodes(engine: docker.APIClient, base_image: str) -> Iterator[Nodes]:
-    """Two nodes of the base image."""
-    nodes = Nodes(engine, base_image)
+@pytest.fixture(params=["examples", "openmpi5"])
+def nodes(
+    engine: docker.APIClient, build: Callable[..., str], request: pytest.FixtureRequest
+) -> Iterator[Nodes]:
+    """Two nodes with mpi4py and Open MPI 4.1, or 5.0."""
+    nodes = Nodes(engine, build(request.param, *(OPEN_MPI_5 if "5" in request.param else ())))
     yield nodes
     nodes.close()
+
+
+ALLREDUCE = """\
+import os
+from mpi4py import MPI
+for size in (1, 1000, 1000000):
+    ours = MPI.COMM_WORLD.allreduce(b"x" * size)
+    assert len(ours) == 2 * size
+print(os.environ["NCCL_SOCKET_IFNAME"], os.environ["NCCL_IB_HCA"])
+"""
 
 
 def test_each_node_chooses_an_interface_that_it_has(nodes):
     """Where the documented names are not there, NCCL is told of the one that leads to the others.
 
     Each node decides for itself, and the head's choice does not overwrite the worker's.
+    Open MPI is kept off a network that each node has for itself with the same address: with it an
+    allreduce hangs.
     """
     for node, name in enumerate(("net1", "ens7")):
         nodes.rename(node, name)
-        # What another node is never reached on, though it comes before in the alphabet.
         nodes.ip(node, "link", "add", "docker0", "type", "bridge")
         nodes.ip(node, "addr", "add", "172.29.0.1/16", "dev", "docker0")
         nodes.ip(node, "link", "set", "docker0", "up")
 
     ended = nodes.run(
-        "import os; print(os.environ['NCCL_SOCKET_IFNAME'], os.environ['NCCL_IB_HCA'])",
+        ALLREDUCE,
         NCCL_SOCKET_IFNAME="bond0,eth0",
         NCCL_IB_HCA="^mlx5_bond_0",
+        CLOUDJOB_TIMEOUT_S="60",
     )
 
     assert [code for code, _, _ in ended] == [0, 0], ended
@@ -155,6 +173,7 @@ def test_each_node_chooses_an_interface_that_it_has(nodes):
             f" node {node} "
         ) in ended[node][2]
         assert f", which has lo, {name}; using {name}\n" in ended[node][2]
+        assert "Open MPI is kept off docker0, which leads to no other node" in ended[node][2]
 
 
 def test_a_users_interface_that_is_not_there_is_said(cloud):
@@ -167,3 +186,123 @@ def test_a_users_interface_that_is_not_there_is_said(cloud):
     assert sorted(done.out.splitlines()) == [b"[0] none7", b"[1] none7"]
     for node in (0, 1):
         assert f"NCCL_SOCKET_IFNAME=none7: no such network interface on node {node} " in done.err
+
+
+# -- secrets ------------------------------------------------------------------------------------
+
+SECRET = "s3cr3t-" + "7f3a9c" * 6
+# Not secret, and carried by Open MPI's own channel: what is caught there must show in the capture.
+OPEN = "0pen-" + "5d1b8e" * 6
+WAIT = """\
+import os, time
+print("ready", len(os.environ["TOKEN"]), flush=True)
+end = time.monotonic() + 100
+while time.monotonic() < end and not os.path.exists("/tmp/go"):
+    time.sleep(0.05)
+"""
+
+
+class Capture:
+    """Every packet of this machine's networks, those of containers among them."""
+
+    def __init__(self, *texts: str) -> None:
+        self.seen: set[str] = set()
+        self.packets = 0
+        self._texts = [text.encode() for text in texts]
+        # The end of the last packet of each connection: a text may lie across two.
+        self._ends: dict[bytes, bytes] = {}
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
+        self._socket.settimeout(0.2)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while not self._is_over.is_set():
+            with contextlib.suppress(TimeoutError):
+                packet, address = self._socket.recvfrom(1 << 17)
+                self._take(packet, str(address[0]).encode())
+
+    def _take(self, packet: bytes, device: bytes) -> None:
+        self.packets += 1
+        # Addresses and ports of IPv4 without options, on this device.
+        connection = device + packet[26:38]
+        text = self._ends.get(connection, b"") + packet[54:]
+        self._ends[connection] = text[-100:]
+        self.seen.update(found.decode() for found in self._texts if found in text)
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self._socket.close()
+
+
+_ALL = 3
+
+
+class Processes:
+    """What the process lists of this machine and of all its containers show, again and again."""
+
+    def __init__(self, text: str) -> None:
+        self.in_argv: set[str] = set()
+        self.in_environment: set[str] = set()
+        self.looks = 0
+        self._text = text.encode()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(0.02):
+            self.looks += 1
+            for folder in Path("/proc").iterdir():
+                if folder.name.isdecimal():
+                    with contextlib.suppress(OSError):
+                        self._look((folder / "cmdline").read_bytes(), folder)
+
+    def _look(self, words: bytes, folder: Path) -> None:
+        shown = words.replace(b"\0", b" ").decode("utf-8", "replace")[:300]
+        if self._text in words:
+            self.in_argv.add(shown)
+        if self._text in (folder / "environ").read_bytes():
+            self.in_environment.add(shown)
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("name", ["base", "openmpi5"])
+def test_a_secret_is_neither_on_the_network_nor_in_a_process_list(cloud, build, name):
+    """From submit to the end, on the wire between the nodes, and in `ps` on every node.
+
+    A variable that is no secret crosses in Open MPI's own channel, in the clear, so the capture
+    would show a secret that went the same way; and the ranks have the secret, so the list of
+    environments shows what holds it.
+    """
+    image = build(name, *(OPEN_MPI_5 if name == "openmpi5" else ()))
+    cloud.environ["TOKEN"] = SECRET
+    cloud.script(WAIT)
+    processes, capture = Processes(SECRET), Capture(SECRET, OPEN)
+    try:
+        words = ("--nodes", "2", "--image", image, "--secret", "TOKEN", "-e", f"MARK={OPEN}")
+        job = cloud.detached(*words)
+        cloud.await_log(job, b"[1] ready %d" % len(SECRET))
+        for container in cloud.containers(job):
+            started = cloud.engine.exec_create(container["Id"], ["touch", "/tmp/go"])
+            cloud.engine.exec_start(started["Id"])
+        done = cloud.run("wait", job)
+    finally:
+        processes.close()
+        capture.close()
+
+    assert done.code == 0, done
+    assert processes.looks > 10
+    assert processes.in_argv == set()
+    # The ranks have it, and here the `submit` that was given it: no program of anybody else's.
+    holders = {words for words in processes.in_environment if str(BIN / "cloudjob") not in words}
+    assert any("train.py" in words for words in holders), processes.in_environment
+    assert [words for words in holders if "train.py" not in words] == []
+    assert OPEN in capture.seen, f"{capture.packets} packets, and none of Open MPI's own channel"
+    assert SECRET not in capture.seen
