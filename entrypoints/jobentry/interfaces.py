@@ -227,7 +227,7 @@ def look() -> Here:
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         wide = _wide_addresses()
-        for _, name in socket.if_nameindex():
+        for name in _names():
             flags = _flags(probe, name)
             addresses = (*_address(probe, name), *wide.get(name, ()))
             if flags & _IS_UP and addresses:
@@ -236,6 +236,13 @@ def look() -> Here:
     with contextlib.suppress(OSError):
         devices = sorted(os.listdir(_INFINIBAND))
     return Here(tuple(found), tuple(devices))
+
+
+def _names() -> list[str]:
+    """Return the names of all interfaces; PyPy has no ``socket.if_nameindex``."""
+    with contextlib.suppress(OSError), open("/proc/net/dev", "rb") as file:
+        return [os.fsdecode(line.partition(b":")[0].strip()) for line in file.readlines()[2:]]
+    return []
 
 
 def toward_others(node: NodeEnv, environ: Mapping[str, str], here: Here) -> str:
