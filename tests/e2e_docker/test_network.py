@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -207,6 +208,7 @@ class Capture:
         self.seen: set[str] = set()
         self.packets = 0
         self.dropped = 0
+        self._end_s = 0.0
         self._texts = [text.encode() for text in texts]
         # The end of the last packet of each connection: a text may lie across two.
         self._ends: dict[bytes, bytes] = {}
@@ -219,8 +221,8 @@ class Capture:
         self._thread.start()
 
     def _listen(self) -> None:
-        # The last packets come before the first pause after the end.
-        while True:
+        # What waits at the end is taken in, too; other traffic may never pause.
+        while not self._is_over.is_set() or self._end_s > time.monotonic():
             try:
                 packet, address = self._socket.recvfrom(1 << 17)
             except TimeoutError:
@@ -239,6 +241,7 @@ class Capture:
 
     def close(self) -> None:
         """Take in what still waits, and stop."""
+        self._end_s = time.monotonic() + 20
         self._is_over.set()
         self._thread.join()
         counts = self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)

@@ -670,7 +670,7 @@ def test_the_second_start_finds_no_daemon_of_the_first(pair: Job):
 
 def test_a_start_that_hangs_half_way_is_not_tried_again(pair: Job):
     """A rank that has started runs the script, which nobody asked to have run twice."""
-    pair.script("open(os.environ['ALL'] + '/runs', 'a').write('x')\n" + WAIT)
+    pair.script("with open(os.environ['ALL'] + '/runs', 'a') as f: f.write('x')\n" + WAIT)
     head, worker = pair.run(FAKE_HANG="worker", CLOUDJOB_START_TIMEOUT_S="5")
 
     text = "starting the ranks: mpirun started 1 of 2 and then hung for 5 s"
