@@ -34,6 +34,13 @@ OPENMPI_X_ARGS = "OPENMPI_X_ARGS"
 OPENMPI_MCA_ARGS = "OPENMPI_MCA_ARGS"
 OPENMPI_EXTRA_ARGS = "OPENMPI_EXTRA_ARGS"
 
+# Which interfaces and devices the libraries below a script use.
+NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
+NCCL_IB_HCA = "NCCL_IB_HCA"
+GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
+OMPI_TCP_INCLUDE = "OMPI_MCA_btl_tcp_if_include"
+OMPI_TCP_EXCLUDE = "OMPI_MCA_btl_tcp_if_exclude"
+
 # What cloudjob adds.
 CLOUDJOB_JOB = "CLOUDJOB_JOB"
 CLOUDJOB_LAUNCHER = "CLOUDJOB_LAUNCHER"
@@ -74,6 +81,11 @@ PER_NODE = frozenset(
         MA_CURRENT_INSTANCE_NAME,
         CLOUDJOB_NODE_DIR,
         CLOUDJOB_SSH_KEY,
+        # Each entry sets these, also when they are one user's word for all nodes.
+        NCCL_SOCKET_IFNAME,
+        NCCL_IB_HCA,
+        GLOO_SOCKET_IFNAME,
+        OMPI_TCP_EXCLUDE,
         "MA_HOME",
         "MA_MOUNT_PATH",
         "MA_JOB_DIR",
