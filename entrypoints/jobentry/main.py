@@ -32,6 +32,7 @@ Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, 
   --help      print this
 """
 _LAUNCHERS = ("mpirun",)
+_STOPPED = tuple(map(exits.code_of_signal, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
 
 
 class EntryError(Exception):
@@ -48,6 +49,18 @@ class EntryError(Exception):
         self.code = code
         self.hint = hint
         self.cause = cause
+
+
+class _Children(NamedTuple):
+    """What this node runs beside its ranks: mpirun that says its version, and an sshd."""
+
+    version: subprocess.Popen[bytes] | None
+    server: subprocess.Popen[bytes] | None
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Their process ids."""
+        return tuple(child.pid for child in self if child)
 
 
 class Options(NamedTuple):
@@ -67,7 +80,8 @@ def main(argv: Sequence[str]) -> int:
     if options is None:
         sys.stderr.write(USAGE)
         return exits.ENTRY_FAILED
-    delivered = _take_delivered()
+    delivered = os.environ.pop(names.CLOUDJOB_DELIVERED, "")
+    _take_variables()
     try:
         node = env.read(os.environ)
     except env.EnvError as error:
@@ -80,16 +94,15 @@ def main(argv: Sequence[str]) -> int:
         return exits.ENTRY_FAILED
     if options.is_dry_run:
         return _show(node, options)
-    try:
-        return _run(node, options)
-    finally:
-        # Not before: a container that is started again in place needs it once more.
-        if delivered:
-            _remove(delivered)
+    code = _run(node, options)
+    # Not before, and not when the node was stopped: one that starts again in place needs it again.
+    if delivered and code not in _STOPPED:
+        _empty(delivered)
+    return code
 
 
-def _take_delivered() -> str:
-    """Take in the variables that came in a file, secrets among them; return its path."""
+def _take_variables() -> None:
+    """Take in the variables that came in a file, secrets among them."""
     path = os.environ.pop(names.CLOUDJOB_ENV_FILE, "")
     if path:
         try:
@@ -97,7 +110,6 @@ def _take_delivered() -> str:
                 os.environ.update(variables.load(file.read()))
         except OSError as error:
             say(f"reading the variables that were delivered: {path}: {error.strerror}")
-    return path
 
 
 def _options(argv: Sequence[str]) -> Options | None:
@@ -180,9 +192,8 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> int:
     try:
         if node.is_head:
             begun = (started_at, time.time())
-            return _lead(node, where, environment, version, options, begun)
-        keep = (server.pid,) if server else ()
-        return _serve(node, where, environment, version, options, keep)
+            return _lead(node, where, environment, _Children(version, server), options, begun)
+        return _serve(node, where, environment, _Children(version, server), options)
     finally:
         if server is not None:
             server.terminate()
@@ -194,16 +205,16 @@ def _serve(
     node: NodeEnv,
     where: NodePaths,
     environment: Mapping[str, str],
-    version: subprocess.Popen[bytes] | None,
+    children: _Children,
     options: Options,
-    keep: tuple[int, ...],
 ) -> int:
-    """Do a worker's part; the processes in ``keep`` stay until it has left."""
+    """Do a worker's part; its sshd stays until it has left."""
     from jobentry.worker import Worker
 
     tools = plan.Tools(mpirun.Mpi("", ()), "", ())
     _write_files(plan.make(node, environment, where, tools, options.words).files)
-    worker = Worker(node, where, lambda: _facts(node, version), keep)
+    keep = _Children(None, children.server).ids
+    worker = Worker(node, where, lambda: _facts(node, children.version), keep, children.ids)
     code = worker.run()
     worker.leave(_upload(node, where))
     return code
@@ -213,7 +224,7 @@ def _lead(
     node: NodeEnv,
     where: NodePaths,
     environment: Mapping[str, str],
-    version: subprocess.Popen[bytes] | None,
+    children: _Children,
     options: Options,
     begun: tuple[float, float],
 ) -> int:
@@ -221,12 +232,12 @@ def _lead(
     from jobentry.head import Head
     from jobentry.verdict import Outcome
 
-    tools = _tools(node, environment, version)
+    tools = _tools(node, environment, children.version)
     made = plan.make(node, environment, where, tools, options.words)
     for note in made.notes:
         say(note)
     written = _write_files(made.files, keep=node.open_mpi.host_file)
-    head = Head(node, where, made, _facts(node, version))
+    head = Head(node, where, made, _facts(node, children.version), children.ids)
     outcome = head.run()
     for path in written:
         _remove(path)
@@ -452,6 +463,12 @@ def _write_private(path: str, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+
+
+def _empty(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
 
 
 def _remove(path: str) -> None:

@@ -12,7 +12,7 @@ import selectors
 import signal
 import time
 from types import FrameType
-from typing import Callable
+from typing import Callable, Collection
 
 from jobentry import peers
 from jobentry.contract.env import NodeEnv
@@ -25,6 +25,8 @@ ABORT_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _TICK_S = 0.5
+# So often at most we look for adopted children that have ended.
+_REAP_S = 1.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -45,6 +47,10 @@ class NodeLoop:
         self.on_signal: Callable[[int], None] = lambda number: None
         self.selector.register(self._events, selectors.EVENT_READ, self.hear_ranks)
         self._signals: list[int] = []
+        # Children that somebody here waits for; all others were adopted.
+        self.own: set[int] = set()
+        self._has_dead_children = True
+        self._reap_at = 0.0
         self._listen()
         self.relay.start()
 
@@ -90,6 +96,10 @@ class NodeLoop:
             self.hear_ranks()
             for end in self.ranks.lost():
                 self.on_end(end)
+        if self._has_dead_children and now >= self._reap_at:
+            self._has_dead_children = False
+            self._reap_at = now + _REAP_S
+            reap(self.own)
 
     def close(self, keep: tuple[int, ...] = ()) -> None:
         """End what is left of the ranks, and show the last of what they wrote."""
@@ -114,7 +124,9 @@ class NodeLoop:
         self.selector.register(wake, selectors.EVENT_READ, hear)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        if number != signal.SIGCHLD:
+        if number == signal.SIGCHLD:
+            self._has_dead_children = True
+        else:
             self._signals.append(number)
 
 
@@ -126,6 +138,18 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     except (ImportError, OSError, AttributeError):
         pass
+
+
+def reap(own: Collection[int]) -> None:
+    """Let those go of our children that have ended, but for our ``own``: others wait for these.
+
+    A script of days that starts programs, which start others and end, would fill the table of
+    processes: what they leave is ours (``adopt_orphans``), and not that of the container's init.
+    """
+    for child in _children(os.getpid()):
+        if child not in own:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
 
 
 def sweep(keep: tuple[int, ...] = ()) -> None:

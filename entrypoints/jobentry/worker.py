@@ -23,7 +23,14 @@ _PATIENCE_S = 10.0
 
 
 class Worker:
-    """A worker: its ranks are started over the remote shell; it serves until the head says end."""
+    """A worker: its ranks are started over the remote shell; it serves until the head says end.
+
+    Args:
+        facts: Says what this node has.
+        keep: Processes that stay until the end: the sshd of this node, as the line to the head goes
+            through it.
+        own: The children of this process that somebody else waits for.
+    """
 
     def __init__(
         self,
@@ -31,11 +38,12 @@ class Worker:
         paths: NodePaths,
         facts: Callable[[], dict[str, Any]],
         keep: tuple[int, ...] = (),
+        own: tuple[int, ...] = (),
     ) -> None:
         self._node = node
-        # The sshd of this node: the line to the head goes through it, to the very end.
         self._keep = keep
         self._loop = NodeLoop(node, paths)
+        self._loop.own.update(own)
         self._loop.on_end = self._rank_ended
         self._loop.on_start = lambda rank: self._tell("start", rank=rank)
         self._loop.on_signal = self._signalled

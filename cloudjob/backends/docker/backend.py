@@ -33,7 +33,7 @@ from cloudjob.backends.docker.request import (
     PATIENCE_S,
     DockerRequest,
 )
-from cloudjob.backends.docker.state import Container, container, status_of
+from cloudjob.backends.docker.state import Container, blamed, container, status_of
 from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
@@ -44,7 +44,10 @@ _BOOT = "boot.sh"
 _AT_ONCE = 8
 # How long workers may take to leave by themselves when the head has ended.
 _LEAVE_S = 30.0
-_STATE, _LOCK, _CANCELLED = "state.json", "lock", "cancelled"
+# How long the head may take to end, outputs and all, when a worker has ended badly. It notices by
+# itself, but for a worker that was gone before it had ever answered.
+_LOST_S = 20.0
+_STATE, _LOCK, _CANCELLED, _ASKED = "state.json", "lock", "cancelled", "asked"
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -103,6 +106,7 @@ class DockerBackend:
         if self._has_ended(found):
             return self._keep(job)
         self._end_the_overdue(found, folder)
+        self._end_who_waits(found, folder)
         return status_of(found, is_cancelled=False, has_ended=False)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
@@ -181,6 +185,19 @@ class DockerBackend:
             if waited_s > grace_s + PATIENCE_S:
                 self._kill(alive, "SIGKILL")
 
+    def _end_who_waits(self, found: list[Container], folder: Path) -> None:
+        """Ask those to end who wait for a node that is gone and was never heard of."""
+        head, over = found[0], [item for item in found if not item.is_alive]
+        if head.node == 0 and not head.is_alive:
+            # A worker that the head has spoken to leaves by itself, and minds no signal by now.
+            self._kill([item for item in found if item.is_alive], "SIGTERM")
+        elif over and not (folder / _ASKED).exists():
+            ends = [item.ended_at for item in self._inspected(over) if item.exit_code]
+            if ends and time.time() - _seconds(min(ends)) > _LOST_S:
+                with _kept_files(folder):
+                    (folder / _ASKED).touch()
+                self._kill([head], "SIGTERM")
+
     def _keep(self, job: str) -> NativeStatus:
         """Keep logs and state of a job that has ended, then free what it has in the engine."""
         folder = self._home / job
@@ -194,6 +211,8 @@ class DockerBackend:
             self._kill([item for item in found if item.is_alive], "SIGKILL")
             found = self._inspected(found)
             status = status_of(found, is_cancelled=(folder / _CANCELLED).exists(), has_ended=True)
+            if (folder / _ASKED).exists():
+                status = blamed(status, found)
             for item in found:
                 self._keep_log(self._source(item, folder))
             _write(folder / _STATE, json.dumps(asdict(status)).encode("ascii"))
