@@ -46,7 +46,7 @@ _AT_ONCE = 8
 _LEAVE_S = 30.0
 # How long the head may take to end, outputs and all, when a worker has ended badly. It notices by
 # itself, but for a worker that was gone before it had ever answered.
-_LOST_S = 20.0
+_LOST_S = 10.0
 _STATE, _LOCK, _CANCELLED, _ASKED = "state.json", "lock", "cancelled", "asked"
 
 _Item = TypeVar("_Item")
