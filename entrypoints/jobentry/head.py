@@ -95,7 +95,8 @@ class Head:
 
         A worker may still fail to leave its outputs.
         """
-        self._workers.end(outcome.exit_code, patience_s=self._node.start_timeout_s)
+        patience_s = self._node.start_timeout_s
+        self._workers.end(outcome.exit_code, is_over=outcome.is_over, patience_s=patience_s)
         troubles = [peer for peer in self._workers.peers if peer.trouble]
         if outcome.exit_code or not troubles:
             return outcome

@@ -32,7 +32,6 @@ Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, 
   --help      print this
 """
 _LAUNCHERS = ("mpirun",)
-_STOPPED = tuple(map(exits.code_of_signal, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
 
 
 class EntryError(Exception):
@@ -61,6 +60,13 @@ class _Children(NamedTuple):
     def ids(self) -> tuple[int, ...]:
         """Their process ids."""
         return tuple(child.pid for child in self if child)
+
+
+class _End(NamedTuple):
+    """How this node has ended; ``is_over`` says that the job has run to its own end."""
+
+    code: int
+    is_over: bool
 
 
 class Options(NamedTuple):
@@ -94,11 +100,11 @@ def main(argv: Sequence[str]) -> int:
         return exits.ENTRY_FAILED
     if options.is_dry_run:
         return _show(node, options)
-    code = _run(node, options)
-    # Not before, and not when the node was stopped: one that starts again in place needs it again.
-    if delivered and code not in _STOPPED:
+    end = _run(node, options)
+    # A node that was stopped, or has lost another, may be started again in place and needs it then.
+    if delivered and end.is_over:
         _empty(delivered)
-    return code
+    return end.code
 
 
 def _take_variables() -> None:
@@ -145,13 +151,13 @@ def _show(node: NodeEnv, options: Options) -> int:
     return 0
 
 
-def _run(node: NodeEnv, options: Options) -> int:
+def _run(node: NodeEnv, options: Options) -> _End:
     """Run this node's part of the job; whatever happens, the head leaves a record."""
     started_at = time.time()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _cancel)
     try:
-        outcome_code = _act(node, options, started_at)
+        return _act(node, options, started_at)
     except (EntryError, mpirun.ArgsError, OSError) as error:
         code = error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
         say(str(error))
@@ -162,8 +168,7 @@ def _run(node: NodeEnv, options: Options) -> int:
             if isinstance(error, EntryError):
                 record = record._replace(cause=error.cause)
             _leave_record(node.record_uri, record._replace(started_at=_rfc3339(started_at)))
-        return code
-    return outcome_code
+        return _End(code, is_over=False)
 
 
 def _cancel(number: int, _frame: FrameType | None) -> None:
@@ -175,8 +180,8 @@ def _cancel(number: int, _frame: FrameType | None) -> None:
     )
 
 
-def _act(node: NodeEnv, options: Options, started_at: float) -> int:
-    """Bring this node up, run its part, and return the exit code."""
+def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
+    """Bring this node up, run its part, and return how it ended."""
     if node.launcher not in _LAUNCHERS:
         raise EntryError(
             f"{names.CLOUDJOB_LAUNCHER}={node.launcher}: there is no such launcher",
@@ -196,6 +201,7 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> int:
         return _serve(node, where, environment, _Children(version, server), options)
     finally:
         if server is not None:
+            _check_sshd(server, where)
             server.terminate()
             server.wait()
         _tidy(where)
@@ -207,7 +213,7 @@ def _serve(
     environment: Mapping[str, str],
     children: _Children,
     options: Options,
-) -> int:
+) -> _End:
     """Do a worker's part; its sshd stays until it has left."""
     from jobentry.worker import Worker
 
@@ -217,7 +223,7 @@ def _serve(
     worker = Worker(node, where, lambda: _facts(node, children.version), keep, children.ids)
     code = worker.run()
     worker.leave(_upload(node, where))
-    return code
+    return _End(code, worker.is_over)
 
 
 def _lead(
@@ -227,7 +233,7 @@ def _lead(
     children: _Children,
     options: Options,
     begun: tuple[float, float],
-) -> int:
+) -> _End:
     """Do the head's part: run the job, and leave its record."""
     from jobentry.head import Head
     from jobentry.verdict import Outcome
@@ -259,7 +265,7 @@ def _lead(
         ),
     )
     _leave_record(node.record_uri, record)
-    return outcome.exit_code
+    return _End(outcome.exit_code, outcome.is_over)
 
 
 # -- what the node has --------------------------------------------------------------------------
@@ -423,6 +429,14 @@ def _start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | No
         raise EntryError(
             str(error), hint="see images/README.md: what an image must have"
         ) from error
+
+
+def _check_sshd(server: subprocess.Popen[bytes], where: NodePaths) -> None:
+    """Say why the sshd of this node has ended by itself, which may be why nobody came."""
+    from jobentry import sshd
+
+    if server.poll():
+        say(f"the sshd of this node has ended: {sshd.words(where)}")
 
 
 def _make_node_dir(where: NodePaths, environment: Mapping[str, str]) -> None:

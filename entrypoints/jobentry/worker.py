@@ -56,6 +56,8 @@ class Worker:
         self._lines = peers.Lines()
         self._facts = facts
         self._code: int | None = None
+        # Whether the job has run to its own end, as the head says.
+        self.is_over = False
         self._is_stopping = False
 
     def run(self) -> int:
@@ -110,6 +112,7 @@ class Worker:
             self._tell("ready", **self._facts(), at_s=time.time())
         elif word == "end":
             self._code = values["code"]
+            self.is_over = values["is_over"]
         elif word == "end-ranks":
             self._is_stopping = True
             self._loop.ranks.pass_on(signal.SIGTERM)

@@ -101,11 +101,11 @@ class Workers:
         for peer in self.peers:
             peer.tell(word, **values)
 
-    def end(self, code: int, patience_s: float) -> None:
+    def end(self, code: int, *, is_over: bool, patience_s: float) -> None:
         """Tell every worker how the job ended, and wait until each has left."""
         self._is_ending = True
         self.stop_looking()
-        self.tell("end", code=code)
+        self.tell("end", code=code, is_over=is_over)
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             if all(peer.is_gone or not peer.is_ready for peer in self.peers):

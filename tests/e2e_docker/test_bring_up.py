@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import tarfile
 import time
 
+import docker
 import pytest
 
 pytestmark = pytest.mark.docker
@@ -76,8 +78,11 @@ def row(done, node):
     return re.sub(r" {2,}", "|", found[0].removeprefix("jobentry:   "))
 
 
-def refused(cloud, done, *, node, message, code=125):
-    """The job was ended by the entry, which names the node and says what is wrong, once."""
+def refused(cloud, done, *, node, message, code=125, most=1):
+    """The job was ended by the entry, which names the node and says what is wrong.
+
+    Once, or by each node that has the same fault.
+    """
     assert done.code == code, done
     assert "Traceback" not in done.err, done
     status = cloud.status(done.job)
@@ -86,7 +91,7 @@ def refused(cloud, done, *, node, message, code=125):
     assert (failure["node"], failure["exit_code"]) == (node, code), failure
     assert failure["host"].startswith(f"ma-job-{done.job}-worker-{node}"), failure
     assert message in failure["message"], failure
-    assert done.err.count(f"jobentry: {failure['message']}\n") == 1, done
+    assert 1 <= done.err.count(f"jobentry: {failure['message']}\n") <= most, done
 
 
 def test_a_worker_that_comes_late_is_waited_for(cloud, faulty, until):
@@ -187,7 +192,7 @@ def test_an_image_that_lacks_something_is_named(cloud, derive, name, lines, code
     begun = time.monotonic()
     done = cloud.submit("--nodes", "2", "--image", derive(f"no-{name}", lines))
 
-    refused(cloud, done, node=0, message=message, code=code)
+    refused(cloud, done, node=0, message=message, code=code, most=2)
     assert "jobentry: hint: " in done.err
     # Workers that wait for a head that never comes would take thirty.
     assert time.monotonic() - begun < 20
@@ -221,8 +226,10 @@ def test_a_container_is_started_again_in_place(cloud, base_image):
     cloud.await_log(job, b"first 1")
     cloud.await_log(job, b"first 0")
     found = [item["Id"] for item in cloud.containers(job)]
-    for item in found:
-        cloud.engine.kill(item, "SIGKILL")
+    cloud.engine.kill(found[0], "SIGKILL")
+    # The other one ends by itself, when it is not killed as well.
+    with contextlib.suppress(docker.errors.APIError):
+        cloud.engine.kill(found[1], "SIGKILL")
     for item in found:
         cloud.engine.wait(item)
         cloud.engine.start(item)

@@ -47,6 +47,8 @@ _LEAVE_S = 30.0
 # How long the head may take to end, outputs and all, when a worker has ended badly. It notices by
 # itself, but for a worker that was gone before it had ever answered.
 _LOST_S = 10.0
+# How often a job is looked after while its log is followed.
+_TEND_S = 1.0
 _STATE, _LOCK, _CANCELLED, _ASKED = "state.json", "lock", "cancelled", "asked"
 
 _Item = TypeVar("_Item")
@@ -105,8 +107,7 @@ class DockerBackend:
             raise JobNotFound(f"looking for {handle}: the engine knows nothing of it")
         if self._has_ended(found):
             return self._keep(job)
-        self._end_the_overdue(found, folder)
-        self._end_who_waits(found, folder)
+        self._tend(found, folder)
         return status_of(found, is_cancelled=False, has_ended=False)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
@@ -119,7 +120,8 @@ class DockerBackend:
                 sources = [
                     self._source(item, folder) for item in found if node in (None, item.node)
                 ]
-                yield from logs.read_all(self._client, sources, follow=follow)
+                pieces = logs.read_all(self._client, sources, follow=follow)
+                yield from self._tended(job, pieces) if follow else pieces
                 return
             if _kept(folder) is None:
                 raise JobNotFound(f"looking for {handle}: the engine knows nothing of it")
@@ -175,6 +177,23 @@ class DockerBackend:
         # The head has ended, so the job has; a worker that stays longer than this hangs.
         ended = self._inspected([head])[0].ended_at
         return bool(ended) and time.time() - _seconds(ended) > _LEAVE_S
+
+    def _tended(self, job: str, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+        """Look after a job while its log is followed: nobody else may do so until it ends."""
+        tend_at = time.monotonic() + _TEND_S
+        for piece in pieces:
+            yield piece
+            if time.monotonic() >= tend_at:
+                self._tend(self._containers(job), self._home / job)
+                tend_at = time.monotonic() + _TEND_S
+
+    def _tend(self, found: list[Container], folder: Path) -> None:
+        """End those of a job that do not end by themselves."""
+        if found and self._has_ended(found):
+            self._kill([item for item in found if item.is_alive], "SIGKILL")
+        elif found:
+            self._end_the_overdue(found, folder)
+            self._end_who_waits(found, folder)
 
     def _end_the_overdue(self, found: list[Container], folder: Path) -> None:
         """End what was cancelled and has not ended long after its grace."""
