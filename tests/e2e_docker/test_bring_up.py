@@ -249,6 +249,8 @@ def test_containers_that_were_stopped_are_started_again(cloud):
     cloud.engine.kill(found[0], "SIGTERM")
     for item in found:
         cloud.engine.wait(item)
+        # How a private key begins, in base64.
+        assert b"b3BlbnNzaC1rZXktdjE" in b"".join(cloud.engine.export(item))
     for item in found:
         cloud.engine.start(item)
     done = cloud.run("wait", job)
