@@ -114,7 +114,7 @@ def test_secrets_and_odd_bytes_reach_every_rank(cloud):
 
 
 def test_a_secret_is_gone_from_the_container_when_the_job_has_ended(cloud):
-    """A container that nobody has looked at since its end holds neither secret, environment nor key."""
+    """A container that nobody has looked at since its end holds neither its variables nor a key."""
     cloud.environ["TOKEN"] = "s3cr3t-in-a-file"
     cloud.script("print('done')")
 
