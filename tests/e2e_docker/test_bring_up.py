@@ -54,7 +54,6 @@ if mark.exists():
 else:
     mark.touch()
     print("first", rank, flush=True)
-    pathlib.Path("/cache/kill").touch()
     time.sleep(600)
 """
 # Long enough for the good nodes of a job on a machine that has much to do.
@@ -70,6 +69,14 @@ def faulty(derive):
         'ENTRYPOINT ["/usr/bin/tini", "--", "/opt/test/boot.sh"]',
         **{"boot.sh": BOOT, "hung.py": HUNG, "mpirun": MPIRUN},
     )
+
+
+def touch(cloud, container, name):
+    """Make a file in the folder /cache of a container."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as members:
+        members.addfile(tarfile.TarInfo(name))
+    cloud.engine.put_archive(container, "/cache", data.getvalue())
 
 
 def row(done, node):
@@ -101,10 +108,7 @@ def test_a_worker_that_comes_late_is_waited_for(cloud, faulty, until):
     job = cloud.detached("--nodes", "2", "--image", faulty, "-e", "FAULT=late:1")
     head, worker = (item["Id"] for item in cloud.containers(job))
     cloud.engine.kill(worker, "SIGKILL")
-    go = io.BytesIO()
-    with tarfile.open(fileobj=go, mode="w") as members:
-        members.addfile(tarfile.TarInfo("go"))
-    cloud.engine.put_archive(worker, "/cache", go.getvalue())
+    touch(cloud, worker, "go")
     since = time.monotonic()
     until(lambda: time.monotonic() - since > 4, "end of the delay")
     assert cloud.engine.inspect_container(head)["State"]["Running"]
@@ -265,10 +269,15 @@ def test_the_entry_runs_again_beside_what_it_left(cloud, faulty):
     """The command runs again in a container where its sshd, mpirun and ranks were left alive."""
     cloud.script(TWICE)
 
-    done = cloud.submit("--nodes", "2", "--image", faulty, "-e", "FAULT=again:all")
+    job = cloud.detached("--nodes", "2", "--image", faulty, "-e", "FAULT=again:all")
+    cloud.await_log(job, b"first 1")
+    cloud.await_log(job, b"first 0")
+    for item in cloud.containers(job):
+        touch(cloud, item["Id"], "kill")
+    done = cloud.run("wait", job)
 
     assert done.code == 0, done
-    assert {b"[0] again 0", b"[1] again 1"} <= set(done.out.split(b"\n"))
+    assert {b"[0] again 0", b"[1] again 1"} <= set(cloud.run("logs", job).out.split(b"\n"))
 
 
 def test_orphans_are_reaped_while_the_job_runs(cloud):
