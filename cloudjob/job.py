@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any, NamedTuple
 from cloudjob import status as statuses
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, NativeStatus
-from cloudjob.errors import JobNotFound, StoreError
+from cloudjob.errors import BackendError, JobNotFound, StoreError
 from cloudjob.home import records_path
 from cloudjob.records import JobRecord, Records
 from cloudjob.status import Code, Failure, JobState, JobStatus, Phase
@@ -22,8 +24,8 @@ from jobentry.contract import exits, lines
 from jobentry.contract.paths import JobPaths
 
 _POLL_S = 0.01
-
-
+# So many of an entry's last words stand in the status of a job without a record.
+_LAST_LINES = 5
 # What an UNKNOWN job says that will never say anything else.
 _GONE = ("the submit was interrupted", "the backend knows nothing of it")
 
@@ -188,19 +190,21 @@ class Job:
 
     def _with_record(self, status: JobStatus, native: NativeStatus) -> JobStatus:
         """Add what the head's record says; it knows more than the platform."""
+        record = self._record_of(native)
+        if record is not None and record.cause == "cancelled":
+            # Somebody stopped it past us: `docker kill`, or a signal to the head.
+            status = replace(status, state=JobState.CANCELLED)
         cancelled = status.state is JobState.CANCELLED
-        try:
-            record = exits.load(self._store.get_bytes(JobPaths(self.id).record))
-        except (StoreError, exits.RecordError):
-            record = None
-        if record is not None and record.cause == "cancelled" and not cancelled:
-            # Nobody has cancelled it: the platform asked the head to end when a node was lost.
-            record = None
-        if record is None or record.job != self.id or record.ended_at < native.attempt_at:
+        if record is None:
             if status.state is JobState.SUCCEEDED:
                 return status
             message = ": ".join(text for text in (native.message, native.reason) if text)
-            failure = Failure(node=native.node, exit_code=native.exit_code, message=message)
+            failure = Failure(
+                node=native.node,
+                exit_code=native.exit_code,
+                message=message,
+                last_lines=() if cancelled else self._words(native.node),
+            )
             return replace(status, cause="cancelled" if cancelled else "platform", failure=failure)
         failed = record.failure
         if failed is not None and native.reason:
@@ -216,6 +220,28 @@ class Job:
                 for node, name, start, end in record.phases
             ),
         )
+
+    def _record_of(self, native: NativeStatus) -> exits.ExitRecord | None:
+        """Return the head's record, if it left one that says how the job ended."""
+        try:
+            record = exits.load(self._store.get_bytes(JobPaths(self.id).record))
+        except (StoreError, exits.RecordError):
+            return None
+        if record.job != self.id or record.ended_at < native.attempt_at:
+            return None
+        if record.cause == "cancelled" and native.has_asked:
+            # Nobody has cancelled it: the platform asked the head to end when a node was lost.
+            return None
+        return record
+
+    def _words(self, node: int | None) -> tuple[str, ...]:
+        """Return the last words of a node's entry, which left no record."""
+        if node is None:
+            return ()
+        last: deque[bytes] = deque(maxlen=_LAST_LINES)
+        with contextlib.suppress(BackendError):
+            last.extend(line.data for line in self.lines(node, follow=False) if line.rank is None)
+        return tuple(line.decode("utf-8", "replace").rstrip() for line in last)
 
 
 def find(home: Path, job: str) -> Job:

@@ -88,6 +88,9 @@ FIELDS: tuple[Field, ...] = (
           help="The platform's name for the kind of node."),
     Field(name="timeout_min", kind="float", default=0.0, flag="--timeout-min", metavar="T",
           least=0, most=_YEAR_MIN, help="Minutes after which the job is ended; 0 is never."),
+    Field(name="start_timeout_min", kind="float", default=10.0, flag="--start-timeout-min",
+          metavar="T", least=0.01, most=_YEAR_MIN,
+          help="Minutes that the nodes may take to find each other, and the ranks to start."),
     Field(name="retries", kind="int", default=0, flag="--retries", metavar="R",
           least=0, most=10, help="How often a failed job is started again."),
     Field(name="grace_s", kind="float", default=10.0, flag="--grace-s", metavar="S",
@@ -145,6 +148,7 @@ class JobSpec:
     image: str = ""
     flavor: str = ""
     timeout_min: float = 0.0
+    start_timeout_min: float = 10.0
     retries: int = 0
     grace_s: float = 10.0
     store: str = ""

@@ -62,6 +62,7 @@ def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeE
         outputs=submission.outputs,
         grace_s=spec.grace_s,
         timeout_s=spec.timeout_min * 60,
+        start_timeout_s=spec.start_timeout_min * 60,
         open_mpi=_open_mpi(spec),
     )
 
@@ -118,6 +119,7 @@ def show(submission: Submission) -> dict[str, Any]:
         "image": spec.image,
         "flavor": spec.flavor,
         "timeout_min": spec.timeout_min,
+        "start_timeout_min": spec.start_timeout_min,
         "retries": spec.retries,
         "grace_s": spec.grace_s,
         "code": {"uri": submission.code_uri, "digest": submission.code_digest},

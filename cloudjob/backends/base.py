@@ -20,6 +20,8 @@ class NativeStatus:
         native: The platform's own word for the state.
         message: Why it failed, as far as the platform knows; the head's record knows better.
         attempt_at: When the last attempt began: an earlier record is not of this one.
+        has_asked: Whether the platform itself asked the head to end, so that a record which says
+            ``cancelled`` is only the answer to that.
         reason: What only the platform can know of a failure: a node ran out of memory.
     """
 
@@ -32,6 +34,7 @@ class NativeStatus:
     node: int | None = None
     reason: str = ""
     attempt_at: str = ""
+    has_asked: bool = False
 
 
 class Backend(Protocol[Request]):

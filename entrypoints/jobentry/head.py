@@ -30,6 +30,7 @@ from jobentry.supervise import (
     remove_sessions,
     sweep,
 )
+from jobentry.table import Row
 from jobentry.verdict import Mpirun, Outcome, RankEnd, decide
 from jobentry.workers import Workers
 
@@ -46,20 +47,30 @@ _LATE_RANK = (
 
 
 class Head:
-    """The head: opens a line to every worker, runs mpirun, and finds out how the job ended."""
+    """The head: opens a line to every worker, runs mpirun, and finds out how the job ended.
+
+    Args:
+        facts: What the workers must have in common with it.
+        own: The children of this process that somebody else waits for.
+    """
 
     def __init__(
-        self, node: NodeEnv, paths: NodePaths, plan: LaunchPlan, facts: dict[str, Any]
+        self,
+        node: NodeEnv,
+        paths: NodePaths,
+        plan: LaunchPlan,
+        facts: dict[str, Any],
+        own: tuple[int, ...] = (),
     ) -> None:
         self._node = node
         self._plan = plan
-        self._facts = facts
         self._ranks = int(plan.argv[plan.argv.index("-np") + 1])
         self._loop = NodeLoop(node, paths)
+        self._loop.own.update(own)
         self._loop.on_end = self._rank_ended
         self._loop.on_start = lambda rank: self._rank_started(rank, 0)
         self._loop.on_signal = self._signalled
-        self._workers = Workers(node, paths, self._loop, self._hear_worker, self._lost)
+        self._workers = Workers(node, paths, self._loop, facts, self._hear_worker, self._lost)
         self._mpirun: subprocess.Popen[bytes] | None = None
         self._mpirun_lines: deque[str] = deque(maxlen=40)
         self._mpirun_text = peers.Lines()
@@ -96,7 +107,8 @@ class Head:
 
         A worker may still fail to leave its outputs.
         """
-        self._workers.end(outcome.exit_code, patience_s=self._node.start_timeout_s)
+        patience_s = self._node.start_timeout_s
+        self._workers.end(outcome.exit_code, is_over=outcome.is_over, patience_s=patience_s)
         troubles = [peer for peer in self._workers.peers if peer.trouble]
         if outcome.exit_code or not troubles:
             return outcome
@@ -122,12 +134,15 @@ class Head:
             self._workers.stop_looking()
         for warning in self._workers.warnings():
             say(warning)
-        differences = self._workers.differences(self._facts)
-        for difference in differences:
-            say(difference)
-        if differences:
-            return Outcome(exits.ENTRY_FAILED, "entry", Failure(message=differences[0]))
-        return None
+        unfit = self._workers.unfit()
+        return self._refused(unfit[0]) if unfit else None
+
+    def _refused(self, row: Row) -> Outcome:
+        """Do not start a job whose nodes do not fit together."""
+        text = "node %d (%s) has %s" % (row.node, row.host, row.trouble)
+        self._workers.show(text)
+        failure = Failure(row.node, row.host, message=text, exit_code=exits.ENTRY_FAILED)
+        return Outcome(exits.ENTRY_FAILED, "entry", failure)
 
     def _hear_worker(self, peer: peers.Peer, message: peers.Message) -> None:
         word, values = message
@@ -154,20 +169,21 @@ class Head:
         self._end_ranks()
 
     def _workers_are_late(self) -> None:
-        absent = self._workers.absent
-        say(f"the workers after {self._node.start_timeout_s:g} s:")
-        for line in self._workers.table():
-            say("  " + line)
-        names = ", ".join("node %d (%s)" % (peer.index, peer.host) for peer in absent[:8])
-        text = "waiting for the workers: after %g s %d of %d have not come up: %s" % (
+        absent = [row for row in self._workers.unfit() if not row.facts]
+        names = ", ".join("node %d (%s)" % (row.node, row.host) for row in absent[:8])
+        text = "waiting for the workers: after %g s %d of %d have not come up: %s: %s" % (
             self._node.start_timeout_s,
             len(absent),
             len(self._workers.peers),
             names + (" ..." if len(absent) > 8 else ""),
+            absent[0].trouble,
         )
-        self._give_up(
-            Failure(absent[0].index, absent[0].host, message=text, exit_code=exits.ENTRY_FAILED)
+        self._workers.show(text)
+        failure = Failure(
+            absent[0].node, absent[0].host, message=text, exit_code=exits.ENTRY_FAILED
         )
+        self._stopped = Outcome(exits.ENTRY_FAILED, "entry", failure)
+        self._abort()
 
     def _give_up(self, failure: Failure) -> None:
         say(failure.message)
@@ -218,6 +234,7 @@ class Head:
         except OSError as error:
             text = f"starting {plan.argv[0]}: {error.strerror}"
             return Outcome(exits.ENTRY_FAILED, "entry", Failure(message=text))
+        self._loop.own.add(self._mpirun.pid)
         assert self._mpirun.stdout is not None
         os.set_blocking(self._mpirun.stdout.fileno(), False)
         self._loop.selector.register(self._mpirun.stdout, selectors.EVENT_READ, self._hear_mpirun)

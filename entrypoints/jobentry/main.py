@@ -50,6 +50,25 @@ class EntryError(Exception):
         self.cause = cause
 
 
+class _Children(NamedTuple):
+    """What this node runs beside its ranks: mpirun that says its version, and an sshd."""
+
+    version: subprocess.Popen[bytes] | None
+    server: subprocess.Popen[bytes] | None
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Their process ids."""
+        return tuple(child.pid for child in self if child)
+
+
+class _End(NamedTuple):
+    """How this node has ended; ``is_over`` says that the job has run to its own end."""
+
+    code: int
+    is_over: bool
+
+
 class Options(NamedTuple):
     """What the command line asks for."""
 
@@ -67,7 +86,8 @@ def main(argv: Sequence[str]) -> int:
     if options is None:
         sys.stderr.write(USAGE)
         return exits.ENTRY_FAILED
-    delivered = _take_delivered()
+    delivered = os.environ.pop(names.CLOUDJOB_DELIVERED, "")
+    _take_variables()
     try:
         node = env.read(os.environ)
     except env.EnvError as error:
@@ -82,16 +102,15 @@ def main(argv: Sequence[str]) -> int:
     _hide_secrets(node)
     if options.is_dry_run:
         return _show(node, options)
-    try:
-        return _run(node, options)
-    finally:
-        # Not before: a container that is started again in place needs it once more.
-        if delivered:
-            _remove(delivered)
+    end = _run(node, options)
+    # A node that was stopped, or has lost another, may be started again in place and needs it then.
+    if delivered and end.is_over:
+        _empty(delivered)
+    return end.code
 
 
-def _take_delivered() -> str:
-    """Take in the variables that came in a file, secrets among them; return its path."""
+def _take_variables() -> None:
+    """Take in the variables that came in a file, secrets among them."""
     path = os.environ.pop(names.CLOUDJOB_ENV_FILE, "")
     if path:
         try:
@@ -99,7 +118,6 @@ def _take_delivered() -> str:
                 os.environ.update(variables.load(file.read()))
         except OSError as error:
             say(f"reading the variables that were delivered: {path}: {error.strerror}")
-    return path
 
 
 def _hide_secrets(node: NodeEnv) -> None:
@@ -145,13 +163,13 @@ def _show(node: NodeEnv, options: Options) -> int:
     return 0
 
 
-def _run(node: NodeEnv, options: Options) -> int:
+def _run(node: NodeEnv, options: Options) -> _End:
     """Run this node's part of the job; whatever happens, the head leaves a record."""
     started_at = time.time()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _cancel)
     try:
-        outcome_code = _act(node, options, started_at)
+        return _act(node, options, started_at)
     except (EntryError, mpirun.ArgsError, OSError) as error:
         code = error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
         _explain(error)
@@ -160,8 +178,7 @@ def _run(node: NodeEnv, options: Options) -> int:
             if isinstance(error, EntryError):
                 record = record._replace(cause=error.cause)
             _leave_record(node.record_uri, record._replace(started_at=_rfc3339(started_at)))
-        return code
-    return outcome_code
+        return _End(code, is_over=False)
 
 
 def _explain(error: Exception) -> None:
@@ -181,8 +198,8 @@ def _cancel(number: int, _frame: FrameType | None) -> None:
     )
 
 
-def _act(node: NodeEnv, options: Options, started_at: float) -> int:
-    """Bring this node up, run its part, and return the exit code."""
+def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
+    """Bring this node up, run its part, and return how it ended."""
     if node.launcher not in _LAUNCHERS:
         raise EntryError(
             f"{names.CLOUDJOB_LAUNCHER}={node.launcher}: there is no such launcher",
@@ -199,11 +216,11 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> int:
     try:
         if node.is_head:
             begun = (started_at, time.time())
-            return _lead(node, where, environment, version, options, begun)
-        keep = (server.pid,) if server else ()
-        return _serve(node, where, environment, version, options, keep)
+            return _lead(node, where, environment, _Children(version, server), options, begun)
+        return _serve(node, where, environment, _Children(version, server), options)
     finally:
         if server is not None:
+            _check_sshd(server, where)
             server.terminate()
             server.wait()
         _tidy(where)
@@ -213,39 +230,39 @@ def _serve(
     node: NodeEnv,
     where: NodePaths,
     environment: Mapping[str, str],
-    version: subprocess.Popen[bytes] | None,
+    children: _Children,
     options: Options,
-    keep: tuple[int, ...],
-) -> int:
-    """Do a worker's part; the processes in ``keep`` stay until it has left."""
+) -> _End:
+    """Do a worker's part; its sshd stays until it has left."""
     from jobentry.worker import Worker
 
     tools = plan.Tools(mpirun.Mpi("", ()), "", ())
     _write_files(plan.make(node, environment, where, tools, options.words).files)
-    worker = Worker(node, where, lambda: _facts(node, version), keep)
+    keep = _Children(None, children.server).ids
+    worker = Worker(node, where, lambda: _facts(node, children.version), keep, children.ids)
     code = worker.run()
     worker.leave(_upload(node, where))
-    return code
+    return _End(code, worker.is_over)
 
 
 def _lead(
     node: NodeEnv,
     where: NodePaths,
     environment: Mapping[str, str],
-    version: subprocess.Popen[bytes] | None,
+    children: _Children,
     options: Options,
     begun: tuple[float, float],
-) -> int:
+) -> _End:
     """Do the head's part: run the job, and leave its record."""
     from jobentry.head import Head
     from jobentry.verdict import Outcome
 
-    tools = _tools(node, environment, version)
+    tools = _tools(node, environment, children.version)
     made = plan.make(node, environment, where, tools, options.words)
     for note in made.notes:
         say(note)
     written = _write_files(made.files, keep=node.open_mpi.host_file)
-    head = Head(node, where, made, _facts(node, version))
+    head = Head(node, where, made, _facts(node, children.version), children.ids)
     outcome = head.run()
     for path in written:
         _remove(path)
@@ -267,7 +284,7 @@ def _lead(
         ),
     )
     _leave_record(node.record_uri, record)
-    return outcome.exit_code
+    return _End(outcome.exit_code, outcome.is_over)
 
 
 # -- what the node has --------------------------------------------------------------------------
@@ -450,6 +467,14 @@ def _start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | No
         ) from error
 
 
+def _check_sshd(server: subprocess.Popen[bytes], where: NodePaths) -> None:
+    """Say why the sshd of this node has ended by itself, which may be why nobody came."""
+    from jobentry import sshd
+
+    if server.poll():
+        say(f"the sshd of this node has ended: {sshd.words(where)}")
+
+
 def _make_node_dir(where: NodePaths, environment: Mapping[str, str]) -> None:
     """Make what entry and ranks leave for each other; a restart finds and replaces it."""
     os.makedirs(where.log_dir, exist_ok=True)
@@ -495,6 +520,12 @@ def _write_private(path: str, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+
+
+def _empty(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
 
 
 def _remove(path: str) -> None:

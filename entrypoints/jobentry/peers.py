@@ -157,6 +157,8 @@ class Peer:
             with contextlib.suppress(OSError):
                 os.killpg(self._session.pid, signal.SIGKILL)
             self._session.wait()
+        assert self._session.stdout is not None
+        self._session.stdout.close()
 
     def words(self) -> str:
         """Return the last of what the remote shell said, in one line."""

@@ -22,11 +22,12 @@ _PAUSE_S = (0.05, 1.0)
 
 
 class Step(NamedTuple):
-    """How far the way to a worker goes; ``trouble`` says what is in the way."""
+    """How far the way to a node goes; ``trouble`` says what is in the way, ``hint`` what to do."""
 
     address: str = ""
     is_listening: bool = False
     trouble: str = "not tried yet"
+    hint: str = ""
 
     @property
     def is_there(self) -> bool:
@@ -39,26 +40,38 @@ def look(host: str, port: int) -> Step:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return Step(trouble="its name does not resolve")
+        return Step(trouble="its name does not resolve", hint=_NO_NAME)
     address = str(found[0][4][0])
     try:
         with socket.create_connection((address, port), _CONNECT_S) as connection:
             connection.settimeout(_BANNER_S)
-            return Step(address, True, _greeting(connection))
+            trouble, hint = _greeting(connection)
+            return Step(address, True, trouble, hint.format(port))
     except socket.timeout:
-        return Step(address, trouble="no answer on port %d" % port)
+        return Step(address, False, "no answer on port %d" % port, _NO_ANSWER.format(port))
     except OSError as error:
-        return Step(address, trouble="port %d: %s" % (port, (error.strerror or "").lower()))
+        hint = _REFUSED if isinstance(error, ConnectionRefusedError) else _NO_ANSWER.format(port)
+        return Step(address, False, "port %d: %s" % (port, (error.strerror or "").lower()), hint)
 
 
-def _greeting(connection: socket.socket) -> str:
+_NO_NAME = "has it been started, and do the nodes share a network with names?"
+_NO_ANSWER = "is it up, and may the nodes reach each other on port {}? (firewall, network policy)"
+_REFUSED = "it is up without an sshd: what does its own log say?"
+_SILENT = "its sshd hangs: is its memory or its disk full? start that node again"
+_STRANGER = "give SSHD_PORT another number than {} on all nodes"
+
+
+def _greeting(connection: socket.socket) -> tuple[str, str]:
+    """Return what is wrong with what greets us there, and what to do; empty for nothing."""
     try:
         banner = connection.recv(64)
     except socket.timeout:
-        return "its sshd accepts and then says nothing"
+        return "its sshd accepts and then says nothing", _SILENT
     except OSError:
         banner = b""
-    return "" if banner.startswith(b"SSH-") else "what listens there is not an sshd"
+    if banner.startswith(b"SSH-"):
+        return "", ""
+    return "what listens there is not an sshd", _STRANGER
 
 
 class Probe:

@@ -27,6 +27,8 @@ ABORT_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _TICK_S = 0.5
+# So often at most we look for adopted children that have ended.
+_REAP_S = 1.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -46,6 +48,10 @@ class NodeLoop:
         self.on_start: Callable[[int], None] = lambda rank: None
         self.on_signal: Callable[[int], None] = lambda number: None
         self.selector.register(self._events, selectors.EVENT_READ, self.hear_ranks)
+        # Children that somebody here waits for; all others were adopted.
+        self.own: set[int] = set()
+        self._has_dead_children = True
+        self._reap_at = 0.0
         self._listen()
         self.relay.start()
 
@@ -91,6 +97,10 @@ class NodeLoop:
             self.hear_ranks()
             for end in self.ranks.lost():
                 self.on_end(end)
+        if self._has_dead_children and now >= self._reap_at:
+            self._has_dead_children = False
+            self._reap_at = now + _REAP_S
+            reap(self.own)
 
     def close(self, keep: tuple[int, ...] = ()) -> None:
         """End what is left of the ranks, and show the last of what they wrote."""
@@ -111,7 +121,9 @@ class NodeLoop:
             # The bytes are the numbers. What a handler would note may come later than its byte
             # (seen on PyPy), and then nothing would wake the loop for it.
             for number in os.read(wake, 4096):
-                if number != signal.SIGCHLD:
+                if number == signal.SIGCHLD:
+                    self._has_dead_children = True
+                else:
                     self.on_signal(number)
 
         self.selector.register(wake, selectors.EVENT_READ, hear)
@@ -129,6 +141,18 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     except (ImportError, OSError, AttributeError):
         pass
+
+
+def reap(own: Collection[int]) -> None:
+    """Let those go of our children that have ended, but for our ``own``: others wait for these.
+
+    A script of days that starts programs, which start others and end, would fill the table of
+    processes: what they leave is ours (``adopt_orphans``), and not that of the container's init.
+    """
+    for child in children():
+        if child not in own:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
 
 
 def sweep(keep: Collection[int] = ()) -> None:

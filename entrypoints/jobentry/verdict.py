@@ -20,6 +20,11 @@ class Outcome(NamedTuple):
     cause: str = ""
     failure: Failure | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has run to its own end, so that nobody starts it again in place."""
+        return self.cause in ("", "user", "timeout")
+
 
 class RankEnd(NamedTuple):
     """How one rank ended.

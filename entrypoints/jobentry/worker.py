@@ -30,7 +30,14 @@ _PATIENCE_S = 10.0
 
 
 class Worker:
-    """A worker: its ranks are started over the remote shell; it serves until the head says end."""
+    """A worker: its ranks are started over the remote shell; it serves until the head says end.
+
+    Args:
+        facts: Says what this node has.
+        keep: Processes that stay until the end: the sshd of this node, as the line to the head goes
+            through it.
+        own: The children of this process that somebody else waits for.
+    """
 
     def __init__(
         self,
@@ -38,11 +45,12 @@ class Worker:
         paths: NodePaths,
         facts: Callable[[], dict[str, Any]],
         keep: tuple[int, ...] = (),
+        own: tuple[int, ...] = (),
     ) -> None:
         self._node = node
-        # The sshd of this node: the line to the head goes through it, to the very end.
         self._keep = keep
         self._loop = NodeLoop(node, paths)
+        self._loop.own.update(own)
         self._loop.on_end = self._rank_ended
         self._loop.on_start = lambda rank: self._tell("start", rank=rank)
         self._loop.on_signal = self._signalled
@@ -56,6 +64,8 @@ class Worker:
         self._lines = peers.Lines()
         self._facts = facts
         self._code: int | None = None
+        # Whether the job has run to its own end, as the head says.
+        self.is_over = False
         self._is_stopping = False
 
     def run(self) -> int:
@@ -110,6 +120,7 @@ class Worker:
             self._tell("ready", **self._facts(), at_s=time.time())
         elif word == "end":
             self._code = values["code"]
+            self.is_over = values["is_over"]
         elif word == "end-ranks":
             self._is_stopping = True
             self._loop.ranks.pass_on(signal.SIGTERM)

@@ -7,24 +7,27 @@ import selectors
 import time
 from typing import Any, Callable
 
+from jobentry import table
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
+from jobentry.output import say
 from jobentry.peers import Message, Peer
-from jobentry.probe import Probe
+from jobentry.probe import Probe, Step, look
 from jobentry.supervise import NodeLoop
 
 # The wait before a remote shell that got nowhere is tried again, growing up to the second figure.
 _PAUSE_S = (0.05, 1.0)
-# Further apart than this, the times in logs and records of two nodes mislead.
-_CLOCK_S = 60.0
-# A table of a thousand lines says less than one of the nodes that lack something.
-_SHOWN = 32
+# After this we say what is being waited for; and again each time the wait has doubled.
+_LATE_S = 30.0
+_WRONG_KEY = "every node of a job must be given the same key (CLOUDJOB_SSH_KEY)"
+_NO_ENTRY = "ssh is there, and the entry is not: what does its own log say?"
 
 
 class Workers:
     """The lines from the head to its workers.
 
     Args:
+        facts: What the head has, which the workers must have in common with it.
         on_message: Called with what a worker says.
         on_lost: Called when a worker that had answered is gone.
     """
@@ -34,15 +37,21 @@ class Workers:
         node: NodeEnv,
         where: NodePaths,
         loop: NodeLoop,
+        facts: dict[str, Any],
         on_message: Callable[[Peer, Message], None],
         on_lost: Callable[[Peer], None],
     ) -> None:
         self._loop = loop
+        self._facts = facts
         self._on_message = on_message
         self._on_lost = on_lost
         self._probe: Probe | None = None
+        self._steps: dict[int, Step] = {}
         self._pauses: dict[int, float] = {}
         self._is_ending = False
+        self._begun = 0.0
+        self._is_late = False
+        self._head = node.hosts[0]
         self._port = node.sshd_port
         self._needs_sshd = not node.remote_shell
         self.peers = [
@@ -67,15 +76,21 @@ class Workers:
 
     def open(self) -> None:
         """Begin to look for every worker."""
+        self._begun = time.monotonic()
+        self._loop.at("late", _LATE_S, self._are_late)
         if not self._needs_sshd:
             for peer in self.peers:
                 self._open(peer)
         elif self.peers:
             self._probe = Probe({peer.index: peer.host for peer in self.peers}, self._port)
+            self._steps = self._probe.steps
             self._loop.selector.register(self._probe, selectors.EVENT_READ, self._found)
 
     def stop_looking(self) -> None:
         """Give up on the workers that have not answered, or rest: all have."""
+        self._loop.drop("late")
+        if self._is_late and not self.absent:
+            say("all workers are there after %.0f s" % (time.monotonic() - self._begun))
         if self._probe:
             self._loop.selector.unregister(self._probe)
             self._probe.close()
@@ -86,11 +101,11 @@ class Workers:
         for peer in self.peers:
             peer.tell(word, **values)
 
-    def end(self, code: int, patience_s: float) -> None:
+    def end(self, code: int, *, is_over: bool, patience_s: float) -> None:
         """Tell every worker how the job ended, and wait until each has left."""
         self._is_ending = True
         self.stop_looking()
-        self.tell("end", code=code)
+        self.tell("end", code=code, is_over=is_over)
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             if all(peer.is_gone or not peer.is_ready for peer in self.peers):
@@ -99,48 +114,67 @@ class Workers:
         for peer in self.peers:
             peer.close(patience_s=1.0)
 
-    def differences(self, facts: dict[str, Any]) -> list[str]:
-        """Return what keeps the workers from working with the head, a line each."""
-        found = []
-        for peer in self.peers:
-            for key, what in (("code", "other code"), ("mpi", "another Open MPI")):
-                if peer.facts.get(key) != facts.get(key):
-                    found.append(
-                        "node %d (%s) has %s: %s, and the head has %s"
-                        % (peer.index, peer.host, what, peer.facts.get(key), facts.get(key))
-                    )
-        return found
-
     def warnings(self) -> list[str]:
         """Return what is odd about workers that work all the same."""
-        return [
+        ahead = [peer for peer in self.peers if abs(peer.clock_ahead_s) > table.CLOCK_S]
+        found = [
             "the clock of node %d (%s) is %+.0f s from the head's"
             % (peer.index, peer.host, peer.clock_ahead_s)
-            for peer in self.peers
-            if abs(peer.clock_ahead_s) > _CLOCK_S
+            for peer in ahead[: table.SHOWN]
         ]
+        if found:
+            found.append("hint: times in logs and records mislead; set the clocks (NTP)")
+        return found
 
-    def table(self) -> list[str]:
-        """Return how far the way to each worker goes, the ones that lack something first."""
-        lines = []
-        for peer in sorted(self.peers, key=lambda peer: peer.is_ready)[:_SHOWN]:
-            lines.append("node %-4d %s: %s" % (peer.index, peer.host, self._progress(peer)))
-        if len(self.peers) > _SHOWN:
-            lines.append("... and %d more" % (len(self.peers) - _SHOWN))
-        return lines
+    def unfit(self) -> list[table.Row]:
+        """Return the workers that are not there, or cannot work with the head."""
+        head = table.Row(0, self._head, facts=self._facts)
+        rows = (self._row(peer, head) for peer in self.peers)
+        return [row for row in rows if row.trouble]
 
-    def _progress(self, peer: Peer) -> str:
+    def show(self, message: str = "") -> None:
+        """Say what each node has and lacks, ``message``, and what to do about it."""
+        step = look(self._head, self._port) if self._needs_sshd else None
+        head = table.Row(0, self._head, facts=self._facts)
+        if step is not None:
+            head = head._replace(
+                address=step.address,
+                port=step.is_listening if step.address else None,
+                trouble=step.trouble,
+                hint=step.hint,
+            )
+        rows = [head, *(self._row(peer, head) for peer in self.peers)]
+        say("the nodes after %.0f s:" % (time.monotonic() - self._begun))
+        for line in table.lines(rows):
+            say("  " + line)
+        for line in [message, *table.hints(rows)]:
+            if line:
+                say(line)
+
+    def _are_late(self) -> None:
+        waited_s = time.monotonic() - self._begun
+        self._is_late = True
+        self.show()
+        self._loop.at("late", waited_s, self._are_late)
+
+    def _row(self, peer: Peer, head: table.Row) -> table.Row:
+        step = self._steps.get(peer.index)
+        address = step.address if step else ""
+        is_open = step.is_listening if step and address else None
+        row = table.Row(peer.index, peer.host, address, is_open)
         if peer.is_ready:
-            facts = peer.facts
-            return "ready (Open MPI {}, Python {})".format(facts.get("mpi"), facts.get("python"))
-        step = self._probe.steps.get(peer.index) if self._probe else None
-        said = peer.words()
+            known = row._replace(ssh=True, facts=peer.facts, clock_ahead_s=peer.clock_ahead_s)
+            return table.compared(known, head)
         if step is not None and not step.is_there:
-            place = f" at {step.address}" if step.address else ""
-            return f"not there{place}: {step.trouble}"
+            return row._replace(trouble=step.trouble, hint=step.hint)
+        said = peer.words()
+        if "Permission denied" in said or "Host key verification failed" in said:
+            trouble = f"it has another key for ssh: {said}"
+            return row._replace(ssh=False, trouble=trouble, hint=_WRONG_KEY)
         if said:
-            return f"its remote shell says: {said}"
-        return "its remote shell answers, but its entry has not come up"
+            trouble = f"its remote shell says: {said}"
+            return row._replace(ssh=False, trouble=trouble, hint=_NO_ENTRY)
+        return row._replace(trouble="its entry has not answered", hint=_NO_ENTRY)
 
     def _found(self) -> None:
         assert self._probe is not None
@@ -151,6 +185,7 @@ class Workers:
 
     def _open(self, peer: Peer) -> None:
         peer.open()
+        self._loop.own.add(peer.process)
         self._loop.selector.register(peer.fileno(), selectors.EVENT_READ, lambda: self._hear(peer))
 
     def _hear(self, peer: Peer) -> None:
@@ -170,6 +205,7 @@ class Workers:
                 self._on_lost(peer)
             return
         peer.close(patience_s=1.0)
+        self._loop.own.discard(peer.process)
         if self._is_ending:
             return
         if self._probe:

@@ -6,11 +6,13 @@ With ``CLOUDJOB_REQUIRE_ALL=1`` a machine without an engine fails these tests in
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import tarfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -137,6 +139,12 @@ def poll(claim: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
         time.sleep(0.1)
 
 
+@pytest.fixture
+def until() -> Callable[..., None]:
+    """A function that waits until a claim holds."""
+    return poll
+
+
 @pytest.fixture(scope="session")
 def engine() -> Iterator[docker.APIClient]:
     """A client of the engine of this machine."""
@@ -177,6 +185,31 @@ def base_image(build: Callable[..., str]) -> str:
 def examples_image(build: Callable[..., str]) -> str:
     """The image that examples/ runs in."""
     return build("examples")
+
+
+@pytest.fixture(scope="session")
+def derive(engine: docker.APIClient, base_image: str) -> Iterator[Callable[..., str]]:
+    """Make an image of the base and some lines of a Dockerfile, and return its tag."""
+    made: list[str] = []
+
+    def derive(name: str, lines: str, **files: str) -> str:
+        tag = f"cloudjob-test/{name}-{os.getpid()}"
+        context = {"Dockerfile": f"FROM {base_image}\nUSER 0\n{lines}\nUSER 1000:100\n", **files}
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w") as members:
+            for path, text in context.items():
+                member = tarfile.TarInfo(path)
+                member.size, member.mode = len(text.encode()), 0o755
+                members.addfile(member, io.BytesIO(text.encode()))
+        data.seek(0)
+        said = list(engine.build(fileobj=data, custom_context=True, tag=tag, rm=True, decode=True))
+        assert not [line for line in said if "error" in line], said
+        made.append(tag)
+        return tag
+
+    yield derive
+    for tag in made:
+        engine.remove_image(tag, force=True)
 
 
 @pytest.fixture

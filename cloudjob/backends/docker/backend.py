@@ -33,7 +33,7 @@ from cloudjob.backends.docker.request import (
     PATIENCE_S,
     DockerRequest,
 )
-from cloudjob.backends.docker.state import Container, container, status_of
+from cloudjob.backends.docker.state import Container, blamed, container, status_of
 from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
@@ -44,7 +44,12 @@ _BOOT = "boot.sh"
 _AT_ONCE = 8
 # How long workers may take to leave by themselves when the head has ended.
 _LEAVE_S = 30.0
-_STATE, _LOCK, _CANCELLED = "state.json", "lock", "cancelled"
+# How long the head may take to end, outputs and all, when a worker has ended badly. It notices by
+# itself, but for a worker that was gone before it had ever answered.
+_LOST_S = 10.0
+# How often a job is looked after while its log is followed.
+_TEND_S = 1.0
+_STATE, _LOCK, _CANCELLED, _ASKED = "state.json", "lock", "cancelled", "asked"
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -102,7 +107,7 @@ class DockerBackend:
             raise JobNotFound(f"looking for {handle}: the engine knows nothing of it")
         if self._has_ended(found):
             return self._keep(job)
-        self._end_the_overdue(found, folder)
+        self._tend(found, folder)
         return status_of(found, is_cancelled=False, has_ended=False)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
@@ -115,7 +120,8 @@ class DockerBackend:
                 sources = [
                     self._source(item, folder) for item in found if node in (None, item.node)
                 ]
-                yield from logs.read_all(self._client, sources, follow=follow)
+                pieces = logs.read_all(self._client, sources, follow=follow)
+                yield from self._tended(job, pieces) if follow else pieces
                 return
             if _kept(folder) is None:
                 raise JobNotFound(f"looking for {handle}: the engine knows nothing of it")
@@ -172,6 +178,23 @@ class DockerBackend:
         ended = self._inspected([head])[0].ended_at
         return bool(ended) and time.time() - _seconds(ended) > _LEAVE_S
 
+    def _tended(self, job: str, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+        """Look after a job while its log is followed: nobody else may do so until it ends."""
+        tend_at = time.monotonic() + _TEND_S
+        for piece in pieces:
+            yield piece
+            if time.monotonic() >= tend_at:
+                self._tend(self._containers(job), self._home / job)
+                tend_at = time.monotonic() + _TEND_S
+
+    def _tend(self, found: list[Container], folder: Path) -> None:
+        """End those of a job that do not end by themselves."""
+        if found and self._has_ended(found):
+            self._kill([item for item in found if item.is_alive], "SIGKILL")
+        elif found:
+            self._end_the_overdue(found, folder)
+            self._end_who_waits(found, folder)
+
     def _end_the_overdue(self, found: list[Container], folder: Path) -> None:
         """End what was cancelled and has not ended long after its grace."""
         with contextlib.suppress(FileNotFoundError):
@@ -180,6 +203,19 @@ class DockerBackend:
             grace_s = float(alive[0].labels.get(GRACE_LABEL, "0"))
             if waited_s > grace_s + PATIENCE_S:
                 self._kill(alive, "SIGKILL")
+
+    def _end_who_waits(self, found: list[Container], folder: Path) -> None:
+        """Ask those to end who wait for a node that is gone and was never heard of."""
+        head, over = found[0], [item for item in found if not item.is_alive]
+        if head.node == 0 and not head.is_alive:
+            # A worker that the head has spoken to leaves by itself, and minds no signal by now.
+            self._kill([item for item in found if item.is_alive], "SIGTERM")
+        elif over and not (folder / _ASKED).exists():
+            ends = [item.ended_at for item in self._inspected(over) if item.exit_code]
+            if ends and time.time() - _seconds(min(ends)) > _LOST_S:
+                with _kept_files(folder):
+                    (folder / _ASKED).touch()
+                self._kill([head], "SIGTERM")
 
     def _keep(self, job: str) -> NativeStatus:
         """Keep logs and state of a job that has ended, then free what it has in the engine."""
@@ -194,6 +230,8 @@ class DockerBackend:
             self._kill([item for item in found if item.is_alive], "SIGKILL")
             found = self._inspected(found)
             status = status_of(found, is_cancelled=(folder / _CANCELLED).exists(), has_ended=True)
+            if (folder / _ASKED).exists():
+                status = blamed(status, found)
             for item in found:
                 self._keep_log(self._source(item, folder))
             _write(folder / _STATE, json.dumps(asdict(status)).encode("ascii"))

@@ -160,6 +160,7 @@ def environment(node: NodeRequest) -> dict[str, str]:
     given = {**{name: value for name, _, value in pairs}, **node.env}
     # The entry takes in what stands in this file; a dry run has no such file.
     given.pop(names.CLOUDJOB_ENV_FILE, None)
+    given.pop(names.CLOUDJOB_DELIVERED, None)
     return given
 
 
@@ -203,6 +204,8 @@ def _node(
     }
     if hidden:
         variables[names.CLOUDJOB_ENV_FILE] = ENV_FILE
+    if hidden or len(hosts) > 1:
+        variables[names.CLOUDJOB_DELIVERED] = DELIVERED
     shown = [f"{name}={value}" for name, value in sorted(variables.items()) if name not in hidden]
     config = {
         **common,

@@ -101,6 +101,18 @@ def status_of(found: list[Container], *, is_cancelled: bool, has_ended: bool) ->
     return replace(status, message=message, node=0)
 
 
+def blamed(status: NativeStatus, found: list[Container]) -> NativeStatus:
+    """Return the status of a job whose head we asked to end: the first worker that ended badly."""
+    bad = [item for item in found if item.node and item.exit_code]
+    if not bad:
+        return status
+    first = min(bad, key=lambda item: item.ended_at)
+    message = f"node {first.node} ({first.host}) ended with exit code {first.exit_code}"
+    return replace(
+        status, exit_code=first.exit_code, message=message, node=first.node, has_asked=True
+    )
+
+
 def _reason(found: list[Container]) -> str:
     """Return what the entry cannot know: which nodes ran out of memory."""
     full = [item for item in found if item.is_out_of_memory]

@@ -461,6 +461,7 @@ def _ended(state: dict[str, Any], folder: Path) -> NativeStatus:
         message=f"node {first} ended with exit code {state['nodes'][first]['exit_code']}",
         node=first,
         attempt_at=since,
+        has_asked=state.get("has_asked_head", False),
     )
 
 

@@ -215,6 +215,7 @@ class Controller:
             "ended_at": time.time() if is_over else None,
             "exit_code": exit_code,
             "is_cancelled": self.is_cancelled,
+            "has_asked_head": self._has_asked_head,
             "run_dir": self.run_dir,
             "nodes": [
                 {

@@ -51,7 +51,9 @@ CLOUDJOB_RECORD_URI = "CLOUDJOB_RECORD_URI"
 CLOUDJOB_NODE_DIR = "CLOUDJOB_NODE_DIR"
 CLOUDJOB_REMOTE_SHELL = "CLOUDJOB_REMOTE_SHELL"
 CLOUDJOB_SSH_KEY = "CLOUDJOB_SSH_KEY"
-# A file with more variables, secrets among them; the entry removes it when the job has ended.
+# The folder of what was put into this container alone; the entry empties it when the job has ended.
+CLOUDJOB_DELIVERED = "CLOUDJOB_DELIVERED"
+# A file with more variables, secrets among them.
 CLOUDJOB_ENV_FILE = "CLOUDJOB_ENV_FILE"
 CLOUDJOB_ENV_NAMES = "CLOUDJOB_ENV_NAMES"
 CLOUDJOB_SECRET_NAMES = "CLOUDJOB_SECRET_NAMES"

@@ -1,0 +1,121 @@
+"""One table of all nodes: what each has and lacks, and what to do about it. No I/O."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Sequence
+
+# A table of a thousand lines says less than one of the nodes that lack something.
+SHOWN = 32
+# So many nodes are named in one hint.
+_NAMED = 8
+# Further apart than this, the times in logs and records of two nodes mislead.
+CLOCK_S = 60.0
+
+_HEADINGS = ("node", "host", "address", "port", "ssh", "code", "Open MPI", "Python", "clock", "")
+_SAME_CODE = (
+    "every node of a job must be given the same variables and the same package; submit again"
+)
+_SAME_VERSION = "every node needs the same image, or the same {} first on PATH"
+
+
+class Row(NamedTuple):
+    """One node, as far as the way to it has been gone.
+
+    Args:
+        address: Empty while its name does not resolve.
+        port: Whether something listens on the port of ssh; None for not known.
+        ssh: Whether ssh gets in and the entry answers; None for not known.
+        facts: What its entry says it has; empty while it has said nothing.
+        clock_ahead_s: How far its clock is ahead of the head's.
+        trouble: What is wrong with it, empty for nothing.
+        hint: What to do about that.
+    """
+
+    node: int
+    host: str
+    address: str = ""
+    port: bool | None = None
+    ssh: bool | None = None
+    facts: Mapping[str, Any] = {}
+    clock_ahead_s: float = 0.0
+    trouble: str = ""
+    hint: str = ""
+
+
+def compared(row: Row, head: Row) -> Row:
+    """Return ``row`` with what keeps it from working with the head, if there is something.
+
+    Code and Open MPI must be the same; of Python the first two numbers, as ranks exchange objects.
+    """
+    theirs, ours = row.facts, head.facts
+    if not theirs:
+        return row
+    for key, what, hint, of in _DIFFERENCES:
+        if _part(theirs, key, of) != _part(ours, key, of):
+            there, here = theirs.get(key), ours.get(key)
+            return row._replace(trouble=f"{what}: {there}, and the head has {here}", hint=hint)
+    return row
+
+
+# A fact, what a difference is called, what to do about it, and how many of its numbers count.
+_DIFFERENCES: tuple[tuple[str, str, str, int | None], ...] = (
+    ("code", "other code", _SAME_CODE, None),
+    ("mpi", "another Open MPI", _SAME_VERSION.format("mpirun"), None),
+    ("python", "another Python", _SAME_VERSION.format("python3"), 2),
+)
+
+
+def lines(rows: Sequence[Row]) -> list[str]:
+    """Return the table: the head, then the nodes that lack something, then the others."""
+    head = rows[0]
+    ordered = [head, *sorted(rows[1:], key=lambda row: not row.trouble)]
+    cells = [_HEADINGS, *(_cells(row, head) for row in ordered[:SHOWN])]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADINGS))]
+    text = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells
+    ]
+    more = len(ordered) - SHOWN
+    return [*text, "... and %d more" % more] if more > 0 else text
+
+
+def hints(rows: Sequence[Row]) -> list[str]:
+    """Return what to do, a line for each kind of trouble, with the nodes that have it."""
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        if row.hint:
+            found.setdefault(row.hint, []).append(row.node)
+    return ["hint: %s: %s" % (_named(nodes), hint) for hint, nodes in found.items()]
+
+
+def _named(nodes: Sequence[int]) -> str:
+    shown = ", ".join("%d" % node for node in nodes[:_NAMED])
+    more = " and %d more" % (len(nodes) - _NAMED) if len(nodes) > _NAMED else ""
+    return ("node " if len(nodes) == 1 else "nodes ") + shown + more
+
+
+def _cells(row: Row, head: Row) -> tuple[str, ...]:
+    facts = row.facts
+    is_same = facts.get("code") == head.facts.get("code")
+    clock = "%+.1f s" % row.clock_ahead_s if facts and row is not head else "-"
+    return (
+        "%d" % row.node,
+        row.host,
+        row.address or "-",
+        _word(row.port, "open", "closed"),
+        _word(row.ssh, "yes", "no"),
+        _word(is_same if facts else None, "same", "other"),
+        str(facts.get("mpi", "-")),
+        str(facts.get("python", "-")),
+        clock,
+        row.trouble or ("the head" if row is head else "ready"),
+    )
+
+
+def _word(claim: bool | None, yes: str, no: str) -> str:
+    if claim is None:
+        return "-"
+    return yes if claim else no
+
+
+def _part(facts: Mapping[str, Any], key: str, count: int | None) -> list[str]:
+    return str(facts.get(key, "")).split(".")[:count]

@@ -1,0 +1,308 @@
+"""Nodes that come up late, wrongly, or not at all, and nodes that come up twice."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import tarfile
+import time
+
+import docker
+import pytest
+
+pytestmark = pytest.mark.docker
+
+# The entry of an image whose node N has the fault that FAULT=WHAT:N names.
+BOOT = """\
+#!/bin/sh
+if [ "${FAULT#*:}" = "$VC_TASK_INDEX" ] || [ "${FAULT#*:}" = all ]; then
+    case ${FAULT%:*} in
+        late) until [ -e /cache/go ]; do sleep 0.1; done ;;
+        never) exec sleep 3600 ;;
+        broken) echo "a fault of this node"; exit 9 ;;
+        key)
+            rm -f /run/cloudjob/ssh-key
+            ssh-keygen -q -t ed25519 -N '' -f /run/cloudjob/ssh-key
+            ;;
+        hung) exec python3 /opt/test/hung.py ;;
+        mpi) PATH=/opt/test:$PATH ;;
+        again)
+            /opt/cloudjob/boot.sh "$@" &
+            until [ -e /cache/kill ]; do sleep 0.1; done
+            kill -9 $!
+            ;;
+    esac
+fi
+exec /opt/cloudjob/boot.sh "$@"
+"""
+HUNG = """\
+import os, socket
+server = socket.create_server(("", int(os.environ["SSHD_PORT"])))
+taken = []
+while True:
+    taken.append(server.accept())
+"""
+MPIRUN = "#!/bin/sh\necho 'mpirun (Open MPI) 5.0.5'\n"
+# What a rank does on a node that has seen it before is another thing.
+TWICE = """\
+import os, pathlib, time
+rank = os.environ["OMPI_COMM_WORLD_RANK"]
+mark = pathlib.Path("/cache/seen")
+if mark.exists():
+    print("again", rank, flush=True)
+else:
+    mark.touch()
+    print("first", rank, flush=True)
+    time.sleep(600)
+"""
+# Long enough for the good nodes of a job on a machine that has much to do.
+SOON = ("--start-timeout-min", "0.2")
+
+
+@pytest.fixture(scope="module")
+def faulty(derive):
+    """An image whose nodes can have faults."""
+    return derive(
+        "faulty",
+        "COPY boot.sh hung.py mpirun /opt/test/\n"
+        'ENTRYPOINT ["/usr/bin/tini", "--", "/opt/test/boot.sh"]',
+        **{"boot.sh": BOOT, "hung.py": HUNG, "mpirun": MPIRUN},
+    )
+
+
+def touch(cloud, container, name):
+    """Make a file in the folder /cache of a container."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as members:
+        members.addfile(tarfile.TarInfo(name))
+    cloud.engine.put_archive(container, "/cache", data.getvalue())
+
+
+def row(done, node):
+    """Return the line of a node in the table that the head has shown."""
+    found = re.search(rf"^jobentry:   {node}  +ma-job-.*$", done.err, re.MULTILINE)
+    assert found, done
+    return re.sub(r" {2,}", "|", found[0].removeprefix("jobentry:   "))
+
+
+def refused(cloud, done, *, node, message, code=125, most=1):
+    """The job was ended by the entry, which names the node and says what is wrong.
+
+    Once, or by each node that has the same fault.
+    """
+    assert done.code == code, done
+    assert "Traceback" not in done.err, done
+    status = cloud.status(done.job)
+    assert (status["state"], status["cause"]) == ("FAILED", "entry"), status
+    failure = status["failure"]
+    assert (failure["node"], failure["exit_code"]) == (node, code), failure
+    assert failure["host"].startswith(f"ma-job-{done.job}-worker-{node}"), failure
+    assert message in failure["message"], failure
+    assert 1 <= done.err.count(f"jobentry: {failure['message']}\n") <= most, done
+
+
+def test_a_worker_that_comes_late_is_waited_for(cloud, faulty, until):
+    """A node whose container starts long after the head's takes part all the same."""
+    cloud.script("import os; print('rank', os.environ['OMPI_COMM_WORLD_RANK'])")
+    job = cloud.detached("--nodes", "2", "--image", faulty, "-e", "FAULT=late:1")
+    head, worker = (item["Id"] for item in cloud.containers(job))
+    cloud.engine.kill(worker, "SIGKILL")
+    touch(cloud, worker, "go")
+    since = time.monotonic()
+    until(lambda: time.monotonic() - since > 4, "end of the delay")
+    assert cloud.engine.inspect_container(head)["State"]["Running"]
+
+    cloud.engine.start(worker)
+    done = cloud.run("wait", job)
+
+    assert done.code == 0, done
+    assert sorted(cloud.run("logs", job).out.split(b"\n")) == [b"", b"[0] rank 0", b"[1] rank 1"]
+
+
+def test_a_worker_that_never_comes_is_named(cloud, faulty):
+    """One table says what each node has; the one that lacks its sshd is named, with what to do."""
+    cloud.script("print('never')")
+
+    done = cloud.submit("--nodes", "3", *SOON, "--image", faulty, "-e", "FAULT=never:2")
+
+    refused(
+        cloud, done, node=2, message="waiting for the workers: after 12 s 1 of 2 have not come up"
+    )
+    assert re.match(
+        r"0\|ma-.*\|[\d.]+\|open\|-\|same\|4\.1\|3\.\d+\.\d+\|-\|the head", row(done, 0)
+    )
+    assert re.match(r"1\|.*\|open\|yes\|same\|4\.1\|3\.\d+\.\d+\|[+-]0\.\d s\|ready", row(done, 1))
+    assert re.match(r"2\|.*\|[\d.]+\|closed\|-\|-\|-\|-\|-\|port 38888: .* refused", row(done, 2))
+    assert "hint: node 2: it is up without an sshd: what does its own log say?" in done.err
+    assert done.err.count("jobentry: the nodes after") == 1
+
+
+def test_a_worker_that_breaks_before_it_was_found_ends_the_job(cloud, faulty):
+    """Nobody waits ten minutes for a container that has ended; its own words are shown."""
+    cloud.script("print('never')")
+
+    done = cloud.submit("--nodes", "2", "--image", faulty, "-e", "FAULT=broken:1")
+
+    assert done.code == 9, done
+    status = cloud.status(done.job)
+    assert (status["state"], status["cause"]) == ("FAILED", "platform")
+    assert status["failure"]["node"] == 1
+    assert "worker-1) ended with exit code 9" in status["failure"]["message"]
+    assert status["failure"]["last_lines"] == ["a fault of this node"]
+
+
+def test_a_wrong_key_on_one_node_is_refused(cloud, faulty):
+    """A node with another key is no node of this job, and the table says so."""
+    cloud.script("print('never')")
+
+    done = cloud.submit("--nodes", "2", *SOON, "--image", faulty, "-e", "FAULT=key:1")
+
+    refused(cloud, done, node=1, message="it has another key for ssh")
+    assert re.match(r"1\|.*\|open\|no\|-\|-\|-\|-\|it has another key", row(done, 1))
+    assert "hint: node 1: every node of a job must be given the same key" in done.err
+
+
+def test_a_hung_sshd_is_named(cloud, faulty):
+    """A node that accepts connections and says nothing does not hang the job."""
+    cloud.script("print('never')")
+
+    done = cloud.submit("--nodes", "2", *SOON, "--image", faulty, "-e", "FAULT=hung:1")
+
+    refused(cloud, done, node=1, message="its sshd accepts and then says nothing")
+    assert "hint: node 1: its sshd hangs" in done.err
+
+
+def test_nodes_with_different_open_mpis_are_refused_with_their_versions(cloud, faulty):
+    """Open MPI 4.1 and 5.0 do not speak with each other, and would only hang."""
+    cloud.script("print('never')")
+
+    done = cloud.submit("--nodes", "2", "--image", faulty, "-e", "FAULT=mpi:1")
+
+    refused(cloud, done, node=1, message="another Open MPI: 5.0, and the head has 4.1")
+    assert "hint: node 1: every node needs the same image" in done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "code", "message"),
+    [
+        ("sshd", "RUN rm /usr/sbin/sshd", 125, "looking for sshd: there is none in this image"),
+        ("mpirun", "RUN rm /usr/bin/mpirun", 127, "looking for mpirun: there is none on PATH"),
+    ],
+)
+def test_an_image_that_lacks_something_is_named(cloud, derive, name, lines, code, message):
+    """What the image lacks is said in one line, with what to do, and at once."""
+    cloud.script("print('never')")
+
+    begun = time.monotonic()
+    done = cloud.submit("--nodes", "2", "--image", derive(f"no-{name}", lines))
+
+    refused(cloud, done, node=0, message=message, code=code, most=2)
+    assert "jobentry: hint: " in done.err
+    # Workers that wait for a head that never comes would take thirty.
+    assert time.monotonic() - begun < 20
+
+
+def test_an_image_without_python_is_named(cloud, derive):
+    """Where the entry cannot run it leaves no record; its door's words say why."""
+    cloud.script("print('never')")
+
+    done = cloud.submit(
+        "--nodes",
+        "2",
+        "--image",
+        derive("no-python3", "RUN rm /usr/bin/python3 /usr/bin/python3.*"),
+    )
+
+    assert done.code == 127, done
+    status = cloud.status(done.job)
+    assert (status["state"], status["cause"]) == ("FAILED", "platform")
+    assert status["failure"]["node"] == 0
+    assert status["failure"]["last_lines"] == [
+        "jobentry: looking for python3: there is none in this image",
+        "jobentry: hint: install Python 3.8 or later (images/README.md)",
+    ]
+
+
+def test_a_container_is_started_again_in_place(cloud, base_image):
+    """After a crash of all nodes, as with `docker restart`, what is stale is no hindrance."""
+    cloud.script(TWICE)
+    job = cloud.detached("--nodes", "2")
+    cloud.await_log(job, b"first 1")
+    cloud.await_log(job, b"first 0")
+    found = [item["Id"] for item in cloud.containers(job)]
+    cloud.engine.kill(found[0], "SIGKILL")
+    # The other one ends by itself, when it is not killed as well.
+    with contextlib.suppress(docker.errors.APIError):
+        cloud.engine.kill(found[1], "SIGKILL")
+    for item in found:
+        cloud.engine.wait(item)
+        cloud.engine.start(item)
+    done = cloud.run("wait", job)
+
+    assert done.code == 0, done
+    assert {b"[0] again 0", b"[1] again 1"} <= set(cloud.run("logs", job).out.split(b"\n"))
+
+
+def test_containers_that_were_stopped_are_started_again(cloud):
+    """`docker restart` asks for the end first: the nodes keep what they need for another start."""
+    cloud.script(TWICE)
+    job = cloud.detached("--nodes", "2")
+    cloud.await_log(job, b"first 1")
+    cloud.await_log(job, b"first 0")
+    found = [item["Id"] for item in cloud.containers(job)]
+    cloud.engine.kill(found[0], "SIGTERM")
+    for item in found:
+        cloud.engine.wait(item)
+        # How a private key begins, in base64.
+        assert b"b3BlbnNzaC1rZXktdjE" in b"".join(cloud.engine.export(item))
+    for item in found:
+        cloud.engine.start(item)
+    done = cloud.run("wait", job)
+
+    assert done.code == 0, done
+    assert {b"[0] again 0", b"[1] again 1"} <= set(cloud.run("logs", job).out.split(b"\n"))
+    assert cloud.status(job)["state"] == "SUCCEEDED"
+
+
+def test_the_entry_runs_again_beside_what_it_left(cloud, faulty):
+    """The command runs again in a container where its sshd, mpirun and ranks were left alive."""
+    cloud.script(TWICE)
+
+    job = cloud.detached("--nodes", "2", "--image", faulty, "-e", "FAULT=again:all")
+    cloud.await_log(job, b"first 1")
+    cloud.await_log(job, b"first 0")
+    for item in cloud.containers(job):
+        touch(cloud, item["Id"], "kill")
+    done = cloud.run("wait", job)
+
+    assert done.code == 0, done
+    assert {b"[0] again 0", b"[1] again 1"} <= set(cloud.run("logs", job).out.split(b"\n"))
+
+
+def test_orphans_are_reaped_while_the_job_runs(cloud):
+    """What a script's programs leave behind is no zombie a moment later, on any node."""
+    cloud.script("""\
+        import os, pathlib, subprocess, time
+        for _ in range(20):
+            subprocess.run(["sh", "-c", "sh -c 'sleep 0.1' & exit 0"], check=True)
+        def zombies():
+            found = []
+            for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+                try:
+                    text = path.read_text().rpartition(")")[2]
+                except OSError:
+                    continue
+                found.append(text.split()[0] == "Z")
+            return sum(found)
+        time.sleep(0.5)
+        end = time.monotonic() + 20
+        while zombies() and time.monotonic() < end:
+            time.sleep(0.1)
+        print("zombies:", zombies())
+        """)
+
+    done = cloud.submit("--nodes", "2")
+
+    assert done.code == 0, done
+    assert sorted(done.out.splitlines()) == [b"[0] zombies: 0", b"[1] zombies: 0"]
