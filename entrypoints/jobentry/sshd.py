@@ -57,6 +57,7 @@ Host *
     GlobalKnownHostsFile /dev/null
     StrictHostKeyChecking yes
     UpdateHostKeys no
+    KexAlgorithms -sntrup761x25519*
     BatchMode yes
     ConnectTimeout 10
     ServerAliveInterval 2

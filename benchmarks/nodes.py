@@ -1,0 +1,279 @@
+"""Containers that stay, to start the same work in by several ways and time each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine import Engine
+from benchmarks.measure import Failed
+from benchmarks.venv import PEERS, ROOT, NotRun
+
+LABEL = "cloudjob.bench"
+BARE_PORT = 38889
+_INSIDE = "/bench"
+_RAN = b"noop ran"
+_LIMIT_S = 180.0
+# Theirs to know where the code comes from and goes to; here it lies on every node already.
+_LEFT_OUT = re.compile(r"CLOUDJOB_(CODE_URI|CODE_DIGEST|RECORD_URI|ENV_FILE)=|WORKSPACE=")
+
+# What must be there for the subjects that bring no key and no sshd of their own; nobody times it.
+_SET_UP = f"""
+    mkdir -p -m 700 .ssh;
+    install -m 600 {_INSIDE}/key .ssh/id_ed25519;
+    ssh-keygen -y -f .ssh/id_ed25519 >.ssh/authorized_keys;
+    printf 'StrictHostKeyChecking no\\nUserKnownHostsFile /dev/null\\nLogLevel ERROR\\n' >.ssh/config;
+    exec /usr/sbin/sshd -p {BARE_PORT} -h "$HOME/.ssh/id_ed25519" -o PidFile=none
+        -o StrictModes=no -o UsePAM=no -o MaxStartups=1000
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """When things happened, in seconds since all nodes were told to begin."""
+
+    first_line_s: float
+    done_s: float
+    cpu_s: float
+    head_cpu_s: float
+
+
+class Nodes:
+    """Containers as cloudjob's docker backend makes them, but that each waits for commands."""
+
+    def __init__(self, count: int, cloudjob: Path, image: str) -> None:
+        self.count = count
+        self._engine = Engine()
+        self._label = f"{LABEL}={os.getpid()}"
+        self._name = f"bench-{secrets.token_hex(4)}"
+        self._folder = Path(tempfile.mkdtemp(prefix="bench-nodes-"))
+        self._meters: list[Path] = []
+        self._gates: list[int] = []
+        self._outs: list[int] = []
+        try:
+            self._check(image, cloudjob)
+            request = self._request(cloudjob, image)
+            self.hosts = [each["config"]["Hostname"] for each in request["containers"]]
+            self._lay_out()
+            self._start(request)
+            self.run([_SET_UP] * count, ranks=0)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, commands: list[str], ranks: int) -> Run:
+        """Give each node its command, all at one moment, and wait until each has ended.
+
+        Raises:
+            Failed: Node 0 ended badly, some rank's line is missing, or it took too long.
+        """
+        before = self._cpu_s()
+        outputs = [b""] * self.count
+        first_s, ends = 0.0, {}
+        begun = time.perf_counter()
+        for gate, command in zip(self._gates, commands, strict=True):
+            os.write(gate, " ".join(command.split()).encode() + b"\n")
+        with selectors.DefaultSelector() as selector:
+            for index, out in enumerate(self._outs):
+                selector.register(out, selectors.EVENT_READ, index)
+            while len(ends) < self.count:
+                ready = selector.select(max(0.0, begun + _LIMIT_S - time.perf_counter()))
+                now_s = time.perf_counter() - begun
+                if not ready:
+                    raise Failed(f"after {now_s:.0f} s: {_last(outputs[0])}")
+                for key, _ in ready:
+                    outputs[key.data] += os.read(key.fd, 65536)
+                    if not first_s and _RAN in outputs[key.data]:
+                        first_s = now_s
+                    if key.data not in ends and b"bench: exit " in outputs[key.data]:
+                        ends[key.data] = now_s
+        came = sum(text.count(_RAN) for text in outputs)
+        if b"bench: exit 0\n" not in outputs[0] or came != ranks:
+            raise Failed(f"{came} of {ranks} ranks ran; node 0 says {_last(outputs[0])}")
+        after = self._cpu_s()
+        spent = [late - early for early, late in zip(before, after, strict=True)]
+        return Run(first_s, ends[0], sum(spent), spent[0])
+
+    def close(self) -> None:
+        """Leave nothing of them."""
+        self._engine.remove(self._label)
+        for descriptor in (*self._gates, *self._outs):
+            os.close(descriptor)
+        self._gates, self._outs = [], []
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _check(self, image: str, cloudjob: Path) -> None:
+        """An image with another entry than ours would measure something else."""
+        script = "from cloudjob.backends.docker.delivery import entry_digest as d; print(d())"
+        python = str(cloudjob.parent / "python")
+        digest = _output((python, "-c", script)).strip()
+        try:
+            found = self._engine.ask("GET", f"/images/{image}/json")
+        except Exception as error:
+            raise NotRun(f"no image {image}: cloudjob image build base; --image names another") from error
+        if (found["Config"].get("Labels") or {}).get("cloudjob.entry") != digest:
+            raise NotRun(f"the entry in {image} is of another version: cloudjob image build base")
+
+    def _request(self, cloudjob: Path, image: str) -> dict[str, Any]:
+        """Return what the backend would tell the engine."""
+        words = ("--backend", "docker", "--nodes", str(self.count), "--image", image)
+        argv = (str(cloudjob), "submit", *words, "--dry-run", "--json", "noop.py")
+        env = {**os.environ, "CLOUDJOB_HOME": str(self._folder / "home")}
+        text = _output(argv, cwd=ROOT / "benchmarks" / "jobs", env=env)
+        request: dict[str, Any] = json.loads(text)["request"]
+        return request
+
+    def _lay_out(self) -> None:
+        # The user in the containers is another one than ours.
+        self._folder.chmod(0o755)
+        folder = self._folder / "jobs"
+        folder.mkdir(mode=0o755)
+        shutil.copy(ROOT / "benchmarks" / "jobs" / "noop.py", folder)
+        for script in (ROOT / "benchmarks" / "gate.sh", PEERS / "serial.sh"):
+            shutil.copy(script, self._folder)
+        # A key of this run alone; only containers that we make look into this folder.
+        key = self._folder / "key"
+        _output(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)))
+        key.chmod(0o644)
+        lines = "".join(f"{host} slots=1\n" for host in self.hosts)
+        (self._folder / "hosts").write_text(lines)
+        for index in range(self.count):
+            self._gates.append(self._fifo(f"in-{index}"))
+            self._outs.append(self._fifo(f"out-{index}"))
+
+    def _fifo(self, name: str) -> int:
+        path = self._folder / name
+        os.mkfifo(path)
+        path.chmod(0o666)
+        # Read and write: it neither waits for the other side nor ends with it.
+        return os.open(path, os.O_RDWR)
+
+    def _start(self, request: dict[str, Any]) -> None:
+        labels = dict([self._label.split("=")])
+        network = {"Name": self._name, "Driver": "bridge", "Labels": labels}
+        self._engine.ask("POST", "/networks/create", network)
+        ids = []
+        for index, each in enumerate(request["containers"]):
+            config = self._config(each["config"], index, labels)
+            made = self._engine.ask("POST", "/containers/create", config, name=f"{self._name}-{index}")
+            ids.append(made["Id"])
+        for each in ids:
+            self._engine.ask("POST", f"/containers/{each}/start")
+            state = self._engine.ask("GET", f"/containers/{each}/json")["State"]
+            self._meters.append(_meter(state["Pid"]))
+
+    def _config(self, config: dict[str, Any], index: int, labels: dict[str, str]) -> dict[str, Any]:
+        """Return the backend's own configuration of a node, but with the gate and our folder."""
+        (endpoint,) = config["NetworkingConfig"]["EndpointsConfig"].values()
+        env = [text for text in config["Env"] if not _LEFT_OUT.match(text)]
+        given = [f"CLOUDJOB_SSH_KEY={_INSIDE}/key", f"WORKSPACE={_INSIDE}/jobs"]
+        mount = {"Type": "bind", "Source": str(self._folder), "Target": _INSIDE}
+        return {
+            **config,
+            "Entrypoint": ["/usr/bin/tini", "--", "bash", f"{_INSIDE}/gate.sh", str(index)],
+            "Cmd": [],
+            "Env": [text for text in env if not text.startswith("CLOUDJOB_SSH_KEY=")] + given,
+            "Labels": labels,
+            "HostConfig": {**config["HostConfig"], "NetworkMode": self._name, "Mounts": [mount]},
+            "NetworkingConfig": {"EndpointsConfig": {self._name: endpoint}},
+        }
+
+    def _cpu_s(self) -> list[float]:
+        """Return what each node has used so far."""
+        return [_used_s(path) for path in self._meters]
+
+
+class Pool:
+    """The nodes that are there at the moment: as many as were asked for last."""
+
+    def __init__(self, cloudjob: Path, image: str) -> None:
+        self._cloudjob = cloudjob
+        self._image = image
+        self._nodes: Nodes | None = None
+
+    def nodes(self, count: int) -> Nodes:
+        """Return ``count`` nodes.
+
+        Raises:
+            NotRun: They cannot be made here.
+        """
+        if self._nodes is None or self._nodes.count != count:
+            self.close()
+            print(f"making {count} containers ...", file=sys.stderr, flush=True)
+            self._nodes = Nodes(count, self._cloudjob, self._image)
+        return self._nodes
+
+    def close(self) -> None:
+        """Leave nothing in the engine."""
+        nodes, self._nodes = self._nodes, None
+        if nodes:
+            nodes.close()
+
+
+def mpirun(nodes: Nodes) -> list[str]:
+    """Start bare mpirun on node 0; an sshd waits on each of the others."""
+    command = f"""
+        mpirun -np {nodes.count} -hostfile {_INSIDE}/hosts
+            -mca plm_rsh_args "-p {BARE_PORT}" -mca plm_rsh_no_tree_spawn true
+            -bind-to none -map-by slot -mca pml ob1 -mca btl ^openib
+            python3 {_INSIDE}/jobs/noop.py
+    """
+    return [command, *[":"] * (nodes.count - 1)]
+
+
+def serial(nodes: Nodes, pause_s: float) -> list[str]:
+    """Start the serial script on every node."""
+    script = f"bash {_INSIDE}/serial.sh python3 {_INSIDE}/jobs/noop.py"
+    return [f"SERIAL_PAUSE_S={pause_s:g} {script}"] * nodes.count
+
+
+def serial_clean_up(nodes: Nodes) -> list[str]:
+    """End the sshds that the serial script leaves running."""
+    return ['kill "$(cat serial/sshd.pid)"'] * nodes.count
+
+
+def entry(nodes: Nodes) -> list[str]:
+    """Start cloudjob's entry on every node, as the image does."""
+    return ["/opt/cloudjob/boot.sh noop.py"] * nodes.count
+
+
+def _meter(process: int) -> Path:
+    """Return the file in which the kernel counts the CPU time of a container (cgroups 1 and 2)."""
+    groups = Path(f"/proc/{process}/cgroup").read_text().splitlines()
+    for line in groups:
+        _, names, path = line.split(":", 2)
+        if "cpuacct" in names.split(","):
+            return Path(f"/sys/fs/cgroup/cpuacct{path}/cpuacct.usage")
+    path = groups[-1].partition("::")[2]
+    return Path(f"/sys/fs/cgroup{path}/cpu.stat")
+
+
+def _used_s(meter: Path) -> float:
+    words = meter.read_text().split()
+    return int(words[0]) / 1e9 if len(words) == 1 else int(words[1]) / 1e6
+
+
+def _last(output: bytes) -> str:
+    lines = output.decode(errors="replace").strip().splitlines()
+    return " / ".join(lines[-3:])[-300:] or "nothing"
+
+
+def _output(argv: tuple[str, ...], **options: Any) -> str:
+    try:
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, **options)
+    except OSError as error:
+        raise NotRun(f"{argv[0]}: {error.strerror}") from error
+    if done.returncode:
+        raise NotRun(f"{argv[0]}: exit {done.returncode}: {done.stderr.strip()[-200:]}")
+    return done.stdout
