@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine import Engine
+from benchmarks.engine import AT_ONCE, Engine, EngineError
 from benchmarks.measure import Failed
 from benchmarks.venv import PEERS, ROOT, NotRun
 
@@ -67,12 +69,25 @@ class Nodes:
             self.hosts = [each["config"]["Hostname"] for each in request["containers"]]
             self._lay_out()
             self._start(request)
-            self.run([_SET_UP] * count, ranks=0)
+            self._tell([_SET_UP] * count, ranks=0)
         except BaseException:
             self.close()
             raise
 
-    def run(self, commands: list[str], ranks: int) -> Run:
+    def run(self, way: Way) -> Run:
+        """Run a job in this way, and leave the nodes as they were.
+
+        Raises:
+            Failed: As ``_tell`` does.
+        """
+        words = [way.words if way.on_all or index == 0 else ":" for index in range(self.count)]
+        try:
+            return self._tell(words, self.count)
+        finally:
+            if way.clean_up:
+                self._tell([way.clean_up] * self.count, 0)
+
+    def _tell(self, commands: list[str], ranks: int) -> Run:
         """Give each node its command, all at one moment, and wait until each has ended.
 
         Raises:
@@ -120,7 +135,7 @@ class Nodes:
         digest = _output((python, "-c", script)).strip()
         try:
             found = self._engine.ask("GET", f"/images/{image}/json")
-        except Exception as error:
+        except EngineError as error:
             raise NotRun(f"no image {image}: cloudjob image build base; --image names another") from error
         if (found["Config"].get("Labels") or {}).get("cloudjob.entry") != digest:
             raise NotRun(f"the entry in {image} is of another version: cloudjob image build base")
@@ -198,8 +213,8 @@ class Pool:
     """The nodes that are there at the moment: as many as were asked for last."""
 
     def __init__(self, cloudjob: Path, image: str) -> None:
-        self._cloudjob = cloudjob
-        self._image = image
+        self.cloudjob = cloudjob
+        self.image = image
         self._nodes: Nodes | None = None
 
     def nodes(self, count: int) -> Nodes:
@@ -211,7 +226,7 @@ class Pool:
         if self._nodes is None or self._nodes.count != count:
             self.close()
             print(f"making {count} containers ...", file=sys.stderr, flush=True)
-            self._nodes = Nodes(count, self._cloudjob, self._image)
+            self._nodes = Nodes(count, self.cloudjob, self.image)
         return self._nodes
 
     def close(self) -> None:
@@ -221,31 +236,100 @@ class Pool:
             nodes.close()
 
 
-def mpirun(nodes: Nodes) -> list[str]:
-    """Start bare mpirun on node 0; an sshd waits on each of the others."""
-    command = f"""
-        mpirun -np {nodes.count} -hostfile {_INSIDE}/hosts
-            -mca plm_rsh_args "-p {BARE_PORT}" -mca plm_rsh_no_tree_spawn true
-            -bind-to none -map-by slot -mca pml ob1 -mca btl ^openib
-            python3 {_INSIDE}/jobs/noop.py
-    """
-    return [command, *[":"] * (nodes.count - 1)]
+@dataclass(frozen=True)
+class Way:
+    """A way to start a job of one rank a node; ``on_all`` puts the words on every node."""
+
+    words: str
+    on_all: bool = True
+    clean_up: str = ""
 
 
-def serial(nodes: Nodes, pause_s: float) -> list[str]:
-    """Start the serial script on every node."""
-    script = f"bash {_INSIDE}/serial.sh python3 {_INSIDE}/jobs/noop.py"
-    return [f"SERIAL_PAUSE_S={pause_s:g} {script}"] * nodes.count
+# Bare mpirun on node 0; an sshd waits on each of the others.
+MPIRUN = Way(
+    f"""
+    mpirun -np $MA_NUM_HOSTS -hostfile {_INSIDE}/hosts
+        -mca plm_rsh_args "-p {BARE_PORT}" -mca plm_rsh_no_tree_spawn true
+        -bind-to none -map-by slot -mca pml ob1 -mca btl ^openib
+        python3 {_INSIDE}/jobs/noop.py
+    """,
+    on_all=False,
+)
+_SERIAL = f"bash {_INSIDE}/serial.sh python3 {_INSIDE}/jobs/noop.py"
+_END_SSHD = 'kill "$(cat serial/sshd.pid)"'
+# How long it waits between two tries is not known of the vendor's; a second is usual.
+SERIAL = Way(f"SERIAL_PAUSE_S=0.1 {_SERIAL}", clean_up=_END_SSHD)
+PATIENT = Way(f"SERIAL_PAUSE_S=1 {_SERIAL}", clean_up=_END_SSHD)
+# cloudjob's entry, as the image starts it.
+ENTRY = Way("/opt/cloudjob/boot.sh noop.py")
 
 
-def serial_clean_up(nodes: Nodes) -> list[str]:
-    """End the sshds that the serial script leaves running."""
-    return ['kill "$(cat serial/sshd.pid)"'] * nodes.count
+# The parts of a submit, in its record's words and order.
+PHASES = ("make_s", "stage_s", "bring_up_s", "run_s", "end_s")
 
 
-def entry(nodes: Nodes) -> list[str]:
-    """Start cloudjob's entry on every node, as the image does."""
-    return ["/opt/cloudjob/boot.sh noop.py"] * nodes.count
+def submitted(pool: Pool, source: Path, count: int) -> dict[str, float]:
+    """Submit a no-op to the docker backend; the figures of its parts."""
+    pool.close()
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        # The nodes write to the store, as another user than ours.
+        Path(scratch).chmod(0o755)
+        env = {**os.environ, "CLOUDJOB_HOME": f"{scratch}/home"}
+        words = ("--backend", "docker", "--nodes", str(count), "--image", pool.image)
+        begun = time.time()
+        text = _output((str(pool.cloudjob), "submit", *words, "noop.py"), cwd=source, env=env)
+        ended = time.time()
+        if text.count("noop ran") != count:
+            raise Failed(f"the output of {text.count('noop ran')} of {count} ranks came out")
+        argv = (str(pool.cloudjob), "list", "--json")
+        (status,) = json.loads(_output(argv, env=env))
+    marks = {each["name"]: each for each in status["phases"]}
+    stage, bring_up, run = (marks[name] for name in ("stage", "bring-up", "run"))
+    return {
+        "wall_s": ended - begun,
+        "make_s": _moment(stage["started_at"]) - begun,
+        "stage_s": _moment(stage["ended_at"]) - _moment(stage["started_at"]),
+        "bring_up_s": _moment(bring_up["ended_at"]) - _moment(stage["ended_at"]),
+        "run_s": _moment(run["ended_at"]) - _moment(run["started_at"]),
+        "end_s": ended - _moment(run["ended_at"]),
+    }
+
+
+def engine_alone(pool: Pool, count: int) -> dict[str, float]:
+    """Make, start and remove as many containers that do nothing; below this no job can come."""
+    pool.close()
+    engine = Engine()
+    label = {LABEL: str(os.getpid())}
+    name = f"bench-{secrets.token_hex(4)}"
+
+    def make(index: int) -> str:
+        config = {
+            "Image": pool.image,
+            "Entrypoint": ["/usr/bin/tini", "--", "sleep", "365d"],
+            "Labels": label,
+            "HostConfig": {"NetworkMode": name},
+        }
+        made = engine.ask("POST", "/containers/create", config, name=f"{name}-{index}")
+        return str(made["Id"])
+
+    def start(made: str) -> None:
+        engine.ask("POST", f"/containers/{made}/start")
+
+    begun = time.perf_counter()
+    try:
+        network = {"Name": name, "Driver": "bridge", "Labels": label}
+        engine.ask("POST", "/networks/create", network)
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            list(threads.map(start, list(threads.map(make, range(count)))))
+        started = time.perf_counter()
+    finally:
+        engine.remove(f"{LABEL}={os.getpid()}")
+    ended = time.perf_counter()
+    return {"wall_s": ended - begun, "make_s": started - begun, "end_s": ended - started}
+
+
+def _moment(text: str) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def _meter(process: int) -> Path:
