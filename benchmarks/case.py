@@ -118,7 +118,6 @@ def _containers(count: int, rounds: int | None) -> Case:
         (
             Subject("mpirun", take=partial(_in_containers, count, nodes.MPIRUN)),
             Subject("serial", take=partial(_in_containers, count, nodes.SERIAL)),
-            Subject("serial, patient", take=partial(_in_containers, count, nodes.PATIENT)),
             Subject("cloudjob", take=partial(_in_containers, count, nodes.ENTRY)),
         ),
         rounds=rounds,

@@ -35,7 +35,8 @@ _SET_UP = f"""
     mkdir -p -m 700 .ssh;
     install -m 600 {_INSIDE}/key .ssh/id_ed25519;
     ssh-keygen -y -f .ssh/id_ed25519 >.ssh/authorized_keys;
-    printf 'StrictHostKeyChecking no\\nUserKnownHostsFile /dev/null\\nLogLevel ERROR\\n' >.ssh/config;
+    printf '%s\\n' 'StrictHostKeyChecking no' 'UserKnownHostsFile /dev/null' 'LogLevel ERROR'
+        >.ssh/config;
     exec /usr/sbin/sshd -p {BARE_PORT} -h "$HOME/.ssh/id_ed25519" -o PidFile=none
         -o StrictModes=no -o UsePAM=no -o MaxStartups=1000
 """
@@ -94,31 +95,16 @@ class Nodes:
             Failed: Node 0 ended badly, some rank's line is missing, or it took too long.
         """
         before = self._cpu_s()
-        outputs = [b""] * self.count
-        first_s, ends = 0.0, {}
-        begun = time.perf_counter()
+        heard = _Heard(self._outs)
         for gate, command in zip(self._gates, commands, strict=True):
             os.write(gate, " ".join(command.split()).encode() + b"\n")
-        with selectors.DefaultSelector() as selector:
-            for index, out in enumerate(self._outs):
-                selector.register(out, selectors.EVENT_READ, index)
-            while len(ends) < self.count:
-                ready = selector.select(max(0.0, begun + _LIMIT_S - time.perf_counter()))
-                now_s = time.perf_counter() - begun
-                if not ready:
-                    raise Failed(f"after {now_s:.0f} s: {_last(outputs[0])}")
-                for key, _ in ready:
-                    outputs[key.data] += os.read(key.fd, 65536)
-                    if not first_s and _RAN in outputs[key.data]:
-                        first_s = now_s
-                    if key.data not in ends and b"bench: exit " in outputs[key.data]:
-                        ends[key.data] = now_s
-        came = sum(text.count(_RAN) for text in outputs)
-        if b"bench: exit 0\n" not in outputs[0] or came != ranks:
-            raise Failed(f"{came} of {ranks} ranks ran; node 0 says {_last(outputs[0])}")
+        heard.listen()
+        ran = sum(text.count(_RAN) for text in heard.outputs)
+        if b"bench: exit 0\n" not in heard.outputs[0] or ran != ranks:
+            raise Failed(f"{ran} of {ranks} ranks ran; node 0 says {_last(heard.outputs[0])}")
         after = self._cpu_s()
         spent = [late - early for early, late in zip(before, after, strict=True)]
-        return Run(first_s, ends[0], sum(spent), spent[0])
+        return Run(heard.first_line_s, heard.ends_s[0], sum(spent), spent[0])
 
     def close(self) -> None:
         """Leave nothing of them."""
@@ -136,7 +122,9 @@ class Nodes:
         try:
             found = self._engine.ask("GET", f"/images/{image}/json")
         except EngineError as error:
-            raise NotRun(f"no image {image}: cloudjob image build base; --image names another") from error
+            raise NotRun(
+                f"no image {image}: cloudjob image build base; --image names another"
+            ) from error
         if (found["Config"].get("Labels") or {}).get("cloudjob.entry") != digest:
             raise NotRun(f"the entry in {image} is of another version: cloudjob image build base")
 
@@ -181,7 +169,9 @@ class Nodes:
         ids = []
         for index, each in enumerate(request["containers"]):
             config = self._config(each["config"], index, labels)
-            made = self._engine.ask("POST", "/containers/create", config, name=f"{self._name}-{index}")
+            made = self._engine.ask(
+                "POST", "/containers/create", config, name=f"{self._name}-{index}"
+            )
             ids.append(made["Id"])
         for each in ids:
             self._engine.ask("POST", f"/containers/{each}/start")
@@ -207,6 +197,42 @@ class Nodes:
     def _cpu_s(self) -> list[float]:
         """Return what each node has used so far."""
         return [_used_s(path) for path in self._meters]
+
+
+class _Heard:
+    """What the nodes say from now on, and when."""
+
+    def __init__(self, outs: list[int]) -> None:
+        self.outputs = [b""] * len(outs)
+        self.first_line_s = 0.0
+        self.ends_s: dict[int, float] = {}
+        self._outs = outs
+        self._begun = time.perf_counter()
+
+    def listen(self) -> None:
+        """Listen until the command of each node has ended.
+
+        Raises:
+            Failed: It took too long.
+        """
+        with selectors.DefaultSelector() as selector:
+            for index, out in enumerate(self._outs):
+                selector.register(out, selectors.EVENT_READ, index)
+            while len(self.ends_s) < len(self._outs):
+                left_s = self._begun + _LIMIT_S - time.perf_counter()
+                ready = selector.select(max(0.0, left_s))
+                if not ready:
+                    raise Failed(f"no end after {_LIMIT_S:g} s: {_last(self.outputs[0])}")
+                for key, _ in ready:
+                    self._take(key.data, os.read(key.fd, 65536))
+
+    def _take(self, index: int, data: bytes) -> None:
+        now_s = time.perf_counter() - self._begun
+        self.outputs[index] += data
+        if not self.first_line_s and _RAN in self.outputs[index]:
+            self.first_line_s = now_s
+        if b"bench: exit " in self.outputs[index]:
+            self.ends_s.setdefault(index, now_s)
 
 
 class Pool:
@@ -256,10 +282,7 @@ MPIRUN = Way(
     on_all=False,
 )
 _SERIAL = f"bash {_INSIDE}/serial.sh python3 {_INSIDE}/jobs/noop.py"
-_END_SSHD = 'kill "$(cat serial/sshd.pid)"'
-# How long it waits between two tries is not known of the vendor's; a second is usual.
-SERIAL = Way(f"SERIAL_PAUSE_S=0.1 {_SERIAL}", clean_up=_END_SSHD)
-PATIENT = Way(f"SERIAL_PAUSE_S=1 {_SERIAL}", clean_up=_END_SSHD)
+SERIAL = Way(_SERIAL, clean_up='kill "$(cat serial/sshd.pid)"')
 # cloudjob's entry, as the image starts it.
 ENTRY = Way("/opt/cloudjob/boot.sh noop.py")
 

@@ -76,8 +76,10 @@ def _head(bench: Bench, folder: Path, count: int, port: int) -> dict[str, float]
     sample = measure.run(Command(argv, env, bench.source("noop.py"), limit_s=300), folder)
     if sample.exit_code or not stat.exists():
         raise Failed(f"exit {sample.exit_code}: {sample.stderr.read_text()[-300:]}")
-    phases = {name: (begun, ended) for _, name, begun, ended in json.loads(record.read_text())["phases"]}
-    begun, ended = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in phases["bring-up"])
+    marks = {name: times for _, name, *times in json.loads(record.read_text())["phases"]}
+    begun, ended = (
+        datetime.fromisoformat(text.replace("Z", "+00:00")) for text in marks["bring-up"]
+    )
     # See proc(5): user and system time of the process itself, without its children's.
     user, system = stat.read_text().rpartition(")")[2].split()[11:13]
     cpu_s = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

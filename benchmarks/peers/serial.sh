@@ -4,7 +4,7 @@
 # Written from what is known of the vendor's (it is no copy): the same on every node; node 0 resolves
 # and probes one node after the other, each without a limit, then calls mpirun; the others sleep.
 # Where the vendor's form costs time and nothing is gained by it, this takes the faster one: getent
-# for ping, a test of the port that works, and $SERIAL_PAUSE_S between two tries.
+# for ping, a test of the port that works, and a tenth of a second between two tries.
 set -u
 
 work=$HOME/serial
@@ -37,10 +37,10 @@ fi
 for ((i = 0; i < MA_NUM_HOSTS; i++)); do
     host=$MA_VJ_NAME-$MA_TASK_NAME-$i.$MA_VJ_NAME
     until read -r ip _ < <(getent ahostsv4 "$host"); do
-        sleep "$SERIAL_PAUSE_S"
+        sleep 0.1
     done
     until (: <"/dev/tcp/$ip/$port") 2>/dev/null; do
-        sleep "$SERIAL_PAUSE_S"
+        sleep 0.1
     done
     echo "$ip slots=$slots" >>"$work/hostfile"
 done
