@@ -294,18 +294,25 @@ PHASES = ("make_s", "stage_s", "bring_up_s", "run_s", "end_s")
 def submitted(pool: Pool, source: Path, count: int) -> dict[str, float]:
     """Submit a no-op to the docker backend; the figures of its parts."""
     pool.close()
+    engine = Engine()
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         # The nodes write to the store, as another user than ours.
         Path(scratch).chmod(0o755)
-        env = {**os.environ, "CLOUDJOB_HOME": f"{scratch}/home"}
+        home = Path(scratch, "home")
+        env = {**os.environ, "CLOUDJOB_HOME": str(home)}
         words = ("--backend", "docker", "--nodes", str(count), "--image", pool.image)
         begun = time.time()
-        text = _output((str(pool.cloudjob), "submit", *words, "noop.py"), cwd=source, env=env)
-        ended = time.time()
-        if text.count("noop ran") != count:
-            raise Failed(f"the output of {text.count('noop ran')} of {count} ranks came out")
-        argv = (str(pool.cloudjob), "list", "--json")
-        (status,) = json.loads(_output(argv, env=env))
+        try:
+            text = _output((str(pool.cloudjob), "submit", *words, "noop.py"), cwd=source, env=env)
+            ended = time.time()
+            listed = _output((str(pool.cloudjob), "list", "--json"), env=env)
+        finally:
+            # It cleans up itself, unless it was killed, as when this is.
+            for owner in home.glob("docker/owner"):
+                engine.remove(f"cloudjob.owner={owner.read_text()}")
+    if text.count("noop ran") != count:
+        raise Failed(f"the output of {text.count('noop ran')} of {count} ranks came out")
+    (status,) = json.loads(listed)
     marks = {each["name"]: each for each in status["phases"]}
     stage, bring_up, run = (marks[name] for name in ("stage", "bring-up", "run"))
     return {
