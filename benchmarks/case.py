@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks import subject
+from benchmarks import nodes, simulation, subject
 from benchmarks.jobs import lines
 from benchmarks.measure import Command, Failed, Sample
 from benchmarks.subject import Bench
@@ -16,19 +16,24 @@ from benchmarks.subject import Bench
 Figures = dict[str, float]
 Inspect = Callable[[Sample], Figures]
 MANY_LINES_FACTOR = 5
+# How many nodes -> how many rounds at most.
+_CONTAINERS = {2: None, 4: None, 8: 5, 16: 3, 32: 3}
+_SUBMITS = {2: 5, 8: 3, 32: 2}
+_WORKERS = (250, 500, 1000, 2000)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One side of a comparison.
+    """One side of a comparison: a command to run and measure, or what measures by itself.
 
     ``rounds`` bounds the rounds of one that takes long, which then has no warm-up either.
     """
 
     name: str
-    command: Callable[[Bench, Path], Command]
+    command: Callable[[Bench, Path], Command] | None = None
     rounds: int | None = None
     inspect: Inspect | None = None
+    take: Callable[[Bench], Figures] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,9 @@ def cases(line_count: int) -> tuple[Case, ...]:
                 Subject("sagemaker-training", partial(subject.sagemaker_entry, ranks=2), rounds=2),
             ),
         ),
+        *(_containers(count, rounds) for count, rounds in _CONTAINERS.items()),
+        *(_submit(count, rounds) for count, rounds in _SUBMITS.items()),
+        *(_probe(count) for count in _WORKERS),
         _log("log", line_count, None),
         _log("log-5x", many, 2),
     )
@@ -100,6 +108,64 @@ def _noop(nodes: int) -> Case:
             Subject("cloudjob", partial(_cloudjob, nodes=nodes, words=(script,))),
         ),
     )
+
+
+def _containers(count: int, rounds: int | None) -> Case:
+    return Case(
+        f"containers-{count}",
+        f"a no-op script, one rank on each of {count} containers that all begin at one moment",
+        ("first_line_s", "done_s", "cpu_s", "head_cpu_s"),
+        (
+            Subject("mpirun", take=partial(_in_containers, count, nodes.MPIRUN)),
+            Subject("serial", take=partial(_in_containers, count, nodes.SERIAL)),
+            Subject("cloudjob", take=partial(_in_containers, count, nodes.ENTRY)),
+        ),
+        rounds=rounds,
+    )
+
+
+def _in_containers(count: int, way: nodes.Way, bench: Bench) -> Figures:
+    try:
+        return vars(bench.pool.nodes(count).run(way))
+    except Failed:
+        # Something of it may still run there.
+        bench.pool.close()
+        raise
+
+
+def _submit(count: int, rounds: int) -> Case:
+    return Case(
+        f"submit-{count}",
+        f"submit to done on the docker backend, {count} containers, beside the engine alone",
+        ("wall_s", *nodes.PHASES),
+        (
+            Subject("engine", take=partial(_engine_alone, count)),
+            Subject("cloudjob", take=partial(_submitted, count)),
+        ),
+        rounds=rounds,
+    )
+
+
+def _engine_alone(count: int, bench: Bench) -> Figures:
+    return nodes.engine_alone(bench.pool, count)
+
+
+def _submitted(count: int, bench: Bench) -> Figures:
+    return nodes.submitted(bench.pool, bench.source("noop.py"), count)
+
+
+def _probe(count: int) -> Case:
+    return Case(
+        f"probe-{count}",
+        f"the head brings {count:,} simulated workers up, some slow and some late",
+        simulation.FIGURES,
+        (Subject("jobentry", take=partial(_simulated, count)),),
+        rounds=3,
+    )
+
+
+def _simulated(count: int, bench: Bench) -> Figures:
+    return simulation.bring_up(bench, count)
 
 
 def _log(name: str, count: int, rounds: int | None) -> Case:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from benchmarks import floor, measure, report, result, subject, venv
 from benchmarks.case import Case, cases
+from benchmarks.nodes import Pool
 from benchmarks.subject import Bench
 from benchmarks.venv import ROOT
 
@@ -33,6 +35,8 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join(f"{case.name:10}{case.title}" for case in every))
         return 0
     measure.adopt_orphans()
+    # As an exception, so that the containers go too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with _bench(args) as bench:
         facts = report.machine(_versions(bench), args.rounds)
         names = frozenset(args.subjects)
@@ -66,6 +70,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     add("--cloudjob", type=Path, default=ROOT / ".venv/bin/cloudjob", help="(.venv/bin/cloudjob)")
     add("--zipapp", type=Path, help="the container half (built from entrypoints/)")
+    add("--image", default="cloudjob/base:latest", help="of the nodes (cloudjob/base:latest)")
     add("--lines", type=_count, default=_LINE_COUNT, help="lines of the case log (500000)")
     args = parser.parse_args(argv)
     known = {word for case in cases(args.lines) for word in (case.name, case.group)} | {_SIZE}
@@ -94,6 +99,7 @@ def _is_chosen(case: Case, only: list[str]) -> bool:
 def _bench(args: argparse.Namespace) -> Iterator[Bench]:
     """Set out what all subjects share in a scratch folder, and remove it at the end."""
     scratch = Path(tempfile.mkdtemp(prefix="bench-"))
+    pool = None
     try:
         mpirun = _mpirun(args.mpirun)
         for script in _JOBS.glob("*.py"):
@@ -103,6 +109,7 @@ def _bench(args: argparse.Namespace) -> Iterator[Bench]:
         # a .pth file in the site-packages triples the start of every Python.
         venv.empty(scratch / "python")
         _compile_ours(args.cloudjob)
+        pool = Pool(args.cloudjob.absolute(), args.image)
         yield Bench(
             homes=scratch / "homes",
             jobs=scratch / "jobs",
@@ -111,8 +118,11 @@ def _bench(args: argparse.Namespace) -> Iterator[Bench]:
             mpi_version=subject.open_mpi_version(mpirun),
             cloudjob=args.cloudjob.absolute(),
             zipapp=args.zipapp.absolute() if args.zipapp else _zipapp(scratch),
+            pool=pool,
         )
     finally:
+        if pool:
+            pool.close()
         shutil.rmtree(scratch, ignore_errors=True)
 
 

@@ -39,6 +39,10 @@ def floors() -> tuple[Floor, ...]:
         _ratio("noop-2", "wall_s", "torchx", 1.0, "the wall time of torchx"),
         _over("noop-2", "cloudjob", 0.6),
         _over("entry", "jobentry", 0.2),
+        _over("containers-2", "cloudjob", 1.5, "first_line_s"),
+        *(_ahead(count) for count in (2, 4, 8, 16, 32)),
+        Floor("probe-1000", "probe-1000: brought up in less than 10 s", _is_up),
+        Floor("probe-2000", "probe: CPU of the head grows linearly, 250 to 2,000", _is_linear),
         _ratio("log", "wall_s", "mpirun", 1.3, "1.3 times the wall time of bare mpirun"),
         Floor("log", "log: cloudjob loses and changes nothing", _is_exact("log")),
         Floor("log-5x", "log-5x: cloudjob loses and changes nothing", _is_exact("log-5x")),
@@ -91,15 +95,59 @@ def _ratio(case: str, figure: str, other: str, limit: float, words: str) -> Floo
     return Floor(case, f"{case}: cloudjob takes at most {words}", judge)
 
 
-def _over(case: str, name: str, limit_s: float) -> Floor:
+def _over(case: str, name: str, limit_s: float, figure: str = "wall_s") -> Floor:
     def judge(results: Results) -> Judgement:
-        ours, bare = (_median(results, case, each, "wall_s") for each in (name, "mpirun"))
+        ours, bare = (_median(results, case, each, figure) for each in (name, "mpirun"))
         if isinstance(ours, str) or isinstance(bare, str):
             return None, ours if isinstance(ours, str) else str(bare)
         text = f"{ours:.3f} s against {bare:.3f} s: {ours - bare:+.3f} s"
         return ours - bare <= limit_s, text
 
-    return Floor(case, f"{case}: {name} takes at most {limit_s} s more than bare mpirun", judge)
+    what = " to the first line" if figure == "first_line_s" else ""
+    return Floor(
+        case, f"{case}: {name} takes at most {limit_s} s more{what} than bare mpirun", judge
+    )
+
+
+def _ahead(count: int) -> Floor:
+    """From 8 nodes on ahead of the serial script, before that not behind."""
+    case, is_strict = f"containers-{count}", count >= 8
+
+    def judge(results: Results) -> Judgement:
+        marks = []
+        for figure in ("first_line_s", "done_s"):
+            for name in ("cloudjob", "serial"):
+                value = _median(results, case, name, figure)
+                if isinstance(value, str):
+                    return None, value
+                marks.append(value)
+        first, their_first, done, their_done = marks
+        text = (
+            f"first line {first:.3f} s against {their_first:.3f} s, "
+            f"end {done:.3f} s against {their_done:.3f} s"
+        )
+        if is_strict:
+            return first < their_first and done < their_done, text
+        return first <= their_first and done <= their_done, text
+
+    words = "ahead of" if is_strict else "not slower than"
+    return Floor(case, f"{case}: cloudjob is {words} the serial script", judge)
+
+
+def _is_up(results: Results) -> Judgement:
+    took = _median(results, "probe-1000", "jobentry", "bring_up_s")
+    return (None, took) if isinstance(took, str) else (took < 10, f"{took:.2f} s")
+
+
+def _is_linear(results: Results) -> Judgement:
+    if "probe-250" not in results:
+        return None, "the case probe-250 was not run"
+    few, many = (
+        _median(results, case, "jobentry", "head_ms") for case in ("probe-250", "probe-2000")
+    )
+    if isinstance(few, str) or isinstance(many, str):
+        return None, few if isinstance(few, str) else str(many)
+    return many <= 1.5 * few, f"{few:.2f} ms a worker with 250, {many:.2f} ms with 2,000"
 
 
 def _is_exact(case: str) -> Callable[[Results], Judgement]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks import venv
 from benchmarks.measure import Command
+from benchmarks.nodes import Pool
 from benchmarks.venv import ROOT, NotRun
 
 _AGENT = ROOT / "benchmarks" / "agent"
@@ -21,7 +22,8 @@ _ALLOW_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": 
 class Bench:
     """What all subjects share.
 
-    ``jobs`` holds the scripts to run, each in a folder of its own; ``python`` runs them.
+    ``jobs`` holds the scripts to run, each in a folder of its own; ``python`` runs them; ``pool``
+    has the containers, of a case that runs in some.
     """
 
     homes: Path
@@ -31,6 +33,7 @@ class Bench:
     mpi_version: str
     cloudjob: Path
     zipapp: Path | None
+    pool: Pool
 
     @property
     def python(self) -> str:

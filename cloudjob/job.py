@@ -23,7 +23,10 @@ from cloudjob.store.base import ObjectStore
 from jobentry.contract import exits, lines
 from jobentry.contract.paths import JobPaths
 
-_POLL_S = 0.01
+# The wait between two looks at a job that runs, growing up to the second figure: a short job is not
+# kept waiting, and for one of hours the platform is not asked a hundred times a second.
+_POLL_S = (0.01, 0.5)
+_POLL_GROWTH = 1.2
 # So many of an entry's last words stand in the status of a job without a record.
 _LAST_LINES = 5
 # What an UNKNOWN job says that will never say anything else.
@@ -95,6 +98,7 @@ class Job:
 
     def wait(self) -> JobStatus:
         """Return the status when the job has ended."""
+        pause_s = _POLL_S[0]
         while True:
             status = self.status()
             if status.state.is_final:
@@ -103,7 +107,8 @@ class Job:
                 raise JobNotFound(
                     f"waiting for {self.id}: {status.native_state}", hint="cloudjob rm forgets it"
                 )
-            time.sleep(_POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(_POLL_GROWTH * pause_s, _POLL_S[1])
 
     def pieces(self, node: int | None = None, *, follow: bool) -> Iterator[LogPiece]:
         """Yield the log as it comes; an empty piece means that nothing is new."""

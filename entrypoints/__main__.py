@@ -16,7 +16,7 @@ elif sys.argv[1:2] == ["--script"]:
 elif sys.argv[1:2] == ["--compile"]:
     from jobentry import bytecode
 
-    sys.exit(bytecode.write(sys.argv[0], sys.argv[2]))
+    sys.exit(bytecode.write(sys.argv[0], sys.argv[2]) or 0)
 else:
     from jobentry import main
 

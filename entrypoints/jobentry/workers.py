@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import selectors
 import time
 from typing import Any, Callable
@@ -76,6 +77,7 @@ class Workers:
 
     def open(self) -> None:
         """Begin to look for every worker."""
+        _allow_open_files(len(self.peers))
         self._begun = time.monotonic()
         self._loop.at("late", _LATE_S, self._are_late)
         if not self._needs_sshd:
@@ -214,3 +216,17 @@ class Workers:
         pause = self._pauses.get(peer.index, _PAUSE_S[0])
         self._pauses[peer.index] = min(2 * pause, _PAUSE_S[1])
         self._loop.at("open-%d" % peer.index, pause, lambda: self._open(peer))
+
+
+def _allow_open_files(workers: int) -> None:
+    """Raise the limit on open files where the lines to the workers need more.
+
+    The usual one, 1,024, ends at 500 workers. What this process starts inherits it, so jobs that do
+    not need it keep what they were given.
+    """
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A line has two; a third is open while its remote shell starts. The rest is the node's own.
+    needed = 3 * workers + 256
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        enough = needed if most == resource.RLIM_INFINITY else min(needed, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))
