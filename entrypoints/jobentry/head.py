@@ -10,9 +10,9 @@ import signal
 import subprocess
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Collection
 
-from jobentry import peers
+from jobentry import peers, start
 from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
@@ -26,6 +26,9 @@ from jobentry.supervise import (
     STOP_SIGNALS,
     NodeLoop,
     adopt_orphans,
+    children,
+    remove_sessions,
+    sweep,
 )
 from jobentry.verdict import Mpirun, Outcome, RankEnd, decide
 from jobentry.workers import Workers
@@ -34,6 +37,12 @@ from jobentry.workers import Workers
 REASON_S = 1.0
 # How long the rank that another was left by may take to end by itself.
 CAUSE_S = 0.2
+# How long the workers may take to clean up after a start that hung.
+CLEAN_UP_S = 10.0
+_LATE_RANK = (
+    "starting the ranks: mpirun hung, and a rank started while it was ended: the script may have"
+    " begun, so it is not started again"
+)
 
 
 class Head:
@@ -60,6 +69,9 @@ class Head:
         self._lost_nodes: list[Failure] = []
         self._stopped: Outcome | None = None
         self._has_ended_mpirun = False
+        self._attempt = 1
+        self._is_hung = False
+        self._dirty: set[int] = set()
         self._was_signalled = False
         self.phases: list[tuple[int, str, float, float]] = []
 
@@ -129,6 +141,8 @@ class Head:
             self._note(values["rank"], end)
         elif word == "signal":
             self._pass_on(values["number"])
+        elif word == "cleaned-up":
+            self._dirty.discard(peer.index)
 
     def _lost(self, peer: peers.Peer) -> None:
         message = "node %d (%s) is gone: its remote shell ended" % (peer.index, peer.host)
@@ -155,14 +169,6 @@ class Head:
             Failure(absent[0].index, absent[0].host, message=text, exit_code=exits.ENTRY_FAILED)
         )
 
-    def _ranks_are_late(self) -> None:
-        text = "starting the ranks: mpirun started %d of %d in %g s and then hung" % (
-            len(self._started),
-            self._ranks,
-            self._node.start_timeout_s,
-        )
-        self._give_up(Failure(message=text, exit_code=exits.ENTRY_FAILED))
-
     def _give_up(self, failure: Failure) -> None:
         say(failure.message)
         self._stopped = Outcome(exits.ENTRY_FAILED, "entry", failure)
@@ -171,8 +177,34 @@ class Head:
     # -- mpirun -------------------------------------------------------------------------------
 
     def _run_mpirun(self) -> Outcome:
-        self._loop.at("start", self._node.start_timeout_s, self._ranks_are_late)
+        before = children()
+        refusal = self._start_mpirun()
+        while refusal is None:
+            assert self._mpirun is not None
+            while self._mpirun.poll() is None:
+                self._loop.step()
+                self._end_when_all_have()
+            self._loop.drop("start")
+            self._hear_mpirun()
+            if self._has_ended_mpirun:
+                remove_sessions([self._mpirun.pid])
+            if not (self._is_hung and self._has_cleaned_up(before)):
+                break
+            self._attempt += 1
+            refusal = self._start_mpirun()
+        if refusal is not None:
+            return refusal
+        assert self._mpirun is not None
+        self._wait_for_reason(self._mpirun.returncode)
+        return self._outcome(self._mpirun.returncode)
+
+    def _start_mpirun(self) -> Outcome | None:
+        """Start mpirun; return what stops the job, if anything does."""
         plan = self._plan
+        self._is_hung = self._has_ended_mpirun = False
+        self._mpirun_lines.clear()
+        self._mpirun_text = peers.Lines()
+        self._await_ranks()
         try:
             self._mpirun = subprocess.Popen(
                 plan.argv,
@@ -189,12 +221,44 @@ class Head:
         assert self._mpirun.stdout is not None
         os.set_blocking(self._mpirun.stdout.fileno(), False)
         self._loop.selector.register(self._mpirun.stdout, selectors.EVENT_READ, self._hear_mpirun)
-        while self._mpirun.poll() is None:
+        return None
+
+    def _await_ranks(self) -> None:
+        """Expect the next rank soon: a start in which nothing happens hangs."""
+        patience_s = start.patience_s(self._node.nodes, self._node.start_timeout_s, self._attempt)
+        self._loop.at("start", patience_s, lambda: self._ranks_are_late(patience_s))
+
+    def _ranks_are_late(self, waited_s: float) -> None:
+        if self._has_reason():
+            return
+        node = self._node
+        failure = start.hung(
+            node.hosts, node.slots, self._ranks, self._started, self._attempt, waited_s
+        )
+        if not start.may_try_again(self._attempt, self._started):
+            self._give_up(failure._replace(last_lines=tuple(self._mpirun_lines)[-20:]))
+            return
+        say(f"{failure.message}: ending it, and starting it once more")
+        self._is_hung = True
+        self._abort()
+
+    def _has_cleaned_up(self, before: Collection[int]) -> bool:
+        """Take away what a hung mpirun has left on all nodes; return whether it may start again."""
+        assert self._mpirun is not None
+        assert self._mpirun.stdout is not None
+        with contextlib.suppress(KeyError, ValueError):
+            self._loop.selector.unregister(self._mpirun.stdout)
+        # Also what has left mpirun's process group: its daemon here, and its remote shells.
+        sweep(before)
+        self._dirty = {peer.index for peer in self._workers.peers}
+        self._workers.tell("clean-up")
+        deadline = time.monotonic() + CLEAN_UP_S
+        while self._dirty and not self._has_reason() and time.monotonic() < deadline:
             self._loop.step()
-            self._end_when_all_have()
-        self._hear_mpirun()
-        self._wait_for_reason(self._mpirun.returncode)
-        return self._outcome(self._mpirun.returncode)
+        self._loop.hear_ranks()
+        if not self._has_reason() and not start.may_try_again(self._attempt, self._started):
+            self._give_up(Failure(message=_LATE_RANK, exit_code=exits.ENTRY_FAILED))
+        return not self._has_reason()
 
     def _hear_mpirun(self) -> None:
         assert self._mpirun is not None
@@ -233,6 +297,8 @@ class Head:
         self._started[rank] = node
         if len(self._started) >= self._ranks:
             self._loop.drop("start")
+        elif not self._has_reason() and not self._is_hung:
+            self._await_ranks()
 
     def _rank_ended(self, end: End) -> None:
         failure = self._loop.ranks.failure(end, 0, self._node.host)

@@ -73,6 +73,7 @@ def main(argv: Sequence[str]) -> int:
     except env.EnvError as error:
         for problem in error.problems:
             say(f"reading the environment: {problem}")
+        say(f"hint: {error.hint}")
         # The head's record is the one that counts; a worker is what says so, and not what cannot.
         if not os.environ.get(names.VC_TASK_INDEX, "").strip("0").isdecimal():
             record = _entry_record(os.environ.get(names.CLOUDJOB_JOB, ""), str(error))
@@ -119,7 +120,7 @@ def _show(node: NodeEnv, options: Options) -> int:
         tools = _tools(node, environment, version, is_dry_run=True)
         made = plan.make(node, environment, where, tools, options.words)
     except (EntryError, mpirun.ArgsError, OSError) as error:
-        say(str(error))
+        _explain(error)
         return exits.ENTRY_FAILED
     shown = plan.masked(made, node.secret_names)
     if options.is_json:
@@ -142,9 +143,7 @@ def _run(node: NodeEnv, options: Options) -> int:
         outcome_code = _act(node, options, started_at)
     except (EntryError, mpirun.ArgsError, OSError) as error:
         code = error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
-        say(str(error))
-        if isinstance(error, EntryError) and error.hint:
-            say(f"hint: {error.hint}")
+        _explain(error)
         if node.is_head:
             record = _entry_record(node.job, str(error), node, code)
             if isinstance(error, EntryError):
@@ -152,6 +151,14 @@ def _run(node: NodeEnv, options: Options) -> int:
             _leave_record(node.record_uri, record._replace(started_at=_rfc3339(started_at)))
         return code
     return outcome_code
+
+
+def _explain(error: Exception) -> None:
+    """Say what went wrong, and what to try where we know it."""
+    say(str(error))
+    hint = getattr(error, "hint", "")
+    if hint:
+        say(f"hint: {hint}")
 
 
 def _cancel(number: int, _frame: FrameType | None) -> None:
@@ -175,6 +182,7 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> int:
     folder = _stage(node, where)
     _check_script(folder, options.words[0])
     environment = _environment(node, where, folder)
+    environment.update(_choose_interfaces(node, environment))
     _make_node_dir(where, environment)
     server = _start_sshd(node, where)
     try:
@@ -358,6 +366,23 @@ def _environment(node: NodeEnv, where: NodePaths, folder: str) -> dict[str, str]
     return environment
 
 
+def _choose_interfaces(node: NodeEnv, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what the ranks here are told of interfaces; say what is wrong with it.
+
+    Not in a dry run: that may be on another machine.
+    """
+    from jobentry import interfaces
+
+    here = interfaces.look()
+    choice = interfaces.choose(node, environment, here)
+    if choice.asks_way:
+        here = here._replace(toward=interfaces.toward_others(node, environment, here))
+        choice = interfaces.choose(node, environment, here)
+    for note in choice.notes:
+        say(note)
+    return choice.variables
+
+
 def _check_script(folder: str, script: str) -> None:
     path = os.path.join(folder, script)
     if not os.path.isfile(path):
@@ -443,7 +468,14 @@ def _write_files(files: Sequence[plan.File], keep: str = "") -> list[str]:
         if file.path == keep and os.path.exists(keep):
             continue
         written.append(file.path)
-        _write_private(file.path, file.text.encode("utf-8", "surrogateescape"))
+        try:
+            _write_private(file.path, file.text.encode("utf-8", "surrogateescape"))
+        except OSError as error:
+            raise EntryError(
+                f"writing a file for mpirun: {file.path}: {error.strerror}",
+                hint="is there room, and may you write there? "
+                f"{names.OPENMPI_HOST_FILE_PATH} and {names.TUNE_ENV_FILE} say where",
+            ) from error
     return written
 
 

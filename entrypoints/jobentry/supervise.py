@@ -7,12 +7,14 @@ not end a start that hangs, and leaves ranks behind when it is killed (tried on 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import selectors
+import shutil
 import signal
 import time
 from types import FrameType
-from typing import Callable
+from typing import Callable, Collection
 
 from jobentry import peers
 from jobentry.contract.env import NodeEnv
@@ -44,7 +46,6 @@ class NodeLoop:
         self.on_start: Callable[[int], None] = lambda rank: None
         self.on_signal: Callable[[int], None] = lambda number: None
         self.selector.register(self._events, selectors.EVENT_READ, self.hear_ranks)
-        self._signals: list[int] = []
         self._listen()
         self.relay.start()
 
@@ -104,18 +105,20 @@ class NodeLoop:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._wake)
         for number in (*STOP_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD):
-            signal.signal(number, self._note)
+            signal.signal(number, _wake_only)
 
         def hear() -> None:
-            os.read(wake, 4096)
-            while self._signals:
-                self.on_signal(self._signals.pop(0))
+            # The bytes are the numbers. What a handler would note may come later than its byte
+            # (seen on PyPy), and then nothing would wake the loop for it.
+            for number in os.read(wake, 4096):
+                if number != signal.SIGCHLD:
+                    self.on_signal(number)
 
         self.selector.register(wake, selectors.EVENT_READ, hear)
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        if number != signal.SIGCHLD:
-            self._signals.append(number)
+
+def _wake_only(_number: int, _frame: FrameType | None) -> None:
+    """Without a handler no byte would be written."""
 
 
 def adopt_orphans() -> None:
@@ -128,26 +131,68 @@ def adopt_orphans() -> None:
         pass
 
 
-def sweep(keep: tuple[int, ...] = ()) -> None:
+def sweep(keep: Collection[int] = ()) -> None:
     """End what is left of our children and of theirs, but for the processes in ``keep``."""
     for _ in range(100):
-        children = [child for child in _children(os.getpid()) if child not in keep]
-        if not children:
+        found = [child for child in children() if child not in keep]
+        if not found:
             return
-        for child in children:
+        for child in found:
             with contextlib.suppress(OSError):
                 os.kill(child, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(child, 0)
 
 
-def _children(parent: int) -> list[int]:
+def children() -> list[int]:
+    """Return the processes whose parent we are."""
     found = []
-    for name in os.listdir("/proc"):
-        if not name.isdecimal():
-            continue
-        with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+    for process in _processes():
+        with contextlib.suppress(OSError, IndexError):
             # The name of a program may hold blanks and brackets; the last bracket ends it.
-            if int(file.read().rpartition(b")")[2].split()[1]) == parent:
-                found.append(int(name))
+            text = _of(process, "stat").rpartition(b")")[2]
+            if int(text.split()[1]) == os.getpid():
+                found.append(process)
     return found
+
+
+def end_daemons(node_dir: str) -> list[int]:
+    """Kill the daemons of Open MPI on the node with this folder; return their process ids."""
+    mark = b"\0CLOUDJOB_NODE_DIR=" + os.fsencode(node_dir) + b"\0"
+    ended = []
+    for process in _processes():
+        with contextlib.suppress(OSError):
+            program = os.path.basename(_of(process, "cmdline").partition(b"\0")[0])
+            if program in _DAEMONS and mark in b"\0" + _of(process, "environ"):
+                os.kill(process, signal.SIGKILL)
+                ended.append(process)
+    return ended
+
+
+_DAEMONS = (b"orted", b"prted")
+
+
+def remove_sessions(processes: Collection[int]) -> None:
+    """Remove the folders that killed processes of Open MPI have left for temporary files.
+
+    By process id, and never all: other jobs may share the folder. 4.1 makes ompi.HOST.UID/pid.ID,
+    or jf.JOB with the id in the names of its files; 5.0 makes ompi.ID and prted.ID.
+    """
+    top = glob.escape(os.environ.get("TMPDIR") or "/tmp")
+    for process in processes:
+        found = glob.glob("%s/*.%d" % (top, process)) + glob.glob(
+            "%s/ompi.*/pid.%d" % (top, process)
+        )
+        inner = glob.glob("%s/ompi.*/jf.*/*_%d" % (top, process))
+        for path in found + [os.path.dirname(path) for path in inner]:
+            if os.path.basename(path).startswith(("ompi.", "prted.", "pid.", "jf.")):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _of(process: int, name: str) -> bytes:
+    with open("/proc/%d/%s" % (process, name), "rb") as file:
+        return file.read()

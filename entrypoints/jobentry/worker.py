@@ -16,7 +16,14 @@ from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.output import say
 from jobentry.ranks import End
-from jobentry.supervise import ABORT_S, STOP_SIGNALS, NodeLoop, adopt_orphans
+from jobentry.supervise import (
+    ABORT_S,
+    STOP_SIGNALS,
+    NodeLoop,
+    adopt_orphans,
+    end_daemons,
+    remove_sessions,
+)
 
 # How long the line to the head may be full.
 _PATIENCE_S = 10.0
@@ -42,6 +49,7 @@ class Worker:
         # Read and write: messages wait in the FIFO until the head's session reads it.
         self._to_head = os.open(paths.to_head, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._path = paths.from_head
+        self._node_dir = paths.node_dir
         self._from_head = -1
         self._was_greeted = False
         self._listen()
@@ -111,6 +119,11 @@ class Worker:
         elif word == "kill":
             self._loop.ranks.kill()
             self._loop.ranks.release()
+        elif word == "clean-up":
+            self._loop.ranks.kill()
+            self._loop.ranks.release()
+            remove_sessions(end_daemons(self._node_dir))
+            self._tell("cleaned-up")
         elif word == "signal":
             self._loop.ranks.pass_on(values["number"])
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -247,14 +248,32 @@ def test_documented_defaults_reach_every_rank(cloud):
     done = cloud.submit("--nodes", "2", "-e", "NCCL_DEBUG=WARN", cloud.script(DUMP))
 
     assert done.code == 0, done
+    default = "ib0,bond0,eth0"
+    has_one = any(name.startswith(tuple(default.split(","))) for _, name in socket.if_nameindex())
     expected = {
         "HOROVOD_MPI_THREADS_DISABLE": b"1",
         "NCCL_DEBUG": b"WARN",
-        "NCCL_SOCKET_IFNAME": b"ib0,bond0,eth0",
+        # Emulated nodes reach each other on the loopback.
+        "NCCL_SOCKET_IFNAME": default.encode() if has_one else b"lo",
         "NCCL_SOCKET_FAMILY": b"AF_INET",
         "NCCL_IB_DISABLE": b"0",
     }
     assert differences(environments(cloud, 2), expected) == []
+
+
+def test_interfaces_that_are_not_there_are_said_before_the_run(cloud):
+    """The user's word stays, on every node, and each says what it has instead."""
+    words = ("-e", "NCCL_SOCKET_IFNAME=none7,none8", "-e", "GLOO_SOCKET_IFNAME=lo")
+
+    done = cloud.submit("--nodes", "2", *words, cloud.script(DUMP))
+
+    assert done.code == 0, done
+    expected = {"NCCL_SOCKET_IFNAME": b"none7,none8", "GLOO_SOCKET_IFNAME": b"lo"}
+    assert differences(environments(cloud, 2), expected) == []
+    for node in (0, 1):
+        fault = f"NCCL_SOCKET_IFNAME=none7,none8: no such network interface on node {node} "
+        assert done.err.count(fault.encode()) == 1, done
+    assert b"GLOO_SOCKET_IFNAME" not in done.err
 
 
 def test_ranks_get_nothing_of_the_submitters_environment(cloud):

@@ -11,6 +11,7 @@ from jobentry.contract.env import EnvError, NodeEnv, OpenMpi
 
 TEXT = st.text(st.characters(exclude_characters="\0"), max_size=20)
 SOME_TEXT = TEXT.filter(bool)
+FILES = st.just("") | TEXT.map(lambda text: "/" + text.rstrip("/") + "f")
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True)
 HOSTS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,9}", fullmatch=True)
 SECONDS = st.floats(0, 1e9, allow_nan=False)
@@ -47,8 +48,8 @@ def nodes(draw: st.DrawFn) -> NodeEnv:
         start_timeout_s=draw(SECONDS),
         open_mpi=OpenMpi(
             np=draw(st.none() | st.integers(1, 999999999)),
-            host_file=draw(TEXT),
-            tune_file=draw(TEXT),
+            host_file=draw(FILES),
+            tune_file=draw(FILES),
             bind_args=draw(st.none() | TEXT),
             x_args=draw(st.none() | TEXT),
             mca_args=draw(st.none() | TEXT),
@@ -157,6 +158,20 @@ def test_a_number_that_is_none_is_named(name: str, text: str):
     shown = text if len(text) <= 80 else text[:80] + "…"
 
     assert problems({name: text}) == ["%s=%r is not a whole number" % (name, shown)]
+
+
+@pytest.mark.parametrize("text", ["0", "00", "000000000"])
+def test_a_job_of_no_ranks_is_named(text: str):
+    """OPENMPI_NP=0 is no way to ask for the default; leaving it empty is."""
+    assert problems({"OPENMPI_NP": text}) == ["OPENMPI_NP=%r: a job has at least 1 rank" % text]
+    assert env.read({"OPENMPI_NP": ""}).open_mpi.np is None
+
+
+@pytest.mark.parametrize("text", ["hostfile", "./hostfile", " /tmp/x", "/tmp/folder/"])
+@pytest.mark.parametrize("name", ["OPENMPI_HOST_FILE_PATH", "TUNE_ENV_FILE"])
+def test_a_path_that_is_none_is_named(name: str, text: str):
+    """The entry and mpirun run in different folders, so a relative path means two files."""
+    assert problems({name: text}) == ["%s=%r is not the absolute path of a file" % (name, text)]
 
 
 @pytest.mark.parametrize("text", ["0", "65536", "999999999"])

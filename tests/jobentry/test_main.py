@@ -20,6 +20,10 @@ Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, 
 """
 
 
+MEND_VARIABLE = "mend or unset it: docs/environment.md says what each variable may hold"
+MEND_ARGS = "mend or unset it: without it the documented default applies (docs/environment.md)"
+
+
 class Ended(NamedTuple):
     """How an entry ended, and what it wrote."""
 
@@ -69,6 +73,8 @@ class Machine:
                 "PATH": str(self.programs),
                 "HOME": str(self.folder),
                 "CLOUDJOB_JOB": "j",
+                # Whatever this machine has, the tests say nothing of it.
+                "NCCL_SOCKET_IFNAME": "lo",
                 "CLOUDJOB_RECORD_URI": (self.folder / "exit.json").as_uri(),
                 **environ,
             },
@@ -157,7 +163,11 @@ def test_a_dry_run_of_words_that_cannot_be_read(machine: Machine):
     """It ends as the run itself would."""
     ended = machine.run("--dry-run", "x.py", OPENMPI_MCA_ARGS="-mca a")
 
-    assert ended == Ended(125, "", "jobentry: OPENMPI_MCA_ARGS: -mca needs 2 more words\n")
+    assert ended == Ended(
+        125,
+        "",
+        f"jobentry: OPENMPI_MCA_ARGS: -mca needs 2 more words\njobentry: hint: {MEND_ARGS}\n",
+    )
 
 
 def test_all_problems_of_the_environment_are_said(machine: Machine):
@@ -171,7 +181,10 @@ def test_all_problems_of_the_environment_are_said(machine: Machine):
     record = machine.record()
 
     assert ended == Ended(
-        125, "", "".join(f"jobentry: reading the environment: {text}\n" for text in problems)
+        125,
+        "",
+        "".join(f"jobentry: reading the environment: {text}\n" for text in problems)
+        + f"jobentry: hint: {MEND_VARIABLE}\n",
     )
     assert (record["exit_code"], record["cause"]) == (125, "entry")
     assert record["failure"]["message"] == "; ".join(problems)
@@ -201,7 +214,22 @@ def test_all_problems_of_the_environment_are_said(machine: Machine):
             {"OPENMPI_NP": "2"},
             125,
             "OPENMPI_NP=2, but 1 node(s) with 1 slot(s) have room for 1",
-            "",
+            MEND_ARGS,
+        ),
+        (
+            "x.py",
+            {"OPENMPI_BIND_ARGS": "none"},
+            125,
+            "OPENMPI_BIND_ARGS: 'none' is no option, and no option asks for it",
+            MEND_ARGS,
+        ),
+        (
+            "x.py",
+            {"TUNE_ENV_FILE": "/no/folder/tune"},
+            125,
+            "writing a file for mpirun: /no/folder/tune: No such file or directory",
+            "is there room, and may you write there?"
+            " OPENMPI_HOST_FILE_PATH and TUNE_ENV_FILE say where",
         ),
         (
             "x.py",

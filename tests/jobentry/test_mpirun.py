@@ -330,6 +330,11 @@ def test_more_ranks_than_slots_can_be_asked_for(words: str):
         (":", "':' would start a second program"),
         ("-mca a :", "':' would start a second program"),
         ("--bind-to :", "':' would start a second program"),
+        ("none", "'none' is no option, and no option asks for it"),
+        ("-bind-to none socket", "'socket' is no option, and no option asks for it"),
+        ("-mca btl tcp self", "'self' is no option, and no option asks for it"),
+        ("--", "'--' is no option"),
+        ("--report-bindings -", "'-' is no option"),
     ],
 )
 def test_words_that_cannot_be_read_are_named(words: str, problem: str):

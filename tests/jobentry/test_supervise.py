@@ -29,8 +29,19 @@ if words == ["--version"]:
 if "FAKE_CODE" in os.environ:
     print("it is not to be")
     sys.exit(int(os.environ["FAKE_CODE"]))
-if "FAKE_HANG" in os.environ:
-    time.sleep(60)
+hang = os.environ.get("FAKE_HANG", "")
+with open(os.environ["ALL"] + "/mpiruns", "a") as file:
+    file.write("%d\\n" % os.getpid())
+with open(os.environ["ALL"] + "/mpiruns") as file:
+    is_first = len(file.readlines()) == 1
+if hang == "always" or (hang == "first" and is_first):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "plm_rsh_agent" in words:
+        agent = words[words.index("plm_rsh_agent") + 1]
+        subprocess.Popen([agent, "node1", "exec orted 600"], start_new_session=True)
+        subprocess.Popen(["orted", "600"], start_new_session=True)
+    os.makedirs("%s/ompi.h.0/pid.%d" % (os.environ.get("TMPDIR", "/tmp"), os.getpid()))
+    time.sleep(600)
 at = words.index("--rank")
 while words[at].startswith("-"):
     at -= 1
@@ -49,6 +60,8 @@ for rank in range(int(words[words.index("-np") + 1])):
     if slots[rank] == slots[0]:
         ranks.append(subprocess.Popen(program, env={**os.environ, **own}, start_new_session=True))
     else:
+        if hang == "worker":
+            time.sleep(600)
         own.update((name, os.environ[name]) for name in names)
         command = ["env", *("%s=%s" % pair for pair in own.items()), *program]
         words = [agent, slots[rank], "exec " + " ".join(map(shlex.quote, command))]
@@ -116,6 +129,7 @@ class Job:
         self._write(programs / "mpirun", "#!%s -IS\n%s" % (sys.executable, MPIRUN))
         self._write(programs / "python", '#!/bin/sh\nexec %s "$@"\n' % sys.executable)
         self.path = "%s:/usr/bin:/bin" % programs
+        (programs / "orted").symlink_to("/bin/sleep")
         self.agent = programs / "agent"
         self._write(
             self.agent,
@@ -143,6 +157,9 @@ class Job:
             "LC_ALL": "C.UTF-8",
             "HOME": str(folder),
             "MA_HOME": str(folder),
+            "TMPDIR": str(folder / "tmp"),
+            # Whatever this machine has, the tests say nothing of it.
+            "NCCL_SOCKET_IFNAME": "lo",
             "CLOUDJOB_JOB": "j",
             "CLOUDJOB_NODE_DIR": str(folder / "node"),
             "CLOUDJOB_REMOTE_SHELL": str(self.agent),
@@ -187,6 +204,10 @@ class Job:
         found = self.record["failure"]
         assert isinstance(found, dict)
         return found
+
+    def mpiruns(self) -> list[str]:
+        """Return the process id of each mpirun that was started."""
+        return (self.folder / "mpiruns").read_text().split()
 
     def left(self) -> list[int]:
         """Return the processes of this job that have not ended."""
@@ -431,13 +452,33 @@ def test_an_mpirun_that_refuses(job: Job):
 
 
 def test_an_mpirun_that_hangs(job: Job):
-    """It is ended when the time for a start is over."""
+    """It is ended when nothing happens for too long, tried once more, and then given up."""
     job.script("")
-    (ended,) = job.run(FAKE_HANG="1", CLOUDJOB_START_TIMEOUT_S="1")
+    (ended,) = job.run(FAKE_HANG="always", CLOUDJOB_START_TIMEOUT_S="1")
 
     assert (ended.code, job.record["cause"]) == (125, "entry")
-    assert job.failure["message"].startswith("starting the ranks: mpirun started 0")
+    text = "starting the ranks: mpirun started 0 of 1 and then hung for 1 s"
+    without = "; without a rank: node 0 (node0)"
+    assert ended.err.splitlines() == [
+        f"jobentry: {text}{without}: ending it, and starting it once more",
+        f"jobentry: {text}, at the second try, too{without}",
+    ]
+    assert job.failure["message"] == f"{text}, at the second try, too{without}"
+    assert len(job.mpiruns()) == 2
+    assert list((job.folder / "node0/tmp/ompi.h.0").iterdir()) == []
     assert job.left() == []
+
+
+def test_an_mpirun_that_hangs_once(job: Job):
+    """The second one does the job, and the user is told."""
+    job.script("print('ran', rank)\n")
+    (ended,) = job.run(FAKE_HANG="first", CLOUDJOB_START_TIMEOUT_S="2")
+
+    assert (ended.code, ended.out) == (0, "[0] ran 0\n")
+    assert "ending it, and starting it once more" in ended.err
+    assert (job.record["exit_code"], job.record["failure"]) == (0, None)
+    assert list((job.folder / "node0/tmp/ompi.h.0").iterdir()) == []
+    assert len(job.mpiruns()) == 2
 
 
 def test_an_mpirun_that_is_killed(job: Job, until: Callable[..., None]):
@@ -577,6 +618,66 @@ def test_a_rank_of_a_worker_that_fails(pair: Job):
         "node": 1, "host": "node1", "rank": 1, "signal": None, "exit_code": 3,
         "message": "sys.exit(3)", "last_lines": ["line of 1"],
     }  # fmt: skip
+    assert pair.left() == []
+
+
+def test_each_node_has_its_own_interfaces(pair: Job):
+    """Each decides for itself, before the run; the head's choice is no other node's."""
+    pair.environ["OPENMPI_X_ARGS"] = "-x NCCL_SOCKET_IFNAME -x HOME"
+    pair.script("print(os.environ['NCCL_SOCKET_IFNAME'])\n")
+    entries = [pair.start(0, NCCL_SOCKET_IFNAME="none7"), pair.start(1, NCCL_SOCKET_IFNAME="lo")]
+    head, worker = [entry.wait() for entry in entries]
+
+    assert (head.out, worker.out) == ("[0] none7\n", "[1] lo\n")
+    assert head.err.startswith(
+        "jobentry: choosing the network: NCCL_SOCKET_IFNAME=none7: no such network interface on"
+        " node 0 (node0), which has lo"
+    )
+    assert worker.err == ""
+
+
+def test_a_users_interfaces_reach_every_node(pair: Job):
+    """What stands in OPENMPI_X_ARGS is for all, and each node without it says so."""
+    pair.environ["OPENMPI_X_ARGS"] = "-x NCCL_SOCKET_IFNAME=none7"
+    pair.script("print(os.environ['NCCL_SOCKET_IFNAME'])\n")
+    head, worker = pair.run()
+
+    assert (head.out, worker.out) == ("[0] none7\n", "[1] none7\n")
+    for node, ended in enumerate((head, worker)):
+        assert f"NCCL_SOCKET_IFNAME=none7: no such network interface on node {node}" in ended.err
+
+
+def test_the_second_start_finds_no_daemon_of_the_first(pair: Job):
+    """What a hung mpirun has left on any node is ended before the next one starts."""
+    daemons = "[f for f in os.listdir('/proc') if f.isdecimal() and is_daemon(f)]"
+    pair.script(
+        "def is_daemon(process):\n"
+        "    try:\n"
+        "        words = open('/proc/' + process + '/cmdline').read().split('\\0')\n"
+        "        marks = open('/proc/' + process + '/environ', errors='replace').read()\n"
+        "    except OSError: return False\n"
+        "    return words[0] == 'orted' and os.environ['ALL'] in marks\n"
+        f"print('daemons', {daemons})\n"
+    )
+    head, worker = pair.run(FAKE_HANG="first", CLOUDJOB_START_TIMEOUT_S="5")
+
+    assert (head.code, worker.code) == (0, 0), (head, worker)
+    assert "ending it, and starting it once more" in head.err
+    assert (head.out, worker.out) == ("[0] daemons []\n", "[1] daemons []\n")
+    assert len(pair.mpiruns()) == 2
+
+
+def test_a_start_that_hangs_half_way_is_not_tried_again(pair: Job):
+    """A rank that has started runs the script, which nobody asked to have run twice."""
+    pair.script("open(os.environ['ALL'] + '/runs', 'a').write('x')\n" + WAIT)
+    head, worker = pair.run(FAKE_HANG="worker", CLOUDJOB_START_TIMEOUT_S="5")
+
+    text = "starting the ranks: mpirun started 1 of 2 and then hung for 5 s"
+    assert (head.code, worker.code) == (125, 125)
+    assert pair.failure["message"] == f"{text}; without a rank: node 1 (node1)"
+    assert (pair.failure["node"], pair.failure["host"]) == (1, "node1")
+    assert (pair.folder / "runs").read_text() == "x"
+    assert len(pair.mpiruns()) == 1
     assert pair.left() == []
 
 

@@ -59,6 +59,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 class EnvError(Exception):
     """The environment of this node is not usable; ``problems`` lists every fault."""
 
+    hint = "mend or unset it: docs/environment.md says what each variable may hold"
+
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
@@ -202,9 +204,9 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
         timeout_s=reader.seconds(CLOUDJOB_TIMEOUT_S, 0.0),
         start_timeout_s=reader.seconds(CLOUDJOB_START_TIMEOUT_S, DEFAULT_START_TIMEOUT_S),
         open_mpi=OpenMpi(
-            np=reader.first_number((OPENMPI_NP,), 0) or None,
-            host_file=environ.get(OPENMPI_HOST_FILE_PATH, ""),
-            tune_file=environ.get(TUNE_ENV_FILE, ""),
+            np=reader.ranks(OPENMPI_NP),
+            host_file=reader.path(OPENMPI_HOST_FILE_PATH),
+            tune_file=reader.path(TUNE_ENV_FILE),
             bind_args=environ.get(OPENMPI_BIND_ARGS),
             x_args=environ.get(OPENMPI_X_ARGS),
             mca_args=environ.get(OPENMPI_MCA_ARGS),
@@ -234,6 +236,25 @@ class _Reader:
                 return int(text)
             self.problems.append(f"{name}={_shown(text)!r} is not a whole number")
         return default
+
+    def ranks(self, name: str) -> int | None:
+        """Return ``name`` as a number of ranks, None when it is not set or empty."""
+        faults = len(self.problems)
+        number = self.first_number((name,), 0)
+        if number or not self.environ.get(name):
+            return number or None
+        if len(self.problems) == faults:
+            self.problems.append(
+                f"{name}={_shown(self.environ[name])!r}: a job has at least 1 rank"
+            )
+        return None
+
+    def path(self, name: str) -> str:
+        """Return ``name`` as the path of a file; mpirun would take a relative one for another."""
+        text = self.environ.get(name, "")
+        if text and (not text.startswith("/") or text.endswith("/")):
+            self.problems.append(f"{name}={_shown(text)!r} is not the absolute path of a file")
+        return text
 
     def port(self, name: str, default: int) -> int:
         """Return ``name`` as the number of a port."""

@@ -34,6 +34,11 @@ OPENMPI_X_ARGS = "OPENMPI_X_ARGS"
 OPENMPI_MCA_ARGS = "OPENMPI_MCA_ARGS"
 OPENMPI_EXTRA_ARGS = "OPENMPI_EXTRA_ARGS"
 
+# Which interfaces and devices the libraries below a script use.
+NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
+NCCL_IB_HCA = "NCCL_IB_HCA"
+GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
+
 # What cloudjob adds.
 CLOUDJOB_JOB = "CLOUDJOB_JOB"
 CLOUDJOB_LAUNCHER = "CLOUDJOB_LAUNCHER"
@@ -74,6 +79,10 @@ PER_NODE = frozenset(
         MA_CURRENT_INSTANCE_NAME,
         CLOUDJOB_NODE_DIR,
         CLOUDJOB_SSH_KEY,
+        # Each entry sets these, also when they are one user's word for all nodes.
+        NCCL_SOCKET_IFNAME,
+        NCCL_IB_HCA,
+        GLOO_SOCKET_IFNAME,
         "MA_HOME",
         "MA_MOUNT_PATH",
         "MA_JOB_DIR",

@@ -58,6 +58,7 @@ _ONE_WORD = frozenset(
         "cpu-set",
     ]
 )
+_KNOWN = _ONE_WORD.union(_MCA_OPTIONS)
 # Open MPI 5.0 moved starting and stopping to PRRTE, which knows other names.
 _RENAMED_IN_5 = {
     "orte_rsh_agent": "plm_ssh_agent",
@@ -70,6 +71,8 @@ _GONE_IN_5 = ("routed", "oob")
 
 class ArgsError(Exception):
     """A variable with mpirun options cannot be read; ``problems`` lists every fault."""
+
+    hint = "mend or unset it: without it the documented default applies (docs/environment.md)"
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -185,6 +188,19 @@ def command(
     )
 
 
+def exported_values(node: NodeEnv) -> dict[str, str]:
+    """Return the values that stand in ``OPENMPI_X_ARGS`` or its default, by name.
+
+    A variable there that cannot be read gives none; ``command`` says what is wrong with it.
+    """
+    try:
+        options, _ = _user_options(node)
+    except ArgsError:
+        return {}
+    pairs = (option.words[0].partition("=") for option in options if option.name == "x")
+    return {name: value for name, equals, value in pairs if equals}
+
+
 def rank_program(entry: Sequence[str], program: Sequence[str]) -> tuple[str, ...]:
     """Return the command that runs ``program`` under our rank door.
 
@@ -233,7 +249,7 @@ def _parse(words: list[str]) -> list[_Option]:
         name, equals, value = word.lstrip("-").partition("=")
         count = 2 if name in _MCA_OPTIONS else 1 if name in _ONE_WORD else 0
         if not word.startswith("-") or not name:
-            # What follows an option that we do not know belongs to it.
+            _check_loose(word, options)
             options.append(_Option("", (word,)))
         elif equals and count == 1 and name != "x":
             options.append(_Option(name, (value,)))
@@ -245,6 +261,15 @@ def _parse(words: list[str]) -> list[_Option]:
         else:
             options.append(_Option(word.lstrip("-"), ()))
     return options
+
+
+def _check_loose(word: str, before: list[_Option]) -> None:
+    """What follows an option that we do not know belongs to it; nothing else may stand alone."""
+    if word.startswith("-"):
+        raise ValueError(f"{word[:80]!r} is no option")
+    if not before or before[-1].name in _KNOWN:
+        # mpirun would take it for the program to start.
+        raise ValueError(f"{word[:80]!r} is no option, and no option asks for it")
 
 
 def _words(option: _Option) -> list[str]:

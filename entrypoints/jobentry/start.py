@@ -1,0 +1,73 @@
+"""Whether mpirun still starts the ranks, or hangs: how long it has, and what is done then. No I/O.
+
+Open MPI 5.0.11 hangs in its start-up now and then, and neither version ends a start that hangs by
+itself (experiments: a hung agent is waited for for ever, whatever its time-outs say).
+"""
+
+from __future__ import annotations
+
+from typing import Mapping, Sequence
+
+from jobentry.contract import exits
+from jobentry.contract.exits import Failure
+
+# So long may nothing happen: 32 nodes on two cores took 16 s to their first rank.
+_PATIENCE_S = 20.0
+_PER_NODE_S = 1.0
+_ATTEMPTS = 2
+_NAMED = 8
+
+
+def patience_s(nodes: int, start_timeout_s: float, attempt: int) -> float:
+    """Return for how many seconds no further rank may start before mpirun is taken for hung.
+
+    Args:
+        attempt: 1 or 2. A second hang may only be slowness, so the second has twice the time.
+    """
+    return min(start_timeout_s, attempt * (_PATIENCE_S + _PER_NODE_S * nodes))
+
+
+def may_try_again(attempt: int, started: Mapping[int, int]) -> bool:
+    """Whether mpirun may be started once more.
+
+    A rank that has started runs the user's script, which is never run twice behind the user's back.
+    """
+    return attempt < _ATTEMPTS and not started
+
+
+def hung(
+    hosts: Sequence[str],
+    slots: int,
+    ranks: int,
+    started: Mapping[int, int],
+    attempt: int,
+    waited_s: float,
+) -> Failure:
+    """Return what there is to say of a start that hangs.
+
+    Args:
+        slots: How many ranks a node has room for.
+        ranks: How many there should be.
+        started: The ranks that have started, with their nodes.
+        waited_s: For how long no further one has.
+    """
+    text = "starting the ranks: mpirun started %d of %d and then hung for %g s" % (
+        len(started),
+        ranks,
+        waited_s,
+    )
+    if attempt > 1:
+        text += ", at the second try, too"
+    # With fewer ranks than slots some nodes may have none to start.
+    fills = ranks > slots * (len(hosts) - 1)
+    silent = sorted(set(range(len(hosts))) - set(started.values())) if fills else []
+    if silent:
+        named = ", ".join("node %d (%s)" % (node, hosts[node]) for node in silent[:_NAMED])
+        text += "; without a rank: " + named + (" ..." if len(silent) > _NAMED else "")
+    blamed = silent[0] if silent and len(silent) < len(hosts) else None
+    return Failure(
+        node=blamed,
+        host="" if blamed is None else hosts[blamed],
+        exit_code=exits.ENTRY_FAILED,
+        message=text,
+    )

@@ -1,0 +1,82 @@
+"""A real mpirun that hangs in its start-up: ended soon, tried once more, and named."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+# What stands before the real mpirun on PATH: it gives that a remote shell which accepts and then
+# says nothing, as a hung sshd does, the first time or every time. Either version waits for ever.
+WRAPPER = """\
+#!{python} -IS
+import os, sys
+words = sys.argv[1:]
+if words != ["--version"]:
+    at = next(i for i, word in enumerate(words) if word in ("plm_rsh_agent", "plm_ssh_agent"))
+    name = os.environ["RESULTS"] + "/mpirun-%d"
+    count = sum(os.path.exists(name % i) for i in (1, 2, 3))
+    open(name % (count + 1), "w").close()
+    if count < {hangs}:
+        words[at + 1] = {silent!r}
+os.execv({mpirun!r}, [{mpirun!r}, *words])
+"""
+SOON_S = 120.0
+
+
+def hang(cloud, times):
+    """Let mpirun hang so many times."""
+    folder = cloud.folder / "bin"
+    folder.mkdir()
+    silent = folder / "silent"
+    silent.write_text("#!/bin/sh\nexec sleep 600\n")
+    wrapper = folder / "mpirun"
+    wrapper.write_text(
+        WRAPPER.format(
+            python=sys.executable, hangs=times, silent=str(silent), mpirun=str(cloud.mpi.mpirun)
+        )
+    )
+    for path in (silent, wrapper):
+        path.chmod(0o755)
+    cloud.environ["PATH"] = f"{folder}:{cloud.mpi.path}"
+
+
+def test_a_start_that_hangs_once_is_only_late(cloud):
+    """The second mpirun runs every rank, once; the log says what happened."""
+    hang(cloud, 1)
+    script = cloud.script("""
+        from mpi4py import MPI
+        leave(f"run-{rank}-{os.getpid()}")
+        print("sum", MPI.COMM_WORLD.allreduce(rank))
+        """)
+
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", script, limit_s=SOON_S)
+
+    assert done.code == 0, done
+    assert sorted(done.lines) == [b"[%d] sum 6" % rank for rank in range(4)]
+    assert (
+        b"starting the ranks: mpirun started 0 of 4 and then hung for 22 s; without a rank: node 0"
+    ) in done.err
+    assert b"ending it, and starting it once more" in done.err
+    assert len(cloud.left("run-*")) == 4
+    assert sorted(cloud.left("mpirun-*")) == ["mpirun-1", "mpirun-2"]
+    assert cloud.status(done.job)["failure"] is None
+
+
+@pytest.mark.one_mpi
+def test_a_start_that_always_hangs_is_given_up(cloud):
+    """Long before the time for a start is over; the record names who has not started."""
+    hang(cloud, 9)
+    script = cloud.script("leave(f'run-{rank}')")
+
+    done = cloud.submit("--nodes", "2", script, limit_s=SOON_S)
+
+    assert done.code == 125, done
+    status = cloud.status(done.job)
+    host = f"ma-job-{done.job}-worker-%d.ma-job-{done.job}"
+    assert status["cause"] == "entry"
+    assert status["failure"]["message"] == (
+        "starting the ranks: mpirun started 0 of 2 and then hung for 44 s, at the second try, too; "
+        f"without a rank: node 0 ({host % 0}), node 1 ({host % 1})"
+    )
+    assert sorted(cloud.left()) == ["mpirun-1", "mpirun-2"]
