@@ -94,10 +94,10 @@ def pack(source: Path, destination: Path, *, script: str, limit_bytes: int) -> C
 
     Raises:
         PackageError: The source cannot be read, is too big, changes meanwhile, holds links that
-            leave it, or does not hold ``script``.
+            leave it, or does not hold ``script``, when one is named.
     """
     tree = scan(source, besides=destination)
-    script_file = _check_script(tree, script)
+    script_file = _check_script(tree, script) if script else ""
     _check_size(tree, limit_bytes)
     return _write(tree, destination, script_file)
 

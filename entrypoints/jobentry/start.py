@@ -36,6 +36,7 @@ def may_try_again(attempt: int, started: Mapping[int, int]) -> bool:
 
 
 def hung(
+    starter: str,
     hosts: Sequence[str],
     slots: int,
     ranks: int,
@@ -46,12 +47,14 @@ def hung(
     """Return what there is to say of a start that hangs.
 
     Args:
+        starter: The name of what starts the ranks.
         slots: How many ranks a node has room for.
         ranks: How many there should be.
         started: The ranks that have started, with their nodes.
         waited_s: For how long no further one has.
     """
-    text = "starting the ranks: mpirun started %d of %d and then hung for %g s" % (
+    text = "starting the ranks: %s started %d of %d and then hung for %g s" % (
+        starter,
         len(started),
         ranks,
         waited_s,

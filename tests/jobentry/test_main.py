@@ -207,7 +207,7 @@ def test_all_problems_of_the_environment_are_said(machine: Machine):
             {"CLOUDJOB_LAUNCHER": "magic"},
             125,
             "CLOUDJOB_LAUNCHER=magic: there is no such launcher",
-            "choose one of mpirun",
+            "choose one of mpirun, torchrun",
         ),
         (
             "x.py",
