@@ -1,4 +1,4 @@
-"""Which network interfaces NCCL and Gloo are told to use, and whether this node has them.
+"""Which network interfaces NCCL, Gloo and Open MPI are told to use, and whether they are here.
 
 With a name that no interface has, both end in the middle of a start, with words that say little.
 """
@@ -24,6 +24,8 @@ _OWN_NETWORKS = (
     *("docker", "podman", "br-", "virbr", "veth", "cni", "cbr", "flannel", "cali", "lxc", "lxd"),
     *("kube-", "ifb", "dummy", "tunl"),
 )
+# What its own default leaves out, which a value of ours replaces.
+_EXCLUDED_BY_OPEN_MPI = "127.0.0.1/8,sppp"
 # From linux/sockios.h and linux/if.h: as addresses and flags of this network namespace, which
 # /sys/class/net need not show.
 _GET_FLAGS, _GET_ADDRESS = 0x8913, 0x8915
@@ -103,6 +105,7 @@ def choose(node: NodeEnv, environ: Mapping[str, str], here: Here) -> Choice:
         _sockets_of_nccl(node, environ, here),
         _sockets_of_gloo(node, environ, here),
         _devices_of_nccl(node, environ, here),
+        _sockets_of_open_mpi(node, environ, here),
     )
     return Choice(
         {name: value for choice in choices for name, value in choice.variables.items()},
@@ -155,6 +158,26 @@ def _devices_of_nccl(node: NodeEnv, environ: Mapping[str, str], here: Here) -> C
     return Choice({name: value}, (f"{fault}: NCCL will go over sockets",))
 
 
+def _sockets_of_open_mpi(node: NodeEnv, environ: Mapping[str, str], here: Here) -> Choice:
+    """Keep ranks off the networks that every node has for itself, with the same addresses.
+
+    A rank takes such an address of its peer's for a way to it, and an allreduce hangs (4.1.4 and
+    5.0.11, each node with a docker0).
+    """
+    own = [interface.name for interface in here.interfaces if _is_own(interface)]
+    is_asked = any(name in environ for name in (names.OMPI_TCP_INCLUDE, names.OMPI_TCP_EXCLUDE))
+    is_asked = is_asked or any(
+        name.startswith("btl_tcp_if_") for name in mpirun.asked_parameters(node)
+    )
+    if node.nodes == 1 or not own or is_asked:
+        return Choice({})
+    note = (
+        "choosing the network: node %d (%s): Open MPI is kept off %s, which lead%s to no other node"
+    )
+    note %= (node.node, node.host, ", ".join(own), "s" * (len(own) == 1))
+    return Choice({names.OMPI_TCP_EXCLUDE: ",".join((_EXCLUDED_BY_OPEN_MPI, *own))}, (note,))
+
+
 def _asked(node: NodeEnv, environ: Mapping[str, str], name: str) -> tuple[str | None, bool]:
     """Return what the ranks would be told, and whether that is somebody's own word."""
     given = mpirun.exported_values(node).get(name)
@@ -204,7 +227,7 @@ def look() -> Here:
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         wide = _wide_addresses()
-        for _, name in socket.if_nameindex():
+        for name in _names():
             flags = _flags(probe, name)
             addresses = (*_address(probe, name), *wide.get(name, ()))
             if flags & _IS_UP and addresses:
@@ -213,6 +236,13 @@ def look() -> Here:
     with contextlib.suppress(OSError):
         devices = sorted(os.listdir(_INFINIBAND))
     return Here(tuple(found), tuple(devices))
+
+
+def _names() -> list[str]:
+    """Return the names of all interfaces; PyPy has no ``socket.if_nameindex``."""
+    with contextlib.suppress(OSError), open("/proc/net/dev", "rb") as file:
+        return [os.fsdecode(line.partition(b":")[0].strip()) for line in file.readlines()[2:]]
+    return []
 
 
 def toward_others(node: NodeEnv, environ: Mapping[str, str], here: Here) -> str:

@@ -80,6 +80,7 @@ def main(argv: Sequence[str]) -> int:
             record = _entry_record(os.environ.get(names.CLOUDJOB_JOB, ""), str(error))
             _leave_record(os.environ.get(names.CLOUDJOB_RECORD_URI, ""), record)
         return exits.ENTRY_FAILED
+    _hide_secrets(node)
     if options.is_dry_run:
         return _show(node, options)
     try:
@@ -100,6 +101,16 @@ def _take_delivered() -> str:
         except OSError as error:
             say(f"reading the variables that were delivered: {path}: {error.strerror}")
     return path
+
+
+def _hide_secrets(node: NodeEnv) -> None:
+    """Take the secrets out of what every child of ours inherits: only the ranks need them."""
+    for name in node.secret_names:
+        if name in os.environ:
+            _secrets[name] = os.environ.pop(name)
+
+
+_secrets: dict[str, str] = {}
 
 
 def _options(argv: Sequence[str]) -> Options | None:
@@ -368,7 +379,7 @@ def _code_folder(node: NodeEnv, where: NodePaths) -> str:
 
 
 def _environment(node: NodeEnv, where: NodePaths, folder: str) -> dict[str, str]:
-    environment = plan.node_environment(os.environ, node, where, folder)
+    environment = plan.node_environment({**os.environ, **_secrets}, node, where, folder)
     if os.geteuid() == 0:
         # Who runs a container as root has decided so; mpirun would refuse.
         environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")

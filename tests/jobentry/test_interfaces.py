@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -123,7 +123,7 @@ def test_excluding_is_the_opposite(words: list[str], name: str):
 @pytest.mark.parametrize("environ", [{}, {"NCCL_SOCKET_IFNAME": "bond0,eth0"}])
 def test_a_default_that_is_here_stays(environ: dict[str, str]):
     """Each node has it for itself, so the head's choice overwrites nobody's."""
-    choice = choose(TWO, here(ETH0, DOCKER0), **environ)
+    choice = choose(TWO, here(ETH0, NET1), **environ)
 
     assert choice == Choice({"NCCL_SOCKET_IFNAME": environ.get("NCCL_SOCKET_IFNAME", DEFAULT)})
 
@@ -134,7 +134,7 @@ def test_a_default_that_is_here_stays(environ: dict[str, str]):
 )
 def test_a_default_that_is_not_here_is_mended(value: str, environ: dict[str, str]):
     """By the interface on which the other nodes are, and the log says so."""
-    choice = choose(TWO, here(DOCKER0, ETH0._replace(name="ens1"), NET1, toward="net1"), **environ)
+    choice = choose(TWO, here(ETH0._replace(name="ens1"), NET1, toward="net1"), **environ)
 
     assert choice == Choice(
         {"NCCL_SOCKET_IFNAME": "net1"},
@@ -164,7 +164,7 @@ def test_a_default_that_is_not_here_is_mended(value: str, environ: dict[str, str
 )
 def test_what_is_chosen(node: NodeEnv, found: Here, expected: str):
     """Never a network of this machine alone, and the loopback only where the others are on it."""
-    assert choose(node, found).variables == {"NCCL_SOCKET_IFNAME": expected}
+    assert choose(node, found).variables["NCCL_SOCKET_IFNAME"] == expected
 
 
 @pytest.mark.parametrize("found", [here(), here(DOCKER0, toward="docker0")])
@@ -172,7 +172,7 @@ def test_when_nothing_leads_to_other_nodes_that_is_said(found: Here):
     """The value stays: a wrong choice would say less than NCCL will."""
     choice = choose(TWO, found)
 
-    assert choice.variables == {"NCCL_SOCKET_IFNAME": DEFAULT}
+    assert choice.variables["NCCL_SOCKET_IFNAME"] == DEFAULT
     assert choice.notes[0].endswith("on node 1 (b), which has lo, and none leads to other nodes")
     assert choice.asks_way
 
@@ -263,6 +263,45 @@ def test_devices_of_infiniband_are_checked(value: str, devices: tuple[str, ...],
     )
 
 
+EXCLUDE = "OMPI_MCA_btl_tcp_if_exclude"
+
+
+def test_open_mpi_is_kept_off_the_networks_of_one_machine():
+    """Each node names those that it has; what Open MPI leaves out by itself stays left out."""
+    choice = choose(TWO, here(ETH0, DOCKER0, Interface("br-1f", ("172.18.0.1",))))
+
+    assert choice.variables[EXCLUDE] == "127.0.0.1/8,sppp,docker0,br-1f"
+    assert choice.notes == (
+        "choosing the network: node 1 (b): Open MPI is kept off docker0, br-1f, which lead to no"
+        " other node",
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "found", "environ"),
+    [
+        (ONE, here(ETH0, DOCKER0), {}),
+        (TWO, here(ETH0), {}),
+        # Both kinds of list at once are an error of Open MPI's.
+        (TWO, here(ETH0, DOCKER0), {"OMPI_MCA_btl_tcp_if_include": "eth0"}),
+        (TWO, here(ETH0, DOCKER0), {EXCLUDE: "lo"}),
+        (
+            TWO._replace(open_mpi=OpenMpi(mca_args="-mca btl_tcp_if_include eth0")),
+            here(ETH0, DOCKER0),
+            {},
+        ),
+        (
+            TWO._replace(open_mpi=OpenMpi(extra_args="--mca btl_tcp_if_exclude lo")),
+            here(ETH0, DOCKER0),
+            {},
+        ),
+    ],
+)
+def test_open_mpi_is_left_alone(node: NodeEnv, found: Here, environ: dict[str, str]):
+    """Where there is nothing to leave out, nobody to be reached, or somebody has decided."""
+    assert set(choose(node, found, **environ).variables) == {"NCCL_SOCKET_IFNAME"}
+
+
 # -- what is there ------------------------------------------------------------------------------
 
 
@@ -272,7 +311,8 @@ def test_the_loopback_of_this_machine_is_found():
 
     assert found["lo"].is_loopback
     assert "127.0.0.1" in found["lo"].addresses
-    assert set(found) <= {name for _, name in socket.if_nameindex()}
+    # The kernel may list more: those that are down, or have no address.
+    assert set(found) <= {path.name for path in Path("/sys/class/net").iterdir()}
 
 
 def test_the_way_to_nodes_on_this_machine_is_the_loopback():

@@ -160,6 +160,7 @@ class Job:
             "TMPDIR": str(folder / "tmp"),
             # Whatever this machine has, the tests say nothing of it.
             "NCCL_SOCKET_IFNAME": "lo",
+            "OMPI_MCA_btl_tcp_if_include": "lo",
             "CLOUDJOB_JOB": "j",
             "CLOUDJOB_NODE_DIR": str(folder / "node"),
             "CLOUDJOB_REMOTE_SHELL": str(self.agent),

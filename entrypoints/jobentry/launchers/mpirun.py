@@ -213,16 +213,24 @@ def command(
 
 
 def exported_values(node: NodeEnv) -> dict[str, str]:
-    """Return the values that stand in ``OPENMPI_X_ARGS`` or its default, by name.
-
-    A variable there that cannot be read gives none; ``command`` says what is wrong with it.
-    """
-    try:
-        options, _ = _user_options(node)
-    except ArgsError:
-        return {}
+    """Return the values that stand in ``OPENMPI_X_ARGS`` or its default, by name."""
+    options = _readable_options(node)
     pairs = (option.words[0].partition("=") for option in options if option.name == "x")
     return {name: value for name, equals, value in pairs if equals}
+
+
+def asked_parameters(node: NodeEnv) -> frozenset[str]:
+    """Return the MCA parameters that stand in the four variables or their defaults."""
+    options = _readable_options(node)
+    return frozenset(option.words[0] for option in options if option.name in _MCA_OPTIONS)
+
+
+def _readable_options(node: NodeEnv) -> list[_Option]:
+    """Return no option where some cannot be read: ``command`` says what is wrong with them."""
+    try:
+        return _user_options(node)[0]
+    except ArgsError:
+        return []
 
 
 def rank_program(entry: Sequence[str], program: Sequence[str]) -> tuple[str, ...]:

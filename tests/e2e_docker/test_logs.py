@@ -1,0 +1,92 @@
+"""An engine keeps lines in parts of 16 KiB; what comes back are the bytes that were written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import docker
+import pytest
+
+from cloudjob.backends.docker import logs
+from cloudjob.backends.docker.request import LOG_DRIVER
+
+pytestmark = pytest.mark.docker
+
+# Sizes around the engine's cut, a line of a megabyte, a progress bar, UTF-8 across a cut; each
+# flushed by itself, so that the engine sees pieces that do not end their line.
+WRITE = """\
+import sys, time
+out = sys.stdout.buffer
+def write(*pieces):
+    for piece in pieces:
+        out.write(piece)
+        out.flush()
+        time.sleep(0.02)
+for size in (1, 16383, 16384, 16385, 32767, 32768, 32769):
+    write(b"%d " % size + b"s" * size + b"\\n")
+write(b"m" * 1_000_000 + b"\\n")
+write(b"part one, ", b"part two", b"\\n")
+for done in range(0, 101, 10):
+    write(b"\\r%3d%% " % done + b"#" * done)
+write(b"\\n")
+write(("a" + "é" * 30_000).encode(), b"\\n", b"\\n\\n")
+write(b"\\r" * 20_000 + b"\\n", b"crlf\\r\\n")
+"""
+
+
+def written() -> bytes:
+    """What WRITE writes."""
+    sizes = (1, 16383, 16384, 16385, 32767, 32768, 32769)
+    data = b"".join(b"%d " % size + b"s" * size + b"\n" for size in sizes)
+    data += b"m" * 1_000_000 + b"\npart one, part two\n"
+    data += b"".join(b"\r%3d%% " % done + b"#" * done for done in range(0, 101, 10)) + b"\n"
+    return data + ("a" + "é" * 30_000 + "\n\n\n").encode() + b"\r" * 20_000 + b"\ncrlf\r\n"
+
+
+@pytest.mark.parametrize("follow", [True, False], ids=["live", "afterwards"])
+@pytest.mark.parametrize("driver", [LOG_DRIVER, "json-file"])
+def test_long_lines_and_progress_bars_are_exact(
+    engine: docker.APIClient, base_image: str, tmp_path: Path, driver: str, follow: bool
+):
+    """With the driver that we ask for, and with the usual one where an engine lacks that.
+
+    The usual one cuts without looking and keeps JSON, so of a letter that it cut nothing can be had
+    back; that is why we ask for the other (tried on 20.10).
+    """
+    config = engine.create_host_config(log_config={"type": driver, "config": {}})
+    made = engine.create_container(
+        base_image, entrypoint=["python3", "-c", WRITE], host_config=config
+    )["Id"]
+    try:
+        engine.start(made)
+        if not follow:
+            engine.wait(made, timeout=60)
+        source = logs.Source(0, made, driver, tmp_path / "none")
+        pieces = list(logs.read(engine, source, follow=follow))
+    finally:
+        engine.remove_container(made, force=True)
+
+    data = b"".join(pieces)
+    if driver == LOG_DRIVER:
+        assert data == written()
+    else:
+        cut, letter = "\ufffd".encode(), "é".encode()
+        assert data.count(letter) > 29_900
+        assert data.replace(cut, b"").replace(letter, b"") == written().replace(letter, b"")
+    assert all(piece.endswith(b"\n") for piece in pieces)
+
+
+def test_a_rank_with_a_progress_bar_is_exact(cloud):
+    """Through the relay of the entry, too: live with its marks, and byte for byte afterwards."""
+    cloud.script(WRITE)
+
+    done = cloud.submit("--nodes", "2")
+    shown = cloud.run("logs", done.job, "--rank", "1").out
+    raw = {rank: cloud.run("logs", done.job, "--rank", rank, "--raw").out for rank in "01"}
+
+    assert done.code == 0, done
+    assert raw == {"0": written(), "1": written()}
+    assert b"[1] " + b"m" * 1_000_000 + b"\n" in done.out
+    assert b"[1] " + b"m" * 1_000_000 + b"\n" in shown
+    # A bar that is not complete is shown in parts, each in a line of its own.
+    assert b"\r100% " in done.out

@@ -1,0 +1,321 @@
+"""What nodes say to each other, and over which of their interfaces."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from cloudjob.backends.docker.delivery import new_key
+
+pytestmark = pytest.mark.docker
+
+BIN = Path(sys.executable).parent
+OPEN_MPI_5 = ("--ca-bundle", os.environ.get("PIP_CERT") or "/etc/ssl/certs/ca-certificates.crt")
+
+
+@pytest.fixture(autouse=True)
+def _root() -> None:
+    """Look into the networks of containers, which only root may."""
+    if os.geteuid() and os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1":
+        pytest.fail("these tests look into other network namespaces, so they must run as root")
+    if os.geteuid():
+        pytest.skip("only root may look into other network namespaces")
+
+
+class Nodes:
+    """A job started by hand, as on the platform, on nodes whose networks can be changed before.
+
+    The network of a node is that of a container which only sleeps, and the node itself joins it.
+    """
+
+    def __init__(self, engine: docker.APIClient, image: str) -> None:
+        self._engine = engine
+        self._image = image
+        self._name = f"cloudjob-test-{os.urandom(4).hex()}"
+        self._made: list[str] = []
+        self._hosts = [f"{self._name}-{index}" for index in range(2)]
+        self._network = engine.create_network(self._name)["Id"]
+        self._sleepers = [self._sleeper(host) for host in self._hosts]
+
+    def _sleeper(self, host: str) -> str:
+        engine = self._engine
+        made = engine.create_container(
+            self._image,
+            entrypoint=["sleep", "600"],
+            hostname=host,
+            networking_config=engine.create_networking_config(
+                {self._network: engine.create_endpoint_config(aliases=[host])}
+            ),
+        )["Id"]
+        self._made.append(made)
+        engine.start(made)
+        return str(made)
+
+    def ip(self, node: int, *words: str) -> None:
+        """Run ``ip`` in the network of a node."""
+        process = self._engine.inspect_container(self._sleepers[node])["State"]["Pid"]
+        subprocess.run(["nsenter", "-t", str(process), "-n", "ip", *words], check=True)
+
+    def rename(self, node: int, name: str) -> None:
+        """Give the one interface of a node another name."""
+        self.ip(node, "link", "set", "eth0", "down")
+        self.ip(node, "link", "set", "eth0", "name", name)
+        self.ip(node, "link", "set", name, "up")
+
+    def run(self, script: str, **environ: str) -> list[tuple[int, str, str]]:
+        """Run a script on one rank a node; return how each entry ended, and what it wrote."""
+        key = new_key()
+        nodes = [self._node(index, script, key, environ) for index in range(2)]
+        ended = []
+        for node in nodes:
+            code = self._engine.wait(node, timeout=120)["StatusCode"]
+            out, err = (
+                self._engine.logs(node, stdout=is_out, stderr=not is_out).decode()
+                for is_out in (True, False)
+            )
+            ended.append((code, out, err))
+        return ended
+
+    def _node(self, index: int, script: str, key: bytes, environ: dict[str, str]) -> str:
+        variables = {
+            "VC_WORKER_HOSTS": ",".join(self._hosts),
+            "VC_TASK_INDEX": str(index),
+            "MA_NUM_GPUS": "1",
+            "CLOUDJOB_SSH_KEY": "/home/ma-user/key",
+            "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+            **environ,
+        }
+        made = self._engine.create_container(
+            self._image,
+            ["train.py"],
+            environment=variables,
+            host_config=self._engine.create_host_config(
+                network_mode=f"container:{self._sleepers[index]}"
+            ),
+        )["Id"]
+        self._made.append(made)
+        self._engine.put_archive(made, "/home/ma-user", _archive(train=script.encode(), key=key))
+        self._engine.start(made)
+        return str(made)
+
+    def close(self) -> None:
+        for made in reversed(self._made):
+            self._engine.remove_container(made, force=True, v=True)
+        self._engine.remove_network(self._network)
+
+
+def _archive(*, train: bytes, key: bytes) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as members:
+        for name, mode, text in (("train.py", 0o644, train), ("key", 0o400, key)):
+            member = tarfile.TarInfo(name)
+            member.mode, member.uid, member.gid, member.size = mode, 1000, 100, len(text)
+            members.addfile(member, io.BytesIO(text))
+    return data.getvalue()
+
+
+@pytest.fixture(params=["examples", "openmpi5"])
+def nodes(
+    engine: docker.APIClient, build: Callable[..., str], request: pytest.FixtureRequest
+) -> Iterator[Nodes]:
+    """Two nodes with mpi4py and Open MPI 4.1, or 5.0."""
+    nodes = Nodes(engine, build(request.param, *(OPEN_MPI_5 if "5" in request.param else ())))
+    yield nodes
+    nodes.close()
+
+
+ALLREDUCE = """\
+import os
+from mpi4py import MPI
+for size in (1, 1000, 1000000):
+    ours = MPI.COMM_WORLD.allreduce(b"x" * size)
+    assert len(ours) == 2 * size
+print(os.environ["NCCL_SOCKET_IFNAME"], os.environ["NCCL_IB_HCA"])
+"""
+
+
+def test_each_node_chooses_an_interface_that_it_has(nodes):
+    """Where the documented names are not there, NCCL is told of the one that leads to the others.
+
+    Each node decides for itself, and the head's choice does not overwrite the worker's.
+    Open MPI is kept off a network that each node has for itself with the same address: with it an
+    allreduce hangs.
+    """
+    for node, name in enumerate(("net1", "ens7")):
+        nodes.rename(node, name)
+        nodes.ip(node, "link", "add", "docker0", "type", "bridge")
+        nodes.ip(node, "addr", "add", "172.29.0.1/16", "dev", "docker0")
+        nodes.ip(node, "link", "set", "docker0", "up")
+
+    ended = nodes.run(
+        ALLREDUCE,
+        NCCL_SOCKET_IFNAME="bond0,eth0",
+        NCCL_IB_HCA="^mlx5_bond_0",
+        CLOUDJOB_TIMEOUT_S="60",
+    )
+
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    for node, name in enumerate(("net1", "ens7")):
+        assert ended[node][1] == f"[{node}] {name} ^mlx5_bond_0\n", ended
+        assert (
+            "choosing the network: NCCL_SOCKET_IFNAME=bond0,eth0: no such network interface on"
+            f" node {node} "
+        ) in ended[node][2]
+        assert f", which has lo, {name}; using {name}\n" in ended[node][2]
+        assert "Open MPI is kept off docker0, which leads to no other node" in ended[node][2]
+
+
+def test_a_users_interface_that_is_not_there_is_said(cloud):
+    """It stays as it is, and every node says so before the run."""
+    cloud.script("import os; print(os.environ['NCCL_SOCKET_IFNAME'])")
+
+    done = cloud.submit("--nodes", "2", "-e", "NCCL_SOCKET_IFNAME=none7")
+
+    assert done.code == 0, done
+    assert sorted(done.out.splitlines()) == [b"[0] none7", b"[1] none7"]
+    for node in (0, 1):
+        assert f"NCCL_SOCKET_IFNAME=none7: no such network interface on node {node} " in done.err
+
+
+# -- secrets ------------------------------------------------------------------------------------
+
+WAIT = """\
+import os, time
+print("ready", len(os.environ["TOKEN"]), flush=True)
+end = time.monotonic() + 100
+while time.monotonic() < end and not os.path.exists("/tmp/go"):
+    time.sleep(0.05)
+"""
+
+
+class Capture:
+    """Every packet of this machine's networks, those of containers among them."""
+
+    def __init__(self, *texts: str) -> None:
+        self.seen: set[str] = set()
+        self.packets = 0
+        self.dropped = 0
+        self._texts = [text.encode() for text in texts]
+        # The end of the last packet of each connection: a text may lie across two.
+        self._ends: dict[bytes, bytes] = {}
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL))
+        # What root may ask for: what Python is too slow for waits, and nothing is dropped.
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 256 << 20)
+        self._socket.settimeout(0.2)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        # The last packets come before the first pause after the end.
+        while True:
+            try:
+                packet, address = self._socket.recvfrom(1 << 17)
+            except TimeoutError:
+                if self._is_over.is_set():
+                    return
+                continue
+            self._take(packet, str(address[0]).encode())
+
+    def _take(self, packet: bytes, device: bytes) -> None:
+        self.packets += 1
+        # Addresses and ports of IPv4 without options, on this device.
+        connection = device + packet[26:38]
+        text = self._ends.get(connection, b"") + packet[54:]
+        self._ends[connection] = text[-100:]
+        self.seen.update(found.decode() for found in self._texts if found in text)
+
+    def close(self) -> None:
+        """Take in what still waits, and stop."""
+        self._is_over.set()
+        self._thread.join()
+        counts = self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
+        self.dropped = struct.unpack("II", counts)[1]
+        self._socket.close()
+
+
+# From linux/if_ether.h, asm-generic/socket.h and linux/if_packet.h.
+_ALL = 3
+_SO_RCVBUFFORCE = 33
+_SOL_PACKET, _PACKET_STATISTICS = 263, 6
+
+
+class Processes:
+    """What the process lists of this machine and of all its containers show, again and again."""
+
+    def __init__(self, text: str) -> None:
+        self.in_argv: set[str] = set()
+        self.in_environment: set[str] = set()
+        self.looks = 0
+        self._text = text.encode()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(0.02):
+            self.looks += 1
+            for folder in Path("/proc").iterdir():
+                if folder.name.isdecimal():
+                    with contextlib.suppress(OSError):
+                        self._look((folder / "cmdline").read_bytes(), folder)
+
+    def _look(self, words: bytes, folder: Path) -> None:
+        shown = words.replace(b"\0", b" ").decode("utf-8", "replace")[:300]
+        if self._text in words:
+            self.in_argv.add(shown)
+        if self._text in (folder / "environ").read_bytes():
+            self.in_environment.add(shown)
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("name", ["base", "openmpi5"])
+def test_a_secret_is_neither_on_the_network_nor_in_a_process_list(cloud, build, name):
+    """From submit to the end, on the wire between the nodes, and in `ps` on every node.
+
+    A variable that is no secret crosses in Open MPI's own channel, in the clear, so the capture
+    would show a secret that went the same way; and the ranks have the secret, so the list of
+    environments shows what holds it.
+    """
+    secret, shown = os.urandom(20).hex(), os.urandom(20).hex()
+    image = build(name, *(OPEN_MPI_5 if name == "openmpi5" else ()))
+    cloud.environ["TOKEN"] = secret
+    cloud.script(WAIT)
+    processes, capture = Processes(secret), Capture(secret, shown)
+    try:
+        words = ("--nodes", "2", "--image", image, "--secret", "TOKEN", "-e", f"MARK={shown}")
+        job = cloud.detached(*words)
+        cloud.await_log(job, b"[1] ready %d" % len(secret))
+        for container in cloud.containers(job):
+            started = cloud.engine.exec_create(container["Id"], ["touch", "/tmp/go"])
+            cloud.engine.exec_start(started["Id"])
+        done = cloud.run("wait", job)
+    finally:
+        processes.close()
+        capture.close()
+
+    assert done.code == 0, done
+    assert processes.looks > 10
+    assert processes.in_argv == set()
+    # The ranks have it, and here the `submit` that was given it: no program of anybody else's.
+    holders = {words for words in processes.in_environment if str(BIN / "cloudjob") not in words}
+    assert any("train.py" in words for words in holders), processes.in_environment
+    assert [words for words in holders if "train.py" not in words] == []
+    assert capture.dropped == 0
+    assert shown in capture.seen, f"{capture.packets} packets, and none of Open MPI's own channel"
+    assert secret not in capture.seen
