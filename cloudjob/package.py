@@ -89,7 +89,7 @@ class Tree(NamedTuple):
     left_out: tuple[LeftOut, ...]
 
 
-def pack(source: Path, destination: Path, *, script: str, limit_bytes: int) -> CodePackage:
+def pack(source: Path, destination: Path, *, script: str | None, limit_bytes: int) -> CodePackage:
     """Write ``source`` as one uncompressed tar whose bytes depend on nothing but the tree.
 
     Raises:
@@ -97,7 +97,7 @@ def pack(source: Path, destination: Path, *, script: str, limit_bytes: int) -> C
             leave it, or does not hold ``script``, when one is named.
     """
     tree = scan(source, besides=destination)
-    script_file = _check_script(tree, script) if script else ""
+    script_file = _check_script(tree, script) if script is not None else ""
     _check_size(tree, limit_bytes)
     return _write(tree, destination, script_file)
 

@@ -227,8 +227,7 @@ class Head:
         node = self._node
         failure = start.hung(
             self._starters.name,
-            node.hosts,
-            node.slots,
+            node,
             self._ranks,
             self._started,
             self._attempt,

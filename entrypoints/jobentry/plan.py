@@ -97,7 +97,8 @@ def make(
 def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> dict[str, Any]:
     """Return ``plan`` as JSON shows it, secrets as ``***``.
 
-    ``argv`` and ``env`` are those of the first process; ``processes`` has them all.
+    ``argv`` and ``env`` are those of the first process; where there are more, ``processes`` has
+    them all.
     """
     processes = [
         {
@@ -111,14 +112,14 @@ def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> dict[str, Any]:
         for process in plan.processes
     ]
     first = processes[0] if processes else {"argv": [], "env": {}}
-    return {
+    shown = {
         "role": plan.role,
         "argv": first["argv"],
         "env": first["env"],
-        "processes": processes,
         "files": [
             {"path": file.path, "mode": f"{file.mode:04o}", "text": file.text}
             for file in plan.files
         ],
         "cwd": plan.cwd,
     }
+    return {**shown, "processes": processes} if len(processes) > 1 else shown

@@ -6,9 +6,10 @@ itself (experiments: a hung agent is waited for for ever, whatever its time-outs
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+from typing import Mapping
 
 from jobentry.contract import exits
+from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
 
 # So long may nothing happen: 32 nodes on two cores took 16 s to their first rank.
@@ -37,8 +38,7 @@ def may_try_again(attempt: int, started: Mapping[int, int]) -> bool:
 
 def hung(
     starter: str,
-    hosts: Sequence[str],
-    slots: int,
+    node: NodeEnv,
     ranks: int,
     started: Mapping[int, int],
     attempt: int,
@@ -48,11 +48,12 @@ def hung(
 
     Args:
         starter: The name of what starts the ranks.
-        slots: How many ranks a node has room for.
+        node: The head's.
         ranks: How many there should be.
         started: The ranks that have started, with their nodes.
         waited_s: For how long no further one has.
     """
+    hosts, slots = node.hosts, node.slots
     text = "starting the ranks: %s started %d of %d and then hung for %g s" % (
         starter,
         len(started),

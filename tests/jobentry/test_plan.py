@@ -124,7 +124,6 @@ def test_secrets_are_masked():
         "role": "head",
         "argv": ["mpirun"],
         "env": {"A": "***", "B": "c"},
-        "processes": [{"name": "mpirun", "argv": ["mpirun"], "env": {"A": "***", "B": "c"}}],
         "files": [{"path": "/f", "mode": "0600", "text": "t"}],
         "cwd": "/c",
     }
