@@ -89,15 +89,15 @@ class Tree(NamedTuple):
     left_out: tuple[LeftOut, ...]
 
 
-def pack(source: Path, destination: Path, *, script: str, limit_bytes: int) -> CodePackage:
+def pack(source: Path, destination: Path, *, script: str | None, limit_bytes: int) -> CodePackage:
     """Write ``source`` as one uncompressed tar whose bytes depend on nothing but the tree.
 
     Raises:
         PackageError: The source cannot be read, is too big, changes meanwhile, holds links that
-            leave it, or does not hold ``script``.
+            leave it, or does not hold ``script``, when one is named.
     """
     tree = scan(source, besides=destination)
-    script_file = _check_script(tree, script)
+    script_file = _check_script(tree, script) if script is not None else ""
     _check_size(tree, limit_bytes)
     return _write(tree, destination, script_file)
 

@@ -129,7 +129,7 @@ def _pack(spec: JobSpec, scratch: Path) -> CodePackage:
     return pack(
         Path(spec.source),
         scratch / "code.tar",
-        script=spec.script,
+        script=None if spec.takes_command else spec.script,
         limit_bytes=int(spec.source_limit_mb * _MB),
     )
 

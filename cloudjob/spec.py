@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from cloudjob.errors import SpecError
+from jobentry.contract.launchers import LAUNCHERS
 
 BACKENDS = ("process", "docker")
-LAUNCHERS = ("mpirun",)
+LAUNCHER_NAMES = tuple(LAUNCHERS)
 ISOLATIONS = ("auto", "none")
 
 MASK = "***"
@@ -69,7 +70,7 @@ FIELDS: tuple[Field, ...] = (
     Field(name="backend", kind="str", default="process", flag="--backend", metavar="NAME",
           allowed=BACKENDS, help="Where the job runs."),
     Field(name="launcher", kind="str", default="mpirun", flag="--launcher", metavar="NAME",
-          allowed=LAUNCHERS, help="What starts the ranks."),
+          allowed=LAUNCHER_NAMES, help="What starts the ranks."),
     Field(name="source", kind="str", default=".", flag="--source", metavar="DIR",
           help="The folder that travels; in a file, relative to that file."),
     Field(name="env", kind="map", default={}, flag="--env", short="-e", metavar="NAME=VALUE",
@@ -165,6 +166,11 @@ class JobSpec:
         for name, value in frozen.items():
             object.__setattr__(self, name, value)
 
+    @property
+    def takes_command(self) -> bool:
+        """Whether the script is any command of the nodes, and not a file of the source."""
+        return self.launcher in LAUNCHERS and LAUNCHERS[self.launcher].takes_command
+
 
 def default_name(script: str) -> str:
     """Return the job name a script gives: its stem, with what no platform accepts made ``-``."""
@@ -205,7 +211,7 @@ def problems(spec: JobSpec) -> list[str]:
 def faults(spec: JobSpec) -> list[tuple[str, str]]:
     """Return each fault as its dotted key (``nodes``, ``env.A``, ``args[0]``) and what is wrong."""
     return [
-        *_script_faults(spec.script),
+        *_script_faults(spec),
         *_name_faults(spec.name),
         *_number_faults(spec),
         *_word_faults("", FIELDS, {f.name: getattr(spec, f.name) for f in FIELDS}),
@@ -252,9 +258,12 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _script_faults(script: str) -> Iterator[tuple[str, str]]:
+def _script_faults(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    script = spec.script
     if not script:
         yield "script", "is missing (allowed: a file in the source folder)"
+        return
+    if spec.takes_command:
         return
     if script.startswith("/"):
         yield "script", f"must be relative to the source folder (given {given(script)})"
@@ -292,6 +301,13 @@ def _number_faults(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for f in wrong:
         value = getattr(spec, f.name)
         yield f.name, f"is out of range (given {given(value)}; allowed {number_range(f)})"
+    launcher = LAUNCHERS.get(spec.launcher)
+    if launcher and launcher.is_one_a_node and spec.procs_per_node > 1:
+        yield (
+            "procs_per_node",
+            f"must be 1 with the launcher {spec.launcher}, which starts one process a node"
+            f" (given {spec.procs_per_node})",
+        )
     ranks = spec.nodes * spec.procs_per_node
     if ranks > MAX_RANKS and not {"nodes", "procs_per_node"} & {f.name for f in wrong}:
         product = f"{spec.nodes} x {spec.procs_per_node} = {ranks}"

@@ -1,15 +1,9 @@
-"""The head: brings the workers up, runs mpirun, and finds out how the job ended."""
+"""The head: brings the workers up, has the ranks started, and finds out how the job ended."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import selectors
 import signal
-import subprocess
 import time
-from collections import deque
 from typing import Any, Collection
 
 from jobentry import peers, start
@@ -20,6 +14,7 @@ from jobentry.contract.paths import NodePaths
 from jobentry.output import say
 from jobentry.plan import LaunchPlan
 from jobentry.ranks import End
+from jobentry.starters import Starters
 from jobentry.supervise import (
     ABORT_S,
     PASSED_SIGNALS,
@@ -31,7 +26,7 @@ from jobentry.supervise import (
     sweep,
 )
 from jobentry.table import Row
-from jobentry.verdict import Mpirun, Outcome, RankEnd, decide
+from jobentry.verdict import Outcome, RankEnd, Starter, decide
 from jobentry.workers import Workers
 
 # How long a reason may still be on its way when mpirun has ended badly without one.
@@ -47,7 +42,7 @@ _LATE_RANK = (
 
 
 class Head:
-    """The head: opens a line to every worker, runs mpirun, and finds out how the job ended.
+    """The head: it brings the workers up, has the ranks started, and finds how the job ended.
 
     Args:
         facts: What the workers must have in common with it.
@@ -64,22 +59,23 @@ class Head:
     ) -> None:
         self._node = node
         self._plan = plan
-        self._ranks = int(plan.argv[plan.argv.index("-np") + 1])
+        self._ranks = plan.ranks
         self._loop = NodeLoop(node, paths)
         self._loop.own.update(own)
         self._loop.on_end = self._rank_ended
         self._loop.on_start = lambda rank: self._rank_started(rank, 0)
         self._loop.on_signal = self._signalled
         self._workers = Workers(node, paths, self._loop, facts, self._hear_worker, self._lost)
-        self._mpirun: subprocess.Popen[bytes] | None = None
-        self._mpirun_lines: deque[str] = deque(maxlen=40)
-        self._mpirun_text = peers.Lines()
+        # Once a rank has failed, mpirun only tells the same at length.
+        self._starters = Starters(self._loop, is_quiet=self._has_reason)
+        # The workers on which something that starts ranks still runs, and the first bad end there.
+        self._away: set[int] = set()
+        self._away_end = Starter("", 0, ())
         self._started: dict[int, int] = {}
         self._ends: dict[int, RankEnd] = {}
         self._has_failed = False
         self._lost_nodes: list[Failure] = []
         self._stopped: Outcome | None = None
-        self._has_ended_mpirun = False
         self._attempt = 1
         self._is_hung = False
         self._dirty: set[int] = set()
@@ -96,7 +92,7 @@ class Head:
             refusal = self._bring_up()
             self.phases.append((0, "bring-up", begun, time.time()))
             begun = time.time()
-            outcome = refusal or self._run_mpirun()
+            outcome = refusal or self._run_ranks()
             self.phases.append((0, "run", begun, time.time()))
             return outcome
         finally:
@@ -127,7 +123,7 @@ class Head:
             while self._workers.absent:
                 self._loop.step()
                 if self._has_reason():
-                    return self._outcome(0)
+                    return self._outcome()
         except peers.PeerError as error:
             return Outcome(exits.ENTRY_FAILED, "entry", Failure(message=str(error)))
         finally:
@@ -158,10 +154,13 @@ class Head:
             self._pass_on(values["number"])
         elif word == "cleaned-up":
             self._dirty.discard(peer.index)
+        elif word == "over":
+            self._ended_away(peer.index, Starter(**values))
 
     def _lost(self, peer: peers.Peer) -> None:
         message = "node %d (%s) is gone: its remote shell ended" % (peer.index, peer.host)
         say(message)
+        self._away.discard(peer.index)
         code = exits.code_of_signal(signal.SIGKILL)
         self._lost_nodes.append(
             Failure(node=peer.index, host=peer.host, exit_code=code, message=message)
@@ -190,59 +189,52 @@ class Head:
         self._stopped = Outcome(exits.ENTRY_FAILED, "entry", failure)
         self._abort()
 
-    # -- mpirun -------------------------------------------------------------------------------
+    # -- what starts the ranks ----------------------------------------------------------------
 
-    def _run_mpirun(self) -> Outcome:
+    def _run_ranks(self) -> Outcome:
         before = children()
-        refusal = self._start_mpirun()
+        refusal = self._start()
         while refusal is None:
-            assert self._mpirun is not None
-            while self._mpirun.poll() is None:
+            started = self._starters.processes
+            while self._starters.are_running or self._away:
                 self._loop.step()
                 self._end_when_all_have()
             self._loop.drop("start")
-            self._hear_mpirun()
-            if self._has_ended_mpirun:
-                remove_sessions([self._mpirun.pid])
+            if self._starters.were_killed:
+                remove_sessions(started)
             if not (self._is_hung and self._has_cleaned_up(before)):
                 break
             self._attempt += 1
-            refusal = self._start_mpirun()
+            refusal = self._start()
         if refusal is not None:
             return refusal
-        assert self._mpirun is not None
-        self._wait_for_reason(self._mpirun.returncode)
-        return self._outcome(self._mpirun.returncode)
+        code = self._starters.code or self._away_end.code
+        self._wait_for_reason(code)
+        return self._outcome()
 
-    def _start_mpirun(self) -> Outcome | None:
-        """Start mpirun; return what stops the job, if anything does."""
-        plan = self._plan
-        self._is_hung = self._has_ended_mpirun = False
-        self._mpirun_lines.clear()
-        self._mpirun_text = peers.Lines()
+    def _start(self) -> Outcome | None:
+        """Start what starts the ranks; return what stops the job, if anything does."""
+        self._is_hung = False
         self._await_ranks()
-        try:
-            self._mpirun = subprocess.Popen(
-                plan.argv,
-                env=dict(plan.env),
-                cwd=plan.cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            text = f"starting {plan.argv[0]}: {error.strerror}"
-            return Outcome(exits.ENTRY_FAILED, "entry", Failure(message=text))
-        self._loop.own.add(self._mpirun.pid)
-        assert self._mpirun.stdout is not None
-        os.set_blocking(self._mpirun.stdout.fileno(), False)
-        self._loop.selector.register(self._mpirun.stdout, selectors.EVENT_READ, self._hear_mpirun)
+        if self._plan.is_everywhere:
+            self._away = {peer.index for peer in self._workers.peers}
+            self._workers.tell("launch")
+        fault = self._starters.start(self._plan.processes, self._plan.cwd)
+        if fault:
+            return Outcome(exits.ENTRY_FAILED, "entry", Failure(message=fault))
         return None
+
+    def _ended_away(self, node: int, end: Starter) -> None:
+        """What starts the ranks of a worker has ended there."""
+        self._away.discard(node)
+        if end.code and not self._away_end.code:
+            self._away_end = end
 
     def _await_ranks(self) -> None:
         """Expect the next rank soon: a start in which nothing happens hangs."""
-        patience_s = start.patience_s(self._node.nodes, self._node.start_timeout_s, self._attempt)
+        patience_s = self._node.start_timeout_s
+        if not self._plan.is_everywhere:
+            patience_s = start.patience_s(self._node.nodes, patience_s, self._attempt)
         self._loop.at("start", patience_s, lambda: self._ranks_are_late(patience_s))
 
     def _ranks_are_late(self, waited_s: float) -> None:
@@ -250,10 +242,15 @@ class Head:
             return
         node = self._node
         failure = start.hung(
-            node.hosts, node.slots, self._ranks, self._started, self._attempt, waited_s
+            self._starters.name,
+            node,
+            self._ranks,
+            self._started,
+            self._attempt,
+            waited_s,
         )
-        if not start.may_try_again(self._attempt, self._started):
-            self._give_up(failure._replace(last_lines=tuple(self._mpirun_lines)[-20:]))
+        if self._plan.is_everywhere or not start.may_try_again(self._attempt, self._started):
+            self._give_up(failure._replace(last_lines=tuple(self._starters.lines)[-20:]))
             return
         say(f"{failure.message}: ending it, and starting it once more")
         self._is_hung = True
@@ -261,10 +258,6 @@ class Head:
 
     def _has_cleaned_up(self, before: Collection[int]) -> bool:
         """Take away what a hung mpirun has left on all nodes; return whether it may start again."""
-        assert self._mpirun is not None
-        assert self._mpirun.stdout is not None
-        with contextlib.suppress(KeyError, ValueError):
-            self._loop.selector.unregister(self._mpirun.stdout)
         # Also what has left mpirun's process group: its daemon here, and its remote shells.
         sweep(before)
         self._dirty = {peer.index for peer in self._workers.peers}
@@ -276,24 +269,6 @@ class Head:
         if not self._has_reason() and not start.may_try_again(self._attempt, self._started):
             self._give_up(Failure(message=_LATE_RANK, exit_code=exits.ENTRY_FAILED))
         return not self._has_reason()
-
-    def _hear_mpirun(self) -> None:
-        assert self._mpirun is not None
-        assert self._mpirun.stdout is not None
-        try:
-            data = os.read(self._mpirun.stdout.fileno(), 65536)
-        except (BlockingIOError, ValueError):
-            return
-        if not data:
-            with contextlib.suppress(KeyError, ValueError):
-                self._loop.selector.unregister(self._mpirun.stdout)
-        for line in self._mpirun_text.feed(data):
-            text = line.decode("utf-8", "replace").rstrip()
-            if text and not re.match(r"-+$", text):
-                self._mpirun_lines.append(text)
-                # Once a rank has failed, mpirun only tells the same at length.
-                if not self._has_reason():
-                    say(f"mpirun: {text}")
 
     def _wait_for_reason(self, code: int) -> None:
         """A worker's word on its rank, or the end of its line, can come after mpirun's end."""
@@ -388,22 +363,20 @@ class Head:
     def _abort(self) -> None:
         """End everything at once, on every node."""
         self._workers.tell("kill")
-        if self._mpirun is not None and self._mpirun.poll() is None:
-            # Its daemons on the workers see that it is gone; SIGTERM may not end it (5.0.11).
-            self._has_ended_mpirun = True
-            with contextlib.suppress(OSError):
-                os.killpg(self._mpirun.pid, signal.SIGKILL)
+        # Daemons of mpirun on the workers see that it is gone; SIGTERM may not end it (5.0.11).
+        self._starters.kill()
         self._loop.ranks.kill()
         self._loop.ranks.release()
 
     # -- the end ------------------------------------------------------------------------------
 
-    def _outcome(self, mpirun_code: int) -> Outcome:
-        if mpirun_code < 0 and not self._has_ended_mpirun:
-            code = exits.code_of_signal(-mpirun_code)
-            message = f"mpirun was killed by {signal.Signals(-mpirun_code).name}"
+    def _outcome(self) -> Outcome:
+        starters = self._starters
+        if starters.signal:
+            code = exits.code_of_signal(starters.signal)
+            message = f"{starters.name} was killed by {signal.Signals(starters.signal).name}"
             failure = Failure(
-                0, self._node.host, signal=-mpirun_code, exit_code=code, message=message
+                0, self._node.host, signal=starters.signal, exit_code=code, message=message
             )
             return Outcome(code, "platform", failure)
         if self._lost_nodes:
@@ -411,9 +384,10 @@ class Head:
             return Outcome(failure.exit_code or 1, "platform", failure)
         if self._stopped:
             return self._stopped
-        outcome = decide(
-            self._ends, self._started, self._ranks, Mpirun(mpirun_code, self._mpirun_lines)
-        )
+        end = Starter(starters.name, starters.code, starters.lines)
+        if not end.code and self._away_end.code:
+            end = self._away_end
+        outcome = decide(self._ends, self._started, self._ranks, end)
         if outcome.failure is None or outcome.failure.node is None or outcome.failure.host:
             return outcome
         host = self._node.hosts[outcome.failure.node]

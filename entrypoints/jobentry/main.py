@@ -20,8 +20,10 @@ from typing import Any, Mapping, NamedTuple, Sequence
 from jobentry import plan
 from jobentry.contract import env, exits, names, paths, variables
 from jobentry.contract.env import NodeEnv
+from jobentry.contract.launchers import LAUNCHERS, Launcher
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import mpirun
+from jobentry.launchers.common import ArgsError, File
 from jobentry.output import say
 
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
@@ -31,7 +33,6 @@ Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, 
   --json      print it as one JSON object
   --help      print this
 """
-_LAUNCHERS = ("mpirun",)
 
 
 class EntryError(Exception):
@@ -145,10 +146,11 @@ def _show(node: NodeEnv, options: Options) -> int:
     where = paths.node_paths(os.environ, node)
     environment = _environment(node, where, _code_folder(node, where))
     try:
-        version = _start_version(environment.get("PATH", os.defpath))
-        tools = _tools(node, environment, version, is_dry_run=True)
+        needs_mpi = _launcher(node).needs_mpi
+        version = _start_version(environment.get("PATH", os.defpath)) if needs_mpi else None
+        tools = _tools(node, environment, version, needs_mpi=needs_mpi, is_dry_run=True)
         made = plan.make(node, environment, where, tools, options.words)
-    except (EntryError, mpirun.ArgsError, OSError) as error:
+    except (EntryError, ArgsError, OSError) as error:
         _explain(error)
         return exits.ENTRY_FAILED
     shown = plan.masked(made, node.secret_names)
@@ -170,7 +172,7 @@ def _run(node: NodeEnv, options: Options) -> _End:
         signal.signal(number, _cancel)
     try:
         return _act(node, options, started_at)
-    except (EntryError, mpirun.ArgsError, OSError) as error:
+    except (EntryError, ArgsError, OSError) as error:
         code = error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
         _explain(error)
         if node.is_head:
@@ -200,15 +202,12 @@ def _cancel(number: int, _frame: FrameType | None) -> None:
 
 def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
     """Bring this node up, run its part, and return how it ended."""
-    if node.launcher not in _LAUNCHERS:
-        raise EntryError(
-            f"{names.CLOUDJOB_LAUNCHER}={node.launcher}: there is no such launcher",
-            hint="choose one of {}".format(", ".join(_LAUNCHERS)),
-        )
+    launcher = _launcher(node)
     where = paths.node_paths(os.environ, node)
-    version = _start_version(os.environ.get("PATH", ""))
+    version = _start_version(os.environ.get("PATH", "")) if launcher.needs_mpi else None
     folder = _stage(node, where)
-    _check_script(folder, options.words[0])
+    if not launcher.takes_command:
+        _check_script(folder, options.words[0])
     environment = _environment(node, where, folder)
     environment.update(_choose_interfaces(node, environment))
     _make_node_dir(where, environment)
@@ -226,6 +225,16 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
         _tidy(where)
 
 
+def _launcher(node: NodeEnv) -> Launcher:
+    try:
+        return LAUNCHERS[node.launcher]
+    except KeyError:
+        raise EntryError(
+            f"{names.CLOUDJOB_LAUNCHER}={node.launcher}: there is no such launcher",
+            hint="choose one of {}".format(", ".join(LAUNCHERS)),
+        ) from None
+
+
 def _serve(
     node: NodeEnv,
     where: NodePaths,
@@ -236,10 +245,12 @@ def _serve(
     """Do a worker's part; its sshd stays until it has left."""
     from jobentry.worker import Worker
 
-    tools = plan.Tools(mpirun.Mpi("", ()), "", ())
-    _write_files(plan.make(node, environment, where, tools, options.words).files)
+    # What mpirun is on this node the head learns from the facts.
+    tools = _tools(node, environment, None, needs_mpi=False)
+    made = plan.make(node, environment, where, tools, options.words)
+    _write_files(made.files)
     keep = _Children(None, children.server).ids
-    worker = Worker(node, where, lambda: _facts(node, children.version), keep, children.ids)
+    worker = Worker(node, where, made, lambda: _facts(node, children.version), keep, children.ids)
     code = worker.run()
     worker.leave(_upload(node, where))
     return _End(code, worker.is_over)
@@ -257,7 +268,7 @@ def _lead(
     from jobentry.head import Head
     from jobentry.verdict import Outcome
 
-    tools = _tools(node, environment, children.version)
+    tools = _tools(node, environment, children.version, needs_mpi=_launcher(node).needs_mpi)
     made = plan.make(node, environment, where, tools, options.words)
     for note in made.notes:
         say(note)
@@ -295,6 +306,7 @@ def _tools(
     environment: Mapping[str, str],
     version: subprocess.Popen[bytes] | None,
     *,
+    needs_mpi: bool,
     is_dry_run: bool = False,
 ) -> plan.Tools:
     path = environment.get("PATH", os.defpath)
@@ -302,7 +314,7 @@ def _tools(
     interpreter = interpreter or shutil.which("python3", path=path) or ""
     if not interpreter and not is_dry_run:
         raise EntryError("looking for python: there is none on PATH", exits.NOT_FOUND)
-    mpi = _mpi(path, version, is_dry_run=is_dry_run)
+    mpi = _mpi(path, version, is_dry_run=is_dry_run) if needs_mpi else mpirun.Mpi("", ())
     entry = (sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]))
     return plan.Tools(mpi=mpi, interpreter=interpreter or "python3", entry=entry)
 
@@ -323,15 +335,13 @@ def _start_version(path: str) -> subprocess.Popen[bytes] | None:
 
 def _facts(node: NodeEnv, version: subprocess.Popen[bytes] | None) -> dict[str, Any]:
     """Return what the nodes of a job must have in common."""
-    try:
-        mpi = _mpi("", version, is_dry_run=False).version
-    except EntryError:
-        mpi = ()
-    return {
-        "code": node.code_digest,
-        "mpi": "%d.%d" % mpi if mpi else "none that we can drive",
-        "python": "%d.%d.%d" % sys.version_info[:3],
-    }
+    facts = {"code": node.code_digest, "python": "%d.%d.%d" % sys.version_info[:3]}
+    if _launcher(node).needs_mpi:
+        try:
+            facts["mpi"] = "%d.%d" % _mpi("", version, is_dry_run=False).version
+        except EntryError:
+            facts["mpi"] = "none that we can drive"
+    return facts
 
 
 def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool) -> mpirun.Mpi:
@@ -497,7 +507,7 @@ def _tidy(where: NodePaths) -> None:
     shutil.rmtree(where.node_dir, ignore_errors=True)
 
 
-def _write_files(files: Sequence[plan.File], keep: str = "") -> list[str]:
+def _write_files(files: Sequence[File], keep: str = "") -> list[str]:
     """Write the files of a plan and return their paths; ``keep`` is the platform's own."""
     written = []
     for file in files:

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import posixpath
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.launchers import mpirun
-
-PRIVATE = 0o600
-
-
-class File(NamedTuple):
-    """A file to write before the start."""
-
-    path: str
-    mode: int
-    text: str
+from jobentry.launchers import every_node, mpirun, torchrun
+from jobentry.launchers.common import File, Launch, Process, Site
 
 
 class LaunchPlan(NamedTuple):
@@ -26,16 +16,18 @@ class LaunchPlan(NamedTuple):
 
     Args:
         role: ``head`` or ``worker``.
-        argv: The command to run, empty on a worker: it serves the head's remote shell.
-        env: The environment of that command.
-        files: The files it reads.
+        processes: What this node starts; empty on a worker whose ranks the head starts.
+        ranks: How many ranks the whole job has.
+        is_everywhere: Whether each node starts its own ranks; else the head starts all of them.
+        files: The files that they read.
         cwd: The folder of the code.
         notes: What was left out or changed, for people.
     """
 
     role: str
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
+    processes: tuple[Process, ...]
+    ranks: int
+    is_everywhere: bool
     files: tuple[File, ...]
     cwd: str
     notes: tuple[str, ...] = ()
@@ -47,6 +39,15 @@ class Tools(NamedTuple):
     mpi: mpirun.Mpi
     interpreter: str
     entry: tuple[str, ...]
+
+
+_LAUNCHERS: Mapping[str, Callable[[Site, Sequence[str]], Launch]] = {
+    "torchrun": torchrun.launch,
+    "pytorch-modelarts": every_node.pytorch_modelarts,
+    "tensorflow": every_node.tensorflow,
+    "python": every_node.python,
+    "command": every_node.command,
+}
 
 
 def node_environment(
@@ -75,59 +76,50 @@ def make(
         environment: What ``node_environment`` returned.
 
     Raises:
-        mpirun.ArgsError: A variable with mpirun options cannot be used.
+        ArgsError: What the launcher was told cannot be used.
     """
-    cwd = environment["PWD"]
-    host_file = node.open_mpi.host_file or paths.host_file
-    tune_file = node.open_mpi.tune_file or paths.tune_file
-    if not node.is_head:
-        # mpirun 4.1 names the file to its daemons, and each says so when it finds none.
-        return LaunchPlan("worker", (), {}, (File(tune_file, PRIVATE, ""),), cwd)
-    command = mpirun.command(
-        node,
-        environment,
-        tools.mpi,
-        (host_file, tune_file),
-        mpirun.rank_program(tools.entry, program(tools, words)),
-        ssh_config=paths.ssh_config if node.ssh_key else "",
-    )
+    site = Site(node, environment, paths, tools.interpreter, tools.entry)
+    if node.launcher == "mpirun":
+        launch = mpirun.launch(site, tools.mpi, words)
+    else:
+        launch = _LAUNCHERS[node.launcher](site, words)
     return LaunchPlan(
-        role="head",
-        argv=command.argv,
-        env=command.env,
-        files=(
-            File(host_file, PRIVATE, command.host_file),
-            File(tune_file, PRIVATE, command.tune_file),
-        ),
-        cwd=cwd,
-        notes=command.notes,
+        role="head" if node.is_head else "worker",
+        processes=launch.processes,
+        ranks=launch.ranks,
+        is_everywhere=launch.is_everywhere,
+        files=launch.files,
+        cwd=environment["PWD"],
+        notes=launch.notes,
     )
-
-
-def program(tools: Tools, words: Sequence[str]) -> tuple[str, ...]:
-    """Return the command of one rank: by what the script's name says it is."""
-    script = words[0]
-    suffix = posixpath.splitext(script)[1]
-    if suffix == ".py":
-        return (tools.interpreter, tools.entry[-1], "--script", *words)
-    if suffix == ".sh":
-        # A script from object storage has lost its x bit.
-        return ("bash", *words)
-    return (script if script.startswith("/") else "./" + script, *words[1:])
 
 
 def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> dict[str, Any]:
-    """Return ``plan`` as JSON shows it, secrets as ``***``."""
-    return {
+    """Return ``plan`` as JSON shows it, secrets as ``***``.
+
+    ``argv`` and ``env`` are those of the first process; where there are more, ``processes`` has
+    them all.
+    """
+    processes = [
+        {
+            "name": process.name,
+            "argv": list(process.argv),
+            "env": {
+                name: "***" if name in secret_names else value
+                for name, value in sorted(process.env.items())
+            },
+        }
+        for process in plan.processes
+    ]
+    first = processes[0] if processes else {"argv": [], "env": {}}
+    shown = {
         "role": plan.role,
-        "argv": list(plan.argv),
-        "env": {
-            name: "***" if name in secret_names else value
-            for name, value in sorted(plan.env.items())
-        },
+        "argv": first["argv"],
+        "env": first["env"],
         "files": [
             {"path": file.path, "mode": f"{file.mode:04o}", "text": file.text}
             for file in plan.files
         ],
         "cwd": plan.cwd,
     }
+    return {**shown, "processes": processes} if len(processes) > 1 else shown

@@ -35,6 +35,8 @@ _SESSION = frozenset(
         "LOGNAME",
     ]
 )
+# How launchers number a rank, our own word first: a user may have set one of the others.
+_RANK = (names.CLOUDJOB_RANK, "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "RANK", "RANK_ID")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -43,7 +45,7 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 def main(words: list[str]) -> int:
     """Run the program of one rank and return its exit code."""
     environ = os.environ
-    rank = int(environ.get("OMPI_COMM_WORLD_RANK") or environ.get("PMIX_RANK") or 0)
+    rank = next((int(environ[name]) for name in _RANK if environ.get(name)), 0)
     environment = rank_environment(environ, read_node_env(environ))
     node_dir = environ.get(names.CLOUDJOB_NODE_DIR, "")
     if _is_stopping(node_dir):

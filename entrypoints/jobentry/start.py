@@ -6,9 +6,10 @@ itself (experiments: a hung agent is waited for for ever, whatever its time-outs
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+from typing import Mapping
 
 from jobentry.contract import exits
+from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
 
 # So long may nothing happen: 32 nodes on two cores took 16 s to their first rank.
@@ -36,8 +37,8 @@ def may_try_again(attempt: int, started: Mapping[int, int]) -> bool:
 
 
 def hung(
-    hosts: Sequence[str],
-    slots: int,
+    starter: str,
+    node: NodeEnv,
     ranks: int,
     started: Mapping[int, int],
     attempt: int,
@@ -46,12 +47,15 @@ def hung(
     """Return what there is to say of a start that hangs.
 
     Args:
-        slots: How many ranks a node has room for.
+        starter: The name of what starts the ranks.
+        node: The head's.
         ranks: How many there should be.
         started: The ranks that have started, with their nodes.
         waited_s: For how long no further one has.
     """
-    text = "starting the ranks: mpirun started %d of %d and then hung for %g s" % (
+    hosts, slots = node.hosts, node.slots
+    text = "starting the ranks: %s started %d of %d and then hung for %g s" % (
+        starter,
         len(started),
         ranks,
         waited_s,

@@ -53,15 +53,16 @@ class RankEnd(NamedTuple):
         return self.failure.exit_code == _LEFT_ALONE and self.failure.signal is None
 
 
-class Mpirun(NamedTuple):
-    """How mpirun ended: its exit code (negative for a signal), and its last lines."""
+class Starter(NamedTuple):
+    """How what starts the ranks ended: exit code (negative for a signal), and last lines."""
 
+    name: str
     code: int
     lines: Sequence[str]
 
 
 def decide(
-    ends: Mapping[int, RankEnd], started: Mapping[int, int], ranks: int, mpirun: Mpirun
+    ends: Mapping[int, RankEnd], started: Mapping[int, int], ranks: int, starter: Starter
 ) -> Outcome:
     """Return how the job ended.
 
@@ -70,17 +71,17 @@ def decide(
         started: The ranks that have started, with their nodes.
         ranks: How many there should be.
     """
-    first = _first(ends, mpirun)
+    first = _first(ends, starter)
     if first is not None:
-        failure = _named(first.failure, mpirun)
+        failure = _named(first.failure, starter)
         return Outcome(failure.exit_code or 1, "user", failure)
-    if mpirun.code == 0:
-        return _all_well(ends, started, ranks)
-    code = mpirun.code if mpirun.code > 0 else exits.code_of_signal(-mpirun.code)
+    if starter.code == 0:
+        return _all_well(ends, started, ranks, starter)
+    code = starter.code if starter.code > 0 else exits.code_of_signal(-starter.code)
     failure = Failure(
         exit_code=code,
-        message=f"mpirun ended with exit code {code}",
-        last_lines=tuple(mpirun.lines)[-20:],
+        message=f"{starter.name} ended with exit code {code}",
+        last_lines=tuple(starter.lines)[-20:],
     )
     if len(started) >= ranks:
         return Outcome(code, "user", failure)
@@ -89,25 +90,29 @@ def decide(
     return Outcome(exits.ENTRY_FAILED, "entry", failure)
 
 
-def _all_well(ends: Mapping[int, RankEnd], started: Mapping[int, int], ranks: int) -> Outcome:
+def _all_well(
+    ends: Mapping[int, RankEnd], started: Mapping[int, int], ranks: int, starter: Starter
+) -> Outcome:
     """Believe mpirun's 0 only when every rank has said the same (5.0.11 also says it when not)."""
     silent = [rank for rank in range(ranks) if rank not in ends]
     if not silent:
         return Outcome(0)
     rank = silent[0]
     code = exits.code_of_signal(9)
-    message = f"rank {rank} was lost: mpirun ended well, but this rank never said that it had"
+    message = (
+        f"rank {rank} was lost: {starter.name} ended well, but this rank never said that it had"
+    )
     failure = Failure(started.get(rank), "", rank, exit_code=code, message=message)
     return Outcome(code, "platform", failure)
 
 
-def _first(ends: Mapping[int, RankEnd], mpirun: Mpirun) -> RankEnd | None:
+def _first(ends: Mapping[int, RankEnd], starter: Starter) -> RankEnd | None:
     """Return the end that all others follow from."""
     failed = {rank: end for rank, end in ends.items() if end.is_failure}
     if not failed:
-        return _left_early(ends, mpirun, None)
+        return _left_early(ends, starter, None)
     earliest = min(end.at_s for end in failed.values())
-    victims = {int(rank) for line in mpirun.lines for rank in _VICTIM.findall(line)}
+    victims = {int(rank) for line in starter.lines for rank in _VICTIM.findall(line)}
 
     def order(item: tuple[int, RankEnd]) -> tuple[int, float]:
         rank, end = item
@@ -115,7 +120,7 @@ def _first(ends: Mapping[int, RankEnd], mpirun: Mpirun) -> RankEnd | None:
 
     rank, best = min(failed.items(), key=order)
     if _distance(best, earliest, is_victim=rank in victims) >= _VICTIMS:
-        return _left_early(ends, mpirun, best) or best
+        return _left_early(ends, starter, best) or best
     return best
 
 
@@ -142,14 +147,14 @@ def _distance(end: RankEnd, earliest: float, *, is_victim: bool) -> int:
 
 
 def _left_early(
-    ends: Mapping[int, RankEnd], mpirun: Mpirun, failed: RankEnd | None
+    ends: Mapping[int, RankEnd], starter: Starter, failed: RankEnd | None
 ) -> RankEnd | None:
     """Return the end of a rank that left with 0 and without MPI_Finalize, if that is the cause.
 
     Args:
         failed: The first of those that ended because of it; with none, mpirun's word is needed.
     """
-    named = [int(rank) for line in mpirun.lines for rank in _IMPROPER.findall(line)]
+    named = [int(rank) for line in starter.lines for rank in _IMPROPER.findall(line)]
     early = [
         (rank not in named, end.at_s, end)
         for rank, end in ends.items()
@@ -160,13 +165,13 @@ def _left_early(
     if not early:
         return None
     end = min(early, key=lambda item: item[:2])[2]
-    code = failed.failure.exit_code if failed and failed.is_said else abs(mpirun.code)
+    code = failed.failure.exit_code if failed and failed.is_said else abs(starter.code)
     message = "ended with exit code 0 while others went on: without MPI_Finalize?"
     return end._replace(failure=end.failure._replace(exit_code=code or 1, message=message))
 
 
-def _named(failure: Failure, mpirun: Mpirun) -> Failure:
-    aborted = [int(rank) for line in mpirun.lines for rank in _ABORTED.findall(line)]
+def _named(failure: Failure, starter: Starter) -> Failure:
+    aborted = [int(rank) for line in starter.lines for rank in _ABORTED.findall(line)]
     if failure.rank in aborted and failure.signal is None:
         return failure._replace(message=f"called MPI_Abort({failure.exit_code})")
     return failure

@@ -1,4 +1,4 @@
-"""A worker: its ranks are started over the remote shell; it serves until the head says end."""
+"""A worker: it serves the head until that says end, and starts its ranks if mpirun does not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.output import say
+from jobentry.plan import LaunchPlan
 from jobentry.ranks import End
+from jobentry.starters import Starters
 from jobentry.supervise import (
     ABORT_S,
     STOP_SIGNALS,
@@ -30,7 +32,7 @@ _PATIENCE_S = 10.0
 
 
 class Worker:
-    """A worker: its ranks are started over the remote shell; it serves until the head says end.
+    """A worker: it serves the head until that says end, and starts its ranks if mpirun does not.
 
     Args:
         facts: Says what this node has.
@@ -43,6 +45,7 @@ class Worker:
         self,
         node: NodeEnv,
         paths: NodePaths,
+        plan: LaunchPlan,
         facts: Callable[[], dict[str, Any]],
         keep: tuple[int, ...] = (),
         own: tuple[int, ...] = (),
@@ -54,6 +57,9 @@ class Worker:
         self._loop.on_end = self._rank_ended
         self._loop.on_start = lambda rank: self._tell("start", rank=rank)
         self._loop.on_signal = self._signalled
+        self._plan = plan
+        self._starters = Starters(self._loop, is_quiet=lambda: self._is_stopping)
+        self._has_launched = False
         # Read and write: messages wait in the FIFO until the head's session reads it.
         self._to_head = os.open(paths.to_head, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._path = paths.from_head
@@ -74,6 +80,7 @@ class Worker:
         self._loop.at("head", self._node.start_timeout_s, self._head_never_came)
         while self._code is None:
             self._loop.step()
+            self._watch_starters()
             if self._is_stopping and not self._loop.ranks.running:
                 self._is_stopping = False
                 self._tell("idle")
@@ -121,22 +128,45 @@ class Worker:
         elif word == "end":
             self._code = values["code"]
             self.is_over = values["is_over"]
-        elif word == "end-ranks":
+        elif word == "launch":
+            self._launch()
+        else:
+            self._obey_on_ranks(word, values)
+
+    def _obey_on_ranks(self, word: str, values: dict[str, Any]) -> None:
+        ranks = self._loop.ranks
+        if word == "end-ranks":
             self._is_stopping = True
-            self._loop.ranks.pass_on(signal.SIGTERM)
+            ranks.pass_on(signal.SIGTERM)
         elif word == "stop":
             self._is_stopping = True
-            self._loop.ranks.stop()
+            ranks.stop()
         elif word == "kill":
-            self._loop.ranks.kill()
-            self._loop.ranks.release()
+            self._starters.kill()
+            ranks.kill()
+            ranks.release()
         elif word == "clean-up":
-            self._loop.ranks.kill()
-            self._loop.ranks.release()
+            ranks.kill()
+            ranks.release()
             remove_sessions(end_daemons(self._node_dir))
             self._tell("cleaned-up")
         elif word == "signal":
-            self._loop.ranks.pass_on(values["number"])
+            ranks.pass_on(values["number"])
+
+    def _launch(self) -> None:
+        """Start the ranks of this node: the launcher is one that has every node do so."""
+        self._has_launched = True
+        fault = self._starters.start(self._plan.processes, self._plan.cwd)
+        if fault:
+            say(fault)
+            self._has_launched = False
+            self._tell("over", name=fault, code=exits.NOT_FOUND, lines=[])
+
+    def _watch_starters(self) -> None:
+        if self._has_launched and not self._starters.are_running:
+            self._has_launched = False
+            starters = self._starters
+            self._tell("over", name=starters.name, code=starters.code, lines=list(starters.lines))
 
     def _rank_ended(self, end: End) -> None:
         failure = self._loop.ranks.failure(end, self._node.node, self._node.host)

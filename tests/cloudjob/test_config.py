@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cloudjob.config import json_schema, load, read_env_file, show
 from cloudjob.errors import SpecError, UsageError
-from cloudjob.spec import FIELDS, LAUNCHERS, SECTIONS, VARIABLE_RULE, JobSpec, number_range
+from cloudjob.spec import FIELDS, LAUNCHER_NAMES, SECTIONS, VARIABLE_RULE, JobSpec, number_range
 
 ROOT = Path(__file__).parents[2]
 
@@ -514,7 +514,7 @@ def test_the_profile_is_good_with_every_comment_opened(job, environ, backend):
     opened = re.sub(r"^# ?(?=( *[A-Za-z_]+:| *- )( |$|[^ ]))", "", text, flags=re.MULTILINE)
     environ |= {"WANDB_API_KEY": "x"}
 
-    assert job(opened).spec.launcher in LAUNCHERS
+    assert job(opened).spec.launcher in LAUNCHER_NAMES
 
 
 # --- env files

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from jobentry.contract.launchers import LAUNCHERS
+
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
 
 Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, OPENMPI_*).
@@ -207,7 +209,7 @@ def test_all_problems_of_the_environment_are_said(machine: Machine):
             {"CLOUDJOB_LAUNCHER": "magic"},
             125,
             "CLOUDJOB_LAUNCHER=magic: there is no such launcher",
-            "choose one of mpirun",
+            f"choose one of {', '.join(LAUNCHERS)}",
         ),
         (
             "x.py",

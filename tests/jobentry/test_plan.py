@@ -9,8 +9,10 @@ import pytest
 from jobentry import plan
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
+from jobentry.launchers import common
+from jobentry.launchers.common import File, Process
 from jobentry.launchers.mpirun import Mpi
-from jobentry.plan import File, LaunchPlan, Tools
+from jobentry.plan import LaunchPlan, Tools
 
 NODE = NodeEnv(job="j", hosts=("a", "b"), open_mpi=OpenMpi(x_args=""))
 PATHS = NodePaths("/h", "/j", "/m", "/l", "/n")
@@ -24,7 +26,12 @@ def test_a_worker_starts_nothing_itself():
     made = plan.make(NODE._replace(node=1), {"PWD": "/code", "A": "b"}, PATHS, TOOLS, ("x.py",))
 
     assert made == LaunchPlan(
-        role="worker", argv=(), env={}, files=(File("/n/tune", 0o600, ""),), cwd="/code"
+        role="worker",
+        processes=(),
+        ranks=2,
+        is_everywhere=False,
+        files=(File("/n/tune", 0o600, ""),),
+        cwd="/code",
     )
 
 
@@ -34,16 +41,23 @@ def test_the_head_starts_mpirun():
 
     assert plan.make(NODE, environment, PATHS, TOOLS, ("x.py", "--lr", "1")) == LaunchPlan(
         role="head",
-        argv=(
-            *("/usr/bin/mpirun", "-np", "2", "--hostfile", "/n/hostfile"),
-            *("--mca", "plm_rsh_args", "-p 38888", "--tune", "/n/tune"),
-            *("--bind-to", "none", "--map-by", "slot"),
-            *("--mca", "pml", "ob1", "--mca", "btl", "^openib"),
-            *("--mca", "plm_rsh_no_tree_spawn", "true"),
-            *("/usr/bin/python3", "-I", "/e.pyz", "--rank", "--"),
-            *("/usr/bin/python", "/e.pyz", "--script", "x.py", "--lr", "1"),
+        processes=(
+            Process(
+                "mpirun",
+                (
+                    *("/usr/bin/mpirun", "-np", "2", "--hostfile", "/n/hostfile"),
+                    *("--mca", "plm_rsh_args", "-p 38888", "--tune", "/n/tune"),
+                    *("--bind-to", "none", "--map-by", "slot"),
+                    *("--mca", "pml", "ob1", "--mca", "btl", "^openib"),
+                    *("--mca", "plm_rsh_no_tree_spawn", "true"),
+                    *("/usr/bin/python3", "-I", "/e.pyz", "--rank", "--"),
+                    *("/usr/bin/python", "/e.pyz", "--script", "x.py", "--lr", "1"),
+                ),
+                environment,
+            ),
         ),
-        env=environment,
+        ranks=2,
+        is_everywhere=False,
         files=(
             File("/n/hostfile", 0o600, "a slots=1\nb slots=1\n"),
             File("/n/tune", 0o600, "-x MA_VJ_NAME\n"),
@@ -73,7 +87,9 @@ def test_what_was_left_out_is_noted():
 )
 def test_the_program_is_what_the_name_of_the_script_says(script: str, expected: tuple[str, ...]):
     """Python runs through our door, a shell script needs no x bit, all else is started itself."""
-    assert plan.program(TOOLS, (script, "a:b", ":")) == expected
+    site = common.Site(NODE, {}, PATHS, TOOLS.interpreter, TOOLS.entry)
+
+    assert common.program(site, (script, "a:b", ":")) == expected
 
 
 def test_the_ranks_have_the_nodes_environment():
@@ -93,7 +109,14 @@ def test_the_ranks_have_the_nodes_environment():
 def test_secrets_are_masked():
     """What is printed or kept never holds a secret, and is JSON."""
     shown = plan.masked(
-        LaunchPlan("head", ("mpirun",), {"B": "c", "A": "s"}, (File("/f", 0o600, "t"),), "/c"),
+        LaunchPlan(
+            role="head",
+            processes=(Process("mpirun", ("mpirun",), {"B": "c", "A": "s"}),),
+            ranks=1,
+            is_everywhere=False,
+            files=(File("/f", 0o600, "t"),),
+            cwd="/c",
+        ),
         ("A",),
     )
 

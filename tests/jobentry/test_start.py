@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobentry import start
+from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
 
 HOSTS = ("a", "b", "c")
@@ -39,7 +40,7 @@ def test_only_a_start_of_nothing_is_tried_again(
 
 def test_a_node_without_a_rank_is_named():
     """The first of them is to blame."""
-    failure = start.hung(HOSTS, 2, 6, {0: 0, 1: 0, 4: 2}, 1, 23.0)
+    failure = start.hung("mpirun", NodeEnv(hosts=HOSTS, slots=2), 6, {0: 0, 1: 0, 4: 2}, 1, 23.0)
 
     assert failure == Failure(
         node=1,
@@ -52,7 +53,7 @@ def test_a_node_without_a_rank_is_named():
 
 def test_when_no_rank_has_started_no_node_is_to_blame():
     """All are named, but it is mpirun that hung."""
-    failure = start.hung(HOSTS, 1, 3, {}, 2, 46.0)
+    failure = start.hung("mpirun", NodeEnv(hosts=HOSTS, slots=1), 3, {}, 2, 46.0)
 
     assert (failure.node, failure.host) == (None, "")
     assert failure.message == (
@@ -63,7 +64,7 @@ def test_when_no_rank_has_started_no_node_is_to_blame():
 
 def test_a_node_that_may_have_no_rank_is_not_named():
     """With OPENMPI_NP below the number of slots nobody knows which nodes get one."""
-    failure = start.hung(HOSTS, 2, 4, {0: 0}, 1, 23.0)
+    failure = start.hung("mpirun", NodeEnv(hosts=HOSTS, slots=2), 4, {0: 0}, 1, 23.0)
 
     assert failure.node is None
     assert "without a rank" not in failure.message
@@ -71,7 +72,7 @@ def test_a_node_that_may_have_no_rank_is_not_named():
 
 def test_a_node_on_which_every_rank_started_is_not_named():
     """Two ranks of one node are missing, and each node has one."""
-    failure = start.hung(HOSTS, 2, 6, {0: 0, 2: 1, 4: 2}, 1, 23.0)
+    failure = start.hung("mpirun", NodeEnv(hosts=HOSTS, slots=2), 6, {0: 0, 2: 1, 4: 2}, 1, 23.0)
 
     assert failure.node is None
     assert failure.message.endswith("hung for 23 s")
@@ -80,7 +81,7 @@ def test_a_node_on_which_every_rank_started_is_not_named():
 def test_many_nodes_are_not_all_named():
     """A line of a thousand names is none that anybody reads."""
     hosts = tuple("h%d" % index for index in range(1000))
-    failure = start.hung(hosts, 1, 1000, {0: 0}, 1, 600.0)
+    failure = start.hung("mpirun", NodeEnv(hosts=hosts, slots=1), 1000, {0: 0}, 1, 600.0)
 
     assert failure.node == 1
     assert failure.message.endswith("node 7 (h7), node 8 (h8) ...")

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry.contract.exits import Failure
-from jobentry.verdict import Mpirun, Outcome, RankEnd, decide
+from jobentry.verdict import Outcome, RankEnd, Starter, decide
 
-WELL = Mpirun(0, ())
-BADLY = Mpirun(1, ("a rank ended badly",))
+WELL = Starter("mpirun", 0, ())
+BADLY = Starter("mpirun", 1, ("a rank ended badly",))
 
 
 def end(
@@ -28,7 +28,7 @@ def end(
     return RankEnd(at_s, was_told, is_said, failure)
 
 
-def decided(*ends: RankEnd, mpirun: Mpirun = BADLY, ranks: int = 4) -> Outcome:
+def decided(*ends: RankEnd, mpirun: Starter = BADLY, ranks: int = 4) -> Outcome:
     """Return the outcome of a job whose ranks all started."""
     by_rank = {one.failure.rank or 0: one for one in ends}
     return decide(by_rank, dict.fromkeys(range(ranks), 0), ranks, mpirun)
@@ -94,7 +94,9 @@ def test_a_rank_whose_library_lost_another_is_its_victim():
     """Open MPI names the process that lost a connection; the one that it lost is the cause."""
     lines = ("*** An error occurred in Socket closed", "*** reported by process [3221,2]")
     outcome = decided(
-        end(2, 14, at_s=100.0), end(1, 139, at_s=100.01, number=11), mpirun=Mpirun(14, lines)
+        end(2, 14, at_s=100.0),
+        end(1, 139, at_s=100.01, number=11),
+        mpirun=Starter("mpirun", 14, lines),
     )
 
     assert outcome.exit_code == 139
@@ -104,7 +106,9 @@ def test_a_rank_that_left_without_finalize_is_named():
     """It ended with 0, but others waited for it in vain."""
     lines = ("mpirun has exited due to process rank 2 with PID 77 on node a exiting improperly",)
     outcome = decided(
-        end(2, 0, at_s=99.0), end(1, 1, at_s=100.0, is_said=False), mpirun=Mpirun(1, lines)
+        end(2, 0, at_s=99.0),
+        end(1, 1, at_s=100.0, is_said=False),
+        mpirun=Starter("mpirun", 1, lines),
     )
 
     assert (outcome.exit_code, outcome.cause) == (1, "user")
@@ -116,7 +120,7 @@ def test_a_rank_that_left_without_finalize_is_named():
 def test_an_abort_is_named():
     """The exit code is the user's, and the message says how it came to be."""
     lines = ("MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD",)
-    outcome = decided(end(1, 7), mpirun=Mpirun(7, lines))
+    outcome = decided(end(1, 7), mpirun=Starter("mpirun", 7, lines))
 
     assert outcome.failure is not None
     assert (outcome.exit_code, outcome.failure.message) == (7, "called MPI_Abort(7)")
@@ -124,12 +128,12 @@ def test_an_abort_is_named():
 
 def test_an_mpirun_that_fails_without_a_rank_to_blame():
     """With all ranks started it is the user's, else the entry's."""
-    assert decide({}, {0: 0}, 1, Mpirun(9, ("a", "b"))) == Outcome(
+    assert decide({}, {0: 0}, 1, Starter("mpirun", 9, ("a", "b"))) == Outcome(
         9,
         "user",
         Failure(exit_code=9, message="mpirun ended with exit code 9", last_lines=("a", "b")),
     )
-    assert decide({}, {}, 1, Mpirun(-11, ())) == Outcome(
+    assert decide({}, {}, 1, Starter("mpirun", -11, ())) == Outcome(
         125,
         "entry",
         Failure(
@@ -164,7 +168,7 @@ LINES = st.lists(
 @given(st.lists(ENDS, max_size=4), st.integers(-15, 255), LINES)
 def test_a_job_that_failed_is_never_a_success(ends: list[RankEnd], code: int, lines: list[str]):
     """Whatever comes together: 0 only when mpirun and every rank ended well, else a reason."""
-    mpirun = Mpirun(code, lines)
+    mpirun = Starter("mpirun", code, lines)
     outcome = decided(*ends, mpirun=mpirun)
     last = {one.failure.rank: one for one in ends}
     is_well = code == 0 and len(last) == 4 and not any(one.is_failure for one in last.values())
@@ -184,7 +188,7 @@ def test_a_rank_that_left_with_0_may_be_gone_after_its_victim():
     """It closed its connections first, and that was the end of another rank."""
     ends = {1: end(1, 0, at_s=100.005), 3: end(3, 14, at_s=100.0)}
 
-    outcome = decide(ends, {0: 0, 1: 0, 2: 1, 3: 1}, 4, Mpirun(14, ()))
+    outcome = decide(ends, {0: 0, 1: 0, 2: 1, 3: 1}, 4, Starter("mpirun", 14, ()))
 
     assert outcome.failure is not None
     assert outcome.failure.rank == 1

@@ -62,6 +62,8 @@ CLOUDJOB_OUTPUTS = "CLOUDJOB_OUTPUTS"
 CLOUDJOB_GRACE_S = "CLOUDJOB_GRACE_S"
 CLOUDJOB_TIMEOUT_S = "CLOUDJOB_TIMEOUT_S"
 CLOUDJOB_START_TIMEOUT_S = "CLOUDJOB_START_TIMEOUT_S"
+# The number of a rank whose launcher has no word for it.
+CLOUDJOB_RANK = "CLOUDJOB_RANK"
 # Where a rank writes its log, and how its script says that it ended badly.
 CLOUDJOB_LOG_DIR = "CLOUDJOB_LOG_DIR"
 CLOUDJOB_END_FD = "CLOUDJOB_END_FD"

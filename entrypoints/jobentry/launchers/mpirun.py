@@ -15,6 +15,7 @@ from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from jobentry.contract import env, names
 from jobentry.contract.env import NodeEnv
+from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Process, Site, program
 
 DEFAULT_BIND_ARGS = "-bind-to none -map-by slot"
 DEFAULT_X_ARGS = (
@@ -69,16 +70,6 @@ _RENAMED_IN_5 = {
 _GONE_IN_5 = ("routed", "oob")
 
 
-class ArgsError(Exception):
-    """A variable with mpirun options cannot be read; ``problems`` lists every fault."""
-
-    hint = "mend or unset it: without it the documented default applies (docs/environment.md)"
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
-
-
 class Mpi(NamedTuple):
     """The Open MPI of this node: its mpirun (an absolute path) and its version."""
 
@@ -107,6 +98,39 @@ class Command(NamedTuple):
 class _Option(NamedTuple):
     name: str
     words: tuple[str, ...]
+
+
+def launch(site: Site, mpi: Mpi, words: Sequence[str]) -> Launch:
+    """Return mpirun on the head, which starts the ranks of all nodes.
+
+    Raises:
+        ArgsError: A variable with options cannot be read, or asks for what cannot be had.
+    """
+    node = site.node
+    tune_path = node.open_mpi.tune_file or site.paths.tune_file
+    ranks = _ranks(node)
+    if not node.is_head:
+        # mpirun 4.1 names the file to its daemons, and each says so when it finds none.
+        return Launch((), ranks, is_everywhere=False, files=(File(tune_path, PRIVATE, ""),))
+    host_path = node.open_mpi.host_file or site.paths.host_file
+    made = command(
+        node,
+        site.environment,
+        mpi,
+        (host_path, tune_path),
+        rank_program(site.entry, program(site, words)),
+        ssh_config=site.paths.ssh_config if node.ssh_key else "",
+    )
+    return Launch(
+        (Process("mpirun", made.argv, made.env),),
+        ranks,
+        is_everywhere=False,
+        files=(
+            File(host_path, PRIVATE, made.host_file),
+            File(tune_path, PRIVATE, made.tune_file),
+        ),
+        notes=made.notes,
+    )
 
 
 def host_file(hosts: Sequence[str], slots: int) -> str:
@@ -157,7 +181,7 @@ def command(
     notes += export_notes
     carried.update(exported)
     carried = _past_open_mpi(carried)
-    np = node.open_mpi.np or node.slots * node.nodes
+    np = _ranks(node)
     _check_slots(np, node, plain)
     mca_words, mca_notes = _mca_words(node, mpi, mca, ssh_config)
     notes += mca_notes
@@ -219,6 +243,10 @@ def rank_program(entry: Sequence[str], program: Sequence[str]) -> tuple[str, ...
         return (*entry, "--rank", "--", *program)
     words = (word.replace("%", "%25").replace(":", "%3A") for word in program)
     return (*entry, "--rank", "--percent", "--", *words)
+
+
+def _ranks(node: NodeEnv) -> int:
+    return node.open_mpi.np or node.slots * node.nodes
 
 
 _BINDING = ("bind-to", "map-by", "rank-by")

@@ -1,0 +1,32 @@
+"""torchrun on every node, which starts our doors: each rank has a log and an end of its own."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from jobentry.launchers.common import Launch, Process, Site, port, program
+
+
+def launch(site: Site, words: Sequence[str]) -> Launch:
+    """Return torchrun for this node; all meet at the head, which keeps the rendezvous."""
+    node = site.node
+    argv = (
+        site.interpreter,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=%d" % node.nodes,
+        "--nproc-per-node=%d" % node.slots,
+        "--node-rank=%d" % node.node,
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=%s:%d" % (node.hosts[0], port(site)),
+        "--rdzv-id=" + node.job,
+        # By the name alone torchrun may not know that it is the head.
+        "--rdzv-conf=is_host=%d" % node.is_head,
+        "--local-addr=" + node.host,
+        "--no-python",
+        *site.entry,
+        "--rank",
+        "--",
+        *program(site, words),
+    )
+    return Launch((Process("torchrun", argv, site.environment),), node.nodes * node.slots)
