@@ -114,10 +114,10 @@ def test_ten_thousand_jobs_are_listed_at_once(records):
 
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         assert len(records.list()) == 10_000
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.2  # 0.03 s on a quiet machine, with room for a busy one
+        times.append(time.process_time() - start)
+    assert min(times) < 0.2  # seconds of CPU; 0.03 on a quiet machine
 
 
 def test_a_job_is_found_by_id_name_or_beginning(records):
