@@ -16,7 +16,6 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
         "torch.distributed.run",
         "--nnodes=%d" % node.nodes,
         "--nproc-per-node=%d" % node.slots,
-        "--node-rank=%d" % node.node,
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=%s:%d" % (node.hosts[0], port(site)),
         "--rdzv-id=" + node.job,
@@ -29,4 +28,8 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
         "--",
         *program(site, words),
     )
-    return Launch((Process("torchrun", argv, site.environment),), node.nodes * node.slots)
+    env = dict(site.environment)
+    if node.slots > 1:
+        # As torchrun itself decides, with a dozen lines of warning.
+        env.setdefault("OMP_NUM_THREADS", "1")
+    return Launch((Process("torchrun", argv, env),), node.nodes * node.slots)

@@ -1,0 +1,96 @@
+"""PyTorch's torchrun with a real torch: the interpreter is $CLOUDJOB_TEST_TORCH (.ci/run heavy)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytestmark = [pytest.mark.one_mpi, pytest.mark.torch]
+
+SIZE = ("--launcher", "torchrun", "--nodes", "2", "--procs-per-node", "2")
+LIMIT_S = 180
+PRELUDE = """\
+import os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+results = os.environ["RESULTS"]
+"""
+
+
+@pytest.fixture
+def submit(cloud):
+    """Submit a script under a Python that has torch, and wait for its end."""
+    python = os.environ["CLOUDJOB_TEST_TORCH"]
+
+    def run(text: str, *words: str):
+        cloud.write("train.py", PRELUDE + text)
+        cloud.write("job.yaml", f"process: {{python: {python}}}\n")
+        return cloud.submit("--config", "job.yaml", *SIZE, "train.py", *words, limit_s=LIMIT_S)
+
+    return run
+
+
+def test_ranks_of_all_nodes_form_one_world(cloud, submit):
+    """They add up, each has a log of its own, and arguments are exact."""
+    done = submit(
+        """
+total = torch.ones(1) * (rank + 1)
+dist.all_reduce(total)
+print("total", int(total), dist.get_world_size(), sys.argv[1:], os.getcwd() == sys.path[0])
+dist.destroy_process_group()
+""",
+        "--lr",
+        "a b",
+        "",
+    )
+
+    assert done.code == 0, done
+    said = b"total 10 4 ['--lr', 'a b', ''] True"
+    assert sorted(done.lines) == [b"[%d] %s" % (rank, said) for rank in range(4)]
+    assert cloud.status(done.job)["state"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("os._exit(7)", 7), ("sys.exit(9)", 9), ("os.kill(os.getpid(), 9)", 137)]
+)
+def test_a_failing_rank_ends_the_job(cloud, submit, how, code):
+    """With its code and last lines; the others, which wait for it in a collective, are ended."""
+    done = submit(f"""
+if rank == 3:
+    print("that was it", flush=True)
+    {how}
+dist.barrier()
+time.sleep(600)
+""")
+
+    assert done.code == code, done
+    status = cloud.status(done.job)
+    failure = status["failure"]
+    assert (status["state"], status["cause"]) == ("FAILED", "user"), status
+    assert (failure["rank"], failure["exit_code"]) == (3, code), status
+    assert failure["last_lines"][-1] == "that was it", status
+
+
+def test_cancel_reaches_every_rank(cloud):
+    """SIGTERM with its grace, through torchrun's agents."""
+    python = os.environ["CLOUDJOB_TEST_TORCH"]
+    text = """
+import signal
+def end(number, frame):
+    open(f"{results}/bye-{rank}", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+open(f"{results}/up-{rank}", "w").close()
+while True: time.sleep(0.05)
+"""
+    cloud.write("train.py", PRELUDE + text)
+    cloud.write("job.yaml", f"process: {{python: {python}}}\n")
+    job = cloud.detach("--config", "job.yaml", *SIZE, "train.py")
+    cloud.await_left(*(f"up-{rank}" for rank in range(4)), limit_s=LIMIT_S)
+
+    assert cloud.cli("cancel", job).code == 0
+
+    assert cloud.status(job)["state"] == "CANCELLED"
+    assert len(cloud.left("bye-*")) == 4
