@@ -34,6 +34,11 @@ LIMIT_BYTES = 10 * 1024**3
 
 _WINDOW_BYTES = 4 * 1024 * 1024
 _FETCHERS = 4
+# Less is not worth a thread.
+_PART_BYTES = 8 * 1024 * 1024
+_MOST_PARTS = 4
+# What making a file costs, in bytes that could be written meanwhile.
+_FILE_BYTES = 20_000
 # The longest text of a link that Linux can follow.
 _TARGET_LIMIT_BYTES = 4095
 
@@ -220,8 +225,9 @@ def _leaves(name: str, target: str) -> bool:
 
 
 class _Place(NamedTuple):
-    """Where a content goes."""
+    """Where a content lies, and where it goes: paths and modes."""
 
+    layer: _Layer
     content: Content
     targets: list[tuple[bytes, int]]
 
@@ -238,8 +244,7 @@ def _unpack(layers: Sequence[_Layer], digest: str, fresh: str, limit_bytes: int)
     )
     for name, _ in folders:
         os.mkdir(root + b"/" + name, 0o700)
-    for layer, places in zip(layers, _places(layers, tree, root)):
-        _write_all(layer, places, withheld)
+    _write_all(_places(layers, tree, root), withheld)
     links = [entry for entry in tree.values() if entry.kind == LINK]
     for entry in links:
         os.symlink(name_bytes(entry.target), root + b"/" + name_bytes(entry.name))
@@ -250,8 +255,8 @@ def _unpack(layers: Sequence[_Layer], digest: str, fresh: str, limit_bytes: int)
     os.chmod(root, 0o755)
 
 
-def _places(layers: Sequence[_Layer], tree: dict[str, Entry], root: bytes) -> list[list[_Place]]:
-    """Return for each layer what is read of it, in the order that it lies there."""
+def _places(layers: Sequence[_Layer], tree: dict[str, Entry], root: bytes) -> list[_Place]:
+    """Return all contents that are wanted, in the order that they lie in the layers."""
     targets = {}  # type: dict[tuple[str, int], list[tuple[bytes, int]]]
     for entry in tree.values():
         if entry.kind == FILE:
@@ -259,46 +264,90 @@ def _places(layers: Sequence[_Layer], tree: dict[str, Entry], root: bytes) -> li
             targets.setdefault((entry.digest, entry.size_bytes), []).append(target)
     places = []
     for layer in layers:
-        found = []
-        for content in layer.index.contents:
+        for content in sorted(layer.index.contents, key=lambda content: content.offset):
             if content.offset != BELOW:
                 wanted = targets.pop((content.digest, content.size_bytes), None)
                 if wanted:
-                    found.append(_Place(content, wanted))
-        found.sort(key=lambda place: place.content.offset)
-        places.append(found)
+                    places.append(_Place(layer, content, wanted))
     if targets:
         raise FormatError("the content %s is in no layer" % next(iter(targets))[0])
     return places
 
 
-def _write_all(layer: _Layer, places: Iterable[_Place], withheld: int) -> None:
-    """Write the contents of one layer, reading megabytes at a time."""
-    window, begin = memoryview(b""), 0
+def _write_all(places: Sequence[_Place], withheld: int) -> None:
+    """Write all contents, with several threads where that pays.
+
+    Reading, hashing and writing leave the interpreter to others; children would cost more than they
+    bring, since each copies the pages of the index that it looks at.
+    """
+    parts = _split(places)
+    faults = []  # type: list[BaseException]
+
+    def work(part: Sequence[_Place]) -> None:
+        try:
+            _write_part(part, withheld)
+        except BaseException as error:  # noqa: BLE001 (told to who waits)
+            faults.append(error)
+
+    if len(parts) == 1:
+        _write_part(places, withheld)
+        return
+    import threading
+
+    threads = [threading.Thread(target=work, args=(part,)) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if faults:
+        raise faults[0]
+
+
+def _split(places: Sequence[_Place]) -> list[Sequence[_Place]]:
+    """Return the contents in stretches of about the same cost."""
+    costs = [place.content.size_bytes + _FILE_BYTES for place in places]
+    count = min(len(os.sched_getaffinity(0)), _MOST_PARTS, sum(costs) // _PART_BYTES)
+    if count < 2:
+        return [places]
+    parts, begin, cost = [], 0, 0  # type: list[Sequence[_Place]], int, int
+    for number, each in enumerate(costs, 1):
+        cost += each
+        if cost >= sum(costs) * (len(parts) + 1) // count and len(parts) < count - 1:
+            parts.append(places[begin:number])
+            begin = number
+    return [*parts, places[begin:]]
+
+
+def _write_part(places: Iterable[_Place], withheld: int) -> None:
+    """Write contents in the order that they lie in their layers, reading megabytes at a time."""
+    source, window, begin = None, memoryview(b""), 0
     for place in places:
         content = place.content
-        end = content.offset + content.stored_bytes
         if max(content.stored_bytes, content.size_bytes) > _WINDOW_BYTES:
-            _write_large(layer, place, withheld)
+            _write_large(place, withheld)
             continue
-        if not begin <= content.offset or end > begin + len(window):
-            begin = content.offset
-            window = memoryview(layer.read_some(begin, _WINDOW_BYTES))
+        end = content.offset + content.stored_bytes
+        if source is not place.layer or content.offset < begin or end > begin + len(window):
+            source, begin = place.layer, content.offset
+            window = memoryview(source.read_some(begin, _WINDOW_BYTES))
         stored = window[content.offset - begin : end - begin]
         data = stored if content.encoding == RAW else _inflated(content, stored)
         if len(data) != content.size_bytes or hashlib.sha256(data).hexdigest() != content.digest:
             raise _damaged(content)
         for path, mode in place.targets:
-            with _created(path, mode, withheld) as descriptor:
+            descriptor = _create(path, mode, withheld)
+            try:
                 _write(descriptor, data)
+            finally:
+                os.close(descriptor)
 
 
-def _write_large(layer: _Layer, place: _Place, withheld: int) -> None:
+def _write_large(place: _Place, withheld: int) -> None:
     """Write a content piece by piece to its first target, and copy it from there to the others."""
     (path, mode), others = place.targets[0], place.targets[1:]
     sha256, rest = hashlib.sha256(), place.content.size_bytes
     with _created(path, mode, withheld) as descriptor:
-        for piece in _pieces(layer, place.content):
+        for piece in _pieces(place.layer, place.content):
             rest -= len(piece)
             if rest < 0:
                 raise _damaged(place.content)
@@ -344,14 +393,19 @@ def _damaged(content: Content) -> FormatError:
 
 @contextlib.contextmanager
 def _created(path: bytes, mode: int, withheld: int) -> Iterator[int]:
-    """Make a file that was not there before, with this very mode."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    descriptor = _create(path, mode, withheld)
     try:
-        if mode & withheld:
-            os.fchmod(descriptor, mode)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _create(path: bytes, mode: int, withheld: int) -> int:
+    """Make a file that was not there before, with this very mode, and open it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    if mode & withheld:
+        os.fchmod(descriptor, mode)
+    return descriptor
 
 
 def _write(descriptor: int, data: bytes | memoryview) -> None:

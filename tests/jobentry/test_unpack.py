@@ -492,6 +492,51 @@ def test_ten_thousand_hostile_packages_do_no_harm(tmp_path: Path):
     assert unpacked > 10
 
 
+# ---- several threads
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Return a package that three threads unpack together."""
+    monkeypatch.setattr(unpack, "_PART_BYTES", 1000)
+    monkeypatch.setattr(unpack.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    picked = random.Random(6)
+    bodies = [picked.randbytes(picked.randrange(3000)) for _ in range(100)]
+    entries, contents, offset = [], [], 0
+    for number, body in enumerate(bodies):
+        entries.append(file(f"{number}", body, 0o600 if number % 2 else 0o777))
+        contents.append(content(body, offset))
+        offset += len(body)
+    return Made(tmp_path).layer(Index(tuple(entries), tuple(contents)), b"".join(bodies))
+
+
+def test_several_threads_unpack_the_same(large: Made):
+    """Each its part, nothing twice and nothing left out."""
+    assert len(unpack._split([unpack._Place(None, EMPTY, [])] * 90)) == 3  # type: ignore[arg-type]
+
+    large.unpack()
+
+    found = tree(large.folder / "node" / "code")
+    assert len(found) == 100
+    assert {hashlib.sha256(facts[2]).hexdigest() for facts in found.values()} == {
+        each.digest for each in large.indices[0].contents
+    }
+
+
+@pytest.mark.parametrize("place", [10, 50, 95])
+def test_a_fault_in_any_thread_is_told(large: Made, place: int):
+    """And nothing of the code is left."""
+    path = large.store / large.layers[0].key
+    data = bytearray(path.read_bytes())
+    wrong = next(each for each in large.indices[0].contents[place:] if each.size_bytes)
+    data[wrong.offset] ^= 1
+    path.write_bytes(data)
+
+    with pytest.raises(UnpackError, match=f"not the one with the digest {wrong.digest}"):
+        large.unpack()
+    assert listed(large.folder / "node") == []
+
+
 # ---- unpack replaces
 
 
