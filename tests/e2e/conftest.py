@@ -248,7 +248,9 @@ class Cloud:
 
     def jobs(self) -> list[str]:
         found = {path.parent.name for path in self.home.glob("process/*/lock")}
-        return sorted(found | {path.name for path in self.home.glob("store/*") if path.is_dir()})
+        stored = {path.name for path in self.home.glob("store/*") if path.is_dir()}
+        # Layers are no job's own: a submit that fails may leave them for the next one.
+        return sorted(found | (stored - {"layers", "claims", "sweeps"}))
 
     def processes(self) -> dict[int, tuple[str, ...]]:
         """Every process of this test's jobs: its environment, words or folder tell."""
