@@ -126,7 +126,7 @@ visible = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]),
 header_texts = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=20)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     method=st.sampled_from(["GET", "PUT", "POST", "DELETE", "HEAD"]),
     key=visible,
@@ -178,7 +178,7 @@ def test_signatures_are_those_of_botocore(  # noqa: PLR0913
 
 # -- objects ------------------------------------------------------------------------------------
 
-KEYS = ["a", "a b", "a+b", "50%", "é/ü", "训练", "a//b", "x=1&y=2", "#?", "~'()*!", "a\u2028b", "~"]
+KEYS = ["a", "a b", "a+b", "50%", "é/ü", "训练", "x=1&y=2", "#?", "~'()*!", "a\u2028b", "~"]
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -520,9 +520,10 @@ def test_little_memory_for_a_gigabyte(
         for _ in range(1024):
             file.write(os.urandom(1024) * 1024)
     code = (
-        "import resource, sys; from jobentry import objects\n"
+        "import sys; from jobentry import objects\n"
         "objects.put(sys.argv[1], sys.argv[2]); objects.fetch(sys.argv[2], sys.argv[3])\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        # Not what getrusage says: that is also of the one who forked.
+        "print(*(line.split()[1] for line in open('/proc/self/status') if 'VmHWM' in line))"
     )
     words = [str(tmp_path / "in"), f"s3://{name}/a", str(tmp_path / "out")]
     environ = {**os.environ, **seaweedfs.environ, "PYTHONPATH": str(ROOT / "entrypoints")}
