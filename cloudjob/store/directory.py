@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from cloudjob.errors import StoreError
+from cloudjob.store.files import TEMPORARY, check_key, hint, replacing, text
 
-# A writer that is killed leaves such a file behind; it is no object, and no key can name it.
-_TEMPORARY = ".cloudjob-tmp-"
 _CHUNK_BYTES = 1024 * 1024
 
 
@@ -46,15 +44,15 @@ class DirectoryStore:
         try:
             source = path.open("rb")
         except OSError as error:
-            raise StoreError(f"put {key} in {self.root}: read {path}: {_text(error)}") from error
-        with source, self._translated("put", key), _replacing(target) as file:
+            raise StoreError(f"put {key} in {self.root}: read {path}: {text(error)}") from error
+        with source, self._translated("put", key), replacing(target) as file:
             shutil.copyfileobj(source, file, _CHUNK_BYTES)
         return self.uri(key)
 
     def put_bytes(self, data: bytes, key: str) -> str:
         """Store ``data`` under ``key`` and return the object's URI."""
         target = self._path("put", key)
-        with self._translated("put", key), _replacing(target) as file:
+        with self._translated("put", key), replacing(target) as file:
             file.write(data)
         return self.uri(key)
 
@@ -69,19 +67,19 @@ class DirectoryStore:
             source = self._path("fetch", key).open("rb")
         with source:
             try:
-                with _replacing(path) as file:
+                with replacing(path) as file:
                     shutil.copyfileobj(source, file, _CHUNK_BYTES)
             except OSError as error:
                 raise StoreError(
-                    f"fetch {key} from {self.root}: to {path}: {_text(error)}",
-                    hint=_HINTS.get(error.errno or 0, ""),
+                    f"fetch {key} from {self.root}: to {path}: {text(error)}",
+                    hint=hint(error),
                 ) from error
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """Yield the keys that start with ``prefix``, a string, in the order of their bytes."""
         folder = prefix[: prefix.rfind("/") + 1]
         if folder:
-            _check_key("list", folder[:-1])
+            check_key("list", folder[:-1])
         yield from self._keys_below(folder, prefix)
 
     def exists(self, key: str) -> bool:
@@ -110,7 +108,7 @@ class DirectoryStore:
         return "file://" + urllib.parse.quote_from_bytes(os.fsencode(path))
 
     def _path(self, verb: str, key: str) -> Path:
-        _check_key(verb, key)
+        check_key(verb, key)
         return self.root / key
 
     def _keys_below(self, folder: str, prefix: str) -> Iterator[str]:
@@ -126,7 +124,7 @@ class DirectoryStore:
                 return
         for name in sorted(names, key=os.fsencode):
             key = folder + name
-            if name.startswith(_TEMPORARY) or not key.startswith(prefix):
+            if name.startswith(TEMPORARY) or not key.startswith(prefix):
                 continue
             if name.endswith("/"):
                 yield from self._keys_below(key, key)
@@ -139,78 +137,12 @@ class DirectoryStore:
         try:
             yield
         except OSError as error:
-            came_back = "no such object" if error.errno == errno.ENOENT else _text(error)
+            came_back = "no such object" if error.errno == errno.ENOENT else text(error)
             raise StoreError(
                 f"{verb} {key} in {self.root}: {came_back}",
-                hint=_HINTS.get(error.errno or 0, ""),
+                hint=hint(error),
             ) from error
 
 
 # A folder of that name, or a file where its folder would be: no object in any case.
 _NO_OBJECT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-
-_HINTS = {
-    errno.ENOSPC: "free some space, or choose a store elsewhere",
-    errno.EDQUOT: "free some of your quota, or choose a store elsewhere",
-    errno.EFBIG: "is there a limit on the size of files (ulimit -f)?",
-    errno.EACCES: "may this user read and write there?",
-    errno.EPERM: "may this user read and write there?",
-    errno.EROFS: "choose a store on a file system that is not read-only",
-    errno.ENOENT: "cloudjob list shows the jobs whose objects are there",
-    errno.ENOTDIR: "a file stands where a folder should be",
-    errno.EISDIR: "a folder stands where an object should be",
-    errno.ENAMETOOLONG: "use a shorter name",
-}
-
-
-def _check_key(verb: str, key: str) -> None:
-    """Refuse a key that would leave the root, name no file, or name a half-written one."""
-    segments = key.split("/")
-    if "\0" in key or any(segment in ("", ".", "..") for segment in segments):
-        raise StoreError(f"{verb} {key!r}: not a key", hint="a key looks like job/outputs/model")
-    if any(segment.startswith(_TEMPORARY) for segment in segments):
-        raise StoreError(f"{verb} {key!r}: names with {_TEMPORARY} are the store's own")
-
-
-@contextmanager
-def _replacing(target: Path) -> Iterator[IO[bytes]]:
-    """Open a file that becomes ``target`` when all of it is on the disk, or else vanishes."""
-    _make_folders(target.parent)
-    temporary = target.parent / (_TEMPORARY + os.urandom(8).hex())
-    try:
-        with open(temporary, "xb", opener=_private) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(target.parent)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _make_folders(folder: Path) -> None:
-    """Make a folder and the ones above it, each of them on the disk when this returns."""
-    missing = [folder] if not folder.exists() else []
-    while missing and not missing[-1].parent.exists():
-        missing.append(missing[-1].parent)
-    for path in reversed(missing):
-        path.mkdir(mode=0o700, exist_ok=True)
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder outlive a crash: without this a rename may be forgotten."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _text(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()
