@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
+import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from cloudjob.errors import StoreError
+from cloudjob.store.base import Tell, quiet
 from cloudjob.store.files import TEMPORARY, check_key, hint, replacing, text
 
 _CHUNK_BYTES = 1024 * 1024
@@ -38,7 +40,7 @@ class DirectoryStore:
 
     root: Path
 
-    def put(self, path: Path, key: str) -> str:
+    def put(self, path: Path, key: str, *, tell: Tell = quiet) -> str:
         """Store the file at ``path`` under ``key`` and return the object's URI."""
         target = self._path("put", key)
         try:
@@ -46,7 +48,7 @@ class DirectoryStore:
         except OSError as error:
             raise StoreError(f"put {key} in {self.root}: read {path}: {text(error)}") from error
         with source, self._translated("put", key), replacing(target) as file:
-            shutil.copyfileobj(source, file, _CHUNK_BYTES)
+            _copy(source, file, tell)
         return self.uri(key)
 
     def put_bytes(self, data: bytes, key: str) -> str:
@@ -61,14 +63,14 @@ class DirectoryStore:
         with self._translated("get", key):
             return self._path("get", key).read_bytes()
 
-    def fetch(self, key: str, path: Path) -> None:
+    def fetch(self, key: str, path: Path, *, tell: Tell = quiet) -> None:
         """Write the object to the file ``path``, whole or not at all."""
         with self._translated("fetch", key):
             source = self._path("fetch", key).open("rb")
         with source:
             try:
                 with replacing(path) as file:
-                    shutil.copyfileobj(source, file, _CHUNK_BYTES)
+                    _copy(source, file, tell)
             except OSError as error:
                 raise StoreError(
                     f"fetch {key} from {self.root}: to {path}: {text(error)}",
@@ -107,6 +109,26 @@ class DirectoryStore:
         path = os.path.abspath(self._path("name", key))  # noqa: PTH100 (Path.resolve follows links)
         return "file://" + urllib.parse.quote_from_bytes(os.fsencode(path))
 
+    def access(self) -> dict[str, str]:
+        """Return nothing: a path says it all."""
+        return {}
+
+    def sweep(self, older_than_s: float) -> int:
+        """Remove what writers that were killed so long ago have left, and return its number."""
+        before_s = time.time() - older_than_s
+        count = 0
+        for path in self.root.rglob(f"{TEMPORARY}*"):
+            with self._translated("sweep", path.name), suppress(FileNotFoundError):
+                if path.stat().st_mtime <= before_s:
+                    path.unlink()
+                    count += 1
+        return count
+
+    @property
+    def clock_ahead_s(self) -> float:
+        """Nothing: there is one clock."""
+        return 0.0
+
     def _path(self, verb: str, key: str) -> Path:
         check_key(verb, key)
         return self.root / key
@@ -142,6 +164,12 @@ class DirectoryStore:
                 f"{verb} {key} in {self.root}: {came_back}",
                 hint=hint(error),
             ) from error
+
+
+def _copy(source: IO[bytes], file: IO[bytes], tell: Tell) -> None:
+    while data := source.read(_CHUNK_BYTES):
+        file.write(data)
+        tell(len(data))
 
 
 # A folder of that name, or a file where its folder would be: no object in any case.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote_plus
 
 from cloudjob.errors import StoreError
 from cloudjob.home import home as state_folder
 from cloudjob.store import files
+from cloudjob.store.base import Tell, quiet
 from cloudjob.store.files import check_key, replacing
 from cloudjob.store.s3 import download, keys, local, place, upload
 from cloudjob.store.s3.keys import KeyRing
@@ -60,7 +61,7 @@ class S3Store:
         self._made: Wire | None = None
         self._keys = KeyRing(place, self._environ, Path.home())
 
-    def put(self, path: Path, key: str, *, tell: Callable[[int], None] = lambda _: None) -> str:
+    def put(self, path: Path, key: str, *, tell: Tell = quiet) -> str:
         """Store the file at ``path`` under ``key`` and return the object's URI."""
         check_key("put", key)
         try:
@@ -78,16 +79,16 @@ class S3Store:
     def put_bytes(self, data: bytes, key: str) -> str:
         """Store ``data`` under ``key`` and return the object's URI."""
         check_key("put", key)
-        self._put(local.Bytes(data), key, "", lambda _: None)
+        self._put(local.Bytes(data), key, "", quiet)
         return self.uri(key)
 
     def get_bytes(self, key: str) -> bytes:
         """Return the object's bytes."""
         target = _Memory()
-        size_bytes = self._get("get", key, "in", target, lambda _: None)
+        size_bytes = self._get("get", key, "in", target, quiet)
         return bytes(target.data[:size_bytes])
 
-    def fetch(self, key: str, path: Path, *, tell: Callable[[int], None] = lambda _: None) -> None:
+    def fetch(self, key: str, path: Path, *, tell: Tell = quiet) -> None:
         """Write the object to the file ``path``, whole or not at all."""
         check_key("fetch", key)
         try:
@@ -175,7 +176,7 @@ class S3Store:
     def _key(self, key: str) -> str:
         return f"{self._place.prefix}/{key}" if self._place.prefix else key
 
-    def _put(self, source: local.Source, key: str, path: str, tell: Callable[[int], None]) -> None:
+    def _put(self, source: local.Source, key: str, path: str, tell: Tell) -> None:
         doing = f"put {key} in {self._root}"
         notes = state_folder() / "uploads"
         try:
@@ -189,9 +190,7 @@ class S3Store:
                 f"{doing}: {path} changed while it was read", hint="submit again when it is quiet"
             ) from error
 
-    def _get(
-        self, verb: str, key: str, where: str, target: download.Target, tell: Callable[[int], None]
-    ) -> int:
+    def _get(self, verb: str, key: str, where: str, target: download.Target, tell: Tell) -> int:
         check_key(verb, key)
         doing = f"{verb} {key} {where} {self._root}"
         whole = self._key(key)
@@ -213,7 +212,7 @@ class S3Store:
         return found, text(listed, "IsTruncated") != "true"
 
 
-def _together(tell: Callable[[int], None]) -> Callable[[int], None]:
+def _together(tell: Tell) -> Tell:
     """Return ``tell`` for many threads, one at a time."""
     lock = threading.Lock()
 

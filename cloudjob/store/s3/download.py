@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from cloudjob.errors import StoreError
+from cloudjob.store.base import Tell
 from cloudjob.store.parallel import in_parallel
 from cloudjob.store.s3 import local
 from cloudjob.store.s3.local import Part, Range
@@ -44,7 +44,7 @@ class Download:
     doing: str
     key: str
     target: Target
-    tell: Callable[[int], None]
+    tell: Tell
 
 
 class _Replaced(Exception):

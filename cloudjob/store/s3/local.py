@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from cloudjob.store.base import Tell
 from cloudjob.store.s3.refusals import Damaged
 from cloudjob.store.s3.wire import PIECE_BYTES, Answer
 
@@ -163,7 +164,7 @@ class Range:
         self,
         write: Callable[[memoryview, int], None],
         start: int,
-        tell: Callable[[int], None],
+        tell: Tell,
     ) -> None:
         self._write = write
         self._start = start

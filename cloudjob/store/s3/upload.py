@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from cloudjob.errors import StoreError
+from cloudjob.store.base import Tell
 from cloudjob.store.parallel import in_parallel
 from cloudjob.store.s3 import local
 from cloudjob.store.s3.local import Part, Source
@@ -53,7 +54,7 @@ class Upload:
     key: str
     source: Source
     folder: Path
-    tell: Callable[[int], None]
+    tell: Tell
 
 
 def put(upload: Upload) -> None:

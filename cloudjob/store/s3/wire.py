@@ -10,13 +10,14 @@ import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib import request as urllib_request
 
 from cloudjob.errors import StoreError
+from cloudjob.store.base import Tell, quiet
 from cloudjob.store.s3 import refusals
 from cloudjob.store.s3.keys import KeyRing, Keys
 from cloudjob.store.s3.place import Endpoint, Place
@@ -103,7 +104,7 @@ class Request:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Body | None = None
     sink: Sink | None = None
-    tell: Callable[[int], None] = lambda _: None
+    tell: Tell = quiet
 
 
 @dataclass(frozen=True, slots=True)

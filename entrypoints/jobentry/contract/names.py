@@ -69,18 +69,22 @@ CLOUDJOB_STORE_PATIENCE_S = "CLOUDJOB_STORE_PATIENCE_S"
 CLOUDJOB_GRACE_S = "CLOUDJOB_GRACE_S"
 CLOUDJOB_TIMEOUT_S = "CLOUDJOB_TIMEOUT_S"
 CLOUDJOB_START_TIMEOUT_S = "CLOUDJOB_START_TIMEOUT_S"
-# How the entry reaches the job's store; meant for the entry alone, not for the ranks.
-CLOUDJOB_S3_ENDPOINT = "CLOUDJOB_S3_ENDPOINT"
-CLOUDJOB_S3_REGION = "CLOUDJOB_S3_REGION"
-CLOUDJOB_S3_ADDRESSING = "CLOUDJOB_S3_ADDRESSING"
-CLOUDJOB_S3_ACCESS_KEY = "CLOUDJOB_S3_ACCESS_KEY"
-CLOUDJOB_S3_SECRET_KEY = "CLOUDJOB_S3_SECRET_KEY"
-CLOUDJOB_S3_SESSION_TOKEN = "CLOUDJOB_S3_SESSION_TOKEN"
 # Where a rank writes its log, and how its script says that it ended badly.
 CLOUDJOB_LOG_DIR = "CLOUDJOB_LOG_DIR"
 CLOUDJOB_END_FD = "CLOUDJOB_END_FD"
 # The exact value of a variable that Open MPI itself changes on its way to a rank.
 CLOUDJOB_EXACT_ = "CLOUDJOB_EXACT_"
+
+# With these the entry reaches the job's store. They are the submitter's, and no business of the
+# ranks: who wants his script to have keys gives them to it by names of his own.
+STORE_ACCESS = (
+    CLOUDJOB_S3_ENDPOINT,
+    CLOUDJOB_S3_REGION,
+    CLOUDJOB_S3_ADDRESSING,
+    CLOUDJOB_S3_ACCESS_KEY,
+    CLOUDJOB_S3_SECRET_KEY,
+    CLOUDJOB_S3_SESSION_TOKEN,
+)
 
 # The documented tune file carries these
 # (env | grep -E '^MA_|^SHARED_|^S3_|^PATH|^VC_WORKER_|^SCC|^CRED').
