@@ -372,12 +372,12 @@ def _check_script(folder: str, script: str) -> None:
 
 def _stage(node: NodeEnv, where: NodePaths) -> str:
     """Bring code and inputs here, make room for outputs; return the folder of the code."""
-    from jobentry import objects, stage
+    from jobentry import objects, unpack
 
     folder = _code_folder(node, where)
     try:
         if node.code_uri:
-            stage.fetch_code(node.code_uri, node.code_digest, folder)
+            unpack.fetch_code(node.code_uri, node.code_digest, folder)
         for _, uri in node.outputs:
             # Told now, and not when hours of training are to be kept.
             objects.path_of(uri)
@@ -386,7 +386,7 @@ def _stage(node: NodeEnv, where: NodePaths) -> str:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             if not os.path.lexists(target):
                 objects.fetch(uri, target)
-    except (stage.StageError, objects.ObjectError) as error:
+    except (unpack.UnpackError, objects.ObjectError) as error:
         raise EntryError(str(error)) from error
     for name, _ in node.outputs:
         os.makedirs(where.output(name), exist_ok=True)
