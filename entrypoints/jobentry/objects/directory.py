@@ -98,9 +98,7 @@ def write(data: bytes, uri: str) -> None:
 
 def copy(uri: str, target: str) -> None:
     """Make the object ``target`` the same as ``uri``."""
-    with translated("copy object", uri), open(path_of(uri), "rb") as source:
-        with _replacing(path_of(target)) as file:
-            _clone(source.fileno(), file.fileno(), quiet)
+    put(path_of(uri), target)
 
 
 def delete(uri: str) -> None:

@@ -136,7 +136,7 @@ class Tries:
     def pause(self, at_least_s: float = 0.0) -> bool:
         """Wait before the next try; return whether there is one."""
         longest = min(self.patience.longest_pause_s, self.patience.pause_s * 2**self.count)
-        pause_s = max(at_least_s, random.uniform(longest / 2, longest))  # noqa: S311
+        pause_s = max(at_least_s, random.uniform(longest / 2, longest))
         self.count += 1
         if time.monotonic() + pause_s > self._until:
             return False
@@ -331,7 +331,7 @@ def _body(body: bytes | FileBody) -> Iterator[tuple[IO[bytes], int]]:
         yield io.BytesIO(body), len(body)
         return
     with translated("read file", body.path):
-        file = open(body.path, "rb")
+        file = open(body.path, "rb")  # noqa: SIM115 (only to open it is translated)
     with file:
         yield file, body.size_bytes
 
@@ -397,7 +397,7 @@ _contexts: dict[bool, ssl.SSLContext] = {}
 def _proxy(scheme: str, place: str) -> urllib.parse.SplitResult | None:
     """Return the proxy that the environment names for this server, as urllib would choose it."""
     text = urllib.request.getproxies_environment().get(scheme, "")
-    if not text or urllib.request.proxy_bypass_environment(place):
+    if not text or urllib.request.proxy_bypass_environment(place):  # type: ignore[attr-defined]
         return None
     return urllib.parse.urlsplit(text if "://" in text else "http://" + text)
 
