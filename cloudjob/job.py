@@ -19,6 +19,7 @@ from cloudjob.records import JobRecord, Records
 from cloudjob.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.store import open_store
 from cloudjob.store.base import ObjectStore
+from cloudjob.store.parallel import in_parallel
 from jobentry.contract import exits, lines
 from jobentry.contract.paths import JobPaths
 
@@ -149,8 +150,7 @@ class Job:
         """Leave nothing of this job: on its platform, in the store, and here."""
         if self.handle:
             self._backend.remove(self.handle)
-        for key in list(self._store.list(f"{self.id}/")):
-            self._store.delete(key)
+        in_parallel(self._store.delete, self._store.list(f"{self.id}/"))
         with Records(records_path(self._home)) as db:
             db.remove(self.id)
 

@@ -14,6 +14,7 @@ from jobentry.contract import env
 BACKENDS = ("process", "docker")
 LAUNCHERS = ("mpirun",)
 ISOLATIONS = ("auto", "none")
+ADDRESSINGS = ("auto", "path", "virtual")
 RESTORES = env.RESTORES
 
 MASK = "***"
@@ -113,6 +114,18 @@ FIELDS: tuple[Field, ...] = (
                "it they are refused."),
 )
 
+_STORE_FIELDS = (
+    Field(name="endpoint", kind="str", metavar="URL",
+          help="Where the service is, without the bucket: https://obs.cn-north-4.myhuaweicloud.com."),
+    Field(name="region", kind="str", metavar="NAME",
+          help="The bucket's region: cn-north-4, us-east-1."),
+    Field(name="addressing", kind="str", default="auto", metavar="HOW", allowed=ADDRESSINGS,
+          help="Whether the bucket stands in the path or in the host name of a request; by itself, "
+               "that is virtual on AWS and OBS, and path elsewhere."),
+    Field(name="profile", kind="str", metavar="NAME",
+          help="The profile of AWS's files that has the keys."),
+)
+
 SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
     "process": (
         Field(name="python", kind="str", metavar="PATH",
@@ -131,8 +144,13 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         Field(name="gpus", kind="int", default=0, metavar="G", least=0, most=64,
               help="GPUs of a node."),
     ),
+    "s3": _STORE_FIELDS,
+    "obs": _STORE_FIELDS,
 })
 # fmt: on
+
+# Sections that are not a backend's: those of the stores of these schemes.
+STORE_SECTIONS = ("s3", "obs")
 
 VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")
 
@@ -418,7 +436,7 @@ def _section_faults(sections: Mapping[str, Mapping[str, object]]) -> Iterator[tu
         if fields is None:
             yield (
                 name,
-                f"is no backend's section{nearest(name, SECTIONS)} (allowed {', '.join(SECTIONS)})",
+                f"is no section{nearest(name, SECTIONS)} (allowed {', '.join(SECTIONS)})",
             )
             continue
         known = [f.name for f in fields]

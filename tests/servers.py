@@ -246,6 +246,7 @@ class Fault:
         corrupt_response_at: Flip the bits of this byte on its way back.
         status: Answer this instead of the server.
         code: With ``status``, the error code of S3.
+        body: With ``status``, what is answered instead of an error of S3.
         is_done: With ``status``, whether the server does it all the same, unseen.
         hangs_at: Pass so much of the answer and then nothing more, -1 not even the headers.
         bytes_per_s: Let no more than this pass, in both directions.
@@ -260,6 +261,7 @@ class Fault:
     corrupt_response_at: int | None = None
     status: int = 0
     code: str = ""
+    body: bytes = b""
     is_done: bool = False
     hangs_at: int | None = None
     bytes_per_s: float = 0.0
@@ -539,9 +541,12 @@ def _body_bytes(request: Request) -> float:
 
 def _answer(client: socket.socket, fault: Fault) -> None:
     body = (
-        '<?xml version="1.0" encoding="UTF-8"?>\n'
-        f"<Error><Code>{fault.code}</Code><Message>made by the test</Message></Error>"
-    ).encode()
+        fault.body
+        or (
+            '<?xml version="1.0" encoding="UTF-8"?>\n'
+            f"<Error><Code>{fault.code}</Code><Message>made by the test</Message></Error>"
+        ).encode()
+    )
     more = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
     head = (
         f"HTTP/1.1 {fault.status} Fault\r\nContent-Type: application/xml\r\n{more}"

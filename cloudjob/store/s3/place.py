@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudjob.errors import StoreError
-from cloudjob.spec import nearest
+from cloudjob.spec import ADDRESSINGS, nearest
 from cloudjob.store.files import check_key
 
 OPTIONS = ("endpoint", "region", "addressing", "profile")
-_ADDRESSINGS = ("path", "virtual")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 # A name that can be a part of a host name, and that the certificate for *.endpoint covers.
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
@@ -112,17 +111,17 @@ def _options(uri: str, query: str) -> dict[str, str]:
             guess = nearest(name, OPTIONS)
             allowed = f"allowed: {', '.join(OPTIONS)}"
             raise StoreError(f"open store {uri!r}: no option {name!r}{guess}", hint=allowed)
-        if name == "addressing" and value not in _ADDRESSINGS:
-            allowed = f"allowed: {', '.join(_ADDRESSINGS)}"
+        if name == "addressing" and value not in ADDRESSINGS:
+            allowed = f"allowed: {', '.join(ADDRESSINGS)}"
             raise StoreError(f"open store {uri!r}: addressing {value!r} is not known", hint=allowed)
-    return {name: value for name, value in options.items() if value}
+    return {name: value for name, value in options.items() if value not in ("", "auto")}
 
 
 def with_options(uri: str, options: Mapping[str, object]) -> str:
     """Return ``uri`` with these options, as far as it does not give them itself."""
     where, _, query = uri.partition("?")
     own = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
-    given = {name: str(value) for name, value in options.items() if value}
+    given = {name: str(value) for name, value in options.items() if value not in ("", "auto")}
     text = urllib.parse.urlencode({**given, **own}, safe=":/")
     return f"{where}?{text}" if text else where
 
