@@ -95,7 +95,7 @@ def reached(
         ),
     ],
 )
-def test_a_bucket_is_reached(  # noqa: PLR0913
+def test_a_bucket_is_reached(
     uri: str, environ: dict[str, str], url: str, region: str, host: str, target: str
 ):
     """The URI's own options first, then variables, then what the service's names are."""

@@ -14,6 +14,9 @@ from cloudjob.spec import ADDRESSINGS, nearest
 from cloudjob.store.files import check_key
 
 OPTIONS = ("endpoint", "region", "addressing", "profile")
+
+# Of S3 and of OBS; the prefix counts too, so a key below one may be too long all the same.
+_LONGEST_KEY_BYTES = 1024
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 # A name that can be a part of a host name, and that the certificate for *.endpoint covers.
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
@@ -77,7 +80,27 @@ class Endpoint:
 
 def quoted(text: str) -> str:
     """Return a key, or a part of one, as URIs and requests hold it."""
-    return urllib.parse.quote(text, safe="/~", errors="surrogateescape")
+    return urllib.parse.quote(text, safe="/~")
+
+
+def check(verb: str, key: str) -> None:
+    """Refuse what is no key of S3: to what no store has it adds bytes that are no text.
+
+    Raises:
+        StoreError: It is none.
+    """
+    check_key(verb, key)
+    try:
+        size_bytes = len(key.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise StoreError(
+            f"{verb} {key!r}: not a key: it is no UTF-8", hint="use a file:// store, or rename it"
+        ) from error
+    if size_bytes > _LONGEST_KEY_BYTES:
+        raise StoreError(
+            f"{verb} {key[:60]!r}...: not a key: it has {size_bytes} bytes",
+            hint=f"{_LONGEST_KEY_BYTES} at most",
+        )
 
 
 def read(uri: str) -> Place:
@@ -100,7 +123,7 @@ def read(uri: str) -> Place:
         )
     prefix = urllib.parse.unquote(path, errors="surrogateescape").strip("/")
     if prefix:
-        check_key(f"open store {uri!r}: prefix", prefix)
+        check(f"open store {uri!r}: prefix", prefix)
     return Place(scheme, bucket, prefix, _options(uri, query))
 
 
@@ -149,8 +172,9 @@ def endpoint(
     """
     given = place.options
     url = given.get("endpoint") or _endpoint(place, environ, profile, home)
+    url = _checked(place, url) if url else ""
     region = given.get("region") or _region(place, environ, profile, url)
-    url = _checked(place, url or _public(place, region))
+    url = url or _public(place, region)
     addressing = given.get("addressing") or profile.get("addressing") or _addressing(place, url)
     return Endpoint(url, region, addressing, place.bucket)
 
