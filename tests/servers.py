@@ -141,8 +141,8 @@ class SeaweedFS(Server):
     name = "seaweedfs"
     own_environ: ClassVar = {"GOMEMLIMIT": "200MiB", "GOGC": "30"}
 
-    def words(self) -> list[str]:
-        """Return the command of the server."""
+    def words(self, program: str = "") -> list[str]:
+        """Return the command of the server, by default that of the wheel beside the interpreter."""
         identity = {
             "name": "admin",
             "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
@@ -152,7 +152,7 @@ class SeaweedFS(Server):
         (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
         ports = {"s3": 0, "master": 1, "volume": 2, "filer": 3, "admin": 4}
         return [
-            weed(),
+            program or weed(),
             "mini",
             f"-dir={self.folder}/data",
             "-ip=127.0.0.1",
