@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import floor, measure, report, result, server, subject, venv
+from benchmarks import floor, measure, packaging, report, result, server, subject, venv
 from benchmarks.case import Case, cases
 from benchmarks.subject import Bench
 from benchmarks.venv import ROOT
@@ -32,7 +32,7 @@ _SIZE = "size"
 def main(argv: list[str] | None = None) -> int:
     """Measure what the options choose; 1 with --check when a floor does not hold."""
     args = _parse(argv)
-    every = cases(args.lines)
+    every = (*cases(args.lines), *packaging.cases())
     chosen = [case for case in every if _is_chosen(case, args.only)]
     if args.list:
         print("\n".join(f"{case.name:10}{case.title}" for case in every))
@@ -77,7 +77,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--zipapp", type=Path, help="the container half (built from entrypoints/)")
     add("--lines", type=_count, default=_LINE_COUNT, help="lines of the case log (500000)")
     args = parser.parse_args(argv)
-    known = {word for case in cases(args.lines) for word in (case.name, case.group)} | {_SIZE}
+    known = {
+        word
+        for case in (*cases(args.lines), *packaging.cases())
+        for word in (case.name, case.group)
+    } | {_SIZE}
     unknown = sorted(set(args.only) - known)
     if unknown:
         parser.error(f"no such case: {', '.join(unknown)} (known: {', '.join(sorted(known))})")

@@ -44,6 +44,14 @@ def floors() -> tuple[Floor, ...]:
         Floor("log", "log: cloudjob loses and changes nothing", _is_exact("log")),
         Floor("log-5x", "log-5x: cloudjob loses and changes nothing", _is_exact("log-5x")),
         *(_fastest(f"store-{size}-{way}") for size in ("big", "small") for way in ("up", "down")),
+        _times("package-first", "tar", 1.0, "the wall time of tar"),
+        _times("package-first", "skypilot's zip", 0.5, "half the wall time of SkyPilot's zip"),
+        _most("package-first", "rss_mib", 100, "100 MiB of memory"),
+        _most("package-again", "wall_s", 0.3, "0.3 s"),
+        _most("package-again", "sent_bytes", 0, "0 bytes"),
+        _most("package-edit", "sent_bytes", 64 * 1024 + 4523, "64 KiB and the file"),
+        _most("package-large", "rss_mib", 100, "100 MiB of memory"),
+        _times("package-unpack", "tar", 1.25, "1.25 times the wall time of tar"),
         Floor("log-5x", "log-5x: five times the log, the same memory (+8 MiB at most)", _is_flat),
     )
 
@@ -89,6 +97,20 @@ def _ratio(case: str, figure: str, other: str, limit: float, words: str) -> Floo
             return None, ours if isinstance(ours, str) else str(theirs)
         text = f"{ours:.3f} s against {theirs:.3f} s: {ours / theirs:.2f} times"
         return ours <= limit * theirs, text
+
+    return Floor(case, f"{case}: cloudjob takes at most {words}", judge)
+
+
+def _times(case: str, other: str, limit: float, words: str) -> Floor:
+    return _ratio(case, "wall_s", other, limit, words)
+
+
+def _most(case: str, figure: str, limit: float, words: str) -> Floor:
+    def judge(results: Results) -> Judgement:
+        ours = _median(results, case, "cloudjob", figure)
+        if isinstance(ours, str):
+            return None, ours
+        return ours <= limit, f"{ours:,.3f}".rstrip("0").rstrip(".")
 
     return Floor(case, f"{case}: cloudjob takes at most {words}", judge)
 

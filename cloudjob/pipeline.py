@@ -167,8 +167,9 @@ def _keep(
     except Missing:
         package = _pack(spec, home, scratch, Memory())
         kept = claim.keep(package)
-    path = cache.path_of(home, Path(spec.source), _store_uri(spec, home))
-    cache.save(path, cache.with_layers(package.memory, kept.layers))
+    if not package.is_remembered:
+        path = cache.path_of(home, Path(spec.source), _store_uri(spec, home))
+        cache.save(path, cache.with_layers(package.memory, kept.layers))
     return package, kept
 
 

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from cloudjob.config import json_schema, load, read_env_file, show
 from cloudjob.errors import SpecError, UsageError
-from cloudjob.spec import FIELDS, LAUNCHERS, SECTIONS, VARIABLE_RULE, JobSpec, number_range
+from cloudjob.spec import (
+    BACKENDS,
+    FIELDS,
+    LAUNCHERS,
+    SECTIONS,
+    STORE_SECTIONS,
+    VARIABLE_RULE,
+    JobSpec,
+    number_range,
+)
 
 ROOT = Path(__file__).parents[2]
 
