@@ -203,7 +203,7 @@ def _rm(options: argparse.Namespace) -> int:
     job = jobs.find(_home(), options.job)
     if job.status().state in ("PENDING", "RUNNING"):
         raise UsageError(f"removing {job.id}: it has not ended", hint=f"cloudjob cancel {job.id}")
-    outputs = job.outputs()
+    outputs = job.outputs(is_own=True)
     if outputs and not options.force:
         raise UsageError(
             f"removing {job.id}: it has {len(outputs)} output file(s)",

@@ -130,9 +130,14 @@ class Job:
         if self.handle:
             self._backend.cancel(self.handle, is_urgent=is_urgent)
 
-    def outputs(self) -> list[str]:
-        """Return the names of the files that were kept, each behind the name of its output."""
-        return [file.name for place in self._places() for file in kept.find(place)]
+    def outputs(self, *, is_own: bool = False) -> list[str]:
+        """Return the names of the files that were kept, each behind the name of its output.
+
+        Args:
+            is_own: Only those in the job's own store, which ``remove`` takes away.
+        """
+        places = [p for p in self._places() if p.prefix or not is_own]
+        return [file.name for place in places for file in kept.find(place)]
 
     def fetch_outputs(self, folder: Path) -> list[Path]:
         """Copy every output below ``folder`` and return the files."""

@@ -90,6 +90,9 @@ FIELDS: tuple[Field, ...] = (
     Field(name="outputs", kind="map", default={}, flag="--output", metavar="NAME=URI",
           help="Folders kept while the job runs and when it ends; an empty URI is the job's own "
                "place in the store."),
+    Field(name="output_sync_s", kind="float", default=30.0, flag="--output-sync-s", metavar="S",
+          least=0, most=_DAY_S,
+          help="How often outputs are kept while the job runs; 0 is only at the end."),
     Field(name="restore_outputs", kind="str", default="none", flag="--restore-outputs",
           metavar="WHICH", allowed=RESTORES,
           help="Which of the files that an earlier run left at an output's URI each node gets back "
@@ -176,6 +179,7 @@ class JobSpec:
     inputs: Mapping[str, str] = field(default_factory=dict)
     input_nodes: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
+    output_sync_s: float = 30.0
     restore_outputs: str = "none"
     image: str = ""
     flavor: str = ""

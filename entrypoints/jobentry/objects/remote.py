@@ -20,6 +20,7 @@ from jobentry.objects.base import (
     Tell,
     fresh_file,
     in_parallel,
+    make_folders,
     quiet,
     translated,
     write_all,
@@ -180,7 +181,7 @@ def look(source: Source) -> Entry:
 def _fetch(source: Source, path: str, sha256: str, tell: Tell) -> None:
     first = _ask(source, "fetch object")
     with translated("write file", path):
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        make_folders(path)
         room_bytes = max(0, first.size_bytes)
         chosen = _Digest.chosen(source, first, sha256)
         with fresh_file(path, room_bytes) as descriptor, chosen as digest:

@@ -185,6 +185,8 @@ class Response:
             yield view[:count]
         if left:
             raise OSError(f"the answer ends {left} bytes early")
+        # Python before 3.12 does not notice by itself that this was all.
+        self._response.close()
 
     def rest(self) -> bytes:
         """Return what an error says, as far as it is worth reading."""
@@ -318,9 +320,11 @@ def _answer(connection: http.client.HTTPConnection, wire: Wire, patience: Patien
         target = wire.origin + target
     headers = {**wire.headers, **getattr(connection, "proxy_headers", {})}
     with _body(wire.body) as (body, size_bytes):
-        if size_bytes or wire.method in ("PUT", "POST"):
+        is_sent = size_bytes > 0 or wire.method in ("PUT", "POST")
+        if is_sent:
             headers["Content-Length"] = str(size_bytes)
-        connection.request(wire.method, target, body=body, headers=headers)
+        # A body without a length would be sent in chunks, even an empty one.
+        connection.request(wire.method, target, body=body if is_sent else None, headers=headers)
     return Response(connection.getresponse(), patience)
 
 
