@@ -9,20 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudjob import layers
 from cloudjob import outputs as kept
 from cloudjob import status as statuses
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, NativeStatus
 from cloudjob.errors import JobNotFound, StoreError
-from cloudjob.home import records_path
+from cloudjob.home import records_path, store_uri
+from cloudjob.layers import Collected
 from cloudjob.records import JobRecord, Records
 from cloudjob.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.store import open_store
 from cloudjob.store.base import ObjectStore
+from cloudjob.store.parallel import in_parallel
 from jobentry.contract import exits, lines
 from jobentry.contract.paths import JobPaths
 
 _POLL_S = 0.01
+_DAY_S = 24 * 3600.0
 
 
 # What an UNKNOWN job says that will never say anything else.
@@ -154,8 +158,7 @@ class Job:
         """Leave nothing of this job: on its platform, in the store, and here."""
         if self.handle:
             self._backend.remove(self.handle)
-        for key in list(self._store.list(f"{self.id}/")):
-            self._store.delete(key)
+        in_parallel(self._store.delete, self._store.list(f"{self.id}/"))
         with Records(records_path(self._home)) as db:
             db.remove(self.id)
 
@@ -242,6 +245,42 @@ def find_all(home: Path) -> list[Job]:
 def attach(record: JobRecord, home: Path) -> Job:
     """Return the job of a record."""
     return Job(record, open_backend(record.backend, home), open_store(record.store), home)
+
+
+def collect(home: Path, store: str, *, keep_days: float, dry_run: bool) -> Collected:
+    """Delete the layers in a store that no job needs.
+
+    Args:
+        store: Its URI; empty for the default.
+        keep_days: For how long after its end a job keeps its package.
+
+    Raises:
+        CloudJobError: The store or the records cannot be used.
+    """
+    return layers.collect(
+        open_store(store or store_uri(home)),
+        keep_s=keep_days * _DAY_S,
+        ended_at=lambda job: _ended_at(home, job),
+        dry_run=dry_run,
+    )
+
+
+def _ended_at(home: Path, job: str) -> str | None:
+    """Say when a job has ended, as it is known at this moment; empty: not yet; None: not known."""
+    try:
+        with Records(records_path(home)) as db:
+            record = db.get(job)
+        if record.job != job:
+            return None
+        if not record.handle:
+            # It was never started: its submit was killed, or is still at it, and then has a claim.
+            return record.created_at
+        status = attach(record, home).status()
+    except JobNotFound:
+        return None
+    if status.native_state in _GONE:
+        return status.created_at
+    return (status.ended_at or status.created_at) if status.state.is_final else ""
 
 
 def sweep(home: Path) -> list[str]:

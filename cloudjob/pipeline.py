@@ -8,24 +8,27 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from cloudjob import layers
 from cloudjob import submission as submissions
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend
 from cloudjob.errors import CloudJobError, SpecError
 from cloudjob.home import records_path, store_uri
 from cloudjob.job import Job
-from cloudjob.package import CodePackage, pack
+from cloudjob.layers import Claim, Kept, Missing
+from cloudjob.package import CodePackage, Memory, Options, cache, pack
 from cloudjob.records import JobRecord, Records
 from cloudjob.spec import JobSpec
-from cloudjob.store import open_store
-from cloudjob.store.base import ObjectStore
-from cloudjob.submission import Submission, prepare
+from cloudjob.store import full_uri, open_store
+from cloudjob.store.base import ObjectStore, Tell, quiet
+from cloudjob.submission import Code, Submission, prepare
+from jobentry.contract.packages import Layer
 from jobentry.contract.paths import JobPaths
 
 _MB = 1_000_000
@@ -34,30 +37,44 @@ _ID_LETTERS = "23456789bcdfghjkmnpqrstvwxz"
 
 
 def submit(
-    spec: JobSpec, home: Path, *, tell: Callable[[CodePackage], None] = lambda _: None
+    spec: JobSpec,
+    home: Path,
+    *,
+    tell: Callable[[CodePackage], None] = lambda _: None,
+    tell_sent: Callable[[CodePackage, Kept], None] = lambda *_: None,
+    watch: Callable[[int], Tell] = lambda _: quiet,
 ) -> Job:
     """Send ``spec`` to its backend and return the running job.
 
     Args:
         home: The folder of cloudjob's state on this machine.
         tell: Called with the package before it is sent.
+        tell_sent: Called with what was sent of it.
+        watch: Called with how many bytes will be sent; what it returns hears of them as they go.
 
     Raises:
-        CloudJobError: Whatever stands in the way; then nothing was started and nothing is left.
+        CloudJobError: Whatever stands in the way; then nothing was started, and nothing is left but
+            layers, which the next submit uses and ``cloudjob store gc`` removes.
     """
     job = new_id(spec.name)
     paths = JobPaths(job)
-    store = open_store(spec.store or store_uri(home))
+    store = open_store(_store_uri(spec, home))
     backend = open_backend(spec.backend, home, dict(spec.sections.get(spec.backend, {})))
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch, Records(records_path(home)) as db:
-        package = _pack(spec, Path(scratch))
+        package = _pack(spec, home, Path(scratch), _remembered(spec, home))
         tell(package)
-        submission = _prepare(spec, job, paths, store, package)
-        request = backend.build(submission)
-        with _undone(store, db, job):
-            store.put(package.path, paths.code)
+        # What a platform cannot do is said before anything is sent.
+        backend.build(_prepare(spec, job, paths, store, package, package.layers))
+        with _undone(store, db, job), Claim(store, job, watch) as claim:
+            package, kept = _keep(spec, home, Path(scratch), claim, package)
+            submission = _prepare(spec, job, paths, store, package, kept.layers)
+            request = backend.build(submission)
+            # Known here before it is there: whatever a submit leaves that is killed is a job's.
+            db.add(_record(submission, package, _store_uri(spec, home)))
             store.put_bytes(_text(submission), paths.submission)
-            db.add(_record(submission, package, spec.store or store_uri(home)))
+            claim.check()
+            store.put_bytes(layers.descriptor(package, kept.layers), paths.code)
+            tell_sent(package, kept)
             handle = backend.send(request)
             db.update(job, handle=handle)
             record = db.get(job)
@@ -81,13 +98,13 @@ class Preview:
 def preview(spec: JobSpec, home: Path) -> Preview:
     """Return what ``submit`` would do, and do nothing."""
     job = new_id(spec.name)
-    store = open_store(spec.store or store_uri(home))
+    store = open_store(_store_uri(spec, home))
     backend: Backend[Any] = open_backend(
         spec.backend, home, dict(spec.sections.get(spec.backend, {}))
     )
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch:
-        package = _pack(spec, Path(scratch))
-    submission = _prepare(spec, job, JobPaths(job), store, package)
+        package = _pack(spec, home, Path(scratch), _remembered(spec, home))
+    submission = _prepare(spec, job, JobPaths(job), store, package, package.layers)
     request = backend.build(submission)
     return Preview(
         package=package,
@@ -125,26 +142,65 @@ def new_id(name: str) -> str:
     return f"{letters.strip('-')[:30].strip('-') or 'job'}-{tail}"
 
 
-def _pack(spec: JobSpec, scratch: Path) -> CodePackage:
+def _pack(spec: JobSpec, home: Path, scratch: Path, memory: Memory) -> CodePackage:
     return pack(
         Path(spec.source),
-        scratch / "code.tar",
+        scratch / "layer",
         script=spec.script,
         limit_bytes=int(spec.source_limit_mb * _MB),
+        options=Options(
+            # To a folder copying is quicker than deflating; to all else the way is long.
+            is_compressed=not _store_uri(spec, home).startswith("file:"),
+            follow_links=spec.links == "follow",
+            cache_folder=home / "packages",
+        ),
+        memory=memory,
     )
+
+
+def _keep(
+    spec: JobSpec, home: Path, scratch: Path, claim: Claim, package: CodePackage
+) -> tuple[CodePackage, Kept]:
+    """Send what is new, and remember it; send everything when the store has lost something."""
+    try:
+        kept = claim.keep(package)
+    except Missing:
+        package = _pack(spec, home, scratch, Memory())
+        kept = claim.keep(package)
+    if not package.is_remembered:
+        path = cache.path_of(home, Path(spec.source), _store_uri(spec, home))
+        cache.save(path, cache.with_layers(package.memory, kept.layers))
+    return package, kept
+
+
+def _remembered(spec: JobSpec, home: Path) -> Memory:
+    return cache.load(cache.path_of(home, Path(spec.source), _store_uri(spec, home)))
+
+
+def _store_uri(spec: JobSpec, home: Path) -> str:
+    return full_uri(spec.store or store_uri(home), spec.sections)
 
 
 def _prepare(
-    spec: JobSpec, job: str, paths: JobPaths, store: ObjectStore, package: CodePackage
+    spec: JobSpec,
+    job: str,
+    paths: JobPaths,
+    store: ObjectStore,
+    package: CodePackage,
+    code_layers: tuple[Layer, ...],
 ) -> Submission:
-    return prepare(
+    submission = prepare(
         spec,
         job,
-        code_uri=store.uri(paths.code),
-        code_digest=package.digest,
+        code=Code(
+            uri=store.uri(paths.code),
+            digest=package.digest,
+            layers=tuple(store.uri(layer.key) for layer in code_layers),
+        ),
         record_uri=store.uri(paths.record),
         outputs_uri=store.uri(paths.outputs),
     )
+    return replace(submission, access=store.access())
 
 
 @contextmanager
@@ -173,7 +229,7 @@ def _record(submission: Submission, package: CodePackage, store: str) -> JobReco
         nodes=spec.nodes,
         procs_per_node=spec.procs_per_node,
         created_at=now.replace("+00:00", "Z"),
-        code_uri=submission.code_uri,
+        code_uri=submission.code.uri,
         code_digest=package.digest,
         code_size_bytes=package.size_bytes,
         code_files=package.files,

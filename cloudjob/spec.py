@@ -14,6 +14,7 @@ from jobentry.contract import env
 BACKENDS = ("process", "docker")
 LAUNCHERS = ("mpirun",)
 ISOLATIONS = ("auto", "none")
+ADDRESSINGS = ("auto", "path", "virtual")
 RESTORES = env.RESTORES
 
 MASK = "***"
@@ -40,6 +41,7 @@ class Field:
         kind: One of ``str int float list map secrets``.
         flag: The option that sets it; empty for what only files set and for positional words.
         allowed: The words it may hold; empty for any.
+        const: The word that the flag stands for, when it takes none itself.
         least: The smallest number allowed.
         most: The largest number allowed.
     """
@@ -52,6 +54,7 @@ class Field:
     flag: str = ""
     short: str = ""
     allowed: tuple[str, ...] = ()
+    const: str = ""
     least: float | None = None
     most: float | None = None
 
@@ -108,6 +111,22 @@ FIELDS: tuple[Field, ...] = (
           help="Where code and outputs are kept; by default a folder below $CLOUDJOB_HOME."),
     Field(name="source_limit_mb", kind="float", default=100.0, flag="--source-limit-mb",
           metavar="MB", least=0, help="The largest source folder that is packed, in megabytes."),
+    Field(name="links", kind="str", default="keep", flag="--follow-links", const="follow",
+          allowed=("keep", "follow"),
+          help="follow: links that lead out of the source are packed as what they lead to; without "
+               "it they are refused."),
+)
+
+_STORE_FIELDS = (
+    Field(name="endpoint", kind="str", metavar="URL",
+          help="Where the service is, without the bucket: https://obs.cn-north-4.myhuaweicloud.com."),
+    Field(name="region", kind="str", metavar="NAME",
+          help="The bucket's region: cn-north-4, us-east-1."),
+    Field(name="addressing", kind="str", default="auto", metavar="HOW", allowed=ADDRESSINGS,
+          help="Whether the bucket stands in the path or in the host name of a request; by itself, "
+               "that is virtual on AWS and OBS, and path elsewhere."),
+    Field(name="profile", kind="str", metavar="NAME",
+          help="The profile of AWS's files that has the keys."),
 )
 
 SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
@@ -128,8 +147,13 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         Field(name="gpus", kind="int", default=0, metavar="G", least=0, most=64,
               help="GPUs of a node."),
     ),
+    "s3": _STORE_FIELDS,
+    "obs": _STORE_FIELDS,
 })
 # fmt: on
+
+# Sections that are not a backend's: those of the stores of these schemes.
+STORE_SECTIONS = ("s3", "obs")
 
 VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")
 
@@ -164,6 +188,7 @@ class JobSpec:
     grace_s: float = 10.0
     store: str = ""
     source_limit_mb: float = 100.0
+    links: str = "keep"
     sections: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -415,7 +440,7 @@ def _section_faults(sections: Mapping[str, Mapping[str, object]]) -> Iterator[tu
         if fields is None:
             yield (
                 name,
-                f"is no backend's section{nearest(name, SECTIONS)} (allowed {', '.join(SECTIONS)})",
+                f"is no section{nearest(name, SECTIONS)} (allowed {', '.join(SECTIONS)})",
             )
             continue
         known = [f.name for f in fields]

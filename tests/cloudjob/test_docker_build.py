@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import docker.errors
@@ -21,7 +22,7 @@ from cloudjob.backends.docker import delivery, engine, logs, request, share, sta
 from cloudjob.errors import BackendError, SpecError, UsageError
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
-from cloudjob.submission import Submission
+from cloudjob.submission import Code, Submission
 from jobentry.contract import env, variables
 
 ROOT = Path(__file__).parents[2]
@@ -45,8 +46,11 @@ def submission(**values) -> Submission:
     return Submission(
         spec=JobSpec(**spec),
         job="train-2345678b",
-        code_uri="file:///home/me/st%20ore/train-2345678b/code.tar",
-        code_digest="sha256:" + "0" * 64,
+        code=Code(
+            uri="file:///home/me/st%20ore/train-2345678b/code.json",
+            digest="sha256:" + "0" * 64,
+            layers=("file:///home/me/st%20ore/layers/" + "1" * 64,),
+        ),
         record_uri="file:///home/me/st%20ore/train-2345678b/exit.json",
         outputs=(("OUT", "file:///home/me/st%20ore/train-2345678b/outputs/OUT"),),
     )
@@ -98,11 +102,8 @@ def test_a_store_that_is_no_folder_is_not_mounted():
     """Only what lies on this machine is shared with the containers."""
     made = request.build(
         Submission(
-            **{
-                name: getattr(submission(inputs={}), name)
-                for name in ("spec", "job", "code_digest")
-            },
-            code_uri="s3://bucket/job/code.tar",
+            **{name: getattr(submission(inputs={}), name) for name in ("spec", "job")},
+            code=Code("s3://bucket/job/code.json", "sha256:0", ("s3://bucket/layers/1",)),
             record_uri="s3://bucket/job/exit.json",
             outputs=(("OUT", "s3://bucket/job/outputs/OUT"), ("HERE", "file:///mine")),
         ),
@@ -114,6 +115,21 @@ def test_a_store_that_is_no_folder_is_not_mounted():
     assert made.nodes[0].config["HostConfig"]["Mounts"] == [
         {"Type": "bind", "Source": "/mine", "Target": "/mine"}
     ]
+
+
+def test_the_way_to_the_store_is_as_secret_as_a_secret():
+    """It is delivered in the file of the entry, not in the configuration, and masked when shown."""
+    access = {"CLOUDJOB_S3_ENDPOINT": "https://s3", "CLOUDJOB_S3_SECRET_KEY": "k3y"}
+
+    made = request.build(replace(submission(), access=access), "me")
+
+    for node in made.nodes:
+        assert "k3y" not in json.dumps(node.config)
+        assert {name: node.env[name] for name in access} == access
+        assert request.environment(node)["CLOUDJOB_S3_SECRET_KEY"] == "k3y"
+    shown = request.show(made)
+    assert "k3y" not in json.dumps(shown)
+    assert shown["containers"][0]["delivered"]["CLOUDJOB_S3_SECRET_KEY"] == "***"
 
 
 def test_a_node_is_told_its_address_before_it_starts():
@@ -331,7 +347,7 @@ def test_a_folder_is_opened_only_behind_a_guard(tmp_path):
     """Where users are mapped, the folder is open to all, but only we can get to it."""
     folder = tmp_path / "job"
     folder.mkdir(mode=0o700)
-    (folder / "code.tar").touch(mode=0o600)
+    (folder / "code.json").touch(mode=0o600)
 
     tmp_path.chmod(0o755)
     with pytest.raises(BackendError, match="anybody on this machine could enter"):
@@ -340,7 +356,7 @@ def test_a_folder_is_opened_only_behind_a_guard(tmp_path):
     share.open_folder(folder, maps_users=True)
 
     assert folder.stat().st_mode & 0o777 == 0o777
-    assert (folder / "code.tar").stat().st_mode & 0o777 == 0o666
+    assert (folder / "code.json").stat().st_mode & 0o777 == 0o666
 
 
 # --- images

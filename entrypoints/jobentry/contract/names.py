@@ -75,6 +75,17 @@ CLOUDJOB_END_FD = "CLOUDJOB_END_FD"
 # The exact value of a variable that Open MPI itself changes on its way to a rank.
 CLOUDJOB_EXACT_ = "CLOUDJOB_EXACT_"
 
+# With these the entry reaches the job's store. They are the submitter's, and no business of the
+# ranks: who wants his script to have keys gives them to it by names of his own.
+STORE_ACCESS = (
+    CLOUDJOB_S3_ENDPOINT,
+    CLOUDJOB_S3_REGION,
+    CLOUDJOB_S3_ADDRESSING,
+    CLOUDJOB_S3_ACCESS_KEY,
+    CLOUDJOB_S3_SECRET_KEY,
+    CLOUDJOB_S3_SESSION_TOKEN,
+)
+
 # The documented tune file carries these
 # (env | grep -E '^MA_|^SHARED_|^S3_|^PATH|^VC_WORKER_|^SCC|^CRED').
 CARRIED_PREFIXES = ("MA_", "SHARED_", "S3_", "VC_WORKER_", "SCC", "CRED")

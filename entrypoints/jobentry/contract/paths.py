@@ -15,8 +15,8 @@ class JobPaths(NamedTuple):
 
     @property
     def code(self) -> str:
-        """The code package."""
-        return self.job + "/code.tar"
+        """The descriptor of the code package; its layers are shared with other jobs."""
+        return self.job + "/code.json"
 
     @property
     def submission(self) -> str:
