@@ -206,7 +206,8 @@ def test_an_object_of_any_name(bucket: Bucket, tmp_path: Path, key: str):
 @given(key=st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cn", "Co"]), min_size=1))
 def test_names_that_nobody_thinks_of(bucket: Bucket, key: str):
     """They come back from a list as they went in."""
-    if any(part in ("", ".", "..") for part in key.split("/")):
+    # SeaweedFS keeps its objects in folders, and takes a backslash for a slash.
+    if "\\" in key or any(part in ("", ".", "..") for part in key.split("/")):
         return
     uri = objects.uri_below(bucket.uri, key)
     objects.write(b"x", uri)
@@ -263,10 +264,9 @@ def test_what_is_not_there(bucket: Bucket):
     assert "name of the bucket" in caught.value.hint
 
 
+@pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
 def test_names_by_host(
     bucket: Bucket,
-    seaweedfs: Server,
-    server: Server,
     proxy: Callable[[], FaultProxy],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -275,16 +275,13 @@ def test_names_by_host(
     made = proxy()
     monkeypatch.setenv("CLOUDJOB_S3_ENDPOINT", f"http://{OBS_DOMAIN}")
     monkeypatch.setenv("http_proxy", made.endpoint)
-    if server is not seaweedfs:
-        monkeypatch.setenv("CLOUDJOB_S3_ADDRESSING", "path")
     objects.write(b"x", bucket.uri + "/a b")
     (tmp_path / "large").write_bytes(b"y" * LARGE)
     objects.put(str(tmp_path / "large"), bucket.uri + "/large")
 
     assert bucket.get("a b") == b"x"
     assert bucket.get("large") == b"y" * LARGE
-    host = made.requests[0].headers["host"]
-    assert host == (f"{bucket.name}.{OBS_DOMAIN}" if server is seaweedfs else OBS_DOMAIN)
+    assert made.requests[0].headers["host"] == f"{bucket.name}.{OBS_DOMAIN}"
 
 
 def test_what_obs_is_sent(
@@ -301,7 +298,7 @@ def test_what_obs_is_sent(
     is_obs = bucket.uri.startswith("obs")
     assert len(bodies) == 5
     assert not any("transfer-encoding" in request.headers for request in made.requests)
-    assert {"content-md5" in request.headers for request in bodies} == {is_obs}
+    assert all("content-md5" in request.headers for request in bodies)
     assert {r.headers["x-amz-content-sha256"] == sign.UNSIGNED for r in bodies} == {is_obs}
     assert ("list-type=2" in made.seen("GET")[-1].query) != is_obs
 
