@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import floor, measure, packaging, report, result, subject, venv
+from benchmarks import floor, measure, packaging, report, result, server, subject, venv
 from benchmarks.case import Case, cases
 from benchmarks.nodes import Pool
 from benchmarks.subject import Bench
@@ -22,7 +23,11 @@ from benchmarks.venv import ROOT
 _JOBS = ROOT / "benchmarks" / "jobs"
 _README = ROOT / "benchmarks" / "README.md"
 _LINE_COUNT = 500_000
-_PEERS = ("torchx", "modelarts-macli", "submitit", "sagemaker-training")
+_PEERS = (
+    *("torchx", "modelarts-macli", "submitit", "sagemaker-training"),
+    *("boto3", "obstore", "s5cmd", "minio"),
+)
+_STORE = "store"
 _SIZE = "size"
 
 
@@ -34,10 +39,14 @@ def main(argv: list[str] | None = None) -> int:
     if args.list:
         print("\n".join(f"{case.name:10}{case.title}" for case in every))
         return 0
-    measure.adopt_orphans()
     # As an exception, so that the containers go too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with _bench(args) as bench:
+    with contextlib.ExitStack() as opened:
+        bench = opened.enter_context(_bench(args))
+        # Before we become the parent of every orphan: the server is none of what is measured.
+        if any(case.group == _STORE for case in chosen):
+            bench = opened.enter_context(_with_store(bench))
+        measure.adopt_orphans()
         facts = report.machine(_versions(bench), args.rounds)
         names = frozenset(args.subjects)
         results = {case.name: result.run(case, bench, args.rounds, names) for case in chosen}
@@ -128,6 +137,19 @@ def _bench(args: argparse.Namespace) -> Iterator[Bench]:
         if pool:
             pool.close()
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _with_store(bench: Bench) -> Iterator[Bench]:
+    """Add a server for the clients of S3; without one, their cases say that they did not run."""
+    with contextlib.ExitStack() as opened:
+        try:
+            python = bench.cloudjob.with_name("python")
+            running = opened.enter_context(server.running(bench.homes.parent / "store", python))
+            bench = replace(bench, store=running)
+        except venv.NotRun as error:
+            print(f"no server for the clients of S3: {error}", file=sys.stderr)
+        yield bench
 
 
 def _mpirun(given: Path | None) -> Path:

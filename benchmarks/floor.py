@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.result import CaseResult
 
+_LEAST_SPEED = 0.9
 ZIPAPP_LIMIT_BYTES = 100 * 1024
 
 Results = dict[str, CaseResult]
@@ -46,6 +47,7 @@ def floors() -> tuple[Floor, ...]:
         _ratio("log", "wall_s", "mpirun", 1.3, "1.3 times the wall time of bare mpirun"),
         Floor("log", "log: cloudjob loses and changes nothing", _is_exact("log")),
         Floor("log-5x", "log-5x: cloudjob loses and changes nothing", _is_exact("log-5x")),
+        *(_fastest(f"store-{size}-{way}") for size in ("big", "small") for way in ("up", "down")),
         _times("package-first", "tar", 1.0, "the wall time of tar"),
         _times("package-first", "skypilot's zip", 0.5, "half the wall time of SkyPilot's zip"),
         _most("package-first", "rss_mib", 100, "100 MiB of memory"),
@@ -170,6 +172,21 @@ def _is_linear(results: Results) -> Judgement:
     if isinstance(few, str) or isinstance(many, str):
         return None, few if isinstance(few, str) else str(many)
     return many <= 1.5 * few, f"{few:.2f} ms a worker with 250, {many:.2f} ms with 2,000"
+
+
+def _fastest(case: str) -> Floor:
+    def judge(results: Results) -> Judgement:
+        subjects = results[case].subjects
+        medians = {name: each.median("transfer_s") for name, each in subjects.items()}
+        ours = medians.pop("cloudjob", None)
+        others = {name: median for name, median in medians.items() if median is not None}
+        if ours is None or not others:
+            return None, "cloudjob, or everything else, was not run"
+        best = min(others, key=lambda name: others[name])
+        text = f"{ours:.3f} s against {others[best]:.3f} s of {best}: {others[best] / ours:.2f}"
+        return others[best] / ours >= _LEAST_SPEED, text
+
+    return Floor(case, f"{case}: cloudjob is at least {_LEAST_SPEED} as fast as the fastest", judge)
 
 
 def _is_exact(case: str) -> Callable[[Results], Judgement]:

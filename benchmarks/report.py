@@ -14,6 +14,7 @@ from benchmarks.result import CaseResult, SubjectResult
 
 _HEAD = ("subject", "figure", "min", "median", "max", "ratio", "n")
 _UNITS = {
+    "transfer_s": ("transfer s", 3),
     "wall_s": ("wall s", 3),
     "cpu_s": ("CPU s", 3),
     "first_line_s": ("to the first line, s", 3),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, NoReturn
 
+    from cloudjob.console import Transfer
     from cloudjob.job import Job
     from cloudjob.layers import Kept
     from cloudjob.package import CodePackage
@@ -79,7 +80,10 @@ def _submit(options: argparse.Namespace) -> int:
     if options.dry_run:
         _print_preview(pipeline.preview(spec, _home()), is_json=options.json)
         return 0
-    job = pipeline.submit(spec, _home(), tell=_tell_package, tell_sent=_tell_sent)
+    with _Transfers("sent") as transfers:
+        job = pipeline.submit(
+            spec, _home(), tell=_tell_package, tell_sent=_tell_sent, watch=transfers.watch
+        )
     if options.detach:
         if options.json:
             _print_json(_status_json(job.status()))
@@ -199,7 +203,7 @@ def _rm(options: argparse.Namespace) -> int:
     job = jobs.find(_home(), options.job)
     if job.status().state in ("PENDING", "RUNNING"):
         raise UsageError(f"removing {job.id}: it has not ended", hint=f"cloudjob cancel {job.id}")
-    outputs = job.outputs()
+    outputs = job.outputs(is_own=True)
     if outputs and not options.force:
         raise UsageError(
             f"removing {job.id}: it has {len(outputs)} output file(s)",
@@ -228,7 +232,10 @@ def _image_build(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from cloudjob import doctor
 
-    checks = doctor.check_image(options.image) if options.image else doctor.check_machine(_home())
+    if options.image:
+        checks = doctor.check_image(options.image)
+    else:
+        checks = [*doctor.check_machine(_home()), *doctor.check_store(_doctors_store(options))]
     if options.json:
         _print_json([check._asdict() for check in checks])
     else:
@@ -239,6 +246,24 @@ def _doctor(options: argparse.Namespace) -> int:
             if not check.is_ok and check.hint:
                 print(f"{'':<{width}}  {'':<7}  -> {check.hint}")
     return 0 if doctor.is_well(checks) else 1
+
+
+def _doctors_store(options: argparse.Namespace) -> str:
+    """Return the store that a submit from here would use."""
+    from pathlib import Path
+
+    from cloudjob import config
+    from cloudjob.home import store_uri
+    from cloudjob.store import full_uri
+
+    spec = config.load(
+        {} if options.store is None else {"store": options.store},
+        job_file=options.config,
+        cwd=Path.cwd(),
+        environ=os.environ,
+        needs_script=False,
+    ).spec
+    return full_uri(spec.store or store_uri(_home()), spec.sections)
 
 
 def _config_show(options: argparse.Namespace) -> int:
@@ -485,6 +510,38 @@ def _tell_package(package: CodePackage) -> None:
         _say(f"… and {len(secrets) - _SHOWN_LEFT_OUT} more; `--dry-run` lists them all")
 
 
+class _Transfers:
+    """Shows transfers, one after the other, on stderr."""
+
+    def __init__(self, verb: str) -> None:
+        self._verb = verb
+        self._current: Transfer | None = None
+
+    def __enter__(self) -> _Transfers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def watch(self, size_bytes: int) -> Callable[[int], None]:
+        import time
+
+        from cloudjob.console import Transfer
+
+        self._end()
+        is_live = os.isatty(2)
+        shown = Transfer(self._verb, size_bytes, time.monotonic(), is_live=is_live)
+        self._current = shown
+        return lambda count: _show(shown.move(count, time.monotonic()))
+
+    def _end(self) -> None:
+        import time
+
+        if self._current is not None:
+            _show(self._current.end(time.monotonic()))
+            self._current = None
+
+
 def _tell_sent(package: CodePackage, kept: Kept) -> None:
     whole = _size(sum(layer.size_bytes for layer in kept.layers))
     words = "1 layer new" if kept.sent_layers else "nothing new"
@@ -515,8 +572,14 @@ def _printable(text: str) -> str:
 
 
 def _say(text: str) -> None:
+    _show(text + "\n")
+
+
+def _show(text: str) -> None:
+    if not text:
+        return
     try:
-        sys.stderr.write(text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
+        sys.stderr.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
         sys.stderr.flush()
     except OSError:
         pass  # whoever read our words has gone; the job matters more
@@ -581,6 +644,8 @@ def _parser(command: str) -> _Parser:
     _add_image(commands)
     doctor = _command(commands, "doctor", _doctor, "check this machine, or an image", job=False)
     doctor.add_argument("--image", metavar="REF", default="", help="check this container image")
+    doctor.add_argument("--store", metavar="URI", help="check this store")
+    doctor.add_argument("--config", metavar="FILE.yaml", help="check the store of this job file")
     _json_flag(doctor)
     _add_config(commands, is_asked=command == "config")
     _add_package(commands)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudjob import layers
+from cloudjob import outputs as kept
 from cloudjob import status as statuses
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, NativeStatus
@@ -22,6 +23,7 @@ from cloudjob.records import JobRecord, Records
 from cloudjob.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.store import open_store
 from cloudjob.store.base import ObjectStore
+from cloudjob.store.parallel import in_parallel
 from jobentry.contract import exits, lines
 from jobentry.contract.paths import JobPaths
 
@@ -135,32 +137,35 @@ class Job:
         if self.handle:
             self._backend.cancel(self.handle, is_urgent=is_urgent)
 
-    def outputs(self) -> list[str]:
-        """Return the names of the files that the ranks left, relative to their folder."""
-        prefix = JobPaths(self.id).outputs + "/"
-        return sorted(key[len(prefix) :] for key in self._store.list(prefix))
+    def outputs(self, *, is_own: bool = False) -> list[str]:
+        """Return the names of the files that were kept, each behind the name of its output.
+
+        Args:
+            is_own: Only those in the job's own store, which ``remove`` takes away.
+        """
+        places = [p for p in self._places() if p.prefix or not is_own]
+        return [file.name for place in places for file in kept.find(place)]
 
     def fetch_outputs(self, folder: Path) -> list[Path]:
         """Copy every output below ``folder`` and return the files."""
-        paths = []
-        for name in self.outputs():
-            path = folder / name
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise StoreError(
-                    f"fetching outputs of {self.id} to {path.parent}: {error.strerror}"
-                ) from error
-            self._store.fetch(f"{JobPaths(self.id).outputs}/{name}", path)
-            paths.append(path)
-        return paths
+        return [path for place in self._places() for path in kept.fetch(place, folder)]
+
+    def _places(self) -> list[kept.Place]:
+        """Return where the outputs are: in the job's own store, or where the user said."""
+        below = self._store.uri(JobPaths(self.id).outputs) + "/"
+        uris: dict[str, str] = json.loads(self._record.spec_json)["outputs"]
+        return [
+            kept.Place(name, self._store, f"{JobPaths(self.id).outputs}/{name}/")
+            if uri == below + name
+            else kept.Place(name, open_store(uri), "")
+            for name, uri in sorted(uris.items())
+        ]
 
     def remove(self) -> None:
         """Leave nothing of this job: on its platform, in the store, and here."""
         if self.handle:
             self._backend.remove(self.handle)
-        for key in list(self._store.list(f"{self.id}/")):
-            self._store.delete(key)
+        in_parallel(self._store.delete, self._store.list(f"{self.id}/"))
         with Records(records_path(self._home)) as db:
             db.remove(self.id)
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,8 +25,8 @@ from cloudjob.layers import Claim, Kept, Missing
 from cloudjob.package import CodePackage, Memory, Options, cache, pack
 from cloudjob.records import JobRecord, Records
 from cloudjob.spec import JobSpec
-from cloudjob.store import open_store
-from cloudjob.store.base import ObjectStore
+from cloudjob.store import full_uri, open_store
+from cloudjob.store.base import ObjectStore, Tell, quiet
 from cloudjob.submission import Code, Submission, prepare
 from jobentry.contract.packages import Layer
 from jobentry.contract.paths import JobPaths
@@ -42,6 +42,7 @@ def submit(
     *,
     tell: Callable[[CodePackage], None] = lambda _: None,
     tell_sent: Callable[[CodePackage, Kept], None] = lambda *_: None,
+    watch: Callable[[int], Tell] = lambda _: quiet,
 ) -> Job:
     """Send ``spec`` to its backend and return the running job.
 
@@ -49,6 +50,7 @@ def submit(
         home: The folder of cloudjob's state on this machine.
         tell: Called with the package before it is sent.
         tell_sent: Called with what was sent of it.
+        watch: Called with how many bytes will be sent; what it returns hears of them as they go.
 
     Raises:
         CloudJobError: Whatever stands in the way; then nothing was started, and nothing is left but
@@ -63,7 +65,7 @@ def submit(
         tell(package)
         # What a platform cannot do is said before anything is sent.
         backend.build(_prepare(spec, job, paths, store, package, package.layers))
-        with _undone(store, db, job), Claim(store, job) as claim:
+        with _undone(store, db, job), Claim(store, job, watch) as claim:
             package, kept = _keep(spec, home, Path(scratch), claim, package)
             submission = _prepare(spec, job, paths, store, package, kept.layers)
             request = backend.build(submission)
@@ -176,7 +178,7 @@ def _remembered(spec: JobSpec, home: Path) -> Memory:
 
 
 def _store_uri(spec: JobSpec, home: Path) -> str:
-    return spec.store or store_uri(home)
+    return full_uri(spec.store or store_uri(home), spec.sections)
 
 
 def _prepare(
@@ -187,7 +189,7 @@ def _prepare(
     package: CodePackage,
     code_layers: tuple[Layer, ...],
 ) -> Submission:
-    return prepare(
+    submission = prepare(
         spec,
         job,
         code=Code(
@@ -198,6 +200,7 @@ def _prepare(
         record_uri=store.uri(paths.record),
         outputs_uri=store.uri(paths.outputs),
     )
+    return replace(submission, access=store.access())
 
 
 @contextmanager

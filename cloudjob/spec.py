@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from cloudjob.errors import SpecError
+from jobentry.contract import env
 from jobentry.contract.launchers import LAUNCHERS
 
 BACKENDS = ("process", "docker")
 LAUNCHER_NAMES = tuple(LAUNCHERS)
 ISOLATIONS = ("auto", "none")
+ADDRESSINGS = ("auto", "path", "virtual")
+RESTORES = env.RESTORES
 
 MASK = "***"
 
@@ -83,8 +86,18 @@ FIELDS: tuple[Field, ...] = (
     Field(name="inputs", kind="map", default={}, flag="--input", metavar="NAME=URI",
           help="Objects brought to every node before the script starts; the variable NAME holds "
                "the path."),
+    Field(name="input_nodes", kind="map", default={}, flag="--input-nodes", metavar="NAME=NODES",
+          help="The nodes that need an input, like 0 or 0,2-3; by default all do."),
     Field(name="outputs", kind="map", default={}, flag="--output", metavar="NAME=URI",
-          help="Folders kept when the job ends; an empty URI is the job's own place in the store."),
+          help="Folders kept while the job runs and when it ends; an empty URI is the job's own "
+               "place in the store."),
+    Field(name="output_sync_s", kind="float", default=30.0, flag="--output-sync-s", metavar="S",
+          least=0, most=_DAY_S,
+          help="How often outputs are kept while the job runs; 0 is only at the end."),
+    Field(name="restore_outputs", kind="str", default="none", flag="--restore-outputs",
+          metavar="WHICH", allowed=RESTORES,
+          help="Which of the files that an earlier run left at an output's URI each node gets back "
+               "before the script starts: its own, or those of all nodes."),
     Field(name="image", kind="str", flag="--image", metavar="REF",
           help="The container image, for backends that run containers."),
     Field(name="flavor", kind="str", flag="--flavor", metavar="ID",
@@ -108,6 +121,18 @@ FIELDS: tuple[Field, ...] = (
                "it they are refused."),
 )
 
+_STORE_FIELDS = (
+    Field(name="endpoint", kind="str", metavar="URL",
+          help="Where the service is, without the bucket: https://obs.cn-north-4.myhuaweicloud.com."),
+    Field(name="region", kind="str", metavar="NAME",
+          help="The bucket's region: cn-north-4, us-east-1."),
+    Field(name="addressing", kind="str", default="auto", metavar="HOW", allowed=ADDRESSINGS,
+          help="Whether the bucket stands in the path or in the host name of a request; by itself, "
+               "that is virtual on AWS and OBS, and path elsewhere."),
+    Field(name="profile", kind="str", metavar="NAME",
+          help="The profile of AWS's files that has the keys."),
+)
+
 SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
     "process": (
         Field(name="python", kind="str", metavar="PATH",
@@ -126,8 +151,13 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         Field(name="gpus", kind="int", default=0, metavar="G", least=0, most=64,
               help="GPUs of a node."),
     ),
+    "s3": _STORE_FIELDS,
+    "obs": _STORE_FIELDS,
 })
 # fmt: on
+
+# Sections that are not a backend's: those of the stores of these schemes.
+STORE_SECTIONS = ("s3", "obs")
 
 VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")
 
@@ -151,7 +181,10 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     inputs: Mapping[str, str] = field(default_factory=dict)
+    input_nodes: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
+    output_sync_s: float = 30.0
+    restore_outputs: str = "none"
     image: str = ""
     flavor: str = ""
     timeout_min: float = 0.0
@@ -169,7 +202,9 @@ class JobSpec:
             "name": self.name or default_name(self.script),
             "sections": _read_only({k: _read_only(v) for k, v in self.sections.items()}),
         }
-        frozen.update((name, _read_only(getattr(self, name))) for name in VARIABLE_FIELDS)
+        frozen.update(
+            (name, _read_only(getattr(self, name))) for name in (*VARIABLE_FIELDS, "input_nodes")
+        )
         for name, value in frozen.items():
             object.__setattr__(self, name, value)
 
@@ -225,6 +260,7 @@ def faults(spec: JobSpec) -> list[tuple[str, str]]:
         *_args_faults(spec.args),
         *_variable_faults(spec),
         *_collisions(spec),
+        *_input_nodes_faults(spec),
         *_section_faults(spec.sections),
     ]
 
@@ -405,13 +441,26 @@ def _collisions(spec: JobSpec) -> Iterator[tuple[str, str]]:
             first.setdefault(name, field_name)
 
 
+def _input_nodes_faults(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    for name, text in spec.input_nodes.items():
+        key = f"input_nodes.{name}"
+        if name not in spec.inputs:
+            guess = nearest(name, spec.inputs)
+            allowed = ", ".join(spec.inputs) or "none, there are no inputs"
+            yield key, f"is no input{guess} (allowed {allowed})"
+        elif not env.is_list(text):
+            yield key, f"does not list nodes (given {given(text)}; allowed like 0 or 0,2-3)"
+        elif not any(env.is_listed(node, text) for node in range(spec.nodes)):
+            yield key, f"is none of the nodes (given {given(text)}; allowed 0 to {spec.nodes - 1})"
+
+
 def _section_faults(sections: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, str]]:
     for name, values in sections.items():
         fields = SECTIONS.get(name)
         if fields is None:
             yield (
                 name,
-                f"is no backend's section{nearest(name, SECTIONS)} (allowed {', '.join(SECTIONS)})",
+                f"is no section{nearest(name, SECTIONS)} (allowed {', '.join(SECTIONS)})",
             )
             continue
         known = [f.name for f in fields]

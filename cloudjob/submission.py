@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from cloudjob.spec import MASK, JobSpec
@@ -33,6 +34,8 @@ class Submission:
         job: The job's id, unique among all jobs, fit for a host name.
         record_uri: Where the head leaves its record.
         outputs: The output folders, each with the place where it is kept.
+        access: The variables with which an entry reaches the store: as secret as secrets, but not
+            meant for the ranks.
     """
 
     spec: JobSpec
@@ -40,6 +43,12 @@ class Submission:
     code: Code
     record_uri: str
     outputs: tuple[tuple[str, str], ...]
+    access: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def hidden_names(self) -> tuple[str, ...]:
+        """The variables whose values nobody may see."""
+        return (*self.spec.secrets, *self.access)
 
 
 def prepare(
@@ -70,7 +79,10 @@ def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeE
         env_names=tuple(spec.env),
         secret_names=tuple(spec.secrets),
         inputs=tuple(spec.inputs.items()),
+        input_nodes=tuple(spec.input_nodes.items()),
         outputs=submission.outputs,
+        output_sync_s=spec.output_sync_s,
+        restore_outputs=spec.restore_outputs,
         grace_s=spec.grace_s,
         timeout_s=spec.timeout_min * 60,
         start_timeout_s=spec.start_timeout_min * 60,
@@ -102,7 +114,8 @@ def variables(submission: Submission, node: NodeEnv, *, home: str, address: str)
         "HOME": home,
     }
     # The user's word is the last one, as on the platform, but nobody may rename the node.
-    return {**platform, **submission.spec.env, **submission.spec.secrets, **env.write(node)}
+    spec = submission.spec
+    return {**platform, **spec.env, **spec.secrets, **submission.access, **env.write(node)}
 
 
 def host_names(submission: Submission) -> tuple[str, ...]:
@@ -125,8 +138,12 @@ def show(submission: Submission) -> dict[str, Any]:
         "args": list(spec.args),
         "env": dict(spec.env),
         "secrets": dict.fromkeys(spec.secrets, MASK),
+        "access": dict.fromkeys(submission.access, MASK),
         "inputs": dict(spec.inputs),
+        "input_nodes": dict(spec.input_nodes),
         "outputs": dict(submission.outputs),
+        "output_sync_s": spec.output_sync_s,
+        "restore_outputs": spec.restore_outputs,
         "image": spec.image,
         "flavor": spec.flavor,
         "timeout_min": spec.timeout_min,

@@ -15,9 +15,9 @@ import subprocess
 import sys
 import time
 from types import FrameType
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
-from jobentry import plan
+from jobentry import hidden, plan
 from jobentry.contract import env, exits, names, paths, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import LAUNCHERS, Launcher
@@ -26,6 +26,10 @@ from jobentry.launchers import mpirun
 from jobentry.launchers.common import ArgsError, File
 from jobentry.output import say
 
+if TYPE_CHECKING:
+    from jobentry.outputs import Outputs
+    from jobentry.verdict import Outcome
+
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
 
 Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, OPENMPI_*).
@@ -33,6 +37,8 @@ Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, 
   --json      print it as one JSON object
   --help      print this
 """
+# The least time to keep outputs in when the job was stopped.
+STOPPED_LIMIT_S = 10.0
 
 
 class EntryError(Exception):
@@ -51,16 +57,28 @@ class EntryError(Exception):
         self.cause = cause
 
 
-class _Children(NamedTuple):
-    """What this node runs beside its ranks: mpirun that says its version, and an sshd."""
+class _Means(NamedTuple):
+    """What a node works with.
 
+    Args:
+        version: mpirun, asked for its version.
+        server: Its sshd.
+    """
+
+    environment: Mapping[str, str]
     version: subprocess.Popen[bytes] | None
     server: subprocess.Popen[bytes] | None
+    outputs: Outputs
 
     @property
-    def ids(self) -> tuple[int, ...]:
-        """Their process ids."""
-        return tuple(child.pid for child in self if child)
+    def server_ids(self) -> tuple[int, ...]:
+        """The process id of its sshd, if it has one."""
+        return (self.server.pid,) if self.server else ()
+
+    @property
+    def child_ids(self) -> tuple[int, ...]:
+        """The process ids of what runs beside the ranks."""
+        return (*((self.version.pid,) if self.version else ()), *self.server_ids)
 
 
 class _End(NamedTuple):
@@ -100,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
             record = _entry_record(os.environ.get(names.CLOUDJOB_JOB, ""), str(error))
             _leave_record(os.environ.get(names.CLOUDJOB_RECORD_URI, ""), record)
         return exits.ENTRY_FAILED
-    _hide_secrets(node)
+    hidden.hide((*node.secret_names, *names.STORE_ACCESS))
     if options.is_dry_run:
         return _show(node, options)
     end = _run(node, options)
@@ -119,16 +137,6 @@ def _take_variables() -> None:
                 os.environ.update(variables.load(file.read()))
         except OSError as error:
             say(f"reading the variables that were delivered: {path}: {error.strerror}")
-
-
-def _hide_secrets(node: NodeEnv) -> None:
-    """Take the secrets out of what every child of ours inherits: only the ranks need them."""
-    for name in node.secret_names:
-        if name in os.environ:
-            _secrets[name] = os.environ.pop(name)
-
-
-_secrets: dict[str, str] = {}
 
 
 def _options(argv: Sequence[str]) -> Options | None:
@@ -168,11 +176,12 @@ def _show(node: NodeEnv, options: Options) -> int:
 def _run(node: NodeEnv, options: Options) -> _End:
     """Run this node's part of the job; whatever happens, the head leaves a record."""
     started_at = time.time()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, _cancel)
     try:
+        _listen(_cancel)
         return _act(node, options, started_at)
     except (EntryError, ArgsError, OSError) as error:
+        # The record is on its way: a signal could only stop that.
+        _listen(signal.SIG_IGN)
         code = error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
         _explain(error)
         if node.is_head:
@@ -181,6 +190,11 @@ def _run(node: NodeEnv, options: Options) -> _End:
                 record = record._replace(cause=error.cause)
             _leave_record(node.record_uri, record._replace(started_at=_rfc3339(started_at)))
         return _End(code, is_over=False)
+
+
+def _listen(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, handler)
 
 
 def _explain(error: Exception) -> None:
@@ -205,18 +219,19 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
     launcher = _launcher(node)
     where = paths.node_paths(os.environ, node)
     version = _start_version(os.environ.get("PATH", "")) if launcher.needs_mpi else None
-    folder = _stage(node, where)
+    folder, kept = _stage(node, where)
     if not launcher.takes_command:
         _check_script(folder, options.words[0])
     environment = _environment(node, where, folder)
     environment.update(_choose_interfaces(node, environment))
     _make_node_dir(where, environment)
     server = _start_sshd(node, where)
+    means = _Means(environment, version, server, kept)
+    kept.start()
     try:
         if node.is_head:
-            begun = (started_at, time.time())
-            return _lead(node, where, environment, _Children(version, server), options, begun)
-        return _serve(node, where, environment, _Children(version, server), options)
+            return _lead(node, where, means, options, (started_at, time.time()))
+        return _serve(node, where, means, options)
     finally:
         if server is not None:
             _check_sshd(server, where)
@@ -238,50 +253,53 @@ def _launcher(node: NodeEnv) -> Launcher:
 def _serve(
     node: NodeEnv,
     where: NodePaths,
-    environment: Mapping[str, str],
-    children: _Children,
+    means: _Means,
     options: Options,
 ) -> _End:
     """Do a worker's part; its sshd stays until it has left."""
     from jobentry.worker import Worker
 
     # What mpirun is on this node the head learns from the facts.
-    tools = _tools(node, environment, None, needs_mpi=False)
-    made = plan.make(node, environment, where, tools, options.words)
+    tools = _tools(node, means.environment, None, needs_mpi=False)
+    made = plan.make(node, means.environment, where, tools, options.words)
     _write_files(made.files)
-    keep = _Children(None, children.server).ids
-    worker = Worker(node, where, made, lambda: _facts(node, children.version), keep, children.ids)
+    worker = Worker(
+        node,
+        where,
+        made,
+        lambda: _facts(node, means.version),
+        keep=means.server_ids,
+        own=means.child_ids,
+    )
+    worker.on_idle = means.outputs.hurry
     code = worker.run()
-    worker.leave(_upload(node, where))
+    worker.leave(_upload(node, means.outputs, worker.stopped_at))
     return _End(code, worker.is_over)
 
 
 def _lead(
     node: NodeEnv,
     where: NodePaths,
-    environment: Mapping[str, str],
-    children: _Children,
+    means: _Means,
     options: Options,
     begun: tuple[float, float],
 ) -> _End:
     """Do the head's part: run the job, and leave its record."""
     from jobentry.head import Head
-    from jobentry.verdict import Outcome
 
-    tools = _tools(node, environment, children.version, needs_mpi=_launcher(node).needs_mpi)
-    made = plan.make(node, environment, where, tools, options.words)
+    needs_mpi = _launcher(node).needs_mpi
+    tools = _tools(node, means.environment, means.version, needs_mpi=needs_mpi)
+    made = plan.make(node, means.environment, where, tools, options.words)
     for note in made.notes:
         say(note)
     written = _write_files(made.files, keep=node.open_mpi.host_file)
-    head = Head(node, where, made, _facts(node, children.version), children.ids)
+    head = Head(node, where, made, _facts(node, means.version), means.child_ids)
     outcome = head.run()
     for path in written:
         _remove(path)
-    upload_error = _upload(node, where)
-    if upload_error and outcome.exit_code == 0:
-        failure = exits.Failure(0, node.host, exit_code=exits.ENTRY_FAILED, message=upload_error)
-        outcome = Outcome(exits.ENTRY_FAILED, "entry", failure)
-    outcome = head.end(outcome)
+    outcome = head.end(_with_outputs(outcome, node, _upload(node, means.outputs, head.stopped_at)))
+    if node.nodes > 1:
+        outcome = _with_outputs(outcome, node, means.outputs.clashes())
     record = exits.ExitRecord(
         job=node.job,
         exit_code=outcome.exit_code,
@@ -296,6 +314,14 @@ def _lead(
     )
     _leave_record(node.record_uri, record)
     return _End(outcome.exit_code, outcome.is_over)
+
+
+def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:
+    """Return how the job ended, now that its outputs are kept, or are not."""
+    if not problem or outcome.exit_code:
+        return outcome
+    failure = exits.Failure(0, node.host, exit_code=exits.ENTRY_FAILED, message=problem)
+    return outcome._replace(exit_code=exits.ENTRY_FAILED, cause="entry", failure=failure)
 
 
 # -- what the node has --------------------------------------------------------------------------
@@ -396,7 +422,7 @@ def _code_folder(node: NodeEnv, where: NodePaths) -> str:
 
 
 def _environment(node: NodeEnv, where: NodePaths, folder: str) -> dict[str, str]:
-    environment = plan.node_environment({**os.environ, **_secrets}, node, where, folder)
+    environment = plan.node_environment(hidden.environ(), node, where, folder)
     if os.geteuid() == 0:
         # Who runs a container as root has decided so; mpirun would refuse.
         environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
@@ -433,27 +459,24 @@ def _check_script(folder: str, script: str) -> None:
         )
 
 
-def _stage(node: NodeEnv, where: NodePaths) -> str:
-    """Bring code and inputs here, make room for outputs; return the folder of the code."""
-    from jobentry import objects, unpack
+def _stage(node: NodeEnv, where: NodePaths) -> tuple[str, Outputs]:
+    """Bring code and inputs here, make room for outputs; return the folder of the code, and them.
+
+    Raises:
+        EntryError: Something cannot be brought, or an output could not be kept.
+    """
+    from jobentry import inputs, outputs, unpack
 
     folder = _code_folder(node, where)
     try:
         if node.code_uri:
             unpack.fetch_code(node.code_uri, node.code_digest, folder)
-        for _, uri in node.outputs:
-            # Told now, and not when hours of training are to be kept.
-            objects.path_of(uri)
-        for name, uri in node.inputs:
-            target = where.input(name)
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            if not os.path.lexists(target):
-                objects.fetch(uri, target)
-    except (unpack.UnpackError, objects.ObjectError) as error:
-        raise EntryError(str(error)) from error
-    for name, _ in node.outputs:
-        os.makedirs(where.output(name), exist_ok=True)
-    return folder
+        inputs.stage(node, where, os.environ)
+        kept = outputs.Outputs(node, where)
+        kept.prepare()
+    except (unpack.UnpackError, inputs.InputError, outputs.OutputError) as error:
+        raise EntryError(str(error), hint=getattr(error, "hint", "")) from error
+    return folder, kept
 
 
 def _start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | None:
@@ -546,19 +569,13 @@ def _remove(path: str) -> None:
 # -- what the node leaves -----------------------------------------------------------------------
 
 
-def _upload(node: NodeEnv, where: NodePaths) -> str:
+def _upload(node: NodeEnv, kept: Outputs, stopped_at: float | None) -> str:
     """Upload the outputs of this node; return what went wrong, in words."""
-    from jobentry import objects, stage
-
-    problems: list[str] = []
-    for name, uri in node.outputs:
-        try:
-            stage.upload(where.output(name), uri)
-        except (stage.StageError, objects.ObjectError, OSError) as error:
-            problems.append(f"uploading the output {name}: {error}")
-    for problem in problems:
-        say(problem)
-    return "; ".join(problems)
+    if stopped_at is None:
+        return kept.finish(node.output_limit_s)
+    # Who has stopped the job will not wait for long: what the ranks have left of the grace period.
+    left_s = node.grace_s - (time.monotonic() - stopped_at)
+    return kept.finish(max(STOPPED_LIMIT_S, left_s))
 
 
 def _entry_record(

@@ -73,6 +73,9 @@ class Worker:
         # Whether the job has run to its own end, as the head says.
         self.is_over = False
         self._is_stopping = False
+        # When the job was stopped, on the clock that never jumps.
+        self.stopped_at: float | None = None
+        self.on_idle: Callable[[], None] = lambda: None
 
     def run(self) -> int:
         """Serve the head, and return the exit code of the job."""
@@ -84,6 +87,7 @@ class Worker:
             if self._is_stopping and not self._loop.ranks.running:
                 self._is_stopping = False
                 self._tell("idle")
+                self.on_idle()
         self._loop.close(self._keep)
         return self._code
 
@@ -140,6 +144,7 @@ class Worker:
             ranks.pass_on(signal.SIGTERM)
         elif word == "stop":
             self._is_stopping = True
+            self.stopped_at = time.monotonic()
             ranks.stop()
         elif word == "kill":
             self._starters.kill()
@@ -188,6 +193,7 @@ class Worker:
             self._loop.at("alone", self._node.grace_s + ABORT_S, lambda: self._leave(number))
 
     def _leave(self, number: int) -> None:
+        self.stopped_at = self.stopped_at or time.monotonic()
         self._code = exits.code_of_signal(number)
 
     def _head_never_came(self) -> None:

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from cloudjob.config import json_schema, load, read_env_file, show
 from cloudjob.errors import SpecError, UsageError
-from cloudjob.spec import FIELDS, LAUNCHER_NAMES, SECTIONS, VARIABLE_RULE, JobSpec, number_range
+from cloudjob.spec import (
+    BACKENDS,
+    FIELDS,
+    LAUNCHER_NAMES,
+    SECTIONS,
+    STORE_SECTIONS,
+    VARIABLE_RULE,
+    JobSpec,
+    number_range,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -495,19 +504,20 @@ def test_the_reference_has_every_key():
     assert table in (ROOT / "docs" / "job-file.md").read_text(), f"put this there:\n{table}"
 
 
-@pytest.mark.parametrize("backend", SECTIONS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_profile_is_complete_and_good(job, backend):
     """configs/BACKEND.yaml shows every key, and loads as it stands."""
     text = (ROOT / "configs" / f"{backend}.yaml").read_text()
 
     assert job(text).spec.backend == backend
     shown = re.findall(r"^#? ?([a-z_]+):", text, re.MULTILINE)
-    assert set(shown) >= {f.name for f in FIELDS} | {backend}
+    assert set(shown) >= {f.name for f in FIELDS} | {backend, *STORE_SECTIONS}
     inner = re.findall(r"^#?  +([a-z_]+):", text, re.MULTILINE)
-    assert set(inner) >= {f.name for f in SECTIONS[backend]}
+    sections = (SECTIONS[name] for name in (backend, *STORE_SECTIONS))
+    assert set(inner) >= {f.name for section in sections for f in section}
 
 
-@pytest.mark.parametrize("backend", SECTIONS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_profile_is_good_with_every_comment_opened(job, environ, backend):
     """What the profile shows in comments works when it is used."""
     text = (ROOT / "configs" / f"{backend}.yaml").read_text()
