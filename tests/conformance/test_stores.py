@@ -153,24 +153,25 @@ def test_an_empty_store_has_no_objects(store: ObjectStore):
 # ---- 5 and 6: refusals
 
 
-@pytest.mark.parametrize(
-    "key", ["", "/etc/passwd", "..", "a/../../b", "a//b", "a/", "./a", "a\0b", ".cloudjob-tmp-1"]
-)
-def test_a_key_that_is_none_is_refused_by_every_verb(store: ObjectStore, tmp_path: Path, key: str):
+NO_KEYS = ["", "/etc/passwd", "..", "a/../../b", "a//b", "a/", "./a", "a\0b", ".cloudjob-tmp-1"]
+
+
+def test_a_key_that_is_none_is_refused_by_every_verb(store: ObjectStore, tmp_path: Path):
     """No key leaves the root, names a folder, or names a half-written object."""
     (tmp_path / "in").touch()
-    verbs: list[Callable[[], object]] = [
-        lambda: store.put(tmp_path / "in", key),
-        lambda: store.put_bytes(b"", key),
-        lambda: store.get_bytes(key),
-        lambda: store.fetch(key, tmp_path / "out"),
-        lambda: store.exists(key),
-        lambda: store.delete(key),
-        lambda: store.uri(key),
+    verbs: list[Callable[[str], object]] = [
+        lambda key: store.put(tmp_path / "in", key),
+        lambda key: store.put_bytes(b"", key),
+        store.get_bytes,
+        lambda key: store.fetch(key, tmp_path / "out"),
+        store.exists,
+        store.delete,
+        store.uri,
     ]
-    for verb in verbs:
-        with pytest.raises(StoreError):
-            verb()
+    for key in NO_KEYS:
+        for verb in verbs:
+            with pytest.raises(StoreError):
+                verb(key)
 
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
