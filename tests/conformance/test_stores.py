@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudjob.errors import StoreError
-from cloudjob.store import ObjectStore, open_store
+from cloudjob.store import ObjectStore, beside, open_store
 from cloudjob.store.directory import DirectoryStore
 from jobentry import objects
 
@@ -315,3 +315,26 @@ def test_a_file_system_that_takes_no_files_is_named():
     """``/proc`` takes them from nobody, root included."""
     with pytest.raises(StoreError, match="put a in /proc/store: no such"):
         DirectoryStore(Path("/proc/store")).put_bytes(b"", "a")
+
+
+def test_what_killed_writers_have_left_is_swept(directory: DirectoryStore):
+    """When it is old enough to be nobody's; objects stay."""
+    directory.put_bytes(b"x", "job/a")
+    left = directory.root / "job" / ".cloudjob-tmp-0123"
+    left.write_bytes(b"half")
+
+    assert directory.sweep(3600) == 0
+    assert left.exists()
+    os.utime(left, (0, 0))
+    assert directory.sweep(3600) == 1
+    assert not left.exists()
+    assert list(directory.list()) == ["job/a"]
+
+
+def test_an_output_elsewhere_is_reached_as_the_jobs_store_is():
+    """Its URI has no options, and those of the job's store fit when both are of one scheme."""
+    store = "s3://bucket/jobs?endpoint=https://minio:9000"
+
+    assert beside("s3://other/out", store) == "s3://other/out?endpoint=https://minio:9000"
+    assert beside("file:///out", store) == "file:///out"
+    assert beside("s3://other/out", "file:///jobs") == "s3://other/out"
