@@ -24,6 +24,7 @@ VARIABLES = sorted(
 def nodes(draw: st.DrawFn) -> NodeEnv:
     """Any node that can be described."""
     hosts = tuple(draw(st.lists(HOSTS, min_size=1, max_size=4, unique=True)))
+    inputs = draw(PAIRS)
     return NodeEnv(
         job=draw(HOSTS),
         node=draw(st.integers(0, len(hosts) - 1)),
@@ -40,8 +41,8 @@ def nodes(draw: st.DrawFn) -> NodeEnv:
         sshd_port=draw(st.integers(1, 65535)),
         env_names=tuple(draw(st.lists(NAMES, max_size=3))),
         secret_names=tuple(draw(st.lists(NAMES, max_size=3))),
-        inputs=draw(PAIRS),
-        input_nodes=tuple((name, "0,2-3") for name, _ in draw(PAIRS)),
+        inputs=inputs,
+        input_nodes=tuple((name, "0,2-3") for name, _ in inputs[:1]),
         outputs=draw(PAIRS),
         restore_outputs=draw(st.sampled_from(env.RESTORES)),
         output_sync_s=draw(SECONDS),
