@@ -253,8 +253,6 @@ def _doctors_store(options: argparse.Namespace) -> str:
     from pathlib import Path
 
     from cloudjob import config
-    from cloudjob.home import store_uri
-    from cloudjob.store import full_uri
 
     spec = config.load(
         {} if options.store is None else {"store": options.store},
@@ -263,6 +261,13 @@ def _doctors_store(options: argparse.Namespace) -> str:
         environ=os.environ,
         needs_script=False,
     ).spec
+    return _full_store(spec)
+
+
+def _full_store(spec: JobSpec) -> str:
+    from cloudjob.home import store_uri
+    from cloudjob.store import full_uri
+
     return full_uri(spec.store or store_uri(_home()), spec.sections)
 
 
@@ -356,7 +361,8 @@ def _store_gc(options: argparse.Namespace) -> int:
     from cloudjob import job as jobs
 
     spec = _source_spec(options)
-    found = jobs.collect(_home(), spec.store, keep_days=options.keep_days, dry_run=options.dry_run)
+    store = _full_store(spec)
+    found = jobs.collect(_home(), store, keep_days=options.keep_days, dry_run=options.dry_run)
     if options.json:
         _print_json({"deleted": list(found.keys), "spared": found.spared})
         return 0

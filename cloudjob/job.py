@@ -21,7 +21,7 @@ from cloudjob.home import records_path, store_uri
 from cloudjob.layers import Collected
 from cloudjob.records import JobRecord, Records
 from cloudjob.status import Code, Failure, JobState, JobStatus, Phase
-from cloudjob.store import open_store
+from cloudjob.store import beside, open_store
 from cloudjob.store.base import ObjectStore
 from cloudjob.store.parallel import in_parallel
 from jobentry.contract import exits, lines
@@ -157,7 +157,7 @@ class Job:
         return [
             kept.Place(name, self._store, f"{JobPaths(self.id).outputs}/{name}/")
             if uri == below + name
-            else kept.Place(name, open_store(uri), "")
+            else kept.Place(name, open_store(beside(uri, self._record.store)), "")
             for name, uri in sorted(uris.items())
         ]
 
@@ -279,7 +279,7 @@ def attach(record: JobRecord, home: Path) -> Job:
 
 
 def collect(home: Path, store: str, *, keep_days: float, dry_run: bool) -> Collected:
-    """Delete the layers in a store that no job needs.
+    """Delete the layers in a store that no job needs, and what killed writers have left half done.
 
     Args:
         store: Its URI; empty for the default.
@@ -288,8 +288,11 @@ def collect(home: Path, store: str, *, keep_days: float, dry_run: bool) -> Colle
     Raises:
         CloudJobError: The store or the records cannot be used.
     """
+    opened = open_store(store or store_uri(home))
+    if not dry_run:
+        opened.sweep(_DAY_S)
     return layers.collect(
-        open_store(store or store_uri(home)),
+        opened,
         keep_s=keep_days * _DAY_S,
         ended_at=lambda job: _ended_at(home, job),
         dry_run=dry_run,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import random
@@ -580,6 +581,7 @@ def _reset(found: socket.socket) -> None:
 # -- what tests say to a server ----------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=64)
 def boto3_client(endpoint: str, **config: Any) -> Any:
     """Return boto3's own client: the judge of what ours has done."""
     import boto3

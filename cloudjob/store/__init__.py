@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import urllib.parse
 from collections.abc import Mapping
 
 from cloudjob.errors import StoreError
 from cloudjob.spec import STORE_SECTIONS
 from cloudjob.store.base import ObjectStore
 
-__all__ = ["ObjectStore", "full_uri", "open_store"]
+__all__ = ["ObjectStore", "beside", "full_uri", "open_store"]
 
 # Imported only when used, so that a local job never waits for a cloud's client library.
 _MODULES = {
@@ -31,6 +32,13 @@ def full_uri(uri: str, sections: Mapping[str, Mapping[str, object]]) -> str:
     from cloudjob.store.s3.place import with_options
 
     return with_options(uri, sections[scheme])
+
+
+def beside(uri: str, store_uri: str) -> str:
+    """Return ``uri`` with the options of a job's store, where both are reached in the same way."""
+    scheme, _, rest = store_uri.partition("://")
+    options = dict(urllib.parse.parse_qsl(rest.partition("?")[2]))
+    return full_uri(uri, {scheme: options})
 
 
 def open_store(uri: str) -> ObjectStore:

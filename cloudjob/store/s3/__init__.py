@@ -95,7 +95,7 @@ class S3Store:
         """Write the object to the file ``path``, whole or not at all."""
         place.check("fetch", key)
         try:
-            with replacing(path) as file:
+            with replacing(path, is_durable=False) as file:
                 size_bytes = self._get("fetch", key, "in", _OpenFile(file.fileno()), tell)
                 file.truncate(size_bytes)
         except (OSError, local.LocalError) as error:
