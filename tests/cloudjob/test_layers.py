@@ -37,10 +37,10 @@ class Store:
     def __getattr__(self, verb: str) -> Callable[..., object]:
         method = getattr(self._inner, verb)
 
-        def call(*words: object) -> object:
+        def call(*words: object, **options: object) -> object:
             # The key is the last argument of put and put_bytes, and the only one of all others.
             self.before(verb, str(words[-1]) if words else "")
-            return method(*words)
+            return method(*words, **options)
 
         return call
 
