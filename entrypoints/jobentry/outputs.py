@@ -369,9 +369,8 @@ class _Output:
         data = manifest.dump(Manifest(self._node.job, self._node.node, ordered))
         objects.write(data, self._below(manifest.key(self._node.node)))
         # The old version under a plain name stays until the next one takes its place.
-        gone = {
-            kept.key for name, kept in self._kept.items() if kept.key != name or name not in files
-        }
+        gone = {kept.key for name, kept in self._kept.items() if kept.key != name}
+        gone |= set(self._kept) - set(files)
         named = {kept.key for kept in files.values()}
         named |= {kept.key for _, kept in self._stored.values()}
         self._kept = files
