@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -137,7 +137,7 @@ def _pack(spec: JobSpec, scratch: Path) -> CodePackage:
 def _prepare(
     spec: JobSpec, job: str, paths: JobPaths, store: ObjectStore, package: CodePackage
 ) -> Submission:
-    return prepare(
+    submission = prepare(
         spec,
         job,
         code_uri=store.uri(paths.code),
@@ -145,6 +145,7 @@ def _prepare(
         record_uri=store.uri(paths.record),
         outputs_uri=store.uri(paths.outputs),
     )
+    return replace(submission, access=store.access())
 
 
 @contextmanager

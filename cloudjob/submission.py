@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from cloudjob.spec import MASK, JobSpec
@@ -20,6 +21,8 @@ class Submission:
         code_digest: ``sha256:`` and 64 hex digits.
         record_uri: Where the head leaves its record.
         outputs: The output folders, each with the place where it is kept.
+        access: The variables with which an entry reaches the store: as secret as secrets, but not
+            meant for the ranks.
     """
 
     spec: JobSpec
@@ -28,6 +31,12 @@ class Submission:
     code_digest: str
     record_uri: str
     outputs: tuple[tuple[str, str], ...]
+    access: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def hidden_names(self) -> tuple[str, ...]:
+        """The variables whose values nobody may see."""
+        return (*self.spec.secrets, *self.access)
 
 
 def prepare(
@@ -90,7 +99,8 @@ def variables(submission: Submission, node: NodeEnv, *, home: str, address: str)
         "HOME": home,
     }
     # The user's word is the last one, as on the platform, but nobody may rename the node.
-    return {**platform, **submission.spec.env, **submission.spec.secrets, **env.write(node)}
+    spec = submission.spec
+    return {**platform, **spec.env, **spec.secrets, **submission.access, **env.write(node)}
 
 
 def host_names(submission: Submission) -> tuple[str, ...]:
@@ -113,6 +123,7 @@ def show(submission: Submission) -> dict[str, Any]:
         "args": list(spec.args),
         "env": dict(spec.env),
         "secrets": dict.fromkeys(spec.secrets, MASK),
+        "access": dict.fromkeys(submission.access, MASK),
         "inputs": dict(spec.inputs),
         "outputs": dict(submission.outputs),
         "image": spec.image,

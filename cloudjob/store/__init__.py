@@ -11,7 +11,11 @@ from cloudjob.store.base import ObjectStore
 __all__ = ["ObjectStore", "open_store"]
 
 # Imported only when used, so that a local job never waits for a cloud's client library.
-_MODULES = {"file": "cloudjob.store.directory"}
+_MODULES = {
+    "file": "cloudjob.store.directory",
+    "s3": "cloudjob.store.s3",
+    "obs": "cloudjob.store.s3",
+}
 
 
 def open_store(uri: str) -> ObjectStore:

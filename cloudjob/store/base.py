@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
+
+Tell = Callable[[int], None]
+
+
+def quiet(_moved_bytes: int) -> None:
+    """Tell nobody."""
 
 
 class ObjectStore(Protocol):
@@ -19,9 +25,13 @@ class ObjectStore(Protocol):
        Anything else is refused before the store is touched, so no key leaves the root.
     6. Every failure is a ``StoreError``: *doing what, to which key in which store: what came
        back*; an object that is not there is one too, except for ``exists`` and ``delete``.
+    7. Any number of threads may use a store at the same time.
+
+    ``tell`` hears how many more bytes have been moved, from one thread at a time; a number below
+    zero takes back what has to be moved again.
     """
 
-    def put(self, path: Path, key: str) -> str:
+    def put(self, path: Path, key: str, *, tell: Tell = quiet) -> str:
         """Store the file at ``path`` under ``key`` and return the object's URI."""
         ...
 
@@ -33,7 +43,7 @@ class ObjectStore(Protocol):
         """Return the object's bytes."""
         ...
 
-    def fetch(self, key: str, path: Path) -> None:
+    def fetch(self, key: str, path: Path, *, tell: Tell = quiet) -> None:
         """Write the object to the file ``path``, whole or not at all."""
         ...
 
@@ -51,4 +61,17 @@ class ObjectStore(Protocol):
 
     def uri(self, key: str) -> str:
         """Return the URI that an object under ``key`` has or would have."""
+        ...
+
+    def access(self) -> dict[str, str]:
+        """Return the variables, secrets among them, with which a node reaches the same objects."""
+        ...
+
+    def sweep(self, older_than_s: float) -> int:
+        """Remove what writers that were killed so long ago have left, and return its number."""
+        ...
+
+    @property
+    def clock_ahead_s(self) -> float:
+        """How far this machine's clock is ahead of the store's, by its last answer."""
         ...

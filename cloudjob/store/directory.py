@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
+import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO
 
 from cloudjob.errors import StoreError
+from cloudjob.store.base import Tell, quiet
+from cloudjob.store.files import TEMPORARY, check_key, hint, replacing, text
 
-# A writer that is killed leaves such a file behind; it is no object, and no key can name it.
-_TEMPORARY = ".cloudjob-tmp-"
 _CHUNK_BYTES = 1024 * 1024
 
 
@@ -40,21 +40,21 @@ class DirectoryStore:
 
     root: Path
 
-    def put(self, path: Path, key: str) -> str:
+    def put(self, path: Path, key: str, *, tell: Tell = quiet) -> str:
         """Store the file at ``path`` under ``key`` and return the object's URI."""
         target = self._path("put", key)
         try:
             source = path.open("rb")
         except OSError as error:
-            raise StoreError(f"put {key} in {self.root}: read {path}: {_text(error)}") from error
-        with source, self._translated("put", key), _replacing(target) as file:
-            shutil.copyfileobj(source, file, _CHUNK_BYTES)
+            raise StoreError(f"put {key} in {self.root}: read {path}: {text(error)}") from error
+        with source, self._translated("put", key), replacing(target) as file:
+            _copy(source, file, tell)
         return self.uri(key)
 
     def put_bytes(self, data: bytes, key: str) -> str:
         """Store ``data`` under ``key`` and return the object's URI."""
         target = self._path("put", key)
-        with self._translated("put", key), _replacing(target) as file:
+        with self._translated("put", key), replacing(target) as file:
             file.write(data)
         return self.uri(key)
 
@@ -63,25 +63,25 @@ class DirectoryStore:
         with self._translated("get", key):
             return self._path("get", key).read_bytes()
 
-    def fetch(self, key: str, path: Path) -> None:
+    def fetch(self, key: str, path: Path, *, tell: Tell = quiet) -> None:
         """Write the object to the file ``path``, whole or not at all."""
         with self._translated("fetch", key):
             source = self._path("fetch", key).open("rb")
         with source:
             try:
-                with _replacing(path) as file:
-                    shutil.copyfileobj(source, file, _CHUNK_BYTES)
+                with replacing(path) as file:
+                    _copy(source, file, tell)
             except OSError as error:
                 raise StoreError(
-                    f"fetch {key} from {self.root}: to {path}: {_text(error)}",
-                    hint=_HINTS.get(error.errno or 0, ""),
+                    f"fetch {key} from {self.root}: to {path}: {text(error)}",
+                    hint=hint(error),
                 ) from error
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """Yield the keys that start with ``prefix``, a string, in the order of their bytes."""
         folder = prefix[: prefix.rfind("/") + 1]
         if folder:
-            _check_key("list", folder[:-1])
+            check_key("list", folder[:-1])
         yield from self._keys_below(folder, prefix)
 
     def exists(self, key: str) -> bool:
@@ -109,8 +109,28 @@ class DirectoryStore:
         path = os.path.abspath(self._path("name", key))  # noqa: PTH100 (Path.resolve follows links)
         return "file://" + urllib.parse.quote_from_bytes(os.fsencode(path))
 
+    def access(self) -> dict[str, str]:
+        """Return nothing: a path says it all."""
+        return {}
+
+    def sweep(self, older_than_s: float) -> int:
+        """Remove what writers that were killed so long ago have left, and return its number."""
+        before_s = time.time() - older_than_s
+        count = 0
+        for path in self.root.rglob(f"{TEMPORARY}*"):
+            with self._translated("sweep", path.name), suppress(FileNotFoundError):
+                if path.stat().st_mtime <= before_s:
+                    path.unlink()
+                    count += 1
+        return count
+
+    @property
+    def clock_ahead_s(self) -> float:
+        """Nothing: there is one clock."""
+        return 0.0
+
     def _path(self, verb: str, key: str) -> Path:
-        _check_key(verb, key)
+        check_key(verb, key)
         return self.root / key
 
     def _keys_below(self, folder: str, prefix: str) -> Iterator[str]:
@@ -126,7 +146,7 @@ class DirectoryStore:
                 return
         for name in sorted(names, key=os.fsencode):
             key = folder + name
-            if name.startswith(_TEMPORARY) or not key.startswith(prefix):
+            if name.startswith(TEMPORARY) or not key.startswith(prefix):
                 continue
             if name.endswith("/"):
                 yield from self._keys_below(key, key)
@@ -139,78 +159,18 @@ class DirectoryStore:
         try:
             yield
         except OSError as error:
-            came_back = "no such object" if error.errno == errno.ENOENT else _text(error)
+            came_back = "no such object" if error.errno == errno.ENOENT else text(error)
             raise StoreError(
                 f"{verb} {key} in {self.root}: {came_back}",
-                hint=_HINTS.get(error.errno or 0, ""),
+                hint=hint(error),
             ) from error
+
+
+def _copy(source: IO[bytes], file: IO[bytes], tell: Tell) -> None:
+    while data := source.read(_CHUNK_BYTES):
+        file.write(data)
+        tell(len(data))
 
 
 # A folder of that name, or a file where its folder would be: no object in any case.
 _NO_OBJECT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-
-_HINTS = {
-    errno.ENOSPC: "free some space, or choose a store elsewhere",
-    errno.EDQUOT: "free some of your quota, or choose a store elsewhere",
-    errno.EFBIG: "is there a limit on the size of files (ulimit -f)?",
-    errno.EACCES: "may this user read and write there?",
-    errno.EPERM: "may this user read and write there?",
-    errno.EROFS: "choose a store on a file system that is not read-only",
-    errno.ENOENT: "cloudjob list shows the jobs whose objects are there",
-    errno.ENOTDIR: "a file stands where a folder should be",
-    errno.EISDIR: "a folder stands where an object should be",
-    errno.ENAMETOOLONG: "use a shorter name",
-}
-
-
-def _check_key(verb: str, key: str) -> None:
-    """Refuse a key that would leave the root, name no file, or name a half-written one."""
-    segments = key.split("/")
-    if "\0" in key or any(segment in ("", ".", "..") for segment in segments):
-        raise StoreError(f"{verb} {key!r}: not a key", hint="a key looks like job/outputs/model")
-    if any(segment.startswith(_TEMPORARY) for segment in segments):
-        raise StoreError(f"{verb} {key!r}: names with {_TEMPORARY} are the store's own")
-
-
-@contextmanager
-def _replacing(target: Path) -> Iterator[IO[bytes]]:
-    """Open a file that becomes ``target`` when all of it is on the disk, or else vanishes."""
-    _make_folders(target.parent)
-    temporary = target.parent / (_TEMPORARY + os.urandom(8).hex())
-    try:
-        with open(temporary, "xb", opener=_private) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(target.parent)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _make_folders(folder: Path) -> None:
-    """Make a folder and the ones above it, each of them on the disk when this returns."""
-    missing = [folder] if not folder.exists() else []
-    while missing and not missing[-1].parent.exists():
-        missing.append(missing[-1].parent)
-    for path in reversed(missing):
-        path.mkdir(mode=0o700, exist_ok=True)
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder outlive a crash: without this a rename may be forgotten."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _text(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()

@@ -53,7 +53,7 @@ def node_environment(
     environ: Mapping[str, str], node: NodeEnv, paths: NodePaths, cwd: str
 ) -> dict[str, str]:
     """Return the environment that the ranks of this node have, apart from what the head carries."""
-    result = dict(environ)
+    result = {name: value for name, value in environ.items() if name not in names.STORE_ACCESS}
     result["PWD"] = cwd
     result[names.CLOUDJOB_NODE_DIR] = paths.node_dir
     result[names.CLOUDJOB_LOG_DIR] = paths.log_dir

@@ -132,7 +132,7 @@ def build(submission: Submission, owner: str) -> DockerRequest:
         folder=folder,
         outputs=outputs,
         has_key=len(hosts) > 1,
-        secret_names=tuple(spec.secrets),
+        secret_names=submission.hidden_names,
     )
 
 
@@ -199,7 +199,7 @@ def _node(
     hidden = {
         name: value
         for name, value in variables.items()
-        if name in spec.secrets or not _is_utf8(value)
+        if name in submission.hidden_names or not _is_utf8(value)
     }
     if hidden:
         variables[names.CLOUDJOB_ENV_FILE] = ENV_FILE

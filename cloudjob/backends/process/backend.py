@@ -239,7 +239,7 @@ def build(
         retries=submission.spec.retries,
         grace_s=submission.spec.grace_s,
         nodes=tuple(nodes),
-        secret_names=tuple(submission.spec.secrets),
+        secret_names=submission.hidden_names,
     )
 
 

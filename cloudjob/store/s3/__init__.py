@@ -1,0 +1,259 @@
+"""Objects in a bucket of S3, or of a service that speaks it: ``s3://`` and ``obs://``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import unquote_plus
+
+from cloudjob.errors import StoreError
+from cloudjob.home import home as state_folder
+from cloudjob.store import files
+from cloudjob.store.base import Tell, quiet
+from cloudjob.store.files import check_key, replacing
+from cloudjob.store.s3 import download, keys, local, place, upload
+from cloudjob.store.s3.keys import KeyRing
+from cloudjob.store.s3.place import Place
+from cloudjob.store.s3.wire import Patience, Request, Wire, document, query, text
+from jobentry.contract import names
+
+# How many keys a service names at a time.
+_LISTED = 1000
+
+
+def from_uri(uri: str) -> S3Store:
+    """Return the store of ``s3://bucket/prefix`` or ``obs://bucket/prefix``.
+
+    The URI may end in options: ``?endpoint=URL&region=NAME&addressing=path|virtual&profile=NAME``.
+    """
+    found = place.read(uri)
+    if importlib.util.find_spec("botocore") is None:
+        raise StoreError(
+            f"open store {found.root}: botocore is not installed",
+            hint="pip install 'cloudjob[s3]'",
+        )
+    return S3Store(found)
+
+
+class S3Store:
+    """An object store in a bucket, below a prefix.
+
+    Args:
+        place: Where it is.
+        patience: How long what goes wrong may go wrong.
+        environ: Where keys and endpoint may come from; by default the process's own.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        patience: Patience = Patience(),  # noqa: B008 (a frozen value)
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._place = place
+        self._patience = patience
+        self._environ = os.environ if environ is None else environ
+        self._lock = threading.Lock()
+        self._made: Wire | None = None
+        self._keys = KeyRing(place, self._environ, Path.home())
+
+    def put(self, path: Path, key: str, *, tell: Tell = quiet) -> str:
+        """Store the file at ``path`` under ``key`` and return the object's URI."""
+        check_key("put", key)
+        try:
+            source = local.File(path)
+        except OSError as error:
+            raise StoreError(
+                f"put {key} in {self._root}: read {path}: {files.text(error)}"
+            ) from error
+        try:
+            self._put(source, key, str(path), tell)
+        finally:
+            source.close()
+        return self.uri(key)
+
+    def put_bytes(self, data: bytes, key: str) -> str:
+        """Store ``data`` under ``key`` and return the object's URI."""
+        check_key("put", key)
+        self._put(local.Bytes(data), key, "", quiet)
+        return self.uri(key)
+
+    def get_bytes(self, key: str) -> bytes:
+        """Return the object's bytes."""
+        target = _Memory()
+        size_bytes = self._get("get", key, "in", target, quiet)
+        return bytes(target.data[:size_bytes])
+
+    def fetch(self, key: str, path: Path, *, tell: Tell = quiet) -> None:
+        """Write the object to the file ``path``, whole or not at all."""
+        check_key("fetch", key)
+        try:
+            with replacing(path) as file:
+                size_bytes = self._get("fetch", key, "from", _OpenFile(file.fileno()), tell)
+                file.truncate(size_bytes)
+        except (OSError, local.LocalError) as error:
+            cause = error.error if isinstance(error, local.LocalError) else error
+            raise StoreError(
+                f"fetch {key} from {self._root}: to {path}: {files.text(cause)}",
+                hint=files.hint(cause),
+            ) from error
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """Yield the keys that start with ``prefix``, a string, in the order of their bytes."""
+        doing = f"list {prefix} in {self._root}"
+        own = self._key("")
+        marker = ""
+        while True:
+            found, is_last = self._listed(doing, own + prefix, marker)
+            for key in found:
+                yield key.removeprefix(own)
+            if is_last:
+                return
+            if not found or found[-1] <= marker:
+                raise StoreError(f"{doing}: the service lists the same keys again and again")
+            marker = found[-1]
+
+    def exists(self, key: str) -> bool:
+        """Say whether there is an object under ``key``."""
+        check_key("look for", key)
+        doing = f"look for {key} in {self._root}"
+        return self._wire.send(Request("HEAD", doing, self._key(key))).refusal is None
+
+    def delete(self, key: str) -> None:
+        """Leave no object under ``key``, whether or not there was one."""
+        check_key("delete", key)
+        self._wire.send(Request("DELETE", f"delete {key} in {self._root}", self._key(key)))
+
+    def uri(self, key: str) -> str:
+        """Return the URI that an object under ``key`` has or would have."""
+        check_key("name", key)
+        return f"{self._root}/{place.quoted(key)}"
+
+    def access(self) -> dict[str, str]:
+        """Return the variables, secrets among them, with which a node reaches the same objects."""
+        current = self._keys.current()
+        endpoint = self._wire.endpoint
+        variables = {
+            names.CLOUDJOB_S3_ENDPOINT: endpoint.url,
+            names.CLOUDJOB_S3_REGION: endpoint.region,
+            names.CLOUDJOB_S3_ADDRESSING: endpoint.addressing,
+            names.CLOUDJOB_S3_ACCESS_KEY: current.access_key,
+            names.CLOUDJOB_S3_SECRET_KEY: current.secret_key,
+            names.CLOUDJOB_S3_SESSION_TOKEN: current.token,
+        }
+        return {name: value for name, value in variables.items() if value}
+
+    def sweep(self, older_than_s: float) -> int:
+        """Remove what writers that were killed so long ago have left half done."""
+        doing = f"remove uploads in {self._root}"
+        return upload.abort_stale(self._wire, doing, self._key(""), older_than_s)
+
+    @property
+    def clock_ahead_s(self) -> float:
+        """How far this machine's clock is ahead of the service's, by its last answer."""
+        return self._wire.skew_s
+
+    # -- inside -------------------------------------------------------------------------------
+
+    @property
+    def _root(self) -> str:
+        return self._place.root
+
+    @property
+    def _wire(self) -> Wire:
+        """The connections; made when first needed, as it may read files."""
+        with self._lock:
+            if self._made is None:
+                profile = keys.profile(self._place)
+                endpoint = place.endpoint(self._place, self._environ, profile, Path.home())
+                self._made = Wire(self._place, endpoint, self._keys, self._patience)
+            return self._made
+
+    def _key(self, key: str) -> str:
+        return f"{self._place.prefix}/{key}" if self._place.prefix else key
+
+    def _put(self, source: local.Source, key: str, path: str, tell: Tell) -> None:
+        doing = f"put {key} in {self._root}"
+        notes = state_folder() / "uploads"
+        try:
+            upload.put(
+                upload.Upload(self._wire, doing, self._key(key), source, notes, _together(tell))
+            )
+        except local.LocalError as error:
+            raise StoreError(f"{doing}: read {path}: {files.text(error.error)}") from error
+        except local.SourceChanged as error:
+            raise StoreError(
+                f"{doing}: {path} changed while it was read", hint="submit again when it is quiet"
+            ) from error
+
+    def _get(self, verb: str, key: str, where: str, target: download.Target, tell: Tell) -> int:
+        check_key(verb, key)
+        doing = f"{verb} {key} {where} {self._root}"
+        whole = self._key(key)
+        return download.get(download.Download(self._wire, doing, whole, target, _together(tell)))
+
+    def _listed(self, doing: str, prefix: str, marker: str) -> tuple[Sequence[str], bool]:
+        """Return whole keys after ``marker``, and whether they are the last.
+
+        The first version of the call: the second one lacks its token on OBS now and then.
+        """
+        asked = query(prefix=prefix, marker=marker, max_keys=_LISTED, encoding_type="url")
+        answer = self._wire.ask(Request("GET", doing, query=asked))
+        if answer.refusal is not None:
+            raise self._wire.refused(doing, answer.refusal)
+        listed = document(answer, doing)
+        found = [text(item, "Key") for item in listed.iterfind("{*}Contents")]
+        if text(listed, "EncodingType") == "url":
+            found = [unquote_plus(key, errors="surrogateescape") for key in found]
+        return found, text(listed, "IsTruncated") != "true"
+
+
+def _together(tell: Tell) -> Tell:
+    """Return ``tell`` for many threads, one at a time."""
+    lock = threading.Lock()
+
+    def told(count: int) -> None:
+        with lock:
+            tell(count)
+
+    return told
+
+
+class _Memory:
+    """A target in memory."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self._lock = threading.Lock()
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write bytes to their place."""
+        with self._lock:
+            if len(self.data) < offset:
+                self.data.extend(bytes(offset - len(self.data)))
+            self.data[offset : offset + len(data)] = data
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Give back what was written."""
+        return bytes(self.data[offset : offset + count])
+
+
+class _OpenFile:
+    """A target that is an open file."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write bytes to their place."""
+        while data:
+            count = os.pwrite(self._descriptor, data, offset)
+            data, offset = data[count:], offset + count
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Give back what was written."""
+        return os.pread(self._descriptor, count, offset)

@@ -1,0 +1,231 @@
+"""Our own side of a transfer: what is sent, and where what comes goes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from cloudjob.store.base import Tell
+from cloudjob.store.s3.refusals import Damaged
+from cloudjob.store.s3.wire import PIECE_BYTES, Answer
+
+
+class LocalError(Exception):
+    """A file of this machine cannot be read or written: no fault of the network's."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class SourceChanged(Exception):
+    """The file is not what it was when the transfer began."""
+
+
+class Readable(Protocol):
+    """Bytes that can be read from anywhere."""
+
+    def read(self, offset: int, count: int) -> bytes | memoryview:
+        """Return up to ``count`` bytes from ``offset``."""
+
+
+class Source(Readable, Protocol):
+    """What is put: bytes, or a file."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How long it is."""
+
+    def check(self) -> None:
+        """Raise ``SourceChanged`` when it is not what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Bytes that are put."""
+
+    data: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """How long they are."""
+        return len(self.data)
+
+    def read(self, offset: int, count: int) -> memoryview:
+        """Return up to ``count`` bytes from ``offset``."""
+        return memoryview(self.data)[offset : offset + count]
+
+    def check(self) -> None:
+        """They cannot change."""
+
+
+class File:
+    """A file that is put, open until ``close``.
+
+    Raises:
+        OSError: It cannot be opened, or is no file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # A FIFO would wait for a writer.
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._was = self._now()
+        self.size_bytes = self._was[0]
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return up to ``count`` bytes from ``offset``."""
+        try:
+            return os.pread(self._descriptor, count, offset)
+        except OSError as error:
+            raise LocalError(error) from error
+
+    def check(self) -> None:
+        """Raise ``SourceChanged`` when it was written to since it was opened."""
+        if self._now() != self._was:
+            raise SourceChanged
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._descriptor)
+
+    def _now(self) -> tuple[int, int, int]:
+        found = os.fstat(self._descriptor)
+        return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of some bytes; reads them anew each time, so it takes no memory.
+
+    Args:
+        number: 1 for the first.
+    """
+
+    source: Readable
+    number: int
+    offset: int
+    size_bytes: int
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """Yield it in pieces.
+
+        Raises:
+            SourceChanged: It ends before its time.
+        """
+        at, end = self.offset, self.offset + self.size_bytes
+        while at < end:
+            piece = self.source.read(at, min(PIECE_BYTES, end - at))
+            if not piece:
+                raise SourceChanged
+            yield piece
+            at += len(piece)
+
+    def md5(self) -> bytes:
+        """Return its digest, the one that every service of S3 checks."""
+        digest = _md5()
+        for piece in self.pieces():
+            digest.update(piece)
+        return bytes(digest.digest())
+
+
+def parts(source: Source, part_bytes: int) -> list[Part]:
+    """Return the parts of a source; one empty part for an empty one."""
+    starts = range(0, max(source.size_bytes, 1), part_bytes)
+    size = source.size_bytes
+    return [
+        Part(source, number, start, min(part_bytes, size - start))
+        for number, start in enumerate(starts, 1)
+    ]
+
+
+def content_md5(digest: bytes) -> str:
+    """Return a digest as the header ``Content-MD5`` has it."""
+    return base64.b64encode(digest).decode("ascii")
+
+
+# -- what comes -------------------------------------------------------------------------------
+
+
+class Range:
+    """A sink: writes one range of an object to its place, and takes its digest.
+
+    Args:
+        write: Takes bytes and their offset in the object.
+        start: Where the range begins.
+        tell: Hears how many bytes came; less than zero takes some back.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[memoryview, int], None],
+        start: int,
+        tell: Tell,
+    ) -> None:
+        self._write = write
+        self._start = start
+        self._tell = tell
+        self._digest = _md5()
+        self.answer: Answer | None = None
+        self.came_bytes = 0
+
+    def begin(self, answer: Answer) -> None:
+        """Forget what came before."""
+        self._tell(-self.came_bytes)
+        self.came_bytes = 0
+        self._digest = _md5()
+        self.answer = answer
+
+    def take(self, data: memoryview) -> None:
+        """Write the next bytes."""
+        try:
+            self._write(data, self._start + self.came_bytes)
+        except OSError as error:
+            raise LocalError(error) from error
+        self._digest.update(data)
+        self.came_bytes += len(data)
+        self._tell(len(data))
+
+    def end(self) -> None:
+        """Compare an object that came in one piece with its tag."""
+        assert self.answer is not None
+        whole = whole_bytes(self.answer)
+        tag = self.answer.etag
+        if self._start or self.came_bytes != whole or not is_md5(self.answer):
+            return
+        if self._digest.hexdigest() != tag:
+            raise Damaged("its bytes are not those that were stored: they were changed on the way")
+
+    @property
+    def md5(self) -> bytes:
+        """The digest of what came."""
+        return bytes(self._digest.digest())
+
+
+def is_md5(answer: Answer) -> bool:
+    """Whether the tag of an object is the digest of all of its bytes."""
+    return answer.is_digest_tag and len(answer.etag) == 32 and _is_hex(answer.etag)
+
+
+def whole_bytes(answer: Answer) -> int:
+    """Return how long the object is, of which an answer brings a range or all."""
+    total = answer.headers.get("content-range", "").rpartition("/")[2]
+    return int(total if total.isdecimal() else answer.headers.get("content-length", "0"))
+
+
+def combined_etag(digests: list[bytes]) -> str:
+    """Return the tag of an object that was put in parts: the digest of the parts' digests."""
+    return f"{_md5(b''.join(digests)).hexdigest()}-{len(digests)}"
+
+
+def _is_hex(text: str) -> bool:
+    return set(text) <= set("0123456789abcdef")
+
+
+def _md5(data: bytes = b"") -> Any:
+    # Against damage, not against people; and allowed where the system forbids it for those.
+    return hashlib.md5(data, usedforsecurity=False)

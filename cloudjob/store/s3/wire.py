@@ -1,0 +1,483 @@
+"""Signed requests to a service of S3 over kept connections, tried again when that may help."""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import os
+import random
+import ssl
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from urllib import request as urllib_request
+
+from cloudjob.errors import StoreError
+from cloudjob.store.base import Tell, quiet
+from cloudjob.store.s3 import refusals
+from cloudjob.store.s3.keys import KeyRing, Keys
+from cloudjob.store.s3.place import Endpoint, Place
+from cloudjob.store.s3.refusals import Damaged, Refusal
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+PIECE_BYTES = 256 * 1024
+# Lists, errors, descriptors; what is larger goes to a sink.
+_LONGEST_BODY_BYTES = 64 * 1024 * 1024
+# A connection that has been quiet for so long was probably closed by the other side.
+_IDLE_S = 20.0
+
+
+class Patience(NamedTuple):
+    """How long what goes wrong may go wrong.
+
+    Args:
+        tries: How often a request is sent at most.
+        tries_to_reach: How often, when not even a connection comes about.
+        first_s: About how long the first pause is; each further one is twice as long.
+        longest_s: No pause is longer.
+        connect_s: How long a connection may take.
+        stall_s: How long nothing may come, or less than ``least_bytes_per_s``.
+    """
+
+    tries: int = 8
+    tries_to_reach: int = 4
+    first_s: float = 0.3
+    longest_s: float = 15.0
+    connect_s: float = 10.0
+    stall_s: float = 30.0
+    least_bytes_per_s: float = 1024.0
+
+
+class Refused(StoreError):
+    """The service refuses for good."""
+
+    def __init__(self, error: StoreError, code: str) -> None:
+        super().__init__(error.message, hint=error.hint)
+        self.code = code
+
+
+class Body(Protocol):
+    """What a request carries; it can be read again when the request is sent again."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How long it is."""
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """Yield it from its beginning, in pieces of ``PIECE_BYTES`` at most."""
+
+
+class Sink(Protocol):
+    """Where the body of an answer goes."""
+
+    def begin(self, answer: Answer) -> None:
+        """Forget what came before: a body begins, perhaps once more."""
+
+    def take(self, data: memoryview) -> None:
+        """Take the next bytes."""
+
+    def end(self) -> None:
+        """Say whether all is well; raise ``Damaged`` when the bytes are not the object's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request.
+
+    Args:
+        doing: What it is for, as a message begins: ``put job/code in s3://bucket``.
+        key: The object; empty for the bucket.
+        sink: Where a successful answer's body goes instead of ``Answer.body``.
+        tell: Hears how many bytes of the body were sent; less than zero takes some back.
+    """
+
+    method: str
+    doing: str
+    key: str = ""
+    query: tuple[tuple[str, str], ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Body | None = None
+    sink: Sink | None = None
+    tell: Tell = quiet
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer: a success, or a refusal that is final.
+
+    Args:
+        headers: By their names in small letters.
+        is_digest_tag: Whether the tag is made of digests; that of an encrypted object is not.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    is_digest_tag: bool = True
+    body: bytes = b""
+    refusal: Refusal | None = None
+
+    @property
+    def etag(self) -> str:
+        """The entity tag without its quotes."""
+        return self.headers.get("etag", "").strip('"')
+
+
+class Wire:
+    """The connections to the endpoint of one store; any number of threads may use it.
+
+    Args:
+        endpoint: Where it goes.
+        keys: What signs the requests.
+        patience: When to give up.
+    """
+
+    def __init__(self, place: Place, endpoint: Endpoint, keys: KeyRing, patience: Patience) -> None:
+        self.endpoint = endpoint
+        self.skew_s = 0.0
+        self._place = place
+        self._keys = keys
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._idle: list[tuple[float, http.client.HTTPConnection]] = []
+        self._busy: set[http.client.HTTPConnection] = set()
+        self._aborts = 0
+        self._tls: ssl.SSLContext | None = None
+        self._proxy = _proxy(endpoint)
+
+    def send(self, request: Request) -> Answer:
+        """Send a request until it succeeds or is refused for good.
+
+        A missing object is an answer; every other refusal is an error.
+
+        Raises:
+            StoreError: It is refused, or nothing came back however often it was tried.
+        """
+        answer = self.ask(request)
+        if answer.refusal is not None and not answer.refusal.is_missing:
+            raise self.refused(request.doing, answer.refusal)
+        return answer
+
+    def refused(self, doing: str, refusal: Refusal) -> Refused:
+        """Return the error for a refusal."""
+        error = refusals.refused(doing, refusal, self._place, self.endpoint)
+        return Refused(error, refusal.code)
+
+    def ask(self, request: Request) -> Answer:
+        """Send a request until it succeeds or is refused for good; a refusal is an answer too.
+
+        Raises:
+            StoreError: Nothing came back however often it was tried.
+        """
+        keys = self._keys.current()
+        answer = self._tried(request, keys)
+        refusal = answer.refusal
+        # Temporary keys end in the middle of things, and whoever made them may have made others.
+        if refusal and refusal.code in refusals.STALE_KEYS and self._keys.renew(keys):
+            answer = self._tried(request, self._keys.current())
+        return answer
+
+    def _tried(self, request: Request, keys: Keys) -> Answer:
+        aborts = self._aborts
+        number = 0
+        while True:
+            number += 1
+            try:
+                answer = self._once(request, keys)
+            except refusals.BROKEN as error:
+                if self._aborts != aborts:
+                    raise StoreError(f"{request.doing}: interrupted") from error
+                if number >= self._tries(error):
+                    raise refusals.broken(request.doing, error, self.endpoint) from error
+                self._pause(number)
+            else:
+                if not answer.refusal or not answer.refusal.may_pass:
+                    return answer
+                if number >= self._patience.tries:
+                    return answer
+                self._pause(number, answer.headers.get("retry-after", ""))
+
+    def _tries(self, error: Exception) -> int:
+        """Return how often a request is sent at most that ends like this."""
+        if refusals.is_lasting(error):
+            return 1
+        is_unreached = refusals.is_unreached(error)
+        return self._patience.tries_to_reach if is_unreached else self._patience.tries
+
+    def abort(self) -> None:
+        """Break off every request, so that no thread waits for an answer that nobody wants."""
+        with self._lock:
+            self._aborts += 1
+            busy = list(self._busy)
+        for connection in busy:
+            with suppress(OSError, AttributeError):
+                connection.sock.shutdown(2)
+
+    def _pause(self, number: int, asked: str = "") -> None:
+        """Wait before the next try: a random time, so that many clients do not come in waves."""
+        bound_s = min(self._patience.longest_s, self._patience.first_s * 2 ** (number - 1))
+        wait_s = random.uniform(bound_s / 2, bound_s)
+        if asked.isascii() and asked.isdecimal():
+            wait_s = max(wait_s, min(int(asked), self._patience.longest_s))
+        time.sleep(wait_s)
+
+    # -- one try ------------------------------------------------------------------------------
+
+    def _once(self, request: Request, keys: Keys) -> Answer:
+        while True:
+            connection, is_kept = self._connection()
+            sent = _Sent(request)
+            try:
+                with self._in_use(connection):
+                    self._write(connection, request, keys, sent)
+                    return self._read(connection, request)
+            except BaseException as error:
+                connection.close()
+                sent.take_back()
+                # The other side may close a kept connection at any time, and so just then.
+                if is_kept and isinstance(error, ConnectionError):
+                    continue
+                raise
+
+    def _write(
+        self, connection: http.client.HTTPConnection, request: Request, keys: Keys, sent: _Sent
+    ) -> None:
+        target = self.endpoint.target(request.key)
+        query = urllib.parse.urlencode(request.query, quote_via=urllib.parse.quote, safe="~")
+        target += f"?{query}" if query else ""
+        headers = signed(request, self.endpoint, target, keys)
+        if self._proxy and self.endpoint.url.startswith("http:"):
+            target = f"http://{self.endpoint.host}{target}"
+        connection.putrequest(request.method, target, skip_host=True, skip_accept_encoding=True)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        body = request.body
+        if request.method in ("PUT", "POST"):
+            connection.putheader("Content-Length", str(body.size_bytes if body else 0))
+        connection.endheaders()
+        if body is None:
+            return
+        try:
+            for piece in body.pieces():
+                connection.send(piece)
+                sent.add(len(piece))
+        except (BrokenPipeError, ConnectionResetError):
+            # A refusal may have come before the whole body was wanted; if not, reading fails too.
+            connection.sock.settimeout(self._patience.connect_s)
+
+    def _read(self, connection: http.client.HTTPConnection, request: Request) -> Answer:
+        response = connection.getresponse()
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        self.skew_s = refusals.skew_s(headers.get("date", ""))
+        answer = Answer(response.status, headers, self._is_digest_tag(headers))
+        if response.status < 300 and request.sink is not None:
+            self._pass_on(response, request.sink, answer)
+        else:
+            data = _whole(response)
+            if response.status < 300:
+                refusal = _late_refusal(data, headers)
+            else:
+                refusal = refusals.refusal(response.status, data, headers)
+            answer = replace(answer, body=data, refusal=refusal)
+        if response.will_close or not response.isclosed():
+            connection.close()
+        else:
+            with self._lock:
+                self._idle.append((time.monotonic(), connection))
+        return answer
+
+    def _pass_on(self, response: http.client.HTTPResponse, sink: Sink, answer: Answer) -> None:
+        """Pass a body on as it comes, unless it comes too slowly."""
+        expected = response.length
+        sink.begin(answer)
+        buffer = memoryview(bytearray(min(PIECE_BYTES, expected or PIECE_BYTES)))
+        passed, window = 0, _Window(self._patience)
+        while count := response.readinto(buffer):
+            sink.take(buffer[:count])
+            passed += count
+            window.add(count)
+        if expected is not None and passed < expected:
+            raise Damaged(f"the answer ends after {passed} of {expected} bytes")
+        sink.end()
+
+    def _is_digest_tag(self, headers: Mapping[str, str]) -> bool:
+        kind = headers.get("x-amz-server-side-encryption", "")
+        if "x-amz-server-side-encryption-customer-algorithm" in headers:
+            return False
+        # AWS encrypts everything with keys of its own, and those tags are digests all the same.
+        return not kind or (kind == "AES256" and not self._place.is_obs)
+
+    # -- connections --------------------------------------------------------------------------
+
+    def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
+        """Return a connection, and whether it has served before."""
+        with self._lock:
+            while self._idle:
+                since_s, kept = self._idle.pop()
+                if time.monotonic() - since_s < _IDLE_S:
+                    return kept, True
+                kept.close()
+        return self._connected(), False
+
+    def _connected(self) -> http.client.HTTPConnection:
+        is_tls = self.endpoint.url.startswith("https:")
+        host, port = _host_and_port(self._proxy or f"//{self.endpoint.host}", is_tls=is_tls)
+        limit_s = self._patience.connect_s
+        if is_tls:
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, port, timeout=limit_s, context=self._tls_context()
+            )
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=limit_s)
+        if is_tls and self._proxy:
+            far_host, far_port = _host_and_port(f"//{self.endpoint.host}", is_tls=True)
+            connection.set_tunnel(far_host, far_port)
+        connection.connect()
+        connection.sock.settimeout(self._patience.stall_s)
+        return connection
+
+    def _tls_context(self) -> ssl.SSLContext:
+        with self._lock:
+            if self._tls is None:
+                bundle = os.environ.get("AWS_CA_BUNDLE") or os.environ.get("REQUESTS_CA_BUNDLE")
+                self._tls = ssl.create_default_context(cafile=bundle)
+            return self._tls
+
+    @contextmanager
+    def _in_use(self, connection: http.client.HTTPConnection) -> Iterator[None]:
+        with self._lock:
+            self._busy.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy.discard(connection)
+
+
+class _Sent:
+    """How much of a request's body was reported as sent."""
+
+    def __init__(self, request: Request) -> None:
+        self._tell = request.tell
+        self._bytes = 0
+
+    def add(self, count: int) -> None:
+        self._bytes += count
+        self._tell(count)
+
+    def take_back(self) -> None:
+        if self._bytes:
+            self._tell(-self._bytes)
+            self._bytes = 0
+
+
+class _Window:
+    """Notices a body that trickles: no read times out, and yet it would take for ever."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._begun_s = time.monotonic()
+        self._bytes = 0
+
+    def add(self, count: int) -> None:
+        self._bytes += count
+        took_s = time.monotonic() - self._begun_s
+        if took_s < self._patience.stall_s:
+            return
+        if self._bytes < took_s * self._patience.least_bytes_per_s:
+            raise Damaged(f"it stalls: {self._bytes} bytes in {took_s:.0f} s")
+        self._begun_s, self._bytes = time.monotonic(), 0
+
+
+def _whole(response: http.client.HTTPResponse) -> bytes:
+    """Return a short body; ``read`` with a limit does not say when there should be more."""
+    expected = response.length
+    data = response.read(_LONGEST_BODY_BYTES)
+    if expected is not None and len(data) < min(expected, _LONGEST_BODY_BYTES):
+        raise Damaged(f"the answer ends after {len(data)} of {expected} bytes")
+    return data
+
+
+def _late_refusal(data: bytes, headers: dict[str, str]) -> Refusal | None:
+    """Return the refusal that stands in an answer of status 200, as a long copy may end in one."""
+    if not data[:200].lstrip().startswith(b"<") or b"<Error>" not in data[:400]:
+        return None
+    return refusals.refusal(500, data, headers)
+
+
+def _proxy(endpoint: Endpoint) -> str:
+    """Return the proxy that the environment names for this endpoint, else nothing."""
+    proxies = urllib_request.getproxies_environment()
+    host = urllib.parse.urlsplit(f"//{endpoint.host}").netloc
+    if urllib_request.proxy_bypass_environment(host, proxies):  # type: ignore[attr-defined]
+        return ""
+    found = proxies.get(endpoint.url.partition(":")[0], "")
+    return found if "://" in found or not found else f"http://{found}"
+
+
+def _host_and_port(url: str, *, is_tls: bool) -> tuple[str, int]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.hostname or "", parts.port or (443 if is_tls else 80)
+
+
+# -- signatures -------------------------------------------------------------------------------
+
+
+def signed(request: Request, endpoint: Endpoint, target: str, keys: Keys) -> dict[str, str]:
+    """Return the headers of a request with its signature; the body is not a part of what is signed.
+
+    OBS takes no other digest than UNSIGNED-PAYLOAD, so what protects the body is Content-MD5.
+    """
+    from botocore.awsrequest import AWSRequest
+
+    scheme = endpoint.url.partition(":")[0]
+    made: Any = AWSRequest(
+        request.method,
+        f"{scheme}://{endpoint.host}{target}",
+        headers={"Host": endpoint.host, **request.headers},
+    )
+    _auth()(keys, "s3", endpoint.region).add_auth(made)
+    return dict(made.headers.items())
+
+
+@functools.cache
+def _auth() -> Any:
+    """Return botocore's signer of S3, for bodies that are not signed."""
+    from botocore.auth import UNSIGNED_PAYLOAD, S3SigV4Auth
+
+    class Auth(S3SigV4Auth):
+        def payload(self, _request: Any) -> str:
+            return str(UNSIGNED_PAYLOAD)
+
+    return Auth
+
+
+def document(answer: Answer, doing: str) -> Element:
+    """Return the XML that an answer brings.
+
+    Raises:
+        StoreError: It brings something else.
+    """
+    from xml.etree.ElementTree import ParseError, fromstring
+
+    try:
+        return fromstring(answer.body)
+    except ParseError as error:
+        raise StoreError(
+            f"{doing}: the answer is no XML", hint="is the endpoint one of a service of S3?"
+        ) from error
+
+
+def text(found: Element, name: str) -> str:
+    """Return the text of a child, empty when there is none, whatever the namespace."""
+    return found.findtext(f"{{*}}{name}") or ""
+
+
+def query(**values: str | int) -> tuple[tuple[str, str], ...]:
+    """Return the words of a query; an underscore stands for a dash."""
+    return tuple((name.replace("_", "-"), str(value)) for name, value in values.items())

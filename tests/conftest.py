@@ -1,0 +1,59 @@
+"""Fixtures that several folders share: S3 servers, and a proxy that breaks what passes by."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.servers import FaultProxy, Moto, SeaweedFS, Server, boto3_client
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Run a real S3 server that keeps its objects on disk."""
+    server = SeaweedFS(tmp_path_factory.mktemp("seaweedfs"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Run moto's server."""
+    server = Moto(tmp_path_factory.mktemp("moto"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def new_bucket() -> Callable[[Server], str]:
+    """Return what makes an empty bucket and gives its name."""
+
+    def make(server: Server) -> str:
+        name = f"bucket-{next(_NUMBERS)}"
+        boto3_client(server.endpoint).create_bucket(
+            Bucket=name,
+            CreateBucketConfiguration={"LocationConstraint": "cn-north-4"},
+        )
+        return name
+
+    return make
+
+
+@pytest.fixture
+def fault_proxy() -> Iterator[Callable[[Server], FaultProxy]]:
+    """Return what puts a proxy with faults in front of a server."""
+    proxies: list[FaultProxy] = []
+
+    def make(server: Server) -> FaultProxy:
+        proxies.append(FaultProxy(server.port))
+        return proxies[-1]
+
+    yield make
+    for proxy in proxies:
+        proxy.close()

