@@ -10,8 +10,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from cloudjob.backends.base import Check
 from cloudjob.backends.docker import engine
 from cloudjob.backends.docker.delivery import ENTRY, ENTRY_LABEL, entry_digest
 from cloudjob.backends.docker.request import GROUP_ID, HOME, USER_ID
@@ -20,22 +21,6 @@ from cloudjob.errors import BackendError
 _LIMIT_S = 60
 _OPEN_MPI = re.compile(r"\(Open MPI\) ((\d+)\.(\d+)[.\w]*)")
 _OLDEST, _NEWEST = (4, 0), (5, 0)
-
-
-class Check(NamedTuple):
-    """One thing that was looked for.
-
-    Args:
-        found: What is there, in few words.
-        hint: What to do when it is not as it should be.
-        is_needed: Whether nothing works without it.
-    """
-
-    name: str
-    is_ok: bool
-    found: str
-    hint: str = ""
-    is_needed: bool = True
 
 
 def is_well(checks: list[Check]) -> bool:

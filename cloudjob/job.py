@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,17 +14,14 @@ from typing import Any, NamedTuple
 from cloudjob import status as statuses
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, NativeStatus
-from cloudjob.errors import JobNotFound, StoreError
+from cloudjob.errors import CloudJobError, JobNotFound, StoreError
 from cloudjob.home import records_path
 from cloudjob.records import JobRecord, Records
 from cloudjob.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.store import open_store
 from cloudjob.store.base import ObjectStore
 from jobentry.contract import exits, lines
-from jobentry.contract.paths import JobPaths
-
-_POLL_S = 0.01
-
+from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 
 # What an UNKNOWN job says that will never say anything else.
 _GONE = ("the submit was interrupted", "the backend knows nothing of it")
@@ -52,12 +51,16 @@ class Job:
     """A job that was submitted."""
 
     def __init__(
-        self, record: JobRecord, backend: Backend[Any], store: ObjectStore, home: Path
+        self,
+        record: JobRecord,
+        backend: Backend[Any],
+        home: Path,
+        store: ObjectStore | None = None,
     ) -> None:
         self._record = record
         self._backend = backend
-        self._store = store
         self._home = home
+        self._opened = store
 
     @property
     def id(self) -> str:
@@ -85,6 +88,7 @@ class Job:
             return statuses.from_json(json.loads(self._record.final_json))
         status = self._status_now()
         if status.state.is_final:
+            self._forget_secrets()
             text = json.dumps(statuses.to_json(status))
             with Records(records_path(self._home)) as db:
                 db.update(self.id, state=status.state.value, final_json=text)
@@ -101,7 +105,7 @@ class Job:
                 raise JobNotFound(
                     f"waiting for {self.id}: {status.native_state}", hint="cloudjob rm forgets it"
                 )
-            time.sleep(_POLL_S)
+            time.sleep(self._backend.poll_s)
 
     def pieces(self, node: int | None = None, *, follow: bool) -> Iterator[LogPiece]:
         """Yield the log as it comes; an empty piece means that nothing is new."""
@@ -153,6 +157,23 @@ class Job:
             self._store.delete(key)
         with Records(records_path(self._home)) as db:
             db.remove(self.id)
+
+    @property
+    def _store(self) -> ObjectStore:
+        """The store of the job, opened when it is needed: a list of jobs needs none."""
+        if self._opened is None:
+            environ = {**self._backend.store()[1], **os.environ}
+            self._opened = open_store(self._record.store, environ)
+        return self._opened
+
+    def _forget_secrets(self) -> None:
+        """Delete what lay beside the code for the nodes to read, and nobody else."""
+        if not self._backend.brings_code:
+            return
+        folder = JobPaths(self.id).node
+        with contextlib.suppress(CloudJobError):
+            for name in (DELIVERED_ENV, DELIVERED_SSH_KEY):
+                self._store.delete(f"{folder}/{name}")
 
     def _status_now(self) -> JobStatus:
         record = self._record
@@ -236,7 +257,7 @@ def find_all(home: Path) -> list[Job]:
 
 def attach(record: JobRecord, home: Path) -> Job:
     """Return the job of a record."""
-    return Job(record, open_backend(record.backend, home), open_store(record.store), home)
+    return Job(record, open_backend(record.backend, home), home)
 
 
 def sweep(home: Path) -> list[str]:

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -16,52 +17,59 @@ from typing import Any
 
 from cloudjob import submission as submissions
 from cloudjob.backends import open_backend
-from cloudjob.backends.base import Backend
-from cloudjob.errors import CloudJobError, SpecError
+from cloudjob.backends.base import Backend, Check
+from cloudjob.errors import CloudJobError, NotReady, SpecError
 from cloudjob.home import records_path, store_uri
 from cloudjob.job import Job
 from cloudjob.package import CodePackage, pack
 from cloudjob.records import JobRecord, Records
-from cloudjob.spec import JobSpec
+from cloudjob.spec import JobSpec, masked, section
 from cloudjob.store import open_store
 from cloudjob.store.base import ObjectStore
 from cloudjob.submission import Submission, prepare
 from jobentry.contract.paths import JobPaths
 
 _MB = 1_000_000
+# How many objects are put at once.
+_AT_ONCE = 8
 # No vowels and nothing that looks like something else: an id is read aloud and typed.
 _ID_LETTERS = "23456789bcdfghjkmnpqrstvwxz"
 
 
 def submit(
-    spec: JobSpec, home: Path, *, tell: Callable[[CodePackage], None] = lambda _: None
+    spec: JobSpec,
+    home: Path,
+    *,
+    tell: Callable[[CodePackage], None] = lambda _: None,
+    warn: Callable[[Check], None] = lambda _: None,
 ) -> Job:
     """Send ``spec`` to its backend and return the running job.
 
     Args:
         home: The folder of cloudjob's state on this machine.
         tell: Called with the package before it is sent.
+        warn: Called with what does not look well and need not be.
 
     Raises:
         CloudJobError: Whatever stands in the way; then nothing was started and nothing is left.
     """
     job = new_id(spec.name)
     paths = JobPaths(job)
-    store = open_store(spec.store or store_uri(home))
-    backend = open_backend(spec.backend, home, dict(spec.sections.get(spec.backend, {})))
+    backend = _open_backend(spec, home)
+    uri, store = _open_store(spec, backend, home)
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch, Records(records_path(home)) as db:
         package = _pack(spec, Path(scratch))
         tell(package)
-        submission = _prepare(spec, job, paths, store, package)
+        submission = _prepare(spec, paths, store, package, backend)
         request = backend.build(submission)
+        _check(backend.checks(spec, uri), warn)
         with _undone(store, db, job):
-            store.put(package.path, paths.code)
-            store.put_bytes(_text(submission), paths.submission)
-            db.add(_record(submission, package, spec.store or store_uri(home)))
+            _put(store, paths, package, submission, backend.companions(request))
+            db.add(_record(submission, package, uri))
             handle = backend.send(request)
             db.update(job, handle=handle)
             record = db.get(job)
-    return Job(record, backend, store, home)
+    return Job(record, backend, home, store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +88,11 @@ class Preview:
 
 def preview(spec: JobSpec, home: Path) -> Preview:
     """Return what ``submit`` would do, and do nothing."""
-    job = new_id(spec.name)
-    store = open_store(spec.store or store_uri(home))
-    backend: Backend[Any] = open_backend(
-        spec.backend, home, dict(spec.sections.get(spec.backend, {}))
-    )
+    backend = _open_backend(spec, home)
+    _, store = _open_store(spec, backend, home)
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch:
         package = _pack(spec, Path(scratch))
-    submission = _prepare(spec, job, JobPaths(job), store, package)
+    submission = _prepare(spec, JobPaths(new_id(spec.name)), store, package, backend)
     request = backend.build(submission)
     return Preview(
         package=package,
@@ -134,18 +139,69 @@ def _pack(spec: JobSpec, scratch: Path) -> CodePackage:
     )
 
 
+def _open_backend(spec: JobSpec, home: Path) -> Backend[Any]:
+    return open_backend(spec.backend, home, dict(section(spec, spec.backend)))
+
+
+def _open_store(spec: JobSpec, backend: Backend[Any], home: Path) -> tuple[str, ObjectStore]:
+    """Return the store that the job names, or its platform's, or a folder of this machine."""
+    default, keys = backend.store()
+    uri = spec.store or default or store_uri(home)
+    return uri, open_store(uri, {**keys, **os.environ})
+
+
 def _prepare(
-    spec: JobSpec, job: str, paths: JobPaths, store: ObjectStore, package: CodePackage
+    spec: JobSpec,
+    paths: JobPaths,
+    store: ObjectStore,
+    package: CodePackage,
+    backend: Backend[Any],
 ) -> Submission:
     submission = prepare(
         spec,
-        job,
-        code_uri=store.uri(paths.code),
+        paths.job,
+        code_uri=store.uri(_code_key(paths, backend)),
         code_digest=package.digest,
         record_uri=store.uri(paths.record),
         outputs_uri=store.uri(paths.outputs),
     )
     return replace(submission, access=store.access())
+
+
+def _code_key(paths: JobPaths, backend: Backend[Any]) -> str:
+    return paths.brought_code if backend.brings_code else paths.code
+
+
+def _check(checks: Iterable[Check], warn: Callable[[Check], None]) -> None:
+    """Do nothing when a job can be sent.
+
+    Raises:
+        NotReady: With everything that was found.
+    """
+    wrong = [check for check in checks if not check.is_ok]
+    needed = [check for check in wrong if check.is_needed]
+    if needed:
+        raise NotReady([(f"{check.name}: {check.found}", check.hint) for check in needed])
+    for check in wrong:
+        warn(check)
+
+
+def _put(
+    store: ObjectStore,
+    paths: JobPaths,
+    package: CodePackage,
+    submission: Submission,
+    companions: Mapping[str, bytes],
+) -> None:
+    """Put everything of a job into its store; side by side, as each object costs a round trip."""
+    small = {f"{paths.node}/{name}": data for name, data in companions.items()}
+    small[paths.submission] = _text(submission)
+    code = paths.brought_code if companions else paths.code
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        sent = [pool.submit(store.put, package.path, code)]
+        sent += [pool.submit(store.put_bytes, data, key) for key, data in small.items()]
+        for one in sent:
+            one.result()
 
 
 @contextmanager
@@ -184,4 +240,6 @@ def _record(submission: Submission, package: CodePackage, store: str) -> JobReco
 
 
 def _text(submission: Submission) -> bytes:
-    return json.dumps(submissions.show(submission), indent=1, sort_keys=True).encode("ascii")
+    # The job as its user said it, too: `cloudjob cp` makes another of it.
+    shown = {**submissions.show(submission), "spec": masked(submission.spec)}
+    return json.dumps(shown, indent=1, sort_keys=True).encode("ascii")

@@ -90,6 +90,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _take_delivered() -> str:
     """Take in the variables that came in a file, secrets among them; return its path."""
+    if names.CLOUDJOB_DELIVERED in os.environ:
+        from jobentry import delivered
+
+        folder = os.environ[names.CLOUDJOB_DELIVERED]
+        try:
+            delivered.take(os.environ)
+        except OSError as error:
+            say(f"looking at what was delivered: {folder}: {error.strerror}")
     path = os.environ.pop(names.CLOUDJOB_ENV_FILE, "")
     if path:
         try:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from cloudjob import __version__
-from cloudjob.backends.modelarts import refusals, site as sites
+from cloudjob.backends.modelarts import refusals
+from cloudjob.backends.modelarts import site as sites
 from cloudjob.backends.modelarts.refusals import Refusal
 from cloudjob.backends.modelarts.sign import Asked, Keys, signed, signed_for_bucket
 from cloudjob.backends.modelarts.site import Site
@@ -79,7 +80,7 @@ class Client:
         self,
         site: Site,
         *,
-        patience: Patience = Patience(),  # noqa: B008 (a frozen value)
+        patience: Patience = Patience(),
         clock: Callable[[], float] = time.time,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
@@ -415,7 +416,9 @@ class Client:
         assert login is not None, "a site has keys or a login"
         user = {"name": login.user, "password": login.password, "domain": {"name": login.domain}}
         identity = {"methods": ["password"], "password": {"user": user}}
-        project = {"id": self._site.project_id} if self._site.project_id else {"name": self._site.region}
+        project = (
+            {"id": self._site.project_id} if self._site.project_id else {"name": self._site.region}
+        )
         scope = {"project": project}
         self._take_token(self._ask_for_token({"identity": identity, "scope": scope}, doing), doing)
 

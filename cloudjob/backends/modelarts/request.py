@@ -1,4 +1,4 @@
-"""What ModelArts is told of a job: the body of its create, and what lies beside the code. No I/O."""
+"""What ModelArts is told of a job: the body of its create, and what lies beside it. No I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudjob.errors import SpecError
 from cloudjob.spec import MASK, JobSpec, given, section
 from cloudjob.submission import Submission
 from jobentry.contract import env, names, variables
-from jobentry.contract.paths import DELIVERED_CODE, DELIVERED_ENV, DELIVERED_WORDS, JobPaths
+from jobentry.contract.paths import JobPaths
 
 HOME = "/home/ma-user"
 _JOB_DIR = f"{HOME}/modelarts/user-job-dir"
@@ -213,9 +213,9 @@ def _spec(submission: Submission, site: Site, options: Mapping[str, object]) -> 
     volumes = _tree(options, "volumes")
     if volumes:
         made["volumes"] = volumes
-    logs = str(options["log_export"]) or posixpath.dirname(submission.code_uri) + "/../logs"
+    logs = str(options["log_export"]) or _job_uri(submission) + "/logs"
     if logs != "none":
-        made["log_export_path"] = {"obs_url": folder_url(_joined(logs))}
+        made["log_export_path"] = {"obs_url": folder_url(logs)}
     hours = _auto_stop_hours(spec, options)
     if hours:
         made["auto_stop"] = {"time_unit": "HOURS", "duration": hours}
@@ -304,9 +304,7 @@ def _entry_fetches(submission: Submission) -> bool:
     return any(uri.startswith("s3://") for uri in submission.spec.inputs.values())
 
 
-def _environments(
-    submission: Submission, given: Mapping[str, str]
-) -> Iterator[Mapping[str, str]]:
+def _environments(submission: Submission, given: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     """Yield what each node would be given, for a dry run."""
     hosts = submissions.host_names(submission)
     for index in range(len(hosts)):
@@ -318,9 +316,7 @@ def _environments(
 # -- what is wrong ------------------------------------------------------------------------------
 
 
-def _problems(
-    submission: Submission, site: Site, options: Mapping[str, object]
-) -> Iterator[str]:
+def _problems(submission: Submission, site: Site, options: Mapping[str, object]) -> Iterator[str]:
     spec = submission.spec
     if not _is_obs(submission.code_uri):
         yield (
@@ -335,10 +331,14 @@ def _problems(
         yield "flavor: is missing (allowed one that `cloudjob doctor --backend modelarts` lists)"
     yield from _engine_problems(spec, options)
     yield from _word_problems(spec, options)
+    yield from _place_problems(submission)
+
+
+def _place_problems(submission: Submission) -> Iterator[str]:
     for name, uri in submission.outputs:
         if not _is_obs(uri):
             yield f"outputs.{name}: ModelArts keeps outputs in OBS only (given {given(uri)})"
-    for name, uri in spec.inputs.items():
+    for name, uri in submission.spec.inputs.items():
         if uri.startswith("file:"):
             yield f"inputs.{name}: no node has the files of this machine (given {given(uri)})"
 
@@ -389,9 +389,9 @@ def _bucket_path(uri: str) -> str:
     return uri.partition("://")[2].partition("?")[0]
 
 
-def _joined(uri: str) -> str:
-    scheme, _, path = uri.partition("://")
-    return f"{scheme}://{posixpath.normpath(path)}"
+def _job_uri(submission: Submission) -> str:
+    """Return the folder of the job; its code lies in the one that is brought to the nodes."""
+    return posixpath.dirname(posixpath.dirname(submission.code_uri))
 
 
 def _map(options: Mapping[str, object], key: str) -> Iterator[tuple[str, str]]:
@@ -429,6 +429,3 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-__all__ = ["DELIVERED_CODE", "DELIVERED_ENV", "DELIVERED_WORDS", "ModelArtsRequest", "build"]

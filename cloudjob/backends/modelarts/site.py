@@ -17,6 +17,8 @@ from cloudjob.errors import NotAuthorised, UsageError
 
 # What `cloudjob emulator up` leaves for the other commands, below the folder of cloudjob's state.
 EMULATOR_FILE = "emulator/endpoint.json"
+# Given as the endpoint: the emulator, whatever else is said.
+EMULATOR = "emulator"
 
 _KEY_VARIABLES = (
     ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN"),
@@ -99,22 +101,21 @@ def find(
     said = {name: str(options.get(name) or "") for name in _VARIABLES}
     for name, variables in _VARIABLES.items():
         said[name] = said[name] or next((environ[v] for v in variables if environ.get(v)), "")
-    file = _vendors_file(environ, user_home)
-    written = _read_file(file)
-    keys = _keys_of(environ)
-    login = _login(environ)
+    emulator = _emulator(state)
+    if emulator and said["endpoint"] in (EMULATOR, emulator["endpoint"]):
+        return _local(emulator, said, environ)
+    keys, login = _keys_of(environ), _login(environ)
+    path = _vendors_file(environ, user_home)
+    written = _read_file(path) if keys is None and login is None else {}
     if keys is None and login is None and not written:
-        emulator = _emulator(state)
-        if emulator and (not said["endpoint"] or said["endpoint"] == emulator["endpoint"]):
-            return _local(emulator, said)
+        if emulator and not said["endpoint"]:
+            return _local(emulator, said, environ)
         raise NotAuthorised("opening the backend modelarts: no credentials", hint=KEYS_HINT)
-    if keys is None and login is None:
-        keys = _keys_in(written)
-    else:
-        file = None
     for name in ("iam_endpoint", "region", "project_id"):
         said[name] = said[name] or written.get(name, "")
-    return _remote(said, keys, login, file, str(options.get("bucket") or ""))
+    if written:
+        return _remote(said, _keys_in(written), None, path, str(options.get("bucket") or ""))
+    return _remote(said, keys, login, None, str(options.get("bucket") or ""))
 
 
 def _remote(
@@ -142,13 +143,15 @@ def _remote(
     )
 
 
-def _local(emulator: Mapping[str, str], said: Mapping[str, str]) -> Site:
+def _local(
+    emulator: Mapping[str, str], said: Mapping[str, str], environ: Mapping[str, str]
+) -> Site:
     return Site(
-        endpoint=emulator["endpoint"],
+        endpoint=_url(emulator["endpoint"]),
         iam_endpoint=emulator["iam_endpoint"],
         region=said["region"] or emulator.get("region", ""),
         project_id=said["project_id"] or emulator["project_id"],
-        keys=Keys(emulator["access_key"], emulator["secret_key"]),
+        keys=_keys_of(environ) or Keys(emulator["access_key"], emulator["secret_key"]),
         store_uri=f"obs://{emulator.get('bucket', 'cloudjob')}?endpoint={emulator['s3_endpoint']}"
         f"&region={emulator.get('region') or 'local'}&addressing=path",
         default_image=emulator.get("image", ""),
@@ -218,7 +221,9 @@ def _read_file(path: Path) -> dict[str, str]:
 
 def _keys_in(section: Mapping[str, str]) -> Keys:
     if not (section.get("ak") and section.get("sk")):
-        raise NotAuthorised("opening the backend modelarts: the file has no ak and sk", hint=KEYS_HINT)
+        raise NotAuthorised(
+            "opening the backend modelarts: the file has no ak and sk", hint=KEYS_HINT
+        )
     return Keys(section["ak"], section["sk"], section.get("security_token", ""))
 
 
@@ -236,4 +241,6 @@ def _needed(said: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name in ("endpoint", "iam_endpoint", "s3_endpoint", "access_key", "secret_key"):
         yield name, said[name]
     yield "project_id", said["project_id"]
-    yield from ((name, said[name]) for name in ("region", "bucket", "image", "flavor") if name in said)
+    yield from (
+        (name, said[name]) for name in ("region", "bucket", "image", "flavor") if name in said
+    )

@@ -24,7 +24,7 @@ from jobentry.contract import names
 _LISTED = 1000
 
 
-def from_uri(uri: str) -> S3Store:
+def from_uri(uri: str, environ: Mapping[str, str] | None = None) -> S3Store:
     """Return the store of ``s3://bucket/prefix`` or ``obs://bucket/prefix``.
 
     The URI may end in options: ``?endpoint=URL&region=NAME&addressing=path|virtual&profile=NAME``.
@@ -35,7 +35,7 @@ def from_uri(uri: str) -> S3Store:
             f"open store {found.root}: botocore is not installed",
             hint="pip install 'cloudjob[s3]'",
         )
-    return S3Store(found)
+    return S3Store(found, environ=environ)
 
 
 class S3Store:

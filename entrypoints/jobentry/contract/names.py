@@ -46,6 +46,10 @@ CLOUDJOB_REMOTE_SHELL = "CLOUDJOB_REMOTE_SHELL"
 CLOUDJOB_SSH_KEY = "CLOUDJOB_SSH_KEY"
 # A file with more variables, secrets among them; the entry removes it when the job has ended.
 CLOUDJOB_ENV_FILE = "CLOUDJOB_ENV_FILE"
+# The folder of what the platform has brought: code, key and variables, found by their names.
+CLOUDJOB_DELIVERED = "CLOUDJOB_DELIVERED"
+# A folder that the platform keeps, where the head's record goes.
+CLOUDJOB_RECORD_DIR = "CLOUDJOB_RECORD_DIR"
 CLOUDJOB_ENV_NAMES = "CLOUDJOB_ENV_NAMES"
 CLOUDJOB_SECRET_NAMES = "CLOUDJOB_SECRET_NAMES"
 CLOUDJOB_INPUTS = "CLOUDJOB_INPUTS"
