@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudjob import outputs as kept
 from cloudjob import status as statuses
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, NativeStatus
@@ -130,24 +131,23 @@ class Job:
             self._backend.cancel(self.handle, is_urgent=is_urgent)
 
     def outputs(self) -> list[str]:
-        """Return the names of the files that the ranks left, relative to their folder."""
-        prefix = JobPaths(self.id).outputs + "/"
-        return sorted(key[len(prefix) :] for key in self._store.list(prefix))
+        """Return the names of the files that were kept, each behind the name of its output."""
+        return [file.name for place in self._places() for file in kept.find(place)]
 
     def fetch_outputs(self, folder: Path) -> list[Path]:
         """Copy every output below ``folder`` and return the files."""
-        paths = []
-        for name in self.outputs():
-            path = folder / name
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise StoreError(
-                    f"fetching outputs of {self.id} to {path.parent}: {error.strerror}"
-                ) from error
-            self._store.fetch(f"{JobPaths(self.id).outputs}/{name}", path)
-            paths.append(path)
-        return paths
+        return [path for place in self._places() for path in kept.fetch(place, folder)]
+
+    def _places(self) -> list[kept.Place]:
+        """Return where the outputs are: in the job's own store, or where the user said."""
+        below = self._store.uri(JobPaths(self.id).outputs) + "/"
+        uris: dict[str, str] = json.loads(self._record.spec_json)["outputs"]
+        return [
+            kept.Place(name, self._store, f"{JobPaths(self.id).outputs}/{name}/")
+            if uri == below + name
+            else kept.Place(name, open_store(uri), "")
+            for name, uri in sorted(uris.items())
+        ]
 
     def remove(self) -> None:
         """Leave nothing of this job: on its platform, in the store, and here."""

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from cloudjob.errors import SpecError
+from jobentry.contract import env
 
 BACKENDS = ("process", "docker", "modelarts")
 LAUNCHERS = ("mpirun",)
 ISOLATIONS = ("auto", "none")
+RESTORES = env.RESTORES
 
 MASK = "***"
 
@@ -81,8 +83,15 @@ FIELDS: tuple[Field, ...] = (
     Field(name="inputs", kind="map", default={}, flag="--input", metavar="NAME=URI",
           help="Objects brought to every node before the script starts; the variable NAME holds "
                "the path."),
+    Field(name="input_nodes", kind="map", default={}, flag="--input-nodes", metavar="NAME=NODES",
+          help="The nodes that need an input, like 0 or 0,2-3; by default all do."),
     Field(name="outputs", kind="map", default={}, flag="--output", metavar="NAME=URI",
-          help="Folders kept when the job ends; an empty URI is the job's own place in the store."),
+          help="Folders kept while the job runs and when it ends; an empty URI is the job's own "
+               "place in the store."),
+    Field(name="restore_outputs", kind="str", default="none", flag="--restore-outputs",
+          metavar="WHICH", allowed=RESTORES,
+          help="Which of the files that an earlier run left at an output's URI each node gets back "
+               "before the script starts: its own, or those of all nodes."),
     Field(name="image", kind="str", flag="--image", metavar="REF",
           help="The container image, for backends that run containers."),
     Field(name="flavor", kind="str", flag="--flavor", metavar="ID",
@@ -197,7 +206,9 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     inputs: Mapping[str, str] = field(default_factory=dict)
+    input_nodes: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
+    restore_outputs: str = "none"
     image: str = ""
     flavor: str = ""
     timeout_min: float = 0.0
@@ -213,7 +224,9 @@ class JobSpec:
             "name": self.name or default_name(self.script),
             "sections": _read_only({k: _read_only(v) for k, v in self.sections.items()}),
         }
-        frozen.update((name, _read_only(getattr(self, name))) for name in VARIABLE_FIELDS)
+        frozen.update(
+            (name, _read_only(getattr(self, name))) for name in (*VARIABLE_FIELDS, "input_nodes")
+        )
         for name, value in frozen.items():
             object.__setattr__(self, name, value)
 
@@ -268,6 +281,7 @@ def faults(spec: JobSpec) -> list[tuple[str, str]]:
         *_args_faults(spec.args),
         *_variable_faults(spec),
         *_collisions(spec),
+        *_input_nodes_faults(spec),
         *_section_faults(spec.sections),
     ]
 
@@ -437,6 +451,19 @@ def _collisions(spec: JobSpec) -> Iterator[tuple[str, str]]:
             if name in first:
                 yield f"{field_name}.{name}", f"is also in {first[name]} (allowed: each name once)"
             first.setdefault(name, field_name)
+
+
+def _input_nodes_faults(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    for name, text in spec.input_nodes.items():
+        key = f"input_nodes.{name}"
+        if name not in spec.inputs:
+            guess = nearest(name, spec.inputs)
+            allowed = ", ".join(spec.inputs) or "none, there are no inputs"
+            yield key, f"is no input{guess} (allowed {allowed})"
+        elif not env.is_list(text):
+            yield key, f"does not list nodes (given {given(text)}; allowed like 0 or 0,2-3)"
+        elif not any(env.is_listed(node, text) for node in range(spec.nodes)):
+            yield key, f"is none of the nodes (given {given(text)}; allowed 0 to {spec.nodes - 1})"
 
 
 def _section_faults(sections: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, str]]:

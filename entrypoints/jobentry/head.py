@@ -59,6 +59,8 @@ class Head:
         self._has_failed = False
         self._lost_nodes: list[Failure] = []
         self._stopped: Outcome | None = None
+        # When the job was cancelled, on the clock that never jumps.
+        self.stopped_at: float | None = None
         self._has_ended_mpirun = False
         self._was_signalled = False
         self.phases: list[tuple[int, str, float, float]] = []
@@ -84,7 +86,8 @@ class Head:
 
         A worker may still fail to leave its outputs.
         """
-        self._workers.end(outcome.exit_code, patience_s=self._node.start_timeout_s)
+        patience_s = max(self._node.start_timeout_s, self._node.output_limit_s)
+        self._workers.end(outcome.exit_code, patience_s=patience_s)
         troubles = [peer for peer in self._workers.peers if peer.trouble]
         if outcome.exit_code or not troubles:
             return outcome
@@ -277,6 +280,7 @@ class Head:
             code = exits.code_of_signal(number)
             message = f"cancelled: the job was sent {signal.Signals(number).name}"
             failure = Failure(signal=number, exit_code=code, message=message)
+            self.stopped_at = time.monotonic()
             self._stop(Outcome(code, "cancelled", failure))
 
     def _timed_out(self) -> None:

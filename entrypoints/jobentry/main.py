@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from types import FrameType
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 from jobentry import plan
 from jobentry.contract import env, exits, names, paths, variables
@@ -23,6 +23,10 @@ from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import mpirun
 from jobentry.output import say
+
+if TYPE_CHECKING:
+    from jobentry.outputs import Outputs
+    from jobentry.verdict import Outcome
 
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
 
@@ -32,6 +36,8 @@ Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, 
   --help      print this
 """
 _LAUNCHERS = ("mpirun",)
+# The least time to keep outputs in when the job was stopped.
+STOPPED_LIMIT_S = 10.0
 
 
 class EntryError(Exception):
@@ -48,6 +54,18 @@ class EntryError(Exception):
         self.code = code
         self.hint = hint
         self.cause = cause
+
+
+class Means(NamedTuple):
+    """What a node works with.
+
+    Args:
+        version: mpirun, asked for its version.
+    """
+
+    environment: Mapping[str, str]
+    version: subprocess.Popen[bytes] | None
+    outputs: Outputs
 
 
 class Options(NamedTuple):
@@ -180,17 +198,17 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> int:
         )
     where = paths.node_paths(os.environ, node)
     version = _start_version(os.environ.get("PATH", ""))
-    folder = _stage(node, where)
+    folder, kept = _stage(node, where)
     _check_script(folder, options.words[0])
     environment = _environment(node, where, folder)
     _make_node_dir(where, environment)
     server = _start_sshd(node, where)
+    means = Means(environment, version, kept)
+    kept.start()
     try:
         if node.is_head:
-            begun = (started_at, time.time())
-            return _lead(node, where, environment, version, options, begun)
-        keep = (server.pid,) if server else ()
-        return _serve(node, where, environment, version, options, keep)
+            return _lead(node, where, means, options, (started_at, time.time()))
+        return _serve(node, where, means, options, (server.pid,) if server else ())
     finally:
         if server is not None:
             server.terminate()
@@ -201,8 +219,7 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> int:
 def _serve(
     node: NodeEnv,
     where: NodePaths,
-    environment: Mapping[str, str],
-    version: subprocess.Popen[bytes] | None,
+    means: Means,
     options: Options,
     keep: tuple[int, ...],
 ) -> int:
@@ -210,39 +227,36 @@ def _serve(
     from jobentry.worker import Worker
 
     tools = plan.Tools(mpirun.Mpi("", ()), "", ())
-    _write_files(plan.make(node, environment, where, tools, options.words).files)
-    worker = Worker(node, where, lambda: _facts(node, version), keep)
+    _write_files(plan.make(node, means.environment, where, tools, options.words).files)
+    worker = Worker(node, where, lambda: _facts(node, means.version), keep)
+    worker.on_idle = means.outputs.hurry
     code = worker.run()
-    worker.leave(_upload(node, where))
+    worker.leave(_upload(node, means.outputs, worker.stopped_at))
     return code
 
 
 def _lead(
     node: NodeEnv,
     where: NodePaths,
-    environment: Mapping[str, str],
-    version: subprocess.Popen[bytes] | None,
+    means: Means,
     options: Options,
     begun: tuple[float, float],
 ) -> int:
     """Do the head's part: run the job, and leave its record."""
     from jobentry.head import Head
-    from jobentry.verdict import Outcome
 
-    tools = _tools(node, environment, version)
-    made = plan.make(node, environment, where, tools, options.words)
+    tools = _tools(node, means.environment, means.version)
+    made = plan.make(node, means.environment, where, tools, options.words)
     for note in made.notes:
         say(note)
     written = _write_files(made.files, keep=node.open_mpi.host_file)
-    head = Head(node, where, made, _facts(node, version))
+    head = Head(node, where, made, _facts(node, means.version))
     outcome = head.run()
     for path in written:
         _remove(path)
-    upload_error = _upload(node, where)
-    if upload_error and outcome.exit_code == 0:
-        failure = exits.Failure(0, node.host, exit_code=exits.ENTRY_FAILED, message=upload_error)
-        outcome = Outcome(exits.ENTRY_FAILED, "entry", failure)
-    outcome = head.end(outcome)
+    outcome = head.end(_with_outputs(outcome, node, _upload(node, means.outputs, head.stopped_at)))
+    if node.nodes > 1:
+        outcome = _with_outputs(outcome, node, means.outputs.clashes())
     record = exits.ExitRecord(
         job=node.job,
         exit_code=outcome.exit_code,
@@ -257,6 +271,14 @@ def _lead(
     )
     _leave_record(node.record_uri, record)
     return outcome.exit_code
+
+
+def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:
+    """Return how the job ended, now that its outputs are kept, or are not."""
+    if not problem or outcome.exit_code:
+        return outcome
+    failure = exits.Failure(0, node.host, exit_code=exits.ENTRY_FAILED, message=problem)
+    return outcome._replace(exit_code=exits.ENTRY_FAILED, cause="entry", failure=failure)
 
 
 # -- what the node has --------------------------------------------------------------------------
@@ -378,27 +400,24 @@ def _check_script(folder: str, script: str) -> None:
         )
 
 
-def _stage(node: NodeEnv, where: NodePaths) -> str:
-    """Bring code and inputs here, make room for outputs; return the folder of the code."""
-    from jobentry import objects, stage
+def _stage(node: NodeEnv, where: NodePaths) -> tuple[str, Outputs]:
+    """Bring code and inputs here, make room for outputs; return the folder of the code, and them.
+
+    Raises:
+        EntryError: Something cannot be brought, or an output could not be kept.
+    """
+    from jobentry import inputs, outputs, stage
 
     folder = _code_folder(node, where)
     try:
         if node.code_uri:
             stage.fetch_code(node.code_uri, node.code_digest, folder)
-        for _, uri in node.outputs:
-            # Told now, and not when hours of training are to be kept.
-            objects.path_of(uri)
-        for name, uri in node.inputs:
-            target = where.input(name)
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            if not os.path.lexists(target):
-                objects.fetch(uri, target)
-    except (stage.StageError, objects.ObjectError) as error:
-        raise EntryError(str(error)) from error
-    for name, _ in node.outputs:
-        os.makedirs(where.output(name), exist_ok=True)
-    return folder
+        inputs.stage(node, where, os.environ)
+        kept = outputs.Outputs(node, where)
+        kept.prepare()
+    except (stage.StageError, inputs.InputError, outputs.OutputError) as error:
+        raise EntryError(str(error), hint=getattr(error, "hint", "")) from error
+    return folder, kept
 
 
 def _start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | None:
@@ -470,19 +489,13 @@ def _remove(path: str) -> None:
 # -- what the node leaves -----------------------------------------------------------------------
 
 
-def _upload(node: NodeEnv, where: NodePaths) -> str:
+def _upload(node: NodeEnv, kept: Outputs, stopped_at: float | None) -> str:
     """Upload the outputs of this node; return what went wrong, in words."""
-    from jobentry import objects, stage
-
-    problems: list[str] = []
-    for name, uri in node.outputs:
-        try:
-            stage.upload(where.output(name), uri)
-        except (stage.StageError, objects.ObjectError, OSError) as error:
-            problems.append(f"uploading the output {name}: {error}")
-    for problem in problems:
-        say(problem)
-    return "; ".join(problems)
+    if stopped_at is None:
+        return kept.finish(node.output_limit_s)
+    # Who has stopped the job will not wait for long: what the ranks have left of the grace period.
+    left_s = node.grace_s - (time.monotonic() - stopped_at)
+    return kept.finish(max(STOPPED_LIMIT_S, left_s))
 
 
 def _entry_record(

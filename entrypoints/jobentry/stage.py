@@ -1,4 +1,4 @@
-"""What is staged in the container: the code before the ranks start, the outputs after they end."""
+"""What is staged in the container before the ranks start: the code."""
 
 from __future__ import annotations
 
@@ -67,42 +67,6 @@ def unpack(archive: str, digest: str, folder: str, *, limit_bytes: int = LIMIT_B
             _take_place(fresh, folder)
         finally:
             _remove(fresh)
-
-
-def upload(folder: str, uri: str) -> tuple[str, ...]:
-    """Put every file below ``folder`` under the URI ``uri`` and return the objects' URIs.
-
-    A link to a file is stored as that file; links to folders, pipes and sockets are passed over.
-
-    Raises:
-        StageError: Some files could not be stored; the others have been.
-    """
-    stored: list[str] = []
-    faults: list[str] = []
-    for name in sorted(_files_below(folder, faults)):
-        target = objects.uri_below(uri, name)
-        try:
-            objects.put(os.path.join(folder, name), target)
-        except objects.ObjectError as error:
-            faults.append(str(error))
-        else:
-            stored.append(target)
-    if faults:
-        raise StageError(f"upload outputs: {folder}: {'; '.join(faults)}")
-    return tuple(stored)
-
-
-def _files_below(folder: str, faults: list[str]) -> Iterator[str]:
-    """Yield the files' names relative to the folder; note the folders that cannot be read."""
-
-    def note(error: OSError) -> None:
-        faults.append(f"{error.filename}: {_came_back(error)}")
-
-    for parent, _, names in os.walk(folder, onerror=note):
-        for name in names:
-            path = os.path.join(parent, name)
-            if os.path.isfile(path):
-                yield os.path.relpath(path, folder)
 
 
 def _check_digest(file: IO[bytes], archive: str, digest: str) -> None:

@@ -49,6 +49,9 @@ class Worker:
         self._facts = facts
         self._code: int | None = None
         self._is_stopping = False
+        # When the job was stopped, on the clock that never jumps.
+        self.stopped_at: float | None = None
+        self.on_idle: Callable[[], None] = lambda: None
 
     def run(self) -> int:
         """Serve the head, and return the exit code of the job."""
@@ -59,6 +62,7 @@ class Worker:
             if self._is_stopping and not self._loop.ranks.running:
                 self._is_stopping = False
                 self._tell("idle")
+                self.on_idle()
         self._loop.close(self._keep)
         return self._code
 
@@ -107,6 +111,7 @@ class Worker:
             self._loop.ranks.pass_on(signal.SIGTERM)
         elif word == "stop":
             self._is_stopping = True
+            self.stopped_at = time.monotonic()
             self._loop.ranks.stop()
         elif word == "kill":
             self._loop.ranks.kill()
@@ -134,6 +139,7 @@ class Worker:
             self._loop.at("alone", self._node.grace_s + ABORT_S, lambda: self._leave(number))
 
     def _leave(self, number: int) -> None:
+        self.stopped_at = self.stopped_at or time.monotonic()
         self._code = exits.code_of_signal(number)
 
     def _head_never_came(self) -> None:

@@ -339,19 +339,37 @@ def test_outputs_of_a_failed_job_are_kept(cloud, tmp_path):
     assert cloud.cli("outputs", done.job).lines == [b"model/0", b"model/1"]
 
 
-@pytest.mark.parametrize("writer", [0, 1], ids=["head", "worker"])
-def test_outputs_that_cannot_be_kept_fail_the_job(cloud, writer):
-    """The ranks ended well, but what they made is lost: on which node, and why."""
-    script = cloud.script(
-        f'if rank == {writer}: open(os.environ["model"] + "/weights", "w").close()'
-    )
+def test_outputs_that_cannot_be_kept_are_told_before_the_start(cloud):
+    """Not after hours of training: nothing of the script has run."""
+    script = cloud.script('leave(f"ran-{rank}")')
 
     done = cloud.submit("--nodes", "2", "--output", "model=file:///proc/nowhere", script)
+
+    assert done.code == 125, done
+    assert "preparing the output model" in cloud.status(done.job)["failure"]["message"]
+    assert cloud.left() == {}
+
+
+@pytest.mark.parametrize("writer", [0, 1], ids=["head", "worker"])
+def test_outputs_that_cannot_be_kept_fail_the_job(cloud, tmp_path, writer):
+    """The ranks ended well, but what they made is lost: on which node, and why."""
+    (tmp_path / "kept").mkdir()
+    script = cloud.script(
+        f"""
+        if rank == {writer}:
+            os.mkdir(os.environ["model"] + "/deep")
+            open(os.environ["model"] + "/deep/weights", "w").close()
+            open("{tmp_path}/kept/deep", "w").close()
+        """
+    )
+
+    done = cloud.submit("--nodes", "2", "--output", f"model=file://{tmp_path}/kept", script)
 
     assert done.code == 125, done
     failure = cloud.status(done.job)["failure"]
     assert failure["node"] == writer
     assert "uploading the output model" in failure["message"]
+    assert "deep/weights" in failure["message"]
 
 
 def test_an_input_that_is_not_there_is_named(cloud, tmp_path):

@@ -214,7 +214,7 @@ def test_all_problems_of_the_environment_are_said(machine: Machine):
             "x.py",
             {"CLOUDJOB_INPUTS": '{"DATA": "file:///no/data"}'},
             125,
-            "fetch object: file:///no/data: no such file or directory",
+            "bringing the input DATA: find object: file:///no/data: no such file or directory",
             "",
         ),
     ],

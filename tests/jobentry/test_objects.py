@@ -77,7 +77,7 @@ def test_faults_are_told_apart(tmp_path: Path):
         assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/a", "/a", "file://a", "file:///a%00", ""])
+@pytest.mark.parametrize("uri", ["/a", "file://a", "file:///a%00", ""])
 def test_a_uri_of_another_kind_is_refused(uri: str):
     """The message shows what a URI looks like."""
     with pytest.raises(ObjectError, match="not a URI of the form file:///its/path"):

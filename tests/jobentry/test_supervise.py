@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -507,11 +508,23 @@ def test_outputs_are_uploaded(job: Job):
     assert (target / "a.txt").read_text() == "x"
 
 
-def test_outputs_that_cannot_be_uploaded_fail_the_job(job: Job):
-    """A model that is lost is no success."""
+def test_outputs_that_could_not_be_uploaded_are_told_before_the_start(job: Job):
+    """Not when hours of training are to be kept."""
     (job.folder / "store").touch()
     job.environ["CLOUDJOB_OUTPUTS"] = json.dumps({"MODEL": (job.folder / "store").as_uri()})
-    job.script("open(os.environ['MODEL'] + '/a.txt', 'w').write('x')\n")
+    job.script(UP)
+    (ended,) = job.run()
+
+    assert (ended.code, job.record["cause"]) == (125, "entry")
+    assert job.failure["message"].startswith("preparing the output MODEL: ")
+    assert UP not in ended.out
+
+
+def test_outputs_that_cannot_be_uploaded_fail_the_job(job: Job):
+    """A model that is lost is no success."""
+    store = job.folder / "store"
+    job.environ["CLOUDJOB_OUTPUTS"] = json.dumps({"MODEL": store.as_uri()})
+    job.script(f"open(os.environ['MODEL'] + '/a', 'w').write('x')\nos.mkdir('{store}/a')\n")
     (ended,) = job.run()
 
     assert (ended.code, job.record["cause"]) == (125, "entry")
@@ -678,13 +691,15 @@ def test_nodes_come_up_in_any_order(pair: Job, first: int, until: Callable[..., 
 
 def test_a_job_that_is_cancelled_while_it_is_staged(job: Job, until: Callable[..., None]):
     """Inputs can be large; whoever cancels then has a record, and nothing stays behind."""
-    os.mkfifo(job.folder / "slow")
     job.script("")
-    uri = (job.folder / "slow").as_uri()
-    entry = job.start(CLOUDJOB_INPUTS=json.dumps({"DATA": uri}))
-    until(lambda: (entry.folder / "modelarts" / "inputs").exists())
-    entry.send(signal.SIGTERM)
-    ended = entry.wait(10)
+    # It takes what is asked, and never says a word.
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        uri = "http://127.0.0.1:%d/data" % slow.getsockname()[1]
+        entry = job.start(CLOUDJOB_INPUTS=json.dumps({"DATA": uri}))
+        slow.settimeout(60)
+        with slow.accept()[0]:
+            entry.send(signal.SIGTERM)
+            ended = entry.wait(10)
 
     assert (ended.code, ended.err) == (143, "jobentry: cancelled: the job was sent SIGTERM\n")
     assert (job.record["exit_code"], job.record["cause"]) == (143, "cancelled")

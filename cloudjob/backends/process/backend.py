@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.spec import MASK, JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
+from jobentry.contract import names
 
 _SCHEME = "process://local/"
 _POLL_S = 0.01
@@ -105,7 +106,8 @@ class ProcessBackend:
         is_isolated = self._options.get("isolation", "auto") == "auto" and isolation.is_possible(
             "/etc/hosts"
         )
-        return build(submission, machine, folder, run_dir, is_isolated=is_isolated)
+        request = build(submission, machine, folder, run_dir, is_isolated=is_isolated)
+        return with_cache(request, str(self._home.parent / "cache"))
 
     def show(self, request: ProcessRequest) -> dict[str, Any]:
         """Return ``request`` as plain JSON values, secrets as ``***``."""
@@ -256,6 +258,14 @@ def build(
         nodes=tuple(nodes),
         secret_names=submission.hidden_names,
     )
+
+
+def with_cache(request: ProcessRequest, folder: str) -> ProcessRequest:
+    """Return ``request`` with nodes that share ``folder`` for the inputs of all jobs."""
+    nodes = tuple(
+        replace(node, env={names.CLOUDJOB_CACHE_DIR: folder, **node.env}) for node in request.nodes
+    )
+    return replace(request, nodes=nodes)
 
 
 def _address(node: int) -> str:

@@ -16,14 +16,18 @@ from jobentry.contract.names import (
     CLOUDJOB_CODE_URI,
     CLOUDJOB_ENV_NAMES,
     CLOUDJOB_GRACE_S,
+    CLOUDJOB_INPUT_NODES,
     CLOUDJOB_INPUTS,
     CLOUDJOB_JOB,
     CLOUDJOB_LAUNCHER,
     CLOUDJOB_NODE_DIR,
+    CLOUDJOB_OUTPUT_LIMIT_S,
+    CLOUDJOB_OUTPUT_SYNC_S,
     CLOUDJOB_OUTPUTS,
     CLOUDJOB_PROCS_PER_NODE,
     CLOUDJOB_RECORD_URI,
     CLOUDJOB_REMOTE_SHELL,
+    CLOUDJOB_RESTORE_OUTPUTS,
     CLOUDJOB_SECRET_NAMES,
     CLOUDJOB_SSH_KEY,
     CLOUDJOB_START_TIMEOUT_S,
@@ -52,7 +56,14 @@ from jobentry.contract.names import (
 DEFAULT_SSHD_PORT = 38888
 DEFAULT_GRACE_S = 10.0
 DEFAULT_START_TIMEOUT_S = 600.0
+DEFAULT_OUTPUT_SYNC_S = 30.0
+DEFAULT_OUTPUT_LIMIT_S = 3600.0
 
+# Which of the files that an earlier run left a node gets back: none, its own, or those of all.
+RESTORE_NONE, RESTORE_OWN, RESTORE_ALL = "none", "own", "all"
+RESTORES = (RESTORE_NONE, RESTORE_OWN, RESTORE_ALL)
+
+_LIST = re.compile(r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\Z", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -95,7 +106,11 @@ class NodeEnv(NamedTuple):
     env_names: tuple[str, ...] = ()
     secret_names: tuple[str, ...] = ()
     inputs: tuple[tuple[str, str], ...] = ()
+    input_nodes: tuple[tuple[str, str], ...] = ()
     outputs: tuple[tuple[str, str], ...] = ()
+    restore_outputs: str = RESTORE_NONE
+    output_sync_s: float = DEFAULT_OUTPUT_SYNC_S
+    output_limit_s: float = DEFAULT_OUTPUT_LIMIT_S
     grace_s: float = DEFAULT_GRACE_S
     timeout_s: float = 0.0
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
@@ -112,6 +127,16 @@ class NodeEnv(NamedTuple):
         return self.hosts[self.node]
 
     @property
+    def inputs_here(self) -> tuple[tuple[str, str], ...]:
+        """The inputs that this node needs."""
+        nodes = dict(self.input_nodes)
+        return tuple(
+            (name, uri)
+            for name, uri in self.inputs
+            if name not in nodes or is_listed(self.node, nodes[name])
+        )
+
+    @property
     def is_head(self) -> bool:
         """Whether mpirun runs here."""
         return self.node == 0
@@ -120,6 +145,20 @@ class NodeEnv(NamedTuple):
 def is_name(text: str) -> bool:
     """Whether ``text`` can name an environment variable."""
     return _NAME.match(text) is not None
+
+
+def is_list(text: str) -> bool:
+    """Whether ``text`` lists nodes: ``0``, ``0,2-3``."""
+    return _LIST.match(text) is not None
+
+
+def is_listed(node: int, text: str) -> bool:
+    """Whether a list of nodes has this one in it."""
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if int(first) <= node <= int(last or first):
+            return True
+    return False
 
 
 def is_carried(name: str, node: NodeEnv) -> bool:
@@ -157,7 +196,9 @@ def write(node: NodeEnv) -> dict[str, str]:
         CLOUDJOB_ENV_NAMES: " ".join(node.env_names),
         CLOUDJOB_SECRET_NAMES: " ".join(node.secret_names),
         CLOUDJOB_INPUTS: _pairs_text(node.inputs),
+        CLOUDJOB_INPUT_NODES: _pairs_text(node.input_nodes),
         CLOUDJOB_OUTPUTS: _pairs_text(node.outputs),
+        **_outputs_text(node),
         OPENMPI_HOST_FILE_PATH: node.open_mpi.host_file,
         TUNE_ENV_FILE: node.open_mpi.tune_file,
     }
@@ -197,7 +238,11 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
         env_names=reader.names(CLOUDJOB_ENV_NAMES),
         secret_names=reader.names(CLOUDJOB_SECRET_NAMES),
         inputs=reader.pairs(CLOUDJOB_INPUTS),
+        input_nodes=reader.lists(CLOUDJOB_INPUT_NODES),
         outputs=reader.pairs(CLOUDJOB_OUTPUTS),
+        restore_outputs=reader.word(CLOUDJOB_RESTORE_OUTPUTS, RESTORES),
+        output_sync_s=reader.seconds(CLOUDJOB_OUTPUT_SYNC_S, DEFAULT_OUTPUT_SYNC_S),
+        output_limit_s=reader.seconds(CLOUDJOB_OUTPUT_LIMIT_S, DEFAULT_OUTPUT_LIMIT_S),
         grace_s=reader.seconds(CLOUDJOB_GRACE_S, DEFAULT_GRACE_S),
         timeout_s=reader.seconds(CLOUDJOB_TIMEOUT_S, 0.0),
         start_timeout_s=reader.seconds(CLOUDJOB_START_TIMEOUT_S, DEFAULT_START_TIMEOUT_S),
@@ -291,6 +336,22 @@ class _Reader:
         self._names(name, tuple(value))
         return tuple(value.items())
 
+    def lists(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Return ``name`` as a JSON object of lists of nodes."""
+        pairs = self.pairs(name)
+        for key, text in pairs:
+            if not is_list(text):
+                self.problems.append(f"{name}: {key}: {_shown(text)!r} does not list nodes")
+        return pairs
+
+    def word(self, name: str, allowed: tuple[str, ...]) -> str:
+        """Return ``name`` as one of the words that are allowed, the first where it is not set."""
+        text = self.environ.get(name) or allowed[0]
+        if text not in allowed:
+            known = ", ".join(allowed)
+            self.problems.append(f"{name}={_shown(text)!r} is not known (allowed: {known})")
+        return text
+
     def hosts(self) -> tuple[str, ...]:
         """Return the job's nodes: listed, or made from its name as the platform does."""
         listed = self.environ.get(VC_WORKER_HOSTS, "")
@@ -342,6 +403,17 @@ def _number(value: float) -> str:
 
 def _pairs_text(pairs: tuple[tuple[str, str], ...]) -> str:
     return json.dumps(dict(pairs)) if pairs else ""
+
+
+def _outputs_text(node: NodeEnv) -> dict[str, str]:
+    """Say only what is not as usual: most jobs have no outputs, and ranks see these variables."""
+    usual = NodeEnv()
+    text = {
+        CLOUDJOB_RESTORE_OUTPUTS: (node.restore_outputs, usual.restore_outputs),
+        CLOUDJOB_OUTPUT_SYNC_S: (node.output_sync_s, usual.output_sync_s),
+        CLOUDJOB_OUTPUT_LIMIT_S: (node.output_limit_s, usual.output_limit_s),
+    }
+    return {name: str(value) for name, (value, default) in text.items() if value != default}
 
 
 def _open_mpi_text(open_mpi: OpenMpi) -> dict[str, str]:

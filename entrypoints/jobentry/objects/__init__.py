@@ -20,8 +20,9 @@ from jobentry.objects.base import (
     scheme_of,
     shown,
 )
+from jobentry.objects.directory import path_of, uri_of
 
-__all__ = ["Entry", "ObjectError", "ObjectMissing", "shown"]
+__all__ = ["Entry", "ObjectError", "ObjectMissing", "path_of", "shown", "uri_of"]
 
 _MODULES = {"http": "http", "https": "http", "s3": "s3", "obs": "s3"}
 
@@ -123,6 +124,11 @@ def list(prefix: str) -> Iterator[Entry]:
     """
     found: Iterator[Entry] = _module(prefix).listed(prefix)
     return found
+
+
+def is_folder(uri: str) -> bool:
+    """Whether the URI is that of a folder, which only ``file://`` has, and which may be empty."""
+    return scheme_of(uri) == "file" and os.path.isdir(path_of(uri))
 
 
 def uri_below(uri: str, name: str) -> str:

@@ -84,7 +84,8 @@ def _public(scheme: str, region: str) -> str:
     if not region:
         raise ObjectError(
             "find objects of obs://: nothing says in which region they are",
-            f"set {names.CLOUDJOB_S3_REGION}=cn-north-4 or the like, or {names.CLOUDJOB_S3_ENDPOINT}",
+            f"set {names.CLOUDJOB_S3_REGION}, to cn-north-4 for example,"
+            f" or {names.CLOUDJOB_S3_ENDPOINT}",
         )
     return f"https://obs.{region}.myhuaweicloud.com"
 

@@ -126,6 +126,14 @@ def fresh_file(path: str, size_bytes: int = 0) -> Iterator[int]:
         raise
 
 
+def make_folders(path: str) -> None:
+    """Make the folder of a file, and the ones above it."""
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
+
+
 def _reserve(descriptor: int, size_bytes: int) -> None:
     if not size_bytes:
         return

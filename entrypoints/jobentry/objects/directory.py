@@ -15,6 +15,7 @@ from jobentry.objects.base import (
     ObjectMissing,
     Tell,
     fresh_file,
+    make_folders,
     quiet,
     translated,
 )
@@ -57,7 +58,7 @@ def fetch(uri: str, path: str, sha256: str = "", tell: Tell = quiet) -> None:
         with translated("fetch object", uri):
             source = opened.enter_context(open(path_of(uri), "rb"))
         with translated("write file", path):
-            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            make_folders(path)
             target = opened.enter_context(fresh_file(path))
             _clone(source.fileno(), target, tell)
             found = _digest(target) if sha256 else ""
@@ -98,9 +99,7 @@ def write(data: bytes, uri: str) -> None:
 
 def copy(uri: str, target: str) -> None:
     """Make the object ``target`` the same as ``uri``."""
-    with translated("copy object", uri), open(path_of(uri), "rb") as source:
-        with _replacing(path_of(target)) as file:
-            _clone(source.fileno(), file.fileno(), quiet)
+    put(path_of(uri), target)
 
 
 def delete(uri: str) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import zlib
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, TypeVar
 
 from jobentry.objects import web
 from jobentry.objects.base import (
@@ -20,11 +20,14 @@ from jobentry.objects.base import (
     Tell,
     fresh_file,
     in_parallel,
+    make_folders,
     quiet,
     translated,
     write_all,
 )
 from jobentry.objects.listing import when
+
+Result = TypeVar("Result")
 
 # What is asked for at first: a small object comes whole, and of a large one we learn its size.
 _FIRST_BYTES = 2 * CHUNK_BYTES
@@ -178,16 +181,17 @@ def look(source: Source) -> Entry:
 def _fetch(source: Source, path: str, sha256: str, tell: Tell) -> None:
     first = _ask(source, "fetch object")
     with translated("write file", path):
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        with fresh_file(path, max(0, first.size_bytes)) as target:
-            with _Digest.chosen(source, first, sha256) as digest:
-                if first.data is None:
-                    _pour(source, _Target(target, path, tell), digest)
-                    return
-                write_all(target, memoryview(first.data), 0)
-                tell(len(first.data))
-                digest.update(first.data)
-                _fill(source, first, _Target(target, path, tell), digest)
+        make_folders(path)
+        room_bytes = max(0, first.size_bytes)
+        chosen = _Digest.chosen(source, first, sha256)
+        with fresh_file(path, room_bytes) as descriptor, chosen as digest:
+            target = _Target(descriptor, path, tell)
+            if first.data is None:
+                _pour(source, target, digest)
+                return
+            target.write(memoryview(first.data), 0)
+            digest.update(first.data)
+            _fill(source, first, target, digest)
 
 
 class _Target(NamedTuple):
@@ -215,7 +219,7 @@ def _fill(source: Source, first: _First, target: _Target, digest: _Digest) -> No
 class _Range:
     """A part of an object that is fetched; where it breaks, only what is missing comes again."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self, source: Source, tag: str, target: _Target, begin: int, end: int, stop: Stop
     ) -> None:
         self._source = source
@@ -292,8 +296,12 @@ def _ask(source: Source, doing: str) -> _First:
         return _exchange(source, doing, {}, take)
 
 
-def _exchange(source: Source, doing: str, headers: Mapping[str, str], take: web.Read[Any]) -> Any:
-    return source.exchange(Asked(doing, lambda: headers), take, web.Tries(web.patience()))
+def _exchange(
+    source: Source, doing: str, headers: Mapping[str, str], take: web.Read[Result]
+) -> Result:
+    asked = Asked(doing, lambda: headers)
+    result: Result = source.exchange(asked, take, web.Tries(web.patience()))
+    return result
 
 
 def _range(source: Source, begin: int, end: int, tag: str = "") -> dict[str, str]:

@@ -6,13 +6,12 @@ A URI holds the key percent-encoded, as ``file://`` holds a path.
 from __future__ import annotations
 
 import base64
-import calendar
 import hashlib
 import os
 import re
 import threading
 import time
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 from urllib.parse import quote, unquote
 
 from jobentry.objects import access, listing, remote, sign, web
@@ -20,14 +19,16 @@ from jobentry.objects.base import (
     CHUNK_BYTES,
     Entry,
     ObjectError,
+    ObjectMissing,
     Stop,
     Tell,
-    came_back,
     in_parallel,
     quiet,
     scheme_of,
     translated,
 )
+
+Result = TypeVar("Result")
 
 # Up to this size an object goes in one request.
 _SINGLE_BYTES = 8 * CHUNK_BYTES
@@ -123,7 +124,7 @@ def delete(uri: str) -> None:
     try:
         _call(_Call("DELETE", _object(uri)), _nothing, "delete object")
     except ObjectError as error:
-        if type(error) is not web.ObjectMissing:
+        if type(error) is not ObjectMissing:
             raise
 
 
@@ -228,7 +229,7 @@ def _complete(place: _Place, upload: str, tags: Sequence[str]) -> None:
     body = f"<CompleteMultipartUpload>{rows}</CompleteMultipartUpload>".encode("ascii")
     try:
         _call(_Call("POST", place, [("uploadId", upload)], body=body), _done, "put object")
-    except web.ObjectMissing:
+    except ObjectMissing:
         # Its answer was lost on the way, and the second time there is nothing left to complete.
         if look(place.uri).tag != _tag_of(tags):
             raise
@@ -290,13 +291,13 @@ _ahead_s = 0.0
 _lock = threading.Lock()
 
 
-def _call(call: _Call, take: web.Read[Any], doing: str, what: str = "") -> Any:
+def _call(call: _Call, take: web.Read[Result], doing: str, what: str = "") -> Result:
     return _exchange(lambda: call, take, doing, what or call.place.uri, web.Tries(web.patience()))
 
 
 def _exchange(
-    make: Callable[[], _Call], take: web.Read[Any], doing: str, what: str, tries: web.Tries
-) -> Any:
+    make: Callable[[], _Call], take: web.Read[Result], doing: str, what: str, tries: web.Tries
+) -> Result:
     """Make a request; where only the clock, the region or the keys were wrong, once more."""
     for is_last in (False, False, True):
         try:
@@ -352,7 +353,7 @@ def _headers(call: _Call, host: str, *, is_obs: bool) -> tuple[dict[str, str], s
 
 def _learnt(answer: web.Answer, bucket: str) -> bool:
     """Whether the answer says what was wrong with the way we asked, so that we can ask again."""
-    global _ahead_s  # noqa: PLW0603 (there is one clock)
+    global _ahead_s
     if answer.word in _EXPIRED:
         _keyring.forget()
         return True

@@ -60,9 +60,7 @@ def query_text(query: Sequence[tuple[str, str]]) -> str:
     return "&".join(f"{name}={value}" for name, value in pairs)
 
 
-def headers(
-    request: Request, keys: Keys, scope: Scope, payload: str = UNSIGNED
-) -> dict[str, str]:
+def headers(request: Request, keys: Keys, scope: Scope, payload: str = UNSIGNED) -> dict[str, str]:
     """Return the headers of ``request`` with those that sign it.
 
     Args:

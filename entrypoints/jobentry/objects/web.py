@@ -136,7 +136,7 @@ class Tries:
     def pause(self, at_least_s: float = 0.0) -> bool:
         """Wait before the next try; return whether there is one."""
         longest = min(self.patience.longest_pause_s, self.patience.pause_s * 2**self.count)
-        pause_s = max(at_least_s, random.uniform(longest / 2, longest))  # noqa: S311
+        pause_s = max(at_least_s, random.uniform(longest / 2, longest))
         self.count += 1
         if time.monotonic() + pause_s > self._until:
             return False
@@ -185,6 +185,8 @@ class Response:
             yield view[:count]
         if left:
             raise OSError(f"the answer ends {left} bytes early")
+        # Python before 3.12 does not notice by itself that this was all.
+        self._response.close()
 
     def rest(self) -> bytes:
         """Return what an error says, as far as it is worth reading."""
@@ -318,9 +320,11 @@ def _answer(connection: http.client.HTTPConnection, wire: Wire, patience: Patien
         target = wire.origin + target
     headers = {**wire.headers, **getattr(connection, "proxy_headers", {})}
     with _body(wire.body) as (body, size_bytes):
-        if size_bytes or wire.method in ("PUT", "POST"):
+        is_sent = size_bytes > 0 or wire.method in ("PUT", "POST")
+        if is_sent:
             headers["Content-Length"] = str(size_bytes)
-        connection.request(wire.method, target, body=body, headers=headers)
+        # A body without a length would be sent in chunks, even an empty one.
+        connection.request(wire.method, target, body=body if is_sent else None, headers=headers)
     return Response(connection.getresponse(), patience)
 
 
@@ -331,7 +335,7 @@ def _body(body: bytes | FileBody) -> Iterator[tuple[IO[bytes], int]]:
         yield io.BytesIO(body), len(body)
         return
     with translated("read file", body.path):
-        file = open(body.path, "rb")
+        file = open(body.path, "rb")  # noqa: SIM115 (only to open it is translated)
     with file:
         yield file, body.size_bytes
 
@@ -397,7 +401,7 @@ _contexts: dict[bool, ssl.SSLContext] = {}
 def _proxy(scheme: str, place: str) -> urllib.parse.SplitResult | None:
     """Return the proxy that the environment names for this server, as urllib would choose it."""
     text = urllib.request.getproxies_environment().get(scheme, "")
-    if not text or urllib.request.proxy_bypass_environment(place):
+    if not text or urllib.request.proxy_bypass_environment(place):  # type: ignore[attr-defined]
         return None
     return urllib.parse.urlsplit(text if "://" in text else "http://" + text)
 

@@ -1,0 +1,134 @@
+"""What a job has kept so far: read by the manifests of its nodes, so never half of anything."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from cloudjob.errors import StoreError
+from cloudjob.store.base import ObjectStore
+from jobentry.contract import manifest
+from jobentry.contract.manifest import Manifest
+
+_CHUNK_BYTES = 1024 * 1024
+# How often a set that is replaced while it is fetched is begun anew.
+_ROUNDS = 3
+
+
+class Place(NamedTuple):
+    """Where one output is kept.
+
+    Args:
+        name: What the job calls it.
+        prefix: What its keys in the store begin with, empty or up to a ``/``.
+    """
+
+    name: str
+    store: ObjectStore
+    prefix: str
+
+
+class Output(NamedTuple):
+    """One file of an output.
+
+    Args:
+        name: Its path, with the output's name in front.
+        digests: The SHA-256 that it may have: several when nodes wrote different files of a name.
+        modified_ns: When the script wrote it, nanoseconds since 1970.
+    """
+
+    name: str
+    key: str
+    size_bytes: int
+    digests: frozenset[str]
+    modified_ns: int
+
+
+def find(place: Place) -> list[Output]:
+    """Return the files that the manifests of all nodes name, in the order of their names.
+
+    Raises:
+        StoreError: The store or a manifest cannot be read.
+    """
+    found: dict[str, Output] = {}
+    for node in _manifests(place):
+        for kept in node.files:
+            other = found.get(kept.name)
+            digests = frozenset((kept.sha256,)) | (other.digests if other else frozenset())
+            found[kept.name] = Output(
+                f"{place.name}/{kept.name}",
+                place.prefix + kept.key,
+                kept.size_bytes,
+                digests,
+                kept.modified_ns,
+            )
+    return [found[name] for name in sorted(found)]
+
+
+def fetch(place: Place, folder: Path) -> list[Path]:
+    """Copy a set of files that belong together below ``folder``, and return their paths.
+
+    When the job keeps the next set meanwhile, that one is fetched.
+
+    Raises:
+        StoreError: A file cannot be fetched, or is not what its manifest says.
+    """
+    have: dict[str, frozenset[str]] = {}
+    files = find(place)
+    for left in reversed(range(_ROUNDS)):
+        try:
+            for file in files:
+                if have.get(file.name) != file.digests:
+                    _fetch(place, file, folder / file.name)
+                    have[file.name] = file.digests
+            return [folder / file.name for file in files]
+        except StoreError:
+            before, files = files, find(place)
+            if files == before or not left:
+                raise
+    raise AssertionError("the last round returns or raises")
+
+
+def _manifests(place: Place) -> Iterable[Manifest]:
+    folder = f"{place.prefix}{manifest.FOLDER}/"
+    for key in sorted(place.store.list(folder + "node-")):
+        if manifest.node_of(key[len(folder) :]) < 0:
+            continue
+        try:
+            yield manifest.load(place.store.get_bytes(key))
+        except manifest.ManifestError as error:
+            raise StoreError(
+                f"reading what was kept of {place.name}: {place.store.uri(key)}: {error}",
+                hint="was it written by another version of cloudjob?",
+            ) from error
+
+
+def _fetch(place: Place, file: Output, path: Path) -> None:
+    """Fetch one file, and let it have its name when its bytes are what they should be."""
+    fresh = path.with_name(f".cloudjob-tmp-{os.urandom(8).hex()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        place.store.fetch(file.key, fresh)
+        if _digest(fresh) not in file.digests:
+            raise StoreError(
+                f"fetching {file.name}: {place.store.uri(file.key)}: it is not what its manifest"
+                " says",
+                hint="another node or another job has written there; give each a place of its own",
+            )
+        os.utime(fresh, ns=(file.modified_ns, file.modified_ns))
+        fresh.replace(path)
+    except OSError as error:
+        raise StoreError(f"fetching {file.name} to {path}: {error.strerror}") from error
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> str:
+    sha256 = hashlib.sha256()
+    with path.open("rb") as file:
+        for chunk in iter(lambda: file.read(_CHUNK_BYTES), b""):
+            sha256.update(chunk)
+    return sha256.hexdigest()

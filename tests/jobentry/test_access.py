@@ -1,0 +1,134 @@
+"""How S3 and OBS are reached, by what the environment says."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from jobentry.objects import ObjectError, access
+from jobentry.objects.access import Access
+from jobentry.objects.sign import Keys
+
+CASES: dict[str, tuple[str, dict[str, str], Access]] = {
+    "aws": (
+        "s3",
+        {"AWS_REGION": "eu-west-1"},
+        Access("https://s3.eu-west-1.amazonaws.com", "eu-west-1", "virtual", False),
+    ),
+    "aws without a region": (
+        "s3",
+        {},
+        Access("https://s3.us-east-1.amazonaws.com", "us-east-1", "virtual", False),
+    ),
+    "obs by region": (
+        "obs",
+        {"CLOUDJOB_S3_REGION": "cn-north-4"},
+        Access("https://obs.cn-north-4.myhuaweicloud.com", "cn-north-4", "virtual", True),
+    ),
+    "obs of the platform": (
+        "obs",
+        {"S3_ENDPOINT": "https://obs.cn-north-4.myhuaweicloud.com", "S3_VERIFY_SSL": "0"},
+        Access("https://obs.cn-north-4.myhuaweicloud.com", "cn-north-4", "virtual", True, False),
+    ),
+    "s3 words for what is obs": (
+        "s3",
+        {"S3_ENDPOINT": "obs.cn-north-4.myhuaweicloud.com"},
+        Access("https://obs.cn-north-4.myhuaweicloud.com", "cn-north-4", "virtual", True),
+    ),
+    "the platform's word on certificates is of its own endpoint only": (
+        "s3",
+        {"AWS_ENDPOINT_URL": "https://minio.local:9000/", "S3_VERIFY_SSL": "0", "S3_ENDPOINT": "x"},
+        Access("https://minio.local:9000", "us-east-1", "path", False),
+    ),
+    "an address": (
+        "obs",
+        {"CLOUDJOB_S3_ENDPOINT": "http://127.0.0.1:9000"},
+        Access("http://127.0.0.1:9000", "us-east-1", "path", True),
+    ),
+    "cloudjob's word is the first": (
+        "s3",
+        {
+            "CLOUDJOB_S3_ENDPOINT": "http://minio:1",
+            "CLOUDJOB_S3_REGION": "r",
+            "CLOUDJOB_S3_ADDRESSING": "virtual",
+            "AWS_ENDPOINT_URL": "http://other",
+            "AWS_REGION": "other",
+        },
+        Access("http://minio:1", "r", "virtual", False),
+    ),
+}
+
+
+@pytest.mark.parametrize(("scheme", "environ", "expected"), CASES.values(), ids=CASES)
+def test_where_objects_are(scheme: str, environ: dict[str, str], expected: Access):
+    """Endpoint, region, addressing, whose it is, and whether it must prove it."""
+    assert access.access(environ, scheme) == expected
+
+
+def test_obs_without_a_region_is_nowhere():
+    """The message says which variable is missing."""
+    with pytest.raises(ObjectError) as caught:
+        access.access({}, "obs")
+
+    assert "CLOUDJOB_S3_REGION" in caught.value.hint
+
+
+def test_the_first_keys_count():
+    """Cloudjob's own before the user's before the platform's; half a pair is none."""
+    environ = {
+        "CLOUDJOB_S3_ACCESS_KEY": "a",
+        "AWS_ACCESS_KEY_ID": "b",
+        "AWS_SECRET_ACCESS_KEY": "c",
+        "AWS_SESSION_TOKEN": "d",
+        "ACCESS_KEY_ID": "e",
+        "SECRET_ACCESS_KEY": "f",
+    }
+
+    assert access.found(environ)[0] == Keys("b", "c", "d")
+    environ["CLOUDJOB_S3_SECRET_KEY"] = "s"
+    assert access.found(environ)[0] == Keys("a", "s", "")
+
+
+def test_keys_of_a_file(tmp_path: Path):
+    """The profile that is named; a file without it, or of another kind, has none."""
+    path = tmp_path / "credentials"
+    path.write_text(
+        "[default]\naws_access_key_id=a\naws_secret_access_key=b%c\n"
+        "[other]\naws_access_key_id = x\naws_secret_access_key = y\naws_session_token = z\n"
+    )
+    environ = {"AWS_SHARED_CREDENTIALS_FILE": str(path)}
+
+    assert access.found(environ)[0] == Keys("a", "b%c")
+    assert access.found({**environ, "AWS_PROFILE": "other"})[0] == Keys("x", "y", "z")
+    assert access.found({**environ, "AWS_PROFILE": "none"})[0] is None
+    path.write_bytes(b"\xff\0[")
+    assert access.found(environ)[0] is None
+
+
+def test_fresh_keys_in_the_environment_are_taken_at_once():
+    """Who puts new temporary keys there need not start anything again."""
+    ring = access.Keyring()
+    environ = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+
+    assert ring.keys(environ) == Keys("a", "b")
+    assert ring.keys({**environ, "AWS_ACCESS_KEY_ID": "c"}) == Keys("c", "b")
+
+
+def test_keys_of_a_file_are_read_again_when_the_server_refuses_them(tmp_path: Path):
+    """Otherwise once a minute is enough."""
+    path = tmp_path / "credentials"
+    environ = {"AWS_SHARED_CREDENTIALS_FILE": str(path)}
+    text = "[default]\naws_access_key_id={}\naws_secret_access_key=s\n"
+    path.write_text(text.format("old"))
+    ring = access.Keyring()
+    begun = time.monotonic()
+
+    assert ring.keys(environ) == Keys("old", "s")
+    path.write_text(text.format("new"))
+    still = ring.keys(environ)
+    ring.forget()
+
+    assert still == Keys("old", "s") or time.monotonic() - begun > 60
+    assert ring.keys(environ) == Keys("new", "s")

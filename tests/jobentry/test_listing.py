@@ -1,0 +1,136 @@
+"""Lists and faults of S3 in XML, as servers send them and as an enemy might."""
+
+from __future__ import annotations
+
+from urllib.parse import quote_plus
+from xml.sax.saxutils import escape
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobentry.objects import listing
+from jobentry.objects.listing import Found, XmlError
+
+NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
+
+
+def page(*rows: str, more: str = "") -> bytes:
+    """Return a list as a server sends it."""
+    text = f"<ListBucketResult {NAMESPACE}>{more}{''.join(rows)}</ListBucketResult>"
+    return b'<?xml version="1.0" encoding="UTF-8"?>\n' + text.encode()
+
+
+def row(key: str, size: int = 1, tag: str = '"0"') -> str:
+    """Return one object of a list."""
+    return (
+        f"<Contents><Key>{key}</Key><LastModified>2026-01-02T03:04:05.000Z</LastModified>"
+        f"<ETag>{escape(tag)}</ETag><Size>{size}</Size><Owner><ID>x</ID></Owner></Contents>"
+    )
+
+
+ANY = st.text(st.characters(codec="utf-8"), min_size=1)
+PLAIN = st.text(
+    st.characters(codec="utf-8", min_codepoint=0x20, exclude_characters="\x7f￾￿"),
+    min_size=1,
+)
+
+
+@given(st.lists(ANY))
+def test_encoded_keys_come_back_whatever_they_are(keys: list[str]):
+    """What XML cannot hold, a percent sign can."""
+    more = "<EncodingType>url</EncodingType><IsTruncated>false</IsTruncated>"
+    data = page(*(row(quote_plus(key)) for key in keys), more=more)
+
+    assert [found.key for found in listing.page(data).found] == keys
+
+
+@given(st.lists(PLAIN))
+def test_keys_that_are_not_encoded_are_taken_as_they_are(keys: list[str]):
+    """A server that does not say that it has encoded them has not: a plus is a plus."""
+    data = page(*(row(escape(key)) for key in keys))
+
+    assert [found.key for found in listing.page(data).found] == keys
+
+
+def test_what_an_object_is():
+    """Size, tag without its quotes, and time."""
+    assert listing.page(page(row("a", 7, '"abc-2"'))).found == (
+        Found("a", 7, "abc-2", 1767323045 * 10**9),
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "following"),
+    [
+        ("<IsTruncated>false</IsTruncated><NextMarker>x</NextMarker>", ""),
+        ("<IsTruncated>true</IsTruncated><NextMarker>x</NextMarker>", "x"),
+        (
+            "<IsTruncated>true</IsTruncated><NextContinuationToken>+/=</NextContinuationToken>",
+            "+/=",
+        ),
+        ("<IsTruncated>true</IsTruncated>", "last"),
+        (
+            "<EncodingType>url</EncodingType><IsTruncated>true</IsTruncated>"
+            "<NextMarker>a%2Bb</NextMarker>",
+            "a+b",
+        ),
+    ],
+)
+def test_where_the_next_part_begins(more: str, following: str):
+    """Version 2 has a token, version 1 a marker or else the last key."""
+    assert listing.page(page(row("first"), row("last"), more=more)).following == following
+
+
+HOSTILE = {
+    "nothing": b"",
+    "no xml": b"\xff\xfe\x00<",
+    "half": page(row("a"))[:-30],
+    "another thing": b"<Error><Code>X</Code></Error>",
+    "no size": page("<Contents><Key>a</Key></Contents>"),
+    "size of letters": page(row("a").replace("<Size>1", "<Size>one")),
+    "goes on nowhere": page(more="<IsTruncated>true</IsTruncated>"),
+    "too deep": b"<ListBucketResult>" + b"<a>" * 100_000,
+    "entities": (
+        b'<!DOCTYPE l [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+        b"<ListBucketResult>&b;</ListBucketResult>"
+    ),
+    "a file of ours": (
+        b'<!DOCTYPE l [<!ENTITY a SYSTEM "file:///etc/passwd">]>'
+        b"<ListBucketResult><Contents><Key>&a;</Key><Size>1</Size></Contents></ListBucketResult>"
+    ),
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_what_is_no_list_is_refused(data: bytes):
+    """It is not taken for an empty one, nor does it do any harm."""
+    with pytest.raises(XmlError):
+        listing.page(data)
+
+
+@given(st.binary())
+def test_no_bytes_do_harm(data: bytes):
+    """A fault that cannot be read is one without a name."""
+    assert listing.fault(data) == ("", "")
+
+
+def test_a_fault_has_a_code_and_a_message():
+    """As S3 and OBS send it."""
+    text = b"<Error><Code>NoSuchKey</Code><Message>none &lt;here&gt;</Message></Error>"
+
+    assert listing.fault(text) == ("NoSuchKey", "none <here>")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2026-01-02T03:04:05.678Z", 1767323045),
+        ("Fri, 02 Jan 2026 03:04:05 GMT", 1767323045),
+        ("yesterday", 0),
+        ("", 0),
+    ],
+)
+def test_times(text: str, seconds: int):
+    """Of a list, and of a header."""
+    assert listing.when(text) == seconds * 10**9

@@ -1,0 +1,387 @@
+"""Objects of a web server: redirects, ranges, another try, proxies, and secrets kept secret."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+
+from jobentry import objects
+from jobentry.objects import ObjectError, ObjectMissing, web
+
+DATA = bytes(range(256)) * 20_000
+SECRET = "X-Amz-Signature=c0ffee"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers as the server's ``answer`` says; by default with ``DATA``, in ranges."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *words: Any) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self.serve()
+
+    def do_PUT(self) -> None:
+        """Take an object."""
+        self.serve()
+
+    def serve(self) -> None:
+        """Note the request, and let the test answer it."""
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length)
+        server: Any = self.server
+        server.seen.append((self.command, self.path, dict(self.headers), body))
+        server.answer(self, len(server.seen))
+
+    def send(self, status: int, body: bytes = b"", **headers: str) -> None:
+        """Send an answer of known length."""
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def send_data(self) -> None:
+        """Send what was asked for of ``DATA``."""
+        asked = self.headers.get("Range")
+        if asked is None:
+            self.send(200, DATA, ETag='"1"')
+            return
+        first, _, last = asked.partition("=")[2].partition("-")
+        begin, end = int(first), min(int(last) + 1, len(DATA))
+        place = "bytes %d-%d/%d" % (begin, end - 1, len(DATA))
+        self.send(206, DATA[begin:end], Content_Range=place, ETag='"1"')
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    """A web server that answers as ``server.answer`` says."""
+    made: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made.daemon_threads = True
+    made.seen = []
+    made.answer = lambda handler, count: handler.send_data()
+    made.uri = "http://127.0.0.1:%d" % made.server_address[1]
+    thread = threading.Thread(target=made.serve_forever, args=(0.05,))
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up soon, and reach the server itself."""
+    quick = web.Patience(stall_s=4.0, total_s=4.0, pause_s=0.01, longest_pause_s=0.05)
+    monkeypatch.setattr(web, "patience", lambda: quick)
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
+def fetched(uri: str, folder: Path) -> bytes:
+    """Fetch an object and return its bytes; nothing but the file may be left."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / "got" / "it").unlink()
+    objects.fetch(uri, str(folder / "got" / "it"))
+    assert [path.name for path in (folder / "got").iterdir()] == ["it"]
+    return (folder / "got" / "it").read_bytes()
+
+
+def test_an_object_in_ranges(server: Any, tmp_path: Path):
+    """Whole, a part, and what the server says of it."""
+    uri = server.uri + "/a/b?" + SECRET
+
+    assert fetched(uri, tmp_path) == objects.read(uri) == DATA
+    assert objects.read_range(uri, 1000, 5) == DATA[1000:1005]
+    assert objects.look(uri) == objects.Entry("", uri, len(DATA), "1", 0)
+    assert {target for _, target, _, _ in server.seen} == {"/a/b?" + SECRET}
+
+
+def whole(handler: Handler, count: int) -> None:
+    """Answer as a server that knows no ranges."""
+    handler.send(200, DATA)
+
+
+def unknown(handler: Handler, count: int) -> None:
+    """Answer as a server that does not know how much will come."""
+    handler.send_response(200)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    for begin in range(0, len(DATA), 100_000):
+        piece = DATA[begin : begin + 100_000]
+        handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+    handler.wfile.write(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("answer", [whole, unknown])
+def test_a_server_without_ranges(server: Any, tmp_path: Path, answer: Callable[..., None]):
+    """All comes at once, of known length or not."""
+    server.answer = answer
+
+    assert fetched(server.uri + "/a", tmp_path) == objects.read(server.uri + "/a") == DATA
+    assert objects.read_range(server.uri + "/a", 300_000, 7) == DATA[300_000:300_007]
+
+
+def test_an_empty_object(server: Any, tmp_path: Path):
+    """Of which no range can be asked for."""
+    server.answer = lambda handler, count: (
+        handler.send(416, Content_Range="bytes */0")
+        if handler.headers.get("Range")
+        else handler.send(200)
+    )
+
+    assert fetched(server.uri + "/a", tmp_path) == objects.read(server.uri + "/a") == b""
+    assert objects.look(server.uri + "/a").size_bytes == 0
+
+
+def cut(handler: Handler) -> None:
+    """Announce everything and send a part."""
+    first = handler.headers.get("Range", "bytes=0-").partition("=")[2].partition("-")[0]
+    handler.send_response(206)
+    last = min(int(handler.headers["Range"].rpartition("-")[2]) + 1, len(DATA))
+    handler.send_header("Content-Length", str(last - int(first)))
+    handler.send_header("Content-Range", "bytes %s-%d/%d" % (first, last - 1, len(DATA)))
+    handler.end_headers()
+    handler.wfile.write(DATA[int(first) : int(first) + 300_000])
+    handler.close_connection = True
+
+
+def test_a_range_that_breaks_goes_on_where_it_broke(server: Any, tmp_path: Path):
+    """Nothing of what has come is asked for again."""
+    # The first answer is the beginning of the object; it comes from the start again.
+    server.answer = lambda handler, count: handler.send_data() if count in (1, 6) else cut(handler)
+
+    assert fetched(server.uri + "/a", tmp_path) == DATA
+    begins = [
+        int(headers["Range"].partition("=")[2].partition("-")[0])
+        for _, _, headers, _ in server.seen[1:]
+    ]
+    assert [later - before for before, later in zip(begins, begins[1:])] == [300_000] * 4
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_another_try_where_it_may_help(server: Any, tmp_path: Path, status: int):
+    """The server had only too much to do."""
+    server.answer = lambda handler, count: (
+        handler.send(status) if count % 2 else handler.send_data()
+    )
+
+    assert fetched(server.uri + "/a", tmp_path) == DATA
+
+
+def test_an_end_to_patience(server: Any, tmp_path: Path):
+    """How long, how often, and what to look at; what signs the URI is not shown."""
+    server.answer = lambda handler, count: handler.send(503)
+    uri = server.uri + "/a?" + SECRET
+    for act in (objects.read, lambda uri: fetched(uri, tmp_path)):
+        with pytest.raises(
+            ObjectError, match=r"503 Service Unavailable, for 4 s and \d+ tries$"
+        ) as caught:
+            act(uri)
+        assert f"{server.uri}/a?***: " in str(caught.value)
+        assert "CLOUDJOB_STORE_PATIENCE_S" in caught.value.hint
+        assert "c0ffee" not in str(caught.value) + caught.value.hint
+
+
+def test_a_server_that_stops_in_the_middle(server: Any, tmp_path: Path):
+    """Its silence counts as a break."""
+    stop = threading.Event()
+
+    def answer(handler: Handler, count: int) -> None:
+        if count == 1:
+            handler.send_response(206)
+            handler.send_header("Content-Length", "1000")
+            handler.send_header("Content-Range", "bytes 0-999/1000")
+            handler.end_headers()
+            handler.wfile.write(b"x")
+            stop.wait(30)
+            handler.close_connection = True
+        else:
+            handler.send_data()
+
+    server.answer = answer
+    found = fetched(server.uri + "/a", tmp_path)
+    stop.set()
+
+    assert found == DATA
+
+
+def test_nobody_listens(tmp_path: Path):
+    """The message says what came back."""
+    with pytest.raises(ObjectError, match=r"/a: connection refused, for 4 s"):
+        fetched("http://127.0.0.1:9/a", tmp_path)
+
+
+def test_what_is_not_there(server: Any, tmp_path: Path):
+    """It is not asked for twice, and told apart from what is refused."""
+    server.answer = lambda handler, count: handler.send(404 if "none" in handler.path else 403)
+
+    with pytest.raises(ObjectMissing, match=r"read object: .*/none: 404 Not Found$"):
+        objects.read(server.uri + "/none")
+    with pytest.raises(ObjectError, match=r"read object: .*/closed\?\*\*\*: 403 Forbidden$"):
+        objects.read(server.uri + "/closed?" + SECRET)
+    assert len(server.seen) == 2
+
+
+def test_an_object_that_is_replaced_while_it_is_read(server: Any, tmp_path: Path):
+    """Its halves are never put together; it is fetched anew, a few times."""
+    versions = iter(range(100))
+
+    def answer(handler: Handler, count: int) -> None:
+        first, last = handler.headers["Range"].partition("=")[2].split("-")
+        place = "bytes %s-%s/%d" % (first, last, len(DATA))
+        body = b"x" * (int(last) + 1 - int(first))
+        handler.send(206, body, Content_Range=place, ETag='"%d"' % next(versions))
+
+    server.answer = answer
+    with pytest.raises(ObjectError, match="it was replaced while it was read"):
+        fetched(server.uri + "/a", tmp_path)
+    assert list((tmp_path / "got").iterdir()) == []
+
+
+def test_the_digest_that_the_caller_knows(server: Any, tmp_path: Path):
+    """Other bytes never get the name."""
+    with pytest.raises(ObjectError, match=r"its digest is \w{64}, not 0{64}$"):
+        objects.fetch(server.uri + "/a", str(tmp_path / "it"), sha256="0" * 64)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_redirects(server: Any, tmp_path: Path):
+    """They are followed, to a relative place too, but not for ever and not anywhere."""
+    uri = server.uri
+
+    def answer(handler: Handler, count: int) -> None:
+        if handler.path == "/new":
+            handler.send_data()
+        elif handler.path == "/file":
+            handler.send(302, Location="file:///etc/passwd")
+        else:
+            handler.send(302, Location={"/old": "new", "/loop": uri + "/loop"}[handler.path])
+
+    server.answer = answer
+
+    assert fetched(uri + "/old", tmp_path) == DATA
+    with pytest.raises(ObjectError, match="more than 5 redirects"):
+        objects.read(uri + "/loop")
+    with pytest.raises(ObjectError, match="which is not as safe"):
+        objects.read(uri + "/file")
+
+
+def test_an_object_is_put(server: Any, tmp_path: Path):
+    """From a file or from memory, with its length, again where it breaks."""
+    server.answer = lambda handler, count: handler.send(503 if count % 2 else 200)
+    (tmp_path / "a").write_bytes(DATA)
+    objects.put(str(tmp_path / "a"), server.uri + "/a?" + SECRET)
+    objects.write(b"small", server.uri + "/b")
+    (tmp_path / "empty").touch()
+    objects.put(str(tmp_path / "empty"), server.uri + "/c")
+
+    taken = [(method, target, body) for method, target, _, body in server.seen[1::2]]
+    assert taken == [
+        ("PUT", "/a?" + SECRET, DATA),
+        ("PUT", "/b", b"small"),
+        ("PUT", "/c", b""),
+    ]
+
+
+def test_who_logs_in(server: Any):
+    """The name in the URI goes into a header, and into no message."""
+    server.answer = lambda handler, count: handler.send(403)
+    uri = server.uri.replace("//", "//user:pass%20word@")
+
+    with pytest.raises(ObjectError) as caught:
+        objects.read(uri + "/a")
+
+    assert "pass" not in str(caught.value)
+    assert server.seen[0][2]["Authorization"] == "Basic dXNlcjpwYXNzIHdvcmQ="
+
+
+def test_a_proxy(server: Any, monkeypatch: pytest.MonkeyPatch):
+    """The environment names it, and what goes around it."""
+    monkeypatch.setenv("http_proxy", server.uri.replace("//", "//me:secret@"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+    assert objects.read("http://far.example/a") == DATA
+    assert objects.read(server.uri + "/b") == DATA
+    targets = [target for _, target, _, _ in server.seen]
+    assert targets[0] == "http://far.example/a"
+    assert targets[-1] == "/b"
+    assert server.seen[0][2]["Proxy-Authorization"] == "Basic bWU6c2VjcmV0"
+    assert server.seen[0][2]["Host"] == "far.example"
+
+
+def test_connections_are_used_again(server: Any):
+    """To open one takes longer than a small object."""
+    ports = set()
+    server.answer = lambda handler, count: (
+        ports.add(handler.client_address[1]),
+        handler.send_data(),
+    )
+    for _ in range(5):
+        objects.read_range(server.uri + "/a", 0, 10)
+
+    assert len(ports) == 1
+    assert not any("Transfer-Encoding" in headers for _, _, headers, _ in server.seen)
+
+
+def test_a_connection_that_the_server_has_closed_meanwhile(server: Any):
+    """It is no fault and costs no pause."""
+
+    def answer(handler: Handler, count: int) -> None:
+        handler.send_data()
+        # Without a word of it in the answer.
+        handler.close_connection = True
+
+    server.answer = answer
+    for _ in range(3):
+        assert objects.read_range(server.uri + "/a", 0, 10) == DATA[:10]
+
+
+def test_a_full_disk_is_named(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The disk is at fault, not the line: nothing is tried again."""
+
+    def full(*words: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ObjectError, match=r"write file: .*: no space left on device$") as caught:
+        objects.fetch(server.uri + "/a", str(tmp_path / "it"))
+
+    assert "free some space" in caught.value.hint
+    assert len(server.seen) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://",
+        "http:///a",
+        "https://host/a b",
+        "https://host:port/a",
+        "https://hö/a",
+        "http://h\n",
+    ],
+)
+def test_what_is_no_uri(uri: str):
+    """It is told before anybody is asked."""
+    with pytest.raises(ObjectError, match="not a URI of the form"):
+        objects.check(uri)
+
+
+def test_a_web_server_has_no_lists(server: Any):
+    """The message says what has."""
+    with pytest.raises(ObjectError, match="does not say what it has"):
+        list(objects.list(server.uri + "/a/"))
