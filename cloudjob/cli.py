@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from cloudjob.job import Job
+    from cloudjob.layers import Kept
     from cloudjob.package import CodePackage
     from cloudjob.pipeline import Preview
     from cloudjob.spec import Field
@@ -78,7 +79,7 @@ def _submit(options: argparse.Namespace) -> int:
     if options.dry_run:
         _print_preview(pipeline.preview(spec, _home()), is_json=options.json)
         return 0
-    job = pipeline.submit(spec, _home(), tell=_tell_package)
+    job = pipeline.submit(spec, _home(), tell=_tell_package, tell_sent=_tell_sent)
     if options.detach:
         if options.json:
             _print_json(_status_json(job.status()))
@@ -412,6 +413,18 @@ def _tell_package(package: CodePackage) -> None:
         _say(f"… and {len(secrets) - _SHOWN_LEFT_OUT} more; `--dry-run` lists them all")
 
 
+def _tell_sent(package: CodePackage, kept: Kept) -> None:
+    whole = _size(sum(layer.size_bytes for layer in kept.layers))
+    words = "1 layer new" if kept.sent_layers else "nothing new"
+    _say(f"sent {_size(kept.sent_bytes)} of {whole}, {words}: {package.files} file(s)")
+
+
+def _size(size_bytes: int) -> str:
+    from cloudjob.package.words import size_text
+
+    return size_text(size_bytes)
+
+
 def _status_json(status: JobStatus) -> dict[str, Any]:
     from cloudjob.status import to_json
 
@@ -562,10 +575,12 @@ def _spec_flags(parser: Any) -> None:
         if not field.flag:
             continue
         names = [field.short, field.flag] if field.short else [field.flag]
-        action = "append" if field.kind in ("map", "secrets") else "store"
-        parser.add_argument(
-            *names, dest=field.name, action=action, metavar=field.metavar, help=_escaped(field)
-        )
+        if field.const:
+            kind: dict[str, Any] = {"action": "store_const", "const": field.const}
+        else:
+            action = "append" if field.kind in ("map", "secrets") else "store"
+            kind = {"action": action, "metavar": field.metavar}
+        parser.add_argument(*names, dest=field.name, help=_escaped(field), **kind)
     parser.add_argument(
         "--env-file", action="append", metavar="FILE", help="read variables from FILE"
     )

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -15,18 +15,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from cloudjob import layers
 from cloudjob import submission as submissions
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, Check
 from cloudjob.errors import CloudJobError, NotReady, SpecError
 from cloudjob.home import records_path, store_uri
 from cloudjob.job import Job
-from cloudjob.package import CodePackage, pack
+from cloudjob.layers import Claim, Kept, Missing
+from cloudjob.package import CodePackage, Memory, Options, cache, pack
 from cloudjob.records import JobRecord, Records
 from cloudjob.spec import JobSpec, masked, section
 from cloudjob.store import open_store
 from cloudjob.store.base import ObjectStore
-from cloudjob.submission import Submission, prepare
+from cloudjob.submission import Code, Submission, prepare
+from jobentry.contract.packages import Layer
 from jobentry.contract.paths import JobPaths
 
 _MB = 1_000_000
@@ -41,6 +44,7 @@ def submit(
     home: Path,
     *,
     tell: Callable[[CodePackage], None] = lambda _: None,
+    tell_sent: Callable[[CodePackage, Kept], None] = lambda *_: None,
     warn: Callable[[Check], None] = lambda _: None,
 ) -> Job:
     """Send ``spec`` to its backend and return the running job.
@@ -48,24 +52,33 @@ def submit(
     Args:
         home: The folder of cloudjob's state on this machine.
         tell: Called with the package before it is sent.
+        tell_sent: Called with what was sent of it.
         warn: Called with what does not look well and need not be.
 
     Raises:
-        CloudJobError: Whatever stands in the way; then nothing was started and nothing is left.
+        CloudJobError: Whatever stands in the way; then nothing was started, and nothing is left but
+            layers, which the next submit uses and ``cloudjob store gc`` removes.
     """
     job = new_id(spec.name)
     paths = JobPaths(job)
     backend = _open_backend(spec, home)
     uri, store = _open_store(spec, backend, home)
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch, Records(records_path(home)) as db:
-        package = _pack(spec, Path(scratch))
+        package = _pack(spec, home, Path(scratch), uri, _remembered(spec, home, uri))
         tell(package)
-        submission = _prepare(spec, paths, store, package, backend)
-        request = backend.build(submission)
+        # What a platform cannot do is said before anything is sent.
+        backend.build(_prepare(spec, paths, store, package, package.layers))
         _check(backend.checks(spec, uri), warn)
-        with _undone(store, db, job):
-            _put(store, paths, package, submission, backend.companions(request))
+        with _undone(store, db, job), Claim(store, job) as claim:
+            package, kept = _keep(spec, home, uri, Path(scratch), claim, package)
+            submission = _prepare(spec, paths, store, package, kept.layers)
+            request = backend.build(submission)
+            # Known here before it is there: whatever a submit leaves that is killed is a job's.
             db.add(_record(submission, package, uri))
+            claim.check()
+            _put(store, paths, submission, layers.descriptor(package, kept.layers))
+            _bring(store, paths, kept, backend.companions(request))
+            tell_sent(package, kept)
             handle = backend.send(request)
             db.update(job, handle=handle)
             record = db.get(job)
@@ -89,10 +102,10 @@ class Preview:
 def preview(spec: JobSpec, home: Path) -> Preview:
     """Return what ``submit`` would do, and do nothing."""
     backend = _open_backend(spec, home)
-    _, store = _open_store(spec, backend, home)
+    uri, store = _open_store(spec, backend, home)
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch:
-        package = _pack(spec, Path(scratch))
-    submission = _prepare(spec, JobPaths(new_id(spec.name)), store, package, backend)
+        package = _pack(spec, home, Path(scratch), uri, _remembered(spec, home, uri))
+    submission = _prepare(spec, JobPaths(new_id(spec.name)), store, package, package.layers)
     request = backend.build(submission)
     return Preview(
         package=package,
@@ -130,12 +143,19 @@ def new_id(name: str) -> str:
     return f"{letters.strip('-')[:30].strip('-') or 'job'}-{tail}"
 
 
-def _pack(spec: JobSpec, scratch: Path) -> CodePackage:
+def _pack(spec: JobSpec, home: Path, scratch: Path, uri: str, memory: Memory) -> CodePackage:
     return pack(
         Path(spec.source),
-        scratch / "code.tar",
+        scratch / "layer",
         script=spec.script,
         limit_bytes=int(spec.source_limit_mb * _MB),
+        options=Options(
+            # To a folder copying is quicker than deflating; to all else the way is long.
+            is_compressed=not uri.startswith("file:"),
+            follow_links=spec.links == "follow",
+            cache_folder=home / "packages",
+        ),
+        memory=memory,
     )
 
 
@@ -150,26 +170,43 @@ def _open_store(spec: JobSpec, backend: Backend[Any], home: Path) -> tuple[str, 
     return uri, open_store(uri, {**keys, **os.environ})
 
 
+def _keep(
+    spec: JobSpec, home: Path, uri: str, scratch: Path, claim: Claim, package: CodePackage
+) -> tuple[CodePackage, Kept]:
+    """Send what is new, and remember it; send everything when the store has lost something."""
+    try:
+        kept = claim.keep(package)
+    except Missing:
+        package = _pack(spec, home, scratch, uri, Memory())
+        kept = claim.keep(package)
+    path = cache.path_of(home, Path(spec.source), uri)
+    cache.save(path, cache.with_layers(package.memory, kept.layers))
+    return package, kept
+
+
+def _remembered(spec: JobSpec, home: Path, uri: str) -> Memory:
+    return cache.load(cache.path_of(home, Path(spec.source), uri))
+
+
 def _prepare(
     spec: JobSpec,
     paths: JobPaths,
     store: ObjectStore,
     package: CodePackage,
-    backend: Backend[Any],
+    code_layers: tuple[Layer, ...],
 ) -> Submission:
     submission = prepare(
         spec,
         paths.job,
-        code_uri=store.uri(_code_key(paths, backend)),
-        code_digest=package.digest,
+        code=Code(
+            uri=store.uri(paths.code),
+            digest=package.digest,
+            layers=tuple(store.uri(layer.key) for layer in code_layers),
+        ),
         record_uri=store.uri(paths.record),
         outputs_uri=store.uri(paths.outputs),
     )
     return replace(submission, access=store.access())
-
-
-def _code_key(paths: JobPaths, backend: Backend[Any]) -> str:
-    return paths.brought_code if backend.brings_code else paths.code
 
 
 def _check(checks: Iterable[Check], warn: Callable[[Check], None]) -> None:
@@ -186,21 +223,30 @@ def _check(checks: Iterable[Check], warn: Callable[[Check], None]) -> None:
         warn(check)
 
 
-def _put(
-    store: ObjectStore,
-    paths: JobPaths,
-    package: CodePackage,
-    submission: Submission,
-    companions: Mapping[str, bytes],
+def _put(store: ObjectStore, paths: JobPaths, submission: Submission, descriptor: bytes) -> None:
+    store.put_bytes(_text(submission), paths.submission)
+    store.put_bytes(descriptor, paths.code)
+
+
+def _bring(
+    store: ObjectStore, paths: JobPaths, kept: Kept, companions: Mapping[str, bytes]
 ) -> None:
-    """Put everything of a job into its store; side by side, as each object costs a round trip."""
-    small = {f"{paths.node}/{name}": data for name, data in companions.items()}
-    small[paths.submission] = _text(submission)
-    code = paths.brought_code if companions else paths.code
+    """Lay the package and what goes with it into the folder that the platform brings to the nodes.
+
+    Within the store, so that a layer which is there is not sent again; and side by side, as each
+    object costs a round trip.
+    """
+    if not companions:
+        return
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        sent = [pool.submit(store.put, package.path, code)]
-        sent += [pool.submit(store.put_bytes, data, key) for key, data in small.items()]
-        for one in sent:
+        asked: list[Future[Any]] = [
+            pool.submit(store.put_bytes, data, f"{paths.node}/{name}")
+            for name, data in companions.items()
+        ]
+        copies = [(paths.code, paths.brought_code)]
+        copies += [(layer.key, f"{paths.node}/{layer.key}") for layer in kept.layers]
+        asked += [pool.submit(store.copy, key, target) for key, target in copies]
+        for one in asked:
             one.result()
 
 
@@ -230,7 +276,7 @@ def _record(submission: Submission, package: CodePackage, store: str) -> JobReco
         nodes=spec.nodes,
         procs_per_node=spec.procs_per_node,
         created_at=now.replace("+00:00", "Z"),
-        code_uri=submission.code_uri,
+        code_uri=submission.code.uri,
         code_digest=package.digest,
         code_size_bytes=package.size_bytes,
         code_files=package.files,

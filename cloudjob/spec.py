@@ -41,6 +41,7 @@ class Field:
             it stands.
         flag: The option that sets it; empty for what only files set and for positional words.
         allowed: The words it may hold; empty for any.
+        const: The word that the flag stands for, when it takes none itself.
         least: The smallest number allowed.
         most: The largest number allowed.
     """
@@ -53,6 +54,7 @@ class Field:
     flag: str = ""
     short: str = ""
     allowed: tuple[str, ...] = ()
+    const: str = ""
     least: float | None = None
     most: float | None = None
 
@@ -106,6 +108,10 @@ FIELDS: tuple[Field, ...] = (
           help="Where code and outputs are kept; by default a folder below $CLOUDJOB_HOME."),
     Field(name="source_limit_mb", kind="float", default=100.0, flag="--source-limit-mb",
           metavar="MB", least=0, help="The largest source folder that is packed, in megabytes."),
+    Field(name="links", kind="str", default="keep", flag="--follow-links", const="follow",
+          allowed=("keep", "follow"),
+          help="follow: links that lead out of the source are packed as what they lead to; without "
+               "it they are refused."),
 )
 
 SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
@@ -216,6 +222,7 @@ class JobSpec:
     grace_s: float = 10.0
     store: str = ""
     source_limit_mb: float = 100.0
+    links: str = "keep"
     sections: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

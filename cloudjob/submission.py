@@ -12,13 +12,26 @@ from jobentry.contract.env import NodeEnv, OpenMpi
 
 
 @dataclass(frozen=True, slots=True)
+class Code:
+    """Where the package lies.
+
+    Args:
+        uri: Its descriptor.
+        digest: ``sha256:`` and 64 hex digits, of the tree.
+        layers: The URIs of its layers, from the oldest to the newest.
+    """
+
+    uri: str
+    digest: str
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """A job made ready to send.
 
     Args:
         job: The job's id, unique among all jobs, fit for a host name.
-        code_uri: Where the package lies.
-        code_digest: ``sha256:`` and 64 hex digits.
         record_uri: Where the head leaves its record.
         outputs: The output folders, each with the place where it is kept.
         access: The variables with which an entry reaches the store: as secret as secrets, but not
@@ -27,8 +40,7 @@ class Submission:
 
     spec: JobSpec
     job: str
-    code_uri: str
-    code_digest: str
+    code: Code
     record_uri: str
     outputs: tuple[tuple[str, str], ...]
     access: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -40,14 +52,13 @@ class Submission:
 
 
 def prepare(
-    spec: JobSpec, job: str, *, code_uri: str, code_digest: str, record_uri: str, outputs_uri: str
+    spec: JobSpec, job: str, *, code: Code, record_uri: str, outputs_uri: str
 ) -> Submission:
     """Return ``spec`` ready to send; an output without a place gets one below ``outputs_uri``."""
     return Submission(
         spec=spec,
         job=job,
-        code_uri=code_uri,
-        code_digest=code_digest,
+        code=code,
         record_uri=record_uri,
         outputs=tuple((name, uri or f"{outputs_uri}/{name}") for name, uri in spec.outputs.items()),
     )
@@ -62,8 +73,8 @@ def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeE
         hosts=hosts,
         slots=spec.procs_per_node,
         launcher=spec.launcher,
-        code_uri=submission.code_uri,
-        code_digest=submission.code_digest,
+        code_uri=submission.code.uri,
+        code_digest=submission.code.digest,
         record_uri=submission.record_uri,
         env_names=tuple(spec.env),
         secret_names=tuple(spec.secrets),
@@ -135,7 +146,7 @@ def show(submission: Submission) -> dict[str, Any]:
         "timeout_min": spec.timeout_min,
         "retries": spec.retries,
         "grace_s": spec.grace_s,
-        "code": {"uri": submission.code_uri, "digest": submission.code_digest},
+        "code": {"uri": submission.code.uri, "digest": submission.code.digest},
     }
 
 

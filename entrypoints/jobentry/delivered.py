@@ -26,13 +26,14 @@ def take(environ: MutableMapping[str, str]) -> None:
     from jobentry.objects.directory import uri_of
 
     folder = os.path.abspath(environ.pop(names.CLOUDJOB_DELIVERED))
-    found = set(os.listdir(folder))
-    if paths.DELIVERED_ENV in found:
+    os.listdir(folder)
+    if os.path.exists(os.path.join(folder, paths.DELIVERED_ENV)):
         with open(os.path.join(folder, paths.DELIVERED_ENV), "rb") as file:
             environ.update(variables.load(file.read()))
     for name, variable in _PLACES:
-        if name in found:
-            environ.setdefault(variable, uri_of(os.path.join(folder, name)))
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            environ.setdefault(variable, uri_of(path))
     kept = environ.pop(names.CLOUDJOB_RECORD_DIR, "")
     if kept:
         environ.setdefault(names.CLOUDJOB_RECORD_URI, uri_of(os.path.join(kept, paths.RECORD)))

@@ -406,16 +406,16 @@ def _stage(node: NodeEnv, where: NodePaths) -> tuple[str, Outputs]:
     Raises:
         EntryError: Something cannot be brought, or an output could not be kept.
     """
-    from jobentry import inputs, outputs, stage
+    from jobentry import inputs, outputs, unpack
 
     folder = _code_folder(node, where)
     try:
         if node.code_uri:
-            stage.fetch_code(node.code_uri, node.code_digest, folder)
+            unpack.fetch_code(node.code_uri, node.code_digest, folder)
         inputs.stage(node, where, os.environ)
         kept = outputs.Outputs(node, where)
         kept.prepare()
-    except (stage.StageError, inputs.InputError, outputs.OutputError) as error:
+    except (unpack.UnpackError, inputs.InputError, outputs.OutputError) as error:
         raise EntryError(str(error), hint=getattr(error, "hint", "")) from error
     return folder, kept
 

@@ -21,7 +21,7 @@ from cloudjob.backends.docker import delivery, engine, logs, request, share, sta
 from cloudjob.errors import BackendError, SpecError, UsageError
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
-from cloudjob.submission import Submission
+from cloudjob.submission import Code, Submission
 from jobentry.contract import env, variables
 
 ROOT = Path(__file__).parents[2]
@@ -45,8 +45,11 @@ def submission(**values) -> Submission:
     return Submission(
         spec=JobSpec(**spec),
         job="train-2345678b",
-        code_uri="file:///home/me/st%20ore/train-2345678b/code.tar",
-        code_digest="sha256:" + "0" * 64,
+        code=Code(
+            uri="file:///home/me/st%20ore/train-2345678b/code.json",
+            digest="sha256:" + "0" * 64,
+            layers=("file:///home/me/st%20ore/layers/" + "1" * 64,),
+        ),
         record_uri="file:///home/me/st%20ore/train-2345678b/exit.json",
         outputs=(("OUT", "file:///home/me/st%20ore/train-2345678b/outputs/OUT"),),
     )
@@ -98,11 +101,8 @@ def test_a_store_that_is_no_folder_is_not_mounted():
     """Only what lies on this machine is shared with the containers."""
     made = request.build(
         Submission(
-            **{
-                name: getattr(submission(inputs={}), name)
-                for name in ("spec", "job", "code_digest")
-            },
-            code_uri="s3://bucket/job/code.tar",
+            **{name: getattr(submission(inputs={}), name) for name in ("spec", "job")},
+            code=Code("s3://bucket/job/code.json", "sha256:0", ("s3://bucket/layers/1",)),
             record_uri="s3://bucket/job/exit.json",
             outputs=(("OUT", "s3://bucket/job/outputs/OUT"), ("HERE", "file:///mine")),
         ),
@@ -331,7 +331,7 @@ def test_a_folder_is_opened_only_behind_a_guard(tmp_path):
     """Where users are mapped, the folder is open to all, but only we can get to it."""
     folder = tmp_path / "job"
     folder.mkdir(mode=0o700)
-    (folder / "code.tar").touch(mode=0o600)
+    (folder / "code.json").touch(mode=0o600)
 
     tmp_path.chmod(0o755)
     with pytest.raises(BackendError, match="anybody on this machine could enter"):
@@ -340,7 +340,7 @@ def test_a_folder_is_opened_only_behind_a_guard(tmp_path):
     share.open_folder(folder, maps_users=True)
 
     assert folder.stat().st_mode & 0o777 == 0o777
-    assert (folder / "code.tar").stat().st_mode & 0o777 == 0o666
+    assert (folder / "code.json").stat().st_mode & 0o777 == 0o666
 
 
 # --- images

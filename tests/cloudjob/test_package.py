@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import socket
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +16,17 @@ import numpy as np
 import pathspec  # noqa: F401 (imported here, because another user may not read site-packages)
 import pytest
 
-from cloudjob import package
 from cloudjob.errors import PackageError
-from cloudjob.package import CodePackage, LeftOut, pack, scan
+from cloudjob.package import CodePackage, LeftOut, Options, layer, pack, scan
+from cloudjob.package.cache import Memory
+from cloudjob.package.secrets import Searcher
+from cloudjob.package.tree import Entry, Seen
+from jobentry.contract import packages
 
 NOBODY = 65534
 LIMIT_BYTES = 1 << 30
+# The rules of the search are compiled once for all tests.
+RULES = Path(tempfile.gettempdir(), f"cloudjob-test-rules-{os.geteuid()}")
 # Put together here, or this very file would be taken for a secret.
 KEY_HEADER = "-----BEGIN RSA " + "PRIVATE KEY-----\n"
 PRIVATE_KEY = KEY_HEADER + "MIIEow" + "Ab3/" * 10 + "\n-----END RSA PRIVATE KEY-----\n"
@@ -47,14 +51,34 @@ def write(path: Path, text: str = "") -> Path:
 
 
 def packed(source: Path, script: str = "train.py", limit_bytes: int = LIMIT_BYTES) -> CodePackage:
-    """Pack the source into ``code.tar`` beside it."""
-    return pack(source, source.parent / "code.tar", script=script, limit_bytes=limit_bytes)
+    """Pack the source into a layer beside it."""
+    return pack(
+        source,
+        source.parent / "layer",
+        script=script,
+        limit_bytes=limit_bytes,
+        options=Options(cache_folder=RULES),
+    )
+
+
+def entries(source: Path) -> dict[str, packages.Entry]:
+    """Return the tree in the package, read from its one layer."""
+    layer = packed(source).new
+    assert layer is not None
+    return packages.merge([index_of(layer)])
+
+
+def index_of(layer: Path) -> packages.Index:
+    """Return the index of a layer."""
+    data = layer.read_bytes()
+    footer = packages.load_footer(data[-packages.FOOTER_BYTES :], len(data))
+    stored = data[footer.offset : footer.offset + footer.stored_bytes]
+    return packages.load_index(packages.decode_index(stored, footer))
 
 
 def names(source: Path) -> list[str]:
-    """Return the names in the archive, in its order."""
-    with tarfile.open(packed(source).path, errors="surrogateescape") as archive:
-        return archive.getnames()
+    """Return the names in the package, sorted by their bytes."""
+    return sorted(entries(source), key=packages.name_bytes)
 
 
 def refusal(source: Path, script: str = "train.py") -> PackageError:
@@ -62,7 +86,7 @@ def refusal(source: Path, script: str = "train.py") -> PackageError:
     with pytest.raises(PackageError) as caught:
         packed(source, script)
     assert "\n" not in caught.value.message
-    assert not (source.parent / "code.tar").exists()
+    assert not (source.parent / "layer").exists()
     return caught.value
 
 
@@ -93,11 +117,11 @@ def open_source() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-# ---- the archive
+# ---- the package
 
 
 def test_the_bytes_depend_on_the_tree_only(tmp_path: Path):
-    """Two copies made in another order at another time have one digest, and it never changes."""
+    """Two copies made in another order at another time are one layer, and it never changes."""
     first, second = tmp_path / "1" / "source", tmp_path / "2" / "source"
     files = {"train.py": "print()\n", "b/c.txt": "c", "b-c.txt": "-", "é/ü.txt": "u"}
     for folder, order in ((first, files), (second, reversed(files))):
@@ -111,54 +135,57 @@ def test_the_bytes_depend_on_the_tree_only(tmp_path: Path):
     os.utime(second / "train.py", (1, 1))
 
     digests = {packed(first).digest, packed(second).digest}
+    layers = {(folder.parent / "layer").read_bytes() for folder in (first, second)}
 
-    assert digests == {"sha256:0c3691b82fab2e07f8ab1dbf3a4903294aa7fcd6c34360b5f17c321e783ba162"}
+    assert digests == {"sha256:fcd57aea7f6679697160e77d4ef15b11b07af22cd6bd4a6c6299a71dbb433072"}
+    assert {hashlib.sha256(layer).hexdigest() for layer in layers} == {
+        "b92da6b4a13376ff33b0583889ee3e1d1a1512a406be8032ce26c053d5b16b2c"
+    }
 
 
-def test_the_package_tells_of_its_archive(source: Path):
-    """Digest, size and number of files are those of the file on the disk."""
-    write(source / "lib" / "model.py")
+def test_the_package_tells_of_its_tree(source: Path):
+    """Files and bytes are those of the tree, the layer is named by the digest of its index."""
+    write(source / "lib" / "model.py", "x" * 100)
 
     package = packed(source)
 
-    data = package.path.read_bytes()
-    assert package == CodePackage(
-        path=source.parent / "code.tar",
-        digest="sha256:" + hashlib.sha256(data).hexdigest(),
-        size_bytes=len(data),
-        files=2,
-        left_out=(),
-    )
+    assert package.new is not None
+    (layer,) = package.layers
+    data = package.new.read_bytes()
+    footer = packages.load_footer(data[-packages.FOOTER_BYTES :], len(data))
+    index = data[footer.offset : -packages.FOOTER_BYTES]
+    assert (package.files, package.size_bytes) == (2, 115)
+    assert package.digest == packages.tree_digest(entries(source).values())
+    assert layer.digest == hashlib.sha256(index).hexdigest()
+    assert (layer.key, layer.size_bytes) == (f"layers/{layer.digest}", len(data))
 
 
-def test_members_say_nothing_of_this_machine(source: Path):
-    """Owner, user name and times are zero; modes are kept without set-uid bits."""
+def test_modes_are_kept_without_the_bits_that_change_users(source: Path):
+    """What may run may run on the other side, but not as somebody else."""
     (source / "train.py").chmod(0o4755)
+    (source / "empty").mkdir(mode=0o700)
 
-    with tarfile.open(packed(source).path) as archive:
-        (member,) = archive.getmembers()
+    tree = entries(source)
 
-    assert (member.uid, member.gid, member.uname, member.gname, member.mtime) == (0, 0, "", "", 0)
-    assert member.mode == 0o755
+    assert (tree["train.py"].mode, tree["empty"].mode) == (0o755, 0o700)
 
 
-def test_members_are_sorted_by_the_bytes_of_their_names(source: Path):
-    """Folders come before what is in them, names that are no text come as they are."""
+def test_names_that_are_no_text_come_as_they_are(source: Path):
+    """The bytes of every name are kept."""
     (source / "d").mkdir()
     for name in (b"d/\xff", b"d/z", "d/é".encode(), b"d-"):
         Path(os.fsdecode(os.fsencode(source) + b"/" + name)).touch()
 
-    assert [os.fsencode(name) for name in names(source)] == [
+    assert [packages.name_bytes(name) for name in names(source)] == [
         b"d", b"d-", b"d/z", "d/é".encode(), b"d/\xff", b"train.py",
     ]  # fmt: skip
 
 
 def test_hard_links_become_files_of_their_own(source: Path):
-    """The archive has no links between its members but symbolic ones."""
+    """A package has no links between its entries but symbolic ones."""
     os.link(source / "train.py", source / "twin.py")
 
-    with tarfile.open(packed(source).path) as archive:
-        assert [member.isreg() for member in archive] == [True, True]
+    assert {entry.kind for entry in entries(source).values()} == {"file"}
 
 
 # ---- links and special files
@@ -183,8 +210,7 @@ def test_a_link_inside_the_source_stays_a_relative_link(
     (source / "d").mkdir()
     os.symlink(target.format(source=source), source / link)  # noqa: PTH211 (a Path tidies up)
 
-    with tarfile.open(packed(source).path) as archive:
-        assert archive.getmember(link).linkname == kept
+    assert entries(source)[link].target == kept
 
 
 def test_links_that_leave_the_source_are_refused_all_at_once(source: Path):
@@ -251,10 +277,10 @@ def test_gitignore_files_are_honoured_in_every_folder(source: Path):
     package = packed(source)
 
     assert package.left_out == (
-        LeftOut("a/local.txt", "a/.gitignore: local.txt"),
-        LeftOut("a/y.log", ".gitignore: *.log"),
-        LeftOut("data/", ".gitignore: /data/"),
-        LeftOut("x.log", ".gitignore: *.log"),
+        LeftOut("a/local.txt", "a/.gitignore:2: local.txt"),
+        LeftOut("a/y.log", ".gitignore:2: *.log"),
+        LeftOut("data/", ".gitignore:3: /data/"),
+        LeftOut("x.log", ".gitignore:2: *.log"),
     )
     assert {"a/keep.log", "a/data/d"} <= set(names(source))
 
@@ -268,7 +294,7 @@ def test_cloudjobignore_has_the_last_word(source: Path):
         write(source / name)
 
     assert set(names(source)) >= {"op.so", "lib/generated.py", "node_modules/m.js"}
-    assert packed(source).left_out == (LeftOut("docs/", ".cloudjobignore: docs/"),)
+    assert packed(source).left_out == (LeftOut("docs/", ".cloudjobignore:3: docs/"),)
 
 
 def test_a_pattern_that_keeps_much_keeps_no_caches_and_no_keys(source: Path):
@@ -276,19 +302,19 @@ def test_a_pattern_that_keeps_much_keeps_no_caches_and_no_keys(source: Path):
     write(source / ".cloudjobignore", "/*\n!*.py\n!/src/\n!/server.key\n")
     for name in ("notes.txt", "src/__pycache__/x", "src/.env", "src/model.py"):
         write(source / name)
-    write(source / "src" / "keys.py", PRIVATE_KEY)
+    write(source / "src" / "ca.key", PRIVATE_KEY)
     write(source / "server.key", PRIVATE_KEY)
 
     assert names(source) == ["server.key", "src", "src/model.py", "train.py"]
 
 
-def test_the_archive_is_never_part_of_itself(source: Path):
+def test_the_layer_is_never_part_of_itself(source: Path):
     """A destination inside the source is left out, the one of the last time as well."""
     for _ in range(2):
-        result = pack(source, source / "code.tar", script="train.py", limit_bytes=LIMIT_BYTES)
+        result = pack(source, source / "layer", script="train.py", limit_bytes=LIMIT_BYTES)
 
-        with tarfile.open(result.path) as archive:
-            assert archive.getnames() == ["train.py"]
+        assert list(packages.merge([index_of(source / "layer")])) == ["train.py"]
+        assert result.new == source / "layer"
 
 
 # ---- secrets
@@ -314,7 +340,6 @@ def test_a_file_named_like_a_secret_is_left_out(source: Path, name: str):
     ("name", "text"),
     [
         ("deploy.txt", PRIVATE_KEY),
-        ("server.pem", KEY_HEADER),
         ("account.json", '{"private_key": "' + PRIVATE_KEY.replace("\n", "\\n") + '"}'),
         ("aws.py", f"KEY = '{AWS_KEY_ID}'\n"),
         ("obs.py", f'client(secret_access_key="{SECRET_KEY}")'),
@@ -323,14 +348,35 @@ def test_a_file_named_like_a_secret_is_left_out(source: Path, name: str):
         ("obs.ini", f"ak={ACCESS_KEY}\nsk={SECRET_KEY}\n"),
     ],
 )
-def test_a_text_that_holds_a_key_is_left_out(source: Path, name: str, text: str):
+def test_a_text_that_holds_a_key_stops_the_pack(source: Path, name: str, text: str):
     """Keys of servers, of AWS and of Huawei Cloud are found in any small text file."""
-    write(source / name, text)
+    write(source / name, "# a line before\n" + text)
 
-    package = packed(source)
+    error = refusal(source)
 
-    assert [left.path for left in package.left_out] == [name]
-    assert package.files == 1
+    assert error.message.startswith(f"pack {source}: may hold secrets: {name}:")
+    for value in (SECRET_KEY, ACCESS_KEY, AWS_KEY_ID, "Ab3/Ab3"):
+        assert value not in error.message + error.hint
+
+
+def test_a_file_that_is_called_a_key_and_is_one_is_left_out(source: Path):
+    """By its name and its first line; a certificate beside it goes."""
+    write(source / "server.pem", KEY_HEADER)
+    write(source / "ca.pem", "-----BEGIN CERTIFICATE-----\nMIIE\n")
+
+    assert packed(source).left_out == (LeftOut("server.pem", "may hold secrets: a private key"),)
+    assert names(source) == ["ca.pem", "train.py"]
+
+
+def test_all_secrets_are_named_at_once_with_their_lines(source: Path):
+    """File, line and rule; the first of each line."""
+    write(source / "a.ini", f"[obs]\nak={ACCESS_KEY}\nsk={SECRET_KEY}\n")
+    write(source / "b.py", f"\nKEY = '{AWS_KEY_ID}'\n")
+
+    assert refusal(source).message == (
+        f"pack {source}: may hold secrets: a.ini:2: access-key; a.ini:3: secret-access-key; "
+        "b.py:2: aws-access-key"
+    )
 
 
 @pytest.mark.parametrize(
@@ -357,17 +403,22 @@ def test_no_file_of_numpy_looks_like_a_secret(tmp_path: Path):
     numpy_folder = Path(np.__file__).parent
     files = [path for path in numpy_folder.rglob("*") if path.is_file()]
 
-    alarms = {
-        path: package._secret_content(path.name, path.read_bytes())
-        for path in files
-        if path.stat().st_size <= 1024 * 1024
-    }
+    searcher = Searcher(RULES)
+    searched, found = 0, []
+    for path in files:
+        status = path.stat()
+        seen = Seen(status.st_size, 0, 0, 0)
+        entry = Entry(path.name, "file", 0o644, seen)
+        if searcher.is_searched(entry):
+            searched += 1
+            data = memoryview(path.read_bytes())
+            found += searcher.search(data, [(entry, 0, len(data))])
 
-    assert len(alarms) > 500
-    assert not any(alarms.values())
+    assert searched > 500
+    assert found == []
 
 
-@pytest.mark.parametrize(("script", "text"), [(".env.py", ""), ("main.py", AWS_KEY_ID)])
+@pytest.mark.parametrize(("script", "text"), [(".env.py", ""), ("main.py", AWS_KEY_ID + "\n")])
 def test_a_script_that_is_a_secret_is_refused(source: Path, script: str, text: str):
     """The user named it, so leaving it out in silence would only break the job later."""
     write(source / script, text)
@@ -394,7 +445,7 @@ def test_a_script_that_is_a_secret_is_refused(source: Path, script: str, text: s
         ("x.pyc", "left out by default: *.pyc", "a line !x.pyc in .cloudjobignore keeps it"),
         (
             "old/run.py",
-            "in old/, .gitignore: old/",
+            "in old/, .gitignore:1: old/",
             "a line !old/ in .cloudjobignore keeps it",
         ),
     ],
@@ -456,7 +507,7 @@ def test_what_this_user_may_not_read_is_named(open_source: Path, name: str):
 def test_a_destination_that_cannot_be_written_is_named(source: Path):
     """The fault lies with the archive, not with the source, and the message says so."""
     with pytest.raises(PackageError, match=r"write package: to .*: no such file or directory"):
-        pack(source, source / "no" / "code.tar", script="train.py", limit_bytes=LIMIT_BYTES)
+        pack(source, source / "no" / "layer", script="train.py", limit_bytes=LIMIT_BYTES)
     with pytest.raises(PackageError, match=r"write package: to .*: is a directory"):
         pack(source, source.parent, script="train.py", limit_bytes=LIMIT_BYTES)
 
@@ -471,7 +522,7 @@ def test_an_archive_that_breaks_off_leaves_nothing(source: Path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    assert error.message == f"write package: to {source.parent}/code.tar: file too large"
+    assert error.message == f"write package: to {source.parent}/layer: file too large"
 
 
 @pytest.mark.parametrize("size_bytes", [5, 3 * 1024 * 1024])
@@ -497,7 +548,12 @@ def test_a_file_that_changes_between_the_two_steps_is_refused(
         file.symlink_to("train.py")
 
     with pytest.raises(PackageError, match=r"log\.bin: changed while it was read"):
-        package._write(tree, source.parent / "code.tar", "train.py")
+        layer.first(
+            layer.Job(
+                tree, Memory(), source.parent / "layer", False, Searcher(), lambda _: False, 0
+            )
+        )
+    assert not (source.parent / "layer").exists()
 
 
 # ---- the limit
@@ -514,7 +570,7 @@ def test_a_source_over_the_limit_is_refused_before_it_is_read(source: Path):
 
     total, _, listed = error.message.partition("; largest: ")
     assert total == f"pack {source}: 1.0 TiB is over the limit of 1.0 GiB"
-    assert listed.split(", ")[:3] == ["data/ 1.0 TiB", "data/huge.bin 1.0 TiB", "00.txt 2.0 KiB"]
+    assert listed.split(", ")[:3] == ["/data/ 1.0 TiB", "/data/huge.bin 1.0 TiB", "/00.txt 2.0 KiB"]
     assert len(listed.split(", ")) == 10
     assert ".cloudjobignore" in error.hint
 

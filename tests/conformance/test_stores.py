@@ -24,21 +24,6 @@ from jobentry import objects
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 20
 
-# Each scheme's own way to have an empty store.
-STORES: dict[str, Callable[[Path], str]] = {"file": lambda folder: f"file://{folder}/store"}
-
-
-@pytest.fixture(params=STORES)
-def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the URI of an empty store of each kind."""
-    return STORES[request.param](tmp_path)
-
-
-@pytest.fixture
-def store(store_uri: str) -> ObjectStore:
-    """Open the empty store."""
-    return open_store(store_uri)
-
 
 @pytest.fixture
 def directory(tmp_path: Path) -> DirectoryStore:
@@ -57,7 +42,7 @@ keys = st.lists(segments, min_size=1, max_size=3).map("/".join)
 # ---- 1 and 3: whole or not there, and read as it was written
 
 
-def test_what_is_put_is_read_back(store: ObjectStore, tmp_path: Path):
+def test_what_is_put_is_read_back(store: ObjectStore, tmp_path: Path, entry_environ: None):
     """Bytes and files come back as they were, by key and by URI."""
     data = bytes(range(256)) * 20_000
     (tmp_path / "in").write_bytes(data)
@@ -80,60 +65,6 @@ def test_a_second_put_replaces_the_object(store: ObjectStore):
     assert list(store.list()) == ["key"]
 
 
-def test_a_writer_that_is_killed_leaves_no_object(store_uri: str, tmp_path: Path):
-    """Killed with half of the bytes written, it has changed nothing that anybody can see."""
-    store = open_store(store_uri)
-    store.put_bytes(b"old", "job/replaced")
-    pipe = tmp_path / "pipe"
-    for key in ("job/new", "job/replaced"):
-        pipe.unlink(missing_ok=True)
-        os.mkfifo(pipe)
-        code = "import sys, pathlib; from cloudjob.store import open_store\n"
-        code += "open_store(sys.argv[1]).put(pathlib.Path(sys.argv[2]), sys.argv[3])"
-        writer = subprocess.Popen(
-            [sys.executable, "-c", code, store_uri, pipe, key], env={"PYTHONPATH": str(ROOT)}
-        )
-        with pipe.open("wb") as feed:
-            feed.write(b"x" * (3 << 20))
-            feed.flush()
-            until(lambda: any(path.stat().st_size for path in half_written(tmp_path)))
-            writer.kill()
-            writer.wait()
-        for path in half_written(tmp_path):
-            path.unlink()
-
-    assert list(store.list()) == ["job/replaced"]
-    assert not store.exists("job/new")
-    assert store.get_bytes("job/replaced") == b"old"
-
-
-def half_written(folder: Path) -> list[Path]:
-    """Return the files that writers have not finished."""
-    return list((folder / "store" / "job").glob(".cloudjob-tmp-*"))
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    """Wait for a condition, with a deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_a_write_that_breaks_leaves_no_object(store: ObjectStore, tmp_path: Path):
-    """When the disk takes no more, the error says so and nothing is left, not even in part."""
-    (tmp_path / "in").write_bytes(b"x" * 100_000)
-
-    with file_size_limit(1000):
-        with pytest.raises(StoreError, match=r"put job/a in .*: file too large"):
-            store.put(tmp_path / "in", "job/a")
-        with pytest.raises(StoreError, match=r"put job/b in .*: file too large"):
-            store.put_bytes(b"x" * 1001, "job/b")
-
-    assert list(store.list()) == []
-    assert list((tmp_path / "store" / "job").iterdir()) == []
-
-
 def test_a_fetch_that_breaks_leaves_no_file(store: ObjectStore, tmp_path: Path):
     """The file that was there before is still there, whole."""
     store.put_bytes(b"x" * 100_000, "key")
@@ -146,7 +77,7 @@ def test_a_fetch_that_breaks_leaves_no_file(store: ObjectStore, tmp_path: Path):
         store.fetch("key", tmp_path / "out")
 
     assert (tmp_path / "out").read_bytes() == b"old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "store"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"out", "store"}
 
 
 @contextmanager
@@ -259,7 +190,7 @@ def test_what_is_not_there_is_an_error(store: ObjectStore, tmp_path: Path):
     [
         ("/tmp/store", "a folder is file:///its/path"),
         ("fil:///tmp", "did you mean file://?"),
-        ("gopher://x", "allowed: file"),
+        ("gopher://x", "allowed: file, s3, obs"),
         ("file://relative", "file:///its/path"),
         ("file:///a%00b", ""),
     ],
@@ -275,6 +206,60 @@ def test_a_uri_that_no_store_has_is_refused(uri: str, hint: str):
 
 
 # ---- the directory store's own
+
+
+def test_a_writer_that_is_killed_leaves_no_object(directory: DirectoryStore, tmp_path: Path):
+    """Killed with half of the bytes written, it has changed nothing that anybody can see."""
+    store, store_uri = directory, f"file://{directory.root}"
+    store.put_bytes(b"old", "job/replaced")
+    pipe = tmp_path / "pipe"
+    for key in ("job/new", "job/replaced"):
+        pipe.unlink(missing_ok=True)
+        os.mkfifo(pipe)
+        code = "import sys, pathlib; from cloudjob.store import open_store\n"
+        code += "open_store(sys.argv[1]).put(pathlib.Path(sys.argv[2]), sys.argv[3])"
+        writer = subprocess.Popen(
+            [sys.executable, "-c", code, store_uri, pipe, key], env={"PYTHONPATH": str(ROOT)}
+        )
+        with pipe.open("wb") as feed:
+            feed.write(b"x" * (3 << 20))
+            feed.flush()
+            until(lambda: any(path.stat().st_size for path in half_written(tmp_path)))
+            writer.kill()
+            writer.wait()
+        for path in half_written(tmp_path):
+            path.unlink()
+
+    assert list(store.list()) == ["job/replaced"]
+    assert not store.exists("job/new")
+    assert store.get_bytes("job/replaced") == b"old"
+
+
+def half_written(folder: Path) -> list[Path]:
+    """Return the files that writers have not finished."""
+    return list((folder / "store" / "job").glob(".cloudjob-tmp-*"))
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    """Wait for a condition, with a deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_write_that_breaks_leaves_no_object(directory: DirectoryStore, tmp_path: Path):
+    """When the disk takes no more, the error says so and nothing is left, not even in part."""
+    (tmp_path / "in").write_bytes(b"x" * 100_000)
+
+    with file_size_limit(1000):
+        with pytest.raises(StoreError, match=r"put job/a in .*: file too large"):
+            directory.put(tmp_path / "in", "job/a")
+        with pytest.raises(StoreError, match=r"put job/b in .*: file too large"):
+            directory.put_bytes(b"x" * 1001, "job/b")
+
+    assert list(directory.list()) == []
+    assert list((tmp_path / "store" / "job").iterdir()) == []
 
 
 def test_nobody_else_may_read_the_objects(directory: DirectoryStore):

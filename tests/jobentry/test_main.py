@@ -205,9 +205,9 @@ def test_all_problems_of_the_environment_are_said(machine: Machine):
         ),
         (
             "x.py",
-            {"CLOUDJOB_CODE_URI": "file:///no/code.tar", "CLOUDJOB_CODE_DIGEST": "sha256:0"},
+            {"CLOUDJOB_CODE_URI": "file:///no/code.json", "CLOUDJOB_CODE_DIGEST": "sha256:0"},
             125,
-            "fetch code: fetch object: file:///no/code.tar: no such file or directory",
+            "fetch code: read object: file:///no/code.json: no such file or directory",
             "",
         ),
         (

@@ -11,7 +11,7 @@ def test_the_objects_of_a_job_lie_under_its_name():
     paths = JobPaths("train-1")
 
     assert (paths.code, paths.submission, paths.record, paths.outputs) == (
-        "train-1/code.tar",
+        "train-1/code.json",
         "train-1/submission.json",
         "train-1/exit.json",
         "train-1/outputs",

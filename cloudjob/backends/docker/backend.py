@@ -331,6 +331,8 @@ def _share(client: Any, request: DockerRequest) -> None:
     with engine.translated(f"sharing folders with the containers of job {request.job}"):
         if request.folder:
             share.open_folder(Path(request.folder), maps_users=maps_users)
+        for path in request.layers:
+            share.open_file(Path(path), maps_users=maps_users)
         for path in request.outputs:
             share.check_output(Path(path), maps_users=maps_users)
 

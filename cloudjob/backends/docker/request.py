@@ -76,6 +76,7 @@ class DockerRequest:
     Args:
         network: The body of ``POST /networks/create``.
         folder: The job's folder in the store when that is a folder of this machine, else empty.
+        layers: The files of this machine that hold the package, when the store is a folder.
         outputs: Other folders of this machine that the nodes write to.
         has_key: Whether the nodes get a key for ssh; it is made when the job is sent.
     """
@@ -85,6 +86,7 @@ class DockerRequest:
     network: Mapping[str, Any]
     nodes: tuple[NodeRequest, ...]
     folder: str
+    layers: tuple[str, ...]
     outputs: tuple[str, ...]
     has_key: bool
     secret_names: tuple[str, ...]
@@ -102,7 +104,8 @@ def build(submission: Submission, owner: str) -> DockerRequest:
     spec = submission.spec
     _check(spec)
     hosts = submissions.host_names(submission)
-    folder = posixpath.dirname(_path(submission.code_uri))
+    folder = posixpath.dirname(_path(submission.code.uri))
+    layers = tuple(path for path in map(_path, submission.code.layers) if path)
     outputs = _outputs(submission, folder)
     labels = {
         JOB_LABEL: submission.job,
@@ -119,7 +122,11 @@ def build(submission: Submission, owner: str) -> DockerRequest:
         "WorkingDir": HOME,
         "StopSignal": "SIGTERM",
         "StopTimeout": math.ceil(spec.grace_s) + PATIENCE_S,
-        "HostConfig": {**_limits(spec), "NetworkMode": network, **_mounts(spec, folder, outputs)},
+        "HostConfig": {
+            **_limits(spec),
+            "NetworkMode": network,
+            **_mounts(spec, folder, outputs, layers),
+        },
     }
     return DockerRequest(
         job=submission.job,
@@ -130,6 +137,7 @@ def build(submission: Submission, owner: str) -> DockerRequest:
             for index in range(len(hosts))
         ),
         folder=folder,
+        layers=layers,
         outputs=outputs,
         has_key=len(hosts) > 1,
         secret_names=submission.hidden_names,
@@ -252,9 +260,11 @@ def _gpus(spec: JobSpec) -> dict[str, str]:
     }
 
 
-def _mounts(spec: JobSpec, folder: str, outputs: tuple[str, ...]) -> dict[str, Any]:
-    """Folders of this machine under the same path, so that a ``file://`` URI means the same."""
-    inputs = dict.fromkeys(path for path in map(_path, spec.inputs.values()) if path)
+def _mounts(
+    spec: JobSpec, folder: str, outputs: tuple[str, ...], layers: tuple[str, ...]
+) -> dict[str, Any]:
+    """What is on this machine under the same path, so that a ``file://`` URI means the same."""
+    inputs = dict.fromkeys(path for path in (*layers, *map(_path, spec.inputs.values())) if path)
     writable = [path for path in (folder, *outputs) if path]
     mounts = [
         *({"Type": "bind", "Source": path, "Target": path} for path in writable),

@@ -35,14 +35,34 @@ def open_folder(folder: Path, *, maps_users: bool) -> None:
         for path in (folder, *folder.rglob("*")):
             os.chown(path, USER_ID, GROUP_ID, follow_symlinks=False)
         return
-    guard = folder.parent
-    if stat.S_IMODE(guard.stat().st_mode) & 0o077:
-        raise BackendError(
-            f"sharing {folder} with containers: anybody on this machine could enter {guard}",
-            hint=f"chmod 700 {guard}, or use the default store",
-        )
+    _check_guard(folder)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
+
+
+def open_file(path: Path, *, maps_users: bool) -> None:
+    """Let the containers' user read a file, which is ours and may be shared by other jobs.
+
+    Raises:
+        BackendError: It would be open to others on this machine.
+    """
+    user = os.geteuid()
+    if not maps_users and user == USER_ID:
+        return
+    if not maps_users and user == 0:
+        os.chown(path, USER_ID, GROUP_ID, follow_symlinks=False)
+        return
+    _check_guard(path)
+    path.chmod(0o644)
+
+
+def _check_guard(path: Path) -> None:
+    guard = path.parent
+    if stat.S_IMODE(guard.stat().st_mode) & 0o077:
+        raise BackendError(
+            f"sharing {path} with containers: anybody on this machine could enter {guard}",
+            hint=f"chmod 700 {guard}, or use the default store",
+        )
 
 
 def check_output(folder: Path, *, maps_users: bool) -> None:

@@ -28,6 +28,8 @@ _TOKEN_LIFE_S = 20 * 3600.0
 _MAY_PASS = (429, 500, 502, 503, 504)
 # The gateway has not let these through, so nothing was done.
 _NOT_DONE = (429, 503)
+_JSON = (("Content-Type", "application/json"),)
+_WHOLE_LOG = "application/octet-stream"
 _AGENT = f"cloudjob/{__version__}"
 
 Query = tuple[tuple[str, str], ...]
@@ -190,9 +192,10 @@ class Client:
     def log_url(self, job: str, task: str) -> str:
         """Return a URL of the whole of a task's log; empty when there is none yet."""
         path = f"/training-jobs/{job}/tasks/{task}/logs/url"
-        headers = (("Content-Type", "application/octet-stream"),)
         doing = f"asking where the log of {task} of job {job} is"
-        found = self.call("GET", path, doing, headers=headers) or {}
+        # The type says what is wanted: the whole log as a file, and not its beginning as text.
+        asked = Asked("GET", self._url(path), headers=(("Content-Type", _WHOLE_LOG),))
+        found = self.exchange(asked, doing).json(doing) or {}
         return str(found.get("obs_url") or "")
 
     def metrics(self, job: str, task: str) -> list[dict[str, Any]]:
@@ -245,7 +248,6 @@ class Client:
         doing: str,
         *,
         query: Query = (),
-        headers: Query = (("Content-Type", "application/json"),),
         body: Any = None,
         is_safe: bool = True,
     ) -> Any:
@@ -260,14 +262,12 @@ class Client:
             Unanswered: It was sent, is not safe, and nobody knows whether it was done.
             BackendError: The service cannot be reached.
         """
-        asked = Asked(
-            method,
-            f"{self._site.endpoint}/v2/{self.project_id()}{path}",
-            query,
-            headers,
-            b"" if body is None else json.dumps(body).encode("ascii"),
-        )
+        data = b"" if body is None else json.dumps(body).encode("ascii")
+        asked = Asked(method, self._url(path), query, _JSON, data)
         return self.exchange(asked, doing, is_safe=is_safe).json(doing)
+
+    def _url(self, path: str) -> str:
+        return f"{self._site.endpoint}/v2/{self.project_id()}{path}"
 
     def exchange(self, asked: Asked, doing: str, *, is_safe: bool = True) -> Answer:
         """Send a request as ourselves until there is an answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any
 
 from cloudjob.backends.modelarts import state
@@ -44,9 +45,7 @@ def follow(
                     tails.setdefault(task, _Tail(client, job, task))
             # The state is from before the look: what was written before the end is in it.
             is_done = is_over and same > 0
-            found = pool.map(
-                lambda tail, is_done=is_done: tail.look(is_done=is_done), tails.values()
-            )
+            found = pool.map(_Tail.look, tails.values(), repeat(is_done))
             new = [(tail.node, data) for tail, data in zip(tails.values(), found, strict=True)]
             yield from ((index, data) for index, data in new if data)
             has_new = any(data for _, data in new)
@@ -82,7 +81,7 @@ class _Tail:
         """Whether something is known to be there that has not been given out."""
         return 0 < self._gap_tries < _GAP_TRIES
 
-    def look(self, *, is_done: bool) -> bytes:
+    def look(self, is_done: bool) -> bytes:
         """Return the whole lines that are new."""
         found = self._client.log_preview(self._job, self._task)
         if found is None:

@@ -128,7 +128,7 @@ def folder_url(uri: str) -> str:
     return "/" + unquote(_bucket_path(uri)).strip("/") + "/"
 
 
-# -- the parts of the body --------------------------------------------------------------------------
+# -- the parts of the body ------------------------------------------------------------------------
 
 
 def _metadata(submission: Submission, options: Mapping[str, object]) -> dict[str, Any]:
@@ -318,7 +318,7 @@ def _environments(submission: Submission, given: Mapping[str, str]) -> Iterator[
 
 def _problems(submission: Submission, site: Site, options: Mapping[str, object]) -> Iterator[str]:
     spec = submission.spec
-    if not _is_obs(submission.code_uri):
+    if not _is_obs(submission.code.uri):
         yield (
             f"store: ModelArts takes code from OBS only (given {given(spec.store)}; "
             "allowed obs://bucket/folder, or modelarts.bucket)"
@@ -369,7 +369,7 @@ _NODE = posixpath.basename(JobPaths("job").node)
 
 
 def _folder(submission: Submission) -> str:
-    return folder_url(posixpath.dirname(submission.code_uri))
+    return folder_url(f"{_job_uri(submission)}/{_NODE}")
 
 
 def _is_preset(options: Mapping[str, object]) -> bool:
@@ -390,8 +390,8 @@ def _bucket_path(uri: str) -> str:
 
 
 def _job_uri(submission: Submission) -> str:
-    """Return the folder of the job; its code lies in the one that is brought to the nodes."""
-    return posixpath.dirname(posixpath.dirname(submission.code_uri))
+    """Return the folder of the job."""
+    return posixpath.dirname(submission.code.uri)
 
 
 def _map(options: Mapping[str, object], key: str) -> Iterator[tuple[str, str]]:

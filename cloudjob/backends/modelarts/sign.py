@@ -10,6 +10,7 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 _ALGORITHM = "SDK-HMAC-SHA256"
+_JSON = "application/json"
 _S3_ALGORITHM = "AWS4-HMAC-SHA256"
 # OBS takes no hash of the body in this signature; TLS guards it.
 _UNSIGNED = "UNSIGNED-PAYLOAD"
@@ -58,6 +59,8 @@ def signed(asked: Asked, keys: Keys, now: float) -> dict[str, str]:
     """
     parts = urlsplit(asked.url)
     headers = dict(asked.headers)
+    if not headers.get("Content-Type", _JSON).startswith(_JSON):
+        headers["X-Sdk-Content-Sha256"] = _UNSIGNED
     headers["X-Sdk-Date"] = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     headers["Host"] = parts.netloc
     if keys.token:
@@ -73,7 +76,7 @@ def signed(asked: Asked, keys: Keys, now: float) -> dict[str, str]:
             *(f"{name}:{lower[name]}" for name in names),
             "",
             ";".join(names),
-            _sha256(asked.body),
+            _payload(asked.body, headers),
         )
     )
     text = f"{_ALGORITHM}\n{headers['X-Sdk-Date']}\n{_sha256(canonical.encode())}"
@@ -127,6 +130,12 @@ def _canonical_path(path: str) -> str:
     """Return the path as it is signed: it ends in a slash, which the one that is sent need not."""
     text = "/".join(_quoted(part) for part in unquote(path).split("/"))
     return text if text.endswith("/") else text + "/"
+
+
+def _payload(body: bytes, headers: Mapping[str, str]) -> str:
+    """Return what stands for the body: only JSON is hashed, and what is empty."""
+    unsigned = headers.get("X-Sdk-Content-Sha256", "")
+    return unsigned if body and unsigned else _sha256(body)
 
 
 def _quoted(text: str) -> str:

@@ -45,6 +45,7 @@ class S3Store:
         place: Where it is.
         patience: How long what goes wrong may go wrong.
         environ: Where keys and endpoint may come from; by default the process's own.
+        part_bytes: How long the parts of a large object are.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class S3Store:
         *,
         patience: Patience = Patience(),  # noqa: B008 (a frozen value)
         environ: Mapping[str, str] | None = None,
+        part_bytes: int = upload.PART_BYTES,
     ) -> None:
         self._place = place
         self._patience = patience
+        self._part_bytes = part_bytes
         self._environ = os.environ if environ is None else environ
         self._lock = threading.Lock()
         self._made: Wire | None = None
@@ -93,7 +96,7 @@ class S3Store:
         check_key("fetch", key)
         try:
             with replacing(path) as file:
-                size_bytes = self._get("fetch", key, "from", _OpenFile(file.fileno()), tell)
+                size_bytes = self._get("fetch", key, "in", _OpenFile(file.fileno()), tell)
                 file.truncate(size_bytes)
         except (OSError, local.LocalError) as error:
             cause = error.error if isinstance(error, local.LocalError) else error
@@ -102,20 +105,23 @@ class S3Store:
                 hint=files.hint(cause),
             ) from error
 
+    def copy(self, key: str, target: str) -> None:
+        """Make the object ``target`` the same as ``key``, without its bytes coming here."""
+        check_key("copy", key)
+        check_key("copy", target)
+        doing = f"copy {key} to {target} in {self._root}"
+        source = f"/{self._place.bucket}/{place.quoted(self._key(key))}"
+        headers = {"x-amz-copy-source": source}
+        answer = self._wire.send(Request("PUT", doing, self._key(target), headers=headers))
+        if answer.refusal is not None:
+            raise self._wire.refused(doing, answer.refusal)
+
     def list(self, prefix: str = "") -> Iterator[str]:
         """Yield the keys that start with ``prefix``, a string, in the order of their bytes."""
-        doing = f"list {prefix} in {self._root}"
+        # SeaweedFS lists a folder before what sorts between its name and its slash.
         own = self._key("")
-        marker = ""
-        while True:
-            found, is_last = self._listed(doing, own + prefix, marker)
-            for key in found:
-                yield key.removeprefix(own)
-            if is_last:
-                return
-            if not found or found[-1] <= marker:
-                raise StoreError(f"{doing}: the service lists the same keys again and again")
-            marker = found[-1]
+        found = sorted(self._found(prefix), key=lambda key: key.encode("utf-8", "surrogateescape"))
+        return (key.removeprefix(own) for key in found)
 
     def exists(self, key: str) -> bool:
         """Say whether there is an object under ``key``."""
@@ -178,10 +184,12 @@ class S3Store:
 
     def _put(self, source: local.Source, key: str, path: str, tell: Tell) -> None:
         doing = f"put {key} in {self._root}"
+        told = _together(tell)
         notes = state_folder() / "uploads"
+        whole = self._key(key)
         try:
             upload.put(
-                upload.Upload(self._wire, doing, self._key(key), source, notes, _together(tell))
+                upload.Upload(self._wire, doing, whole, source, self._part_bytes, notes, told)
             )
         except local.LocalError as error:
             raise StoreError(f"{doing}: read {path}: {files.text(error.error)}") from error
@@ -194,7 +202,24 @@ class S3Store:
         check_key(verb, key)
         doing = f"{verb} {key} {where} {self._root}"
         whole = self._key(key)
-        return download.get(download.Download(self._wire, doing, whole, target, _together(tell)))
+        told = _together(tell)
+        return download.get(
+            download.Download(self._wire, doing, whole, target, self._part_bytes, told)
+        )
+
+    def _found(self, prefix: str) -> Iterator[str]:
+        """Yield whole keys in the order of the service."""
+        doing = f"list {prefix} in {self._root}"
+        marker, markers = "", set[str]()
+        while True:
+            found, is_last = self._listed(doing, self._key(prefix), marker)
+            yield from found
+            if is_last:
+                return
+            marker = found[-1] if found else marker
+            if marker in markers:
+                raise StoreError(f"{doing}: the service lists the same keys again and again")
+            markers.add(marker)
 
     def _listed(self, doing: str, prefix: str, marker: str) -> tuple[Sequence[str], bool]:
         """Return whole keys after ``marker``, and whether they are the last.
@@ -206,6 +231,8 @@ class S3Store:
         if answer.refusal is not None:
             raise self._wire.refused(doing, answer.refusal)
         listed = document(answer, doing)
+        if not listed.tag.endswith("ListBucketResult"):
+            raise StoreError(f"{doing}: the service lists no keys", hint="is the endpoint right?")
         found = [text(item, "Key") for item in listed.iterfind("{*}Contents")]
         if text(listed, "EncodingType") == "url":
             found = [unquote_plus(key, errors="surrogateescape") for key in found]

@@ -11,7 +11,7 @@ from cloudjob.store.parallel import in_parallel
 from cloudjob.store.s3 import local
 from cloudjob.store.s3.local import Part, Range
 from cloudjob.store.s3.refusals import Refusal
-from cloudjob.store.s3.upload import PART_BYTES, PART_BYTES_HEADER
+from cloudjob.store.s3.upload import PART_BYTES_HEADER
 from cloudjob.store.s3.wire import Answer, Request, Wire
 
 _AT_ONCE = 6
@@ -37,6 +37,7 @@ class Download:
     Args:
         doing: What it is for, as messages begin.
         key: The object's whole key in the bucket.
+        part_bytes: How long ranges are, where the object does not say how long its parts were.
         tell: Hears how many bytes came; less than zero takes some back.
     """
 
@@ -44,6 +45,7 @@ class Download:
     doing: str
     key: str
     target: Target
+    part_bytes: int
     tell: Tell
 
 
@@ -79,7 +81,7 @@ def _got(download: Download) -> int | None:
         return size_bytes
     answer = head.answer
     part_bytes = _part_bytes(answer, size_bytes)
-    step = part_bytes or PART_BYTES
+    step = part_bytes or download.part_bytes
     # The first range is as long as parts usually are; where they are not, it comes once more.
     begin = head.came_bytes if step == head.came_bytes else 0
     if not begin:
@@ -108,7 +110,7 @@ def _got(download: Download) -> int | None:
 def _first(download: Download) -> Range:
     """Get the first range, which is often all there is."""
     sink = Range(download.target.write, 0, download.tell)
-    headers = {"Range": f"bytes=0-{PART_BYTES - 1}"}
+    headers = {"Range": f"bytes=0-{download.part_bytes - 1}"}
     answer = download.wire.ask(
         Request("GET", download.doing, download.key, headers=headers, sink=sink)
     )

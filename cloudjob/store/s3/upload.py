@@ -23,7 +23,6 @@ from cloudjob.store.s3.local import Part, Source
 from cloudjob.store.s3.wire import Refused, Request, Wire, document, query, text
 
 _MIB = 1024 * 1024
-# Smaller objects go in one request.
 PART_BYTES = 8 * _MIB
 _MOST_PARTS = 10_000
 _AT_ONCE = 6
@@ -45,6 +44,7 @@ class Upload:
     Args:
         doing: What it is for, as messages begin.
         key: The object's whole key in the bucket.
+        part_bytes: How long parts are, and the longest object that goes in one request.
         folder: Where this machine notes the uploads that it has begun.
         tell: Hears how many bytes were sent; less than zero takes some back.
     """
@@ -53,6 +53,7 @@ class Upload:
     doing: str
     key: str
     source: Source
+    part_bytes: int
     folder: Path
     tell: Tell
 
@@ -65,7 +66,7 @@ def put(upload: Upload) -> None:
         LocalError: The source cannot be read.
         SourceChanged: The source changed on the way.
     """
-    if upload.source.size_bytes <= PART_BYTES:
+    if upload.source.size_bytes <= upload.part_bytes:
         _put_at_once(upload)
         upload.source.check()
     else:
@@ -73,7 +74,7 @@ def put(upload: Upload) -> None:
 
 
 def _put_at_once(upload: Upload) -> None:
-    part = local.parts(upload.source, PART_BYTES)[0]
+    part = local.parts(upload.source, upload.part_bytes)[0]
     request = Request("PUT", upload.doing, upload.key, body=part, tell=upload.tell)
     _sent(upload.wire, request, part)
 
@@ -114,7 +115,7 @@ def _put_in_parts(upload: Upload) -> None:
 
 
 def _send_parts(upload: Upload, upload_id: str, found: dict[int, tuple[int, str]]) -> None:
-    parts = local.parts(upload.source, _part_bytes(upload.source.size_bytes))
+    parts = local.parts(upload.source, _part_bytes(upload))
 
     def send(part: Part) -> tuple[str, bytes]:
         digest = part.md5()
@@ -130,13 +131,14 @@ def _send_parts(upload: Upload, upload_id: str, found: dict[int, tuple[int, str]
     _complete(upload, upload_id, [etag for etag, _ in sent], [digest for _, digest in sent])
 
 
-def _part_bytes(size_bytes: int) -> int:
-    least = -(-size_bytes // _MOST_PARTS)
-    return max(PART_BYTES, -(-least // _MIB) * _MIB)
+def _part_bytes(upload: Upload) -> int:
+    """Return how long the parts of an object are: longer when there would be too many."""
+    least = -(-upload.source.size_bytes // _MOST_PARTS)
+    return max(upload.part_bytes, -(-least // _MIB) * _MIB if least > upload.part_bytes else 0)
 
 
 def _begun(upload: Upload) -> str:
-    headers = {PART_BYTES_HEADER: str(_part_bytes(upload.source.size_bytes))}
+    headers = {PART_BYTES_HEADER: str(_part_bytes(upload))}
     request = Request("POST", upload.doing, upload.key, (("uploads", ""),), headers)
     upload_id = text(document(upload.wire.send(request), upload.doing), "UploadId")
     if not upload_id:
@@ -244,6 +246,7 @@ class _Note:
             "bucket": endpoint.bucket,
             "key": upload.key,
             "size_bytes": upload.source.size_bytes,
+            "part_bytes": _part_bytes(upload),
         }
         self._path = path
         self._descriptor = descriptor

@@ -235,7 +235,7 @@ class Wire:
             try:
                 with self._in_use(connection):
                     self._write(connection, request, keys, sent)
-                    return self._read(connection, request)
+                    answer = self._read(connection, request)
             except BaseException as error:
                 connection.close()
                 sent.take_back()
@@ -243,6 +243,9 @@ class Wire:
                 if is_kept and isinstance(error, ConnectionError):
                     continue
                 raise
+            if answer.refusal is not None:
+                sent.take_back()
+            return answer
 
     def _write(
         self, connection: http.client.HTTPConnection, request: Request, keys: Keys, sent: _Sent

@@ -10,7 +10,8 @@ from jobentry.contract import env, names
 # The head's record, in a folder of its own: a platform that keeps outputs keeps folders.
 RECORD = "exit.json"
 # What lies in the folder that a platform brings to each node by itself.
-DELIVERED_CODE = "code.tar"
+# (The layers of a package lie where its descriptor looks for them: ``layers/`` beside ``code/``.)
+DELIVERED_CODE = "code/code.json"
 DELIVERED_ENV = "env"
 DELIVERED_SSH_KEY = "ssh-key"
 DELIVERED_WORDS = "words"
@@ -23,8 +24,8 @@ class JobPaths(NamedTuple):
 
     @property
     def code(self) -> str:
-        """The code package."""
-        return self.job + "/code.tar"
+        """The descriptor of the code package; its layers are shared with other jobs."""
+        return self.job + "/code.json"
 
     @property
     def node(self) -> str:
@@ -33,7 +34,7 @@ class JobPaths(NamedTuple):
 
     @property
     def brought_code(self) -> str:
-        """The code package, where the platform brings it."""
+        """The descriptor of the code package, where the platform brings it."""
         return f"{self.node}/{DELIVERED_CODE}"
 
     @property

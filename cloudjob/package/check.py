@@ -1,0 +1,90 @@
+"""What is checked before a byte of the source is read: the script, and the size."""
+
+from __future__ import annotations
+
+import difflib
+import heapq
+import os
+import posixpath
+import re
+from collections import Counter
+
+from cloudjob.errors import PackageError
+from cloudjob.package.tree import FILE, FOLDER, Tree
+from cloudjob.package.words import CLOUDJOBIGNORE, reading, shown, size_text
+
+_LISTED = 10
+_RELATIVE = "the script's path is relative to --source"
+
+
+def script(tree: Tree, path: str) -> None:
+    """Refuse a script that the job would not find.
+
+    Raises:
+        PackageError: It is left out, no file, or nowhere.
+    """
+    doing = f"pack {shown(tree.source)}: script {shown(path)}"
+    name = posixpath.normpath(path)
+    if posixpath.isabs(path) or name.split("/", 1)[0] == "..":
+        raise PackageError(f"{doing}: outside the source", hint=_RELATIVE)
+    with reading(tree.source, name):
+        full = tree.source / name
+        real = os.path.relpath(os.path.realpath(full), os.path.realpath(tree.source))
+        for out, reason in tree.left_out:
+            if _covers(out, name) or _covers(out, real):
+                why = reason if out in (name, real) else f"in {shown(out)}, {reason}"
+                raise PackageError(f"{doing}: {why}", hint=_keep(out))
+        if full.is_dir():
+            raise PackageError(f"{doing}: a folder", hint="name a file in it")
+        if not full.is_file():
+            raise PackageError(f"{doing}: no such file", hint=_nearest(tree, name))
+        full.open("rb").close()
+
+
+def size(tree: Tree, limit_bytes: int) -> None:
+    """Refuse a source over the limit from what ``stat`` said, before a byte of it is read.
+
+    Raises:
+        PackageError: With the ten largest paths, each written as the line that leaves it out.
+    """
+    total = sum(entry.size_bytes for entry in tree.entries)
+    if total <= limit_bytes:
+        return
+    sizes: Counter[str] = Counter()
+    for entry in tree.entries:
+        if entry.kind == FILE:
+            sizes[entry.name] += entry.size_bytes
+            top, slash, _ = entry.name.partition("/")
+            if slash:
+                sizes[top + "/"] += entry.size_bytes
+    largest = heapq.nsmallest(_LISTED, sizes.items(), key=lambda item: (-item[1], item[0]))
+    listed = ", ".join(f"{shown(ignore_line(path))} {size_text(size)}" for path, size in largest)
+    raise PackageError(
+        f"pack {shown(tree.source)}: {size_text(total)} is over the limit of "
+        f"{size_text(limit_bytes)}; largest: {listed}",
+        hint=f"each of these is the line in {CLOUDJOBIGNORE} that leaves it out; data reaches a "
+        "job with --input; --source-limit-mb sets another limit",
+    )
+
+
+def ignore_line(path: str) -> str:
+    """Return the line of an ignore file that means this path of the source and no other."""
+    text = re.sub(r"([*?\[\\])", r"\\\1", path)
+    return "/" + re.sub(r" $", r"\\ ", text)
+
+
+def _covers(left_out: str, name: str) -> bool:
+    return left_out == name or (left_out.endswith("/") and (name + "/").startswith(left_out))
+
+
+def _keep(left_out: str) -> str:
+    return f"a line !{shown(left_out)} in {CLOUDJOBIGNORE} keeps it"
+
+
+def _nearest(tree: Tree, name: str) -> str:
+    names = [entry.name for entry in tree.entries if entry.kind != FOLDER]
+    base = posixpath.basename(name)
+    by_base = {posixpath.basename(other): other for other in reversed(names)}
+    near = [by_base[base]] if base in by_base else difflib.get_close_matches(name, names, 1)
+    near = near or [by_base[word] for word in difflib.get_close_matches(base, by_base, 1)]
+    return f"did you mean {shown(near[0])}?" if near else _RELATIVE

@@ -1,0 +1,42 @@
+"""How many layers a package has: few, and yet an edit sends little. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# What an edit may send again beside the edited files.
+_CHEAP_BYTES = 48 * 1024
+_MOST_LAYERS = 12
+# Less than this is not worth sending everything again for.
+_DEAD_BYTES = 1024 * 1024
+
+
+def merged(live_bytes: Sequence[int], dead_bytes: int, new_bytes: int) -> int:
+    """Return how many of the newest layers a new one of ``new_bytes`` takes into itself.
+
+    Small layers are always taken. When there are many all the same, layers are taken until each one
+    that stays is at least twice as large as what lies above it, so that what is sent again, over
+    many edits, grows with the logarithm of the whole. When more than a third of what a node fetches
+    is dead, all is packed again.
+
+    Args:
+        live_bytes: What each layer holds that is still part of the tree, from the oldest on.
+        dead_bytes: What they hold that is not.
+    """
+    if dead_bytes > max(_DEAD_BYTES, (sum(live_bytes) + new_bytes) // 2):
+        return len(live_bytes)
+    taken, taken_bytes = 0, 0
+    for size_bytes in reversed(live_bytes):
+        if taken_bytes + size_bytes > _CHEAP_BYTES:
+            break
+        taken += 1
+        taken_bytes += size_bytes
+    if len(live_bytes) - taken < _MOST_LAYERS:
+        return taken
+    taken_bytes += new_bytes
+    for size_bytes in list(reversed(live_bytes))[taken:]:
+        if size_bytes >= 2 * taken_bytes and len(live_bytes) - taken < _MOST_LAYERS:
+            break
+        taken += 1
+        taken_bytes += size_bytes
+    return taken

@@ -1,0 +1,113 @@
+"""The source becomes a package: what is known is named, what is new goes into one new layer."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from cloudjob.package import check, layer, secrets
+from cloudjob.package.cache import Memory
+from cloudjob.package.contents import ChangedError
+from cloudjob.package.layer import Job
+from cloudjob.package.scan import scan
+from cloudjob.package.secrets import Searcher
+from cloudjob.package.tree import FILE, LeftOut, Tree
+from cloudjob.package.words import reading
+from jobentry.contract.packages import Layer, tree_digest
+
+# A line is a pattern of paths as in .gitignore, after [rule] for one rule only.
+ALLOW_FILE = ".cloudjob-secrets-allow"
+
+# Someone may be saving a file just now; a file that changes all the time is named.
+_ATTEMPTS = 3
+_PAUSE_S = 0.2
+
+
+class CodePackage(NamedTuple):
+    """The user's source, ready to be sent.
+
+    Args:
+        digest: ``sha256:`` and the digest of the tree.
+        size_bytes: How long its files are together.
+        layers: What it consists of, from the oldest layer to the newest.
+        left_out: What of the source is not in it, and why.
+        new: The file of the newest layer; None when nothing has changed.
+        memory: What the next pack should know, once the layers are in the store.
+    """
+
+    digest: str
+    size_bytes: int
+    files: int
+    layers: tuple[Layer, ...]
+    left_out: tuple[LeftOut, ...]
+    new: Path | None
+    memory: Memory
+
+
+class Options(NamedTuple):
+    """How a source is packed.
+
+    Args:
+        is_compressed: Deflate contents where that makes them smaller.
+        follow_links: Take what links outside the source lead to, instead of refusing them.
+        cache_folder: Where compiled rules are kept; empty: nowhere.
+    """
+
+    is_compressed: bool = False
+    follow_links: bool = False
+    cache_folder: Path | None = None
+
+
+def pack(
+    source: Path,
+    destination: Path,
+    *,
+    script: str,
+    limit_bytes: int,
+    options: Options = Options(),  # noqa: B008 (a value)
+    memory: Memory = Memory(),  # noqa: B008 (a value)
+) -> CodePackage:
+    """Write what ``memory`` does not know of ``source`` as one layer to ``destination``.
+
+    Raises:
+        PackageError: The source cannot be read, is too big, changes all the time, holds secrets or
+            links that leave it, or does not hold ``script``.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        now_ns = time.time_ns()
+        tree = scan(source, besides=destination, follow_links=options.follow_links)
+        check.script(tree, script)
+        check.size(tree, limit_bytes)
+        searcher = Searcher(options.cache_folder)
+        job = Job(
+            tree, memory, destination, options.is_compressed, searcher, _allowed(tree), now_ns
+        )
+        try:
+            made = layer.update(job) if memory.layers else None
+            return _package(tree, destination, made or layer.first(job))
+        except ChangedError:
+            if attempt == _ATTEMPTS:
+                raise
+            time.sleep(_PAUSE_S)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _package(tree: Tree, destination: Path, made: layer.Made) -> CodePackage:
+    entries = [known.entry for known in made.memory.entries]
+    return CodePackage(
+        digest=tree_digest(entries),
+        size_bytes=sum(entry.size_bytes for entry in entries),
+        files=sum(entry.kind == FILE for entry in entries),
+        layers=tuple(each.layer for each in made.memory.layers),
+        left_out=tree.left_out,
+        new=destination if made.is_new else None,
+        memory=made.memory,
+    )
+
+
+def _allowed(tree: Tree) -> secrets.Allows:
+    if not any(entry.name == ALLOW_FILE and entry.kind == FILE for entry in tree.entries):
+        return lambda _: False
+    with reading(tree.source, ALLOW_FILE):
+        return secrets.allowed((tree.source / ALLOW_FILE).read_bytes())

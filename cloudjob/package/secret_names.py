@@ -1,0 +1,45 @@
+"""Files that are left out because of what they are called, as ``.env`` and keys of ssh."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_FOLDERS = frozenset({".aws", ".ssh", ".kube"})
+_FILES = re.compile(
+    r"\.env|\.env\.(?!(?:.*\.)?(?:example|sample|template)$).*|id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?"
+    r"|[._]netrc|\.pypirc|\.git-credentials|\.obsutilconfig|credentials\.csv"
+    r"|kubeconfig(?:\.ya?ml)?|.*\.kubeconfig",
+    re.DOTALL,
+)
+# A name that none of these letters begin or end cannot match the above; most names are told apart
+# by this alone.
+_BEGINNINGS = (".env", "id_", ".netrc", "_netrc", ".pypirc", ".git-", ".obs", "cred", "kubec")
+_KEY_SUFFIXES = (".pem", ".key")
+_KEY_LIMIT_BYTES = 1024 * 1024
+_KEY_HEADER = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----")
+
+
+def reason(name: str, is_folder: bool) -> str:
+    """Return why a path of this last segment is left out, or ""."""
+    if is_folder:
+        return f"may hold secrets: {name}/" if name in _FOLDERS else ""
+    if name.startswith(_BEGINNINGS) or name.endswith(".kubeconfig"):
+        return "may hold secrets: its name" if _FILES.fullmatch(name) else ""
+    return ""
+
+
+def may_be_key(name: str) -> bool:
+    """Whether a file is named as keys are, though certificates and much else is, too."""
+    return name.endswith(_KEY_SUFFIXES)
+
+
+def key_reason(path: str, size_bytes: int) -> str:
+    """Return why a file that is named as a key is left out, or "".
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    if size_bytes > _KEY_LIMIT_BYTES:
+        return ""
+    return "may hold secrets: a private key" if _KEY_HEADER.search(Path(path).read_bytes()) else ""

@@ -1,0 +1,325 @@
+"""Secrets in the contents of files: found before anything is sent, named by file, line and rule.
+
+The rules are those of detect-secrets that know what a key looks like (not the ones that guess from
+words or randomness), and our own for what it lacks. Python would take most of a minute to look for
+them all in a hundred megabytes; Hyperscan takes a twentieth of a second, but says only that there
+may be something. What it points at is then decided by the rules themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cloudjob.package.tree import Entry
+
+# A longer file is data or a model and no text that somebody has typed a key into.
+LIMIT_BYTES = 1024 * 1024
+# Goes up when a rule of ours or the choice among theirs changes: all files are searched anew.
+_VERSION = 1
+_BINARY_SAMPLE_BYTES = 8000
+
+Span = tuple[Entry, int, int]
+
+
+class Finding(NamedTuple):
+    """A secret in a file; its value is never kept."""
+
+    path: str
+    line: int
+    rule: str
+
+
+# Whether the user lets a finding pass.
+Allows = Callable[[Finding], bool]
+
+
+class Rule(NamedTuple):
+    """One kind of secret.
+
+    Args:
+        pattern: What it looks like.
+        find: Whether the library sees one in these lines; None when the pattern decides.
+    """
+
+    name: str
+    pattern: re.Pattern[bytes]
+    find: Callable[[bytes], bool] | None = None
+
+
+# ---- our own rules -----------------------------------------------------------------------------
+
+_ASSIGNED = rb"""["']?\s*(?:=>|:=|[:=])\s*["']?"""
+# Code that handles keys quotes the header too; a key has its body on the next line.
+_OWN = (
+    Rule(
+        "private-key",
+        re.compile(
+            rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
+            rb"(?:\r?\n(?:[ \t]*[\w-]+: [^\n]*\n)*\s*[A-Za-z0-9+/=]{4,}\s*$"
+            rb"|(?:\\[rn]|[\s\"'])*[A-Za-z0-9+/]{40})",
+            re.MULTILINE,
+        ),
+    ),
+    Rule(
+        "kubernetes-client-key",
+        re.compile(rb"^[ \t]*client-key-data:[ \t]*[\"']?[A-Za-z0-9+/=]{20}", re.MULTILINE),
+    ),
+    Rule("kubernetes-token", re.compile(rb"^[ \t]*token:[ \t]*[\"']?eyJ[\w-]{20}", re.MULTILINE)),
+    Rule(
+        "secret-access-key",
+        re.compile(
+            rb"(?i)(?:secret[_-]?(?:access[_-]?)?key|(?<![a-z0-9])sk)"
+            + _ASSIGNED
+            + rb"(?=[^\n]{0,39}[0-9])(?=[^\n]{0,39}[a-z])[a-z0-9+/]{40}(?![a-z0-9+/=])"
+        ),
+    ),
+    Rule(
+        "access-key",
+        re.compile(
+            rb"(?:[Aa][Cc][Cc][Ee][Ss][Ss][_-]?[Kk][Ee][Yy](?:[_-]?[Ii][Dd])?"
+            rb"|(?<![A-Za-z0-9])[Aa][Kk])"
+            + _ASSIGNED
+            + rb"(?=[A-Z]{0,19}[0-9])(?=[0-9]{0,19}[A-Z])[A-Z0-9]{20}(?![A-Za-z0-9+/=_(.])"
+        ),
+    ),
+    Rule("azure-storage-key", re.compile(rb"AccountKey=[A-Za-z0-9+/]{86}==")),
+    Rule("github-token", re.compile(rb"\bgithub_pat_[A-Za-z0-9]{22}_[A-Za-z0-9]{59}\b")),
+    Rule("gitlab-token", re.compile(rb"\bgl(?:pat|dt|rt|ptt|cbt)-[A-Za-z0-9_-]{20,}")),
+    Rule("hugging-face-token", re.compile(rb"\bhf_[A-Za-z]{34}\b")),
+    Rule(
+        "openai-key", re.compile(rb"\bsk-(?:proj-|svcacct-)?[A-Za-z0-9_-]{20,}T3BlbkFJ[\w-]{20,}")
+    ),
+    Rule("anthropic-key", re.compile(rb"\bsk-ant-(?:api|admin)\d\d-[A-Za-z0-9_-]{80,}")),
+    Rule("google-api-key", re.compile(rb"\bAIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])")),
+    Rule("pypi-token", re.compile(rb"\bpypi-AgE[A-Za-z0-9_-]{60,}")),
+    Rule("wandb-key", re.compile(rb"(?i:wandb_api_key)" + _ASSIGNED + rb"[0-9a-f]{40}\b")),
+)
+
+# ---- the rules of detect-secrets -----------------------------------------------------------------
+
+# Theirs that need no guessing, by the modules that they are in. Left out, as hashes and identifiers
+# in ordinary files look the same: basic auth, keywords, entropy, and those of IBM and Azure.
+_THEIRS = {
+    "artifactory": "artifactory-key",
+    "aws": "aws-access-key",
+    "discord": "discord-token",
+    "github_token": "github-token",
+    "jwt": "json-web-token",
+    "mailchimp": "mailchimp-key",
+    "npm": "npm-token",
+    "sendgrid": "sendgrid-key",
+    "slack": "slack-token",
+    "square_oauth": "square-secret",
+    "stripe": "stripe-key",
+    "twilio": "twilio-key",
+}
+
+
+def rules() -> tuple[Rule, ...]:
+    """Return every rule; this imports the library."""
+    import importlib
+
+    from detect_secrets.plugins.base import RegexBasedDetector
+
+    found = list(_OWN)
+    for module, name in _THEIRS.items():
+        plugins = importlib.import_module(f"detect_secrets.plugins.{module}")
+        for kind in vars(plugins).values():
+            is_plugin = isinstance(kind, type) and issubclass(kind, RegexBasedDetector)
+            if is_plugin and kind.__module__ == plugins.__name__:
+                detector = kind()
+                found += [
+                    Rule(name, _as_bytes(pattern), _by(detector)) for pattern in detector.denylist
+                ]
+    return tuple(found)
+
+
+def _as_bytes(pattern: Any) -> re.Pattern[bytes]:
+    compiled = re.compile(pattern) if isinstance(pattern, str) else pattern
+    return re.compile(compiled.pattern.encode(), compiled.flags & ~re.UNICODE)
+
+
+def _by(detector: Any) -> Callable[[bytes], bool]:
+    """Return what finds a secret as the library does, which may look closer than its pattern."""
+
+    def find(lines: bytes) -> bool:
+        text = lines.decode("utf-8", "replace")
+        return any(True for _ in detector.analyze_string(text))
+
+    return find
+
+
+def version() -> str:
+    """Return what tells these rules from others, cheaply: without importing the library."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("detect_secrets")
+    folders = spec.submodule_search_locations if spec else None
+    with suppress(OSError):
+        for folder in folders or ():
+            return f"{_VERSION}-{Path(folder, 'plugins').stat().st_mtime_ns:x}"
+    return f"{_VERSION}"
+
+
+# ---- the search ----------------------------------------------------------------------------------
+
+# What a documented example looks like: it says so, or it is one letter again and again.
+_EXAMPLE = re.compile(rb"(?i)example|([a-z0-9*])\1{9}")
+_ALLOWED_HERE = re.compile(rb"cloudjob: allow-secret|pragma: allowlist secret")
+
+
+class Searcher:
+    """Looks for secrets in what is packed.
+
+    Args:
+        folder: Where the compiled rules are kept; without it they are compiled each time.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._version = version()
+        self._engine: Any = None
+        self._rules: tuple[Rule, ...] | None = None
+
+    def search(self, buffer: memoryview, spans: Sequence[Span]) -> list[Finding]:
+        """Return the secrets in files that lie one after another in ``buffer``."""
+        suspects = self._suspects(buffer, spans)
+        found: list[Finding] = []
+        for place in sorted(suspects):
+            entry, begin, end = spans[place]
+            found += self._decide(entry.name, bytes(buffer[begin:end]))
+        return found
+
+    def prepare(self) -> None:
+        """Get ready, so that children of this process need not."""
+        if self._engine is None:
+            self._engine = _engine(self._folder, self._version)
+
+    def is_searched(self, entry: Entry) -> bool:
+        """Whether a file is looked through at all."""
+        return not entry.is_named and 0 < entry.size_bytes <= LIMIT_BYTES
+
+    def tag(self, entry: Entry) -> str:
+        """Return what a file is marked with in which these rules found nothing."""
+        return self._version if self.is_searched(entry) else ""
+
+    def _suspects(self, buffer: memoryview, spans: Sequence[Span]) -> set[int]:
+        """Return the places of the files that may hold a secret."""
+        self.prepare()
+        if self._engine is False:
+            return {place for place, span in enumerate(spans) if self._is_text(buffer, span)}
+        ends: list[int] = []
+
+        def note(_rule: int, _begin: int, end: int, _flags: int, _context: object) -> None:
+            ends.append(end - 1)
+
+        self._engine.scan(buffer, match_event_handler=note)
+        begins = [begin for _, begin, _ in spans]
+        places = {bisect_right(begins, end) - 1 for end in ends}
+        return {place for place in places if self._is_text(buffer, spans[place])}
+
+    def _is_text(self, buffer: memoryview, span: Span) -> bool:
+        entry, begin, end = span
+        sample = bytes(buffer[begin : min(end, begin + _BINARY_SAMPLE_BYTES)])
+        return self.is_searched(entry) and b"\0" not in sample
+
+    def _decide(self, path: str, data: bytes) -> list[Finding]:
+        """Return what the rules themselves find in a file, the first of each line."""
+        if self._rules is None:
+            self._rules = rules()
+        found: dict[int, Finding] = {}
+        for rule in self._rules:
+            for match in rule.pattern.finditer(data):
+                begin = data.rfind(b"\n", 0, match.start()) + 1
+                end = data.find(b"\n", match.end())
+                lines = data[begin : len(data) if end < 0 else end]
+                if _EXAMPLE.search(match[0]) or _ALLOWED_HERE.search(lines):
+                    continue
+                if rule.find is not None and not rule.find(lines):
+                    continue
+                line = data.count(b"\n", 0, match.start()) + 1
+                found.setdefault(line, Finding(path, line, rule.name))
+        return [found[line] for line in sorted(found)]
+
+
+def _engine(folder: Path | None, tag: str) -> Any:
+    """Return all rules as one pattern, kept from the last time where possible.
+
+    False where there is no Hyperscan for this machine: then each file goes through every rule, at
+    a few megabytes a second.
+    """
+    try:
+        import hyperscan
+    except ImportError:
+        return False
+    # One of another version, or for another processor, is refused and made anew.
+    path = folder / f"secrets-{tag}.hs" if folder is not None else None
+    if path is not None:
+        with suppress(OSError, hyperscan.error):
+            engine = hyperscan.loadb(path.read_bytes(), mode=hyperscan.HS_MODE_BLOCK)
+            engine.scratch = hyperscan.Scratch(engine)
+            return engine
+    engine = _compiled(rules())
+    if path is not None:
+        with suppress(OSError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
+            new.write_bytes(hyperscan.dumpb(engine))
+            new.replace(path)
+    return engine
+
+
+def _compiled(every: Sequence[Rule]) -> Any:
+    import hyperscan
+
+    expressions, flags = [], []
+    for rule in every:
+        flag = hyperscan.HS_FLAG_PREFILTER | hyperscan.HS_FLAG_MULTILINE
+        if rule.pattern.flags & re.IGNORECASE:
+            flag |= hyperscan.HS_FLAG_CASELESS
+        # It knows no beginning of a line among other alternatives: then anything may stand there.
+        expressions.append(rule.pattern.pattern.replace(b"|^)", b"|)"))
+        flags.append(flag)
+    engine = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+    engine.compile(expressions=expressions, flags=flags)
+    return engine
+
+
+# ---- what the user lets pass ---------------------------------------------------------------------
+
+
+def allowed(text: bytes) -> Allows:
+    """Return whether a file of allowed findings lets one pass.
+
+    A line is a pattern of paths as in ``.gitignore``; after ``[rule]`` it allows that rule only.
+    """
+    from cloudjob.package.ignore import Rules
+
+    by_rule: dict[str, list[bytes]] = {}
+    for line in text.splitlines():
+        match = re.fullmatch(rb"\[([a-z0-9-]+)\]\s+(.+)", line)
+        rule, pattern = (match[1].decode(), match[2]) if match else ("", line)
+        by_rule.setdefault(rule, []).append(pattern)
+    lists = {rule: Rules("", b"\n".join(lines)) for rule, lines in by_rule.items()}
+
+    def allows(finding: Finding) -> bool:
+        segments = finding.path.split("/")
+        for rule in ("", finding.rule):
+            for depth in range(1, len(segments) + 1):
+                path, is_folder = "/".join(segments[:depth]), depth < len(segments)
+                word = (
+                    lists[rule].word(path, segments[depth - 1], is_folder)
+                    if rule in lists
+                    else None
+                )
+                if word is not None and word.ignores:
+                    return True
+        return False
+
+    return allows

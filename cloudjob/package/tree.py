@@ -1,0 +1,56 @@
+"""What a package is made of, as values: entries of the source, what is left out, the result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+FILE, FOLDER, LINK = "file", "folder", "link"
+
+
+class LeftOut(NamedTuple):
+    """A path of the source that is not in the package; a folder's path ends with ``/``."""
+
+    path: str
+    reason: str
+
+
+class Seen(NamedTuple):
+    """What ``stat`` says of a file; while that stays, its bytes are taken to be the same."""
+
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+
+class Entry(NamedTuple):
+    """One file, folder or link of the source, as ``stat`` saw it.
+
+    Args:
+        seen: Of a file.
+        target: Where a link leads.
+        is_named: Whether a line of ``.cloudjobignore`` spells it out to keep it.
+        real: Where to read a file that a followed link leads to; empty for all others.
+    """
+
+    name: str
+    kind: str
+    mode: int
+    seen: Seen | None = None
+    target: str = ""
+    is_named: bool = False
+    real: str = ""
+
+    @property
+    def size_bytes(self) -> int:
+        """How long a file is; 0 for all else."""
+        return self.seen.size_bytes if self.seen else 0
+
+
+class Tree(NamedTuple):
+    """What goes into the package, sorted by the bytes of its names, and what does not."""
+
+    source: Path
+    entries: tuple[Entry, ...]
+    left_out: tuple[LeftOut, ...]

@@ -1,0 +1,61 @@
+"""How the package speaks of paths, sizes and what the file system says."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cloudjob.errors import PackageError
+
+CLOUDJOBIGNORE = ".cloudjobignore"
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size for people: ``1.5 GiB``."""
+    size = float(size_bytes)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size_bytes} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def shown(path: str | Path) -> str:
+    """Return a path as one printable line, whatever bytes its name has."""
+    text = os.fspath(path)
+    return text if text.isprintable() else ascii(text)
+
+
+def came_back(error: OSError) -> str:
+    """Return what the file system said."""
+    return (error.strerror or str(error)).lower()
+
+
+def changed(source: Path, name: str) -> PackageError:
+    """Return the fault of a file that is no longer what it was a moment ago."""
+    return PackageError(
+        f"pack {shown(source)}: {shown(name)}: changed while it was read",
+        hint=f"is something writing to it? A line in {CLOUDJOBIGNORE} leaves it out",
+    )
+
+
+@contextmanager
+def reading(source: Path, name: str) -> Iterator[None]:
+    """Translate what the file system says about one path of the source."""
+    try:
+        yield
+    except OSError as error:
+        raise translated(source, name, error) from error
+
+
+def translated(source: Path, name: str, error: OSError) -> PackageError:
+    """Return the fault of one path of the source that the file system speaks of."""
+    if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
+        return changed(source, name)
+    return PackageError(
+        f"pack {shown(source)}: read {shown(name)}: {came_back(error)}",
+        hint=f"make it readable, or leave it out with a line in {CLOUDJOBIGNORE}",
+    )

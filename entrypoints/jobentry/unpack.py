@@ -1,0 +1,417 @@
+"""The code of a job: fetched, proven to be what was sent, and put into place as a whole.
+
+Nothing is written before the indices of all layers together make the tree whose digest the job was
+given. Then each content is checked as it is written, into a fresh folder that takes its place only
+when it is complete. Whatever a store may hold, nothing is written outside that folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import posixpath
+import zlib
+from typing import Iterable, Iterator, NamedTuple, Sequence
+
+from jobentry import objects
+from jobentry.contract import packages
+from jobentry.contract.packages import (
+    BELOW,
+    FILE,
+    FOLDER,
+    FOOTER_BYTES,
+    LINK,
+    RAW,
+    Content,
+    Entry,
+    FormatError,
+    Index,
+    name_bytes,
+)
+
+LIMIT_BYTES = 10 * 1024**3
+
+_WINDOW_BYTES = 4 * 1024 * 1024
+_FETCHERS = 4
+# The longest text of a link that Linux can follow.
+_TARGET_LIMIT_BYTES = 4095
+
+
+class UnpackError(Exception):
+    """Code cannot be unpacked: *doing what: to which thing: what came back*."""
+
+
+def fetch_code(uri: str, digest: str, folder: str, *, limit_bytes: int = LIMIT_BYTES) -> None:
+    """Fetch a code package and make ``folder`` hold exactly its files.
+
+    A folder that is there already (the container was restarted) is replaced as a whole, and is
+    left alone when anything fails.
+
+    Args:
+        uri: The package's descriptor.
+        digest: ``sha256:`` and the digest of the tree in hexadecimal.
+        folder: Where the files go; the folder above it must be writable.
+        limit_bytes: The most that all files together may take.
+
+    Raises:
+        UnpackError: The package cannot be fetched or is not what ``digest`` says, it holds what is
+            never packed, or the file system refuses.
+    """
+    folder = os.path.abspath(folder)
+    with _translated(uri, folder), contextlib.ExitStack() as opened:
+        descriptor = packages.load_descriptor(objects.read(uri))
+        if descriptor.digest != digest:
+            raise UnpackError(
+                "verify code: %s: digest is %s, not %s" % (uri, descriptor.digest, digest)
+            )
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        scratch = "%s.%s" % (folder, os.urandom(4).hex())
+        opened.callback(_remove, scratch)
+        os.mkdir(scratch, 0o700)
+        uris = [packages.layer_uri(uri, layer) for layer in descriptor.layers]
+        paths = _fetch_all(uris, scratch)
+        layers = [
+            opened.enter_context(_Layer.open(path, layer.digest))
+            for path, layer in zip(paths, descriptor.layers)
+        ]
+        fresh = posixpath.join(scratch, "code")
+        _unpack(layers, digest, fresh, limit_bytes)
+        _take_place(fresh, folder)
+
+
+# ---- fetching ------------------------------------------------------------------------------------
+
+
+def _fetch_all(uris: Sequence[str], scratch: str) -> list[str]:
+    """Bring the layers here, several at a time; return their files."""
+    paths, waiting = [], []
+    for number, uri in enumerate(uris):
+        # A folder of this machine is read where it is: each content is checked all the same.
+        is_here = uri.startswith("file:")
+        paths.append(objects.path_of(uri) if is_here else posixpath.join(scratch, str(number)))
+        if not is_here:
+            waiting.append((uri, paths[-1]))
+    if len(waiting) > 1:
+        _fetch_at_once(waiting)
+    for uri, path in waiting:
+        objects.fetch(uri, path)
+    return paths
+
+
+def _fetch_at_once(waiting: list[tuple[str, str]]) -> None:
+    """Fetch all that waits, and take it away."""
+    import threading
+
+    faults = []  # type: list[BaseException]
+
+    def work() -> None:
+        while not faults:
+            try:
+                uri, path = waiting.pop()
+            except IndexError:
+                return
+            try:
+                objects.fetch(uri, path)
+            except BaseException as error:  # noqa: BLE001 (told to who waits)
+                faults.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(min(_FETCHERS, len(waiting)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if faults:
+        raise faults[0]
+
+
+class _Layer:
+    """An open layer whose index is the one that was asked for."""
+
+    def __init__(self, descriptor: int, index: Index) -> None:
+        self._descriptor = descriptor
+        self.index = index
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, path: str, digest: str) -> Iterator[_Layer]:
+        """Open the layer whose index has this digest.
+
+        Raises:
+            FormatError: It is no such layer.
+        """
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size_bytes = os.fstat(descriptor).st_size
+            tail = _read(descriptor, max(0, size_bytes - FOOTER_BYTES), FOOTER_BYTES)
+            footer = packages.load_footer(tail, size_bytes)
+            stored = _read(descriptor, footer.offset, footer.stored_bytes)
+            data = packages.decode_index(stored, footer)
+            found = hashlib.sha256(data).hexdigest()
+            if found != digest:
+                raise FormatError("its index has the digest %s, not %s" % (found, digest))
+            index = packages.load_index(data)
+            for content in index.contents:
+                if content.offset + content.stored_bytes > footer.offset:
+                    raise FormatError("a content ends behind the last one")
+            yield cls(descriptor, index)
+        finally:
+            os.close(descriptor)
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Return exactly so many bytes."""
+        return _read(self._descriptor, offset, size_bytes)
+
+    def read_some(self, offset: int, most_bytes: int) -> bytes:
+        """Return what is there, which is less at the end of the layer."""
+        return os.pread(self._descriptor, most_bytes, offset)
+
+
+def _read(descriptor: int, offset: int, size_bytes: int) -> bytes:
+    data = os.pread(descriptor, size_bytes, offset)
+    while len(data) < size_bytes:
+        more = os.pread(descriptor, size_bytes - len(data), offset + len(data))
+        if not more:
+            raise FormatError("it ends early")
+        data += more
+    return data
+
+
+# ---- what may be unpacked ------------------------------------------------------------------------
+
+
+def _tree(layers: Sequence[_Layer], digest: str, limit_bytes: int) -> dict[str, Entry]:
+    """Return the tree that the layers make, once it is proven to be the one that was sent."""
+    tree = packages.merge([layer.index for layer in layers])
+    found = packages.tree_digest(tree.values())
+    if found != digest:
+        raise UnpackError("verify code: digest of the tree is %s, not %s" % (found, digest))
+    for entry in tree.values():
+        fault = _fault(entry, tree)
+        if fault:
+            raise FormatError("%a %s" % (entry.name, fault))
+    if sum(entry.size_bytes for entry in tree.values()) > limit_bytes:
+        raise FormatError("more than %d bytes of files" % limit_bytes)
+    return tree
+
+
+def _fault(entry: Entry, tree: dict[str, Entry]) -> str:
+    """Return what is wrong with an entry that ``cloudjob`` never packs, or ""."""
+    name = entry.name
+    if "\0" in name or any(segment in ("", ".", "..") for segment in name.split("/")):
+        return "is not a path below the folder"
+    above = posixpath.dirname(name)
+    # Nothing is ever written through a link, nor through what is a file.
+    if above and (above not in tree or tree[above].kind != FOLDER):
+        return "does not lie in a folder of the package"
+    if entry.kind == LINK and _leaves(name, entry.target):
+        return "is a link that leaves the folder"
+    return ""
+
+
+def _leaves(name: str, target: str) -> bool:
+    if not target or "\0" in target or len(name_bytes(target)) > _TARGET_LIMIT_BYTES:
+        return True
+    landing = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+    return posixpath.isabs(target) or landing.split("/", 1)[0] == ".."
+
+
+# ---- unpacking -----------------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """Where a content goes."""
+
+    content: Content
+    targets: list[tuple[bytes, int]]
+
+
+def _unpack(layers: Sequence[_Layer], digest: str, fresh: str, limit_bytes: int) -> None:
+    """Make ``fresh``, which nobody else knows of, and everything in it."""
+    tree = _tree(layers, digest, limit_bytes)
+    root = os.fsencode(fresh)
+    os.mkdir(root, 0o777)
+    # What the process takes from every mode; asking for it in any other way would change it.
+    withheld = 0o777 & ~os.stat(root).st_mode
+    folders = sorted(
+        (name_bytes(entry.name), entry.mode) for entry in tree.values() if entry.kind == FOLDER
+    )
+    for name, _ in folders:
+        os.mkdir(root + b"/" + name, 0o700)
+    for layer, places in zip(layers, _places(layers, tree, root)):
+        _write_all(layer, places, withheld)
+    links = [entry for entry in tree.values() if entry.kind == LINK]
+    for entry in links:
+        os.symlink(name_bytes(entry.target), root + b"/" + name_bytes(entry.name))
+    _check_links(root, links)
+    # Last and from the leaves up: a folder may be one that its owner cannot write to.
+    for name, mode in reversed(folders):
+        os.chmod(root + b"/" + name, mode)
+    os.chmod(root, 0o755)
+
+
+def _places(layers: Sequence[_Layer], tree: dict[str, Entry], root: bytes) -> list[list[_Place]]:
+    """Return for each layer what is read of it, in the order that it lies there."""
+    targets = {}  # type: dict[tuple[str, int], list[tuple[bytes, int]]]
+    for entry in tree.values():
+        if entry.kind == FILE:
+            target = (root + b"/" + name_bytes(entry.name), entry.mode)
+            targets.setdefault((entry.digest, entry.size_bytes), []).append(target)
+    places = []
+    for layer in layers:
+        found = []
+        for content in layer.index.contents:
+            if content.offset != BELOW:
+                wanted = targets.pop((content.digest, content.size_bytes), None)
+                if wanted:
+                    found.append(_Place(content, wanted))
+        found.sort(key=lambda place: place.content.offset)
+        places.append(found)
+    if targets:
+        raise FormatError("the content %s is in no layer" % next(iter(targets))[0])
+    return places
+
+
+def _write_all(layer: _Layer, places: Iterable[_Place], withheld: int) -> None:
+    """Write the contents of one layer, reading megabytes at a time."""
+    window, begin = memoryview(b""), 0
+    for place in places:
+        content = place.content
+        end = content.offset + content.stored_bytes
+        if max(content.stored_bytes, content.size_bytes) > _WINDOW_BYTES:
+            _write_large(layer, place, withheld)
+            continue
+        if not begin <= content.offset or end > begin + len(window):
+            begin = content.offset
+            window = memoryview(layer.read_some(begin, _WINDOW_BYTES))
+        stored = window[content.offset - begin : end - begin]
+        data = stored if content.encoding == RAW else _inflated(content, stored)
+        if len(data) != content.size_bytes or hashlib.sha256(data).hexdigest() != content.digest:
+            raise _damaged(content)
+        for path, mode in place.targets:
+            with _created(path, mode, withheld) as descriptor:
+                _write(descriptor, data)
+
+
+def _write_large(layer: _Layer, place: _Place, withheld: int) -> None:
+    """Write a content piece by piece to its first target, and copy it from there to the others."""
+    (path, mode), others = place.targets[0], place.targets[1:]
+    sha256, rest = hashlib.sha256(), place.content.size_bytes
+    with _created(path, mode, withheld) as descriptor:
+        for piece in _pieces(layer, place.content):
+            rest -= len(piece)
+            if rest < 0:
+                raise _damaged(place.content)
+            sha256.update(piece)
+            _write(descriptor, piece)
+    if rest or sha256.hexdigest() != place.content.digest:
+        raise _damaged(place.content)
+    for other, other_mode in others:
+        with open(path, "rb") as source, _created(other, other_mode, withheld) as descriptor:
+            for piece in iter(lambda: source.read(_WINDOW_BYTES), b""):
+                _write(descriptor, piece)
+
+
+def _pieces(layer: _Layer, content: Content) -> Iterator[bytes]:
+    """Yield a content in pieces that are never larger than a window."""
+    inflater = None if content.encoding == RAW else zlib.decompressobj()
+    for offset in range(content.offset, content.offset + content.stored_bytes, _WINDOW_BYTES):
+        end = min(offset + _WINDOW_BYTES, content.offset + content.stored_bytes)
+        stored = layer.read(offset, end - offset)
+        if inflater is None:
+            yield stored
+            continue
+        while stored:
+            try:
+                yield inflater.decompress(stored, _WINDOW_BYTES)
+            except zlib.error as error:
+                raise _damaged(content) from error
+            stored = inflater.unconsumed_tail
+            if inflater.eof and stored:
+                raise _damaged(content)
+
+
+def _inflated(content: Content, stored: memoryview) -> bytes:
+    try:
+        return packages.inflate(stored, content.size_bytes)
+    except FormatError as error:
+        raise _damaged(content) from error
+
+
+def _damaged(content: Content) -> FormatError:
+    return FormatError("a content is not the one with the digest %s" % content.digest)
+
+
+@contextlib.contextmanager
+def _created(path: bytes, mode: int, withheld: int) -> Iterator[int]:
+    """Make a file that was not there before, with this very mode."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        if mode & withheld:
+            os.fchmod(descriptor, mode)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, data: bytes | memoryview) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _check_links(root: bytes, links: Iterable[Entry]) -> None:
+    """Refuse links that lead out in a chain, though the letters of each one stay inside."""
+    real_root = os.path.realpath(root)
+    for entry in links:
+        real = os.path.realpath(os.path.join(real_root, name_bytes(entry.name)))
+        if not (real + b"/").startswith(real_root + b"/"):
+            raise FormatError("link %a leaves the folder" % entry.name)
+
+
+# ---- the folder ----------------------------------------------------------------------------------
+
+
+def _take_place(fresh: str, folder: str) -> None:
+    """Rename the new folder into place; the one there is gone only when the new one is."""
+    if not os.path.lexists(folder):
+        os.rename(fresh, folder)
+        return
+    old = "%s.old-%s" % (folder, os.urandom(4).hex())
+    os.rename(folder, old)
+    try:
+        os.rename(fresh, folder)
+    except OSError:
+        os.rename(old, folder)
+        raise
+    _remove(old)
+
+
+def _remove(path: str) -> None:
+    """Remove a file, or a folder with everything in it, also where nobody may write."""
+    import shutil
+
+    if not os.path.lexists(path):
+        return
+    if os.path.islink(path) or not os.path.isdir(path):
+        os.unlink(path)
+        return
+    os.chmod(path, 0o700)
+    for parent, folders, _ in os.walk(path):
+        for name in folders:
+            if not os.path.islink(os.path.join(parent, name)):
+                os.chmod(os.path.join(parent, name), 0o700)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _translated(uri: str, folder: str) -> Iterator[None]:
+    try:
+        yield
+    except objects.ObjectError as error:
+        raise UnpackError("fetch code: %s" % error) from error
+    except FormatError as error:
+        raise UnpackError("unpack code: %s: %s" % (uri, error)) from error
+    except OSError as error:
+        came_back = (error.strerror or str(error)).lower()
+        raise UnpackError("unpack code: %s to %s: %s" % (uri, folder, came_back)) from error

@@ -1,0 +1,168 @@
+"""An empty store of each kind, on real servers, and the same behind a network that fails."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cloudjob.store import ObjectStore, open_store
+from cloudjob.store.s3 import S3Store, place
+from cloudjob.store.s3.wire import Patience
+from tests.servers import (
+    INTERNAL,
+    LOST_ANSWER,
+    OBS_DOMAIN,
+    THROTTLED,
+    TOO_MANY,
+    Fault,
+    FaultProxy,
+    Request,
+    Server,
+)
+
+# Tries as often as by default, but a test doesn't wait for seconds in between.
+# A machine under load may take seconds for anything, and that must not count as a fault.
+QUICK = Patience(first_s=0.01, longest_s=0.1, stall_s=15.0)
+# The least that services take.
+PART_BYTES = 5 * 1024 * 1024
+KINDS = (
+    "file",
+    "s3 on SeaweedFS",
+    "s3 on moto",
+    "obs on SeaweedFS",
+    "obs on moto",
+    "s3 on SeaweedFS, storm",
+    "obs on moto, storm",
+)
+
+MakeBucket = Callable[[Server], str]
+MakeProxy = Callable[[Server], FaultProxy]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A store and how another process opens it."""
+
+    uri: str
+    environ: dict[str, str]
+    proxy: FaultProxy | None = None
+
+    def open(self, patience: Patience = QUICK) -> ObjectStore:
+        """Open the store, with parts that are short enough for tests."""
+        if self.uri.startswith("file:"):
+            return open_store(self.uri)
+        return S3Store(place.read(self.uri), patience=patience, part_bytes=PART_BYTES)
+
+
+@pytest.fixture
+def s3_given(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    new_bucket: MakeBucket,
+    fault_proxy: MakeProxy,
+) -> Callable[[str], Given]:
+    """Return what makes an empty store of a kind and sets the environment for it."""
+
+    def make(kind: str) -> Given:
+        environ = {"CLOUDJOB_HOME": str(tmp_path / "state"), "HOME": str(tmp_path / "user")}
+        if kind == "file":
+            given = Given(f"file://{tmp_path}/store", environ)
+        else:
+            given = _remote(kind, request, new_bucket, fault_proxy, environ)
+        for name in _OTHERS:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in given.environ.items():
+            monkeypatch.setenv(name, value)
+        return given
+
+    return make
+
+
+@pytest.fixture(params=KINDS)
+def given(request: pytest.FixtureRequest, s3_given: Callable[[str], Given]) -> Given:
+    """Make an empty store of each kind."""
+    return s3_given(request.param)
+
+
+@pytest.fixture
+def store(given: Given) -> ObjectStore:
+    """Open the empty store."""
+    return given.open()
+
+
+@pytest.fixture
+def entry_environ(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the entry no other way to the objects than what the store gives it."""
+    access = store.access()
+    # It uses its keys as long as they are good, whatever becomes of the environment.
+    store.exists("any")
+    for name in os.environ:
+        if name.startswith(("AWS_", "OBS_", "S3_", "HUAWEICLOUD_", "HW_")):
+            monkeypatch.delenv(name)
+    for name, value in access.items():
+        monkeypatch.setenv(name, value)
+
+
+# What a developer's own machine may have set.
+_OTHERS = (
+    "AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "OBS_ENDPOINT", "S3_ENDPOINT",
+    "HW_REGION_NAME", "OBS_ACCESS_KEY_ID", "OBS_SECRET_ACCESS_KEY", "OBS_SECURITY_TOKEN",
+    "http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY",
+)  # fmt: skip
+
+
+def _remote(
+    kind: str,
+    request: pytest.FixtureRequest,
+    new_bucket: MakeBucket,
+    fault_proxy: MakeProxy,
+    environ: dict[str, str],
+) -> Given:
+    server: Server = request.getfixturevalue("moto" if "moto" in kind else "seaweedfs")
+    bucket = new_bucket(server)
+    proxy = fault_proxy(server)
+    if kind.endswith("storm"):
+        storm(proxy)
+    if kind.startswith("s3"):
+        variables = {**server.environ, "AWS_ENDPOINT_URL": proxy.endpoint}
+        return Given(f"s3://{bucket}/pre fix", {**environ, **variables}, proxy)
+    keys = {
+        "OBS_ACCESS_KEY_ID": server.environ["AWS_ACCESS_KEY_ID"],
+        "OBS_SECRET_ACCESS_KEY": server.environ["AWS_SECRET_ACCESS_KEY"],
+        "OBS_ENDPOINT": f"http://{OBS_DOMAIN}",
+        # The bucket's own host name means something to the proxy only.
+        "http_proxy": proxy.endpoint,
+        "no_proxy": "127.0.0.1,localhost",
+    }
+    return Given(f"obs://{bucket}/pre fix", {**environ, **keys}, proxy)
+
+
+def storm(proxy: FaultProxy) -> None:
+    """Let every other request fail, each in another way."""
+    faults = itertools.cycle(
+        [
+            THROTTLED,
+            Fault(cut_request_at=10),
+            INTERNAL,
+            Fault(corrupt_request_at=0),
+            LOST_ANSWER,
+            Fault(cut_response_at=3),
+            Fault(status=500, code="InternalError", is_done=True),
+            Fault(corrupt_response_at=0),
+            TOO_MANY,
+            Fault(cut_response_at=3, resets=False),
+        ]
+    )
+    turns = itertools.cycle([True, False])
+    proxy.choose = lambda request: next(faults) if next(turns) and _is_fair(request) else None
+
+
+def _is_fair(request: Request) -> bool:
+    """Whether its bytes have a digest; nobody could notice a changed letter in a list."""
+    return request.method != "GET" or ("prefix=" not in request.query)

@@ -1,0 +1,550 @@
+"""What only stores of S3 and OBS promise: parts that go on, and a network that may fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudjob.errors import StoreError
+from cloudjob.store import ObjectStore
+from cloudjob.store.parallel import in_parallel
+from tests.conformance.conftest import PART_BYTES, QUICK, Given, storm
+from tests.servers import (
+    ACCESS_KEY,
+    HANG,
+    INTERNAL,
+    LOST_ANSWER,
+    SECRET_KEY,
+    THROTTLED,
+    Fault,
+    FaultProxy,
+    Request,
+    Server,
+    boto3_client,
+)
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 60
+KIB = 1024
+# Four parts, the last of them short.
+SIZE = 3 * PART_BYTES + 17
+# For what a hang is: much shorter than a test may take, and longer than anything else does.
+STALL = QUICK._replace(stall_s=4.0)
+S3Given = Callable[[str], Given]
+
+
+@pytest.fixture
+def given(s3_given: S3Given) -> Given:
+    """Make an empty store on the real server, behind a proxy without faults."""
+    return s3_given("s3 on SeaweedFS")
+
+
+@pytest.fixture
+def store(given: Given) -> ObjectStore:
+    """Open it."""
+    return given.open()
+
+
+@pytest.fixture
+def proxy(given: Given) -> FaultProxy:
+    """Return what stands before its server."""
+    assert given.proxy is not None
+    return given.proxy
+
+
+@pytest.fixture
+def big(tmp_path: Path) -> Path:
+    """Make a file that goes in several parts."""
+    path = tmp_path / "big"
+    path.write_bytes(os.urandom(SIZE))
+    return path
+
+
+def uploads(given: Given) -> list[Any]:
+    """Return the uploads that were begun and have not ended, as boto3 sees them."""
+    assert given.proxy is not None
+    client = boto3_client(given.proxy.endpoint)
+    found: list[Any] = client.list_multipart_uploads(Bucket=bucket(given)).get("Uploads") or []
+    return found
+
+
+def bucket(given: Given) -> str:
+    """Return the bucket of a store."""
+    return given.uri.split("/")[2]
+
+
+def until(is_true: Callable[[], Any], what: str) -> None:
+    """Wait for a condition, with a deadline."""
+    end = time.monotonic() + DEADLINE_S
+    while not is_true():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def is_part(request: Request) -> bool:
+    """Whether a part of an object is put."""
+    return request.method == "PUT" and "partNumber=" in request.query
+
+
+def is_get(request: Request) -> bool:
+    """Whether an object or a range of one is got."""
+    return request.method == "GET" and "key" in request.path
+
+
+# ---- in parts
+
+
+@pytest.mark.parametrize("kind", ["s3 on SeaweedFS", "s3 on moto", "obs on SeaweedFS"])
+@pytest.mark.parametrize("weather", [lambda _: None, storm], ids=["calm", "storm"])
+def test_a_large_object_comes_back_as_it_was(
+    s3_given: S3Given, kind: str, weather: Callable[[FaultProxy], None], big: Path, tmp_path: Path
+):
+    """In parts up and in ranges down; nothing is left of the parts, here or there."""
+    given = s3_given(kind)
+    assert given.proxy is not None
+    weather(given.proxy)
+    store = given.open()
+    sent, got = [0], [0]
+
+    store.put(big, "key", tell=lambda count: sent.__setitem__(0, sent[0] + count))
+    store.fetch("key", tmp_path / "out", tell=lambda count: got.__setitem__(0, got[0] + count))
+    given.proxy.choose = lambda _: None
+
+    assert (tmp_path / "out").read_bytes() == big.read_bytes() == store.get_bytes("key")
+    assert sent == got == [SIZE]
+    assert uploads(given) == []
+    assert list((tmp_path / "state" / "uploads").iterdir()) == []
+    assert len({r.query.split("&")[0] for r in given.proxy.requests if is_part(r)}) == 4
+
+
+def test_what_others_have_put_is_read(given: Given, store: ObjectStore, proxy: FaultProxy):
+    """Objects of boto3, in parts of another length or in one piece, are whole."""
+    client = boto3_client(proxy.endpoint)
+    one, many = (
+        os.urandom(6000 * KIB),
+        [os.urandom(6000 * KIB), os.urandom(5200 * KIB), os.urandom(9)],
+    )
+    client.put_object(Bucket=bucket(given), Key="pre fix/key-one", Body=one)
+    where = {"Bucket": bucket(given), "Key": "pre fix/key-many"}
+    upload = client.create_multipart_upload(**where)["UploadId"]
+    tags = [
+        client.upload_part(**where, UploadId=upload, PartNumber=number, Body=data)["ETag"]
+        for number, data in enumerate(many, 1)
+    ]
+    parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
+    client.complete_multipart_upload(**where, UploadId=upload, MultipartUpload={"Parts": parts})
+
+    assert store.get_bytes("key-one") == one
+    assert store.get_bytes("key-many") == b"".join(many)
+
+
+def test_an_object_that_is_replaced_meanwhile_is_one_of_the_two(
+    store: ObjectStore, proxy: FaultProxy, big: Path, tmp_path: Path
+):
+    """Never the beginning of one and the end of the other."""
+    store.put(big, "key")
+    other = tmp_path / "other"
+    other.write_bytes(os.urandom(SIZE))
+    proxy.add(Fault(delay_s=1.5), when=is_get, skip=1, times=2)
+    begun = len(proxy.requests)
+    results: list[bytes] = []
+    reader = threading.Thread(target=lambda: results.append(store.get_bytes("key")))
+    reader.start()
+    until(lambda: sum(map(is_get, proxy.requests[begun:])) >= 3, "ranges are asked for")
+    store.put(other, "key")
+    reader.join(DEADLINE_S)
+
+    assert results == [other.read_bytes()] or results == [big.read_bytes()]
+
+
+def test_a_file_that_changes_meanwhile_is_not_stored(
+    given: Given, store: ObjectStore, proxy: FaultProxy, big: Path
+):
+    """The error says so, and nothing is left on the server."""
+    proxy.add(Fault(delay_s=1), when=is_part, times=6)
+    errors: list[StoreError] = []
+
+    def put() -> None:
+        with pytest.raises(
+            StoreError, match=r"put key in .*big changed while it was read"
+        ) as caught:
+            store.put(big, "key")
+        errors.append(caught.value)
+
+    writer = threading.Thread(target=put)
+    writer.start()
+    until(lambda: any(map(is_part, proxy.requests)), "parts are sent")
+    with big.open("ab") as file:
+        file.write(b"more")
+    writer.join(DEADLINE_S)
+
+    assert len(errors) == 1
+    assert not store.exists("key")
+    assert uploads(given) == []
+
+
+# ---- killed at any point
+
+
+@pytest.mark.parametrize("point", range(12))
+def test_a_killed_writer_leaves_nothing_half_done(
+    given: Given, proxy: FaultProxy, big: Path, tmp_path: Path, point: int
+):
+    """Whenever SIGKILL comes, the old object stands, and the next put goes on with the parts."""
+    store = given.open()
+    store.put_bytes(b"old", "key")
+    proxy.clear()
+    # Each request is held up a little, so that it can be told apart from the next.
+    proxy.choose = lambda r: Fault(delay_s=0.05)
+    writer = start_writer(given, big)
+    until(lambda: len(proxy.requests) >= min(point // 2 + 1, 7), "the writer sends")
+    if point % 2:
+        time.sleep(0.04)
+    writer.kill()
+    writer.wait(DEADLINE_S)
+    proxy.choose = lambda _: None
+    is_done = any("uploadId=" in r.query and r.method == "POST" for r in proxy.requests)
+    held = store.get_bytes("key")
+    before = sum(map(is_part, proxy.requests))
+    proxy.clear()
+
+    store.put(big, "key")
+
+    assert held == b"old" or (is_done and held == big.read_bytes())
+    assert store.get_bytes("key") == big.read_bytes()
+    # An upload whose id never arrived is nobody's; the sweep takes it.
+    left = uploads(given)
+    assert not left or (before == 0 and len(left) == 1)
+    assert store.sweep(0) == len(left)
+    assert uploads(given) == []
+    assert list((tmp_path / "state" / "uploads").iterdir()) == []
+
+
+def start_writer(given: Given, path: Path) -> subprocess.Popen[bytes]:
+    """Put a file in another process."""
+    code = "import sys, pathlib; from cloudjob.store.s3 import S3Store, place\n"
+    code += f"store = S3Store(place.read(sys.argv[1]), part_bytes={PART_BYTES})\n"
+    code += "store.put(pathlib.Path(sys.argv[2]), 'key')"
+    environ = {**given.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/entrypoints"}
+    return subprocess.Popen([sys.executable, "-c", code, given.uri, str(path)], env=environ)
+
+
+def test_parts_that_are_there_are_not_sent_again(given: Given, proxy: FaultProxy, big: Path):
+    """A killed writer had sent three of four parts: the next one sends one."""
+    proxy.add(HANG, when=lambda r: "partNumber=4&" in r.query, times=100)
+    writer = start_writer(given, big)
+    sent = lambda: len(  # noqa: E731
+        boto3_client(proxy.endpoint)
+        .list_parts(Bucket=bucket(given), Key="pre fix/key", UploadId=uploads(given)[0]["UploadId"])
+        .get("Parts", [])
+    )
+    until(lambda: sum(map(is_part, list(proxy.requests))) >= 4 and sent() >= 3, "parts are there")
+    writer.kill()
+    writer.wait(DEADLINE_S)
+    proxy.clear()
+    begun = proxy.requests
+    store = given.open()
+
+    store.put(big, "key")
+
+    assert len([r for r in begun if is_part(r)]) <= 1
+    assert store.get_bytes("key") == big.read_bytes()
+
+
+def test_two_writers_of_one_object_do_not_disturb_each_other(given: Given, big: Path):
+    """Each finds the other's note locked, and sends its own parts."""
+    writers = [start_writer(given, big) for _ in range(3)]
+
+    assert [writer.wait(DEADLINE_S) for writer in writers] == [0, 0, 0]
+    assert given.open().get_bytes("key") == big.read_bytes()
+    assert uploads(given) == []
+
+
+def test_an_upload_that_nobody_goes_on_with_is_removed(
+    given: Given, proxy: FaultProxy, big: Path, tmp_path: Path
+):
+    """After a day, by the next large put to the same bucket."""
+    proxy.add(INTERNAL, when=is_part, times=1000)
+    impatient = given.open(QUICK._replace(tries=2))
+    with pytest.raises(StoreError):
+        impatient.put(big, "abandoned")
+    assert len(uploads(given)) == 1
+    proxy.clear()
+    (note,) = (tmp_path / "state" / "uploads").iterdir()
+    day_ago = time.time() - 25 * 3600
+    os.utime(note, (day_ago, day_ago))
+
+    given.open().put(big, "key")
+
+    assert uploads(given) == []
+    assert list((tmp_path / "state" / "uploads").iterdir()) == []
+
+
+# ---- a network that fails
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        THROTTLED,
+        INTERNAL,
+        LOST_ANSWER,
+        HANG,
+        Fault(status=500, code="InternalError", is_done=True),
+        Fault(cut_request_at=1_000_000),
+        Fault(corrupt_request_at=1_000_000),
+        Fault(status=503, code="SlowDown", headers={"Retry-After": "0"}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", ["PUT", "POST"])
+def test_a_put_survives_a_fault(
+    given: Given, proxy: FaultProxy, big: Path, fault: Fault, method: str
+):
+    """At a part, at the beginning and at the completion of an upload."""
+    proxy.add(fault, when=lambda r: r.method == method, skip=1)
+    store = given.open(STALL)
+
+    store.put(big, "key")
+
+    assert any(r.fault for r in proxy.requests)
+    assert store.get_bytes("key") == big.read_bytes()
+    assert uploads(given) == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        THROTTLED,
+        INTERNAL,
+        LOST_ANSWER,
+        HANG,
+        Fault(cut_response_at=3_000_000),
+        Fault(cut_response_at=3_000_000, resets=False),
+        Fault(corrupt_response_at=3_000_000),
+        Fault(hangs_at=3_000_000),
+        Fault(bytes_per_s=500),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("skip", [0, 2])
+def test_a_get_survives_a_fault(
+    given: Given, proxy: FaultProxy, big: Path, tmp_path: Path, fault: Fault, skip: int
+):
+    """In the first range, which is hashed for itself at best, and in a later one."""
+    store = given.open(STALL)
+    store.put(big, "key")
+    proxy.add(fault, when=is_get, skip=skip)
+
+    store.fetch("key", tmp_path / "out")
+
+    assert any(r.fault for r in proxy.requests)
+    assert (tmp_path / "out").read_bytes() == big.read_bytes()
+
+
+def test_bytes_that_never_arrive_unchanged_are_an_error(
+    given: Given, proxy: FaultProxy, s3_given: S3Given
+):
+    """On a server that checks digests, on one that does not, and on the way back."""
+    proxy.choose = lambda r: Fault(corrupt_request_at=0) if r.method == "PUT" else None
+    with pytest.raises(StoreError, match=r"put key in .*: the bytes did not arrive"):
+        given.open().put_bytes(b"some bytes", "key")
+    other = s3_given("s3 on moto")
+    assert other.proxy is not None
+    other.proxy.choose = proxy.choose
+    with pytest.raises(StoreError, match=r"put key in .*: the bytes did not arrive"):
+        other.open().put_bytes(b"some bytes", "key")
+    other.proxy.choose = lambda r: Fault(corrupt_response_at=0) if r.method == "GET" else None
+    with pytest.raises(StoreError, match=r"get key in .*: its bytes are not those"):
+        other.open().get_bytes("key")
+
+
+def test_a_long_list_is_complete_and_in_order(store: ObjectStore):
+    """Of more keys than a service names at a time, with folders among them."""
+    keys = sorted(
+        [f"a/{i:04}" for i in range(600)] + [f"a.{i:04}" for i in range(600)] + ["a", "a0", "b/c/d"]
+    )
+    in_parallel(lambda key: store.put_bytes(b"", key), [key for key in keys if key != "a"])
+
+    assert list(store.list("a")) == [key for key in keys if key not in ("a", "b/c/d")]
+
+
+# ---- what OBS must not be sent
+
+
+@pytest.mark.parametrize("kind", ["obs on SeaweedFS", "obs on moto"])
+def test_obs_is_spoken_to_as_it_wants(s3_given: S3Given, kind: str, big: Path):
+    """Virtual hosts, unsigned bodies, no checksums of newer kinds, lists of the first version."""
+    given = s3_given(kind)
+    assert given.proxy is not None
+    store = given.open()
+    store.put(big, "a")
+    store.put_bytes(b"x", "b")
+    store.get_bytes("a")
+    list(store.list())
+    store.exists("a")
+    store.delete("a")
+    store.sweep(0)
+
+    for request in given.proxy.requests:
+        assert request.headers["host"] == f"{bucket(given)}.obs.cn-north-4.myhuaweicloud.com"
+        assert request.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+        assert "/cn-north-4/s3/aws4_request" in request.headers["authorization"]
+        assert not [name for name in request.headers if "checksum" in name or "trailer" in name]
+        assert "chunked" not in request.headers.get("content-encoding", "")
+        assert "transfer-encoding" not in request.headers
+        assert "list-type" not in request.query
+        assert not request.query.startswith("delete")
+        if request.method == "PUT":
+            assert request.headers["content-md5"]
+
+
+# ---- refusals, each with what to try
+
+
+@pytest.mark.parametrize(
+    ("environ", "message", "hint"),
+    [
+        ({"AWS_ACCESS_KEY_ID": "other"}, "it does not know the access key (403", "is it the key"),
+        ({"AWS_SECRET_ACCESS_KEY": "other"}, "the signature is wrong (403", "is the secret key"),
+        (
+            {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
+            "no keys: not in the environment, nor in a profile file",
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile: ?profile=NAME",
+        ),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "connection refused", "is the endpoint right"),
+        ({"AWS_ENDPOINT_URL": "http://no.invalid"}, "its name is not known", "is the endpoint"),
+        ({"AWS_ENDPOINT_URL": "ftp://host"}, "not https://host or http://host:port", "?endpoint"),
+        ({"AWS_PROFILE": "nobody"}, "The config profile (nobody) could not be found", "set AWS_"),
+    ],
+    ids=str,
+)
+def test_a_refusal_says_what_to_try(
+    given: Given, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], message: str, hint: str
+):
+    """One line of what was done, to what, and what came back."""
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(StoreError) as caught:
+        given.open().put_bytes(b"x", "key")
+
+    assert message in caught.value.message
+    assert caught.value.hint.startswith(hint)
+    assert SECRET_KEY not in caught.value.message + caught.value.hint
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fault", "message", "hint"),
+    [
+        (Fault(status=403, code="AccessDenied"), "access denied (403", "do these keys have read"),
+        (
+            Fault(status=403, code="RequestTimeTooSkewed", headers={"Date": "LATE"}),
+            "the clocks differ too much: this one is 36",
+            "set this machine's clock",
+        ),
+        (
+            Fault(
+                status=301,
+                code="PermanentRedirect",
+                headers={"x-amz-bucket-region": "eu-west-101"},
+            ),
+            "the bucket is in eu-west-101, not in cn-north-4",
+            "s3://BUCKET/pre%20fix?region=eu-west-101",
+        ),
+        (Fault(status=400, code="ExpiredToken"), "the temporary keys have expired", "get fresh"),
+        (Fault(status=507, code="QuotaExceeded"), "the quota is used up (507", "remove what"),
+        (Fault(status=503, code="SlowDown"), "it asks us to slow down, again", "try again"),
+        (Fault(status=418, code="Teapot"), "made by the test (418 Teapot)", ""),
+    ],
+    ids=str,
+)
+def test_what_the_service_refuses_is_said(
+    given: Given, proxy: FaultProxy, fault: Fault, message: str, hint: str
+):
+    """In words, and with the service's own beside them."""
+    late = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() - 3600))
+    headers = {name: value.replace("LATE", late) for name, value in fault.headers.items()}
+    proxy.add(replace(fault, headers=headers), times=100)
+
+    with pytest.raises(StoreError) as caught:
+        given.open().put_bytes(b"x", "key")
+
+    assert caught.value.message.startswith(f"put key in s3://{bucket(given)}/pre%20fix: ")
+    assert message in caught.value.message
+    assert caught.value.hint.startswith(hint.replace("BUCKET", bucket(given)))
+
+
+@pytest.mark.parametrize("verb", ["put", "get", "list", "delete"])
+def test_a_bucket_that_is_not_there_is_named(s3_given: S3Given, verb: str):
+    """Nobody makes buckets by the way."""
+    store = replace(s3_given("s3 on moto"), uri="s3://no-such-bucket/x").open()
+    verbs: dict[str, Callable[[], object]] = {
+        "put": lambda: store.put_bytes(b"x", "key"),
+        "get": lambda: store.get_bytes("key"),
+        "list": lambda: list(store.list()),
+        "delete": lambda: store.delete("key"),
+    }
+    with pytest.raises(StoreError, match=r"in s3://no-such-bucket/x: no such bucket"):
+        verbs[verb]()
+
+
+def test_tls_to_a_plain_port_and_a_page_that_is_no_store_are_named(
+    given: Given, proxy: FaultProxy, seaweedfs: Server
+):
+    """Two ways to have the wrong endpoint."""
+    plain = replace(given, uri=f"{given.uri}?endpoint=https://127.0.0.1:{seaweedfs.port}")
+    with pytest.raises(StoreError, match=r"no TLS: ") as caught:
+        plain.open(QUICK._replace(tries=2)).put_bytes(b"x", "key")
+    assert caught.value.hint == "http:// or https://?"
+
+    proxy.choose = lambda _: Fault(status=200, code="Page")
+    with pytest.raises(StoreError, match=r"list  in .*the service lists no keys"):
+        list(given.open().list())
+
+
+def test_fresh_keys_are_taken_when_the_old_ones_have_expired(
+    given: Given, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Somebody rewrites the file, and the same store goes on."""
+    file = tmp_path / "credentials"
+    write_profile(file, "expired", "wrong")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    store = given.open()
+    with pytest.raises(StoreError):
+        store.put_bytes(b"x", "key")
+    write_profile(file, ACCESS_KEY, SECRET_KEY)
+    proxy.add(Fault(status=400, code="ExpiredToken"))
+
+    store.put_bytes(b"x", "key")
+
+    assert store.get_bytes("key") == b"x"
+
+
+def write_profile(file: Path, access_key: str, secret_key: str) -> None:
+    """Write AWS's file of credentials."""
+    words = (f"aws_access_key_id = {access_key}", f"aws_secret_access_key = {secret_key}")
+    file.write_text("\n".join(["[default]", *words, ""]))
+
+
+def test_many_threads_share_a_store(store: ObjectStore, proxy: FaultProxy):
+    """A storm, and every object is what its own thread put."""
+    storm(proxy)
+    numbers = range(100)
+    in_parallel(lambda i: store.put_bytes(b"%d" % i * 1000, f"key-{i}"), numbers)
+
+    found = in_parallel(lambda i: store.get_bytes(f"key-{i}"), numbers)
+
+    assert found == [b"%d" % i * 1000 for i in numbers]
