@@ -107,6 +107,7 @@ def load(
     cwd: Path,
     environ: Mapping[str, str],
     needs_script: bool = True,
+    copied: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Loaded:
     """Return the job that flags and files describe together.
 
@@ -116,6 +117,8 @@ def load(
         job_file: What ``--config`` names.
         cwd: The folder that relative flags mean.
         environ: Where secrets and ``$CLOUDJOB_CONFIG`` come from.
+        copied: What stands in the place of the files: where it comes from, and another job as
+            ``spec.masked`` shows it. Its secrets are taken from ``environ`` by their names.
         needs_script: False for ``config show``, which makes sense before there is a script.
 
     Raises:
@@ -126,7 +129,11 @@ def load(
     flag_layer = _flag_layer(flags, cwd, problems)
     source = flag_layer.get("source")
     files = _files(job_file, cwd, Path(source.value) if source else cwd, environ)
+    if copied is not None:
+        files = [file for file in files if file.must_exist and file.what == "job file"]
     layers = [_file_layer(file, problems) for file in files]
+    if copied is not None:
+        layers.insert(0, _copied_layer(*copied, cwd, problems))
     values = {key: value for layer in [*layers, flag_layer] for key, value in layer.items()}
     spec = _spec(_with_secrets(values, environ, problems), cwd)
     for key, what in faults(spec):
@@ -225,6 +232,23 @@ def _flag_layer(flags: Mapping[str, object], cwd: Path, problems: list[str]) -> 
         origin = field.flag or "command line"
         for dotted, item in _flattened(key, field, value):
             _put(layer, dotted, field, _Value(item, origin, cwd), problems)
+    return layer
+
+
+def _copied_layer(
+    origin: str, described: Mapping[str, Any], cwd: Path, problems: list[str]
+) -> _Layer:
+    """Return a job as a layer; what an older cloudjob knew and we do not is left out."""
+    layer: _Layer = {}
+    flat = {field.name: described.get(field.name) for field in FIELDS}
+    flat["secrets"] = dict.fromkeys(flat["secrets"] or (), "")
+    for name, fields in SECTIONS.items():
+        values = described.get(name) or {}
+        flat.update({f"{name}.{f.name}": values[f.name] for f in fields if f.name in values})
+    for key, value in flat.items():
+        field = _field(key)
+        for dotted, item in _flattened(key, field, value):
+            _put(layer, dotted, field, _Value(item, origin, cwd, f"{origin}: "), problems)
     return layer
 
 

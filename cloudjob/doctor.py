@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudjob.backends.base import Check
+from cloudjob.backends import open_backend
+from cloudjob.backends.base import Backend, Check
 from cloudjob.backends.docker import engine
 from cloudjob.backends.docker.delivery import ENTRY, ENTRY_LABEL, entry_digest
 from cloudjob.backends.docker.request import GROUP_ID, HOME, USER_ID
 from cloudjob.errors import BackendError
+from cloudjob.spec import JobSpec, section
 
 _LIMIT_S = 60
 _OPEN_MPI = re.compile(r"\(Open MPI\) ((\d+)\.(\d+)[.\w]*)")
@@ -48,6 +50,15 @@ def check_machine(home: Path) -> list[Check]:
         _namespaces(),
         docker._replace(is_needed=not mpirun.is_ok),
     ]
+
+
+def check_backend(spec: JobSpec, home: Path) -> list[Check]:
+    """Return what a backend has of what jobs need, or this one if it says what that is."""
+    backend: Backend[Any] = open_backend(spec.backend, home, dict(section(spec, spec.backend)))
+    uri = spec.store or backend.store()[0]
+    is_whole = bool(spec.flavor or spec.script or section(spec, spec.backend).get("pool_id"))
+    checks = backend.checks(spec if is_whole else None, uri)
+    return checks or check_machine(home)
 
 
 def _state_folder(home: Path) -> Check:

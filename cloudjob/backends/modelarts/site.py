@@ -16,7 +16,9 @@ from cloudjob.backends.modelarts.sign import Keys
 from cloudjob.errors import NotAuthorised, UsageError
 
 # What `cloudjob emulator up` leaves for the other commands, below the folder of cloudjob's state.
-EMULATOR_FILE = "emulator/endpoint.json"
+EMULATOR_FILE = "emulator/address.json"
+# What a job runs in there that says nothing of it.
+_LOCAL = {"bucket": "cloudjob", "image": "cloudjob/base:latest", "flavor": "modelarts.vm.cpu.2u"}
 # Given as the endpoint: the emulator, whatever else is said.
 EMULATOR = "emulator"
 
@@ -152,10 +154,10 @@ def _local(
         region=said["region"] or emulator.get("region", ""),
         project_id=said["project_id"] or emulator["project_id"],
         keys=_keys_of(environ) or Keys(emulator["access_key"], emulator["secret_key"]),
-        store_uri=f"obs://{emulator.get('bucket', 'cloudjob')}?endpoint={emulator['s3_endpoint']}"
+        store_uri=f"obs://{emulator['bucket']}?endpoint={emulator['s3_endpoint']}"
         f"&region={emulator.get('region') or 'local'}&addressing=path",
-        default_image=emulator.get("image", ""),
-        default_flavor=emulator.get("flavor", ""),
+        default_image=emulator["image"],
+        default_flavor=emulator["flavor"],
         origin="emulator",
     )
 
@@ -232,7 +234,7 @@ def _emulator(state: Path) -> dict[str, str]:
     path = state / EMULATOR_FILE
     try:
         said = json.loads(path.read_bytes())
-        return {name: str(value) for name, value in _needed(said)}
+        return {**_LOCAL, **{name: str(value) for name, value in _needed(said)}}
     except (OSError, ValueError, KeyError, AttributeError):
         return {}
 
