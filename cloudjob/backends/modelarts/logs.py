@@ -35,11 +35,6 @@ class Window(NamedTuple):
         """Where in the log it begins."""
         return self.full_bytes - self.size_bytes
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the bytes of the text are the log's."""
-        return len(self.text.encode("utf-8", "surrogatepass")) == self.size_bytes
-
 
 class Gap(NamedTuple):
     """Between what was seen and the window lies something that nobody has seen.
@@ -103,11 +98,15 @@ class Stitcher:
         """Return where in the window's text what is new begins, None when nothing tells."""
         if not self._seen_bytes:
             return 0
-        growth_bytes = window.full_bytes - self._seen_bytes
-        guess = _index_from_end(window.text, growth_bytes)
-        if guess is not None and self._fits(window.text, guess):
-            return guess
-        return self._search(window.text, guess if guess is not None else len(window.text))
+        ahead_bytes = self._seen_bytes - window.first
+        guesses = [
+            _index_of(window.text, ahead_bytes),
+            _index_from_end(window.text, window.full_bytes - self._seen_bytes),
+        ]
+        for guess in guesses:
+            if guess is not None and self._fits(window.text, guess):
+                return guess
+        return self._search(window.text, ahead_bytes)
 
     def _fits(self, text: str, begin: int) -> bool:
         """Whether the text before ``begin`` is the end of what was seen."""
@@ -120,28 +119,39 @@ class Stitcher:
             return not self._is_whole and before.endswith(self._tail)
         return self._tail.endswith(before)
 
-    def _search(self, text: str, guess: int) -> int | None:
-        """Return the place nearest to ``guess`` at which what was seen ends."""
+    def _search(self, text: str, ahead_bytes: int) -> int | None:
+        """Return the place at which what was seen ends: the likeliest by the number of bytes."""
         end = self._tail[-_PROOF:]
         if not end:
-            return guess
+            return None
         best: int | None = None
+        nearest_bytes = 0
         at = text.find(end)
         while at >= 0:
             place = at + len(end)
-            is_nearer = best is None or abs(place - guess) < abs(best - guess)
-            if is_nearer and self._fits(text, place):
-                best = place
+            away_bytes = abs(_size(text[:place]) - ahead_bytes)
+            if (best is None or away_bytes < nearest_bytes) and self._fits(text, place):
+                best, nearest_bytes = place, away_bytes
             at = text.find(end, at + 1)
         return best
 
     def _take(self, window: Window, begin: int, *, is_last: bool) -> bytes:
-        end = len(window.text) if is_last else window.text.rfind("\n") + 1
+        """Give out the new whole lines, as far as one can say how many bytes of the log they are.
+
+        U+FFFD may stand for one byte or for three. Lines without it can be counted, and lines with
+        it, too, while what is held back has none; else they wait until it has.
+        """
+        text = window.text
+        end = len(text) if is_last else text.rfind("\n") + 1
+        if _REPLACED in text[begin:end] and _REPLACED in text[end:]:
+            end = text.rfind("\n", 0, text.index(_REPLACED, begin)) + 1
         if end <= begin:
             return b""
-        new, rest = window.text[begin:end], window.text[end:]
-        # Counted from the end: what is held back is short, and most likely sound.
-        self._seen_bytes = window.full_bytes - len(rest.encode("utf-8", "surrogatepass"))
+        new = text[begin:end]
+        if _REPLACED in new:
+            self._seen_bytes = window.full_bytes - _size(text[end:])
+        else:
+            self._seen_bytes += _size(new)
         self._remember(new)
         return _ended(new.encode("utf-8", "surrogatepass"), is_last=is_last)
 
@@ -157,15 +167,36 @@ def _ended(new: bytes, *, is_last: bool) -> bytes:
     return new + b"\n" if is_last and new and not new.endswith(b"\n") else new
 
 
-def _index_from_end(text: str, size_bytes: int) -> int | None:
-    """Return where in ``text`` its last ``size_bytes`` bytes begin, None within a character."""
-    if size_bytes <= 0:
-        return len(text) if size_bytes == 0 else None
-    # Fast for what is mostly ASCII: no more characters than bytes.
-    encoded = text[-size_bytes:].encode("utf-8", "surrogatepass")
+def _index_of(text: str, size_bytes: int) -> int | None:
+    """Return how many characters the first bytes are, None where one cannot count them."""
+    part = text[:size_bytes]
+    if _REPLACED in part:
+        # It may lie behind the place that is looked for; a character has four bytes at most.
+        part = part[: part.index(_REPLACED)]
+    encoded = part.encode("utf-8", "surrogatepass")
     if len(encoded) < size_bytes:
         return None
-    tail = encoded[len(encoded) - size_bytes :]
-    if tail and tail[0] & 0xC0 == 0x80:
+    return _characters(encoded[:size_bytes])
+
+
+def _index_from_end(text: str, size_bytes: int) -> int | None:
+    """Return where the last bytes begin, None where one cannot count them."""
+    part = text[-size_bytes:] if size_bytes else ""
+    part = part[part.rfind(_REPLACED) + 1 :]
+    encoded = part.encode("utf-8", "surrogatepass")
+    if len(encoded) < size_bytes:
         return None
-    return len(text) - len(tail.decode("utf-8", "surrogatepass"))
+    count = _characters(encoded[len(encoded) - size_bytes :])
+    return None if count is None else len(text) - count
+
+
+def _characters(data: bytes) -> int | None:
+    """Return how many characters these bytes are, None when one of them is cut."""
+    try:
+        return len(data.decode("utf-8", "surrogatepass"))
+    except UnicodeDecodeError:
+        return None
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))

@@ -335,10 +335,17 @@ def _problems(submission: Submission, site: Site, options: Mapping[str, object])
 
 
 def _place_problems(submission: Submission) -> Iterator[str]:
+    if submission.spec.restore_outputs != "none":
+        yield (
+            "restore_outputs: ModelArts keeps the outputs and does not bring them back (allowed "
+            "none; make what an earlier job left an --input)"
+        )
     for name, uri in submission.outputs:
         if not _is_obs(uri):
             yield f"outputs.{name}: ModelArts keeps outputs in OBS only (given {given(uri)})"
     for name, uri in submission.spec.inputs.items():
+        if name in submission.spec.input_nodes and _is_obs(uri):
+            yield f"input_nodes.{name}: ModelArts brings an input to every node"
         if uri.startswith("file:"):
             yield f"inputs.{name}: no node has the files of this machine (given {given(uri)})"
 
