@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 from cloudjob.backends.base import Check
 from cloudjob.backends.modelarts.client import SKEW_LIMIT_S, Client
+from cloudjob.backends.modelarts.refusals import ServiceError
 from cloudjob.backends.modelarts.request import folder_url
 from cloudjob.errors import BackendError
 from cloudjob.spec import JobSpec, nearest, section
@@ -148,7 +149,15 @@ def _pool(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     wanted = str(section(spec, "modelarts")["pool_id"]) if spec else ""
     if not wanted:
         return
-    pool = client.pool(wanted)
+    try:
+        pool = client.pool(wanted)
+    except ServiceError as error:
+        if error.refusal.status not in (400, 404):
+            raise
+        yield Check(
+            "pool", False, error.message, "`modelarts.pool_id` is the id of a pool of yours"
+        )
+        return
     phase = str((pool.get("status") or {}).get("phase") or "")
     is_up = phase.lower() in ("running", "")
     hint = "wait for it, or choose another pool"

@@ -26,8 +26,8 @@ _JOBS_PAGE, _EVENTS_PAGE = 50, 100
 SKEW_LIMIT_S = 15 * 60.0
 _TOKEN_LIFE_S = 20 * 3600.0
 _MAY_PASS = (429, 500, 502, 503, 504)
-# The gateway has not let these through, so nothing was done.
-_NOT_DONE = (429, 503)
+# The gateway has not let it through, so nothing was done.
+_NOT_DONE = (429,)
 _JSON = (("Content-Type", "application/json"),)
 _WHOLE_LOG = "application/octet-stream"
 _AGENT = f"cloudjob/{__version__}"
