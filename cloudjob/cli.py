@@ -624,7 +624,9 @@ def _add_emulator(commands: Any, *, is_asked: bool) -> None:
     fault.add_argument("kind", metavar="KIND", help="what goes wrong; or list, or clear")
     fault.add_argument("--count", type=_count, metavar="N", default=0, help="so many times")
     fault.add_argument("--seconds", type=float, metavar="S", default=0.0, help="for so long")
-    fault.add_argument("--amount", type=float, metavar="S", default=0.0, help="how slow, how skewed")
+    fault.add_argument(
+        "--amount", type=float, metavar="S", default=0.0, help="how slow, how skewed"
+    )
     fault.add_argument("--job", metavar="ID", default="", help="only this job, by the service's id")
     fault.add_argument("--node", type=_count, metavar="I", default=0, help="which node")
     fault.add_argument("--path", metavar="TEXT", default="", help="only requests to such a path")

@@ -173,9 +173,7 @@ class Catalog:
         engine = dict(config.get("engine") or {})
         found = wanted.engine_of(engine, self._service.settings)
         if found:
-            engine.update(
-                engine_id=found.id, engine_name=found.name, engine_version=found.version
-            )
+            engine.update(engine_id=found.id, engine_name=found.name, engine_version=found.version)
         if config.get("code_dir"):
             wanted.place(config["code_dir"])
         lists = {key: config.get(key) or [] for key in ("parameters", "inputs", "outputs")}

@@ -188,9 +188,7 @@ def _end_jobs(place: Path) -> None:
 
 def _ask(place: Path, method: str, path: str, body: Any = None) -> dict[str, Any]:
     if not state.is_running(place):
-        raise BackendError(
-            "asking the emulator: it does not run", hint="cloudjob emulator up"
-        )
+        raise BackendError("asking the emulator: it does not run", hint="cloudjob emulator up")
     found = _need(place)
     host = found.endpoint.partition("//")[2]
     connection = http.client.HTTPConnection(host, timeout=_ANSWER_S)

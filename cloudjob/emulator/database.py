@@ -368,9 +368,7 @@ class Database:
 
 def _values(row: JobRow) -> tuple[Any, ...]:
     values = asdict(row)
-    return tuple(
-        json.dumps(values[name]) if name in _JSON else values[name] for name in _COLUMNS
-    )
+    return tuple(json.dumps(values[name]) if name in _JSON else values[name] for name in _COLUMNS)
 
 
 def _row(found: tuple[Any, ...]) -> JobRow:

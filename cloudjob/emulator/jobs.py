@@ -298,7 +298,5 @@ def check_code_limits(found: list[Object], settings: Any) -> None:
         raise ApiError("ModelArts.2761", f"{settings.code_limit_bytes / (1 << 30):g}")
 
 
-
-
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")

@@ -306,6 +306,7 @@ class DockerMachines:
             has_key=is_led and row.nodes > 1,
             secret_names=(),
             has_entry=is_led,
+            aliases=tuple(plan.aliases(row, index) for index in range(row.nodes)),
         )
 
     def _node(

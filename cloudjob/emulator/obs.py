@@ -163,9 +163,7 @@ class Obs:
         """Return a URL under which anybody can read an object for a while."""
         wanted = {"Bucket": place.bucket, "Key": place.key, "ResponseContentType": content_type}
         with _translated():
-            return str(
-                self._client.generate_presigned_url("get_object", wanted, ExpiresIn=seconds)
-            )
+            return str(self._client.generate_presigned_url("get_object", wanted, ExpiresIn=seconds))
 
 
 def _each(action: Any, items: list[Any]) -> list[Any]:

@@ -108,7 +108,8 @@ def environment(
         "MA_MOUNT_PATH": mount,
         "MA_JOB_DIR": f"{mount}/user-job-dir",
         "MA_LOG_DIR": f"{mount}/log",
-        "WORKSPACE": f"{mount}/user-job-dir/code",
+        # The documents show ".../code" for a code directory of that name.
+        "WORKSPACE": _workspace(algorithm),
         "MA_CURRENT_IP": address,
         "MA_CURRENT_HOST_IP": address,
         "MA_CURRENT_INSTANCE_NAME": instance,
@@ -208,6 +209,12 @@ def sensitive(row: JobRow) -> list[str]:
 
 
 # -- parts ----------------------------------------------------------------------------------------
+
+
+def _workspace(algorithm: Mapping[str, Any]) -> str:
+    if algorithm.get("code_dir"):
+        return code_path(algorithm)
+    return f"{HOME}/modelarts/user-job-dir"
 
 
 def _roots(row: JobRow) -> list[str]:

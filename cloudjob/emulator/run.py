@@ -419,8 +419,7 @@ class Run:
         self._stop_at, self._is_killed = 0.0, False
         self.context.database.update_job(row.id, run=run)
         self._event(
-            f"Training job is restarted ({recover}), {restarts + 1} of "
-            f"{wanted.retries(row.body)}.",
+            f"Training job is restarted ({recover}), {restarts + 1} of {wanted.retries(row.body)}.",
             "Warning",
         )
         if end.lost:

@@ -211,9 +211,7 @@ class Emulator:
         if database.take_fault("obs-error", path=target):
             return Refusal(delay_s, 503, "ServiceUnavailable", "Reduce your request rate.")
         if is_write(method, target) and database.take_fault("full-obs", path=target):
-            return Refusal(
-                delay_s, 403, "InsufficientStorageSpace", "Insufficient storage space."
-            )
+            return Refusal(delay_s, 403, "InsufficientStorageSpace", "Insufficient storage space.")
         return Refusal(delay_s) if delay_s else None
 
 
@@ -282,4 +280,3 @@ def main() -> None:
     emulator.close()
     # Threads of jobs are in the middle of things, which the next emulator takes up.
     os._exit(0)
-

@@ -15,7 +15,13 @@ from cloudjob.emulator.access import Account
 from cloudjob.emulator.settings import Settings
 from cloudjob.errors import BackendError
 
-ACCOUNT, ADDRESS, LOCK, LOG, SETTINGS = "account.json", "address.json", "lock", "log", "settings.yaml"
+ACCOUNT, ADDRESS, LOCK, LOG, SETTINGS = (
+    "account.json",
+    "address.json",
+    "lock",
+    "log",
+    "settings.yaml",
+)
 DATABASE, OBS, JOBS, BACKENDS = "state.db", "obs", "jobs", "backends"
 
 

@@ -158,9 +158,7 @@ def _algorithm(given: dict[str, Any], settings: Settings) -> dict[str, Any]:
     engine = engine_of(asked, settings)
     image = str(asked.get("image_url") or "")
     if engine:
-        asked.update(
-            engine_id=engine.id, engine_name=engine.name, engine_version=engine.version
-        )
+        asked.update(engine_id=engine.id, engine_name=engine.name, engine_version=engine.version)
         _check_preset(given)
     elif not image:
         raise ApiError("ModelArts.2780", "")

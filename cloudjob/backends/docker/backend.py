@@ -387,12 +387,19 @@ def _make_containers(
     key = delivery.new_key() if request.has_key else b""
     hosts = tuple(node.host for node in request.nodes)
     has_driver = _has_log_driver(client)
+    known = [
+        f"{name}:{address}"
+        for names, address in zip(request.aliases, addresses, strict=False)
+        for name in names
+    ]
 
     def make(index: int) -> str:
         node = request.nodes[index]
         config = requests.with_address(node.config, addresses[index])
         if not has_driver:
             del config["HostConfig"]["LogConfig"]
+        if known:
+            config["HostConfig"]["ExtraHosts"] = known
         with engine.translated(f"making the container {node.name}"):
             made = client.create_container_from_config(config, node.name)["Id"]
             archive = delivery.archive(node, hosts, key, with_entry=with_entry)

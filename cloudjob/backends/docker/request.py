@@ -79,6 +79,7 @@ class DockerRequest:
         outputs: Other folders of this machine that the nodes write to.
         has_key: Whether the nodes get a key for ssh; it is made when the job is sent.
         has_entry: Whether the image must have our entry, of our version; else any image will do.
+        aliases: For each node the names that the others know before it has started.
     """
 
     job: str
@@ -90,6 +91,7 @@ class DockerRequest:
     has_key: bool
     secret_names: tuple[str, ...]
     has_entry: bool = True
+    aliases: tuple[tuple[str, ...], ...] = ()
 
 
 def build(submission: Submission, owner: str) -> DockerRequest:
