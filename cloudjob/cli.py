@@ -337,6 +337,69 @@ def _image_build(options: argparse.Namespace) -> int:
     return 0
 
 
+def _emulator_up(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from cloudjob.emulator import daemon
+
+    config = Path(options.settings) if options.settings else None
+    found = daemon.up(_home(), config=config, port=options.port)
+    if found.note:
+        _say(found.note)
+    _print_emulator(found.shown(), is_json=options.json)
+    return 0
+
+
+def _emulator_down(_options: argparse.Namespace) -> int:
+    from cloudjob.emulator import daemon
+
+    _say("the emulator has ended" if daemon.down(_home()) else "no emulator runs")
+    return 0
+
+
+def _emulator_status(options: argparse.Namespace) -> int:
+    from cloudjob.emulator import daemon
+
+    _print_emulator(daemon.status(_home()), is_json=options.json)
+    return 0
+
+
+def _emulator_reset(_options: argparse.Namespace) -> int:
+    from cloudjob.emulator import daemon
+
+    ran = daemon.reset(_home())
+    _say("all is forgotten" + (", and the emulator runs again with new keys" if ran else ""))
+    return 0
+
+
+def _emulator_fault(options: argparse.Namespace) -> int:
+    from cloudjob.emulator import daemon
+    from cloudjob.emulator.faults import KINDS
+
+    if options.kind == "clear":
+        _say(f"{daemon.clear_faults(_home())} fault(s) ended")
+    elif options.kind == "list":
+        _print_json(daemon.faults(_home()))
+    elif options.kind in KINDS:
+        names = ("kind", "count", "seconds", "amount", "job", "node", "path")
+        _print_json(daemon.add_fault(_home(), **{name: getattr(options, name) for name in names}))
+    else:
+        raise UsageError(
+            f"emulator fault {options.kind}: there is no such fault",
+            hint=f"choose one of {', '.join((*KINDS, 'list', 'clear'))}",
+        )
+    return 0
+
+
+def _print_emulator(values: dict[str, Any], *, is_json: bool) -> None:
+    if is_json:
+        _print_json(values)
+        return
+    for key, value in values.items():
+        if value != "":
+            print(f"{key:<14} {value}")
+
+
 def _doctor(options: argparse.Namespace) -> int:
     from cloudjob import doctor
 
@@ -640,6 +703,7 @@ def _parser(command: str) -> _Parser:
     rm.add_argument("--force", action="store_true", help="its outputs too")
     rm.add_argument("--orphans", action="store_true", help="what submits that broke off have left")
     _add_image(commands)
+    _add_emulator(commands, is_asked=command == "emulator")
     doctor = _command(commands, "doctor", _doctor, "check this machine, or an image", job=False)
     doctor.add_argument("--backend", metavar="NAME", default="", help="check what it needs")
     doctor.add_argument("--config", metavar="FILE.yaml", help="check what this job needs of it")
@@ -776,6 +840,34 @@ def _add_image(commands: Any) -> None:
     build.add_argument(
         "--pip-config", metavar="FILE", default="", help="pip reads this; not kept in the image"
     )
+
+
+def _add_emulator(commands: Any, *, is_asked: bool) -> None:
+    parser = commands.add_parser("emulator", help="a ModelArts on this machine")
+    if not is_asked:
+        return
+    from cloudjob.emulator.faults import KINDS
+
+    inner = parser.add_subparsers(dest="action", metavar="COMMAND", required=True)
+    up = _command(inner, "up", _emulator_up, "start it, and print where it is", job=False)
+    up.add_argument("--settings", metavar="FILE.yaml", default="", help="what the account has")
+    up.add_argument("--port", type=_count, metavar="N", default=0, help="where the API listens")
+    _json_flag(up)
+    _command(inner, "down", _emulator_down, "end it; its jobs go on", job=False)
+    status = _command(inner, "status", _emulator_status, "say what it does", job=False)
+    _json_flag(status)
+    _command(inner, "reset", _emulator_reset, "forget all jobs and objects", job=False)
+    fault = _command(inner, "fault", _emulator_fault, "let something go wrong", job=False)
+    fault.epilog = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
+    fault.add_argument("kind", metavar="KIND", help="what goes wrong; or list, or clear")
+    fault.add_argument("--count", type=_count, metavar="N", default=0, help="so many times")
+    fault.add_argument("--seconds", type=float, metavar="S", default=0.0, help="for so long")
+    fault.add_argument(
+        "--amount", type=float, metavar="S", default=0.0, help="how slow, how skewed"
+    )
+    fault.add_argument("--job", metavar="ID", default="", help="only this job, by the service's id")
+    fault.add_argument("--node", type=_count, metavar="I", default=0, help="which node")
+    fault.add_argument("--path", metavar="TEXT", default="", help="only requests to such a path")
 
 
 def _add_config(commands: Any, *, is_asked: bool) -> None:

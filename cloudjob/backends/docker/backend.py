@@ -78,7 +78,7 @@ class DockerBackend:
 
     def build(self, submission: Submission) -> DockerRequest:
         """Return the request for ``submission``."""
-        return requests.build(submission, self._owner())
+        return requests.build(submission, self.owner())
 
     def show(self, request: DockerRequest) -> dict[str, Any]:
         """Return ``request`` as plain JSON values, secrets as ``***``."""
@@ -91,7 +91,8 @@ class DockerBackend:
     def send(self, request: DockerRequest) -> str:
         """Start the job and return its handle."""
         client = self._client
-        with_entry = _needs_entry(_image(client, request.image), request.image)
+        image = _image(client, request.image)
+        with_entry = request.has_entry and _needs_entry(image, request.image)
         folder = self._home / request.job
         with _kept_files(folder), _locked(folder):
             try:
@@ -105,6 +106,24 @@ class DockerBackend:
         return _SCHEME + request.job
 
     # -- back ---------------------------------------------------------------------------------
+
+    def nodes(self, handle: str) -> list[Container]:
+        """Return what the engine knows of each node, which it goes on to know."""
+        return self._inspected(self._containers(_job(handle)))
+
+    def signal(self, handle: str, signal: str, node: int | None = None) -> None:
+        """Send a signal to all nodes, or to one."""
+        found = [item for item in self._containers(_job(handle)) if node in (None, item.node)]
+        self._kill([item for item in found if item.is_alive], signal)
+
+    def restart(self, handle: str) -> None:
+        """Start containers that have ended again: same files, same command."""
+
+        def start(item: Container) -> None:
+            with engine.translated(f"starting node {item.node} again"):
+                self._client.start(item.id)
+
+        _each(self._containers(_job(handle)), start)
 
     def status(self, handle: str) -> NativeStatus:
         """Say where the job stands; when it has ended, keep that and free the engine."""
@@ -162,7 +181,7 @@ class DockerBackend:
     def sweep(self, known: Collection[str]) -> list[str]:
         """Remove what was left in the engine by jobs of ours that are not ``known``; name them."""
         with engine.translated("looking for what jobs have left"):
-            ours = {"label": f"{OWNER_LABEL}={self._owner()}"}
+            ours = {"label": f"{OWNER_LABEL}={self.owner()}"}
             found = [
                 *self._client.containers(all=True, filters=ours),
                 *self._client.networks(filters=ours),
@@ -271,7 +290,7 @@ class DockerBackend:
         driver = config["LogConfig"]["Type"]
         return Source(item.node, item.id, driver, folder / f"node-{item.node}.log")
 
-    def _owner(self) -> str:
+    def owner(self) -> str:
         """Return what tells our jobs from those of another user of the engine."""
         path = self._home / "owner"
         try:
@@ -386,12 +405,19 @@ def _make_containers(
     key = delivery.new_key() if request.has_key else b""
     hosts = tuple(node.host for node in request.nodes)
     has_driver = _has_log_driver(client)
+    known = [
+        f"{name}:{address}"
+        for names, address in zip(request.aliases, addresses, strict=False)
+        for name in names
+    ]
 
     def make(index: int) -> str:
         node = request.nodes[index]
         config = requests.with_address(node.config, addresses[index])
         if not has_driver:
             del config["HostConfig"]["LogConfig"]
+        if known:
+            config["HostConfig"]["ExtraHosts"] = known
         with engine.translated(f"making the container {node.name}"):
             made = client.create_container_from_config(config, node.name)["Id"]
             archive = delivery.archive(node, hosts, key, with_entry=with_entry)
