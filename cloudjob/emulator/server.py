@@ -45,6 +45,7 @@ LOOPBACK = "127.0.0.1"
 READY = b"ready\n"
 _SKEW_S, _SLOW_S = 3600.0, 1.0
 _IAM = "/v3"
+BUCKET = "cloudjob"
 
 
 class Front:
@@ -131,6 +132,8 @@ class Emulator:
         s3_endpoint = f"http://{host}:{s3_port}"
         machines = self._machines(kind, s3_endpoint)
         obs = Obs(f"http://{LOOPBACK}:{self._weed.port}", self._account, self._settings.region)
+        # Where the backend modelarts keeps code and outputs when no store is named.
+        obs.make_bucket(BUCKET)
         self._runner = self._make_runner(obs, machines)
         word = secrets.token_urlsafe(24)
         port = self._serve(obs, self._runner, word, old)
