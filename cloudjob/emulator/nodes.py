@@ -1,4 +1,4 @@
-"""The machines that play the nodes of a job: processes or containers, by the backends' own means."""
+"""The machines that play the nodes of a job: processes or containers of the backends."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from cloudjob.emulator.access import Account
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.plan import Machine
 from cloudjob.emulator.settings import Settings
+from cloudjob.emulator.wanted import HOME
 from cloudjob.errors import BackendError, JobNotFound
 
 
@@ -256,7 +257,7 @@ class DockerMachines:
         self._settings = settings
         self._account = account
         self._machine = Machine(
-            home=plan.HOME,
+            home=HOME,
             python="python3",
             entry=("python3", "/opt/cloudjob/jobentry.pyz"),
             endpoint=endpoint,
@@ -335,7 +336,7 @@ class DockerMachines:
             "Entrypoint": ["/bin/sh", "-c"],
             "Cmd": [plan.command(row, index, machine)],
             "User": f"{requests.USER_ID}:{requests.GROUP_ID}",
-            "WorkingDir": plan.HOME,
+            "WorkingDir": HOME,
             "StopSignal": "SIGTERM",
             "Hostname": short,
             "Domainname": domain,
