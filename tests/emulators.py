@@ -50,24 +50,26 @@ class Api:
         body: Any = None,
         *,
         headers: dict[str, str] | None = None,
-        secret: str = "",
-        date: str = "",
-        access: str = "",
+        **how: str,
     ) -> tuple[int, Any, dict[str, str]]:
-        """Send a signed request; ``{p}`` in the path is the project."""
+        """Send a signed request; ``{p}`` in the path is the project.
+
+        Args:
+            how: ``access``, ``secret`` and ``date`` of the signature, where not the usual ones.
+        """
         target = path.replace("{p}", f"/v2/{self.address.project_id}")
         host = self.address.endpoint.partition("//")[2]
         data = b"" if body is None else json.dumps(body).encode()
         sent = {"Host": host, "Content-Type": "application/json", **(headers or {})}
         if "X-Auth-Token" not in sent and "Authorization" not in sent:
             now = datetime.now(timezone.utc).strftime(signing.DATE_FORMAT)
-            sent["X-Sdk-Date"] = date or now
+            sent["X-Sdk-Date"] = how.get("date", now)
             known = {name.lower(): value for name, value in sent.items()}
             names = tuple(sorted(known))
             text = signing.Text(method, target, known, data)
-            made = signing.signature(text, names, secret or self.address.secret_key)
+            made = signing.signature(text, names, how.get("secret", self.address.secret_key))
             sent["Authorization"] = (
-                f"{signing.ALGORITHM} Access={access or self.address.access_key}, "
+                f"{signing.ALGORITHM} Access={how.get('access', self.address.access_key)}, "
                 f"SignedHeaders={';'.join(names)}, Signature={made}"
             )
         with contextlib.closing(http.client.HTTPConnection(host, timeout=60)) as connection:
@@ -184,7 +186,7 @@ def bucket_of(api: Api) -> Any:
         config=Config(
             signature_version="s3v4",
             s3={"addressing_style": "path"},
-            retries={"max_attempts": 1, "mode": "standard"},
+            retries={"total_max_attempts": 1},
         ),
     )
     client.create_bucket(Bucket="data")

@@ -117,7 +117,7 @@ class ProcessMachines:
         """Start all nodes."""
         handle = self.handle(key)
         with contextlib.suppress(JobNotFound):
-            self._backend.nodes(handle)
+            self.states(handle, row.nodes)
             return handle
         # What a submit that broke off has left.
         shutil.rmtree(self._home / "process" / key, ignore_errors=True)
@@ -198,6 +198,9 @@ class ProcessMachines:
     def states(self, handle: str, count: int) -> list[NodeState]:
         """Say where each node stands."""
         has_ended, nodes = self._backend.nodes(handle)
+        if has_ended and not any(node["process"] for node in nodes):
+            # We were killed while we started it, and its controller had nobody to say ready to.
+            raise JobNotFound(f"looking for {handle}: its nodes were never started")
         found = [
             NodeState(
                 node["started_at"] or 0.0,

@@ -130,7 +130,8 @@ class Emulator:
             host = bridge
         s3_endpoint = f"http://{host}:{s3_port}"
         machines = self._machines(kind, s3_endpoint)
-        obs = Obs(f"http://{LOOPBACK}:{self._weed.port}", self._account, self._settings.region)
+        # Through the gate, too: what goes wrong with OBS goes wrong for the platform as well.
+        obs = Obs(s3_endpoint, self._account, self._settings.region)
         self._runner = self._make_runner(obs, machines)
         word = secrets.token_urlsafe(24)
         port = self._serve(obs, self._runner, word, old)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -265,13 +265,10 @@ def test_delete_ends_and_forgets(api: Api):
 
 def _processes_below(text: str) -> list[str]:
     found = []
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                if text.encode() in Path(f"/proc/{name}/environ").read_bytes():
-                    found.append(name)
-            except OSError:
-                continue
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if text.encode() in path.read_bytes():
+                found.append(path.parent.name)
     return found
 
 

@@ -112,7 +112,7 @@ def test_a_command_takes_parameters_and_channels():
 
 def preset(engine: str, nodes: int, index: int = 1, machine: Machine = CONTAINER) -> str:
     """Return the last part of the command of a preset."""
-    made = plan.command(
+    return plan.command(
         row(
             nodes,
             command="",
@@ -124,7 +124,6 @@ def preset(engine: str, nodes: int, index: int = 1, machine: Machine = CONTAINER
         index,
         machine,
     )
-    return made
 
 
 def test_a_preset_runs_the_boot_file_in_the_code_directory():
@@ -155,7 +154,8 @@ def test_mpi_presets_run_under_the_entry():
 def test_paths_of_the_platform_are_those_of_a_process():
     """In commands, variables and folders; what only looks like one stays."""
     job = row(
-        command="cd /home/ma-user/modelarts/x; ls /cache/a /cached /x/cache /home/ma-user2 /data/in/f",
+        command="cd /home/ma-user/modelarts/x; "
+        "ls /cache/a /cached /x/cache /home/ma-user2 /data/in/f",
         inputs=[channel("d", "/bkt/in/", local_dir="/data/in")],
         environments={"X": "/home/ma-user/y:/cache"},
     )
