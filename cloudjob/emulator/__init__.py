@@ -1,1 +1,1 @@
-"""A ModelArts on this machine: the API, IAM and OBS, in front of the process and docker backends."""
+"""A ModelArts on this machine: API, IAM and OBS, in front of the process and docker backends."""

@@ -289,7 +289,7 @@ class Database:
     # -- other things -------------------------------------------------------------------------
 
     def put_thing(self, kind: str, thing: str, name: str, body: dict[str, Any]) -> None:
-        """Keep an algorithm, an experiment, an image or the like; in its old place if it had one."""
+        """Keep an algorithm, an experiment or an image; in its old place if it had one."""
         self._do(
             "INSERT INTO things VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (kind, id) DO UPDATE SET name = excluded.name, body = excluded.body",

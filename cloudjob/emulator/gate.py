@@ -8,12 +8,14 @@ import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 _BLOCK_BYTES = 1 << 16
 _HEAD_BYTES = 1 << 16
 _WRITES = ("PUT", "POST")
 
-Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+Reader: TypeAlias = asyncio.StreamReader
+Writer: TypeAlias = asyncio.StreamWriter
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,12 @@ class Iam:
     def create_token(self, request: Request) -> Answer:
         """``POST /v3/auth/tokens``: the token comes in the header ``X-Subject-Token``."""
         auth = request.json().get("auth")
-        identity = auth.get("identity") if isinstance(auth, dict) else None
+        identity = _at(auth, "identity")
         if not isinstance(identity, dict):
             return _refused(400, "Expecting to find identity in auth. The server could not comply.")
         if not any(self._is_known(identity, method) for method in _methods(identity)):
             return _refused(401, "The username or password is wrong.")
-        scope = auth.get("scope")
+        scope = _at(auth, "scope")
         if not self._is_own(scope):
             return _refused(401, "The project or domain of the scope could not be found.")
         token, expires_s = self._access.new_token()
@@ -68,9 +68,10 @@ class Iam:
             return True
         project, domain = _at(scope, "project"), _at(scope, "domain")
         if project is None:
-            return _at(domain, "name") == settings.domain or _at(domain, "id") == account.domain_id
+            known = (settings.domain, account.domain_id)
+            return _at(domain, "name") in known or _at(domain, "id") in known
         name, number = _at(project, "name"), _at(project, "id")
-        return name == settings.region or number == account.project_id
+        return bool(name == settings.region or number == account.project_id)
 
     def _token(self, expires_s: float) -> dict[str, Any]:
         account, settings = self._access.account, self._settings
@@ -87,7 +88,7 @@ class Iam:
         }
 
     def create_key(self, request: Request) -> Answer:
-        """``POST /v3.0/OS-CREDENTIAL/securitytokens``: a temporary key for the bearer of a token."""
+        """``POST /v3.0/OS-CREDENTIAL/securitytokens``: a key for a while, for a token."""
         identity = _at(_at(request.json(), "auth"), "identity")
         given = _at(identity, "token")
         token = str(_at(given, "id") or request.headers.get("x-auth-token", ""))

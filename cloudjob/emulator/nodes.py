@@ -1,4 +1,4 @@
-"""The machines that play the nodes of a job: processes or containers, by the backends' own means."""
+"""The machines that play the nodes of a job: processes or containers of the backends."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from cloudjob.emulator.access import Account
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.plan import Machine
 from cloudjob.emulator.settings import Settings
+from cloudjob.emulator.wanted import HOME
 from cloudjob.errors import BackendError, JobNotFound
 
 
@@ -116,7 +117,7 @@ class ProcessMachines:
         """Start all nodes."""
         handle = self.handle(key)
         with contextlib.suppress(JobNotFound):
-            self._backend.nodes(handle)
+            self.states(handle, row.nodes)
             return handle
         # What a submit that broke off has left.
         shutil.rmtree(self._home / "process" / key, ignore_errors=True)
@@ -197,6 +198,9 @@ class ProcessMachines:
     def states(self, handle: str, count: int) -> list[NodeState]:
         """Say where each node stands."""
         has_ended, nodes = self._backend.nodes(handle)
+        if has_ended and not any(node["process"] for node in nodes):
+            # We were killed while we started it, and its controller had nobody to say ready to.
+            raise JobNotFound(f"looking for {handle}: its nodes were never started")
         found = [
             NodeState(
                 node["started_at"] or 0.0,
@@ -256,7 +260,7 @@ class DockerMachines:
         self._settings = settings
         self._account = account
         self._machine = Machine(
-            home=plan.HOME,
+            home=HOME,
             python="python3",
             entry=("python3", "/opt/cloudjob/jobentry.pyz"),
             endpoint=endpoint,
@@ -336,7 +340,7 @@ class DockerMachines:
             "Entrypoint": ["/bin/sh", "-c"],
             "Cmd": [plan.command(row, index, machine)],
             "User": f"{requests.USER_ID}:{requests.GROUP_ID}",
-            "WorkingDir": plan.HOME,
+            "WorkingDir": HOME,
             "StopSignal": "SIGTERM",
             "Hostname": short,
             "Domainname": domain,

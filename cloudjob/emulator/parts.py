@@ -224,7 +224,8 @@ class Parts:
 
 
 def _event_filters(job: str, query: dict[str, str]) -> tuple[str, list[Any]]:
-    words, values = ["job = ?"], [job]
+    words = ["job = ?"]
+    values: list[Any] = [job]
     for key in ("level", "source"):
         if query.get(key):
             words.append(f"{key} = ?")

@@ -169,9 +169,8 @@ def here(text: str, row: JobRow, machine: Machine) -> str:
         return text
     for path in sorted(_roots(row), key=len, reverse=True):
         end = r"(?![\w.-])"
-        text = re.sub(
-            rf"(?<![\w./-]){re.escape(path)}{end}", lambda _, p=path: on_node(p, machine), text
-        )
+        new = on_node(path, machine).replace("\\", r"\\")
+        text = re.sub(rf"(?<![\w./-]){re.escape(path)}{end}", new, text)
     return text
 
 

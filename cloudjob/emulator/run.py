@@ -9,7 +9,6 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from cloudjob.emulator import plan, wanted
 from cloudjob.emulator.answers import ApiError
@@ -202,7 +201,7 @@ class Run:
         self._known.clear()
         for path in ("modelarts/inputs", "modelarts/outputs", "modelarts/log"):
             for index in range(row.nodes):
-                self._local(index, f"{plan.HOME}/{path}").mkdir(parents=True, exist_ok=True)
+                self._local(index, f"{wanted.HOME}/{path}").mkdir(parents=True, exist_ok=True)
         for item in plan.folders(row):
             if item.kind == "output":
                 for index in range(row.nodes):
@@ -303,7 +302,8 @@ class Run:
         stop = row.body["spec"].get("auto_stop")
         if not stop or not row.start_ms:
             return False
-        return time.time() - row.start_ms / 1000 > stop["duration"] * self.context.settings.hour_s
+        limit_s = float(stop["duration"]) * self.context.settings.hour_s
+        return time.time() - row.start_ms / 1000 > limit_s
 
     def _follow_failure(self, row: JobRow, handle: str, states: list[NodeState]) -> None:
         """End the other nodes when one has ended badly, as the platform does."""

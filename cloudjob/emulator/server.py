@@ -131,9 +131,11 @@ class Emulator:
             host = bridge
         s3_endpoint = f"http://{host}:{s3_port}"
         machines = self._machines(kind, s3_endpoint)
-        obs = Obs(f"http://{LOOPBACK}:{self._weed.port}", self._account, self._settings.region)
         # Where the backend modelarts keeps code and outputs when no store is named.
-        obs.make_bucket(BUCKET)
+        weed = f"http://{LOOPBACK}:{self._weed.port}"
+        Obs(weed, self._account, self._settings.region).make_bucket(BUCKET)
+        # Through the gate, too: what goes wrong with OBS goes wrong for the platform as well.
+        obs = Obs(s3_endpoint, self._account, self._settings.region)
         self._runner = self._make_runner(obs, machines)
         word = secrets.token_urlsafe(24)
         port = self._serve(obs, self._runner, word, old)
@@ -158,6 +160,7 @@ class Emulator:
         access = Access(self._account, self._settings, self._database, self._clock)
         front = Front(service, access, word)
         server = _server(front, self._port, _port_of(old.endpoint) if old else 0)
+        server.clock = self._clock
         self._servers.append(server)
         threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
         return server.server_port

@@ -150,7 +150,7 @@ def _read(found: Any, problems: list[str]) -> Settings:
         problems.append(f"a mapping is needed (given {type(found).__name__})")
         return Settings()
     known = {item.name for item in fields(Settings)}
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in found.items():
         if key not in known:
             problems.append(f"{key}: there is no such key")

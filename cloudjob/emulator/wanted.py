@@ -45,7 +45,7 @@ def place(url: Any) -> Place:
     for scheme in ("obs://", "s3://", "/"):
         if text.startswith(scheme):
             bucket, _, key = text[len(scheme) :].partition("/")
-            if _BUCKET.match(bucket) and "//" not in key:
+            if _BUCKET.match(bucket) and "//" not in f"/{key}":
                 return Place(bucket, key)
     raise ApiError("ModelArts.2791", f"{text}, reason: not a path of OBS")
 

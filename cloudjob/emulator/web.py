@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -107,6 +108,8 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], answer: Endpoint) -> None:
         self.answer = answer
+        # What the Date of an answer says: by it a client sees that its own clock is wrong.
+        self.clock: Callable[[], float] = time.time
         super().__init__(address, _Connection)
 
     def server_bind(self) -> None:
@@ -162,6 +165,10 @@ class _Connection(BaseHTTPRequestHandler):
         self.end_headers()
         if answer.status != 204:
             self.wfile.write(body)
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """Return the service's time, as the header has it."""
+        return super().date_time_string(self.server.clock() if timestamp is None else timestamp)
 
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _serve  # noqa: N815
 

@@ -111,7 +111,9 @@ def test_every_word_and_variable_arrives(arts: Any, ugly_values: dict[str, bytes
         """
     )
     values = {f"UGLY_{name}": value for name, value in ugly_values.items()}
-    words = [word for name, value in values.items() for word in ("-e", name.encode() + b"=" + value)]
+    words = [
+        word for name, value in values.items() for word in ("-e", name.encode() + b"=" + value)
+    ]
     args = ["a b", "$HOME", "'", '"', "", "--", "-x", "\n", "ü"]
     done = submitted(
         arts, "--nodes", "2", "--secret", "TOKEN", *words, script, *args, env={"TOKEN": "s3$cr t"}
@@ -246,11 +248,18 @@ def secrets_of(arts: Any, job: str) -> set[str]:
 
 def objects(arts: Any, prefix: str) -> set[str]:
     """Return the names of the objects below a prefix of the emulator's bucket."""
-    from cloudjob.backends.modelarts.backend import ModelArtsBackend
-    from cloudjob.store import open_store
-
-    uri, keys = ModelArtsBackend(arts.home, {}, environ={}, user_home=arts.folder).store()
-    return {key[len(prefix) :] for key in open_store(uri, keys).list(prefix)}
+    code = (
+        "import json, sys\n"
+        "from pathlib import Path\n"
+        "from cloudjob.backends.modelarts.backend import ModelArtsBackend\n"
+        "from cloudjob.store import open_store\n"
+        "backend = ModelArtsBackend(Path(sys.argv[1]), {}, environ={}, user_home=Path('/nowhere'))\n"
+        "print(json.dumps(list(open_store(*backend.store()).list(sys.argv[2]))))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(arts.home), prefix], capture_output=True, check=True
+    )
+    return {key[len(prefix) :] for key in json.loads(done.stdout)}
 
 
 def test_rm_leaves_nothing(arts: Any):
@@ -375,9 +384,7 @@ def test_a_lost_node_is_a_failure_of_the_platform(
 
 def test_what_would_fail_is_said_before_anything_is_sent(arts: Any):
     """All of it at once, each with what to do; and nothing is left."""
-    done = submitted(
-        arts, "--nodes", "99", "--flavor", "modelarts.vm.cpu.2u", arts.script("pass")
-    )
+    done = submitted(arts, "--nodes", "99", "--flavor", "modelarts.vm.cpu.2u", arts.script("pass"))
 
     assert done.code == 5, done
     assert b"error: flavor: modelarts.vm.cpu.2u: at most 16 node(s), and the job has 99" in done.err
