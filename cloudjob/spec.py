@@ -167,8 +167,8 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
               help="1 to 3, in a dedicated pool; 0 is the platform's default."),
         Field(name="preemptible", kind="str", default="false", metavar="YES",
               allowed=("false", "true"), help="Whether a job of higher priority may end this one."),
-        Field(name="affinity", kind="str", metavar="KIND",
-              allowed=("", "cabinet", "hyperinstance"),
+        Field(name="affinity", kind="str", default="none", metavar="KIND",
+              allowed=("none", "cabinet", "hyperinstance"),
               help="What the nodes must share."),
         Field(name="affinity_group_size", kind="int", default=0, metavar="N", least=0, most=10_000,
               help="How many nodes must share it."),
@@ -401,8 +401,7 @@ def _unknown_word(field: Field, value: str) -> str:
     if not field.allowed or value in field.allowed:
         return ""
     guess = nearest(value, field.allowed)
-    allowed = ", ".join(word for word in field.allowed if word)
-    return f"is not known{guess} (given {given(value)}; allowed {allowed})"
+    return f"is not known{guess} (given {given(value)}; allowed {', '.join(field.allowed)})"
 
 
 def _unsendable(value: str, shown: str, *, taken_bytes: int = 0) -> str:

@@ -483,6 +483,7 @@ _KINDS = {
     "float": "number",
     "list": "list of texts",
     "map": "names to texts",
+    "tree": "YAML",
     "secrets": "list of names, or names to `@FILE`",
 }
 

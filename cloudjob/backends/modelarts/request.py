@@ -240,7 +240,7 @@ def _schedule_policy(options: Mapping[str, object]) -> dict[str, Any]:
         policy["priority"] = options["priority"]
     if options["preemptible"] == "true":
         policy["preemptible"] = True
-    if options["affinity"]:
+    if options["affinity"] != "none":
         policy["required_affinity"] = {"affinity_type": options["affinity"]}
         if options["affinity_group_size"]:
             size = options["affinity_group_size"]
