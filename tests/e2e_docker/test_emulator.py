@@ -47,7 +47,7 @@ else:
 open(os.path.join(words["train_url"], "out-%d" % index), "w").write(text)
 print("who", os.getuid(), os.getgid(), os.getcwd(), os.environ["HOME"])
 """
-RUN = b"cd $(dirname $0)\nexec python3 meet.py \"$@\"\n"
+RUN = b'cd $(dirname $0)\nexec python3 meet.py "$@"\n'
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +105,7 @@ def test_a_custom_image_on_two_containers(api: Api, s3: Any, image: str):
     ["pytorch_2.1.0-cuda_12.1-py_3.10.6", "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"],
 )
 @pytest.mark.parametrize("has_image", [False, True])
-def test_a_preset_on_two_containers(
-    api: Api, s3: Any, image: str, engine: str, has_image: bool
-):
+def test_a_preset_on_two_containers(api: Api, s3: Any, image: str, engine: str, has_image: bool):
     """With its own image, and with one of the user's."""
     name = new_name()
     s3.put_object(
@@ -171,7 +169,7 @@ def test_a_lost_container_is_replaced(api: Api, image: str):
 def test_terminate_and_obs_from_a_container(api: Api, image: str):
     """A container reaches OBS at the address that the laptop has; SIGTERM reaches the command."""
     job = api.create(
-        "python3 -c \"import urllib.request as u, urllib.error, os\n"
+        'python3 -c "import urllib.request as u, urllib.error, os\n'
         "try: u.urlopen(os.environ['S3_ENDPOINT'] + '/data')\n"
         "except urllib.error.HTTPError as e: print('status', e.code)\"; "
         "trap 'echo asked; exit 0' TERM; while :; do sleep 0.1; done",
