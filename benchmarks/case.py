@@ -69,6 +69,7 @@ def cases(line_count: int) -> tuple[Case, ...]:
         ),
         _log("log", line_count, None),
         _log("log-5x", many, 2),
+        *(_store(way, size) for size in ("big", "small") for way in ("up", "down")),
     )
 
 
@@ -125,6 +126,34 @@ def _log(name: str, count: int, rounds: int | None) -> Case:
         rounds=rounds,
         watches_memory=True,
     )
+
+
+_SIZES = {"big": "one file of 200 MB", "small": "2,000 files of 4 KiB"}
+_WAYS = {"up": "to", "down": "from"}
+_CLIENTS = ("boto3", "obstore", "s5cmd", "minio", "cloudjob")
+
+
+def _store(way: str, size: str) -> Case:
+    return Case(
+        f"store-{size}-{way}",
+        f"{_SIZES[size]} {_WAYS[way]} a SeaweedFS on this machine",
+        ("transfer_s", "wall_s", "cpu_s", "rss_mib"),
+        tuple(
+            Subject(
+                name,
+                partial(subject.store_client, client=name, way=way, size=size),
+                inspect=_transfer,
+            )
+            for name in _CLIENTS
+        ),
+        rounds=5,
+        watches_memory=True,
+    )
+
+
+def _transfer(sample: Sample) -> Figures:
+    """Return the seconds that the driver says the transfer itself took."""
+    return {"transfer_s": float(sample.stdout.read_bytes().split()[-1])}
 
 
 def _mpirun(bench: Bench, run: Path, words: tuple[str, ...]) -> Command:

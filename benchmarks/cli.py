@@ -10,9 +10,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import floor, measure, report, result, subject, venv
+from benchmarks import floor, measure, packaging, report, result, server, subject, venv
 from benchmarks.case import Case, cases
 from benchmarks.subject import Bench
 from benchmarks.venv import ROOT
@@ -20,20 +21,28 @@ from benchmarks.venv import ROOT
 _JOBS = ROOT / "benchmarks" / "jobs"
 _README = ROOT / "benchmarks" / "README.md"
 _LINE_COUNT = 500_000
-_PEERS = ("torchx", "modelarts-macli", "submitit", "sagemaker-training")
+_PEERS = (
+    *("torchx", "modelarts-macli", "submitit", "sagemaker-training"),
+    *("boto3", "obstore", "s5cmd", "minio"),
+)
+_STORE = "store"
 _SIZE = "size"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure what the options choose; 1 with --check when a floor does not hold."""
     args = _parse(argv)
-    every = cases(args.lines)
+    every = (*cases(args.lines), *packaging.cases())
     chosen = [case for case in every if _is_chosen(case, args.only)]
     if args.list:
         print("\n".join(f"{case.name:10}{case.title}" for case in every))
         return 0
-    measure.adopt_orphans()
-    with _bench(args) as bench:
+    with contextlib.ExitStack() as opened:
+        bench = opened.enter_context(_bench(args))
+        # Before we become the parent of every orphan: the server is none of what is measured.
+        if any(case.group == _STORE for case in chosen):
+            bench = opened.enter_context(_with_store(bench))
+        measure.adopt_orphans()
         facts = report.machine(_versions(bench), args.rounds)
         names = frozenset(args.subjects)
         results = {case.name: result.run(case, bench, args.rounds, names) for case in chosen}
@@ -68,7 +77,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--zipapp", type=Path, help="the container half (built from entrypoints/)")
     add("--lines", type=_count, default=_LINE_COUNT, help="lines of the case log (500000)")
     args = parser.parse_args(argv)
-    known = {word for case in cases(args.lines) for word in (case.name, case.group)} | {_SIZE}
+    known = {
+        word
+        for case in (*cases(args.lines), *packaging.cases())
+        for word in (case.name, case.group)
+    } | {_SIZE}
     unknown = sorted(set(args.only) - known)
     if unknown:
         parser.error(f"no such case: {', '.join(unknown)} (known: {', '.join(sorted(known))})")
@@ -114,6 +127,19 @@ def _bench(args: argparse.Namespace) -> Iterator[Bench]:
         )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _with_store(bench: Bench) -> Iterator[Bench]:
+    """Add a server for the clients of S3; without one, their cases say that they did not run."""
+    with contextlib.ExitStack() as opened:
+        try:
+            python = bench.cloudjob.with_name("python")
+            running = opened.enter_context(server.running(bench.homes.parent / "store", python))
+            bench = replace(bench, store=running)
+        except venv.NotRun as error:
+            print(f"no server for the clients of S3: {error}", file=sys.stderr)
+        yield bench
 
 
 def _mpirun(given: Path | None) -> Path:

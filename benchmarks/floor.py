@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.result import CaseResult
 
+_LEAST_SPEED = 0.9
 ZIPAPP_LIMIT_BYTES = 100 * 1024
 
 Results = dict[str, CaseResult]
@@ -42,6 +43,15 @@ def floors() -> tuple[Floor, ...]:
         _ratio("log", "wall_s", "mpirun", 1.3, "1.3 times the wall time of bare mpirun"),
         Floor("log", "log: cloudjob loses and changes nothing", _is_exact("log")),
         Floor("log-5x", "log-5x: cloudjob loses and changes nothing", _is_exact("log-5x")),
+        *(_fastest(f"store-{size}-{way}") for size in ("big", "small") for way in ("up", "down")),
+        _times("package-first", "tar", 1.0, "the wall time of tar"),
+        _times("package-first", "skypilot's zip", 0.5, "half the wall time of SkyPilot's zip"),
+        _most("package-first", "rss_mib", 100, "100 MiB of memory"),
+        _most("package-again", "wall_s", 0.3, "0.3 s"),
+        _most("package-again", "sent_bytes", 0, "0 bytes"),
+        _most("package-edit", "sent_bytes", 64 * 1024 + 4523, "64 KiB and the file"),
+        _most("package-large", "rss_mib", 100, "100 MiB of memory"),
+        _times("package-unpack", "tar", 1.25, "1.25 times the wall time of tar"),
         Floor("log-5x", "log-5x: five times the log, the same memory (+8 MiB at most)", _is_flat),
     )
 
@@ -91,6 +101,20 @@ def _ratio(case: str, figure: str, other: str, limit: float, words: str) -> Floo
     return Floor(case, f"{case}: cloudjob takes at most {words}", judge)
 
 
+def _times(case: str, other: str, limit: float, words: str) -> Floor:
+    return _ratio(case, "wall_s", other, limit, words)
+
+
+def _most(case: str, figure: str, limit: float, words: str) -> Floor:
+    def judge(results: Results) -> Judgement:
+        ours = _median(results, case, "cloudjob", figure)
+        if isinstance(ours, str):
+            return None, ours
+        return ours <= limit, f"{ours:,.3f}".rstrip("0").rstrip(".")
+
+    return Floor(case, f"{case}: cloudjob takes at most {words}", judge)
+
+
 def _over(case: str, name: str, limit_s: float) -> Floor:
     def judge(results: Results) -> Judgement:
         ours, bare = (_median(results, case, each, "wall_s") for each in (name, "mpirun"))
@@ -100,6 +124,21 @@ def _over(case: str, name: str, limit_s: float) -> Floor:
         return ours - bare <= limit_s, text
 
     return Floor(case, f"{case}: {name} takes at most {limit_s} s more than bare mpirun", judge)
+
+
+def _fastest(case: str) -> Floor:
+    def judge(results: Results) -> Judgement:
+        subjects = results[case].subjects
+        medians = {name: each.median("transfer_s") for name, each in subjects.items()}
+        ours = medians.pop("cloudjob", None)
+        others = {name: median for name, median in medians.items() if median is not None}
+        if ours is None or not others:
+            return None, "cloudjob, or everything else, was not run"
+        best = min(others, key=lambda name: others[name])
+        text = f"{ours:.3f} s against {others[best]:.3f} s of {best}: {others[best] / ours:.2f}"
+        return others[best] / ours >= _LEAST_SPEED, text
+
+    return Floor(case, f"{case}: cloudjob is at least {_LEAST_SPEED} as fast as the fastest", judge)
 
 
 def _is_exact(case: str) -> Callable[[Results], Judgement]:

@@ -14,12 +14,14 @@ from benchmarks.result import CaseResult, SubjectResult
 
 _HEAD = ("subject", "figure", "min", "median", "max", "ratio", "n")
 _UNITS = {
+    "transfer_s": ("transfer s", 3),
     "wall_s": ("wall s", 3),
     "cpu_s": ("CPU s", 3),
     "rss_mib": ("RSS MiB, started process", 1),
     "other_rss_mib": ("RSS MiB, largest other", 1),
     "lost_lines": ("lines lost", 0),
     "lost_bytes": ("bytes lost", 0),
+    "sent_bytes": ("bytes sent", 0),
     "is_exact": ("same sha256 (1: yes)", 0),
 }
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
@@ -118,7 +120,11 @@ def _ratio(result: CaseResult, subject: SubjectResult, figure: str) -> float | N
     """Return the subject's median over that of the case's first subject."""
     reference = result.subjects.get(result.case.subjects[0].name)
     ours, theirs = subject.median(figure), reference.median(figure) if reference else None
-    if ours is None or not theirs or figure in ("is_exact", "lost_lines", "lost_bytes"):
+    if (
+        ours is None
+        or not theirs
+        or figure in ("is_exact", "lost_lines", "lost_bytes", "sent_bytes")
+    ):
         return None
     return ours / theirs
 

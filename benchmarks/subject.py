@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks import venv
 from benchmarks.measure import Command
+from benchmarks.server import Server
 from benchmarks.venv import ROOT, NotRun
 
 _AGENT = ROOT / "benchmarks" / "agent"
@@ -31,6 +32,7 @@ class Bench:
     mpi_version: str
     cloudjob: Path
     zipapp: Path | None
+    store: Server | None = None
 
     @property
     def python(self) -> str:
@@ -149,6 +151,19 @@ def open_mpi_version(mpirun: Path) -> str:
     if match is None:
         raise NotRun(f"mpirun --version says no version of Open MPI: {done.stdout[:80]!r}")
     return match.group()
+
+
+def store_client(bench: Bench, run: Path, client: str, way: str, size: str) -> Command:
+    """Move ``big`` or ``small`` ``up`` or ``down`` with a client of S3."""
+    if bench.store is None:
+        raise NotRun("there is no server")
+    ours = client == "cloudjob"
+    folder = bench.cloudjob.parent if ours else venv.prepare(client) / "bin"
+    prefix = "in/" if way == "down" else f"{run.name}/"
+    driver = str(venv.PEERS / "store_driver.py")
+    argv = (str(folder / "python"), driver, client, way, size, str(bench.store.folder), prefix)
+    home = str(run / "home")
+    return bench.command(argv, run, "noop.py", **bench.store.environ, CLOUDJOB_HOME=home)
 
 
 def _script(peer: str, name: str) -> str:

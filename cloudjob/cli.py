@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from cloudjob.backends.base import Check
+    from cloudjob.console import Transfer
     from cloudjob.job import Filter, Job
     from cloudjob.layers import Kept
     from cloudjob.package import CodePackage
@@ -119,7 +120,15 @@ def _send(spec: JobSpec, options: argparse.Namespace) -> int:
     if options.dry_run:
         _print_preview(pipeline.preview(spec, _home()), is_json=options.json)
         return 0
-    job = pipeline.submit(spec, _home(), tell=_tell_package, tell_sent=_tell_sent, warn=_tell_check)
+    with _Transfers("sent") as transfers:
+        job = pipeline.submit(
+            spec,
+            _home(),
+            tell=_tell_package,
+            tell_sent=_tell_sent,
+            watch=transfers.watch,
+            warn=_tell_check,
+        )
     if options.detach:
         if options.json:
             _print_json(_status_json(job.status()))
@@ -311,7 +320,7 @@ def _rm(options: argparse.Namespace) -> int:
     job = jobs.find(_home(), options.job)
     if job.status().state in ("PENDING", "RUNNING"):
         raise UsageError(f"removing {job.id}: it has not ended", hint=f"cloudjob cancel {job.id}")
-    outputs = job.outputs()
+    outputs = job.outputs(is_own=True)
     if outputs and not options.force:
         raise UsageError(
             f"removing {job.id}: it has {len(outputs)} output file(s)",
@@ -405,10 +414,10 @@ def _doctor(options: argparse.Namespace) -> int:
 
     if options.image:
         checks = doctor.check_image(options.image)
-    elif options.backend or options.config:
+    elif options.backend:
         checks = doctor.check_backend(_described(options), _home())
     else:
-        checks = doctor.check_machine(_home())
+        checks = [*doctor.check_machine(_home()), *doctor.check_store(_doctors_store(options))]
     if options.json:
         _print_json([check._asdict() for check in checks])
     else:
@@ -427,10 +436,26 @@ def _described(options: argparse.Namespace) -> JobSpec:
 
     from cloudjob import config
 
-    flags = {"backend": options.backend} if options.backend else {}
+    flags = {"backend": options.backend, "store": options.store}
     return config.load(
-        flags, job_file=options.config, cwd=Path.cwd(), environ=os.environ, needs_script=False
+        {name: value for name, value in flags.items() if value},
+        job_file=options.config,
+        cwd=Path.cwd(),
+        environ=os.environ,
+        needs_script=False,
     ).spec
+
+
+def _doctors_store(options: argparse.Namespace) -> str:
+    """Return the store that a submit from here would use."""
+    return _full_store(_described(options))
+
+
+def _full_store(spec: JobSpec) -> str:
+    from cloudjob.home import store_uri
+    from cloudjob.store import full_uri
+
+    return full_uri(spec.store or store_uri(_home()), spec.sections)
 
 
 def _config_show(options: argparse.Namespace) -> int:
@@ -459,6 +484,79 @@ def _config_schema(_options: argparse.Namespace) -> int:
     from cloudjob import config
 
     _print_json(config.json_schema())
+    return 0
+
+
+def _package_ls(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from cloudjob.package import scan
+
+    spec = _source_spec(options)
+    tree = scan(Path(spec.source), follow_links=spec.links == "follow")
+    if options.json:
+        files = [
+            {"path": each.name, "kind": each.kind, "mode": f"{each.mode:04o}",
+             "size_bytes": each.size_bytes}
+            for each in tree.entries
+        ]  # fmt: skip
+        left_out = [{"path": path, "reason": reason} for path, reason in tree.left_out]
+        _print_json({"source": spec.source, "entries": files, "left_out": left_out})
+        return 0
+    for each in tree.entries:
+        if each.kind != "folder":
+            print(f"{each.size_bytes:>12}  {_printable(each.name)}")
+    for path, reason in tree.left_out:
+        print(f"{'left out':>12}  {_printable(path)}  ({_printable(reason)})")
+    total = sum(each.size_bytes for each in tree.entries)
+    count = sum(each.kind == "file" for each in tree.entries)
+    _say(f"{count} file(s), {_size(total)}; {len(tree.left_out)} path(s) left out")
+    return 0
+
+
+def _package_explain(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from cloudjob.package.explain import explain
+
+    spec = _source_spec(options)
+    found = explain(Path(spec.source), options.path, follow_links=spec.links == "follow")
+    if options.json:
+        _print_json(found._asdict())
+        return 0
+    at = "" if found.decided_at.rstrip("/") == found.path.rstrip("/") else found.decided_at
+    where = f" (through {_printable(at)})" if at else ""
+    word = "goes" if found.goes else "left out"
+    print(f"{_printable(found.path)}: {word}: {_printable(found.rule)}{where}")
+    return 0
+
+
+def _source_spec(options: argparse.Namespace) -> JobSpec:
+    """Return what the options and the files say about the source."""
+    from pathlib import Path
+
+    from cloudjob import config
+
+    flags = {name: getattr(options, name) for name in ("source", "links", "store")
+             if getattr(options, name, None) is not None}  # fmt: skip
+    return config.load(
+        flags, job_file=options.config, cwd=Path.cwd(), environ=os.environ, needs_script=False
+    ).spec
+
+
+def _store_gc(options: argparse.Namespace) -> int:
+    from cloudjob import job as jobs
+
+    spec = _source_spec(options)
+    store = _full_store(spec)
+    found = jobs.collect(_home(), store, keep_days=options.keep_days, dry_run=options.dry_run)
+    if options.json:
+        _print_json({"deleted": list(found.keys), "spared": found.spared})
+        return 0
+    for key in found.keys:
+        print(key)
+    word = "would be deleted" if options.dry_run else "deleted"
+    _say(f"{len(found.keys)} object(s) {word}; {found.spared} layer(s) stay")
     return 0
 
 
@@ -611,6 +709,38 @@ def _tell_package(package: CodePackage) -> None:
         _say(f"… and {len(secrets) - _SHOWN_LEFT_OUT} more; `--dry-run` lists them all")
 
 
+class _Transfers:
+    """Shows transfers, one after the other, on stderr."""
+
+    def __init__(self, verb: str) -> None:
+        self._verb = verb
+        self._current: Transfer | None = None
+
+    def __enter__(self) -> _Transfers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def watch(self, size_bytes: int) -> Callable[[int], None]:
+        import time
+
+        from cloudjob.console import Transfer
+
+        self._end()
+        is_live = os.isatty(2)
+        shown = Transfer(self._verb, size_bytes, time.monotonic(), is_live=is_live)
+        self._current = shown
+        return lambda count: _show(shown.move(count, time.monotonic()))
+
+    def _end(self) -> None:
+        import time
+
+        if self._current is not None:
+            _show(self._current.end(time.monotonic()))
+            self._current = None
+
+
 def _tell_sent(package: CodePackage, kept: Kept) -> None:
     whole = _size(sum(layer.size_bytes for layer in kept.layers))
     words = "1 layer new" if kept.sent_layers else "nothing new"
@@ -641,8 +771,14 @@ def _printable(text: str) -> str:
 
 
 def _say(text: str) -> None:
+    _show(text + "\n")
+
+
+def _show(text: str) -> None:
+    if not text:
+        return
     try:
-        sys.stderr.write(text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
+        sys.stderr.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
         sys.stderr.flush()
     except OSError:
         pass  # whoever read our words has gone; the job matters more
@@ -706,10 +842,13 @@ def _parser(command: str) -> _Parser:
     _add_emulator(commands, is_asked=command == "emulator")
     doctor = _command(commands, "doctor", _doctor, "check this machine, or an image", job=False)
     doctor.add_argument("--backend", metavar="NAME", default="", help="check what it needs")
-    doctor.add_argument("--config", metavar="FILE.yaml", help="check what this job needs of it")
     doctor.add_argument("--image", metavar="REF", default="", help="check this container image")
+    doctor.add_argument("--store", metavar="URI", help="check this store")
+    doctor.add_argument("--config", metavar="FILE.yaml", help="check what this job file needs")
     _json_flag(doctor)
     _add_config(commands, is_asked=command == "config")
+    _add_package(commands)
+    _add_store(commands)
     parser.command = command
     return parser
 
@@ -882,6 +1021,40 @@ def _add_config(commands: Any, *, is_asked: bool) -> None:
     show.add_argument("script", nargs="?", metavar="SCRIPT")
     schema = inner.add_parser("schema", help="the JSON Schema of a job file, for editors")
     schema.set_defaults(run=_config_schema)
+
+
+def _add_package(commands: Any) -> None:
+    parser = commands.add_parser("package", help="what of the source goes into the package")
+    inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    text = "list what goes, and what is left out and why"
+    ls = inner.add_parser("ls", help=text, description=text, allow_abbrev=False)
+    ls.set_defaults(run=_package_ls)
+    text = "say of a path whether it goes, and which line of which file decides"
+    explain = inner.add_parser("explain", help=text, description=text, allow_abbrev=False)
+    explain.set_defaults(run=_package_explain)
+    explain.add_argument("path", metavar="PATH", help="relative to the source")
+    for each in (ls, explain):
+        each.add_argument("--source", metavar="DIR", help="the folder (by default the current)")
+        each.add_argument(
+            "--follow-links", dest="links", action="store_const", const="follow",
+            help="take along what links outside the source lead to",
+        )  # fmt: skip
+        each.add_argument("--config", metavar="FILE.yaml", help="the job file")
+        _json_flag(each)
+
+
+def _add_store(commands: Any) -> None:
+    parser = commands.add_parser("store", help="look after the store of packages")
+    inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    text = "delete the layers of packages that no job needs"
+    gc = inner.add_parser("gc", help=text, description=text, allow_abbrev=False)
+    gc.set_defaults(run=_store_gc)
+    gc.add_argument("--dry-run", action="store_true", help="say what would be deleted")
+    gc.add_argument("--keep-days", type=float, default=7.0, metavar="D",
+                    help="keep the package of a job for so long after its end (7)")  # fmt: skip
+    gc.add_argument("--store", metavar="URI", help="the store (by default that of your settings)")
+    gc.add_argument("--config", metavar="FILE.yaml", help="the job file")
+    _json_flag(gc)
 
 
 def _spec_flags(parser: Any) -> None:

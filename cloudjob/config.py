@@ -23,6 +23,7 @@ from cloudjob.spec import (
     NAME_RULE,
     RESERVED_PREFIXES,
     SECTIONS,
+    STORE_SECTIONS,
     VARIABLE_FIELDS,
     VARIABLE_RULE,
     Field,
@@ -171,7 +172,7 @@ def json_schema() -> dict[str, Any]:
     keys = {field.name: _schema(field) for field in FIELDS}
     for name, fields in SECTIONS.items():
         keys[name] = {
-            "description": f"Settings of the {name} backend.",
+            "description": f"Settings of {_owner(name)}.",
             "type": ["object", "null"],
             "additionalProperties": False,
             "properties": {field.name: _schema(field) for field in fields},
@@ -639,6 +640,11 @@ def _unusable_key(key: Node, first_line: int) -> str:
 
 
 # --- schema
+
+
+def _owner(section_name: str) -> str:
+    is_store = section_name in STORE_SECTIONS
+    return f"stores {section_name}://" if is_store else f"the {section_name} backend"
 
 
 def _schema(field: Field) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import subprocess
@@ -17,8 +18,9 @@ from cloudjob.backends.base import Backend, Check
 from cloudjob.backends.docker import engine
 from cloudjob.backends.docker.delivery import ENTRY, ENTRY_LABEL, entry_digest
 from cloudjob.backends.docker.request import GROUP_ID, HOME, USER_ID
-from cloudjob.errors import BackendError
+from cloudjob.errors import BackendError, StoreError
 from cloudjob.spec import JobSpec, section
+from cloudjob.store import full_uri, open_store
 
 _LIMIT_S = 60
 _OPEN_MPI = re.compile(r"\(Open MPI\) ((\d+)\.(\d+)[.\w]*)")
@@ -55,7 +57,7 @@ def check_machine(home: Path) -> list[Check]:
 def check_backend(spec: JobSpec, home: Path) -> list[Check]:
     """Return what a backend has of what jobs need, or this one if it says what that is."""
     backend: Backend[Any] = open_backend(spec.backend, home, dict(section(spec, spec.backend)))
-    uri = spec.store or backend.store()[0]
+    uri = full_uri(spec.store or backend.store()[0], spec.sections)
     is_whole = bool(spec.flavor or spec.script or section(spec, spec.backend).get("pool_id"))
     checks = backend.checks(spec if is_whole else None, uri)
     return checks or check_machine(home)
@@ -123,6 +125,45 @@ def _engine() -> Check:
         )
     name = next((part["Name"] for part in version.get("Components") or ()), "Engine")
     return Check("container engine", True, f"{name} {version['Version']} ({engine.host()})")
+
+
+# -- a store --------------------------------------------------------------------------------------
+
+# S3 and OBS refuse what is signed a quarter of an hour off.
+_MOST_SKEW_S = 900
+_WARN_SKEW_S = 300
+
+
+def check_store(uri: str) -> list[Check]:
+    """Return whether the store at ``uri`` takes an object and gives it back."""
+    key, data = f"doctor/{os.urandom(8).hex()}", os.urandom(64)
+    shown = uri.partition("?")[0]
+    try:
+        store = open_store(uri)
+        store.put_bytes(data, key)
+        is_same = store.get_bytes(key) == data
+        is_listed = list(store.list(key)) == [key]
+        store.delete(key)
+    except StoreError as error:
+        return [Check("store", False, error.message, error.hint)]
+    hint = "is something between here and the store changing what passes?"
+    found = f"{shown}: takes, lists and gives back"
+    if not (is_same and is_listed):
+        found = f"{shown}: it gives back something else"
+    checks = [Check("store", is_same and is_listed, found, hint)]
+    ahead_s = store.clock_ahead_s
+    if ahead_s:
+        word = "ahead of" if ahead_s > 0 else "behind"
+        checks.append(
+            Check(
+                "clock",
+                abs(ahead_s) < _WARN_SKEW_S,
+                f"{abs(ahead_s):.0f} s {word} the store's",
+                f"set this machine's clock: beyond {_MOST_SKEW_S} s a store refuses everything",
+                is_needed=False,
+            )
+        )
+    return checks
 
 
 # -- an image -------------------------------------------------------------------------------------

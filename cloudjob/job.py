@@ -13,18 +13,23 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudjob import layers
 from cloudjob import outputs as kept
 from cloudjob import status as statuses
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, Event, Metric, NativeStatus, Observer
 from cloudjob.errors import BackendError, CloudJobError, JobNotFound, StoreError, UsageError
-from cloudjob.home import records_path
+from cloudjob.home import records_path, store_uri
+from cloudjob.layers import Collected
 from cloudjob.records import JobRecord, Records
 from cloudjob.status import Code, Failure, JobState, JobStatus, Phase
-from cloudjob.store import open_store
+from cloudjob.store import beside, open_store
 from cloudjob.store.base import ObjectStore
+from cloudjob.store.parallel import in_parallel
 from jobentry.contract import exits, lines
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
+
+_DAY_S = 24 * 3600.0
 
 # How many platforms are asked at once in a list.
 _AT_ONCE = 8
@@ -140,9 +145,14 @@ class Job:
         if self.handle:
             self._backend.cancel(self.handle, is_urgent=is_urgent)
 
-    def outputs(self) -> list[str]:
-        """Return the names of the files that were kept, each behind the name of its output."""
-        return [file.name for place in self._places() for file in kept.find(place)]
+    def outputs(self, *, is_own: bool = False) -> list[str]:
+        """Return the names of the files that were kept, each behind the name of its output.
+
+        Args:
+            is_own: Only those in the job's own store, which ``remove`` takes away.
+        """
+        places = [p for p in self._places() if p.prefix or not is_own]
+        return [file.name for place in places for file in kept.find(place)]
 
     def fetch_outputs(self, folder: Path) -> list[Path]:
         """Copy every output below ``folder`` and return the files."""
@@ -156,7 +166,7 @@ class Job:
         return [
             kept.Place(name, self._store, f"{JobPaths(self.id).outputs}/{name}/", is_listed)
             if uri == below + name
-            else kept.Place(name, self._open(uri), "", is_listed)
+            else kept.Place(name, self._open(beside(uri, self._record.store)), "", is_listed)
             for name, uri in sorted(uris.items())
         ]
 
@@ -200,8 +210,7 @@ class Job:
         """Leave nothing of this job: on its platform, in the store, and here."""
         if self.handle:
             self._backend.remove(self.handle)
-        for key in list(self._store.list(f"{self.id}/")):
-            self._store.delete(key)
+        in_parallel(self._store.delete, self._store.list(f"{self.id}/"))
         with Records(records_path(self._home)) as db:
             db.remove(self.id)
 
@@ -389,6 +398,45 @@ def _flat(job: Job) -> dict[str, Any]:
 def attach(record: JobRecord, home: Path) -> Job:
     """Return the job of a record."""
     return Job(record, open_backend(record.backend, home), home)
+
+
+def collect(home: Path, store: str, *, keep_days: float, dry_run: bool) -> Collected:
+    """Delete the layers in a store that no job needs, and what killed writers have left half done.
+
+    Args:
+        store: Its URI; empty for the default.
+        keep_days: For how long after its end a job keeps its package.
+
+    Raises:
+        CloudJobError: The store or the records cannot be used.
+    """
+    opened = open_store(store or store_uri(home))
+    if not dry_run:
+        opened.sweep(_DAY_S)
+    return layers.collect(
+        opened,
+        keep_s=keep_days * _DAY_S,
+        ended_at=lambda job: _ended_at(home, job),
+        dry_run=dry_run,
+    )
+
+
+def _ended_at(home: Path, job: str) -> str | None:
+    """Say when a job has ended, as it is known at this moment; empty: not yet; None: not known."""
+    try:
+        with Records(records_path(home)) as db:
+            record = db.get(job)
+        if record.job != job:
+            return None
+        if not record.handle:
+            # It was never started: its submit was killed, or is still at it, and then has a claim.
+            return record.created_at
+        status = attach(record, home).status()
+    except JobNotFound:
+        return None
+    if status.native_state in _GONE:
+        return status.created_at
+    return (status.ended_at or status.created_at) if status.state.is_final else ""
 
 
 def sweep(home: Path) -> list[str]:

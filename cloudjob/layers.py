@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from cloudjob.errors import CloudJobError, StoreError
 from cloudjob.package import CodePackage
-from cloudjob.store.base import ObjectStore
+from cloudjob.store.base import ObjectStore, Tell, quiet
 from jobentry.contract import exits
 from jobentry.contract.packages import (
     Descriptor,
@@ -72,10 +72,17 @@ class Kept(NamedTuple):
 
 
 class Claim:
-    """A claim on layers: use it as a context manager until the job's descriptor is in the store."""
+    """A claim on layers: use it as a context manager until the job's descriptor is in the store.
 
-    def __init__(self, store: ObjectStore, job: str) -> None:
+    Args:
+        watch: Called with how many bytes will be sent; what it returns hears of them as they go.
+    """
+
+    def __init__(
+        self, store: ObjectStore, job: str, watch: Callable[[int], Tell] = lambda _: quiet
+    ) -> None:
         self._store = store
+        self._watch = watch
         self._key = f"{_CLAIMS}{job}-{os.urandom(4).hex()}.json"
         self._begun_s = time.monotonic()
 
@@ -113,7 +120,7 @@ class Claim:
             self._write((*old, layer))
         elif self._store.exists(layer.key):
             return Kept(package.layers, 0, 0)
-        self._store.put(package.new, layer.key)
+        self._store.put(package.new, layer.key, tell=self._watch(layer.size_bytes))
         return Kept((*old, layer), layer.size_bytes, 1)
 
     def check(self) -> None:

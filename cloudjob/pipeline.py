@@ -26,8 +26,8 @@ from cloudjob.layers import Claim, Kept, Missing
 from cloudjob.package import CodePackage, Memory, Options, cache, pack
 from cloudjob.records import JobRecord, Records
 from cloudjob.spec import JobSpec, masked, section
-from cloudjob.store import open_store
-from cloudjob.store.base import ObjectStore
+from cloudjob.store import full_uri, open_store
+from cloudjob.store.base import ObjectStore, Tell, quiet
 from cloudjob.submission import Code, Submission, prepare
 from jobentry.contract.packages import Layer
 from jobentry.contract.paths import JobPaths
@@ -46,6 +46,7 @@ def submit(
     tell: Callable[[CodePackage], None] = lambda _: None,
     tell_sent: Callable[[CodePackage, Kept], None] = lambda *_: None,
     warn: Callable[[Check], None] = lambda _: None,
+    watch: Callable[[int], Tell] = lambda _: quiet,
 ) -> Job:
     """Send ``spec`` to its backend and return the running job.
 
@@ -54,6 +55,7 @@ def submit(
         tell: Called with the package before it is sent.
         tell_sent: Called with what was sent of it.
         warn: Called with what does not look well and need not be.
+        watch: Called with how many bytes will be sent; what it returns hears of them as they go.
 
     Raises:
         CloudJobError: Whatever stands in the way; then nothing was started, and nothing is left but
@@ -69,7 +71,7 @@ def submit(
         # What a platform cannot do is said before anything is sent.
         backend.build(_prepare(spec, paths, store, package, package.layers))
         _check(backend.checks(spec, uri), warn)
-        with _undone(store, db, job), Claim(store, job) as claim:
+        with _undone(store, db, job), Claim(store, job, watch) as claim:
             package, kept = _keep(spec, home, uri, Path(scratch), claim, package)
             submission = _prepare(spec, paths, store, package, kept.layers)
             request = backend.build(submission)
@@ -166,7 +168,7 @@ def _open_backend(spec: JobSpec, home: Path) -> Backend[Any]:
 def _open_store(spec: JobSpec, backend: Backend[Any], home: Path) -> tuple[str, ObjectStore]:
     """Return the store that the job names, or its platform's, or a folder of this machine."""
     default, keys = backend.store()
-    uri = spec.store or default or store_uri(home)
+    uri = full_uri(spec.store or default or store_uri(home), spec.sections)
     return uri, open_store(uri, {**keys, **os.environ})
 
 
@@ -179,8 +181,9 @@ def _keep(
     except Missing:
         package = _pack(spec, home, scratch, uri, Memory())
         kept = claim.keep(package)
-    path = cache.path_of(home, Path(spec.source), uri)
-    cache.save(path, cache.with_layers(package.memory, kept.layers))
+    if not package.is_remembered:
+        path = cache.path_of(home, Path(spec.source), uri)
+        cache.save(path, cache.with_layers(package.memory, kept.layers))
     return package, kept
 
 

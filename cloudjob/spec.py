@@ -14,6 +14,7 @@ from jobentry.contract import env
 BACKENDS = ("process", "docker", "modelarts")
 LAUNCHERS = ("mpirun",)
 ISOLATIONS = ("auto", "none")
+ADDRESSINGS = ("auto", "path", "virtual")
 RESTORES = env.RESTORES
 
 MASK = "***"
@@ -90,6 +91,9 @@ FIELDS: tuple[Field, ...] = (
     Field(name="outputs", kind="map", default={}, flag="--output", metavar="NAME=URI",
           help="Folders kept while the job runs and when it ends; an empty URI is the job's own "
                "place in the store."),
+    Field(name="output_sync_s", kind="float", default=30.0, flag="--output-sync-s", metavar="S",
+          least=0, most=_DAY_S,
+          help="How often outputs are kept while the job runs; 0 is only at the end."),
     Field(name="restore_outputs", kind="str", default="none", flag="--restore-outputs",
           metavar="WHICH", allowed=RESTORES,
           help="Which of the files that an earlier run left at an output's URI each node gets back "
@@ -112,6 +116,18 @@ FIELDS: tuple[Field, ...] = (
           allowed=("keep", "follow"),
           help="follow: links that lead out of the source are packed as what they lead to; without "
                "it they are refused."),
+)
+
+_STORE_FIELDS = (
+    Field(name="endpoint", kind="str", metavar="URL",
+          help="Where the service is, without the bucket: https://obs.cn-north-4.myhuaweicloud.com."),
+    Field(name="region", kind="str", metavar="NAME",
+          help="The bucket's region: cn-north-4, us-east-1."),
+    Field(name="addressing", kind="str", default="auto", metavar="HOW", allowed=ADDRESSINGS,
+          help="Whether the bucket stands in the path or in the host name of a request; by itself, "
+               "that is virtual on AWS and OBS, and path elsewhere."),
+    Field(name="profile", kind="str", metavar="NAME",
+          help="The profile of AWS's files that has the keys."),
 )
 
 SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
@@ -187,8 +203,13 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
               help="Merged into the body of the request: what cloudjob has no key for; null takes "
                    "a key away."),
     ),
+    "s3": _STORE_FIELDS,
+    "obs": _STORE_FIELDS,
 })
 # fmt: on
+
+# Sections that are not a backend's: those of the stores of these schemes.
+STORE_SECTIONS = ("s3", "obs")
 
 VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")
 
@@ -214,6 +235,7 @@ class JobSpec:
     inputs: Mapping[str, str] = field(default_factory=dict)
     input_nodes: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
+    output_sync_s: float = 30.0
     restore_outputs: str = "none"
     image: str = ""
     flavor: str = ""
@@ -478,7 +500,7 @@ def _section_faults(sections: Mapping[str, Mapping[str, object]]) -> Iterator[tu
         if fields is None:
             yield (
                 name,
-                f"is no backend's section{nearest(name, SECTIONS)} (allowed {', '.join(SECTIONS)})",
+                f"is no section{nearest(name, SECTIONS)} (allowed {', '.join(SECTIONS)})",
             )
             continue
         known = [f.name for f in fields]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import random
@@ -141,8 +142,8 @@ class SeaweedFS(Server):
     name = "seaweedfs"
     own_environ: ClassVar = {"GOMEMLIMIT": "200MiB", "GOGC": "30"}
 
-    def words(self) -> list[str]:
-        """Return the command of the server."""
+    def words(self, program: str = "") -> list[str]:
+        """Return the command of the server, by default that of the wheel beside the interpreter."""
         identity = {
             "name": "admin",
             "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
@@ -152,7 +153,7 @@ class SeaweedFS(Server):
         (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
         ports = {"s3": 0, "master": 1, "volume": 2, "filer": 3, "admin": 4}
         return [
-            weed(),
+            program or weed(),
             "mini",
             f"-dir={self.folder}/data",
             "-ip=127.0.0.1",
@@ -162,7 +163,7 @@ class SeaweedFS(Server):
             f"-s3.domainName={OBS_DOMAIN}",
             "-s3.allowDeleteBucketNotEmpty=false",
             "-s3.port.iceberg=0",
-            # Else two servers that start together race for the next free port after 9101, and one dies.
+            # Else servers that start together race for a port after 9101, and one dies.
             "-s3.port.lance=0",
             # A bucket that nobody has made is an error, as on any service.
             "-s3.autoCreateBucket=false",
@@ -248,6 +249,7 @@ class Fault:
         corrupt_response_at: Flip the bits of this byte on its way back.
         status: Answer this instead of the server.
         code: With ``status``, the error code of S3.
+        body: With ``status``, what is answered instead of an error of S3.
         is_done: With ``status``, whether the server does it all the same, unseen.
         hangs_at: Pass so much of the answer and then nothing more, -1 not even the headers.
         bytes_per_s: Let no more than this pass, in both directions.
@@ -262,6 +264,7 @@ class Fault:
     corrupt_response_at: int | None = None
     status: int = 0
     code: str = ""
+    body: bytes = b""
     is_done: bool = False
     hangs_at: int | None = None
     bytes_per_s: float = 0.0
@@ -541,9 +544,12 @@ def _body_bytes(request: Request) -> float:
 
 def _answer(client: socket.socket, fault: Fault) -> None:
     body = (
-        '<?xml version="1.0" encoding="UTF-8"?>\n'
-        f"<Error><Code>{fault.code}</Code><Message>made by the test</Message></Error>"
-    ).encode()
+        fault.body
+        or (
+            '<?xml version="1.0" encoding="UTF-8"?>\n'
+            f"<Error><Code>{fault.code}</Code><Message>made by the test</Message></Error>"
+        ).encode()
+    )
     more = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
     head = (
         f"HTTP/1.1 {fault.status} Fault\r\nContent-Type: application/xml\r\n{more}"
@@ -577,6 +583,7 @@ def _reset(found: socket.socket) -> None:
 # -- what tests say to a server ----------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=64)
 def boto3_client(endpoint: str, **config: Any) -> Any:
     """Return boto3's own client: the judge of what ours has done."""
     import boto3

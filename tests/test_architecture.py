@@ -186,6 +186,28 @@ def test_the_zipapp_is_reproducible(tmp_path: Path, zipapp: Path):
     assert zipapp.stat().st_mode & 0o777 == 0o755
 
 
+def test_the_zipapp_has_the_code_of_the_sources(zipapp: Path):
+    """Without comments and docstrings, and with every line where it was."""
+
+    def code(text: str) -> str:
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+            if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
+                is_empty = len(node.body) == 1 and not isinstance(node, ast.Module)
+                node.body = [ast.Pass()] if is_empty else node.body[1:]
+        lines = [getattr(node, "lineno", 0) for node in ast.walk(tree) if hasattr(node, "op")]
+        return f"{ast.dump(tree)} {lines}"
+
+    with zipfile.ZipFile(zipapp) as archive:
+        for path in CONTAINER:
+            name = path.relative_to(ROOT / "entrypoints").as_posix()
+            packed = archive.read(name).decode()
+
+            assert code(packed) == code(path.read_text()), name
+            assert packed.count("\n") == path.read_text().count("\n"), name
+
+
 def test_the_zipapp_starts_quickly(zipapp: Path):
     """Each node and each rank pays for it; best of five, so a busy machine does not count."""
     times = []

@@ -115,7 +115,7 @@ class Weed:
                     f"-s3.config={folder}/s3.json",
                     "-s3.allowDeleteBucketNotEmpty=false",
                     "-s3.port.iceberg=0",
-                    # Else two servers that start together race for the next free port after 9101, and one dies.
+                    # Else servers that start together race for a port after 9101, and one dies.
                     "-s3.port.lance=0",
                     "-webdav=false",
                     "-admin.ui=false",

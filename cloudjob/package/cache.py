@@ -59,10 +59,16 @@ class KnownLayer(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """All that is remembered of one source: nothing, when it was never packed."""
+    """All that is remembered of one source: nothing, when it was never packed.
+
+    Args:
+        entries: In the order of the bytes of their names.
+        digest: Of the tree.
+    """
 
     layers: tuple[KnownLayer, ...] = ()
     entries: tuple[Known, ...] = ()
+    digest: str = ""
 
 
 def path_of(home: Path, source: Path, store: str) -> Path:
@@ -94,9 +100,10 @@ def load(path: Path) -> Memory:
             Known(Entry(*entry), layer, holder, stored, seen and Seen(*seen), scanned)
             for entry, layer, holder, stored, seen, scanned in value["entries"]
         )
+        digest = str(value["digest"])
     except (OSError, ValueError, TypeError, KeyError):
         return Memory()
-    return Memory(layers, entries)
+    return Memory(layers, entries, digest)
 
 
 def with_layers(memory: Memory, layers: Sequence[Layer]) -> Memory:
@@ -107,7 +114,12 @@ def with_layers(memory: Memory, layers: Sequence[Layer]) -> Memory:
 
 def save(path: Path, memory: Memory) -> None:
     """Remember ``memory``; when that fails, the next pack reads more, and that is all."""
-    value = {"format": _FORMAT, "layers": memory.layers, "entries": memory.entries}
+    value = {
+        "format": _FORMAT,
+        "layers": memory.layers,
+        "entries": memory.entries,
+        "digest": memory.digest,
+    }
     new = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

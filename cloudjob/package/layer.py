@@ -119,6 +119,8 @@ def update(job: Job) -> Made | None:
         ChangedError: A file is not what it was when the source was scanned.
         PackageError: A file cannot be read, the layer cannot be written, or there are secrets.
     """
+    if _is_all_known(job):
+        return Made(job.memory, is_new=False)
     before = {known.entry.name: known for known in job.memory.entries}
     unknown = [
         entry
@@ -274,6 +276,22 @@ def _scanned(job: Job, change: _Change, seen: Entry, was: Known | None) -> str:
     if seen.name in change.fresh or was is None:
         return job.searcher.tag(seen)
     return was.scanned
+
+
+def _is_all_known(job: Job) -> bool:
+    """Whether nothing at all differs from the last time, so that nothing need be made anew."""
+    if not _IS_UTF8 or len(job.tree.entries) != len(job.memory.entries):
+        return False
+    tag = job.searcher.tag
+    for now, was in zip(job.tree.entries, job.memory.entries, strict=True):
+        entry = was.entry
+        if now.name != entry.name or now.kind != entry.kind or now.target != entry.target:
+            return False
+        if now.kind != packages.LINK and now.mode != entry.mode:
+            return False
+        if now.seen != was.seen or (now.seen is not None and was.scanned != tag(now)):
+            return False
+    return True
 
 
 def _is_known(job: Job, seen: Entry, was: Known | None) -> bool:

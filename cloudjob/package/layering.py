@@ -15,7 +15,7 @@ def merged(live_bytes: Sequence[int], dead_bytes: int, new_bytes: int) -> int:
     """Return how many of the newest layers a new one of ``new_bytes`` takes into itself.
 
     Small layers are always taken. When there are many all the same, layers are taken until each one
-    that stays is at least twice as large as what lies above it, so that what is sent again, over
+    that stays is at least as large as all that lies above it, so that what is sent again, over
     many edits, grows with the logarithm of the whole. When more than a third of what a node fetches
     is dead, all is packed again.
 
@@ -35,7 +35,7 @@ def merged(live_bytes: Sequence[int], dead_bytes: int, new_bytes: int) -> int:
         return taken
     taken_bytes += new_bytes
     for size_bytes in list(reversed(live_bytes))[taken:]:
-        if size_bytes >= 2 * taken_bytes and len(live_bytes) - taken < _MOST_LAYERS:
+        if size_bytes >= taken_bytes and len(live_bytes) - taken < _MOST_LAYERS:
             break
         taken += 1
         taken_bytes += size_bytes

@@ -34,6 +34,7 @@ class CodePackage(NamedTuple):
         left_out: What of the source is not in it, and why.
         new: The file of the newest layer; None when nothing has changed.
         memory: What the next pack should know, once the layers are in the store.
+        is_remembered: Whether that is what it knows already.
     """
 
     digest: str
@@ -43,6 +44,7 @@ class CodePackage(NamedTuple):
     left_out: tuple[LeftOut, ...]
     new: Path | None
     memory: Memory
+    is_remembered: bool = False
 
 
 class Options(NamedTuple):
@@ -85,7 +87,8 @@ def pack(
         )
         try:
             made = layer.update(job) if memory.layers else None
-            return _package(tree, destination, made or layer.first(job))
+            package = _package(tree, destination, made or layer.first(job))
+            return package._replace(is_remembered=made is not None and made.memory is memory)
         except ChangedError:
             if attempt == _ATTEMPTS:
                 raise
@@ -95,14 +98,15 @@ def pack(
 
 def _package(tree: Tree, destination: Path, made: layer.Made) -> CodePackage:
     entries = [known.entry for known in made.memory.entries]
+    digest = made.memory.digest or tree_digest(entries)
     return CodePackage(
-        digest=tree_digest(entries),
+        digest=digest,
         size_bytes=sum(entry.size_bytes for entry in entries),
         files=sum(entry.kind == FILE for entry in entries),
         layers=tuple(each.layer for each in made.memory.layers),
         left_out=tree.left_out,
         new=destination if made.is_new else None,
-        memory=made.memory,
+        memory=made.memory._replace(digest=digest),
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from cloudjob.errors import PackageError
 from cloudjob.package import ignore, secret_names
 from cloudjob.package.ignore import GITIGNORE, Rules
 from cloudjob.package.tree import FILE, FOLDER, LINK, Entry, LeftOut, Seen, Tree
-from cloudjob.package.words import CLOUDJOBIGNORE, came_back, reading, shown
+from cloudjob.package.words import CLOUDJOBIGNORE, came_back, reading, shown, translated
 
 # What no job needs in the cloud, whatever the ignore files say.
 _DEFAULT_NAMES = frozenset(
@@ -57,8 +58,12 @@ def scan(source: Path, *, besides: Path | None = None, follow_links: bool = Fals
     walk.run()
     _check_refused(source, walk.refused)
     # Bytes, not characters: the order must not depend on how a machine decodes names.
-    walk.entries.sort(key=lambda entry: os.fsencode(entry.name))
+    walk.entries.sort(key=_name_bytes)
     return Tree(source, tuple(walk.entries), tuple(sorted(walk.left_out)))
+
+
+def _name_bytes(entry: Entry) -> bytes:
+    return os.fsencode(entry.name)
 
 
 class Refused(NamedTuple):
@@ -115,30 +120,33 @@ class _Walk:
         with reading(self._source, prefix or "."), os.scandir(folder.path) as found:
             children = list(found)
         in_force = with_rules_of(self._source, folder.path, prefix, children, folder.in_force)
-        inner = []
-        for child in children:
-            name = prefix + child.name
-            if name == self._skipped:
-                continue
-            is_folder = child.is_dir(follow_symlinks=False)
-            verdict = judge(name, child, is_folder, in_force)
-            if verdict.reason:
-                self.left_out.append(LeftOut(name + "/" * is_folder, verdict.reason))
-            elif is_folder:
-                with reading(self._source, name):
-                    status = child.stat(follow_symlinks=False)
-                self.entries.append(Entry(name, FOLDER, status.st_mode & 0o777))
-                inner.append(_Folder(name + "/", child.path, in_force, folder.trail))
-            elif child.is_symlink():
-                inner += self._link(name, child, verdict, folder, in_force)
-            else:
-                self._file(name, child, verdict, bool(folder.trail))
+        inner: list[_Folder] = []
+        name = prefix or "."
+        # One guard for all, and not one for each: there may be ten thousand.
+        with _guarded(self._source, lambda: name):
+            for child in children:
+                name = prefix + child.name
+                if name != self._skipped:
+                    inner += self._look_at(name, child, folder, in_force)
         return inner
 
-    def _file(self, name: str, child: os.DirEntry[str], verdict: Verdict, is_outside: bool) -> None:
-        with reading(self._source, name):
-            status = child.stat(follow_symlinks=False)
-        self._take(name, status, verdict, child.path if is_outside else "", child.path)
+    def _look_at(
+        self, name: str, child: os.DirEntry[str], folder: _Folder, in_force: InForce
+    ) -> Iterable[_Folder]:
+        """Decide about one child; return the folders that it leads into."""
+        is_folder = child.is_dir(follow_symlinks=False)
+        verdict = judge(name, child, is_folder, in_force)
+        if verdict.reason:
+            self.left_out.append(LeftOut(name + "/" * is_folder, verdict.reason))
+            return ()
+        if child.is_symlink():
+            return self._link(name, child, verdict, folder, in_force)
+        status = child.stat(follow_symlinks=False)
+        if is_folder:
+            self.entries.append(Entry(name, FOLDER, status.st_mode & 0o777))
+            return (_Folder(name + "/", child.path, in_force, folder.trail),)
+        self._take(name, status, verdict, child.path if folder.trail else "", child.path)
+        return ()
 
     def _take(
         self, name: str, status: os.stat_result, verdict: Verdict, real: str, path: str
@@ -149,14 +157,14 @@ class _Walk:
             self.refused.append(Refused(name, kind))
             return
         if secret_names.may_be_key(name) and not verdict.is_named:
-            with reading(self._source, name):
-                reason = secret_names.key_reason(path, status.st_size)
+            reason = secret_names.key_reason(path, status.st_size)
             if reason:
                 self.left_out.append(LeftOut(name, reason))
                 return
         seen = Seen(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-        mode = status.st_mode & 0o777
-        self.entries.append(Entry(name, FILE, mode, seen, is_named=verdict.is_named, real=real))
+        self.entries.append(
+            Entry(name, FILE, status.st_mode & 0o777, seen, "", verdict.is_named, real)
+        )
 
     def _link(
         self,
@@ -171,8 +179,7 @@ class _Walk:
         It must stay inside by where it really leads, and by its letters as well: the other machine
         may lack the folders that lead it back.
         """
-        with reading(self._source, name):
-            target = os.readlink(child.path)  # noqa: PTH115 (a Path would tidy the target up)
+        target = os.readlink(child.path)  # noqa: PTH115 (a Path would tidy the target up)
         real = os.path.realpath(child.path)
         if folder.trail or not _is_inside(real, self._root):
             if self._follow_links:
@@ -210,6 +217,15 @@ class _Walk:
             return []
         self.entries.append(Entry(name, FOLDER, status.st_mode & 0o777))
         return [_Folder(name + "/", real, in_force, (*folder.trail, place))]
+
+
+@contextmanager
+def _guarded(source: Path, name: Callable[[], str]) -> Iterator[None]:
+    """Translate what the file system says about the path that ``name`` names then."""
+    try:
+        yield
+    except OSError as error:
+        raise translated(source, name(), error) from error
 
 
 _SPECIAL = {

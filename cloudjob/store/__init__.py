@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import urllib.parse
 from collections.abc import Mapping
 
 from cloudjob.errors import StoreError
+from cloudjob.spec import STORE_SECTIONS
 from cloudjob.store.base import ObjectStore
 
-__all__ = ["ObjectStore", "open_store"]
+__all__ = ["ObjectStore", "beside", "full_uri", "open_store"]
 
 # Imported only when used, so that a local job never waits for a cloud's client library.
 _MODULES = {
@@ -17,6 +19,26 @@ _MODULES = {
     "s3": "cloudjob.store.s3",
     "obs": "cloudjob.store.s3",
 }
+
+
+def full_uri(uri: str, sections: Mapping[str, Mapping[str, object]]) -> str:
+    """Return ``uri`` with what the section of its scheme adds: all that is needed to open it again.
+
+    The URI's own options win; keys are never among them.
+    """
+    scheme = uri.partition("://")[0]
+    if scheme not in STORE_SECTIONS or scheme not in sections:
+        return uri
+    from cloudjob.store.s3.place import with_options
+
+    return with_options(uri, sections[scheme])
+
+
+def beside(uri: str, store_uri: str) -> str:
+    """Return ``uri`` with the options of a job's store, where both are reached in the same way."""
+    scheme, _, rest = store_uri.partition("://")
+    options = dict(urllib.parse.parse_qsl(rest.partition("?")[2]))
+    return full_uri(uri, {scheme: options})
 
 
 def open_store(uri: str, environ: Mapping[str, str] | None = None) -> ObjectStore:

@@ -69,7 +69,7 @@ class DirectoryStore:
             source = self._path("fetch", key).open("rb")
         with source:
             try:
-                with replacing(path) as file:
+                with replacing(path, is_durable=False) as file:
                     _copy(source, file, tell)
             except OSError as error:
                 raise StoreError(

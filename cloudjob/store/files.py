@@ -38,20 +38,27 @@ def check_key(verb: str, key: str) -> None:
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[IO[bytes]]:
-    """Open a file that becomes ``target`` when all of it is on the disk, or else vanishes."""
+def replacing(target: Path, *, is_durable: bool = True) -> Iterator[IO[bytes]]:
+    """Open a file that becomes ``target`` when all of it is there, or else vanishes.
+
+    Args:
+        is_durable: Whether it then outlives a crash of this machine. What can be fetched again need
+            not: waiting for the disk took most of the time of a fetch of 200 MB.
+    """
     _make_folders(target.parent)
     temporary = target.parent / (TEMPORARY + os.urandom(8).hex())
     try:
         with open(temporary, "xb", opener=_private) as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if is_durable:
+                os.fsync(file.fileno())
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(target.parent)
+    if is_durable:
+        _sync_folder(target.parent)
 
 
 def _private(path: str, flags: int) -> int:

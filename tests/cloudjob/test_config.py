@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from cloudjob.config import json_schema, load, read_env_file, show
 from cloudjob.errors import SpecError, UsageError
 from cloudjob.spec import (
+    BACKENDS,
     FIELDS,
     LAUNCHERS,
     SECTIONS,
+    STORE_SECTIONS,
     VARIABLE_RULE,
     JobSpec,
     masked,
@@ -474,9 +476,8 @@ def test_the_schema_refuses_bad_files(job, text):
     assert problems_of(job, text)
 
 
-def cell(field):
+def cell(field, prefix=""):
     """Return one row of the reference table."""
-    prefix = next((f"{s}." for s, fields in SECTIONS.items() if field in fields), "")
     flag = ", ".join(f"`{word}`" for word in (field.short, field.flag) if word)
     allowed = ", ".join(f"`{word}`" for word in field.allowed)
     allowed = number_range(field) if field.least is not None else allowed
@@ -498,29 +499,31 @@ _KINDS = {
 
 def test_the_reference_has_every_key():
     """docs/job-file.md holds the table of FIELDS word for word."""
-    fields = [*FIELDS, *(f for section in SECTIONS.values() for f in section)]
-    table = "\n".join(cell(field) for field in fields)
+    rows = [cell(field) for field in FIELDS]
+    rows += [cell(f, f"{name}.") for name, fields in SECTIONS.items() for f in fields]
+    table = "\n".join(rows)
 
     assert table in (ROOT / "docs" / "job-file.md").read_text(), f"put this there:\n{table}"
 
 
-@pytest.mark.parametrize("backend", SECTIONS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_profile_is_complete_and_good(job, backend):
     """configs/BACKEND.yaml shows every key, and loads as it stands."""
     text = (ROOT / "configs" / f"{backend}.yaml").read_text()
 
     assert job(text).spec.backend == backend
-    shown = re.findall(r"^#? ?([a-z_]+):", text, re.MULTILINE)
-    assert set(shown) >= {f.name for f in FIELDS} | {backend}
+    shown = re.findall(r"^#? ?([a-z0-9_]+):", text, re.MULTILINE)
+    assert set(shown) >= {f.name for f in FIELDS} | {backend, *STORE_SECTIONS}
     inner = re.findall(r"^#?  +([a-z_]+):", text, re.MULTILINE)
-    assert set(inner) >= {f.name for f in SECTIONS[backend]}
+    sections = (SECTIONS[name] for name in (backend, *STORE_SECTIONS))
+    assert set(inner) >= {f.name for section in sections for f in section}
 
 
-@pytest.mark.parametrize("backend", SECTIONS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_profile_is_good_with_every_comment_opened(job, environ, backend):
     """What the profile shows in comments works when it is used."""
     text = (ROOT / "configs" / f"{backend}.yaml").read_text()
-    opened = re.sub(r"^# ?(?=( *[A-Za-z_]+:| *- )( |$|[^ ]))", "", text, flags=re.MULTILINE)
+    opened = re.sub(r"^# ?(?=( *[A-Za-z0-9_]+:| *- )( |$|[^ ]))", "", text, flags=re.MULTILINE)
     environ |= {"WANDB_API_KEY": "x"}
 
     assert job(opened).spec.launcher in LAUNCHERS

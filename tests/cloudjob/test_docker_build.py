@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import docker.errors
@@ -114,6 +115,21 @@ def test_a_store_that_is_no_folder_is_not_mounted():
     assert made.nodes[0].config["HostConfig"]["Mounts"] == [
         {"Type": "bind", "Source": "/mine", "Target": "/mine"}
     ]
+
+
+def test_the_way_to_the_store_is_as_secret_as_a_secret():
+    """It is delivered in the file of the entry, not in the configuration, and masked when shown."""
+    access = {"CLOUDJOB_S3_ENDPOINT": "https://s3", "CLOUDJOB_S3_SECRET_KEY": "k3y"}
+
+    made = request.build(replace(submission(), access=access), "me")
+
+    for node in made.nodes:
+        assert "k3y" not in json.dumps(node.config)
+        assert {name: node.env[name] for name in access} == access
+        assert request.environment(node)["CLOUDJOB_S3_SECRET_KEY"] == "k3y"
+    shown = request.show(made)
+    assert "k3y" not in json.dumps(shown)
+    assert shown["containers"][0]["delivered"]["CLOUDJOB_S3_SECRET_KEY"] == "***"
 
 
 def test_a_node_is_told_its_address_before_it_starts():

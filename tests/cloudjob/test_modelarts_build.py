@@ -214,7 +214,7 @@ def test_a_preset_engine_runs_our_boot_file_with_the_same_words(tmp_path: Path):
 
 
 def test_what_lies_beside_the_code():
-    """The entry of this version, the variables, and for several nodes a key that nobody else has."""
+    """The entry of this version, the variables, and a key that nobody else has."""
     made = request.build(submission(secrets={"TOKEN": "s3cr3t"}), SITE)
     found, other = delivery.companions(made), delivery.companions(made)
 

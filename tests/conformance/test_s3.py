@@ -508,7 +508,7 @@ def test_tls_to_a_plain_port_and_a_page_that_is_no_store_are_named(
         plain.open(QUICK._replace(tries=2)).put_bytes(b"x", "key")
     assert caught.value.hint == "http:// or https://?"
 
-    proxy.choose = lambda _: Fault(status=200, code="Page")
+    proxy.choose = lambda _: Fault(status=200, body=b"<html></html>")
     with pytest.raises(StoreError, match=r"list  in .*the service lists no keys"):
         list(given.open().list())
 

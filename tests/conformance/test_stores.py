@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudjob.errors import StoreError
-from cloudjob.store import ObjectStore, open_store
+from cloudjob.store import ObjectStore, beside, open_store
 from cloudjob.store.directory import DirectoryStore
 from jobentry import objects
 
@@ -153,24 +153,25 @@ def test_an_empty_store_has_no_objects(store: ObjectStore):
 # ---- 5 and 6: refusals
 
 
-@pytest.mark.parametrize(
-    "key", ["", "/etc/passwd", "..", "a/../../b", "a//b", "a/", "./a", "a\0b", ".cloudjob-tmp-1"]
-)
-def test_a_key_that_is_none_is_refused_by_every_verb(store: ObjectStore, tmp_path: Path, key: str):
+NO_KEYS = ["", "/etc/passwd", "..", "a/../../b", "a//b", "a/", "./a", "a\0b", ".cloudjob-tmp-1"]
+
+
+def test_a_key_that_is_none_is_refused_by_every_verb(store: ObjectStore, tmp_path: Path):
     """No key leaves the root, names a folder, or names a half-written object."""
     (tmp_path / "in").touch()
-    verbs: list[Callable[[], object]] = [
-        lambda: store.put(tmp_path / "in", key),
-        lambda: store.put_bytes(b"", key),
-        lambda: store.get_bytes(key),
-        lambda: store.fetch(key, tmp_path / "out"),
-        lambda: store.exists(key),
-        lambda: store.delete(key),
-        lambda: store.uri(key),
+    verbs: list[Callable[[str], object]] = [
+        lambda key: store.put(tmp_path / "in", key),
+        lambda key: store.put_bytes(b"", key),
+        store.get_bytes,
+        lambda key: store.fetch(key, tmp_path / "out"),
+        store.exists,
+        store.delete,
+        store.uri,
     ]
-    for verb in verbs:
-        with pytest.raises(StoreError):
-            verb()
+    for key in NO_KEYS:
+        for verb in verbs:
+            with pytest.raises(StoreError):
+                verb(key)
 
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
@@ -314,3 +315,26 @@ def test_a_file_system_that_takes_no_files_is_named():
     """``/proc`` takes them from nobody, root included."""
     with pytest.raises(StoreError, match="put a in /proc/store: no such"):
         DirectoryStore(Path("/proc/store")).put_bytes(b"", "a")
+
+
+def test_what_killed_writers_have_left_is_swept(directory: DirectoryStore):
+    """When it is old enough to be nobody's; objects stay."""
+    directory.put_bytes(b"x", "job/a")
+    left = directory.root / "job" / ".cloudjob-tmp-0123"
+    left.write_bytes(b"half")
+
+    assert directory.sweep(3600) == 0
+    assert left.exists()
+    os.utime(left, (0, 0))
+    assert directory.sweep(3600) == 1
+    assert not left.exists()
+    assert list(directory.list()) == ["job/a"]
+
+
+def test_an_output_elsewhere_is_reached_as_the_jobs_store_is():
+    """Its URI has no options, and those of the job's store fit when both are of one scheme."""
+    store = "s3://bucket/jobs?endpoint=https://minio:9000"
+
+    assert beside("s3://other/out", store) == "s3://other/out?endpoint=https://minio:9000"
+    assert beside("file:///out", store) == "file:///out"
+    assert beside("s3://other/out", "file:///jobs") == "s3://other/out"

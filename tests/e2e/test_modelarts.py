@@ -253,7 +253,8 @@ def objects(arts: Any, prefix: str) -> set[str]:
         "from pathlib import Path\n"
         "from cloudjob.backends.modelarts.backend import ModelArtsBackend\n"
         "from cloudjob.store import open_store\n"
-        "backend = ModelArtsBackend(Path(sys.argv[1]), {}, environ={}, user_home=Path('/nowhere'))\n"
+        "here = Path(sys.argv[1])\n"
+        "backend = ModelArtsBackend(here, {}, environ={}, user_home=here)\n"
         "print(json.dumps(list(open_store(*backend.store()).list(sys.argv[2]))))\n"
     )
     done = subprocess.run(

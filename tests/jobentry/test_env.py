@@ -24,6 +24,7 @@ VARIABLES = sorted(
 def nodes(draw: st.DrawFn) -> NodeEnv:
     """Any node that can be described."""
     hosts = tuple(draw(st.lists(HOSTS, min_size=1, max_size=4, unique=True)))
+    inputs = draw(PAIRS)
     return NodeEnv(
         job=draw(HOSTS),
         node=draw(st.integers(0, len(hosts) - 1)),
@@ -40,8 +41,12 @@ def nodes(draw: st.DrawFn) -> NodeEnv:
         sshd_port=draw(st.integers(1, 65535)),
         env_names=tuple(draw(st.lists(NAMES, max_size=3))),
         secret_names=tuple(draw(st.lists(NAMES, max_size=3))),
-        inputs=draw(PAIRS),
+        inputs=inputs,
+        input_nodes=tuple((name, "0,2-3") for name, _ in inputs[:1]),
         outputs=draw(PAIRS),
+        restore_outputs=draw(st.sampled_from(env.RESTORES)),
+        output_sync_s=draw(SECONDS),
+        output_limit_s=draw(SECONDS),
         grace_s=draw(SECONDS),
         timeout_s=draw(SECONDS),
         start_timeout_s=draw(SECONDS),
@@ -77,6 +82,21 @@ def test_what_is_written_can_be_an_environment(node: NodeEnv):
 
     assert all(env.is_name(name) for name in written)
     assert not any("\0" in value for value in written.values())
+
+
+def test_words_and_lists_that_are_not_known_are_told():
+    """With what is allowed."""
+    given_ = {
+        "CLOUDJOB_RESTORE_OUTPUTS": "some",
+        "CLOUDJOB_INPUT_NODES": '{"DATA": "first"}',
+        "CLOUDJOB_OUTPUT_SYNC_S": "often",
+    }
+
+    assert problems(given_) == [
+        "CLOUDJOB_INPUT_NODES: DATA: 'first' does not list nodes",
+        "CLOUDJOB_RESTORE_OUTPUTS='some' is not known (allowed: none, own, all)",
+        "CLOUDJOB_OUTPUT_SYNC_S='often' is not a number of seconds",
+    ]
 
 
 def test_an_empty_environment_is_one_node():

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from jobentry import plan
+from jobentry.contract import names
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers.mpirun import Mpi
@@ -88,6 +89,16 @@ def test_the_ranks_have_the_nodes_environment():
         "DATA": "/m/inputs/DATA_0",
         "MODEL": "/m/outputs/MODEL_0",
     }
+
+
+def test_the_keys_of_the_entry_are_not_the_ranks():
+    """Those with which it reaches the store; what the user gave by names of his own stays."""
+    environ = {**dict.fromkeys(names.STORE_ACCESS, "k3y"), "AWS_SECRET_ACCESS_KEY": "own"}
+
+    made = plan.node_environment(environ, NODE, PATHS, "/code")
+
+    assert "k3y" not in made.values()
+    assert made["AWS_SECRET_ACCESS_KEY"] == "own"
 
 
 def test_secrets_are_masked():

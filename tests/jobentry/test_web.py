@@ -82,12 +82,18 @@ def server() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give up soon, and reach the server itself."""
-    quick = web.Patience(stall_s=4.0, total_s=4.0, pause_s=0.01, longest_pause_s=0.05)
+    """Wait less than for a real server, and reach this one itself."""
+    quick = web.Patience(stall_s=4.0, total_s=20.0, pause_s=0.01, longest_pause_s=0.05)
     monkeypatch.setattr(web, "patience", lambda: quick)
     for name in list(os.environ):
         if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def _at_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up at once."""
+    monkeypatch.setattr(web, "patience", lambda: web.Patience(4.0, 1.0, 0.01, 0.05))
 
 
 def fetched(uri: str, folder: Path) -> bytes:
@@ -181,13 +187,14 @@ def test_another_try_where_it_may_help(server: Any, tmp_path: Path, status: int)
     assert fetched(server.uri + "/a", tmp_path) == DATA
 
 
+@pytest.mark.usefixtures("_at_an_end")
 def test_an_end_to_patience(server: Any, tmp_path: Path):
     """How long, how often, and what to look at; what signs the URI is not shown."""
     server.answer = lambda handler, count: handler.send(503)
     uri = server.uri + "/a?" + SECRET
     for act in (objects.read, lambda uri: fetched(uri, tmp_path)):
         with pytest.raises(
-            ObjectError, match=r"503 Service Unavailable, for 4 s and \d+ tries$"
+            ObjectError, match=r"503 Service Unavailable, for 1 s and \d+ tries$"
         ) as caught:
             act(uri)
         assert f"{server.uri}/a?***: " in str(caught.value)
@@ -218,9 +225,10 @@ def test_a_server_that_stops_in_the_middle(server: Any, tmp_path: Path):
     assert found == DATA
 
 
+@pytest.mark.usefixtures("_at_an_end")
 def test_nobody_listens(tmp_path: Path):
     """The message says what came back."""
-    with pytest.raises(ObjectError, match=r"/a: connection refused, for 4 s"):
+    with pytest.raises(ObjectError, match=r"/a: connection refused, for 1 s"):
         fetched("http://127.0.0.1:9/a", tmp_path)
 
 

@@ -13,7 +13,7 @@ from cloudjob.errors import StoreError
 from cloudjob.home import home as state_folder
 from cloudjob.store import files
 from cloudjob.store.base import Tell, quiet
-from cloudjob.store.files import check_key, replacing
+from cloudjob.store.files import replacing
 from cloudjob.store.s3 import download, keys, local, place, upload
 from cloudjob.store.s3.keys import KeyRing
 from cloudjob.store.s3.place import Place
@@ -66,7 +66,7 @@ class S3Store:
 
     def put(self, path: Path, key: str, *, tell: Tell = quiet) -> str:
         """Store the file at ``path`` under ``key`` and return the object's URI."""
-        check_key("put", key)
+        place.check("put", key)
         try:
             source = local.File(path)
         except OSError as error:
@@ -81,7 +81,7 @@ class S3Store:
 
     def put_bytes(self, data: bytes, key: str) -> str:
         """Store ``data`` under ``key`` and return the object's URI."""
-        check_key("put", key)
+        place.check("put", key)
         self._put(local.Bytes(data), key, "", quiet)
         return self.uri(key)
 
@@ -93,9 +93,9 @@ class S3Store:
 
     def fetch(self, key: str, path: Path, *, tell: Tell = quiet) -> None:
         """Write the object to the file ``path``, whole or not at all."""
-        check_key("fetch", key)
+        place.check("fetch", key)
         try:
-            with replacing(path) as file:
+            with replacing(path, is_durable=False) as file:
                 size_bytes = self._get("fetch", key, "in", _OpenFile(file.fileno()), tell)
                 file.truncate(size_bytes)
         except (OSError, local.LocalError) as error:
@@ -107,8 +107,8 @@ class S3Store:
 
     def copy(self, key: str, target: str) -> None:
         """Make the object ``target`` the same as ``key``, without its bytes coming here."""
-        check_key("copy", key)
-        check_key("copy", target)
+        place.check("copy", key)
+        place.check("copy", target)
         doing = f"copy {key} to {target} in {self._root}"
         source = f"/{self._place.bucket}/{place.quoted(self._key(key))}"
         headers = {"x-amz-copy-source": source}
@@ -120,23 +120,23 @@ class S3Store:
         """Yield the keys that start with ``prefix``, a string, in the order of their bytes."""
         # SeaweedFS lists a folder before what sorts between its name and its slash.
         own = self._key("")
-        found = sorted(self._found(prefix), key=lambda key: key.encode("utf-8", "surrogateescape"))
+        found = sorted(self._found(prefix), key=lambda key: key.encode("utf-8"))
         return (key.removeprefix(own) for key in found)
 
     def exists(self, key: str) -> bool:
         """Say whether there is an object under ``key``."""
-        check_key("look for", key)
+        place.check("look for", key)
         doing = f"look for {key} in {self._root}"
         return self._wire.send(Request("HEAD", doing, self._key(key))).refusal is None
 
     def delete(self, key: str) -> None:
         """Leave no object under ``key``, whether or not there was one."""
-        check_key("delete", key)
+        place.check("delete", key)
         self._wire.send(Request("DELETE", f"delete {key} in {self._root}", self._key(key)))
 
     def uri(self, key: str) -> str:
         """Return the URI that an object under ``key`` has or would have."""
-        check_key("name", key)
+        place.check("name", key)
         return f"{self._root}/{place.quoted(key)}"
 
     def access(self) -> dict[str, str]:
@@ -199,7 +199,7 @@ class S3Store:
             ) from error
 
     def _get(self, verb: str, key: str, where: str, target: download.Target, tell: Tell) -> int:
-        check_key(verb, key)
+        place.check(verb, key)
         doing = f"{verb} {key} {where} {self._root}"
         whole = self._key(key)
         told = _together(tell)
@@ -235,7 +235,7 @@ class S3Store:
             raise StoreError(f"{doing}: the service lists no keys", hint="is the endpoint right?")
         found = [text(item, "Key") for item in listed.iterfind("{*}Contents")]
         if text(listed, "EncodingType") == "url":
-            found = [unquote_plus(key, errors="surrogateescape") for key in found]
+            found = [unquote_plus(key) for key in found]
         return found, text(listed, "IsTruncated") != "true"
 
 

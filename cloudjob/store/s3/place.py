@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudjob.errors import StoreError
-from cloudjob.spec import nearest
+from cloudjob.spec import ADDRESSINGS, nearest
 from cloudjob.store.files import check_key
 
 OPTIONS = ("endpoint", "region", "addressing", "profile")
-_ADDRESSINGS = ("path", "virtual")
+
+# Of S3 and of OBS; the prefix counts too, so a key below one may be too long all the same.
+_LONGEST_KEY_BYTES = 1024
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 # A name that can be a part of a host name, and that the certificate for *.endpoint covers.
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
@@ -78,7 +80,27 @@ class Endpoint:
 
 def quoted(text: str) -> str:
     """Return a key, or a part of one, as URIs and requests hold it."""
-    return urllib.parse.quote(text, safe="/~", errors="surrogateescape")
+    return urllib.parse.quote(text, safe="/~")
+
+
+def check(verb: str, key: str) -> None:
+    """Refuse what is no key of S3: to what no store has it adds bytes that are no text.
+
+    Raises:
+        StoreError: It is none.
+    """
+    check_key(verb, key)
+    try:
+        size_bytes = len(key.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise StoreError(
+            f"{verb} {key!r}: not a key: it is no UTF-8", hint="use a file:// store, or rename it"
+        ) from error
+    if size_bytes > _LONGEST_KEY_BYTES:
+        raise StoreError(
+            f"{verb} {key[:60]!r}...: not a key: it has {size_bytes} bytes",
+            hint=f"{_LONGEST_KEY_BYTES} at most",
+        )
 
 
 def read(uri: str) -> Place:
@@ -101,7 +123,7 @@ def read(uri: str) -> Place:
         )
     prefix = urllib.parse.unquote(path, errors="surrogateescape").strip("/")
     if prefix:
-        check_key(f"open store {uri!r}: prefix", prefix)
+        check(f"open store {uri!r}: prefix", prefix)
     return Place(scheme, bucket, prefix, _options(uri, query))
 
 
@@ -112,17 +134,17 @@ def _options(uri: str, query: str) -> dict[str, str]:
             guess = nearest(name, OPTIONS)
             allowed = f"allowed: {', '.join(OPTIONS)}"
             raise StoreError(f"open store {uri!r}: no option {name!r}{guess}", hint=allowed)
-        if name == "addressing" and value not in _ADDRESSINGS:
-            allowed = f"allowed: {', '.join(_ADDRESSINGS)}"
+        if name == "addressing" and value not in ADDRESSINGS:
+            allowed = f"allowed: {', '.join(ADDRESSINGS)}"
             raise StoreError(f"open store {uri!r}: addressing {value!r} is not known", hint=allowed)
-    return {name: value for name, value in options.items() if value}
+    return {name: value for name, value in options.items() if value not in ("", "auto")}
 
 
 def with_options(uri: str, options: Mapping[str, object]) -> str:
     """Return ``uri`` with these options, as far as it does not give them itself."""
     where, _, query = uri.partition("?")
     own = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
-    given = {name: str(value) for name, value in options.items() if value}
+    given = {name: str(value) for name, value in options.items() if value not in ("", "auto")}
     text = urllib.parse.urlencode({**given, **own}, safe=":/")
     return f"{where}?{text}" if text else where
 
@@ -150,8 +172,9 @@ def endpoint(
     """
     given = place.options
     url = given.get("endpoint") or _endpoint(place, environ, profile, home)
+    url = _checked(place, url) if url else ""
     region = given.get("region") or _region(place, environ, profile, url)
-    url = _checked(place, url or _public(place, region))
+    url = url or _public(place, region)
     addressing = given.get("addressing") or profile.get("addressing") or _addressing(place, url)
     return Endpoint(url, region, addressing, place.bucket)
 

@@ -1,0 +1,236 @@
+"""The cases of the package: how a source is packed, packed again, and unpacked."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks.case import Case, Figures, Subject
+from benchmarks.measure import Command, Failed, Sample
+from benchmarks.subject import Bench
+from benchmarks.venv import CACHE, ROOT, NotRun
+
+_DRIVER = ROOT / "benchmarks" / "drivers" / "packaging.py"
+_FIGURES = ("wall_s", "cpu_s", "rss_mib", "other_rss_mib", "sent_bytes")
+_GIB = 1024**3
+
+
+def cases() -> tuple[Case, ...]:
+    """Return every case of the package."""
+    source, many = partial(_files, 8_500, 109_000_000), partial(_files, 10_000, 60_000_000)
+    zipped = partial(_other, mode="zip", tree=source)
+    return (
+        Case(
+            "package-first",
+            "first pack of 8,500 files, 109 MB",
+            _FIGURES,
+            (
+                Subject("tar", partial(_tar, tree=source)),
+                Subject("cloudjob", partial(_pack_only, tree=source), inspect=_told),
+                Subject("skypilot's zip", zipped, rounds=2, inspect=_told),
+                Subject("torchx's copy", partial(_other, mode="copy", tree=source)),
+            ),
+            watches_memory=True,
+        ),
+        Case(
+            "package-again",
+            "the same 10,000 files once more, nothing changed",
+            _FIGURES,
+            (Subject("cloudjob", partial(_pack, tree=many, before=_nothing), inspect=_told),),
+        ),
+        Case(
+            "package-edit",
+            "one line edited in one of 10,000 files",
+            _FIGURES,
+            (Subject("cloudjob", partial(_pack, tree=many, before=_edit), inspect=_told),),
+        ),
+        Case(
+            "package-git",
+            "300 files beside a .git of 300 MB",
+            _FIGURES,
+            (
+                Subject("tar", partial(_tar, tree=_heavy_git)),
+                Subject("cloudjob", partial(_pack, tree=_heavy_git), inspect=_told),
+            ),
+        ),
+        Case(
+            "package-large",
+            "one file of 1 GiB",
+            _FIGURES,
+            (
+                Subject("tar", partial(_tar, tree=_large)),
+                Subject("cloudjob", partial(_pack_only, tree=_large), inspect=_told),
+            ),
+            rounds=2,
+            watches_memory=True,
+        ),
+        Case(
+            "package-unpack",
+            "8,500 files, 109 MB unpacked",
+            _FIGURES,
+            (
+                Subject("tar", partial(_untar, tree=source)),
+                Subject("cloudjob", partial(_unpack, tree=source)),
+            ),
+            watches_memory=True,
+        ),
+    )  # fmt: skip
+
+
+Tree = Callable[[], Path]
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+def _tar(bench: Bench, run: Path, tree: Tree) -> Command:
+    argv = ("tar", "-cf", str(run / "out.tar"), "-C", str(tree()), ".")
+    return bench.command((shutil.which("tar") or "tar", *argv[1:]), run, "noop.py")
+
+
+def _untar(bench: Bench, run: Path, tree: Tree) -> Command:
+    archive = CACHE / "trees" / f"{tree().name}.tar"
+    if not archive.exists():
+        subprocess.run(("tar", "-cf", str(archive), "-C", str(tree()), "."), check=True)
+    (run / "out").mkdir()
+    argv = (shutil.which("tar") or "tar", "-xf", str(archive), "-C", str(run / "out"))
+    return bench.command(argv, run, "noop.py")
+
+
+def _nothing(_tree: Path) -> None:
+    pass
+
+
+def _edit(tree: Path) -> None:
+    path = tree / "train.py"
+    path.write_text(f"print({os.urandom(4).hex()!r})\n" + "# a line\n" * 500)
+
+
+def _pack(
+    bench: Bench,
+    run: Path,
+    tree: Tree,
+    words: tuple[str, ...] = (),
+    before: Callable[[Path], None] | None = None,
+) -> Command:
+    """Pack a tree: for the first time, or, with ``before``, once more after that was done to it."""
+    home = run / "home"
+    home.mkdir()
+    argv = (_python(bench), str(_DRIVER), "pack", str(tree()), str(home), *words)
+    # Rules are compiled once for all.
+    warm = home.parent / "rules"
+    kept = CACHE / "rules"
+    if kept.exists():
+        shutil.copytree(kept, warm)
+    if before is not None or not kept.exists():
+        subprocess.run(argv, check=True, capture_output=True)
+        if not kept.exists():
+            shutil.copytree(warm, kept)
+    if before is not None:
+        before(tree())
+    elif (home / "store").exists():
+        shutil.rmtree(home)
+        home.mkdir()
+    return bench.command(argv, run, "noop.py")
+
+
+def _pack_only(bench: Bench, run: Path, tree: Tree) -> Command:
+    """Pack for the first time, to the file that would be put into the store."""
+    return _pack(bench, run, tree, ("--pack-only",))
+
+
+def _unpack(bench: Bench, run: Path, tree: Tree) -> Command:
+    home = CACHE / "trees" / f"{tree().name}.home"
+    python = _python(bench)
+    if not home.exists():
+        home.mkdir()
+        argv = (python, str(_DRIVER), "pack", str(tree()), str(home))
+        subprocess.run(argv, check=True, capture_output=True)
+    argv = (python, str(_DRIVER), "unpack", str(home), str(run / "out"))
+    entry = str(ROOT / "entrypoints")
+    return bench.command(argv, run, "noop.py", PYTHONPATH=entry)
+
+
+def _other(bench: Bench, run: Path, mode: str, tree: Tree) -> Command:
+    argv = (bench.python, str(_DRIVER), mode, str(tree()), str(run / "out"))
+    return bench.command(argv, run, "noop.py")
+
+
+def _python(bench: Bench) -> str:
+    python = bench.cloudjob.parent / "python"
+    if not python.exists():
+        raise NotRun("cloudjob is not installed: run scripts/demo or give --cloudjob")
+    return str(python)
+
+
+def _told(sample: Sample) -> Figures:
+    try:
+        told = json.loads(sample.stdout.read_text())
+    except ValueError as error:
+        raise Failed("the driver said nothing") from error
+    return {name: float(value) for name, value in told.items()}
+
+
+# ---- trees ---------------------------------------------------------------------------------------
+
+
+def _made(name: str, make: Callable[[Path], None]) -> Path:
+    """Return a tree, made if it is not there yet; the same one on every machine."""
+    folder = CACHE / "trees" / name
+    if not folder.exists():
+        new = folder.with_name(f"{name}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        (new / "train.py").write_text("print()\n")
+        make(new)
+        new.rename(folder)
+    return folder
+
+
+def _files(count: int, size_bytes: int) -> Path:
+    """Return a tree of files as projects have them: nine in ten are text, most are small."""
+
+    def make(folder: Path) -> None:
+        picked = random.Random(7)
+        library = Path(sysconfig.get_path("stdlib"))
+        text = b"".join(path.read_bytes() for path in sorted(library.glob("*.py")))
+        shares = [min(int(picked.lognormvariate(8.2, 1.4)) + 20, 2_000_000) for _ in range(count)]
+        factor = size_bytes / sum(shares)
+        for number, share in enumerate(shares):
+            inner = folder / f"part{number % 40:02}" / f"inner{number % 400 // 40:02}"
+            inner.mkdir(parents=True, exist_ok=True)
+            size = max(1, int(share * factor))
+            if number % 10 == 9:
+                (inner / f"{number}.bin").write_bytes(picked.randbytes(size))
+            else:
+                begin = picked.randrange(len(text) - size)
+                (inner / f"{number}.py").write_bytes(text[begin : begin + size])
+
+    return _made(f"files-{count}", make)
+
+
+def _heavy_git() -> Path:
+    def make(folder: Path) -> None:
+        picked = random.Random(8)
+        (folder / ".git" / "objects").mkdir(parents=True)
+        for number in range(300):
+            (folder / ".git" / "objects" / f"{number}").write_bytes(picked.randbytes(1_000_000))
+            (folder / f"{number}.py").write_bytes(b"x = 1\n" * 500)
+
+    return _made("git", make)
+
+
+def _large() -> Path:
+    def make(folder: Path) -> None:
+        picked = random.Random(9)
+        with (folder / "model.bin").open("wb") as file:
+            for _ in range(_GIB // (4 << 20)):
+                file.write(picked.randbytes(4 << 20))
+
+    return _made("large", make)

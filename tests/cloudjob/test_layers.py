@@ -1,0 +1,435 @@
+"""Layers in a store: kept for those who need them, collected when nobody does, in any race."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from cloudjob import layers
+from cloudjob.errors import StoreError
+from cloudjob.layers import Claim, Missing, collect
+from cloudjob.package import CodePackage, Memory, cache, pack
+from cloudjob.package.cache import with_layers
+from cloudjob.store.directory import DirectoryStore
+from jobentry import unpack
+from jobentry.contract import exits
+
+WEEK_S = 7 * 24 * 3600.0
+
+
+class Store:
+    """A directory store in which something may happen before any of its operations."""
+
+    def __init__(self, folder: Path) -> None:
+        self._inner = DirectoryStore(folder)
+        self.before: Callable[[str, str], None] = lambda _verb, _key: None
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        method = getattr(self._inner, verb)
+
+        def call(*words: object) -> object:
+            # The key is the last argument of put and put_bytes, and the only one of all others.
+            self.before(verb, str(words[-1]) if words else "")
+            return method(*words)
+
+        return call
+
+
+class Laptop:
+    """A user who submits one source again and again."""
+
+    def __init__(self, folder: Path, store: object) -> None:
+        self.folder = folder
+        self.source = folder / "source"
+        self.source.mkdir(parents=True)
+        (self.source / "train.py").write_text("print()\n")
+        (self.source / "large.bin").write_bytes(random.Random(1).randbytes(100_000))
+        self.store = store
+        self.memory = Memory()
+        self.count = 0
+
+    def pack(self, memory: Memory | None = None) -> CodePackage:
+        """Pack the source with what is remembered."""
+        return pack(
+            self.source, self.folder / "layer", script="train.py", limit_bytes=1 << 30,
+            memory=self.memory if memory is None else memory,
+        )  # fmt: skip
+
+    def submit(self) -> str:
+        """Do what the pipeline does, and return the job."""
+        self.count += 1
+        job = f"{self.folder.name}-{self.count}"
+        package = self.pack()
+        with Claim(self.store, job) as claim:  # type: ignore[arg-type]
+            try:
+                kept = claim.keep(package)
+            except Missing:
+                package = self.pack(Memory())
+                kept = claim.keep(package)
+            self.memory = with_layers(package.memory, kept.layers)
+            self.store.put_bytes(layers.descriptor(package, kept.layers), f"{job}/code.json")
+        return job
+
+    def end(self, job: str, ago_s: float) -> None:
+        """Leave the record of a job that has ended."""
+        ended = datetime.now(timezone.utc) - timedelta(seconds=ago_s)
+        record = exits.ExitRecord(job=job, exit_code=0, ended_at=ended.isoformat())
+        self.store.put_bytes(exits.dump(record), f"{job}/exit.json")
+
+    def check(self, job: str, target: Path) -> None:
+        """See that a node could run this job."""
+        uri = self.store.uri(f"{job}/code.json")
+        digest = json.loads(self.store.get_bytes(f"{job}/code.json"))["digest"]
+        unpack.fetch_code(uri, digest, str(target))
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of objects are put here, and none of them need outlive a crash of this machine."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Make an empty store."""
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def laptop(tmp_path: Path, store: Store) -> Laptop:
+    """Make a user."""
+    return Laptop(tmp_path / "me", store)
+
+
+def keys(store: Store, prefix: str = "") -> list[str]:
+    """Return the keys in a store."""
+    return list(store.list(prefix))
+
+
+def gc(store: Store, *, keep_s: float = WEEK_S, dry_run: bool = False) -> layers.Collected:
+    """Collect as somebody who knows no jobs but from the store."""
+    return collect(store, keep_s=keep_s, ended_at=lambda _: None, dry_run=dry_run)  # type: ignore[arg-type]
+
+
+def test_a_second_submit_sends_nothing(laptop: Laptop, store: Store):
+    """And leaves no claim."""
+    laptop.submit()
+    before = keys(store, "layers/")
+    job = laptop.submit()
+
+    assert keys(store, "layers/") == before
+    assert keys(store, "claims/") == []
+    laptop.check(job, laptop.folder / "code")
+
+
+def test_two_users_with_one_source_share_its_layer(laptop: Laptop, store: Store, tmp_path: Path):
+    """The same tree is the same layer, whoever packs it."""
+    laptop.submit()
+    Laptop(tmp_path / "you", store).submit()
+
+    assert len(keys(store, "layers/")) == 1
+
+
+def test_a_layer_that_has_gone_is_sent_again(laptop: Laptop, store: Store):
+    """What is remembered is not believed."""
+    laptop.submit()
+    (laptop.source / "train.py").write_text("print(2)\n")
+    laptop.submit()
+    store.delete(keys(store, "layers/")[0])
+
+    job = laptop.submit()
+
+    laptop.check(job, laptop.folder / "code")
+
+
+def test_only_what_no_job_needs_is_collected(laptop: Laptop, store: Store):
+    """Jobs that run, and jobs that ended lately, keep their packages."""
+    over = laptop.submit()
+    (laptop.source / "large.bin").write_bytes(b"other" * 30_000)
+    lately = laptop.submit()
+    (laptop.source / "large.bin").write_bytes(b"third" * 30_000)
+    runs = laptop.submit()
+    laptop.end(over, 2 * WEEK_S)
+    laptop.end(lately, WEEK_S / 2)
+    needed = {
+        layer["key"]
+        for job in (lately, runs)
+        for layer in json.loads(store.get_bytes(f"{job}/code.json"))["layers"]
+    }
+    every = set(keys(store, "layers/"))
+
+    would = gc(store, dry_run=True)
+    assert set(keys(store, "layers/")) == every
+    did = gc(store)
+
+    assert would == did
+    assert set(did.keys) == every - needed
+    assert set(keys(store, "layers/")) == needed
+    assert keys(store, "sweeps/") == []
+    laptop.check(runs, laptop.folder / "code")
+    laptop.end(runs, 10)
+    assert set(gc(store, keep_s=0).keys) == needed
+
+
+def test_a_descriptor_that_cannot_be_read_stops_the_collection(laptop: Laptop, store: Store):
+    """Nothing is deleted on a guess."""
+    job = laptop.submit()
+    store.put_bytes(b'{"format": 2}', f"{job}/code.json")
+
+    with pytest.raises(StoreError, match="cannot be read"):
+        gc(store)
+    assert len(keys(store, "layers/")) == 1
+
+
+def test_notes_of_the_killed_only_delay(
+    laptop: Laptop, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """A day later they count no more and are taken away."""
+    laptop.submit()
+    (layer,) = keys(store, "layers/")
+    for job in {key.split("/")[0] for key in keys(store)} - {"layers"}:
+        store.delete(f"{job}/code.json")
+    store.put_bytes(layers._note([layer]), "claims/killed.json")
+    store.put_bytes(layers._note([layer]), "sweeps/killed.json")
+
+    assert gc(store).keys == ()
+    now = time.time()
+    monkeypatch.setattr(layers.time, "time", lambda: now + 25 * 3600)
+
+    assert gc(store).keys == (layer, "claims/killed.json", "sweeps/killed.json")
+    assert keys(store) == []
+
+
+def test_a_layer_in_a_sweep_is_put_under_another_key(laptop: Laptop, store: Store):
+    """No submit waits for a collector that may be dead."""
+    laptop.submit()
+    (layer,) = keys(store, "layers/")
+    store.put_bytes(layers._note([layer]), "sweeps/at-work.json")
+
+    job = laptop.submit()
+    store.delete(layer)
+
+    assert [key for key in keys(store, "layers/") if key.startswith(layer + ".")]
+    laptop.check(job, laptop.folder / "code")
+    laptop.submit()
+    assert len(keys(store, "layers/")) == 1
+
+
+def steps(store: Store, run: Callable[[], object]) -> list[tuple[str, str]]:
+    """Return the operations on the store that ``run`` does."""
+    seen: list[tuple[str, str]] = []
+    store.before = lambda verb, key: seen.append((verb, key))
+    run()
+    store.before = lambda _verb, _key: None
+    return seen
+
+
+def at(step: int, act: Callable[[], object]) -> Callable[[str, str], None]:
+    """Return what acts once, before the operation of this number."""
+    count = iter(range(1 << 30))
+
+    def before(_verb: str, _key: str) -> None:
+        if next(count) == step:
+            act()
+
+    return before
+
+
+def orphaned(folder: Path, store: Store) -> Laptop:
+    """Return a user whose layers are in the store, but no job needs them any more."""
+    laptop = Laptop(folder, store)
+    laptop.submit()
+    (laptop.source / "train.py").write_text("print(2)\n")
+    job = laptop.submit()
+    for name in (job, f"{folder.name}-1"):
+        store.delete(f"{name}/code.json")
+    return laptop
+
+
+def test_a_collection_at_any_moment_of_a_submit_does_no_harm(tmp_path: Path):
+    """A whole collection between any two steps of a submit that relies on what it would delete."""
+    store = Store(tmp_path / "0")
+    laptop = orphaned(tmp_path / "count", store)
+    count = len(steps(store, laptop.submit))
+    assert count >= 6
+    for step in range(count + 1):
+        store = Store(tmp_path / f"store-{step}")
+        laptop = orphaned(tmp_path / f"me-{step}", store)
+        store.before = at(step, lambda store=store: collect(  # type: ignore[misc]
+            DirectoryStore(store._inner.root), keep_s=0, ended_at=lambda _: None
+        ))  # fmt: skip
+        job = laptop.submit()
+        store.before = lambda _verb, _key: None
+        laptop.check(job, laptop.folder / "code")
+
+
+def test_a_submit_at_any_moment_of_a_collection_is_safe(tmp_path: Path):
+    """A whole submit between any two steps of a collection that would delete what it relies on."""
+    store = Store(tmp_path / "0")
+    orphaned(tmp_path / "count", store)
+    count = len(steps(store, lambda: gc(store, keep_s=0)))
+    assert count >= 8
+    for step in range(count):
+        store = Store(tmp_path / f"store-{step}")
+        laptop = orphaned(tmp_path / f"me-{step}", store)
+        laptop.store = DirectoryStore(store._inner.root)
+        jobs: list[str] = []
+        store.before = at(step, lambda laptop=laptop, jobs=jobs: jobs.append(laptop.submit()))  # type: ignore[misc]
+        gc(store, keep_s=0)
+        store.before = lambda _verb, _key: None
+        laptop.check(jobs[0], laptop.folder / "code")
+
+
+class Race:
+    """Three users and a collector at one store; each may be cut into at any of its steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self._picked = random.Random(5)
+        self._store = DirectoryStore(folder / "store")
+        self._free = [Laptop(folder / f"user-{number}", self._store) for number in range(3)]
+        self.living: list[tuple[Laptop, str]] = []
+
+    def step(self, depth: int) -> None:
+        """Do something, in the middle of which something else may be done."""
+        own = Store(self._store.root)
+
+        def before(_verb: str, _key: str) -> None:
+            if depth and self._picked.random() < 0.08:
+                self.step(depth - 1)
+
+        own.before = before
+        if self._picked.random() < 0.4 or not self._free:
+            gc(own, keep_s=0)
+        else:
+            self._submit(own)
+
+    def _submit(self, own: Store) -> None:
+        laptop = self._free.pop(self._picked.randrange(len(self._free)))
+        laptop.store = own
+        if self._picked.random() < 0.7:
+            name = self._picked.choice(["train.py", "a.txt", "large.bin"])
+            data = self._picked.randbytes(self._picked.choice([10, 60_000]))
+            (laptop.source / name).write_bytes(data)
+        self.living.append((laptop, laptop.submit()))
+        laptop.store = self._store
+        self._free.append(laptop)
+        while len(self.living) > 4:
+            _, gone = self.living.pop(self._picked.randrange(len(self.living)))
+            self._store.delete(f"{gone}/code.json")
+
+
+def test_racing_submits_and_collections_never_lose_a_layer(tmp_path: Path):
+    """Hundreds of submits and collections, one in the middle of the other, at random."""
+    race = Race(tmp_path)
+    for _ in range(60):
+        race.step(depth=2)
+        laptop, job = race.living[-1] if race.living else (None, "")
+        if laptop is not None:
+            laptop.check(job, tmp_path / "code")
+    for laptop, job in race.living:
+        laptop.check(job, tmp_path / "code")
+
+
+# ---- killed
+
+
+SUBMIT = """
+import os, sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+sys.argv = ["cloudjob"]
+step, count = int(os.environ["KILL_AT"]), 0
+
+def killed(name, of):
+    original = getattr(of, name)
+    def call(*words, **options):
+        global count
+        count += 1
+        if count == step:
+            os.kill(os.getpid(), 9)
+        return original(*words, **options)
+    setattr(of, name, call)
+
+for name in ("rename", "replace", "fsync", "unlink", "mkdir", "write", "open", "readv"):
+    killed(name, os)
+from cloudjob.cli import main
+code = main(["submit", "--detach", "train.py"])
+print("steps", count)
+sys.exit(code)
+"""
+
+
+def submit_killed_at(source: Path, home: Path, step: int) -> subprocess.CompletedProcess[str]:
+    """Run a submit that kills itself before so many calls of the system."""
+    root = Path(layers.__file__).parents[1]
+    return subprocess.run(
+        [sys.executable, "-c", SUBMIT.format(path=[str(root), str(root / "entrypoints")])],
+        cwd=source,
+        env={**os.environ, "CLOUDJOB_HOME": str(home), "KILL_AT": str(step)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def whole(store: DirectoryStore, target: Path) -> Iterator[str]:
+    """Yield each job that a node would start, after seeing that it could."""
+    for key in store.list():
+        if key.endswith("/code.json"):
+            digest = json.loads(store.get_bytes(key))["digest"]
+            unpack.fetch_code(store.uri(key), digest, str(target))
+            yield key
+
+
+def test_a_submit_that_is_killed_leaves_nothing_half_made(tmp_path: Path):
+    """At forty points: each object is whole or not there, and the next submit works as ever."""
+    source, home = tmp_path / "source", tmp_path / "home"
+    source.mkdir()
+    (source / "train.py").write_text("print('hello')\n")
+    (source / "large.bin").write_bytes(random.Random(1).randbytes(300_000))
+    for _ in range(2):  # the second one finds the entry and the rules made ready
+        done = submit_killed_at(source, tmp_path / "first", 0)
+        assert done.returncode == 0, done.stderr
+    total = int(done.stdout.split()[-1])
+    store = DirectoryStore(home / "store")
+    killed = 0
+    for number in range(40):
+        (source / "train.py").write_text(f"print({number})\n")
+        done = submit_killed_at(source, home, 1 + number * total // 40)
+        killed += done.returncode == -signal.SIGKILL
+        if (home / "store").exists():
+            list(whole(store, tmp_path / "code"))
+            for key in store.list("layers/"):
+                size_bytes = (home / "store" / key).stat().st_size
+                with (home / "store" / key).open("rb") as file:
+                    file.seek(size_bytes - layers_footer())
+                    unpack.packages.load_footer(file.read(), size_bytes)
+    last = submit_killed_at(source, home, 0)
+
+    assert killed > 25
+    assert last.returncode == 0, last.stderr
+    assert list(whole(store, tmp_path / "code"))
+
+
+def layers_footer() -> int:
+    """How long the end of a layer is."""
+    return unpack.packages.FOOTER_BYTES
+
+
+def test_what_is_remembered_survives_a_kill(tmp_path: Path):
+    """A half-written file of a killed pack is never read for a whole one."""
+    path = tmp_path / "packages" / "x.json"
+    path.parent.mkdir()
+    path.with_name("x.json.0badcafe").write_text('{"format": 1')
+
+    assert cache.load(path) == Memory()

@@ -1,0 +1,220 @@
+"""Ignore files are read as git reads them, wherever they lie; git itself is the judge."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from cloudjob.package import scan
+from cloudjob.package.explain import explain
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is the judge here")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give git a home of its own, so that nothing of this machine's settings counts."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    return folder
+
+
+def write(path: Path, text: str = "") -> Path:
+    """Write a file and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def git(folder: Path, *words: str) -> bytes:
+    """Run git in a folder."""
+    return subprocess.run(["git", "-C", folder, *words], check=True, capture_output=True).stdout
+
+
+def by_git(folder: Path) -> set[str]:
+    """Return the files that git would add."""
+    listed = git(folder, "ls-files", "--others", "--exclude-standard", "-z")
+    return {os.fsdecode(name) for name in listed.split(b"\0") if name}
+
+
+def ours(folder: Path) -> set[str]:
+    """Return the files that we would pack."""
+    return {entry.name for entry in scan(folder).entries if entry.kind != "folder"}
+
+
+segments = st.sampled_from(
+    ["a", "b", "ab", "a.py", "b.log", "build", "foo", "x y", "-", "c#", "!d"]
+)
+patterns = st.builds(
+    "{}{}{}{}".format,
+    st.sampled_from(["", "", "", "!", "\\!", "#"]),
+    st.sampled_from(["", "", "/", "**/"]),
+    st.lists(
+        segments | st.sampled_from(["*", "*.py", "*.log", "?", "[ab]", "[!a]", "a*", "**", "\\a"]),
+        min_size=1,
+        max_size=3,
+    ).map("/".join),
+    st.sampled_from(["", "", "/", "/*", "/**", " ", "\\ "]),
+)
+paths = st.lists(segments, min_size=1, max_size=4).map("/".join)
+
+
+@needs_git
+@settings(deadline=None, max_examples=150)
+@given(
+    files=st.lists(paths, min_size=1, max_size=12),
+    top=st.lists(patterns, max_size=6),
+    inner=st.dictionaries(paths, st.lists(patterns, max_size=3), max_size=2),
+    info=st.lists(patterns, max_size=2),
+    own=st.lists(patterns, max_size=2),
+)
+@example(["foo/a", "foo/keep"], ["foo/**", "!foo/keep"], {}, [], [])
+@example(["foo/a", "foo/keep"], ["foo/", "!foo/keep"], {}, [], [])
+@example(["a/b/a.py", "a/a.py"], ["*.py"], {"a": ["!a.py"]}, [], [])
+@example(["foo/foo", "foo/a"], ["foo", "!/foo"], {}, [], [])
+def test_what_goes_is_what_git_would_add(
+    files: list[str],
+    top: list[str],
+    inner: dict[str, list[str]],
+    info: list[str],
+    own: list[str],
+):
+    """Negation, nested files, folders, info/exclude and the user's own file, in every mix."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch, "repository")
+        folder.mkdir()
+        git(folder, "init", "-q")
+        for name in files:
+            path = folder / name
+            try:
+                write(path)
+            except OSError:
+                continue  # it would lie below a file
+        places = {"": top, **{f"{name}/": lines for name, lines in inner.items()}}
+        for place, lines in places.items():
+            if (folder / place).is_dir():
+                write(folder / place / ".gitignore", "\n".join(lines) + "\n")
+        write(folder / ".git" / "info" / "exclude", "\n".join(info) + "\n")
+        excludes = write(Path(scratch, "own"), "\n".join(own) + "\n")
+        git(folder, "config", "core.excludesFile", str(excludes))
+
+        assert ours(folder) == by_git(folder)
+
+
+@needs_git
+def test_rules_above_the_source_count_in_one_repository(tmp_path: Path):
+    """A source is often a folder of a larger repository."""
+    top = tmp_path / "top"
+    git(tmp_path, "init", "-q", str(top))
+    write(top / ".gitignore", "*.log\n/job/data/\n")
+    write(top / "job" / ".gitignore", "!keep.log\n")
+    for name in ("job/train.py", "job/a.log", "job/keep.log", "job/data/x", "job/deep/data/x"):
+        write(top / name)
+
+    assert ours(top / "job") == {"train.py", ".gitignore", "keep.log", "deep/data/x"}
+    assert explain(top / "job", "a.log").rule == f"{top}/.gitignore:1: *.log"
+    assert explain(top / "job", "data/x") == (
+        "data/x",
+        False,
+        f"{top}/.gitignore:2: /job/data/",
+        "data/",
+    )
+
+
+@needs_git
+def test_a_source_that_git_ignores_is_packed_all_the_same(tmp_path: Path):
+    """Who submits a folder of results means its files."""
+    top = tmp_path / "top"
+    git(tmp_path, "init", "-q", str(top))
+    write(top / ".gitignore", "/out/\n*.py\n")
+    write(top / "out" / "run" / "train.py")
+
+    assert ours(top / "out" / "run") == {"train.py"}
+
+
+@needs_git
+def test_the_users_own_rules_and_info_exclude_count(tmp_path: Path, home: Path):
+    """Also through a worktree, whose .git is a file, and by git's default for the former."""
+    top = tmp_path / "top"
+    git(tmp_path, "init", "-q", str(top))
+    write(top / "a")
+    identity = ("-c", "user.name=me", "-c", "user.email=me@example.com")
+    git(top, "add", "a")
+    git(top, *identity, "commit", "-qm", "first")
+    git(top, "worktree", "add", "-q", str(tmp_path / "other"))
+    write(top / ".git" / "info" / "exclude", "*.secret\n")
+    write(home / ".config" / "git" / "ignore", "*.mine\n")
+    for name in ("x.secret", "y.mine", "z"):
+        write(tmp_path / "other" / name)
+
+    assert ours(tmp_path / "other") == {"a", "z", ".git"} - {".git"}
+    assert explain(tmp_path / "other", "y.mine").rule == f"{home}/.config/git/ignore:1: *.mine"
+
+
+def test_ignore_files_count_outside_git(tmp_path: Path):
+    """No repository is needed for a .gitignore to mean something, nor a git."""
+    write(tmp_path / "source" / ".gitignore", "*.log\n")
+    write(tmp_path / "source" / "a.log")
+    write(tmp_path / ".gitignore", "*\n")
+
+    assert ours(tmp_path / "source") == {".gitignore"}
+
+
+def test_explain_names_what_keeps_a_path(tmp_path: Path):
+    """A line that takes something back decides, too."""
+    source = tmp_path / "source"
+    write(source / ".gitignore", "*.so\n")
+    write(source / ".cloudjobignore", "# what git leaves out\n!*.so\n")
+    write(source / "op.so")
+    write(source / ".env")
+    write(source / "lib" / "__pycache__" / "x.pyc")
+    (source / "out").symlink_to("/etc")
+
+    told = {
+        path: explain(source, path)[1:]
+        for path in ("op.so", ".env", "lib", "lib/__pycache__/x.pyc", "out", ".gitignore")
+    }
+
+    assert told == {
+        "op.so": (True, ".cloudjobignore:2: !*.so", "op.so"),
+        ".env": (False, "may hold secrets: its name", ".env"),
+        "lib": (True, "no rule leaves it out", "lib/"),
+        "lib/__pycache__/x.pyc": (
+            False, "left out by default: __pycache__", "lib/__pycache__/",
+        ),
+        "out": (False, "refused: a link that leads out of the source, to /etc", "out"),
+        ".gitignore": (True, "no rule leaves it out", ".gitignore"),
+    }  # fmt: skip
+    assert explain(source, str(source / "op.so")) == explain(source, "op.so")
+
+
+def test_links_that_lead_out_are_followed_when_asked(tmp_path: Path):
+    """A file becomes a file, a folder a folder with what is in it; circles are refused."""
+    source, other = tmp_path / "source", tmp_path / "other"
+    write(source / "train.py")
+    write(other / "data" / "a", "1")
+    write(other / "model", "22")
+    (other / "data" / "up").symlink_to("../model")
+    (source / "data").symlink_to(other / "data")
+    (source / "model").symlink_to("../other/model")
+    (source / "inside").symlink_to("train.py")
+
+    tree = scan(source, follow_links=True)
+
+    assert {(entry.name, entry.kind, entry.size_bytes) for entry in tree.entries} == {
+        ("data", "folder", 0), ("data/a", "file", 1), ("data/up", "file", 2),
+        ("inside", "link", 0), ("model", "file", 2), ("train.py", "file", 0),
+    }  # fmt: skip
+    (other / "data" / "circle").symlink_to("../data")
+    with pytest.raises(Exception, match="a folder that it lies in itself"):
+        scan(source, follow_links=True)

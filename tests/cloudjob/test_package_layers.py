@@ -1,0 +1,277 @@
+"""Only what has changed is packed again; what layers make is always the tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from cloudjob.errors import PackageError
+from cloudjob.package import CodePackage, Memory, Options, cache, contents, layering, pack, parts
+from cloudjob.package.cache import with_layers
+from cloudjob.package.check import ignore_line
+from jobentry.contract import packages
+
+LIMIT_BYTES = 1 << 40
+AN_HOUR_AGO = time.time() - 3600
+
+
+class Source:
+    """A source that is packed again and again, its layers kept as a store would."""
+
+    def __init__(self, folder: Path, *, is_compressed: bool = False) -> None:
+        self.folder = folder / "source"
+        self.folder.mkdir()
+        self._layer = folder / "layer"
+        self._options = Options(is_compressed=is_compressed)
+        self.memory = Memory()
+        self.stored: dict[str, bytes] = {}
+        self.write("train.py", b"print()\n")
+
+    def write(self, name: str, data: bytes = b"x") -> None:
+        """Write a file, as though an hour ago: what is younger is never trusted."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    def pack(self) -> CodePackage:
+        """Pack it and keep the new layer."""
+        packed = pack(
+            self.folder, self._layer, script="train.py", limit_bytes=LIMIT_BYTES,
+            options=self._options, memory=self.memory,
+        )  # fmt: skip
+        if packed.new is not None:
+            self.stored[packed.layers[-1].key] = packed.new.read_bytes()
+            packed.new.unlink()
+        self.memory = with_layers(packed.memory, packed.layers)
+        return packed
+
+    def check(self, packed: CodePackage) -> None:
+        """See that the layers make the tree, and hold all of its contents."""
+        indices = [index_of(self.stored[layer.key]) for layer in packed.layers]
+        tree = packages.merge(indices)
+        assert packages.tree_digest(tree.values()) == packed.digest
+        held = {
+            content.digest
+            for index in indices
+            for content in index.contents
+            if content.offset != packages.BELOW
+        }
+        assert {entry.digest for entry in tree.values() if entry.digest} <= held
+        fresh = pack(
+            self.folder, self._layer, script="train.py", limit_bytes=LIMIT_BYTES,
+            options=self._options,
+        )  # fmt: skip
+        assert fresh.digest == packed.digest
+        self._layer.unlink()
+        assert (fresh.files, fresh.size_bytes) == (packed.files, packed.size_bytes)
+
+
+def index_of(data: bytes) -> packages.Index:
+    """Return the index of a layer."""
+    footer = packages.load_footer(data[-packages.FOOTER_BYTES :], len(data))
+    stored = data[footer.offset : footer.offset + footer.stored_bytes]
+    return packages.load_index(packages.decode_index(stored, footer))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    """Make a source with a base that is too large to be sent again."""
+    source = Source(tmp_path)
+    picked = random.Random(1)
+    for number in range(100):
+        source.write(f"lib/{number}.bin", picked.randbytes(5000))
+    source.pack()
+    return source
+
+
+def settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files be trusted at once: as if the clock of the file system had long moved on."""
+    monkeypatch.setattr(cache, "_TICK_NS", -(10**12))
+
+
+def test_an_unchanged_source_is_not_read(source: Source, monkeypatch: pytest.MonkeyPatch):
+    """No file is opened, no layer made, and the digest is the same."""
+    settle(monkeypatch)
+    before = source.pack()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a file was read")
+
+    monkeypatch.setattr(contents, "read", refuse)
+    monkeypatch.setattr(parts, "read", refuse)
+    after = source.pack()
+
+    assert after.new is None
+    assert (after.digest, after.layers) == (before.digest, before.layers)
+
+
+def test_a_young_file_is_read_again(source: Source):
+    """It may have changed within the tick of the clock in which it was read."""
+    packed = source.pack()
+
+    assert all(known.seen is None for known in packed.memory.entries if known.entry.digest)
+    assert packed.new is None
+
+
+def test_an_edit_sends_the_file_alone(source: Source):
+    """With a few hundred bytes of index."""
+    source.write("lib/7.bin", b"y" * 3000)
+
+    packed = source.pack()
+
+    assert len(packed.layers) == 2
+    assert packed.layers[-1].size_bytes < 3000 + 1000
+    source.check(packed)
+
+
+def test_a_rename_a_mode_and_a_copy_send_no_content(source: Source):
+    """What a layer holds already is only named."""
+    (source.folder / "lib" / "1.bin").rename(source.folder / "lib" / "moved.bin")
+    (source.folder / "lib" / "2.bin").chmod(0o755)
+    source.write("copy.bin", (source.folder / "lib" / "3.bin").read_bytes())
+
+    packed = source.pack()
+
+    assert packed.layers[-1].size_bytes < 2000
+    source.check(packed)
+
+
+def test_a_touched_file_makes_no_layer(source: Source):
+    """Its bytes are what counts."""
+    before = source.pack()
+    os.utime(source.folder / "lib" / "5.bin", (1, 1))
+
+    after = source.pack()
+
+    assert (after.new, after.layers) == (None, before.layers)
+
+
+def test_removed_files_are_gone(source: Source):
+    """Also a folder that becomes a file, and the other way round."""
+    for number in range(50):
+        (source.folder / "lib" / f"{number}.bin").unlink()
+    source.write("thing", b"1")
+    source.check(source.pack())
+    (source.folder / "thing").unlink()
+    source.write("thing/inner", b"2")
+    source.check(source.pack())
+    (source.folder / "thing" / "inner").unlink()
+    (source.folder / "thing").rmdir()
+    (source.folder / "thing").symlink_to("train.py")
+    source.check(source.pack())
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_many_edits_stay_cheap_and_make_few_layers(tmp_path: Path, is_compressed: bool):
+    """Hundreds of edits: the number of layers stays small, and so does what is sent for each."""
+    source = Source(tmp_path, is_compressed=is_compressed)
+    picked = random.Random(2)
+    for number in range(300):
+        source.write(f"{number}.bin", picked.randbytes(4000))
+    base_bytes = source.pack().layers[0].size_bytes
+    sent_bytes = []
+    for step in range(150):
+        for _ in range(picked.choice([1, 1, 1, 3])):
+            name = f"{picked.randrange(300)}.bin"
+            if picked.random() < 0.1 and (source.folder / name).exists():
+                (source.folder / name).unlink()
+            else:
+                source.write(name, picked.randbytes(picked.randrange(8000)))
+        packed = source.pack()
+        sent_bytes.append(packed.layers[-1].size_bytes if packed.new else 0)
+        assert len(packed.layers) <= 13
+        if step % 30 == 0:
+            source.check(packed)
+    source.check(packed)
+
+    assert sorted(sent_bytes)[len(sent_bytes) // 2] < 64 * 1024
+    assert sum(sent_bytes) < 12 * base_bytes
+    live = sum(layer.size_bytes for layer in packed.layers)
+    assert live < 2.5 * packed.size_bytes + (1 << 21)
+
+
+@pytest.mark.parametrize(
+    ("live_bytes", "dead_bytes", "new_bytes", "taken"),
+    [
+        ([10**8], 0, 1000, 0),
+        ([10**8, 1000], 0, 1000, 1),
+        ([10**8, 10**5, 1000, 1000], 0, 1000, 2),
+        ([10**4], 0, 1000, 1),
+        ([10**8], 6 * 10**7, 1000, 1),
+        ([10**8, *[10**5] * 11], 0, 10**5, 11),
+        ([2**30 >> n for n in range(11)], 0, 1000, 0),
+        ([2**30 >> n for n in range(12)], 0, 1000, 1),
+    ],
+)
+def test_which_layers_are_taken_into_the_new_one(
+    live_bytes: list[int], dead_bytes: int, new_bytes: int, taken: int
+):
+    """Small ones always, more when there are many, all when most is dead."""
+    assert layering.merged(live_bytes, dead_bytes, new_bytes) == taken
+
+
+def test_several_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A layer does not tell how many parts it was read in."""
+    monkeypatch.setattr(parts, "_LEAST_BYTES", 1000)
+    monkeypatch.setattr(parts.threading, "active_count", lambda: 1)
+    for is_compressed in (False, True):
+        made = set()
+        for count in (1, 3):
+            folder = tmp_path / f"{is_compressed}-{count}"
+            folder.mkdir()
+            monkeypatch.setattr(parts.os, "sched_getaffinity", lambda _, n=count: set(range(n)))
+            source = Source(folder, is_compressed=is_compressed)
+            picked = random.Random(3)
+            for number in range(200):
+                source.write(f"{number}.txt", picked.randbytes(picked.randrange(300)) * 20)
+            source.write("large.bin", b"0123456789" * 700_000)
+            packed = source.pack()
+            source.check(packed)
+            made.add(source.stored[packed.layers[0].key])
+            assert sorted(path.name for path in folder.iterdir()) == ["source"]
+        assert len(made) == 1
+
+
+def test_a_fault_in_a_child_is_told_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The message is the same, and nothing is left."""
+    monkeypatch.setattr(parts, "_LEAST_BYTES", 10)
+    monkeypatch.setattr(parts.threading, "active_count", lambda: 1)
+    monkeypatch.setattr(parts.os, "sched_getaffinity", lambda _: {0, 1})
+    source = Source(tmp_path)
+    for number in range(10):
+        source.write(f"{number}.txt", b"x" * 1000)
+    key = "AKIA" + "Q3EGVZLMN5WXYT27"
+    source.write("z.py", f"KEY = '{key}'\n".encode())
+
+    with pytest.raises(PackageError, match=r"may hold secrets: z\.py:1: aws-access-key"):
+        source.pack()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+def test_memory_is_a_file_that_nobody_else_reads(source: Source, tmp_path: Path):
+    """It comes back as it was; what makes no sense is nothing."""
+    path = cache.path_of(tmp_path / "home", source.folder, "file:///store")
+
+    cache.save(path, source.memory)
+
+    assert cache.load(path) == source.memory
+    assert path.stat().st_mode & 0o777 == 0o600
+    value = json.loads(path.read_text())
+    for wrong in ("", "[]", "{}", json.dumps({**value, "format": 2}), path.read_text()[:-9]):
+        path.write_text(wrong)
+        assert cache.load(path) == Memory()
+    assert cache.load(tmp_path / "nowhere") == Memory()
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [("a b", "/a b"), ("a*?[x]\\", "/a\\*\\?\\[x]\\\\"), ("d/", "/d/"), ("tail ", "/tail\\ ")],
+)
+def test_the_line_that_leaves_a_path_out(path: str, line: str):
+    """Whatever is in a name."""
+    assert ignore_line(path) == line

@@ -1,0 +1,536 @@
+"""The container's objects on real S3 servers, through a proxy that breaks what passes.
+
+botocore is the judge of signatures, and boto3 of what lies in the store.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jobentry import objects
+from jobentry.objects import ObjectError, ObjectMissing, access, s3, sign, web
+from tests.servers import (
+    ACCESS_KEY,
+    HANG,
+    INTERNAL,
+    LOST_ANSWER,
+    OBS_DOMAIN,
+    SECRET_KEY,
+    THROTTLED,
+    TOO_MANY,
+    Fault,
+    FaultProxy,
+    Server,
+    boto3_client,
+)
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LARGE = 20 * 1024 * 1024 + 7
+
+
+@pytest.fixture(scope="session", params=["seaweedfs", "moto"])
+def server(request: pytest.FixtureRequest) -> Server:
+    """A real S3 server."""
+    found: Server = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing of the machine's own user; what was learnt of one server is not said of the next."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "S3_", "OBS_", "CLOUDJOB_S3_")) or name.endswith(
+            ("_proxy", "_PROXY")
+        ):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(s3, "_keyring", access.Keyring())
+    monkeypatch.setattr(s3, "_regions", {})
+    monkeypatch.setattr(s3, "_ahead_s", 0.0)
+    quick = web.Patience(stall_s=3.0, total_s=40.0, pause_s=0.01, longest_pause_s=0.1)
+    monkeypatch.setattr(web, "patience", lambda: quick)
+    yield
+    for kept in web._idle.values():
+        for connection in kept:
+            connection.close()
+    web._idle.clear()
+
+
+class Bucket:
+    """A bucket of its own, reached as ``scheme`` says."""
+
+    def __init__(self, server: Server, name: str, scheme: str) -> None:
+        self.name = name
+        self.uri = f"{scheme}://{name}"
+        self.judge = boto3_client(server.endpoint)
+
+    def get(self, key: str) -> bytes:
+        """Return what boto3 gets."""
+        data: bytes = self.judge.get_object(Bucket=self.name, Key=key)["Body"].read()
+        return data
+
+    def keys(self) -> list[str]:
+        """Return what boto3 lists."""
+        pages = self.judge.get_paginator("list_objects_v2").paginate(Bucket=self.name)
+        return [found["Key"] for page in pages for found in page.get("Contents", [])]
+
+    def uploads(self) -> list[Any]:
+        """Return the uploads that were begun and not ended."""
+        found: list[Any] = self.judge.list_multipart_uploads(Bucket=self.name).get("Uploads", [])
+        return found
+
+
+@pytest.fixture(params=["s3", "obs"])
+def bucket(
+    request: pytest.FixtureRequest,
+    server: Server,
+    new_bucket: Callable[[Server], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Bucket:
+    """An empty bucket, as S3 and as OBS."""
+    for name, value in server.environ.items():
+        monkeypatch.setenv(name, value)
+    return Bucket(server, new_bucket(server), request.param)
+
+
+@pytest.fixture
+def proxy(
+    server: Server, fault_proxy: Callable[[Server], FaultProxy], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], FaultProxy]:
+    """What puts a proxy with faults in front of the bucket's server."""
+
+    def make() -> FaultProxy:
+        made = fault_proxy(server)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", made.endpoint)
+        return made
+
+    return make
+
+
+# -- signatures ---------------------------------------------------------------------------------
+
+visible = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=12)
+header_texts = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=20)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    method=st.sampled_from(["GET", "PUT", "POST", "DELETE", "HEAD"]),
+    key=visible,
+    query=st.lists(st.tuples(visible.filter(bool), visible), max_size=4, unique_by=lambda p: p[0]),
+    headers=st.dictionaries(
+        st.from_regex(r"x-amz-meta-[a-z0-9-]{1,8}|content-md5|range|if-match", fullmatch=True),
+        header_texts,
+        max_size=4,
+    ),
+    token=st.sampled_from(["", "a/token+with=letters=="]),
+    at_s=st.integers(0, 2**32),
+    payload=st.sampled_from([sign.UNSIGNED, hashlib.sha256(b"x").hexdigest()]),
+)
+def test_signatures_are_those_of_botocore(  # noqa: PLR0913
+    method: str,
+    key: str,
+    query: list[tuple[str, str]],
+    headers: dict[str, str],
+    token: str,
+    at_s: int,
+    payload: str,
+):
+    """Whatever the key, the query, the headers and the moment are."""
+    from botocore.auth import S3SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    path = "/bucket/" + sign.encoded(key, "/")
+    given_headers = {"Host": "host:9000", **headers}
+    scope = sign.Scope("cn-north-4", at_s)
+    request = sign.Request(method, path, query, given_headers)
+    ours = sign.headers(request, sign.Keys("AK", "SK/+", token), scope, payload)
+
+    judge = S3SigV4Auth(Credentials("AK", "SK/+", token or None), "s3", "cn-north-4")
+    moment = datetime.datetime.fromtimestamp(at_s, datetime.timezone.utc)
+    text = moment.strftime("%Y%m%dT%H%M%SZ")
+    url = f"http://host:9000{path}?{sign.query_text(query)}"
+    theirs = AWSRequest(method, url, headers={**given_headers, "X-Amz-Content-SHA256": payload})
+    theirs.context["timestamp"] = text
+    theirs.headers["X-Amz-Date"] = text
+    if token:
+        theirs.headers["X-Amz-Security-Token"] = token
+    judge.payload = lambda request: payload  # type: ignore[method-assign]
+    canonical = judge.canonical_request(theirs)
+    expected = judge.signature(judge.string_to_sign(theirs, canonical), theirs)
+
+    assert ours["Authorization"].endswith(f"Signature={expected}")
+
+
+# -- objects ------------------------------------------------------------------------------------
+
+KEYS = ["a", "a b", "a+b", "50%", "é/ü", "训练", "x=1&y=2", "#?", "~'()*!", "a\u2028b", "~"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_an_object_of_any_name(bucket: Bucket, tmp_path: Path, key: str):
+    """Written, found, listed, read, copied, fetched and deleted; and boto3 sees the same."""
+    uri = objects.uri_below(bucket.uri, key)
+    objects.write(b"data", uri)
+    (entry,) = objects.list(bucket.uri + "/")
+    objects.copy(uri, uri + "-2")
+    objects.fetch(uri, str(tmp_path / "it"), sha256=hashlib.sha256(b"data").hexdigest())
+
+    assert bucket.get(key) == objects.read(uri) == (tmp_path / "it").read_bytes() == b"data"
+    assert bucket.get(key + "-2") == b"data"
+    assert (entry.name, entry.uri, entry.size_bytes) == (key, uri, 4)
+    assert objects.look(uri)[1:] == entry[1:]
+    assert objects.read_range(uri, 1, 2) == b"at"
+    objects.delete(uri)
+    objects.delete(uri)
+    assert bucket.keys() == [key + "-2"]
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(key=st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cn", "Co"]), min_size=1))
+def test_names_that_nobody_thinks_of(bucket: Bucket, key: str):
+    """They come back from a list as they went in."""
+    # SeaweedFS keeps its objects in folders, and takes a backslash for a slash.
+    if "\\" in key or any(part in ("", ".", "..") for part in key.split("/")):
+        return
+    uri = objects.uri_below(bucket.uri, key)
+    objects.write(b"x", uri)
+    found = [entry.name for entry in objects.list(bucket.uri + "/")]
+    objects.delete(uri)
+
+    assert found == [key]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2 * 1024 * 1024, 8 * 1024 * 1024, LARGE])
+def test_an_object_of_any_size(bucket: Bucket, tmp_path: Path, size: int):
+    """In one request or in parts, read at once or in ranges."""
+    data = os.urandom(size)
+    (tmp_path / "in").write_bytes(data)
+    moved: list[int] = []
+    objects.put(str(tmp_path / "in"), bucket.uri + "/a", tell=moved.append)
+    objects.fetch(bucket.uri + "/a", str(tmp_path / "out"), tell=moved.append)
+
+    assert bucket.get("a") == (tmp_path / "out").read_bytes() == objects.read(bucket.uri + "/a")
+    assert (tmp_path / "out").read_bytes() == data
+    assert sum(moved) == 2 * size
+    assert objects.read_range(bucket.uri + "/a", size, 5) == b""
+    assert bucket.uploads() == []
+
+
+def test_a_list_of_more_than_a_page(bucket: Bucket):
+    """Every key once, in order, and only those with the prefix."""
+    names = [f"p/{i:04}" for i in range(1100)]
+    threads = [
+        threading.Thread(
+            target=lambda part: [objects.write(b"", f"{bucket.uri}/{n}") for n in part],
+            args=(names[i::4],),
+        )
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    objects.write(b"", bucket.uri + "/q")
+
+    assert [entry.name for entry in objects.list(bucket.uri + "/p")] == [n[1:] for n in names]
+    assert list(objects.list(bucket.uri + "/none/")) == []
+
+
+def test_what_is_not_there(bucket: Bucket):
+    """An object, and a bucket, told apart."""
+    with pytest.raises(ObjectMissing, match=f"{bucket.uri}/none: 404"):
+        objects.read(bucket.uri + "/none")
+    with pytest.raises(ObjectMissing):
+        objects.look(bucket.uri + "/none")
+    with pytest.raises(ObjectError, match="404 NoSuchBucket") as caught:
+        objects.read(bucket.uri + "-none/a")
+    assert "name of the bucket" in caught.value.hint
+
+
+@pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
+def test_names_by_host(
+    bucket: Bucket,
+    proxy: Callable[[], FaultProxy],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+):
+    """OBS wants the bucket in the host's name; here a proxy leads there."""
+    made = proxy()
+    monkeypatch.setenv("CLOUDJOB_S3_ENDPOINT", f"http://{OBS_DOMAIN}")
+    monkeypatch.setenv("http_proxy", made.endpoint)
+    objects.write(b"x", bucket.uri + "/a b")
+    (tmp_path / "large").write_bytes(b"y" * LARGE)
+    objects.put(str(tmp_path / "large"), bucket.uri + "/large")
+
+    assert bucket.get("a b") == b"x"
+    assert bucket.get("large") == b"y" * LARGE
+    assert made.requests[0].headers["host"] == f"{bucket.name}.{OBS_DOMAIN}"
+
+
+def test_what_obs_is_sent(
+    bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """No digest in the signature but an MD5, no chunks, and lists of version 1."""
+    made = proxy()
+    (tmp_path / "large").write_bytes(b"y" * LARGE)
+    objects.put(str(tmp_path / "large"), bucket.uri + "/large")
+    objects.write(b"x", bucket.uri + "/small")
+    list(objects.list(bucket.uri + "/"))
+
+    bodies = [r for r in made.requests if int(r.headers.get("content-length", "0"))]
+    is_obs = bucket.uri.startswith("obs")
+    assert len(bodies) == 5
+    assert not any("transfer-encoding" in request.headers for request in made.requests)
+    assert all("content-md5" in request.headers for request in bodies)
+    assert {r.headers["x-amz-content-sha256"] == sign.UNSIGNED for r in bodies} == {is_obs}
+    assert ("list-type=2" in made.seen("GET")[-1].query) != is_obs
+
+
+# -- faults -------------------------------------------------------------------------------------
+
+FAULTS = {
+    "throttled": THROTTLED,
+    "too many": TOO_MANY,
+    "internal": INTERNAL,
+    "lost answer": LOST_ANSWER,
+    "hang": HANG,
+    "hangs in the middle": Fault(hangs_at=1_000_000),
+    "cut": Fault(cut_response_at=1_000_000),
+    "ends early": Fault(cut_response_at=1_000_000, resets=False),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_fetch_that_breaks(
+    bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, fault: Fault
+):
+    """Each of its requests meets the fault once; what comes in the end is whole."""
+    data = os.urandom(LARGE)
+    (tmp_path / "in").write_bytes(data)
+    objects.put(str(tmp_path / "in"), bucket.uri + "/a")
+    made = proxy()
+    made.add(fault, when=lambda request: request.method == "GET", skip=0, times=2)
+    objects.fetch(bucket.uri + "/a", str(tmp_path / "out"))
+
+    assert (tmp_path / "out").read_bytes() == data
+    assert sum(request.fault is not None for request in made.requests) == 2
+
+
+def test_bytes_that_change_on_their_way_back(
+    bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path
+):
+    """The digest tells; the object is fetched anew."""
+    objects.write(b"x" * 1_000_000, bucket.uri + "/a")
+    made = proxy()
+    made.add(Fault(corrupt_response_at=500_000), when=lambda request: request.method == "GET")
+    objects.fetch(bucket.uri + "/a", str(tmp_path / "out"))
+
+    assert (tmp_path / "out").read_bytes() == b"x" * 1_000_000
+    made.add(Fault(corrupt_response_at=5), when=lambda r: r.method == "GET", times=3)
+    with pytest.raises(ObjectError, match="its digest is"):
+        objects.fetch(bucket.uri + "/a", str(tmp_path / "out"))
+    assert (tmp_path / "out").read_bytes() == b"x" * 1_000_000
+
+
+@pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
+def test_bytes_that_change_on_their_way_there(
+    bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path
+):
+    """The server compares the digest, and the part is sent again."""
+    data = os.urandom(LARGE)
+    (tmp_path / "in").write_bytes(data)
+    made = proxy()
+    made.add(Fault(corrupt_request_at=1000), when=lambda r: r.method == "PUT", times=2)
+    objects.put(str(tmp_path / "in"), bucket.uri + "/a")
+
+    assert bucket.get("a") == data
+    assert sum(request.fault is not None for request in made.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        THROTTLED,
+        INTERNAL,
+        LOST_ANSWER,
+        Fault(cut_request_at=100),
+        Fault(status=500, code="InternalError", is_done=True),
+    ],
+    ids=str,
+)
+def test_a_put_that_breaks(
+    bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, fault: Fault
+):
+    """At the start, in a part or at the end, the answer lost or not: it is there, and once."""
+    data = os.urandom(LARGE)
+    (tmp_path / "in").write_bytes(data)
+    made = proxy()
+    for method, words in (("POST", "uploads"), ("PUT", "partNumber"), ("POST", "uploadId")):
+        made.add(fault, when=lambda r, m=method, w=words: r.method == m and w in r.target)
+    objects.put(str(tmp_path / "in"), bucket.uri + "/a")
+
+    assert bucket.get("a") == data
+    assert sum(request.fault is not None for request in made.requests) == 3
+
+
+def test_a_put_that_is_refused_leaves_no_parts(
+    bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path
+):
+    """Nor is there anything under the name."""
+    (tmp_path / "in").write_bytes(b"x" * LARGE)
+    made = proxy()
+    made.add(Fault(status=403, code="AccessDenied"), when=lambda r: "partNumber=3" in r.target)
+
+    with pytest.raises(ObjectError, match=r"put object: .*: 403 AccessDenied"):
+        objects.put(str(tmp_path / "in"), bucket.uri + "/a")
+
+    assert bucket.keys() == []
+    assert bucket.uploads() == []
+
+
+@pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
+def test_a_clock_that_is_wrong(bucket: Bucket, proxy: Callable[[], FaultProxy]):
+    """The server says what time it is, and that is believed."""
+    made = proxy()
+    date = "Fri, 02 Jan 2032 03:04:05 GMT"
+    made.add(Fault(status=403, code="RequestTimeTooSkewed", headers={"Date": date}))
+    objects.write(b"x", bucket.uri + "/a")
+
+    # The real server did not agree with the proxy, and said so in the same way.
+    dates = [request.headers["x-amz-date"][:4] for request in made.requests]
+    assert dates[1] == "2032"
+    assert len(dates) == 3
+    assert bucket.get("a") == b"x"
+
+
+def test_temporary_keys_that_are_over(
+    bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Fresh ones are read from where the platform keeps them."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    path = tmp_path / "credentials"
+    text = "[default]\naws_access_key_id={}\naws_secret_access_key={}\naws_session_token={}\n"
+    path.write_text(text.format("old", "old", "old"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+    s3._keyring.keys(os.environ)
+    path.write_text(text.format(ACCESS_KEY, SECRET_KEY, "").replace("aws_session_token=\n", ""))
+    made = proxy()
+    made.add(Fault(status=400, code="ExpiredToken"))
+    objects.write(b"x", bucket.uri + "/a")
+
+    assert bucket.get("a") == b"x"
+    assert "x-amz-security-token" in made.requests[0].headers
+    assert "x-amz-security-token" not in made.requests[1].headers
+
+
+class Role(http.server.BaseHTTPRequestHandler):
+    """The platform's endpoint for the keys of a container."""
+
+    def log_message(self, *words: Any) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        """Give the keys to who knows the token."""
+        is_known = self.headers["Authorization"] == "known"
+        keys = {"AccessKeyId": ACCESS_KEY, "SecretAccessKey": SECRET_KEY, "Token": ""}
+        body = json.dumps({**keys, "Expiration": "2099-01-01T00:00:00Z"}).encode()
+        self.send_response(200 if is_known else 403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_keys_of_a_role(bucket: Bucket, monkeypatch: pytest.MonkeyPatch):
+    """The container's own endpoint gives them."""
+    with http.server.HTTPServer(("127.0.0.1", 0), Role) as made:
+        thread = threading.Thread(target=made.serve_forever, args=(0.05,))
+        thread.start()
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        uri = f"http://127.0.0.1:{made.server_address[1]}/keys"
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", uri)
+        monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "known")
+        objects.write(b"x", bucket.uri + "/a")
+        made.shutdown()
+        thread.join()
+
+    assert bucket.get("a") == b"x"
+
+
+@pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
+@pytest.mark.parametrize("case", ["none", "wrong"])
+def test_keys_that_are_refused(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, case: str):
+    """What to try depends on whether there are any; they are not shown."""
+    if case == "none":
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-right-one")
+
+    with pytest.raises(ObjectError, match="403") as caught:
+        objects.write(b"x", bucket.uri + "/a")
+
+    hint = "there are no keys" if case == "none" else "secret key"
+    assert hint in caught.value.hint
+    assert "not-the-right-one" not in str(caught.value) + caught.value.hint
+
+
+def test_presigned_uris(bucket: Bucket, server: Server, tmp_path: Path):
+    """Read and written without keys."""
+
+    def presigned(act: str) -> str:
+        client = boto3_client(server.endpoint)
+        words = {"Bucket": bucket.name, "Key": "a"}
+        uri: str = client.generate_presigned_url(act, Params=words)
+        return uri
+
+    data = os.urandom(LARGE)
+    (tmp_path / "in").write_bytes(data)
+    objects.put(str(tmp_path / "in"), presigned("put_object"))
+    objects.fetch(presigned("get_object"), str(tmp_path / "out"))
+
+    assert bucket.get("a") == (tmp_path / "out").read_bytes() == data
+
+
+def test_little_memory_for_a_gigabyte(
+    seaweedfs: Server, new_bucket: Callable[[Server], str], tmp_path: Path
+):
+    """Up and down; at the most 100 MB."""
+    name = new_bucket(seaweedfs)
+    with (tmp_path / "in").open("wb") as file:
+        for _ in range(1024):
+            file.write(os.urandom(1024) * 1024)
+    code = (
+        "import sys; from jobentry import objects\n"
+        "objects.put(sys.argv[1], sys.argv[2]); objects.fetch(sys.argv[2], sys.argv[3])\n"
+        # Not what getrusage says: that is also of the one who forked.
+        "print(*(line.split()[1] for line in open('/proc/self/status') if 'VmHWM' in line))"
+    )
+    words = [str(tmp_path / "in"), f"s3://{name}/a", str(tmp_path / "out")]
+    environ = {**os.environ, **seaweedfs.environ, "PYTHONPATH": str(ROOT / "entrypoints")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    subprocess.run(["cmp", tmp_path / "in", tmp_path / "out"], check=True)
+
+    assert int(done.stdout) * 1024 < 100e6

@@ -1,0 +1,245 @@
+"""Whole jobs whose inputs and outputs lie in S3, on a real server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.servers import Fault, FaultProxy, Server, boto3_client
+
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
+class Bucket:
+    """A bucket, and what a job is told to reach it."""
+
+    def __init__(self, server: Server, name: str, endpoint: str = "") -> None:
+        self.name = name
+        self.uri = f"s3://{name}"
+        self.judge = boto3_client(server.endpoint)
+        environ = {**server.environ, "AWS_ENDPOINT_URL": endpoint or server.endpoint}
+        self.keys = {key: environ[key] for key in KEYS}
+        self.words = ["-e", f"AWS_ENDPOINT_URL={environ['AWS_ENDPOINT_URL']}"]
+        self.words += ["-e", f"AWS_REGION={environ['AWS_REGION']}"]
+        for key in KEYS:
+            self.words += ["--secret", key]
+
+    def put(self, key: str, data: bytes) -> None:
+        """Store an object as a user does."""
+        self.judge.put_object(Bucket=self.name, Key=key, Body=data)
+
+    def get(self, key: str) -> bytes:
+        """Return an object."""
+        data: bytes = self.judge.get_object(Bucket=self.name, Key=key)["Body"].read()
+        return data
+
+    def objects(self) -> list[str]:
+        """Return all keys."""
+        listed = self.judge.list_objects_v2(Bucket=self.name).get("Contents", [])
+        return [found["Key"] for found in listed]
+
+    def kept(self, prefix: str = "out", node: int = 0) -> dict[str, bytes]:
+        """Return what the manifest of a node names, each object checked."""
+        key = f"{prefix}/.cloudjob-outputs/node-{node}.json"
+        if key not in self.objects():
+            return {}
+        files = {}
+        for file in json.loads(self.get(key))["files"]:
+            data = self.get(f"{prefix}/{file['key']}")
+            assert hashlib.sha256(data).hexdigest() == file["sha256"]
+            files[file["name"]] = data
+        return files
+
+
+@pytest.fixture
+def bucket(seaweedfs: Server, new_bucket: Callable[[Server], str]) -> Bucket:
+    """An empty bucket on a real server."""
+    return Bucket(seaweedfs, new_bucket(seaweedfs))
+
+
+def start(cloud: Any, bucket: Bucket, *words: str) -> Any:
+    """Submit in the background."""
+    environ = {**cloud.environ, **bucket.keys}
+    command = cloud.job_words((*bucket.words, *words))
+    return cloud.start(*command, env=environ)
+
+
+def test_inputs_and_outputs_in_a_bucket(cloud, bucket, tmp_path):
+    """A prefix comes to every node; what the ranks leave goes back; no key is shown anywhere."""
+    for name in ("a", "deep/b c"):
+        bucket.put(f"data/{name}", name.encode() * 1000)
+    script = cloud.script(
+        """
+        data = os.environ["DATA"]
+        found = open(data + "/a").read() + open(data + "/deep/b c").read()
+        with open(os.environ["OUT"] + f"/rank {rank}", "w") as file:
+            file.write(found)
+        """
+    )
+    words = ["--nodes", "2", "--input", f"DATA={bucket.uri}/data", "--output"]
+    done = start(cloud, bucket, *words, f"OUT={bucket.uri}/out", script).end(120)
+
+    expected = b"a" * 1000 + b"deep/b c" * 1000
+    assert done.code == 0, done
+    for rank in range(2):
+        assert bucket.get(f"out/rank {rank}") == expected
+        assert bucket.kept(node=rank) == {f"rank {rank}": expected}
+    assert bucket.keys["AWS_SECRET_ACCESS_KEY"].encode() not in done.out + done.err
+
+
+def test_what_is_kept_while_a_job_runs_survives_its_end(cloud, bucket):
+    """The machine goes down in the middle of a second checkpoint: the first one is whole."""
+    script = cloud.script(
+        """
+        out = os.environ["OUT"]
+        for part in "ab":
+            with open(f"{out}/{part}", "wb") as file:
+                file.write(b"1" * 1_000_000)
+        await_file("kept")
+        with open(f"{out}/a", "wb") as file:
+            file.write(b"2" * 2_000_000)
+        with open(f"{out}/b", "wb", buffering=0) as file:
+            leave("half")
+            while True:
+                file.write(b"2")
+                time.sleep(0.05)
+        """
+    )
+    words = ["--output", f"OUT={bucket.uri}/out", "--output-sync-s", "0.5", script]
+    job = start(cloud, bucket, *words)
+    first = {"a": b"1" * 1_000_000, "b": b"1" * 1_000_000}
+    poll(lambda: bucket.kept() == first)
+    cloud.results.joinpath("kept").touch()
+    cloud.await_left("half")
+    # More than one look at the half of it.
+    seen = [bucket.kept() for _ in range(20)]
+    for pid in cloud.processes():
+        os.kill(pid, signal.SIGKILL)
+    job.end(60)
+
+    assert seen == [first] * 20
+    assert bucket.kept() == first
+
+
+def test_a_job_that_is_cancelled_keeps_what_it_saves_at_the_last_moment(cloud, bucket):
+    """The ranks save when they are told to end, and that is uploaded within the grace period."""
+    script = cloud.script(
+        """
+        def save(*_):
+            time.sleep(1)
+            with open(os.environ["OUT"] + f"/last-{rank}", "w") as file:
+                file.write("saved")
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        leave(f"up-{rank}")
+        while True:
+            time.sleep(0.1)
+        """
+    )
+    words = ["--nodes", "2", "--grace-s", "30", "--output", f"OUT={bucket.uri}/out", script]
+    job = start(cloud, bucket, *words)
+    cloud.await_left("up-0", "up-1")
+    assert cloud.cli("cancel", job.job).code == 0
+    job.end(60)
+
+    assert bucket.kept(node=0) == {"last-0": b"saved"}
+    assert bucket.kept(node=1) == {"last-1": b"saved"}
+
+
+def test_a_second_attempt_goes_on_where_the_first_one_was(cloud, bucket):
+    """Its outputs are back before the script starts, on every node."""
+    script = cloud.script(
+        """
+        path = os.environ["OUT"] + "/step"
+        step = int(open(path).read()) if os.path.exists(path) else 0
+        if rank == 0:
+            open(path, "w").write(str(step + 1))
+        leave(f"{rank}-{step}")
+        for other in range(size): await_file(f"{other}-{step}")
+        sys.exit(3 if step == 0 else 0)
+        """
+    )
+    words = ["--nodes", "2", "--retries", "1", "--restore-outputs", "all"]
+    done = start(cloud, bucket, *words, "--output", f"OUT={bucket.uri}/out", script).end(120)
+
+    assert done.code == 0, done
+    assert set(cloud.left()) == {"0-0", "1-0", "0-1", "1-1"}
+    assert bucket.kept() == {"step": b"2"}
+
+
+def test_outputs_that_the_store_refuses_fail_the_job(cloud, seaweedfs, new_bucket, fault_proxy):
+    """The message names the file and what to try."""
+    proxy: FaultProxy = fault_proxy(seaweedfs)
+    proxy.add(
+        Fault(status=403, code="AccessDenied"), when=lambda r: r.path.endswith("/model"), times=99
+    )
+    bucket = Bucket(seaweedfs, new_bucket(seaweedfs), proxy.endpoint)
+    script = cloud.script('open(os.environ["OUT"] + "/model", "w").write("x")')
+    done = start(cloud, bucket, "--output", f"OUT={bucket.uri}/out", script).end(120)
+
+    assert done.code == 125, done
+    message = cloud.status(done.job)["failure"]["message"]
+    assert f"uploading the output OUT: write object: {bucket.uri}/out/model: 403" in message
+    assert "right to do so" in message
+
+
+def test_one_file_of_two_nodes_is_told(cloud, tmp_path):
+    """One of the two is lost: the job does not end well, and says which."""
+    script = cloud.script('open(os.environ["OUT"] + "/log", "w").write(str(rank))')
+    done = cloud.submit("--nodes", "2", "--output", f"OUT=file://{tmp_path}/kept", script)
+
+    assert done.code == 125, done
+    assert "nodes 0, 1 all wrote 'log'" in cloud.status(done.job)["failure"]["message"]
+
+
+def test_a_job_cannot_damage_its_input(cloud, tmp_path):
+    """It removes and replaces what it likes; the user's own files stay."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a").write_text("mine")
+    script = cloud.script(
+        """
+        data = os.environ["DATA"]
+        os.unlink(data + "/a")
+        open(data + "/a", "w").write("theirs")
+        open(data + "/b", "w").write("theirs")
+        """
+    )
+    done = cloud.submit("--nodes", "2", "--input", f"DATA={data.as_uri()}", script)
+
+    assert done.code == 0, done
+    assert {path.name: path.read_text() for path in data.iterdir()} == {"a": "mine"}
+
+
+def test_outputs_are_fetched_by_their_manifest(cloud, tmp_path):
+    """What a broken-off upload has left is not listed, and what was changed since is told."""
+    script = cloud.script('open(os.environ["OUT"] + "/model", "w").write("good")')
+    kept = tmp_path / "kept"
+    done = cloud.submit("--output", f"OUT={kept.as_uri()}", script)
+    (kept / "half").write_text("half a checkpoint")
+    listed = cloud.cli("outputs", done.job).lines
+    fetched = cloud.cli("outputs", "--to", tmp_path / "to", done.job)
+    (kept / "model").write_text("evil")
+    refused = cloud.cli("outputs", "--to", tmp_path / "to", done.job)
+
+    assert listed == [b"OUT/model"]
+    assert fetched.code == 0, fetched
+    assert refused.code == 4, refused
+    assert b"it is not what its manifest says" in refused.err
+    assert (tmp_path / "to" / "OUT" / "model").read_text() == "good"
+    assert [path.name for path in (tmp_path / "to" / "OUT").iterdir()] == ["model"]
+
+
+def poll(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < end, "it never was so"
+        time.sleep(0.1)

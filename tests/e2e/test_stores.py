@@ -1,0 +1,148 @@
+"""Whole jobs whose code, outputs and records lie in a bucket of a real S3 server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.servers import (
+    ACCESS_KEY,
+    OBS_DOMAIN,
+    SECRET_KEY,
+    FaultProxy,
+    Server,
+    boto3_client,
+)
+
+pytestmark = pytest.mark.one_mpi
+
+# What a rank sees of the keys with which its entry reached the store: nothing.
+SCRIPT = """\
+import json
+folder = os.environ["model"]
+with open(f"{folder}/rank-{rank}.txt", "w") as file:
+    file.write(f"weights of {rank}")
+leave(f"environ-{rank}", json.dumps(dict(os.environ)))
+with open(os.environ["data"]) as file:
+    print("input:", file.read())
+print("done", rank)
+"""
+
+
+@pytest.fixture
+def bucket(seaweedfs: Server, new_bucket: Callable[[Server], str]) -> str:
+    """Make an empty bucket with an input in it."""
+    name = new_bucket(seaweedfs)
+    boto3_client(seaweedfs.endpoint).put_object(Bucket=name, Key="in/numbers.txt", Body=b"1 2 3")
+    return name
+
+
+@pytest.mark.parametrize("scheme", ["s3", "obs"])
+def test_a_job_lives_in_a_bucket(
+    cloud,
+    seaweedfs: Server,
+    bucket: str,
+    scheme: str,
+    fault_proxy: Callable[[Server], FaultProxy],
+    tmp_path: Path,
+):
+    """Code and input come from it, outputs and the record go to it, and nobody learns the keys."""
+    proxy = fault_proxy(seaweedfs)
+    environ = seaweedfs.environ
+    if scheme == "obs":
+        environ = {
+            "OBS_ACCESS_KEY_ID": ACCESS_KEY,
+            "OBS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "OBS_ENDPOINT": f"http://{OBS_DOMAIN}",
+            "http_proxy": proxy.endpoint,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+    cloud.environ.update(environ)
+    store = f"{scheme}://{bucket}/jobs"
+    words = ["--store", store, "-n", "2", "--input", f"data={scheme}://{bucket}/in/numbers.txt"]
+    if scheme == "obs":
+        words += ["-e", f"http_proxy={proxy.endpoint}"]
+    script = cloud.script(SCRIPT)
+    dry = cloud.submit("--dry-run", *words, "--output", "model=", script)
+
+    done = cloud.submit(*words, "--output", "model=", script)
+    assert done.code == 0, done
+    fetched = cloud.cli("outputs", done.job, "--to", str(tmp_path / "fetched"))
+    status = cloud.status(done.job)
+
+    assert done.out.count(b"input: 1 2 3\n") == 2
+    assert fetched.code == 0, fetched
+    assert {path.name: path.read_text() for path in (tmp_path / "fetched").rglob("*.txt")} == {
+        f"rank-{rank}.txt": f"weights of {rank}" for rank in range(2)
+    }
+    assert status["state"] == "SUCCEEDED"
+    assert status["code"]["uri"].startswith(store)
+    assert not (cloud.home / "store").exists()
+    _check_secrecy(cloud, dry, done, seaweedfs, bucket)
+    removed = cloud.cli("rm", "--force", done.job)
+    assert removed.code == 0, removed
+    keys = [key for key in _objects(seaweedfs, bucket) if key.startswith(f"jobs/{done.job}/")]
+    assert keys == []
+
+
+def _check_secrecy(cloud, dry, done, server: Server, bucket: str) -> None:
+    """The secret key stands in no log, record, object, dry run or rank's environment."""
+    secret = SECRET_KEY.encode()
+    assert dry.code == 0, dry
+    shown = json.loads(dry.out)
+    assert shown["submission"]["access"]["CLOUDJOB_S3_SECRET_KEY"] == "***"
+    for text in (dry.out, dry.err, done.out, done.err):
+        assert secret not in text
+    for key, data in _objects(server, bucket).items():
+        assert secret not in data, key
+    for path in cloud.home.rglob("*"):
+        if path.is_file():
+            assert secret not in path.read_bytes(), path
+    for rank in range(2):
+        environ = json.loads(cloud.left()[f"environ-{rank}"])
+        assert not [name for name in environ if name.startswith("CLOUDJOB_S3_")]
+        assert SECRET_KEY not in environ.values()
+
+
+def _objects(server: Server, bucket: str) -> dict[str, bytes]:
+    client = boto3_client(server.endpoint)
+    listed = client.list_objects(Bucket=bucket).get("Contents", [])
+    return {
+        item["Key"]: client.get_object(Bucket=bucket, Key=item["Key"])["Body"].read()
+        for item in listed
+    }
+
+
+def test_a_store_that_refuses_is_one_line_and_a_hint(cloud, seaweedfs: Server, bucket: str):
+    """Nothing was started, and the exit code is the store's."""
+    cloud.environ.update({**seaweedfs.environ, "AWS_SECRET_ACCESS_KEY": "wrong"})
+
+    done = cloud.submit("--store", f"s3://{bucket}/jobs", cloud.script("print(1)"))
+
+    assert done.code == 4, done
+    assert (
+        b"the signature is wrong (403 SignatureDoesNotMatch)\nhint: is the secret key" in done.err
+    )
+    assert b"Traceback" not in done.err
+    assert cloud.cli("list").out == b""
+
+
+def test_the_doctor_looks_at_the_configured_store(cloud, seaweedfs: Server, bucket: str):
+    """Reached, written to, and its clock compared; or what is wrong with it."""
+    cloud.environ.update({**seaweedfs.environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
+    section = f"{{endpoint: '{seaweedfs.endpoint}', addressing: path}}"
+    cloud.write("cloudjob.yaml", f"store: s3://{bucket}/jobs\ns3: {section}\n")
+
+    well = json.loads(cloud.cli("doctor", "--json").out)
+    bad = json.loads(cloud.cli("doctor", "--json", "--store", "s3://no-such-bucket/x").out)
+
+    checks = {check["name"]: check for check in well}
+    assert checks["store"]["is_ok"], checks
+    assert checks["clock"]["is_ok"], checks
+    (store,) = [check for check in bad if check["name"] == "store"]
+    assert not store["is_ok"]
+    assert "no such bucket" in store["found"]
+    assert _objects(seaweedfs, bucket).keys() == {"in/numbers.txt"}
