@@ -456,12 +456,17 @@ class Client:
             self._site = replace(self._site, project_id=project)
 
     def _look_at_clock(self, answer: Answer) -> None:
+        if "Date" in answer.headers:
+            self._ahead_s = self._ahead_of(answer)
+
+    def _ahead_of(self, answer: Answer) -> float:
+        """Return how far we are ahead of who answered; a minute or less is none."""
         said = email.utils.parsedate_tz(answer.headers.get("Date", ""))
         if said is None:
-            return
+            return 0.0
         ahead_s = self._clock() - email.utils.mktime_tz(said)
         # The header has whole seconds, and the answer took its time.
-        self._ahead_s = ahead_s if abs(ahead_s) > 60 else 0.0
+        return ahead_s if abs(ahead_s) > 60 else 0.0
 
     # -- objects --------------------------------------------------------------------------------
 
@@ -504,17 +509,28 @@ class Client:
 
     def bucket(self, url: str, query: Query, region: str, doing: str) -> Answer:
         """Ask OBS something about a bucket, and return its answer, also when it refuses."""
-        import requests
-
         keys = self._site.keys
         if keys is None:
             raise NotAuthorised(f"{doing}: a token is no key of OBS", hint=sites.KEYS_HINT)
         asked = Asked("GET", url, query)
-        headers = signed_for_bucket(asked, keys, region, self._clock() - self._ahead_s)
+        answer = self._asked_bucket(asked, keys, region, 0.0, doing)
+        # OBS has a clock of its own, and refuses what is far off it.
+        ahead_s = self._ahead_of(answer)
+        if answer.status == 403 and ahead_s:
+            return self._asked_bucket(asked, keys, region, ahead_s, doing)
+        return answer
+
+    def _asked_bucket(
+        self, asked: Asked, keys: Keys, region: str, ahead_s: float, doing: str
+    ) -> Answer:
+        import requests
+
         try:
-            return self._send(asked, headers)
+            return self._send(
+                asked, signed_for_bucket(asked, keys, region, self._clock() - ahead_s)
+            )
         except requests.exceptions.RequestException as error:
-            raise self._unreachable(doing, url, error) from error
+            raise self._unreachable(doing, asked.url, error) from error
 
 
 class _Tries:
