@@ -531,7 +531,7 @@ def logs_of(folder: Path, job: str) -> Path:
 
 def log_place(row: JobRow, index: int) -> Place:
     """Return where the log of a node goes in OBS."""
-    asked = (row.body["spec"].get("log_export_path") or {}).get("obs_url")
+    asked = row.body["spec"]["log_export_path"].get("obs_url")
     name = f"modelarts-job-{row.id}-worker-{index}.log"
     if not asked:
         return Place(LOG_BUCKET, f"{row.id}/{name}")

@@ -257,6 +257,16 @@ def _server(front: Front, asked: int, old: int) -> Server:
         return Server((LOOPBACK, 0), front.answer)
 
 
+def _lock(folder: Path) -> int | None:
+    """Take the lock; who asks whether we run has it for a moment, too."""
+    for _ in range(40):
+        taken = state.lock(folder)
+        if taken is not None:
+            return taken
+        time.sleep(0.05)
+    return None
+
+
 def _port_of(endpoint: str) -> int:
     return int(endpoint.rpartition(":")[2])
 
@@ -265,7 +275,7 @@ def main() -> None:
     """Run an emulator: ``FOLDER PORT``; says ``ready`` or what is wrong on its output."""
     folder, port = Path(sys.argv[1]), int(sys.argv[2])
     os.umask(0o077)
-    taken = state.lock(folder)
+    taken = _lock(folder)
     try:
         if taken is None:
             raise BackendError(f"starting the emulator in {folder}: one runs already")

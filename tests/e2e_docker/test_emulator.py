@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from cloudjob.emulator import wanted
-from tests.emulators import Api, bucket_of, keys, new_name, running
+from cloudjob.emulator import daemon, state, wanted
+from tests.emulators import Api, await_true, bucket_of, keys, new_name, running
 
 pytestmark = [pytest.mark.docker, pytest.mark.e2e]
 
@@ -202,3 +204,22 @@ def test_a_failed_job_is_started_again_in_the_same_containers(api: Api, base_ima
     assert "return code: 1" in lines[1]
     assert "return code: 0" in lines[3]
     assert containers(job) == []
+
+
+def test_kill_9_while_containers_run(base_image: str):
+    """They go on, and their logs are taken up where they stopped."""
+    with running(SETTINGS.format(image=base_image)) as api:
+        job = api.create(
+            "n=0; while [ $n -lt 120 ]; do n=$((n+1)); echo tick $n; sleep 0.1; done",
+            nodes=2,
+            algorithm={"engine": {"image_url": base_image}},
+        )
+        api.await_log(job, "tick 5", 1)
+        os.kill(api.address.pid, signal.SIGKILL)
+        await_true(lambda: not state.is_running(daemon.folder(api.home)))
+        again = Api(daemon.up(api.home), api.home)
+        found = again.await_phase(job)
+        ticks = [line for line in again.log(job, 1).splitlines() if line.startswith("tick")]
+
+        assert found["status"]["phase"] == "Completed", again.events(job)
+        assert ticks == [f"tick {number}" for number in range(1, 121)]
