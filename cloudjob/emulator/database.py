@@ -199,6 +199,12 @@ class Database:
             FINAL,
         )
 
+    def count_unfinished(self) -> int:
+        """Return how many jobs have not ended."""
+        marks = ", ".join("?" * len(FINAL))
+        found = self._all(f"SELECT count(*) FROM jobs WHERE phase NOT IN ({marks})", FINAL)
+        return int(found[0][0])
+
     def output_in_use(self, urls: Iterable[str]) -> str:
         """Return the output that a job which has not ended also writes; empty for none."""
         marks = ", ".join("?" * len(FINAL))

@@ -96,7 +96,7 @@ class Jobs:
         used = service.database.output_in_use(wanted.output_urls(whole))
         if used:
             raise ApiError("ModelArts.2753", f"Other running job contain {used}")
-        if len(service.database.unfinished()) >= service.settings.max_jobs:
+        if service.database.count_unfinished() >= service.settings.max_jobs:
             raise ApiError("ModelArts.0118", "number of training jobs")
 
     def _check_obs(self, whole: dict[str, Any]) -> None:

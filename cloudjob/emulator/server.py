@@ -32,6 +32,7 @@ from cloudjob.emulator.nodes import (
 )
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.parts import Parts
+from cloudjob.emulator.resign import Key, resigned
 from cloudjob.emulator.run import Context
 from cloudjob.emulator.runner import Runner
 from cloudjob.emulator.service import Service
@@ -120,7 +121,7 @@ class Emulator:
         """Start everything, and say where it listens."""
         self._weed.start()
         kind, bridge, note = _kind(self._settings)
-        gate = Gate(lambda: self._weed.port, self._judge)
+        gate = Gate(lambda: self._weed.port, self._judge, self._sign)
         old = state.address(self._folder)
         s3_port = _listen(gate, LOOPBACK, _port_of(old.s3_endpoint) if old else 0)
         host = LOOPBACK
@@ -204,6 +205,14 @@ class Emulator:
     def _clock(self) -> float:
         skew = self._database.fault("clock-skew")
         return time.time() + ((skew.amount or _SKEW_S) if skew else 0.0)
+
+    def _sign(self, head: bytes) -> bytes | Refusal:
+        own = (self._account.access_key, self._account.secret_key)
+        return resigned(head, own, self._key, self._clock())
+
+    def _key(self, access: str) -> Key | None:
+        found = self._database.key(access)
+        return Key(*found) if found else None
 
     def _judge(self, method: str, target: str) -> Refusal | None:
         database = self._database
