@@ -9,6 +9,7 @@ from typing import Any
 
 from cloudjob.emulator import views, wanted
 from cloudjob.emulator.answers import ApiError
+from cloudjob.emulator.jobs import tag_condition
 from cloudjob.emulator.service import PROJECT, Service, number
 from cloudjob.emulator.web import Answer, Request, Routes
 
@@ -153,7 +154,7 @@ class Catalog:
         """``PUT /algorithms/{id}``."""
         old = self._thing("algorithm", request)
         asked = request.json()
-        asked["metadata"] = {**old["metadata"], **(asked.get("metadata") or {})}
+        asked["metadata"] = {**old["metadata"], **wanted.inner(asked, "metadata")}
         body = self._whole_algorithm(asked, old["metadata"]["id"])
         body["metadata"]["create_time"] = old["metadata"]["create_time"]
         body["metadata"]["update_time"] = int(time.time() * 1000)
@@ -165,18 +166,20 @@ class Catalog:
         return Answer(200, body)
 
     def _whole_algorithm(self, asked: dict[str, Any], number_: str) -> dict[str, Any]:
-        metadata, config = asked.get("metadata") or {}, asked.get("job_config") or {}
+        metadata, config = wanted.inner(asked, "metadata"), wanted.inner(asked, "job_config")
         name = metadata.get("name")
         if not isinstance(name, str) or not _NAME.match(name):
             raise ApiError("ModelArts.2788", "name: 1 to 64 letters, digits, - and _")
         wanted.check_description(metadata.get("description") or "")
-        engine = dict(config.get("engine") or {})
+        engine = wanted.inner(config, "engine")
         found = wanted.engine_of(engine, self._service.settings)
         if found:
             engine.update(engine_id=found.id, engine_name=found.name, engine_version=found.version)
         if config.get("code_dir"):
             wanted.place(config["code_dir"])
-        lists = {key: config.get(key) or [] for key in ("parameters", "inputs", "outputs")}
+        lists = {
+            key: wanted.objects(config.get(key), key) for key in ("parameters", "inputs", "outputs")
+        }
         return {
             "metadata": {
                 "description": "",
@@ -234,7 +237,7 @@ class Catalog:
 
     def create_experiment(self, request: Request) -> Answer:
         """``POST /training-experiments``: 201."""
-        metadata = request.json().get("metadata") or {}
+        metadata = wanted.inner(request.json(), "metadata")
         name = metadata.get("name")
         if not isinstance(name, str) or not _NAME.match(name) or self._has_experiment(name):
             raise ApiError("ModelArts.2788", f"name: {name}")
@@ -264,7 +267,7 @@ class Catalog:
     def change_experiment(self, request: Request) -> Answer:
         """``PUT /training-experiments/{id}``."""
         found = self._thing("experiment", request)
-        asked = request.json().get("metadata") or {}
+        asked = wanted.inner(request.json(), "metadata")
         changed = {key: asked[key] for key in ("name", "description") if key in asked}
         found["metadata"].update(changed, update_time=int(time.time() * 1000))
         name = found["metadata"]["name"]
@@ -418,12 +421,11 @@ class Catalog:
         words, values = ["workspace = ?"], [str(asked.get("workspace_id") or "0")]
         if asked.get("without_any_tag"):
             words.append("id NOT IN (SELECT job FROM tags)")
-        for tag in asked.get("tags") or ():
-            found = tag.get("values") or []
-            which = f" AND value IN ({', '.join('?' * len(found))})" if found else ""
-            words.append(f"id IN (SELECT job FROM tags WHERE key = ?{which})")
-            values += [tag.get("key"), *found]
-        for match in asked.get("matches") or ():
+        for tag in wanted.objects(asked.get("tags"), "tags"):
+            word, found = tag_condition(tag)
+            words.append(word)
+            values += found
+        for match in wanted.objects(asked.get("matches"), "matches"):
             if match.get("key") != "resource_name":
                 raise ApiError("ModelArts.2789", str(match.get("key")))
             words.append("instr(name, ?) > 0")
@@ -435,9 +437,9 @@ class Catalog:
 
 def _tags(request: Request) -> list[dict[str, Any]]:
     found = request.json().get("tags")
-    if not isinstance(found, list) or not all(isinstance(tag, dict) for tag in found):
+    if not found:
         raise ApiError("ModelArts.2788", "tags: a list is needed")
-    return found
+    return wanted.objects(found, "tags")
 
 
 def _page(request: Request, found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http.client
 import json
 import os
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +43,26 @@ def up(home: Path, *, config: Path | None = None, port: int = 0) -> Address:
     Raises:
         CloudJobError: It does not start.
     """
-    place = folder(home)
+    with _alone(home):
+        return _up(folder(home), config, port)
+
+
+def down(home: Path) -> bool:
+    """End the emulator; say whether it ran.
+
+    Raises:
+        BackendError: It does not end.
+    """
+    with _alone(home):
+        return _down(folder(home))
+
+
+def _up(place: Path, config: Path | None, port: int) -> Address:
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if state.is_running(place):
         if config or port:
             raise UsageError(
-                "starting the emulator: it runs already, with other settings",
+                "starting the emulator: it runs already, perhaps with other settings",
                 hint="cloudjob emulator down",
             )
         return _need(place)
@@ -57,13 +73,7 @@ def up(home: Path, *, config: Path | None = None, port: int = 0) -> Address:
     return _need(place)
 
 
-def down(home: Path) -> bool:
-    """End the emulator; say whether it ran.
-
-    Raises:
-        BackendError: It does not end.
-    """
-    place = folder(home)
+def _down(place: Path) -> bool:
     if not state.is_running(place):
         return False
     found = _need(place)
@@ -85,8 +95,12 @@ def reset(home: Path) -> bool:
     Raises:
         CloudJobError: It cannot be ended or started.
     """
-    place = folder(home)
-    ran = down(home)
+    with _alone(home):
+        return _reset(folder(home))
+
+
+def _reset(place: Path) -> bool:
+    ran = _down(place)
     _end_jobs(place)
     kept = place / state.SETTINGS
     text = kept.read_bytes() if kept.exists() else None
@@ -96,7 +110,7 @@ def reset(home: Path) -> bool:
         if text is not None:
             kept.write_bytes(text)
     if ran:
-        up(home)
+        _up(place, None, 0)
     return ran
 
 
@@ -122,6 +136,24 @@ def faults(home: Path) -> list[dict[str, Any]]:
 def clear_faults(home: Path) -> int:
     """Let nothing go wrong any more; return how many faults that ends."""
     return int(_ask(folder(home), "DELETE", "faults")["cleared"])
+
+
+@contextlib.contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Wait until nobody else starts or ends the emulator of this folder."""
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(home / "emulator.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise BackendError(
+            f"starting or ending the emulator: {error.filename}: {error.strerror}",
+            hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 # -- the process ----------------------------------------------------------------------------------

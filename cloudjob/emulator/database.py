@@ -22,7 +22,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     start_ms INTEGER NOT NULL, end_ms INTEGER NOT NULL, nodes INTEGER NOT NULL,
     pool TEXT NOT NULL, is_stopping INTEGER NOT NULL, body TEXT NOT NULL, run TEXT NOT NULL
 );
-CREATE INDEX IF NOT EXISTS jobs_by_time ON jobs (create_ms, id);
+CREATE INDEX IF NOT EXISTS jobs_by_time ON jobs (workspace, create_ms);
 CREATE INDEX IF NOT EXISTS jobs_by_name ON jobs (name);
 CREATE INDEX IF NOT EXISTS jobs_by_phase ON jobs (phase, priority, create_ms);
 CREATE TABLE IF NOT EXISTS outputs (url TEXT NOT NULL, job TEXT NOT NULL);
@@ -177,9 +177,10 @@ class Database:
         values = tuple(values)
         with self._lock:
             total = self._all(f"SELECT count(*) FROM jobs WHERE {where}", values)[0][0]
+            # The rows themselves are large: those that are skipped are not read.
             found = self._all(
-                f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE {where} "
-                f"ORDER BY {order} LIMIT ? OFFSET ?",
+                f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE rowid IN (SELECT rowid FROM jobs "
+                f"WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?) ORDER BY {order}",
                 (*values, limit, skip),
             )
         return total, [_row(item) for item in found]
@@ -197,6 +198,12 @@ class Database:
             "ORDER BY priority DESC, create_ms, rowid",
             FINAL,
         )
+
+    def count_unfinished(self) -> int:
+        """Return how many jobs have not ended."""
+        marks = ", ".join("?" * len(FINAL))
+        found = self._all(f"SELECT count(*) FROM jobs WHERE phase NOT IN ({marks})", FINAL)
+        return int(found[0][0])
 
     def output_in_use(self, urls: Iterable[str]) -> str:
         """Return the output that a job which has not ended also writes; empty for none."""

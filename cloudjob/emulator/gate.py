@@ -29,21 +29,24 @@ class Refusal:
 
 
 Judge = Callable[[str, str], "Refusal | None"]
+Signer = Callable[[bytes], "bytes | Refusal"]
 
 
 class Gate:
     """Listens on a port and passes each request on to the port behind.
 
-    A signature covers the header ``Host``, so requests pass as they are, byte for byte. Answers
-    are not looked at. It runs in a thread of its own.
+    A signature covers the header ``Host``, so requests pass as they are, byte for byte, but for
+    what ``signer`` signs again. Answers are not looked at. It runs in a thread of its own.
 
     Args:
         judge: Given method and target of each request, what it gets instead.
+        signer: Given the head of each request, what goes on, or what it gets instead.
     """
 
-    def __init__(self, behind: Callable[[], int], judge: Judge) -> None:
+    def __init__(self, behind: Callable[[], int], judge: Judge, signer: Signer) -> None:
         self._behind = behind
         self._judge = judge
+        self._signer = signer
         self._loop = asyncio.new_event_loop()
         self._servers: list[asyncio.base_events.Server] = []
         threading.Thread(target=self._run, name="obs", daemon=True).start()
@@ -99,6 +102,9 @@ class Gate:
         head = await reader.readuntil(b"\r\n\r\n")
         method, target, length, is_chunked = _read(head)
         refusal = self._judge(method, target)
+        signed = self._signer(head)
+        if isinstance(signed, Refusal):
+            refusal = signed
         if refusal:
             await asyncio.sleep(refusal.delay_s)
             if refusal.status:
@@ -110,7 +116,8 @@ class Gate:
                     await asyncio.wait_for(_swallow(reader, length), 5)
                 behind.transport.abort()
                 return False
-        behind.write(head)
+        assert isinstance(signed, bytes)
+        behind.write(signed)
         if is_chunked:
             # From here on nobody knows where a request ends.
             await _pump(reader, behind)

@@ -11,7 +11,7 @@ from cloudjob.emulator.answers import ApiError
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.obs import Object, ObsError
 from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service, number
-from cloudjob.emulator.wanted import Place
+from cloudjob.emulator.wanted import Place, inner, objects, texts
 from cloudjob.emulator.web import Answer, Request, Routes
 
 _PAGE = 50
@@ -69,8 +69,9 @@ class Jobs:
         self._check_room(whole)
         self._check_obs(whole)
         row = self._row(whole)
-        tags = {str(tag.get("key")): str(tag.get("value")) for tag in body.get("tags") or ()}
-        service.database.add_job(row, wanted.output_urls(whole), tags)
+        tags = objects(body.get("tags"), "tags")
+        pairs = {str(tag.get("key")): str(tag.get("value") or "") for tag in tags}
+        service.database.add_job(row, wanted.output_urls(whole), pairs)
         service.database.add_event(row.id, "Training job created.")
         service.runner.wake()
         return Answer(201, views.job(row, service.settings))
@@ -95,7 +96,7 @@ class Jobs:
         used = service.database.output_in_use(wanted.output_urls(whole))
         if used:
             raise ApiError("ModelArts.2753", f"Other running job contain {used}")
-        if len(service.database.unfinished()) >= service.settings.max_jobs:
+        if service.database.count_unfinished() >= service.settings.max_jobs:
             raise ApiError("ModelArts.0118", "number of training jobs")
 
     def _check_obs(self, whole: dict[str, Any]) -> None:
@@ -105,7 +106,7 @@ class Jobs:
                 self._check_code(wanted.place(algorithm["code_dir"]), algorithm)
             channels = [*algorithm["inputs"], *algorithm["outputs"]]
             urls = [item["remote"]["obs"]["obs_url"] for item in channels]
-            log = (spec.get("log_export_path") or {}).get("obs_url")
+            log = spec["log_export_path"].get("obs_url")
             for url in [*urls, log] if log else urls:
                 if not self._service.obs.has_bucket(wanted.place(url).bucket):
                     raise ApiError("ModelArts.2791", f"{url}, reason: the bucket does not exist")
@@ -161,7 +162,7 @@ class Jobs:
         if "description" in asked:
             wanted.check_description(asked["description"])
             body["metadata"]["description"] = asked["description"]
-        policy = (asked.get("spec") or {}).get("schedule_policy") or {}
+        policy = inner(inner(asked, "spec"), "schedule_policy")
         values: dict[str, Any] = {}
         if "priority" in policy:
             if policy["priority"] not in (1, 2, 3) or row.is_final:
@@ -202,10 +203,10 @@ class Jobs:
 
     def delete_many(self, request: Request) -> Answer:
         """``POST /training-jobs/batch-delete``: 202; all of them, or none when one is unknown."""
-        asked = request.json().get("jobs")
-        if not isinstance(asked, list) or not asked:
+        asked = objects(request.json().get("jobs"), "jobs")
+        if not asked:
             raise ApiError("ModelArts.2788", "jobs: a list is needed")
-        ids = [str((item.get("metadata") or {}).get("id")) for item in asked]
+        ids = [str(inner(item, "metadata").get("id")) for item in asked]
         for row in [self._service.job_of(job) for job in ids]:
             self._delete(row)
         return Answer(202, "")
@@ -221,7 +222,8 @@ class Jobs:
         asked = request.json()
         limit = number(asked.get("limit"), _PAGE, 1, _PAGE, "limit")
         page = number(asked.get("offset"), 0, 0, _LAST, "offset")
-        sort, order = asked.get("sort_by") or "create_time", asked.get("order") or "desc"
+        sort = str(asked.get("sort_by") or "create_time")
+        order = str(asked.get("order") or "desc")
         if sort not in _SORTS or order not in ("asc", "desc"):
             raise ApiError("ModelArts.2790", f"{sort} {order}")
         where, values = self._where(asked)
@@ -249,26 +251,25 @@ class Jobs:
 
     def _where(self, asked: dict[str, Any]) -> tuple[str, list[Any]]:
         words, values = ["workspace = ?"], [str(asked.get("workspace_id") or "0")]
-        for item in asked.get("filters") or ():
+        for item in objects(asked.get("filters"), "filters"):
             word, found = self._condition(item)
             words.append(word)
             values += found
-        for tag in asked.get("tags") or ():
-            marks = ", ".join("?" * len(tag.get("values") or ()))
-            which = f" AND value IN ({marks})" if marks else ""
-            words.append(f"id IN (SELECT job FROM tags WHERE key = ?{which})")
-            values += [tag.get("key"), *(tag.get("values") or ())]
+        for tag in objects(asked.get("tags"), "tags"):
+            word, found = tag_condition(tag)
+            words.append(word)
+            values += found
         return " AND ".join(words), values
 
     def _condition(self, item: Any) -> tuple[str, list[Any]]:
         key, operator = item.get("key"), item.get("operator") or "in"
-        values = item.get("value") or []
+        values = texts(item.get("value"))
         if key == "user_id":
             # There is one user, so all or none.
             is_own = self._service.account.user_id in values
             return ("1" if is_own != (operator == "not") else "0"), []
         column = _FILTERS.get(str(key))
-        if column is None or not isinstance(values, list) or not values:
+        if column is None or not values:
             raise ApiError("ModelArts.2789", str(key))
         marks = ", ".join("?" * len(values))
         if operator == "between" and len(values) == 2:
@@ -296,6 +297,13 @@ def check_code_limits(found: list[Object], settings: Any) -> None:
         raise ApiError("ModelArts.2760", settings.code_limit_depth)
     if sum(item.size_bytes for item in files) > settings.code_limit_bytes:
         raise ApiError("ModelArts.2761", f"{settings.code_limit_bytes / (1 << 30):g}")
+
+
+def tag_condition(tag: dict[str, Any]) -> tuple[str, list[Any]]:
+    """Return the SQL for jobs with this tag, with one of these values if it names any."""
+    values = texts(tag.get("values"))
+    which = f" AND value IN ({', '.join('?' * len(values))})" if values else ""
+    return f"id IN (SELECT job FROM tags WHERE key = ?{which})", [str(tag.get("key")), *values]
 
 
 def _escaped(text: str) -> str:

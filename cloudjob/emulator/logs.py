@@ -72,13 +72,17 @@ class NodeLog:
 
 
 class Writer:
-    """Takes in what a node writes, up to a limit, and goes on where an earlier one stopped."""
+    """Takes in what a node writes, up to a limit, and goes on where an earlier one stopped.
 
-    def __init__(self, path: Path, limit_bytes: int) -> None:
+    Args:
+        earlier_bytes: How much of what comes is in the files of earlier attempts.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int, earlier_bytes: int = 0) -> None:
         self._path = path
         self._limit_bytes = limit_bytes
-        self._skip = path.stat().st_size if path.exists() else 0
-        self._size = self._skip
+        self._size = path.stat().st_size if path.exists() else 0
+        self._skip = self._size + earlier_bytes
         self._is_full = False
 
     def write(self, data: bytes) -> None:

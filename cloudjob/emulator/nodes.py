@@ -53,6 +53,12 @@ class Machines(Protocol):
     def start(self, row: JobRow, key: str, nodes: Path, image: str) -> str:
         """Start all nodes and return the handle; starting what runs already changes nothing."""
 
+    def restart(self, handle: str) -> bool:
+        """Run the commands of nodes that have ended again, in their place; False if that cannot be.
+
+        Then a new attempt in the same folders is as good.
+        """
+
     def handle(self, key: str) -> str:
         """Return the handle of an attempt, whether it was started or not."""
 
@@ -108,6 +114,10 @@ class ProcessMachines:
 
     def check_image(self, image: str) -> None:
         """There are no images here: the tools of this machine are those of every image."""
+
+    def restart(self, handle: str) -> bool:
+        """All that a node is lies in its folders."""
+        return False
 
     def handle(self, key: str) -> str:
         """Return the handle of an attempt."""
@@ -273,6 +283,11 @@ class DockerMachines:
     def check_image(self, image: str) -> None:
         """Look for the image in the engine; nothing is pulled."""
         check_image(image)
+
+    def restart(self, handle: str) -> bool:
+        """Start the containers again."""
+        self._backend.restart(handle)
+        return True
 
     def handle(self, key: str) -> str:
         """Return the handle of an attempt."""

@@ -198,15 +198,6 @@ def is_led_by_entry(row: JobRow) -> bool:
     return _is_mpi(row.body["algorithm"])
 
 
-def sensitive(row: JobRow) -> list[str]:
-    """Return the values that must not be shown."""
-    found = []
-    for item in row.body["algorithm"]["parameters"]:
-        if (item.get("constraint") or {}).get("sensitive"):
-            found.append(item["value"])
-    return found
-
-
 # -- parts ----------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cloudjob.emulator import plan, wanted
 from cloudjob.emulator.answers import ApiError
@@ -129,8 +130,7 @@ class Run:
         """Make the nodes ready and start them."""
         context = self.context
         run = row.run
-        attempt = int(run.get("attempt", 0))
-        key = f"{row.id[:8]}{row.id[-6:]}-{attempt}"
+        key = _key(row, int(run.get("attempt", 0)))
         is_in_place = bool(run.get("is_in_place"))
         self._check_nodes(row)
         image = self._image(row)
@@ -138,14 +138,8 @@ class Run:
             self._prepare(row, key)
         handle = context.machines.handle(key)
         # Known before it is started: after a crash in between it is looked for, and not found.
-        run.update(key=key, handle=handle, image=image, is_in_place=False)
-        records = run.setdefault("running_records", [])
-        records.append(
-            {
-                "start_at": int(time.time()),
-                "start_type": "restarted" if is_in_place else "init_or_rescheduled",
-            }
-        )
+        run.update(key=key, log_key=key, handle=handle, image=image, is_in_place=False)
+        _open_record(run, is_in_place=is_in_place)
         context.database.update_job(row.id, run=run)
         self._start(row, key, image)
 
@@ -240,10 +234,10 @@ class Run:
     def _attend(self, row: JobRow) -> _End:
         """Wait until all nodes have ended, and do meanwhile what the platform does."""
         context = self.context
-        handle, key = row.run["handle"], row.run["key"]
-        if not self._resume(row, handle, key):
+        handle, key = row.run["handle"], row.run["log_key"]
+        if not self._resume(row, handle, row.run["key"]):
             return _End([NodeState(exit_code=137)] * row.nodes, is_stopped=True)
-        pump = threading.Thread(target=self._pump, args=(handle, key, row.nodes), daemon=True)
+        pump = threading.Thread(target=self._pump, args=(row,), daemon=True)
         pump.start()
         is_stopped = False
         self._last_upload = self._last_metric = time.monotonic()
@@ -255,7 +249,7 @@ class Run:
             row = self._need()
             is_stopped = self._obey(row, handle) or is_stopped
             self._follow_failure(row, handle, states)
-            self._do_periodic(row, handle, key)
+            self._do_periodic(row, handle)
             time.sleep(poll_s)
         pump.join(60)
         row = self._need()
@@ -318,7 +312,7 @@ class Run:
             self._is_killed = True
             self.context.machines.stop(handle, is_urgent=True)
 
-    def _do_periodic(self, row: JobRow, handle: str, key: str) -> None:
+    def _do_periodic(self, row: JobRow, handle: str) -> None:
         settings = self.context.settings
         now = time.monotonic()
         if now - self._last_upload >= settings.upload_period_s:
@@ -331,15 +325,19 @@ class Run:
             for index, (cpu, memory) in enumerate(used):
                 self.context.database.add_metric(row.id, f"worker-{index}", cpu, memory)
 
-    def _pump(self, handle: str, key: str, count: int) -> None:
+    def _pump(self, row: JobRow) -> None:
         """Take in the logs of all nodes until they end."""
         limit = self.context.settings.log_limit_bytes
-        writers = [
-            Writer(NodeLog(self._logs / str(index)).run_path(key), limit) for index in range(count)
-        ]
+        writers = []
+        for index in range(row.nodes):
+            log = NodeLog(self._logs / str(index))
+            # Machines that were started again tell everything from the beginning.
+            earlier = [_key(row, attempt) for attempt in _attempts_before(row)]
+            size = sum(path.stat().st_size for path in map(log.run_path, earlier) if path.exists())
+            writers.append(Writer(log.run_path(row.run["log_key"]), limit, size))
         try:
-            for index, data in self.context.machines.logs(handle):
-                if 0 <= index < count and data:
+            for index, data in self.context.machines.logs(row.run["handle"]):
+                if 0 <= index < row.nodes and data:
                     writers[index].write(data)
         except CloudJobError as error:
             self._event(f"Collecting logs failed: {error.message}", "Warning")
@@ -408,13 +406,14 @@ class Run:
         recover = "pod_reschedule" if end.lost else "proc_restart"
         if run.get("running_records"):
             run["running_records"][-1]["end_recover"] = recover
-        self._end_all()
-        run.update(
-            restarts=restarts + 1,
-            attempt=int(run.get("attempt", 0)) + 1,
-            handle="",
-            is_in_place=not end.lost,
-        )
+        attempt = int(run.get("attempt", 0)) + 1
+        run.update(restarts=restarts + 1, attempt=attempt)
+        if not end.lost and self._restart(run["handle"]):
+            run.update(log_key=_key(row, attempt))
+            _open_record(run, is_in_place=True)
+        else:
+            self._end_all()
+            run.update(handle="", is_in_place=not end.lost)
         self.lost.clear()
         self._stop_at, self._is_killed = 0.0, False
         self.context.database.update_job(row.id, run=run)
@@ -426,13 +425,21 @@ class Run:
             self.context.database.change_phase(row.id, ("Running",), "Pending")
         return True
 
+    def _restart(self, handle: str) -> bool:
+        try:
+            return self.context.machines.restart(handle)
+        except CloudJobError as error:
+            self._event(f"Restarting in place failed: {error.message}", "Warning")
+            return False
+
     def _settle(self, row: JobRow, end: _End) -> None:
         """Upload what is left, and say how the job ended."""
         problem = "" if row.is_stopping == DELETED else self._last_uploads(row)
         self._end_all()
         for index in range(row.nodes):
             words = "output-handler failed" if problem else "output-handler finalized"
-            NodeLog(self._logs / str(index)).say(row.run["key"], words, is_after=True)
+            log = NodeLog(self._logs / str(index))
+            log.say(row.run["log_key"], words, is_after=True)
         if row.is_stopping != DELETED:
             self._export_logs(row)
         shutil.rmtree(self._nodes, ignore_errors=True)
@@ -500,6 +507,23 @@ class Run:
         self.context.database.add_event(self.job, message, level, source)
 
 
+def _key(row: JobRow, attempt: int) -> str:
+    """Return what names an attempt at a job among all jobs, in few letters."""
+    return f"{row.id[:8]}{row.id[-6:]}-{attempt}"
+
+
+def _attempts_before(row: JobRow) -> range:
+    """Return the attempts that the machines of this one have made before it."""
+    first = int(row.run["key"].rpartition("-")[2])
+    return range(first, int(row.run.get("attempt", 0)))
+
+
+def _open_record(run: dict[str, Any], *, is_in_place: bool) -> None:
+    kind = "restarted" if is_in_place else "init_or_rescheduled"
+    record = {"start_at": int(time.time()), "start_type": kind}
+    run.setdefault("running_records", []).append(record)
+
+
 def logs_of(folder: Path, job: str) -> Path:
     """Return the folder of a job's logs."""
     return folder / job / "logs"
@@ -507,7 +531,7 @@ def logs_of(folder: Path, job: str) -> Path:
 
 def log_place(row: JobRow, index: int) -> Place:
     """Return where the log of a node goes in OBS."""
-    asked = (row.body["spec"].get("log_export_path") or {}).get("obs_url")
+    asked = row.body["spec"]["log_export_path"].get("obs_url")
     name = f"modelarts-job-{row.id}-worker-{index}.log"
     if not asked:
         return Place(LOG_BUCKET, f"{row.id}/{name}")

@@ -32,6 +32,7 @@ from cloudjob.emulator.nodes import (
 )
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.parts import Parts
+from cloudjob.emulator.resign import Key, resigned
 from cloudjob.emulator.run import Context
 from cloudjob.emulator.runner import Runner
 from cloudjob.emulator.service import Service
@@ -121,7 +122,7 @@ class Emulator:
         """Start everything, and say where it listens."""
         self._weed.start()
         kind, bridge, note = _kind(self._settings)
-        gate = Gate(lambda: self._weed.port, self._judge)
+        gate = Gate(lambda: self._weed.port, self._judge, self._sign)
         old = state.address(self._folder)
         s3_port = _listen(gate, LOOPBACK, _port_of(old.s3_endpoint) if old else 0)
         host = LOOPBACK
@@ -210,6 +211,14 @@ class Emulator:
         skew = self._database.fault("clock-skew")
         return time.time() + ((skew.amount or _SKEW_S) if skew else 0.0)
 
+    def _sign(self, head: bytes) -> bytes | Refusal:
+        own = (self._account.access_key, self._account.secret_key)
+        return resigned(head, own, self._key, self._clock())
+
+    def _key(self, access: str) -> Key | None:
+        found = self._database.key(access)
+        return Key(*found) if found else None
+
     def _judge(self, method: str, target: str) -> Refusal | None:
         database = self._database
         slow = database.take_fault("slow-obs", path=target)
@@ -262,6 +271,16 @@ def _server(front: Front, asked: int, old: int) -> Server:
         return Server((LOOPBACK, 0), front.answer)
 
 
+def _lock(folder: Path) -> int | None:
+    """Take the lock; who asks whether we run has it for a moment, too."""
+    for _ in range(40):
+        taken = state.lock(folder)
+        if taken is not None:
+            return taken
+        time.sleep(0.05)
+    return None
+
+
 def _port_of(endpoint: str) -> int:
     return int(endpoint.rpartition(":")[2])
 
@@ -270,7 +289,7 @@ def main() -> None:
     """Run an emulator: ``FOLDER PORT``; says ``ready`` or what is wrong on its output."""
     folder, port = Path(sys.argv[1]), int(sys.argv[2])
     os.umask(0o077)
-    taken = state.lock(folder)
+    taken = _lock(folder)
     try:
         if taken is None:
             raise BackendError(f"starting the emulator in {folder}: one runs already")

@@ -112,7 +112,6 @@ def _spec(body: dict[str, Any], settings: Settings) -> dict[str, Any]:
             },
         },
     }
-    spec.setdefault("log_export_path", {})
     return dict(spec)
 
 

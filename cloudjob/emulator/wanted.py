@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cloudjob.emulator.answers import ApiError
@@ -62,12 +62,12 @@ def job(body: Mapping[str, Any], algorithm: Mapping[str, Any] | None, settings: 
     whole = copy.deepcopy(dict(body))
     if whole.setdefault("kind", "job") != "job":
         raise ApiError("ModelArts.2788", f"kind: {whole['kind']} is not supported here")
-    whole["metadata"] = _metadata(_mapping(whole, "metadata"))
-    wanted = _mapping(whole, "algorithm")
+    whole["metadata"] = _metadata(inner(whole, "metadata"))
+    wanted = inner(whole, "algorithm")
     if algorithm is not None:
         wanted = _with_algorithm(wanted, algorithm)
     whole["algorithm"] = _algorithm(wanted, settings)
-    whole["spec"] = _spec(_mapping(whole, "spec"), settings)
+    whole["spec"] = _spec(inner(whole, "spec"), settings)
     return whole
 
 
@@ -154,7 +154,7 @@ def _with_algorithm(given: dict[str, Any], algorithm: Mapping[str, Any]) -> dict
 
 
 def _algorithm(given: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    asked = _mapping(given, "engine")
+    asked = inner(given, "engine")
     engine = engine_of(asked, settings)
     image = str(asked.get("image_url") or "")
     if engine:
@@ -200,7 +200,7 @@ def _check_local_code_dir(path: Any) -> None:
 def _parameters(given: Any) -> list[dict[str, Any]]:
     names = set()
     made = []
-    for item in _mappings(given, "parameters"):
+    for item in objects(given, "parameters"):
         name = str(item.get("name") or "")
         if not name:
             raise ApiError("ModelArts.2788", "parameters: one has no name")
@@ -215,7 +215,7 @@ def _parameters(given: Any) -> list[dict[str, Any]]:
 def _channels(given: Any, key: str) -> list[dict[str, Any]]:
     names = set()
     made = []
-    for index, item in enumerate(_mappings(given, key)):
+    for index, item in enumerate(objects(given, key)):
         name = str(item.get("name") or "")
         if not _VARIABLE.match(name) or name in names:
             raise ApiError("ModelArts.2753", f"{key}: the name {name!r} is wrong or comes twice")
@@ -253,11 +253,11 @@ def _environments(given: Any) -> dict[str, str]:
 
 
 def _spec(given: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    resource = _mapping(given, "resource")
+    resource = inner(given, "resource")
     given["resource"] = _resource(resource, settings)
-    log = given.get("log_export_path") or {}
-    if isinstance(log, dict) and log.get("obs_url"):
-        place(log["obs_url"])
+    given["log_export_path"] = inner(given, "log_export_path")
+    if given["log_export_path"].get("obs_url"):
+        place(given["log_export_path"]["obs_url"])
     stop = given.get("auto_stop")
     if stop:
         duration = stop.get("duration") if isinstance(stop, dict) else None
@@ -266,7 +266,7 @@ def _spec(given: dict[str, Any], settings: Settings) -> dict[str, Any]:
     policy = given.get("schedule_policy") or {}
     if not isinstance(policy, dict) or policy.get("priority", 1) not in (1, 2, 3):
         raise ApiError("ModelArts.2788", "schedule_policy: priority is 1, 2 or 3")
-    _mappings(given.get("volumes"), "volumes")
+    objects(given.get("volumes"), "volumes")
     return given
 
 
@@ -295,7 +295,12 @@ def _resource(resource: dict[str, Any], settings: Settings) -> dict[str, Any]:
 # -- values ---------------------------------------------------------------------------------------
 
 
-def _mapping(given: Mapping[str, Any], key: str) -> dict[str, Any]:
+def inner(given: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return an object within an object; empty when it is not there.
+
+    Raises:
+        ApiError: It is something else.
+    """
     found = given.get(key)
     if found is None:
         return {}
@@ -304,12 +309,22 @@ def _mapping(given: Mapping[str, Any], key: str) -> dict[str, Any]:
     return dict(found)
 
 
-def _mappings(given: Any, key: str) -> Iterable[dict[str, Any]]:
+def objects(given: Any, key: str) -> list[dict[str, Any]]:
+    """Return a list of objects; empty when it is not there.
+
+    Raises:
+        ApiError: It is something else.
+    """
     if given is None:
         return []
     if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
         raise ApiError("ModelArts.2788", f"{key}: a list of objects is needed")
     return given
+
+
+def texts(given: Any) -> list[str]:
+    """Return a list of texts, which may have come as numbers; empty for anything else."""
+    return [str(item) for item in given] if isinstance(given, list) else []
 
 
 def _is_texts(given: Any) -> bool:

@@ -93,6 +93,17 @@ def test_down_and_up_and_reset():
         assert fresh["access_key"] != api.address.access_key
 
 
+def test_several_at_once_start_one():
+    """Each gets the same answer."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with running("engine: process\n") as api, ThreadPoolExecutor(4) as pool:
+        daemon.down(api.home)
+        found = list(pool.map(lambda _: daemon.up(api.home), range(4)))
+
+    assert len({item.pid for item in found}) == 1
+
+
 def test_what_is_kept_is_its_owners_alone():
     """Keys lie in files that nobody else may read, and in no argument of a process."""
     with running("engine: process\n") as api:

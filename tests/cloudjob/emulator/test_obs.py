@@ -90,6 +90,60 @@ def test_a_wrong_key_opens_nothing(session_api: Api, s3: Any):
         assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
 
 
+def temporary(api: Api) -> dict[str, str]:
+    """Return a temporary key."""
+    identity = {"methods": ["hw_ak_sk"], "hw_ak_sk": {"access": {"key": api.address.access_key}}}
+    identity["hw_ak_sk"]["secret"] = {"key": api.address.secret_key}
+    _, _, headers = api.ask("POST", "/v3/auth/tokens", {"auth": {"identity": identity}})
+    _, values, _ = api.ask(
+        "POST",
+        "/v3.0/OS-CREDENTIAL/securitytokens",
+        {"auth": {"identity": {"methods": ["token"], "token": {}}}},
+        headers={"X-Auth-Token": headers["x-subject-token"]},
+    )
+    credential: dict[str, str] = values["credential"]
+    return credential
+
+
+def test_a_temporary_key_opens_until_it_expires(api: Api, s3: Any):
+    """With its token and its secret; a fault ends it in the middle."""
+    import boto3
+    from botocore.config import Config
+
+    key = temporary(api)
+
+    def client(**changes: str) -> Any:
+        words = {
+            "aws_access_key_id": key["access"],
+            "aws_secret_access_key": key["secret"],
+            "aws_session_token": key["securitytoken"],
+            **changes,
+        }
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=api.address.s3_endpoint,
+            region_name="r",
+            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
+            **words,
+        )
+
+    def code(asked: Any) -> str:
+        with pytest.raises(ClientError) as caught:
+            asked.list_objects(Bucket="data", MaxKeys=1)
+        return str(caught.value.response["Error"]["Code"])
+
+    good = client()
+    name = f"{new_name()}/ü a+b~"
+    good.put_object(Bucket="data", Key=name, Body=b"x" * 100_000)
+    assert s3.get_object(Bucket="data", Key=name)["Body"].read() == b"x" * 100_000
+    assert good.list_objects(Bucket="data", Prefix=name)["Contents"][0]["Key"] == name
+    assert good.get_object(Bucket="data", Key=name)["ContentLength"] == 100_000
+    assert code(client(aws_secret_access_key="wrong")) == "SignatureDoesNotMatch"
+    assert code(client(aws_session_token="wrong")) == "InvalidToken"
+    api.fault("expire-tokens")
+    assert code(good) == "ExpiredToken"
+
+
 def test_large_objects_pass_the_gate(s3: Any):
     """Byte for byte, both ways, also in chunks with a checksum behind them."""
     data = os.urandom(20_000_000)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as settings_
+from hypothesis import strategies as st
 
 from cloudjob.emulator import settings, wanted
 from cloudjob.emulator.answers import ApiError
@@ -198,3 +203,50 @@ def test_an_algorithm_gives_what_the_job_leaves_out():
     assert made["boot_file"] == "/bkt/code/t.py"
     assert made["name"] == "algo"
     assert {item["name"]: item["value"] for item in made["parameters"]} == {"a": "1", "b": "9"}
+
+
+FULL = body(
+    algorithm__engine=PRESET,
+    algorithm__code_dir="obs://bkt/code/",
+    algorithm__boot_file="/bkt/code/a/t.py",
+    algorithm__inputs=[obs("/bkt/in/")],
+    algorithm__outputs=[obs("/bkt/out", "train_url")],
+    algorithm__parameters=[{"name": "n", "value": "3"}],
+    algorithm__environments={"A": "1"},
+    metadata__annotations={wanted.RETRY_NUM: "1"},
+    spec__auto_stop={"time_unit": "HOURS", "duration": 1},
+    spec__schedule_policy={"priority": 1},
+    spec__log_export_path={"obs_url": "/bkt/log/"},
+    spec__volumes=[{"nfs": {}}],
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the way to every value in a body."""
+    found = [way] if way else []
+    items = value.items() if isinstance(value, dict) else ()
+    items = enumerate(value) if isinstance(value, list) else items
+    for key, inner in items:
+        found += places(inner, (*way, key))
+    return found
+
+
+@settings_(max_examples=500)
+@given(way=st.sampled_from(places(FULL)), value=VALUES)
+def test_whatever_a_client_sends_is_taken_or_refused(way: tuple[Any, ...], value: Any):
+    """A value of any other kind at any place is no internal error."""
+    made = copy.deepcopy(FULL)
+    at: Any = made
+    for key in way[:-1]:
+        at = at[key]
+    at[way[-1]] = value
+    with contextlib.suppress(ApiError):
+        whole = wanted.job(made, None, SETTINGS)
+        wanted.output_urls(whole)
+        wanted.retries(whole)
+        wanted.flavor_of(whole, SETTINGS)
