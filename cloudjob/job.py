@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 
 _DAY_S = 24 * 3600.0
 
+# How late the record of a job may be where the platform keeps it.
+_LATE_S = 120.0
 # How many platforms are asked at once in a list.
 _AT_ONCE = 8
 
@@ -105,6 +108,7 @@ class Job:
         status = self._status_now()
         if status.state.is_final:
             self._forget_secrets()
+        if status.state.is_final and self._is_settled(status):
             text = json.dumps(statuses.to_json(status))
             with Records(records_path(self._home)) as db:
                 db.update(self.id, state=status.state.value, final_json=text)
@@ -223,6 +227,17 @@ class Job:
 
     def _open(self, uri: str) -> ObjectStore:
         return open_store(uri, {**self._backend.store()[1], **os.environ})
+
+    def _is_settled(self, status: JobStatus) -> bool:
+        """Whether nothing more will be known: a platform that keeps the record may be late with it.
+
+        Then the status says what is known now, and the next look asks again.
+        """
+        has_record = bool(status.phases) or status.cause not in (None, "platform")
+        if has_record or not self._backend.brings_code or status.ended_at is None:
+            return True
+        ended = datetime.fromisoformat(status.ended_at.replace("Z", "+00:00"))
+        return time.time() - ended.timestamp() > _LATE_S
 
     def _forget_secrets(self) -> None:
         """Delete what lay beside the code for the nodes to read, and nobody else."""
