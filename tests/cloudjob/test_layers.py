@@ -23,6 +23,7 @@ from cloudjob.package.cache import with_layers
 from cloudjob.store.directory import DirectoryStore
 from jobentry import unpack
 from jobentry.contract import exits
+from jobentry.contract.paths import JobPaths
 
 WEEK_S = 7 * 24 * 3600.0
 
@@ -37,10 +38,10 @@ class Store:
     def __getattr__(self, verb: str) -> Callable[..., object]:
         method = getattr(self._inner, verb)
 
-        def call(*words: object) -> object:
+        def call(*words: object, **options: object) -> object:
             # The key is the last argument of put and put_bytes, and the only one of all others.
             self.before(verb, str(words[-1]) if words else "")
-            return method(*words)
+            return method(*words, **options)
 
         return call
 
@@ -84,7 +85,7 @@ class Laptop:
         """Leave the record of a job that has ended."""
         ended = datetime.now(timezone.utc) - timedelta(seconds=ago_s)
         record = exits.ExitRecord(job=job, exit_code=0, ended_at=ended.isoformat())
-        self.store.put_bytes(exits.dump(record), f"{job}/exit.json")
+        self.store.put_bytes(exits.dump(record), JobPaths(job).record)
 
     def check(self, job: str, target: Path) -> None:
         """See that a node could run this job."""
