@@ -7,7 +7,7 @@ import os
 import sys
 
 from cloudjob import __version__
-from cloudjob.errors import CloudJobError, SpecError, UsageError
+from cloudjob.errors import CloudJobError, NotReady, SpecError, UsageError
 
 # What a command needs it imports itself, so that `cloudjob --help` costs next to nothing.
 TYPE_CHECKING = False
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, NoReturn
 
+    from cloudjob.backends.base import Check
     from cloudjob.console import Transfer
-    from cloudjob.job import Job
+    from cloudjob.job import Filter, Job
     from cloudjob.layers import Kept
     from cloudjob.package import CodePackage
     from cloudjob.pipeline import Preview
@@ -36,14 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(words)
-    except SpecError as error:
-        for problem in error.problems:
-            _say(f"error: {problem}")
-        _say(f"hint: {error.hint or _SPEC_HINT}")
-        return error.exit_code
     except CloudJobError as error:
-        _say(f"error: {error.message}")
-        _hint(error)
+        _tell_error(error)
         return error.exit_code
     except BrokenPipeError:
         # The reader has gone (`| head`); Python would complain once more when it flushes.
@@ -51,6 +46,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _BROKEN_PIPE
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def _tell_error(error: CloudJobError) -> None:
+    """Say everything that is wrong, each with what to do about it."""
+    if isinstance(error, SpecError):
+        for problem in error.problems:
+            _say(f"error: {problem}")
+        _say(f"hint: {error.hint or _SPEC_HINT}")
+    elif isinstance(error, NotReady):
+        for found, hint in error.problems:
+            _say(f"error: {found}")
+            if hint:
+                _say(f"hint: {hint}")
+    else:
+        _say(f"error: {error.message}")
+        _hint(error)
 
 
 def _run(words: list[str]) -> int:
@@ -72,17 +83,51 @@ def _run(words: list[str]) -> int:
 def _submit(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from cloudjob import config, pipeline
+    from cloudjob import config
 
-    spec = config.load(
-        _flags(options), job_file=options.config, cwd=Path.cwd(), environ=os.environ
-    ).spec
+    return _send(
+        config.load(
+            _flags(options), job_file=options.config, cwd=Path.cwd(), environ=os.environ
+        ).spec,
+        options,
+    )
+
+
+def _cp(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from cloudjob import config
+    from cloudjob import job as jobs
+
+    job = jobs.find(_home(), options.job)
+    flags = _flags(options)
+    if options.rest is not None:
+        flags["args"] = tuple(options.rest)
+    made = config.load(
+        flags,
+        job_file=options.config,
+        cwd=Path.cwd(),
+        environ=os.environ,
+        copied=(f"job {job.id}", job.spec()),
+    )
+    return _send(made.spec, options)
+
+
+def _send(spec: JobSpec, options: argparse.Namespace) -> int:
+    """Send a job, and stay with it if that is wanted."""
+    from cloudjob import pipeline
+
     if options.dry_run:
         _print_preview(pipeline.preview(spec, _home()), is_json=options.json)
         return 0
     with _Transfers("sent") as transfers:
         job = pipeline.submit(
-            spec, _home(), tell=_tell_package, tell_sent=_tell_sent, watch=transfers.watch
+            spec,
+            _home(),
+            tell=_tell_package,
+            tell_sent=_tell_sent,
+            watch=transfers.watch,
+            warn=_tell_check,
         )
     if options.detach:
         if options.json:
@@ -145,12 +190,15 @@ def _wait(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from cloudjob import job as jobs
 
-    statuses = [job.status() for job in jobs.find_all(_home())]
+    statuses = [status for _, status in jobs.find_all(_home(), _filter(options))]
+    if options.limit is not None:
+        statuses = statuses[: options.limit]
     if options.json:
         _print_json([_status_json(status) for status in statuses])
         return 0
     if not statuses:
-        _say("no jobs yet; `cloudjob submit SCRIPT` starts one")
+        is_all = _filter(options) == jobs.Filter()
+        _say("no jobs yet; `cloudjob submit SCRIPT` starts one" if is_all else "no such jobs")
         return 0
     width = max(len(status.job) for status in statuses)
     print(f"{'JOB':<{width}}  {'STATE':<9}  {'BACKEND':<10}  {'NODES':>5}  CREATED")
@@ -165,10 +213,79 @@ def _list(options: argparse.Namespace) -> int:
 def _cancel(options: argparse.Namespace) -> int:
     from cloudjob import job as jobs
 
+    which = _filter(options)
+    is_bulk = options.all or which != jobs.Filter()
+    if is_bulk == (options.job is not None):
+        raise UsageError("cancel: which job?", hint="cloudjob cancel JOB, or --all, or a filter")
+    if is_bulk:
+        return _cancel_all(which, is_urgent=options.now)
     job = jobs.find(_home(), options.job)
     job.cancel(is_urgent=options.now)
     status = job.wait()
     _say(f"job {job.id}: {status.state}")
+    return 0
+
+
+def _cancel_all(which: Filter, *, is_urgent: bool) -> int:
+    """Ask every job that passes to end, then wait for all; one that cannot be asked is told of."""
+    from cloudjob import job as jobs
+
+    found = [job for job, status in jobs.find_all(_home(), which) if not status.state.is_final]
+    asked, code = [], 0
+    for job in found:
+        try:
+            job.cancel(is_urgent=is_urgent)
+            asked.append(job)
+        except CloudJobError as error:
+            _tell_error(error)
+            code = error.exit_code
+    for job in asked:
+        try:
+            _say(f"job {job.id}: {job.wait().state}")
+        except CloudJobError as error:
+            _tell_error(error)
+            code = error.exit_code
+    _say(f"{len(asked)} of {len(found)} job(s) cancelled")
+    return code
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from cloudjob import job as jobs
+
+    rows = jobs.differences(*(jobs.find(_home(), job) for job in (options.first, options.second)))
+    if options.json:
+        _print_json({key: [first, second] for key, first, second in rows})
+    else:
+        for key, first, second in rows:
+            print(f"{key}: {_printable(str(first))} -> {_printable(str(second))}")
+    return 1 if rows else 0
+
+
+def _events(options: argparse.Namespace) -> int:
+    from cloudjob import job as jobs
+
+    events = jobs.find(_home(), options.job).events()
+    if options.json:
+        _print_json([event._asdict() for event in events])
+    else:
+        for event in events:
+            print(f"{event.at}  {event.level:<7}  {_printable(event.message)}")
+    return 0
+
+
+def _metrics(options: argparse.Namespace) -> int:
+    from cloudjob import job as jobs
+
+    metrics = jobs.find(_home(), options.job).metrics()
+    if options.json:
+        _print_json([metric._asdict() for metric in metrics])
+        return 0
+    print(f"{'NODE':>4}  {'METRIC':<12}  {'LAST':>8}  {'MEAN':>8}  {'MOST':>8}")
+    for metric in metrics:
+        known = [value for value in metric.values if value is not None]
+        shown = (known[-1], sum(known) / len(known), max(known)) if known else ()
+        numbers = "  ".join(f"{value:8.1f}" for value in shown) or f"{'-':>8}"
+        print(f"{metric.node:>4}  {metric.name:<12}  {numbers}")
     return 0
 
 
@@ -229,11 +346,76 @@ def _image_build(options: argparse.Namespace) -> int:
     return 0
 
 
+def _emulator_up(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from cloudjob.emulator import daemon
+
+    config = Path(options.settings) if options.settings else None
+    found = daemon.up(_home(), config=config, port=options.port)
+    if found.note:
+        _say(found.note)
+    _print_emulator(found.shown(), is_json=options.json)
+    return 0
+
+
+def _emulator_down(_options: argparse.Namespace) -> int:
+    from cloudjob.emulator import daemon
+
+    _say("the emulator has ended" if daemon.down(_home()) else "no emulator runs")
+    return 0
+
+
+def _emulator_status(options: argparse.Namespace) -> int:
+    from cloudjob.emulator import daemon
+
+    _print_emulator(daemon.status(_home()), is_json=options.json)
+    return 0
+
+
+def _emulator_reset(_options: argparse.Namespace) -> int:
+    from cloudjob.emulator import daemon
+
+    ran = daemon.reset(_home())
+    _say("all is forgotten" + (", and the emulator runs again with new keys" if ran else ""))
+    return 0
+
+
+def _emulator_fault(options: argparse.Namespace) -> int:
+    from cloudjob.emulator import daemon
+    from cloudjob.emulator.faults import KINDS
+
+    if options.kind == "clear":
+        _say(f"{daemon.clear_faults(_home())} fault(s) ended")
+    elif options.kind == "list":
+        _print_json(daemon.faults(_home()))
+    elif options.kind in KINDS:
+        names = ("kind", "count", "seconds", "amount", "job", "node", "path")
+        _print_json(daemon.add_fault(_home(), **{name: getattr(options, name) for name in names}))
+    else:
+        raise UsageError(
+            f"emulator fault {options.kind}: there is no such fault",
+            hint=f"choose one of {', '.join((*KINDS, 'list', 'clear'))}",
+        )
+    return 0
+
+
+def _print_emulator(values: dict[str, Any], *, is_json: bool) -> None:
+    if is_json:
+        _print_json(values)
+        return
+    for key, value in values.items():
+        if value != "":
+            print(f"{key:<14} {value}")
+
+
 def _doctor(options: argparse.Namespace) -> int:
     from cloudjob import doctor
 
     if options.image:
         checks = doctor.check_image(options.image)
+    elif options.backend:
+        checks = doctor.check_backend(_described(options), _home())
     else:
         checks = [*doctor.check_machine(_home()), *doctor.check_store(_doctors_store(options))]
     if options.json:
@@ -248,20 +430,25 @@ def _doctor(options: argparse.Namespace) -> int:
     return 0 if doctor.is_well(checks) else 1
 
 
-def _doctors_store(options: argparse.Namespace) -> str:
-    """Return the store that a submit from here would use."""
+def _described(options: argparse.Namespace) -> JobSpec:
+    """Return the job that the files describe, which need not name a script."""
     from pathlib import Path
 
     from cloudjob import config
 
-    spec = config.load(
-        {} if options.store is None else {"store": options.store},
+    flags = {"backend": options.backend, "store": options.store}
+    return config.load(
+        {name: value for name, value in flags.items() if value},
         job_file=options.config,
         cwd=Path.cwd(),
         environ=os.environ,
         needs_script=False,
     ).spec
-    return _full_store(spec)
+
+
+def _doctors_store(options: argparse.Namespace) -> str:
+    """Return the store that a submit from here would use."""
+    return _full_store(_described(options))
 
 
 def _full_store(spec: JobSpec) -> str:
@@ -508,6 +695,12 @@ def _print_preview(preview: Preview, *, is_json: bool) -> None:
     print(json.dumps(shown, indent=None if is_json else 2))
 
 
+def _tell_check(check: Check) -> None:
+    _say(f"warning: {check.name}: {_printable(check.found)}")
+    if check.hint:
+        _say(f"hint: {check.hint}")
+
+
 def _tell_package(package: CodePackage) -> None:
     secrets = [item for item in package.left_out if "secret" in item.reason]
     for path, reason in secrets[:_SHOWN_LEFT_OUT]:
@@ -638,9 +831,7 @@ def _parser(command: str) -> _Parser:
     logs.add_argument("--rank", type=_count, metavar="R", help="only this rank's")
     logs.add_argument("--raw", action="store_true", help="the rank's bytes, without marks")
     _json_flag(_command(commands, "wait", _wait, "wait for a job; exits with its exit code"))
-    _json_flag(_command(commands, "list", _list, "list the jobs submitted from here", job=False))
-    cancel = _command(commands, "cancel", _cancel, "end a job")
-    cancel.add_argument("--now", action="store_true", help="without the grace period")
+    _add_many(commands, is_cp=command == "cp")
     outputs = _command(commands, "outputs", _outputs, "list or fetch what a job left")
     outputs.add_argument("--to", metavar="DIR", help="copy them below DIR")
     rm = _command(commands, "rm", _rm, "remove all that is left of a job", job=False)
@@ -648,16 +839,38 @@ def _parser(command: str) -> _Parser:
     rm.add_argument("--force", action="store_true", help="its outputs too")
     rm.add_argument("--orphans", action="store_true", help="what submits that broke off have left")
     _add_image(commands)
+    _add_emulator(commands, is_asked=command == "emulator")
     doctor = _command(commands, "doctor", _doctor, "check this machine, or an image", job=False)
+    doctor.add_argument("--backend", metavar="NAME", default="", help="check what it needs")
     doctor.add_argument("--image", metavar="REF", default="", help="check this container image")
     doctor.add_argument("--store", metavar="URI", help="check this store")
-    doctor.add_argument("--config", metavar="FILE.yaml", help="check the store of this job file")
+    doctor.add_argument("--config", metavar="FILE.yaml", help="check what this job file needs")
     _json_flag(doctor)
     _add_config(commands, is_asked=command == "config")
     _add_package(commands)
     _add_store(commands)
     parser.command = command
     return parser
+
+
+def _add_many(commands: Any, *, is_cp: bool) -> None:
+    """Add the commands on several jobs, and those that compare or repeat one."""
+    listed = _command(commands, "list", _list, "list the jobs submitted from here", job=False)
+    _filter_flags(listed)
+    listed.add_argument("--limit", type=_count, metavar="N", help="only the newest N")
+    _json_flag(listed)
+    cancel = _command(commands, "cancel", _cancel, "end a job, or all that pass", job=False)
+    cancel.add_argument("job", nargs="?", metavar="JOB", help="its id, its name or its handle")
+    _filter_flags(cancel)
+    cancel.add_argument("--all", action="store_true", help="every job that has not ended")
+    cancel.add_argument("--now", action="store_true", help="without the grace period")
+    _add_cp(commands, is_asked=is_cp)
+    diff = _command(commands, "diff", _diff, "show in what two jobs differ", job=False)
+    diff.add_argument("first", metavar="JOB", help="its id, its name or its handle")
+    diff.add_argument("second", metavar="OTHER", help="the other one")
+    _json_flag(diff)
+    _json_flag(_command(commands, "events", _events, "show what happened to a job"))
+    _json_flag(_command(commands, "metrics", _metrics, "show what the nodes of a job used"))
 
 
 def _command(
@@ -682,6 +895,76 @@ def _add_submit(commands: Any, *, is_asked: bool) -> None:
     parser.usage = "cloudjob submit [OPTIONS] SCRIPT [ARGS]..."
 
 
+def _add_cp(commands: Any, *, is_asked: bool) -> None:
+    text = "submit a job again, with changes"
+    parser = _command(commands, "cp", _cp, text)
+    if not is_asked:
+        return
+    _spec_flags(parser)
+    parser.add_argument("--detach", action="store_true", help="print the handle and return")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
+    _json_flag(parser)
+    parser.set_defaults(script=None)
+    parser.usage = "cloudjob cp [OPTIONS] JOB [-- ARGS...]"
+
+
+def _filter_flags(parser: Any) -> None:
+    """Add what says which jobs are meant."""
+    for flag, metavar, text in (
+        ("--backend", "NAME", "those of a backend"),
+        ("--name", "PATTERN", "those whose name or id is like it, train-* for example"),
+        ("--state", "STATE", "those in a state, RUNNING for example"),
+    ):
+        parser.add_argument(flag, action="append", metavar=metavar, default=[], help=text)
+    parser.add_argument(
+        "--since", metavar="TIME", default="", help="those since then: 2h, 3d, or a date"
+    )
+
+
+def _filter(options: argparse.Namespace) -> Filter:
+    """Return which jobs are meant."""
+    from cloudjob.job import Filter
+    from cloudjob.spec import BACKENDS, nearest
+    from cloudjob.status import JobState
+
+    states = tuple(state.upper() for state in options.state)
+    for flag, words, allowed in (
+        ("--backend", options.backend, BACKENDS),
+        ("--state", states, tuple(state.value for state in JobState)),
+    ):
+        for word in words:
+            if word not in allowed:
+                raise UsageError(
+                    f"reading {flag} {word}: there is no such one{nearest(word, allowed)}",
+                    hint=f"one of {', '.join(allowed)}",
+                )
+    return Filter(
+        backends=tuple(options.backend),
+        names=tuple(options.name),
+        states=states,
+        since=_since(options.since) if options.since else "",
+    )
+
+
+def _since(text: str) -> str:
+    """Return a time as records have it: so long ago, or a date, or a date and a time."""
+    import re
+    from datetime import datetime, timedelta, timezone
+
+    ago = re.fullmatch(r"([0-9]{1,6})([smhdw])", text)
+    if ago:
+        units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+        moment = datetime.now(timezone.utc) - timedelta(**{units[ago[2]]: int(ago[1])})
+    else:
+        try:
+            moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        except ValueError as error:
+            raise UsageError(
+                f"reading --since {text}: this is no time", hint="2h, 3d, or 2026-01-31"
+            ) from error
+    return moment.astimezone(timezone.utc).isoformat(timespec="milliseconds")[:23] + "Z"
+
+
 def _add_image(commands: Any) -> None:
     parser = commands.add_parser("image", help="build the images that jobs run in")
     inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -696,6 +979,34 @@ def _add_image(commands: Any) -> None:
     build.add_argument(
         "--pip-config", metavar="FILE", default="", help="pip reads this; not kept in the image"
     )
+
+
+def _add_emulator(commands: Any, *, is_asked: bool) -> None:
+    parser = commands.add_parser("emulator", help="a ModelArts on this machine")
+    if not is_asked:
+        return
+    from cloudjob.emulator.faults import KINDS
+
+    inner = parser.add_subparsers(dest="action", metavar="COMMAND", required=True)
+    up = _command(inner, "up", _emulator_up, "start it, and print where it is", job=False)
+    up.add_argument("--settings", metavar="FILE.yaml", default="", help="what the account has")
+    up.add_argument("--port", type=_count, metavar="N", default=0, help="where the API listens")
+    _json_flag(up)
+    _command(inner, "down", _emulator_down, "end it; its jobs go on", job=False)
+    status = _command(inner, "status", _emulator_status, "say what it does", job=False)
+    _json_flag(status)
+    _command(inner, "reset", _emulator_reset, "forget all jobs and objects", job=False)
+    fault = _command(inner, "fault", _emulator_fault, "let something go wrong", job=False)
+    fault.epilog = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
+    fault.add_argument("kind", metavar="KIND", help="what goes wrong; or list, or clear")
+    fault.add_argument("--count", type=_count, metavar="N", default=0, help="so many times")
+    fault.add_argument("--seconds", type=float, metavar="S", default=0.0, help="for so long")
+    fault.add_argument(
+        "--amount", type=float, metavar="S", default=0.0, help="how slow, how skewed"
+    )
+    fault.add_argument("--job", metavar="ID", default="", help="only this job, by the service's id")
+    fault.add_argument("--node", type=_count, metavar="I", default=0, help="which node")
+    fault.add_argument("--path", metavar="TEXT", default="", help="only requests to such a path")
 
 
 def _add_config(commands: Any, *, is_asked: bool) -> None:
@@ -780,9 +1091,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _split_at_script(parser: _Parser, words: list[str]) -> tuple[list[str], list[str]]:
+def _split_at_script(parser: _Parser, words: list[str]) -> tuple[list[str], list[str] | None]:
     """Part the words of cloudjob, up to and with SCRIPT, from those of the script."""
-    if not words or words[0] != "submit":
+    if words[:1] == ["cp"]:
+        end = words.index("--") if "--" in words else len(words)
+        return words[:end], words[end + 1 :] if end < len(words) else None
+    if words[:1] != ["submit"]:
         return words, []
     commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     submit = commands.choices["submit"]

@@ -24,6 +24,7 @@ from cloudjob.spec import (
     RESERVED_PREFIXES,
     SECTIONS,
     STORE_SECTIONS,
+    VARIABLE_FIELDS,
     VARIABLE_RULE,
     Field,
     JobSpec,
@@ -55,6 +56,7 @@ _TEXT_TAGS = tuple(
     for kind in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")
 )
 _TAGS = (None, "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
+_JSON_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null"))
 _NULL_TAG = "tag:yaml.org,2002:null"
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 # Narrower than int() and float(), which also take '1_0', ' 1 ', other scripts' digits and 'nan'.
@@ -106,6 +108,7 @@ def load(
     cwd: Path,
     environ: Mapping[str, str],
     needs_script: bool = True,
+    copied: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Loaded:
     """Return the job that flags and files describe together.
 
@@ -115,6 +118,8 @@ def load(
         job_file: What ``--config`` names.
         cwd: The folder that relative flags mean.
         environ: Where secrets and ``$CLOUDJOB_CONFIG`` come from.
+        copied: What stands in the place of the files: where it comes from, and another job as
+            ``spec.masked`` shows it. Its secrets are taken from ``environ`` by their names.
         needs_script: False for ``config show``, which makes sense before there is a script.
 
     Raises:
@@ -125,7 +130,11 @@ def load(
     flag_layer = _flag_layer(flags, cwd, problems)
     source = flag_layer.get("source")
     files = _files(job_file, cwd, Path(source.value) if source else cwd, environ)
+    if copied is not None:
+        files = [file for file in files if file.must_exist and file.what == "job file"]
     layers = [_file_layer(file, problems) for file in files]
+    if copied is not None:
+        layers.insert(0, _copied_layer(*copied, cwd, problems))
     values = {key: value for layer in [*layers, flag_layer] for key, value in layer.items()}
     spec = _spec(_with_secrets(values, environ, problems), cwd)
     for key, what in faults(spec):
@@ -147,8 +156,15 @@ def show(loaded: Loaded) -> list[tuple[str, str, str]]:
         else:
             rows.append((field.name, shlex.join(value) if field.kind == "list" else str(value)))
     for name in SECTIONS:
-        rows += [(f"{name}.{k}", str(v)) for k, v in section(loaded.spec, name).items()]
+        for key, value in section(loaded.spec, name).items():
+            rows += _section_rows(f"{name}.{key}", value)
     return [(key, value, loaded.origins.get(key, "default")) for key, value in rows]
+
+
+def _section_rows(key: str, value: object) -> list[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        return [(f"{key}.{name}", str(item)) for name, item in value.items()]
+    return [(key, shlex.join(value) if isinstance(value, tuple) else str(value))]
 
 
 def json_schema() -> dict[str, Any]:
@@ -220,6 +236,23 @@ def _flag_layer(flags: Mapping[str, object], cwd: Path, problems: list[str]) -> 
     return layer
 
 
+def _copied_layer(
+    origin: str, described: Mapping[str, Any], cwd: Path, problems: list[str]
+) -> _Layer:
+    """Return a job as a layer; what an older cloudjob knew and we do not is left out."""
+    layer: _Layer = {}
+    flat = {field.name: described.get(field.name) for field in FIELDS}
+    flat["secrets"] = dict.fromkeys(flat["secrets"] or (), "")
+    for name, fields in SECTIONS.items():
+        values = described.get(name) or {}
+        flat.update({f"{name}.{f.name}": values[f.name] for f in fields if f.name in values})
+    for key, value in flat.items():
+        field = _field(key)
+        for dotted, item in _flattened(key, field, value):
+            _put(layer, dotted, field, _Value(item, origin, cwd, f"{origin}: "), problems)
+    return layer
+
+
 def _field(key: str) -> Field:
     name, _, inner = key.partition(".")
     fields = SECTIONS[name] if inner else FIELDS
@@ -234,7 +267,7 @@ def _flattened(key: str, field: Field, value: Any) -> Iterator[tuple[str, object
     elif field.kind == "list":
         yield key, tuple(value)
     else:
-        yield key, str(value)
+        yield key, value if field.kind == "tree" else str(value)
 
 
 def _files(
@@ -325,16 +358,20 @@ def _read_field(key: str, field: Field, node: Node, reader: _Reader) -> None:
     if field.kind == "list":
         _read_list(key, field, node, reader)
     elif field.kind == "secrets" and _shape(node) == "sequence":
-        for item in node.value:
-            name = _scalar(item, key, reader)
-            if name is not None:
-                reader.put(f"{key}.{name}", field, item, "")
+        _read_names(key, field, node, reader)
     elif field.kind in _MAPS:
         _read_map(key, field, node, reader)
     else:
-        text = _scalar(node, key, reader)
+        text = _tree(node) if field.kind == "tree" else _scalar(node, key, reader)
         if text is not None:
             reader.put(key, field, node, text)
+
+
+def _read_names(key: str, field: Field, node: Node, reader: _Reader) -> None:
+    for item in node.value:
+        name = _scalar(item, key, reader)
+        if name is not None:
+            reader.put(f"{key}.{name}", field, item, "")
 
 
 def _read_list(key: str, field: Field, node: Node, reader: _Reader) -> None:
@@ -356,6 +393,19 @@ def _read_map(key: str, field: Field, node: Node, reader: _Reader) -> None:
         text = "" if _is_null(value) else _scalar(value, f"{key}.{name}", reader)
         if text is not None:
             reader.put(f"{key}.{name}", field, value, text)
+
+
+def _tree(node: Node) -> object:
+    """Return what JSON can hold of a YAML tree; a word of another type, a date, stays a word."""
+    if _shape(node) == "mapping":
+        return {str(key.value): _tree(value) for key, value in node.value}
+    if _shape(node) == "sequence":
+        return [_tree(item) for item in node.value]
+    if node.tag not in _JSON_TAGS:
+        return str(node.value)
+    from yaml.constructor import SafeConstructor
+
+    return SafeConstructor().construct_document(node)
 
 
 def _put(layer: _Layer, key: str, field: Field, value: _Value, problems: list[str]) -> None:
@@ -429,8 +479,21 @@ def _spec(values: _Layer, cwd: Path) -> JobSpec:
             maps.setdefault(field, {})[name] = value.value
         else:
             words[field] = value.value
-    sections = {name: maps.pop(name) for name in SECTIONS if name in maps}
+    sections = {name: _section(name, maps.pop(name)) for name in SECTIONS if name in maps}
     return JobSpec(**words, **maps, sections=sections)
+
+
+def _section(name: str, values: Mapping[str, object]) -> dict[str, object]:
+    """Return a section's values by field; what stands in one of its maps has a dot in its key."""
+    maps = {field.name for field in SECTIONS[name] if field.kind in _MAPS}
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        field, _, inner = key.partition(".")
+        if field in maps:
+            made.setdefault(field, {})[inner] = value
+        else:
+            made[key] = value
+    return made
 
 
 def _placed(key: str, what: str, values: _Layer) -> str:
@@ -586,8 +649,14 @@ def _owner(section_name: str) -> str:
 
 def _schema(field: Field) -> dict[str, Any]:
     schema: dict[str, Any] = {"description": field.help}
+    if field.kind == "tree":
+        return {**schema, "type": ["array" if field.default == () else "object", "null"]}
     if field.kind in _MAPS or field.kind == "list":
-        return {**schema, **_SHAPES[field.kind]}
+        shape = _SHAPES[field.kind]
+        # Only names of variables have a rule.
+        is_free = field.kind == "map" and field.name not in VARIABLE_FIELDS
+        left_out = "propertyNames" if is_free else ""
+        return {**schema, **{key: value for key, value in shape.items() if key != left_out}}
     if field.kind == "str":
         schema["type"] = list(_TEXT_TYPES)
     else:
@@ -595,10 +664,15 @@ def _schema(field: Field) -> dict[str, Any]:
     limits = {"minimum": field.least, "maximum": field.most, "default": field.default}
     schema.update((k, v) for k, v in limits.items() if v is not None and v != "")
     if field.allowed:
-        schema["enum"] = [*field.allowed, None]
+        schema["enum"] = [*(_as_written(word) for word in field.allowed), None]
     if field.name == "name":
         schema["pattern"] = f"^{NAME_RULE}$"
     return schema
+
+
+def _as_written(word: str) -> object:
+    """An editor reads ``true`` as a truth, as YAML does; we take the word."""
+    return {"true": True, "false": False}.get(word, word)
 
 
 # YAML types words by their look; every one of these is taken as the text that was written.

@@ -11,33 +11,20 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from cloudjob.backends import open_backend
+from cloudjob.backends.base import Backend, Check
 from cloudjob.backends.docker import engine
 from cloudjob.backends.docker.delivery import ENTRY, ENTRY_LABEL, entry_digest
 from cloudjob.backends.docker.request import GROUP_ID, HOME, USER_ID
 from cloudjob.errors import BackendError, StoreError
-from cloudjob.store import open_store
+from cloudjob.spec import JobSpec, section
+from cloudjob.store import full_uri, open_store
 
 _LIMIT_S = 60
 _OPEN_MPI = re.compile(r"\(Open MPI\) ((\d+)\.(\d+)[.\w]*)")
 _OLDEST, _NEWEST = (4, 0), (5, 0)
-
-
-class Check(NamedTuple):
-    """One thing that was looked for.
-
-    Args:
-        found: What is there, in few words.
-        hint: What to do when it is not as it should be.
-        is_needed: Whether nothing works without it.
-    """
-
-    name: str
-    is_ok: bool
-    found: str
-    hint: str = ""
-    is_needed: bool = True
 
 
 def is_well(checks: list[Check]) -> bool:
@@ -65,6 +52,15 @@ def check_machine(home: Path) -> list[Check]:
         _namespaces(),
         docker._replace(is_needed=not mpirun.is_ok),
     ]
+
+
+def check_backend(spec: JobSpec, home: Path) -> list[Check]:
+    """Return what a backend has of what jobs need, or this one if it says what that is."""
+    backend: Backend[Any] = open_backend(spec.backend, home, dict(section(spec, spec.backend)))
+    uri = full_uri(spec.store or backend.store()[0], spec.sections)
+    is_whole = bool(spec.flavor or spec.script or section(spec, spec.backend).get("pool_id"))
+    checks = backend.checks(spec if is_whole else None, uri)
+    return checks or check_machine(home)
 
 
 def _state_folder(home: Path) -> Check:

@@ -6,6 +6,8 @@ CloudJobError            exit code 1
 +- PackageError          3   the source cannot be packed
 +- StoreError            4   the object store refused or cannot be reached
 +- BackendError          5   the platform refused or cannot be reached
+|  +- NotAuthorised      5   it does not know who we are, or does not let us
+|  +- NotReady           5   .problems: everything that was found before the job was sent
 |  +- JobNotFound        6
 +- RecordsError          1   the job records of this machine cannot be used
 """
@@ -63,6 +65,18 @@ class BackendError(CloudJobError):
     """The platform refused or cannot be reached."""
 
     exit_code = 5
+
+
+class NotAuthorised(BackendError):
+    """The platform does not know who we are, or does not let us."""
+
+
+class NotReady(BackendError):
+    """A job would fail; ``problems`` lists why, each as what was found and what to do."""
+
+    def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
+        super().__init__("; ".join(found for found, _ in problems))
+        self.problems = tuple(problems)
 
 
 class JobNotFound(BackendError):

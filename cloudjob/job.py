@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +19,8 @@ from cloudjob import layers
 from cloudjob import outputs as kept
 from cloudjob import status as statuses
 from cloudjob.backends import open_backend
-from cloudjob.backends.base import Backend, NativeStatus
-from cloudjob.errors import BackendError, JobNotFound, StoreError
+from cloudjob.backends.base import Backend, Event, Metric, NativeStatus, Observer
+from cloudjob.errors import BackendError, CloudJobError, JobNotFound, StoreError, UsageError
 from cloudjob.home import records_path, store_uri
 from cloudjob.layers import Collected
 from cloudjob.records import JobRecord, Records
@@ -25,15 +29,19 @@ from cloudjob.store import beside, open_store
 from cloudjob.store.base import ObjectStore
 from cloudjob.store.parallel import in_parallel
 from jobentry.contract import exits, lines
-from jobentry.contract.paths import JobPaths
+from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 
-# The wait between two looks at a job that runs, growing up to the second figure: a short job is not
+# The wait between two looks at a job that runs grows from the backend's to this: a short job is not
 # kept waiting, and for one of hours the platform is not asked a hundred times a second.
-_POLL_S = (0.01, 0.5)
+_POLL_S = 0.5
 _POLL_GROWTH = 1.2
 # So many of an entry's last words stand in the status of a job without a record.
 _LAST_LINES = 5
 _DAY_S = 24 * 3600.0
+# How late the record of a job may be where the platform keeps it.
+_LATE_S = 120.0
+# How many platforms are asked at once in a list.
+_AT_ONCE = 8
 # What an UNKNOWN job says that will never say anything else.
 _GONE = ("the submit was interrupted", "the backend knows nothing of it")
 
@@ -62,12 +70,16 @@ class Job:
     """A job that was submitted."""
 
     def __init__(
-        self, record: JobRecord, backend: Backend[Any], store: ObjectStore, home: Path
+        self,
+        record: JobRecord,
+        backend: Backend[Any],
+        home: Path,
+        store: ObjectStore | None = None,
     ) -> None:
         self._record = record
         self._backend = backend
-        self._store = store
         self._home = home
+        self._opened = store
 
     @property
     def id(self) -> str:
@@ -78,6 +90,11 @@ class Job:
     def handle(self) -> str:
         """``backend://…/id``."""
         return self._record.handle
+
+    @property
+    def code_digest(self) -> str:
+        """The digest of its package."""
+        return self._record.code_digest
 
     @property
     def nodes(self) -> int:
@@ -95,6 +112,8 @@ class Job:
             return statuses.from_json(json.loads(self._record.final_json))
         status = self._status_now()
         if status.state.is_final:
+            self._forget_secrets()
+        if status.state.is_final and self._is_settled(status):
             text = json.dumps(statuses.to_json(status))
             with Records(records_path(self._home)) as db:
                 db.update(self.id, state=status.state.value, final_json=text)
@@ -103,7 +122,7 @@ class Job:
 
     def wait(self) -> JobStatus:
         """Return the status when the job has ended."""
-        pause_s = _POLL_S[0]
+        pause_s = self._backend.poll_s
         while True:
             status = self.status()
             if status.state.is_final:
@@ -113,7 +132,7 @@ class Job:
                     f"waiting for {self.id}: {status.native_state}", hint="cloudjob rm forgets it"
                 )
             time.sleep(pause_s)
-            pause_s = min(_POLL_GROWTH * pause_s, _POLL_S[1])
+            pause_s = min(_POLL_GROWTH * pause_s, max(_POLL_S, self._backend.poll_s))
 
     def pieces(self, node: int | None = None, *, follow: bool) -> Iterator[LogPiece]:
         """Yield the log as it comes; an empty piece means that nothing is new."""
@@ -154,12 +173,49 @@ class Job:
         """Return where the outputs are: in the job's own store, or where the user said."""
         below = self._store.uri(JobPaths(self.id).outputs) + "/"
         uris: dict[str, str] = json.loads(self._record.spec_json)["outputs"]
+        is_listed = self._backend.brings_code
         return [
-            kept.Place(name, self._store, f"{JobPaths(self.id).outputs}/{name}/")
+            kept.Place(name, self._store, f"{JobPaths(self.id).outputs}/{name}/", is_listed)
             if uri == below + name
-            else kept.Place(name, open_store(beside(uri, self._record.store)), "")
+            else kept.Place(name, self._open(beside(uri, self._record.store)), "", is_listed)
             for name, uri in sorted(uris.items())
         ]
+
+    def events(self) -> list[Event]:
+        """Return what happened to the job on its platform, the first first.
+
+        Raises:
+            UsageError: The platform keeps no such thing.
+        """
+        return self._observer("events").events(self.handle)
+
+    def metrics(self) -> list[Metric]:
+        """Return what each node of the job used.
+
+        Raises:
+            UsageError: The platform keeps no such thing.
+        """
+        return self._observer("metrics").metrics(self.handle)
+
+    def spec(self) -> dict[str, Any]:
+        """Return the job as its user described it, secrets as ``***``.
+
+        Raises:
+            UsageError: It was submitted by a cloudjob that did not keep that.
+        """
+        text = self._record.spec_json or "{}"
+        found: dict[str, Any] | None = json.loads(text).get("spec")
+        if found is None:
+            raise UsageError(f"reading the description of {self.id}: it was not kept")
+        return found
+
+    def _observer(self, what: str) -> Observer:
+        if not isinstance(self._backend, Observer) or not self.handle:
+            raise UsageError(
+                f"reading {what} of {self.id}: the backend {self._record.backend} keeps none",
+                hint=f"cloudjob logs {self.id}",
+            )
+        return self._backend
 
     def remove(self) -> None:
         """Leave nothing of this job: on its platform, in the store, and here."""
@@ -169,10 +225,48 @@ class Job:
         with Records(records_path(self._home)) as db:
             db.remove(self.id)
 
+    @property
+    def _store(self) -> ObjectStore:
+        """The store of the job, opened when it is needed: a list of jobs needs none."""
+        if self._opened is None:
+            self._opened = self._open(self._record.store)
+        return self._opened
+
+    def _open(self, uri: str) -> ObjectStore:
+        return open_store(uri, {**self._backend.store()[1], **os.environ})
+
+    def _is_settled(self, status: JobStatus) -> bool:
+        """Whether nothing more will be known: a platform that keeps the record may be late with it.
+
+        Then the status says what is known now, and the next look asks again.
+        """
+        has_record = bool(status.phases) or status.cause not in (None, "platform")
+        if has_record or not self._backend.brings_code or status.ended_at is None:
+            return True
+        ended = datetime.fromisoformat(status.ended_at.replace("Z", "+00:00"))
+        return time.time() - ended.timestamp() > _LATE_S
+
+    def _forget_secrets(self) -> None:
+        """Delete what lay beside the code for the nodes to read, and nobody else."""
+        if not self._backend.brings_code:
+            return
+        folder = JobPaths(self.id).node
+        with contextlib.suppress(CloudJobError):
+            for name in (DELIVERED_ENV, DELIVERED_SSH_KEY):
+                self._store.delete(f"{folder}/{name}")
+
     def _status_now(self) -> JobStatus:
-        record = self._record
         native = self._native()
-        status = JobStatus(
+        status = self._as_status(native)
+        return self._with_record(status, native) if status.state.is_final else status
+
+    def unknown(self, why: str) -> JobStatus:
+        """Return the status of a job whose platform cannot be asked."""
+        return self._as_status(NativeStatus(JobState.UNKNOWN, why))
+
+    def _as_status(self, native: NativeStatus) -> JobStatus:
+        record = self._record
+        return JobStatus(
             job=record.job,
             name=record.name,
             backend=record.backend,
@@ -191,7 +285,6 @@ class Job:
                 files=record.code_files,
             ),
         )
-        return self._with_record(status, native) if status.state.is_final else status
 
     def _native(self) -> NativeStatus:
         if not self.handle:
@@ -267,15 +360,90 @@ def find(home: Path, job: str) -> Job:
         return attach(db.get(job.rpartition("/")[2]), home)
 
 
-def find_all(home: Path) -> list[Job]:
-    """Return every job that was submitted from here, newest first."""
+class Filter(NamedTuple):
+    """Which jobs are meant; what is empty says nothing.
+
+    Args:
+        names: Patterns as a shell has them, of the job's id or its name.
+        since: RFC 3339 UTC: jobs submitted then or later.
+    """
+
+    backends: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    since: str = ""
+
+    def takes(self, record: JobRecord) -> bool:
+        """Whether a job may pass, as far as its record says: its state is not asked for here."""
+        words = (record.job, record.name)
+        return (
+            (not self.backends or record.backend in self.backends)
+            and (not self.names or any(fnmatchcase(w, n) for w in words for n in self.names))
+            and record.created_at >= self.since
+        )
+
+
+def find_all(home: Path, which: Filter = Filter()) -> list[tuple[Job, JobStatus]]:  # noqa: B008
+    """Return the jobs that were submitted from here and pass, newest first, and where they stand.
+
+    A platform that cannot be asked makes its jobs UNKNOWN, and not the list fail.
+    """
     with Records(records_path(home)) as db:
-        return [attach(record, home) for record in db.list()]
+        records = [record for record in db.list() if which.takes(record)]
+    # A job that has ended stands in the records; only the others cost a question each.
+    ended = [record for record in records if which.states and _is_out(record, which.states)]
+    left_out = {record.job for record in ended}
+    backends: dict[str, Backend[Any]] = {}
+    jobs = []
+    for record in records:
+        if record.job not in left_out:
+            if record.backend not in backends:
+                backends[record.backend] = open_backend(record.backend, home)
+            jobs.append(Job(record, backends[record.backend], home))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = list(zip(jobs, pool.map(_status_or_unknown, jobs), strict=True))
+    return [
+        (job, status)
+        for job, status in found
+        if not which.states or status.state.value in which.states
+    ]
+
+
+def _is_out(record: JobRecord, states: tuple[str, ...]) -> bool:
+    """Whether a job has ended in a state that is not meant."""
+    return bool(record.final_json) and record.state not in states
+
+
+def _status_or_unknown(job: Job) -> JobStatus:
+    try:
+        return job.status()
+    except (BackendError, UsageError) as error:
+        return job.unknown(error.message)
+
+
+def differences(first: Job, second: Job) -> list[tuple[str, Any, Any]]:
+    """Return each key in which the descriptions of two jobs differ, with both values."""
+    left, right = _flat(first), _flat(second)
+    return [
+        (key, left.get(key), right.get(key))
+        for key in sorted({*left, *right})
+        if left.get(key) != right.get(key)
+    ]
+
+
+def _flat(job: Job) -> dict[str, Any]:
+    found = {"code.digest": job.code_digest}
+    for key, value in job.spec().items():
+        if isinstance(value, dict):
+            found.update({f"{key}.{name}": item for name, item in value.items()})
+        else:
+            found[key] = value
+    return found
 
 
 def attach(record: JobRecord, home: Path) -> Job:
     """Return the job of a record."""
-    return Job(record, open_backend(record.backend, home), open_store(record.store), home)
+    return Job(record, open_backend(record.backend, home), home)
 
 
 def collect(home: Path, store: str, *, keep_days: float, dry_run: bool) -> Collected:

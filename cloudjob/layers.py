@@ -36,12 +36,12 @@ from jobentry.contract.packages import (
     dump_descriptor,
     load_descriptor,
 )
+from jobentry.contract.paths import JobPaths
 
 LAYERS = "layers/"
 _CLAIMS = "claims/"
 _SWEEPS = "sweeps/"
 _CODE = "/code.json"
-_RECORD = "/exit.json"
 
 _NOTE_LIVES_S = 24 * 3600.0
 # Well before others pass our note over.
@@ -225,9 +225,10 @@ def _needed(store: ObjectStore, keep_s: float, ended_at: EndedAt) -> set[str]:
 def _is_over(store: ObjectStore, job: str, keep_s: float, ended_at: EndedAt) -> bool:
     """Whether a job has ended, and so long ago that its package is not kept."""
     ended = ended_at(job)
-    if ended is None and store.exists(job + _RECORD):
+    record = JobPaths(job).record
+    if ended is None and store.exists(record):
         with suppress(exits.RecordError):
-            ended = exits.load(store.get_bytes(job + _RECORD)).ended_at
+            ended = exits.load(store.get_bytes(record)).ended_at
     if not ended:
         return False
     try:

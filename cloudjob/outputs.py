@@ -24,11 +24,14 @@ class Place(NamedTuple):
     Args:
         name: What the job calls it.
         prefix: What its keys in the store begin with, empty or up to a ``/``.
+        is_listed: Whether its platform keeps it, and so nobody writes manifests: what is there is
+            all that is known.
     """
 
     name: str
     store: ObjectStore
     prefix: str
+    is_listed: bool = False
 
 
 class Output(NamedTuple):
@@ -36,7 +39,8 @@ class Output(NamedTuple):
 
     Args:
         name: Its path, with the output's name in front.
-        digests: The SHA-256 that it may have: several when nodes wrote different files of a name.
+        digests: The SHA-256 that it may have: several when nodes wrote different files of a name;
+            none when nobody knows.
         modified_ns: When the script wrote it, nanoseconds since 1970.
     """
 
@@ -53,6 +57,8 @@ def find(place: Place) -> list[Output]:
     Raises:
         StoreError: The store or a manifest cannot be read.
     """
+    if place.is_listed:
+        return _listed(place)
     found: dict[str, Output] = {}
     for node in _manifests(place):
         for kept in node.files:
@@ -92,6 +98,13 @@ def fetch(place: Place, folder: Path) -> list[Path]:
     raise AssertionError("the last round returns or raises")
 
 
+def _listed(place: Place) -> list[Output]:
+    return [
+        Output(f"{place.name}/{key[len(place.prefix) :]}", key, 0, frozenset(), 0)
+        for key in place.store.list(place.prefix)
+    ]
+
+
 def _manifests(place: Place) -> Iterable[Manifest]:
     folder = f"{place.prefix}{manifest.FOLDER}/"
     for key in sorted(place.store.list(folder + "node-")):
@@ -112,13 +125,14 @@ def _fetch(place: Place, file: Output, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         place.store.fetch(file.key, fresh)
-        if _digest(fresh) not in file.digests:
+        if file.digests and _digest(fresh) not in file.digests:
             raise StoreError(
                 f"fetching {file.name}: {place.store.uri(file.key)}: it is not what its manifest"
                 " says",
                 hint="another node or another job has written there; give each a place of its own",
             )
-        os.utime(fresh, ns=(file.modified_ns, file.modified_ns))
+        if file.modified_ns:
+            os.utime(fresh, ns=(file.modified_ns, file.modified_ns))
         fresh.replace(path)
     except OSError as error:
         raise StoreError(f"fetching {file.name} to {path}: {error.strerror}") from error

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -17,14 +18,14 @@ from typing import Any
 from cloudjob import layers
 from cloudjob import submission as submissions
 from cloudjob.backends import open_backend
-from cloudjob.backends.base import Backend
-from cloudjob.errors import CloudJobError, SpecError
+from cloudjob.backends.base import Backend, Check
+from cloudjob.errors import CloudJobError, NotReady, SpecError
 from cloudjob.home import records_path, store_uri
 from cloudjob.job import Job
 from cloudjob.layers import Claim, Kept, Missing
 from cloudjob.package import CodePackage, Memory, Options, cache, pack
 from cloudjob.records import JobRecord, Records
-from cloudjob.spec import JobSpec
+from cloudjob.spec import JobSpec, masked, section
 from cloudjob.store import full_uri, open_store
 from cloudjob.store.base import ObjectStore, Tell, quiet
 from cloudjob.submission import Code, Submission, prepare
@@ -32,6 +33,8 @@ from jobentry.contract.packages import Layer
 from jobentry.contract.paths import JobPaths
 
 _MB = 1_000_000
+# How many objects are put at once.
+_AT_ONCE = 8
 # No vowels and nothing that looks like something else: an id is read aloud and typed.
 _ID_LETTERS = "23456789bcdfghjkmnpqrstvwxz"
 
@@ -42,6 +45,7 @@ def submit(
     *,
     tell: Callable[[CodePackage], None] = lambda _: None,
     tell_sent: Callable[[CodePackage, Kept], None] = lambda *_: None,
+    warn: Callable[[Check], None] = lambda _: None,
     watch: Callable[[int], Tell] = lambda _: quiet,
 ) -> Job:
     """Send ``spec`` to its backend and return the running job.
@@ -50,6 +54,7 @@ def submit(
         home: The folder of cloudjob's state on this machine.
         tell: Called with the package before it is sent.
         tell_sent: Called with what was sent of it.
+        warn: Called with what does not look well and need not be.
         watch: Called with how many bytes will be sent; what it returns hears of them as they go.
 
     Raises:
@@ -58,27 +63,28 @@ def submit(
     """
     job = new_id(spec.name)
     paths = JobPaths(job)
-    store = open_store(_store_uri(spec, home))
-    backend = open_backend(spec.backend, home, dict(spec.sections.get(spec.backend, {})))
+    backend = _open_backend(spec, home)
+    uri, store = _open_store(spec, backend, home)
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch, Records(records_path(home)) as db:
-        package = _pack(spec, home, Path(scratch), _remembered(spec, home))
+        package = _pack(spec, home, Path(scratch), uri, _remembered(spec, home, uri))
         tell(package)
         # What a platform cannot do is said before anything is sent.
-        backend.build(_prepare(spec, job, paths, store, package, package.layers))
+        backend.build(_prepare(spec, paths, store, package, package.layers))
+        _check(backend.checks(spec, uri), warn)
         with _undone(store, db, job), Claim(store, job, watch) as claim:
-            package, kept = _keep(spec, home, Path(scratch), claim, package)
-            submission = _prepare(spec, job, paths, store, package, kept.layers)
+            package, kept = _keep(spec, home, uri, Path(scratch), claim, package)
+            submission = _prepare(spec, paths, store, package, kept.layers)
             request = backend.build(submission)
             # Known here before it is there: whatever a submit leaves that is killed is a job's.
-            db.add(_record(submission, package, _store_uri(spec, home)))
-            store.put_bytes(_text(submission), paths.submission)
+            db.add(_record(submission, package, uri))
             claim.check()
-            store.put_bytes(layers.descriptor(package, kept.layers), paths.code)
+            _put(store, paths, submission, layers.descriptor(package, kept.layers))
+            _bring(store, paths, kept, backend.companions(request))
             tell_sent(package, kept)
             handle = backend.send(request)
             db.update(job, handle=handle)
             record = db.get(job)
-    return Job(record, backend, store, home)
+    return Job(record, backend, home, store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +103,11 @@ class Preview:
 
 def preview(spec: JobSpec, home: Path) -> Preview:
     """Return what ``submit`` would do, and do nothing."""
-    job = new_id(spec.name)
-    store = open_store(_store_uri(spec, home))
-    backend: Backend[Any] = open_backend(
-        spec.backend, home, dict(spec.sections.get(spec.backend, {}))
-    )
+    backend = _open_backend(spec, home)
+    uri, store = _open_store(spec, backend, home)
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch:
-        package = _pack(spec, home, Path(scratch), _remembered(spec, home))
-    submission = _prepare(spec, job, JobPaths(job), store, package, package.layers)
+        package = _pack(spec, home, Path(scratch), uri, _remembered(spec, home, uri))
+    submission = _prepare(spec, JobPaths(new_id(spec.name)), store, package, package.layers)
     request = backend.build(submission)
     return Preview(
         package=package,
@@ -142,7 +145,7 @@ def new_id(name: str) -> str:
     return f"{letters.strip('-')[:30].strip('-') or 'job'}-{tail}"
 
 
-def _pack(spec: JobSpec, home: Path, scratch: Path, memory: Memory) -> CodePackage:
+def _pack(spec: JobSpec, home: Path, scratch: Path, uri: str, memory: Memory) -> CodePackage:
     return pack(
         Path(spec.source),
         scratch / "layer",
@@ -150,7 +153,7 @@ def _pack(spec: JobSpec, home: Path, scratch: Path, memory: Memory) -> CodePacka
         limit_bytes=int(spec.source_limit_mb * _MB),
         options=Options(
             # To a folder copying is quicker than deflating; to all else the way is long.
-            is_compressed=not _store_uri(spec, home).startswith("file:"),
+            is_compressed=not uri.startswith("file:"),
             follow_links=spec.links == "follow",
             cache_folder=home / "packages",
         ),
@@ -158,32 +161,38 @@ def _pack(spec: JobSpec, home: Path, scratch: Path, memory: Memory) -> CodePacka
     )
 
 
+def _open_backend(spec: JobSpec, home: Path) -> Backend[Any]:
+    return open_backend(spec.backend, home, dict(section(spec, spec.backend)))
+
+
+def _open_store(spec: JobSpec, backend: Backend[Any], home: Path) -> tuple[str, ObjectStore]:
+    """Return the store that the job names, or its platform's, or a folder of this machine."""
+    default, keys = backend.store()
+    uri = full_uri(spec.store or default or store_uri(home), spec.sections)
+    return uri, open_store(uri, {**keys, **os.environ})
+
+
 def _keep(
-    spec: JobSpec, home: Path, scratch: Path, claim: Claim, package: CodePackage
+    spec: JobSpec, home: Path, uri: str, scratch: Path, claim: Claim, package: CodePackage
 ) -> tuple[CodePackage, Kept]:
     """Send what is new, and remember it; send everything when the store has lost something."""
     try:
         kept = claim.keep(package)
     except Missing:
-        package = _pack(spec, home, scratch, Memory())
+        package = _pack(spec, home, scratch, uri, Memory())
         kept = claim.keep(package)
     if not package.is_remembered:
-        path = cache.path_of(home, Path(spec.source), _store_uri(spec, home))
+        path = cache.path_of(home, Path(spec.source), uri)
         cache.save(path, cache.with_layers(package.memory, kept.layers))
     return package, kept
 
 
-def _remembered(spec: JobSpec, home: Path) -> Memory:
-    return cache.load(cache.path_of(home, Path(spec.source), _store_uri(spec, home)))
-
-
-def _store_uri(spec: JobSpec, home: Path) -> str:
-    return full_uri(spec.store or store_uri(home), spec.sections)
+def _remembered(spec: JobSpec, home: Path, uri: str) -> Memory:
+    return cache.load(cache.path_of(home, Path(spec.source), uri))
 
 
 def _prepare(
     spec: JobSpec,
-    job: str,
     paths: JobPaths,
     store: ObjectStore,
     package: CodePackage,
@@ -191,7 +200,7 @@ def _prepare(
 ) -> Submission:
     submission = prepare(
         spec,
-        job,
+        paths.job,
         code=Code(
             uri=store.uri(paths.code),
             digest=package.digest,
@@ -201,6 +210,47 @@ def _prepare(
         outputs_uri=store.uri(paths.outputs),
     )
     return replace(submission, access=store.access())
+
+
+def _check(checks: Iterable[Check], warn: Callable[[Check], None]) -> None:
+    """Do nothing when a job can be sent.
+
+    Raises:
+        NotReady: With everything that was found.
+    """
+    wrong = [check for check in checks if not check.is_ok]
+    needed = [check for check in wrong if check.is_needed]
+    if needed:
+        raise NotReady([(f"{check.name}: {check.found}", check.hint) for check in needed])
+    for check in wrong:
+        warn(check)
+
+
+def _put(store: ObjectStore, paths: JobPaths, submission: Submission, descriptor: bytes) -> None:
+    store.put_bytes(_text(submission), paths.submission)
+    store.put_bytes(descriptor, paths.code)
+
+
+def _bring(
+    store: ObjectStore, paths: JobPaths, kept: Kept, companions: Mapping[str, bytes]
+) -> None:
+    """Lay the package and what goes with it into the folder that the platform brings to the nodes.
+
+    Within the store, so that a layer which is there is not sent again; and side by side, as each
+    object costs a round trip.
+    """
+    if not companions:
+        return
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        asked: list[Future[Any]] = [
+            pool.submit(store.put_bytes, data, f"{paths.node}/{name}")
+            for name, data in companions.items()
+        ]
+        copies = [(paths.code, paths.brought_code)]
+        copies += [(layer.key, f"{paths.node}/{layer.key}") for layer in kept.layers]
+        asked += [pool.submit(store.copy, key, target) for key, target in copies]
+        for one in asked:
+            one.result()
 
 
 @contextmanager
@@ -239,4 +289,6 @@ def _record(submission: Submission, package: CodePackage, store: str) -> JobReco
 
 
 def _text(submission: Submission) -> bytes:
-    return json.dumps(submissions.show(submission), indent=1, sort_keys=True).encode("ascii")
+    # The job as its user said it, too: `cloudjob cp` makes another of it.
+    shown = {**submissions.show(submission), "spec": masked(submission.spec)}
+    return json.dumps(shown, indent=1, sort_keys=True).encode("ascii")

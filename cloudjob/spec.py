@@ -12,7 +12,7 @@ from cloudjob.errors import SpecError
 from jobentry.contract import env
 from jobentry.contract.launchers import LAUNCHERS
 
-BACKENDS = ("process", "docker")
+BACKENDS = ("process", "docker", "modelarts")
 LAUNCHER_NAMES = tuple(LAUNCHERS)
 ISOLATIONS = ("auto", "none")
 ADDRESSINGS = ("auto", "path", "virtual")
@@ -39,7 +39,8 @@ class Field:
     """One key of a job as the job file, the command line and the documentation know it.
 
     Args:
-        kind: One of ``str int float list map secrets``.
+        kind: One of ``str int float list map secrets``, and ``tree`` for YAML that is passed on as
+            it stands.
         flag: The option that sets it; empty for what only files set and for positional words.
         allowed: The words it may hold; empty for any.
         const: The word that the flag stands for, when it takes none itself.
@@ -151,6 +152,61 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         Field(name="gpus", kind="int", default=0, metavar="G", least=0, most=64,
               help="GPUs of a node."),
     ),
+    "modelarts": (
+        Field(name="region", kind="str", metavar="REGION",
+              help="Where jobs run, cn-north-4 for example; by default $HW_REGION_NAME."),
+        Field(name="endpoint", kind="str", metavar="URL",
+              help="The service's address, where it is not the public one of the region."),
+        Field(name="iam_endpoint", kind="str", metavar="URL",
+              help="The address of IAM, where it is not the public one of the region."),
+        Field(name="project_id", kind="str", metavar="ID",
+              help="The project; by default IAM is asked for that of the region."),
+        Field(name="bucket", kind="str", metavar="BUCKET[/FOLDER]",
+              help="Where code and outputs are kept when no store is named."),
+        Field(name="workspace_id", kind="str", default="0", metavar="ID",
+              help="The workspace of the job."),
+        Field(name="pool_id", kind="str", metavar="ID",
+              help="The dedicated pool that the job runs in; empty for the public one."),
+        Field(name="engine", kind="str", metavar="ID",
+              help="A preset engine, as its id or NAME:VERSION; empty for an image of yours."),
+        Field(name="description", kind="str", metavar="TEXT",
+              help="What the console shows; by default the job's name."),
+        Field(name="access_method", kind="str", default="env", metavar="HOW",
+              allowed=("env", "parameter"),
+              help="How the script learns where inputs and outputs lie: from the variable NAME, or "
+                   "from --NAME=PATH among its arguments."),
+        Field(name="parameters", kind="map", default={}, metavar="NAME: VALUE",
+              help="Hyperparameters, which the platform appends as --NAME=VALUE."),
+        Field(name="log_export", kind="str", metavar="URI",
+              help="Where the platform keeps whole logs; by default beside the code; none for "
+                   "nowhere."),
+        Field(name="auto_stop_hours", kind="int", default=0, metavar="H", least=0, most=8760,
+              help="Hours after which the platform ends the job; by default the time-out and an "
+                   "hour."),
+        Field(name="priority", kind="int", default=0, metavar="P", least=0, most=3,
+              help="1 to 3, in a dedicated pool; 0 is the platform's default."),
+        Field(name="preemptible", kind="str", default="false", metavar="YES",
+              allowed=("false", "true"), help="Whether a job of higher priority may end this one."),
+        Field(name="affinity", kind="str", default="none", metavar="KIND",
+              allowed=("none", "cabinet", "hyperinstance"),
+              help="What the nodes must share."),
+        Field(name="affinity_group_size", kind="int", default=0, metavar="N", least=0, most=10_000,
+              help="How many nodes must share it."),
+        Field(name="hang_retry", kind="str", default="false", metavar="YES",
+              allowed=("false", "true"),
+              help="Whether the platform starts a job again that hangs."),
+        Field(name="ssh_keys", kind="list", default=(), metavar="NAME",
+              help="Key pairs of the account that may log in to the nodes."),
+        Field(name="volumes", kind="tree", default=(), metavar="LIST",
+              help="What is mounted: a list of nfs, pfs and obs, as the API has it."),
+        Field(name="annotations", kind="map", default={}, metavar="NAME: VALUE",
+              help="Annotations of the job, fault tolerance for example."),
+        Field(name="tags", kind="map", default={}, metavar="KEY: VALUE",
+              help="Tags of the job."),
+        Field(name="body", kind="tree", default={}, metavar="TREE",
+              help="Merged into the body of the request: what cloudjob has no key for; null takes "
+                   "a key away."),
+    ),
     "s3": _STORE_FIELDS,
     "obs": _STORE_FIELDS,
 })
@@ -231,7 +287,11 @@ def masked(spec: JobSpec) -> dict[str, object]:
     """Return the job as plain JSON values with every secret as ``***``."""
     shown: dict[str, object] = {f.name: _plain(getattr(spec, f.name)) for f in FIELDS}
     shown["secrets"] = dict.fromkeys(spec.secrets, MASK)
-    return {**shown, **{name: dict(values) for name, values in spec.sections.items()}}
+    sections = {
+        name: {key: _plain(value) for key, value in values.items()}
+        for name, values in spec.sections.items()
+    }
+    return {**shown, **sections}
 
 
 def check(spec: JobSpec) -> None:
@@ -473,6 +533,10 @@ def _section_faults(sections: Mapping[str, Mapping[str, object]]) -> Iterator[tu
         yield from _word_faults(f"{name}.", fields, values)
         for f in fields:
             value = values.get(f.name, f.default)
+            wanted = (list, tuple) if f.default == () else Mapping
+            if f.kind == "tree" and not isinstance(value, wanted):
+                what = "a list" if f.default == () else "a mapping"
+                yield f"{name}.{f.name}", f"is not {what} (given {given(value)})"
             if isinstance(value, (int, float)) and not _in_range(f, value):
                 allowed = number_range(f)
                 yield f"{name}.{f.name}", f"is out of range (given {value!r}; allowed {allowed})"

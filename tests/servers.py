@@ -163,6 +163,8 @@ class SeaweedFS(Server):
             f"-s3.domainName={OBS_DOMAIN}",
             "-s3.allowDeleteBucketNotEmpty=false",
             "-s3.port.iceberg=0",
+            # Else servers that start together race for a port after 9101, and one dies.
+            "-s3.port.lance=0",
             # A bucket that nobody has made is an error, as on any service.
             "-s3.autoCreateBucket=false",
             # Each bucket takes a few, and a session makes many buckets.

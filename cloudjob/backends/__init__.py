@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the controller of a job imports this package and needs none
 _BACKENDS = {
     "process": ("cloudjob.backends.process.backend", "ProcessBackend"),
     "docker": ("cloudjob.backends.docker.backend", "DockerBackend"),
+    "modelarts": ("cloudjob.backends.modelarts.backend", "ModelArtsBackend"),
 }
 
 

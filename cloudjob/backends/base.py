@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
 
@@ -37,6 +38,49 @@ class NativeStatus:
     has_asked: bool = False
 
 
+class Check(NamedTuple):
+    """One thing that was looked for.
+
+    Args:
+        found: What is there, in few words.
+        hint: What to do when it is not as it should be.
+        is_needed: Whether nothing works without it.
+    """
+
+    name: str
+    is_ok: bool
+    found: str
+    hint: str = ""
+    is_needed: bool = True
+
+
+class Event(NamedTuple):
+    """Something that happened to a job on its platform.
+
+    Args:
+        at: When, as the platform writes it.
+        level: ``Info``, ``Warning`` or ``Error``.
+    """
+
+    at: str
+    level: str
+    source: str
+    message: str
+
+
+class Metric(NamedTuple):
+    """What a node used, minute by minute.
+
+    Args:
+        name: The platform's own, ``cpuUsage`` for example.
+        values: None for a minute that nobody has measured.
+    """
+
+    node: int
+    name: str
+    values: tuple[float | None, ...]
+
+
 class Backend(Protocol[Request]):
     """A platform that runs jobs, with six promises.
 
@@ -54,6 +98,34 @@ class Backend(Protocol[Request]):
 
     Each raises ``BackendError`` when the platform refuses or cannot be reached.
     """
+
+    @property
+    def poll_s(self) -> float:
+        """How long to wait between two looks at a job."""
+
+    def store(self) -> tuple[str, Mapping[str, str]]:
+        """Return the URI of the store that is used when none is named, empty for a folder here.
+
+        With it come variables that hold its keys, for what the environment does not say.
+        """
+
+    def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
+        """Look for what a job needs, before anything is packed or sent.
+
+        Args:
+            spec: None to look at what any job needs.
+            store: The URI of its store.
+        """
+
+    @property
+    def brings_code(self) -> bool:
+        """Whether the platform itself brings the job's folder ``node`` to each node."""
+
+    def companions(self, request: Request) -> Mapping[str, bytes]:
+        """Return what lies beside the code in that folder, by name.
+
+        Secrets are among it, so what is secret is deleted when the job has ended.
+        """
 
     def build(self, submission: Submission) -> Request:
         """Return the request for ``submission``."""
@@ -78,3 +150,14 @@ class Backend(Protocol[Request]):
 
     def remove(self, handle: str) -> None:
         """Leave nothing of the job."""
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """A platform that keeps what happened to its jobs, and what they used."""
+
+    def events(self, handle: str) -> list[Event]:
+        """Return what happened to the job, the first first."""
+
+    def metrics(self, handle: str) -> list[Metric]:
+        """Return what each node of the job used."""

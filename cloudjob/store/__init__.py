@@ -41,8 +41,11 @@ def beside(uri: str, store_uri: str) -> str:
     return full_uri(uri, {scheme: options})
 
 
-def open_store(uri: str) -> ObjectStore:
+def open_store(uri: str, environ: Mapping[str, str] | None = None) -> ObjectStore:
     """Return the store whose root is ``uri``; nothing is reached or made before it is used.
+
+    Args:
+        environ: Where keys may come from, by default the process's own environment.
 
     Raises:
         StoreError: No store has this scheme, or the rest of the URI means nothing to it.
@@ -56,5 +59,5 @@ def open_store(uri: str) -> ObjectStore:
             f"open store {uri!r}: no store for the scheme {scheme!r}",
             hint=f"did you mean {near[0]}://?" if near else f"allowed: {', '.join(_MODULES)}",
         )
-    store: ObjectStore = importlib.import_module(_MODULES[scheme]).from_uri(uri)
+    store: ObjectStore = importlib.import_module(_MODULES[scheme]).from_uri(uri, environ)
     return store

@@ -47,6 +47,10 @@ class ObjectStore(Protocol):
         """Write the object to the file ``path``, whole or not at all."""
         ...
 
+    def copy(self, key: str, target: str) -> None:
+        """Make the object ``target`` the same as ``key``, without its bytes coming here."""
+        ...
+
     def list(self, prefix: str = "") -> Iterator[str]:
         """Yield the keys that start with ``prefix``, a string, in the order of their bytes."""
         ...

@@ -6,7 +6,7 @@ import errno
 import os
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from cloudjob.store.files import TEMPORARY, check_key, hint, replacing, text
 _CHUNK_BYTES = 1024 * 1024
 
 
-def from_uri(uri: str) -> DirectoryStore:
+def from_uri(uri: str, _environ: Mapping[str, str] | None = None) -> DirectoryStore:
     """Return the store whose root is the folder of a ``file:///absolute/path`` URI."""
     path = uri.removeprefix("file://").removeprefix("localhost")
     if not path.startswith("/"):
@@ -76,6 +76,10 @@ class DirectoryStore:
                     f"fetch {key} from {self.root}: to {path}: {text(error)}",
                     hint=hint(error),
                 ) from error
+
+    def copy(self, key: str, target: str) -> None:
+        """Make the object ``target`` the same as ``key``."""
+        self.put(self._path("copy", key), target)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """Yield the keys that start with ``prefix``, a string, in the order of their bytes."""

@@ -129,7 +129,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _take_variables() -> None:
-    """Take in the variables that came in a file, secrets among them."""
+    """Take in what the platform has brought, and variables that came in a file, secrets too."""
+    if names.CLOUDJOB_DELIVERY in os.environ:
+        from jobentry import delivered
+
+        folder = os.environ[names.CLOUDJOB_DELIVERY]
+        try:
+            delivered.take(os.environ)
+        except OSError as error:
+            say(f"looking at what was delivered: {folder}: {error.strerror}")
     path = os.environ.pop(names.CLOUDJOB_ENV_FILE, "")
     if path:
         try:

@@ -22,6 +22,7 @@ from cloudjob.spec import (
     STORE_SECTIONS,
     VARIABLE_RULE,
     JobSpec,
+    masked,
     number_range,
 )
 
@@ -491,6 +492,7 @@ _KINDS = {
     "float": "number",
     "list": "list of texts",
     "map": "names to texts",
+    "tree": "YAML",
     "secrets": "list of names, or names to `@FILE`",
 }
 
@@ -525,6 +527,82 @@ def test_the_profile_is_good_with_every_comment_opened(job, environ, backend):
     environ |= {"WANDB_API_KEY": "x"}
 
     assert job(opened).spec.launcher in LAUNCHER_NAMES
+
+
+MODELARTS = """
+backend: modelarts
+modelarts:
+  region: cn-north-4
+  parameters: {epochs: 3, lr.decay: 0.1}
+  tags: {team/name: vision}
+  ssh_keys: [mine, yours]
+  preemptible: true
+  volumes: [{nfs: {local_path: /d, read_only: true}}]
+  body:
+    spec: {notification: {events: [JobFailed], since: 2026-01-31}, gone: null, count: 2}
+"""
+
+
+def test_a_section_has_maps_lists_and_trees(job):
+    """Maps by any name, and YAML that is passed on as it stands: in JSON's own types."""
+    loaded = job(MODELARTS)
+    section = loaded.spec.sections["modelarts"]
+
+    assert section["parameters"] == {"epochs": "3", "lr.decay": "0.1"}
+    assert section["tags"] == {"team/name": "vision"}
+    assert section["ssh_keys"] == ("mine", "yours")
+    assert section["preemptible"] == "true"
+    assert section["volumes"] == [{"nfs": {"local_path": "/d", "read_only": True}}]
+    assert section["body"] == {
+        "spec": {
+            "notification": {"events": ["JobFailed"], "since": "2026-01-31"},
+            "gone": None,
+            "count": 2,
+        }
+    }
+    rows = {key: (value, origin) for key, value, origin in show(loaded)}
+    assert rows["modelarts.parameters.epochs"][0] == "3"
+    assert accepts(yaml.safe_load(MODELARTS.replace("since: 2026-01-31", "since: x")))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "modelarts: {volumes: {a: b}}",
+        "modelarts: {body: [a]}",
+        "modelarts: {body: text}",
+        "modelarts: {priority: 4}",
+        "modelarts: {affinity: rack}",
+        "modelarts: {ssh_keys: mine}",
+        "modelarts: {tags: [a]}",
+    ],
+)
+def test_a_section_says_what_is_wrong_with_it(job, text):
+    """With the key, and the schema says so, too."""
+    assert problems_of(job, text)[0].split(": ")[1].startswith("modelarts.")
+    assert not accepts(yaml.safe_load(text))
+
+
+def test_a_job_that_is_copied_is_the_same_job(job, tmp_path, environ):
+    """Whatever it holds; its files are not read again, and what is given anew wins."""
+    environ["TOKEN"] = "s3cret"
+    first = job(
+        MODELARTS + "script: t.py\nenv: {A: '1', B: x}\nsecrets: [TOKEN]\nargs: [a, b]"
+    ).spec
+    (tmp_path / "cloudjob.yaml").write_text("env: {NEW: x}")
+
+    def copied(**flags):
+        return load(
+            flags, job_file=None, cwd=tmp_path, environ=environ, copied=("job x", masked(first))
+        ).spec
+
+    assert copied() == first
+    assert copied(env={"A": "2"}).env == {"A": "2", "B": "x"}
+    assert copied(args=("c",)).args == ("c",)
+    environ.pop("TOKEN")
+    with pytest.raises(SpecError) as caught:
+        copied()
+    assert caught.value.problems[0].startswith("job x: secrets.TOKEN: is not set")
 
 
 # --- env files

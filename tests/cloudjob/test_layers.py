@@ -23,6 +23,7 @@ from cloudjob.package.cache import with_layers
 from cloudjob.store.directory import DirectoryStore
 from jobentry import unpack
 from jobentry.contract import exits
+from jobentry.contract.paths import JobPaths
 
 WEEK_S = 7 * 24 * 3600.0
 
@@ -84,7 +85,7 @@ class Laptop:
         """Leave the record of a job that has ended."""
         ended = datetime.now(timezone.utc) - timedelta(seconds=ago_s)
         record = exits.ExitRecord(job=job, exit_code=0, ended_at=ended.isoformat())
-        self.store.put_bytes(exits.dump(record), f"{job}/exit.json")
+        self.store.put_bytes(exits.dump(record), JobPaths(job).record)
 
     def check(self, job: str, target: Path) -> None:
         """See that a node could run this job."""

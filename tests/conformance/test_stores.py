@@ -65,6 +65,25 @@ def test_a_second_put_replaces_the_object(store: ObjectStore):
     assert list(store.list()) == ["key"]
 
 
+@pytest.mark.parametrize("name", ["key", "a b/ü+%/c"])
+def test_a_copy_is_the_same_object_under_another_key(store: ObjectStore, name: str):
+    """Within the store, whatever the key; what was there is replaced."""
+    store.put_bytes(b"\0data\xff", name)
+    store.put_bytes(b"old", "job/node/copy")
+    store.copy(name, "job/node/copy")
+
+    assert store.get_bytes("job/node/copy") == b"\0data\xff"
+    assert store.get_bytes(name) == b"\0data\xff"
+
+
+def test_a_copy_of_nothing_is_refused(store: ObjectStore):
+    """And leaves nothing."""
+    with pytest.raises(StoreError):
+        store.copy("gone", "copy")
+
+    assert not store.exists("copy")
+
+
 def test_a_fetch_that_breaks_leaves_no_file(store: ObjectStore, tmp_path: Path):
     """The file that was there before is still there, whole."""
     store.put_bytes(b"x" * 100_000, "key")

@@ -13,7 +13,7 @@ def test_the_objects_of_a_job_lie_under_its_name():
     assert (paths.code, paths.submission, paths.record, paths.outputs) == (
         "train-1/code.json",
         "train-1/submission.json",
-        "train-1/exit.json",
+        "train-1/record/exit.json",
         "train-1/outputs",
     )
 

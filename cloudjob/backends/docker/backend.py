@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudjob.backends.base import NativeStatus
+from cloudjob.backends.base import Check, NativeStatus
 from cloudjob.backends.docker import delivery, engine, logs, share
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.logs import Source
@@ -35,6 +35,7 @@ from cloudjob.backends.docker.request import (
 )
 from cloudjob.backends.docker.state import Container, blamed, container, status_of
 from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
 
@@ -58,6 +59,21 @@ _Result = TypeVar("_Result")
 class DockerBackend:
     """Runs jobs as containers; see ``Backend`` for what it promises."""
 
+    poll_s = 0.01
+    brings_code = False
+
+    def store(self) -> tuple[str, Mapping[str, str]]:
+        """Return nothing: objects lie in a folder of this machine."""
+        return "", {}
+
+    def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
+        """Return nothing: `cloudjob doctor` looks at this machine."""
+        return []
+
+    def companions(self, request: DockerRequest) -> dict[str, bytes]:
+        """Return nothing: the entry fetches its code."""
+        return {}
+
     def __init__(self, home: Path, options: dict[str, Any]) -> None:
         self._home = home / "docker"
         self._options = options
@@ -67,7 +83,7 @@ class DockerBackend:
 
     def build(self, submission: Submission) -> DockerRequest:
         """Return the request for ``submission``."""
-        return requests.build(submission, self._owner())
+        return requests.build(submission, self.owner())
 
     def show(self, request: DockerRequest) -> dict[str, Any]:
         """Return ``request`` as plain JSON values, secrets as ``***``."""
@@ -80,7 +96,8 @@ class DockerBackend:
     def send(self, request: DockerRequest) -> str:
         """Start the job and return its handle."""
         client = self._client
-        with_entry = _needs_entry(_image(client, request.image), request.image)
+        image = _image(client, request.image)
+        with_entry = request.has_entry and _needs_entry(image, request.image)
         folder = self._home / request.job
         with _kept_files(folder), _locked(folder):
             try:
@@ -94,6 +111,24 @@ class DockerBackend:
         return _SCHEME + request.job
 
     # -- back ---------------------------------------------------------------------------------
+
+    def nodes(self, handle: str) -> list[Container]:
+        """Return what the engine knows of each node, which it goes on to know."""
+        return self._inspected(self._containers(_job(handle)))
+
+    def signal(self, handle: str, signal: str, node: int | None = None) -> None:
+        """Send a signal to all nodes, or to one."""
+        found = [item for item in self._containers(_job(handle)) if node in (None, item.node)]
+        self._kill([item for item in found if item.is_alive], signal)
+
+    def restart(self, handle: str) -> None:
+        """Start containers that have ended again: same files, same command."""
+
+        def start(item: Container) -> None:
+            with engine.translated(f"starting node {item.node} again"):
+                self._client.start(item.id)
+
+        _each(self._containers(_job(handle)), start)
 
     def status(self, handle: str) -> NativeStatus:
         """Say where the job stands; when it has ended, keep that and free the engine."""
@@ -152,7 +187,7 @@ class DockerBackend:
     def sweep(self, known: Collection[str]) -> list[str]:
         """Remove what was left in the engine by jobs of ours that are not ``known``; name them."""
         with engine.translated("looking for what jobs have left"):
-            ours = {"label": f"{OWNER_LABEL}={self._owner()}"}
+            ours = {"label": f"{OWNER_LABEL}={self.owner()}"}
             found = [
                 *self._client.containers(all=True, filters=ours),
                 *self._client.networks(filters=ours),
@@ -293,7 +328,7 @@ class DockerBackend:
         driver = config["LogConfig"]["Type"]
         return Source(item.node, item.id, driver, folder / f"node-{item.node}.log")
 
-    def _owner(self) -> str:
+    def owner(self) -> str:
         """Return what tells our jobs from those of another user of the engine."""
         path = self._home / "owner"
         try:
@@ -408,12 +443,19 @@ def _make_containers(
     key = delivery.new_key() if request.has_key else b""
     hosts = tuple(node.host for node in request.nodes)
     has_driver = _has_log_driver(client)
+    known = [
+        f"{name}:{address}"
+        for names, address in zip(request.aliases, addresses, strict=False)
+        for name in names
+    ]
 
     def make(index: int) -> str:
         node = request.nodes[index]
         config = requests.with_address(node.config, addresses[index])
         if not has_driver:
             del config["HostConfig"]["LogConfig"]
+        if known:
+            config["HostConfig"]["ExtraHosts"] = known
         with engine.translated(f"making the container {node.name}"):
             made = client.create_container_from_config(config, node.name)["Id"]
             archive = delivery.archive(node, hosts, key, with_entry=with_entry)

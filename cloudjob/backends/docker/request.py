@@ -41,7 +41,7 @@ _GIB = 1 << 30
 # Byte for byte and never cut: the usual driver, json-file, turns bytes that are no UTF-8 into
 # U+FFFD, and this one drops old lines unless it may grow (both tried on 20.10).
 LOG_DRIVER = "local"
-_LOG = {
+LOG_CONFIG = {
     "Type": LOG_DRIVER,
     "Config": {"max-size": "1000g", "max-file": "1", "compress": "false"},
 }
@@ -49,7 +49,7 @@ _LOG = {
 
 # The usual seccomp profile of 20.10 refuses process_vm_readv between ranks; 4.1 then falls back to
 # other means, but with a line of complaint for each message (tried).
-_OPEN_MPI = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+OPEN_MPI = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,8 @@ class DockerRequest:
         layers: The files of this machine that hold the package, when the store is a folder.
         outputs: Other folders of this machine that the nodes write to.
         has_key: Whether the nodes get a key for ssh; it is made when the job is sent.
+        has_entry: Whether the image must have our entry, of our version; else any image will do.
+        aliases: For each node the names that the others know before it has started.
     """
 
     job: str
@@ -90,6 +92,8 @@ class DockerRequest:
     outputs: tuple[str, ...]
     has_key: bool
     secret_names: tuple[str, ...]
+    has_entry: bool = True
+    aliases: tuple[tuple[str, ...], ...] = ()
 
 
 def build(submission: Submission, owner: str) -> DockerRequest:
@@ -201,7 +205,7 @@ def _node(
     if len(hosts) > 1:
         node = node._replace(ssh_key=SSH_KEY)
     variables = {
-        **_OPEN_MPI,
+        **OPEN_MPI,
         **submissions.variables(submission, node, home=HOME, address=UNKNOWN_ADDRESS),
     }
     variables.update({name: value for name, value in _gpus(spec).items() if name not in spec.env})
@@ -231,7 +235,7 @@ def _limits(spec: JobSpec) -> dict[str, Any]:
     options = section(spec, "docker")
     limits: dict[str, Any] = {
         "ShmSize": int(_number(options["shm_gib"]) * _GIB),
-        "LogConfig": _LOG,
+        "LogConfig": LOG_CONFIG,
         "RestartPolicy": {"Name": "no"},
         # As on the platform: nothing in a container may become root.
         "CapDrop": ["ALL"],

@@ -21,11 +21,11 @@ from typing import Any
 
 import cloudjob
 from cloudjob import submission as submissions
-from cloudjob.backends.base import NativeStatus
+from cloudjob.backends.base import Check, NativeStatus
 from cloudjob.backends.process import controller, isolation
 from cloudjob.backends.process.node import NodeRequest
 from cloudjob.errors import BackendError, JobNotFound
-from cloudjob.spec import MASK
+from cloudjob.spec import MASK, JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
 from jobentry.contract import names
@@ -60,7 +60,12 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRequest:
-    """What the controller of a job is told."""
+    """What the controller of a job is told.
+
+    Args:
+        is_led: Whether the job ends with its head; else it ends when every node has, or one badly.
+        keeps_homes: Whether the nodes' homes stay when the job has ended.
+    """
 
     job: str
     folder: str
@@ -72,10 +77,27 @@ class ProcessRequest:
     grace_s: float
     nodes: tuple[NodeRequest, ...]
     secret_names: tuple[str, ...]
+    is_led: bool = True
+    keeps_homes: bool = False
 
 
 class ProcessBackend:
     """Runs jobs as processes of this machine; see ``Backend`` for what it promises."""
+
+    poll_s = 0.01
+    brings_code = False
+
+    def store(self) -> tuple[str, Mapping[str, str]]:
+        """Return nothing: objects lie in a folder of this machine."""
+        return "", {}
+
+    def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
+        """Return nothing: `cloudjob doctor` looks at this machine."""
+        return []
+
+    def companions(self, request: ProcessRequest) -> dict[str, bytes]:
+        """Return nothing: the entry fetches its code."""
+        return {}
 
     def __init__(self, home: Path, options: dict[str, Any]) -> None:
         self._home = home / "process"
@@ -85,7 +107,7 @@ class ProcessBackend:
 
     def build(self, submission: Submission) -> ProcessRequest:
         """Return the request for ``submission``."""
-        machine = _machine(self._options, self._home.parent)
+        machine = machine_of(self._options, self._home.parent)
         run_dir = f"{_short_temporary_folder()}/cloudjob-{submission.job}"
         folder = str(self._home / submission.job)
         is_isolated = self._options.get("isolation", "auto") == "auto" and isolation.is_possible(
@@ -123,6 +145,29 @@ class ProcessBackend:
         return _SCHEME + request.job
 
     # -- back ---------------------------------------------------------------------------------
+
+    def nodes(self, handle: str) -> tuple[bool, list[dict[str, Any]]]:
+        """Say whether the job has ended, and what is known of each node.
+
+        Returns:
+            A node has ``host, started_at, ended_at, exit_code``; the times are seconds since the
+            epoch, and all but the first may be None.
+        """
+        folder = self._folder(handle)
+        is_alive = _is_locked(folder / controller.LOCK)
+        state = _state(folder)
+        if state is None:
+            if is_alive:
+                return False, []
+            raise JobNotFound(f"looking for {handle}: this machine knows nothing of it")
+        return bool(state["ended_at"]) or not is_alive, state["nodes"]
+
+    def end_node(self, handle: str, node: int) -> None:
+        """End one node as if its power had gone."""
+        _, nodes = self.nodes(handle)
+        if node < len(nodes) and nodes[node]["process"] and nodes[node]["exit_code"] is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(nodes[node]["process"], signal.SIGHUP)
 
     def status(self, handle: str) -> NativeStatus:
         """Say where the job stands."""
@@ -200,7 +245,7 @@ def build(
             "LANG": "C.UTF-8",
             "TMPDIR": f"{run_dir}/{index}",
             "MA_SCRIPT_INTERPRETER": machine.python,
-            **_open_mpi_of_one_machine(is_isolated=is_isolated),
+            **open_mpi_of_one_machine(is_isolated=is_isolated),
         }
         if machine.library_path:
             base["LD_LIBRARY_PATH"] = machine.library_path
@@ -211,7 +256,7 @@ def build(
             node_dir=f"{run_dir}/{index}/node",
             remote_shell=f"{run_dir}/remote-shell",
         )
-        env = base | submissions.variables(submission, node, home=home, address=_address(index))
+        env = base | submissions.variables(submission, node, home=home, address=address_of(index))
         nodes.append(
             NodeRequest(
                 host=host,
@@ -227,7 +272,7 @@ def build(
         run_dir=run_dir,
         hosts=f"{run_dir}/hosts" if is_isolated else "",
         hosts_text="".join(
-            f"{_address(index)} {host} {host.partition('.')[0]}\n"
+            f"{address_of(index)} {host} {host.partition('.')[0]}\n"
             for index, host in enumerate(hosts)
         ),
         argv=(
@@ -253,12 +298,13 @@ def with_cache(request: ProcessRequest, folder: str) -> ProcessRequest:
     return replace(request, nodes=nodes)
 
 
-def _address(node: int) -> str:
+def address_of(node: int) -> str:
+    """Return the address of a node."""
     # Open MPI takes 127.0.0.1 for itself and every other loopback address for another machine.
     return f"127.0.{node // 254}.{node % 254 + 1}"
 
 
-def _open_mpi_of_one_machine(*, is_isolated: bool) -> dict[str, str]:
+def open_mpi_of_one_machine(*, is_isolated: bool) -> dict[str, str]:
     """Keep Open MPI to the loopback interface: with a bridge beside it an allreduce hangs."""
     words = {
         "OMPI_MCA_btl_tcp_if_include": "lo",
@@ -269,7 +315,16 @@ def _open_mpi_of_one_machine(*, is_isolated: bool) -> dict[str, str]:
     return words
 
 
-def _machine(options: dict[str, Any], home: Path) -> Machine:
+def machine_of(options: dict[str, Any], home: Path) -> Machine:
+    """Return what this machine has.
+
+    Args:
+        options: The section ``process`` of a job file.
+        home: The folder of cloudjob's state.
+
+    Raises:
+        BackendError: It lacks what every job needs.
+    """
     path = os.environ.get("PATH", os.defpath)
     own = str(Path(sys.executable).parent)
     if shutil.which("mpirun", path=path) is None:

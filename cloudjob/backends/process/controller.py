@@ -55,6 +55,8 @@ class Controller:
         argv: The command of every node.
         retries: How often a failed job is started again.
         grace_s: The longest wait for an end that was asked for.
+        is_led: Whether the job ends with its head; else it ends when every node has, or one badly.
+        keeps_homes: Whether the nodes' homes stay when the job has ended.
     """
 
     folder: str
@@ -64,6 +66,8 @@ class Controller:
     retries: int
     grace_s: float
     nodes: list[_Node]
+    is_led: bool = True
+    keeps_homes: bool = False
     is_cancelled: bool = False
     started_at: float = field(default_factory=time.time)
     _has_asked_head: bool = False
@@ -134,17 +138,28 @@ class Controller:
             self._obey()
             if self._reap():
                 self._save()
-            if deadline is None and not self.nodes[0].is_running:
+            if deadline is None and self._is_over():
                 deadline = time.monotonic() + LEAVE_S
                 # One that waits for a head that never came leaves at once.
                 self._forward(signal.SIGTERM)
-            self._end_head_that_waits()
+            if self.is_led:
+                self._end_head_that_waits()
             if deadline is not None and time.monotonic() > deadline:
                 # SIGHUP makes a keeper end its node at once.
                 self._forward(signal.SIGHUP)
                 deadline = time.monotonic() + LEAVE_S
-        code = self.nodes[0].exit_code
+        code = self.nodes[0].exit_code if self.is_led else self._first_bad_code()
         return 1 if code is None else code
+
+    def _is_over(self) -> bool:
+        """Whether nodes that still run are to leave."""
+        if self.is_led:
+            return not self.nodes[0].is_running
+        return any(node.exit_code for node in self.nodes)
+
+    def _first_bad_code(self) -> int:
+        bad = [(node.ended_at, node.exit_code) for node in self.nodes if node.exit_code]
+        return min(bad)[1] if bad else 0
 
     def _end_head_that_waits(self) -> None:
         """Ask the head to end when a worker has ended badly and the head goes on all the same."""
@@ -236,7 +251,8 @@ class Controller:
     def _tidy(self) -> None:
         shutil.rmtree(self.run_dir, ignore_errors=True)
         for node in self.nodes:
-            shutil.rmtree(node.request.home, ignore_errors=True)
+            if not self.keeps_homes:
+                shutil.rmtree(node.request.home, ignore_errors=True)
 
     def _log(self, text: str) -> None:
         _append(self.nodes[0].request.log, f"cloudjob: {text}\n")
@@ -269,6 +285,8 @@ def controller_of(request: dict[str, Any]) -> Controller:
         retries=request["retries"],
         grace_s=request["grace_s"],
         nodes=nodes,
+        is_led=request["is_led"],
+        keeps_homes=request["keeps_homes"],
     )
 
 

@@ -24,7 +24,7 @@ from jobentry.contract import names
 _LISTED = 1000
 
 
-def from_uri(uri: str) -> S3Store:
+def from_uri(uri: str, environ: Mapping[str, str] | None = None) -> S3Store:
     """Return the store of ``s3://bucket/prefix`` or ``obs://bucket/prefix``.
 
     The URI may end in options: ``?endpoint=URL&region=NAME&addressing=path|virtual&profile=NAME``.
@@ -35,7 +35,7 @@ def from_uri(uri: str) -> S3Store:
             f"open store {found.root}: botocore is not installed",
             hint="pip install 'cloudjob[s3]'",
         )
-    return S3Store(found)
+    return S3Store(found, environ=environ)
 
 
 class S3Store:
@@ -104,6 +104,17 @@ class S3Store:
                 f"fetch {key} from {self._root}: to {path}: {files.text(cause)}",
                 hint=files.hint(cause),
             ) from error
+
+    def copy(self, key: str, target: str) -> None:
+        """Make the object ``target`` the same as ``key``, without its bytes coming here."""
+        place.check("copy", key)
+        place.check("copy", target)
+        doing = f"copy {key} to {target} in {self._root}"
+        source = f"/{self._place.bucket}/{place.quoted(self._key(key))}"
+        headers = {"x-amz-copy-source": source}
+        answer = self._wire.send(Request("PUT", doing, self._key(target), headers=headers))
+        if answer.refusal is not None:
+            raise self._wire.refused(doing, answer.refusal)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """Yield the keys that start with ``prefix``, a string, in the order of their bytes."""

@@ -55,6 +55,10 @@ CLOUDJOB_SSH_KEY = "CLOUDJOB_SSH_KEY"
 CLOUDJOB_DELIVERED = "CLOUDJOB_DELIVERED"
 # A file with more variables, secrets among them.
 CLOUDJOB_ENV_FILE = "CLOUDJOB_ENV_FILE"
+# The folder of what the platform has brought: code, key and variables, found by their names.
+CLOUDJOB_DELIVERY = "CLOUDJOB_DELIVERY"
+# A folder that the platform keeps, where the head's record goes.
+CLOUDJOB_RECORD_DIR = "CLOUDJOB_RECORD_DIR"
 CLOUDJOB_ENV_NAMES = "CLOUDJOB_ENV_NAMES"
 CLOUDJOB_SECRET_NAMES = "CLOUDJOB_SECRET_NAMES"
 CLOUDJOB_INPUTS = "CLOUDJOB_INPUTS"

@@ -7,6 +7,15 @@ from typing import Mapping, NamedTuple
 
 from jobentry.contract import env, names
 
+# The head's record, in a folder of its own: a platform that keeps outputs keeps folders.
+RECORD = "exit.json"
+# What lies in the folder that a platform brings to each node by itself.
+# (The layers of a package lie where its descriptor looks for them: ``layers/`` beside ``code/``.)
+DELIVERED_CODE = "code/code.json"
+DELIVERED_ENV = "env"
+DELIVERED_SSH_KEY = "ssh-key"
+DELIVERED_WORDS = "words"
+
 
 class JobPaths(NamedTuple):
     """The keys of one job's objects in the store."""
@@ -19,6 +28,16 @@ class JobPaths(NamedTuple):
         return self.job + "/code.json"
 
     @property
+    def node(self) -> str:
+        """What the platform itself brings to each node, where it does."""
+        return self.job + "/node"
+
+    @property
+    def brought_code(self) -> str:
+        """The descriptor of the code package, where the platform brings it."""
+        return f"{self.node}/{DELIVERED_CODE}"
+
+    @property
     def submission(self) -> str:
         """What was submitted, for people and for a later run of the same."""
         return self.job + "/submission.json"
@@ -26,7 +45,7 @@ class JobPaths(NamedTuple):
     @property
     def record(self) -> str:
         """How the job ended."""
-        return self.job + "/exit.json"
+        return self.job + "/record/" + RECORD
 
     @property
     def outputs(self) -> str:

@@ -1,0 +1,1 @@
+"""Huawei Cloud's ModelArts, or an emulator of it."""

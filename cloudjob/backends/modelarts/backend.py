@@ -1,0 +1,237 @@
+"""The modelarts backend: Huawei Cloud's training jobs, or an emulator of them on this machine.
+
+The platform brings code and inputs to the nodes and keeps outputs, with its own right to the
+bucket, so the keys of the user stay where they are. A handle says all that is needed to find a job
+again: ``modelarts://host/project/id/job``, with ``modelarts+http`` for an emulator.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cloudjob.backends.base import Check, Event, Metric, NativeStatus
+from cloudjob.backends.modelarts import delivery, refusals, state
+from cloudjob.backends.modelarts import follow as following
+from cloudjob.backends.modelarts import request as requests
+from cloudjob.backends.modelarts import site as sites
+from cloudjob.backends.modelarts.client import Client, Patience
+from cloudjob.backends.modelarts.request import ModelArtsRequest
+from cloudjob.backends.modelarts.site import Site
+from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.spec import JobSpec
+from cloudjob.submission import Submission
+
+_SCHEMES = {"https": "modelarts://", "http": "modelarts+http://"}
+# Between two looks at a job: the service allows only so many requests a minute.
+_POLL_S, _LOCAL_POLL_S = 5.0, 0.2
+_LOG_POLL_S = 2.0
+# How long a job that is asked to end may take before it can be deleted.
+_END_S = 300.0
+_AT_ONCE = 8
+# What the service says of a job that has ended when it is asked to end it.
+_OVER = (400, 404, 409)
+
+
+class _Handle(NamedTuple):
+    endpoint: str
+    project: str
+    id: str
+    job: str
+
+
+class ModelArtsBackend:
+    """Runs jobs on ModelArts; see ``Backend`` for what it promises."""
+
+    brings_code = True
+
+    def __init__(
+        self,
+        home: Path,
+        options: dict[str, Any],
+        *,
+        environ: Mapping[str, str] | None = None,
+        user_home: Path | None = None,
+        patience: Patience = Patience(),  # noqa: B008 (a frozen value)
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._home = home
+        self._options = options
+        self._environ = os.environ if environ is None else environ
+        self._user_home = user_home or Path.home()
+        self._patience = patience
+        self._pause = pause
+        self._found: Site | None = None
+        self._clients: dict[tuple[str, str], Client] = {}
+
+    @property
+    def poll_s(self) -> float:
+        """How long to wait between two looks at a job."""
+        return _LOCAL_POLL_S if self._site.is_local else _POLL_S
+
+    def store(self) -> tuple[str, Mapping[str, str]]:
+        """Return the store that the section names, or that of the emulator."""
+        keys = self._site.keys
+        if keys is None:
+            return self._site.store_uri, {}
+        variables = {
+            "HUAWEICLOUD_SDK_AK": keys.access_key,
+            "HUAWEICLOUD_SDK_SK": keys.secret_key,
+            "HUAWEICLOUD_SDK_SECURITY_TOKEN": keys.token,
+        }
+        return self._site.store_uri, {name: value for name, value in variables.items() if value}
+
+    def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
+        """Look for what a job needs, before anything is packed or sent."""
+        from cloudjob.backends.modelarts import checks
+
+        return checks.look(self._client(), spec, store)
+
+    # -- forward ------------------------------------------------------------------------------
+
+    def build(self, submission: Submission) -> ModelArtsRequest:
+        """Return the request for ``submission``."""
+        return requests.build(submission, self._site)
+
+    def show(self, request: ModelArtsRequest) -> dict[str, Any]:
+        """Return ``request`` as plain JSON values, secrets as ``***``."""
+        return requests.show(request)
+
+    def environments(self, request: ModelArtsRequest) -> tuple[Mapping[str, str], ...]:
+        """Return the variables that the entry of each node would be given."""
+        return request.environments
+
+    def companions(self, request: ModelArtsRequest) -> Mapping[str, bytes]:
+        """Return what the platform brings to each node beside the code."""
+        return delivery.companions(request)
+
+    def send(self, request: ModelArtsRequest) -> str:
+        """Create the job and return its handle."""
+        client = self._client()
+        made = client.create(request.body)
+        job = str((made.get("metadata") or {}).get("id") or "")
+        if not job:
+            raise BackendError(f"creating the job {request.job}: the answer does not say its id")
+        if request.tags:
+            client.tag(job, request.tags)
+        return _handle(client, job, request.job)
+
+    # -- back ---------------------------------------------------------------------------------
+
+    def status(self, handle: str) -> NativeStatus:
+        """Say where the job stands."""
+        where = _parted(handle)
+        return state.status_of(self._client(where).show(where.id))
+
+    def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
+        """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
+        where = _parted(handle)
+        yield from following.follow(
+            self._client(where),
+            where.id,
+            node,
+            is_live=follow,
+            poll_s=min(self.poll_s, _LOG_POLL_S),
+            pause=self._pause,
+        )
+
+    def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
+        """Ask the job to end; how long it may take, the service decides."""
+        where = _parted(handle)
+        try:
+            self._client(where).terminate(where.id)
+        except refusals.ServiceError as error:
+            # A job that has ended stays as it is.
+            if error.refusal.status not in _OVER or isinstance(error, JobNotFound):
+                raise
+            if not self.status(handle).state.is_final:
+                raise
+
+    def remove(self, handle: str) -> None:
+        """Leave nothing of the job on the service."""
+        where = _parted(handle)
+        client = self._client(where)
+        try:
+            if not self.status(handle).state.is_final:
+                self.cancel(handle)
+                self._until_ended(handle)
+            client.delete(where.id)
+        except JobNotFound:
+            return
+
+    def events(self, handle: str) -> list[Event]:
+        """Return what happened to the job, the first first."""
+        where = _parted(handle)
+        return [
+            Event(
+                at=str(event.get("time") or ""),
+                level=str(event.get("level") or ""),
+                source=str(event.get("source") or ""),
+                message=str(event.get("message") or ""),
+            )
+            for event in self._client(where).events(where.id)
+        ]
+
+    def metrics(self, handle: str) -> list[Metric]:
+        """Return what each node of the job used."""
+        where = _parted(handle)
+        client = self._client(where)
+        tasks = state.tasks(client.show(where.id))
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = pool.map(lambda task: client.metrics(where.id, task), tasks)
+            return [
+                Metric(state.node_of(task), str(metric.get("metric")), _values(metric))
+                for task, metrics in zip(tasks, found, strict=True)
+                for metric in metrics
+            ]
+
+    # -- the service --------------------------------------------------------------------------
+
+    @property
+    def _site(self) -> Site:
+        if self._found is None:
+            self._found = sites.find(self._options, self._environ, self._home, self._user_home)
+        return self._found
+
+    def _client(self, where: _Handle | None = None) -> Client:
+        """Return the client of this site, or of the one where a job is."""
+        key = (where.endpoint, where.project) if where else ("", "")
+        if key not in self._clients:
+            site = self._site
+            if where is not None:
+                site = replace(site, endpoint=where.endpoint, project_id=where.project)
+            self._clients[key] = Client(site, patience=self._patience, pause=self._pause)
+        return self._clients[key]
+
+    def _until_ended(self, handle: str) -> None:
+        deadline = time.monotonic() + _END_S
+        while not self.status(handle).state.is_final:
+            if time.monotonic() > deadline:
+                raise BackendError(
+                    f"removing {handle}: it does not end", hint="try again in some minutes"
+                )
+            self._pause(self.poll_s)
+
+
+def _handle(client: Client, job: str, name: str) -> str:
+    scheme, _, host = client.site.endpoint.partition("://")
+    return f"{_SCHEMES[scheme]}{host}/{client.project_id()}/{job}/{name}"
+
+
+def _parted(handle: str) -> _Handle:
+    for scheme, prefix in _SCHEMES.items():
+        parts = handle.removeprefix(prefix).split("/")
+        if handle.startswith(prefix) and len(parts) == 4:
+            return _Handle(f"{scheme}://{parts[0]}", *parts[1:])
+    raise JobNotFound(f"looking for {handle}: this is no handle of ModelArts")
+
+
+def _values(metric: Mapping[str, Any]) -> tuple[float | None, ...]:
+    """The service writes -1 for a minute that it has not measured."""
+    values = (float(value) for value in metric.get("value") or ())
+    return tuple(None if value < 0 else value for value in values)

@@ -1,0 +1,267 @@
+"""What a job on ModelArts needs, looked for before anything is packed or sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+from xml.etree import ElementTree
+
+from cloudjob.backends.base import Check
+from cloudjob.backends.modelarts.client import SKEW_LIMIT_S, Client
+from cloudjob.backends.modelarts.refusals import ServiceError
+from cloudjob.backends.modelarts.request import folder_url
+from cloudjob.errors import BackendError
+from cloudjob.spec import JobSpec, nearest, section
+
+_MINUTE_S = 60.0
+_SHOWN = 8
+_RUNNING = ("Creating", "Pending", "Running")
+
+
+class _Place(NamedTuple):
+    """The bucket of a store, and how it is asked.
+
+    Args:
+        url: Of the bucket itself.
+    """
+
+    bucket: str
+    url: str
+    region: str
+
+
+def look(client: Client, spec: JobSpec | None, store: str) -> list[Check]:
+    """Return what was looked for; the questions go out together, so it takes as long as one."""
+    looks: list[Callable[[], Iterator[Check]]] = [
+        lambda: _flavor(client, spec),
+        lambda: _engine(client, spec),
+        lambda: _pool(client, spec),
+        lambda: _quota(client, spec),
+        lambda: _outputs(client, spec),
+        lambda: _bucket(client, store),
+    ]
+    try:
+        # First: without it, every other answer would be the same refusal.
+        project = client.project_id()
+    except BackendError as error:
+        return [Check("credentials", False, error.message, error.hint)]
+    with ThreadPoolExecutor(len(looks)) as pool:
+        found = [check for checks in pool.map(_safely, looks) for check in checks]
+    refused = next((check for check in found if check.name == "credentials"), None)
+    first = refused or Check("credentials", True, f"project {project} ({client.site.origin})")
+    rest = [check for check in found if check.name != "credentials"]
+    return [first, Check("endpoint", True, client.site.endpoint), _clock(client), *rest]
+
+
+def _safely(look: Callable[[], Iterator[Check]]) -> list[Check]:
+    """Return what a look finds; who may not ask this may still be allowed to submit."""
+    try:
+        return list(look())
+    except BackendError as error:
+        refusal = getattr(error, "refusal", None)
+        if refusal is not None and refusal.status == 401:
+            return [Check("credentials", False, error.message, error.hint)]
+        name = error.message.partition(":")[0]
+        return [Check(name, False, error.message, error.hint, is_needed=False)]
+
+
+def _clock(client: Client) -> Check:
+    ahead_s = client.clock_ahead_s
+    if abs(ahead_s) <= _MINUTE_S:
+        return Check("clock", True, "right")
+    where = "ahead of" if ahead_s > 0 else "behind"
+    return Check(
+        "clock",
+        abs(ahead_s) < SKEW_LIMIT_S,
+        f"{abs(ahead_s) / _MINUTE_S:.0f} min {where} the service's",
+        "set the clock (timedatectl set-ntp true); until then requests carry the service's time",
+        is_needed=False,
+    )
+
+
+# -- what the job runs on ---------------------------------------------------------------------
+
+
+def _flavor(client: Client, spec: JobSpec | None) -> Iterator[Check]:
+    wanted = spec.flavor if spec else ""
+    if spec is not None and section(spec, "modelarts")["pool_id"]:
+        return
+    if spec is not None and not wanted:
+        wanted = client.site.default_flavor
+    flavors = {str(item.get("flavor_id")): item for item in client.flavors()}
+    listed = ", ".join(sorted(flavors)[:_SHOWN]) + (", ..." if len(flavors) > _SHOWN else "")
+    if not wanted:
+        yield Check("flavor", True, f"{len(flavors)} flavors: {listed}")
+        return
+    if wanted not in flavors:
+        guess = nearest(wanted, flavors)
+        yield Check("flavor", False, f"there is no flavor {wanted}{guess}", f"one of {listed}")
+        return
+    assert spec is not None, "only a job wants a flavor"
+    most = _most(flavors[wanted])
+    yield Check(
+        "flavor",
+        not most or spec.nodes <= most,
+        f"{wanted}: at most {most} node(s), and the job has {spec.nodes}" if most else wanted,
+        f"ask for {most} --nodes or fewer, or choose another --flavor",
+    )
+    yield from _accelerators(flavors[wanted], spec)
+
+
+def _accelerators(flavor: Mapping[str, Any], spec: JobSpec) -> Iterator[Check]:
+    info = flavor.get("flavor_info") or {}
+    cards = int((info.get("gpu") or info.get("npu") or {}).get("unit_num") or 0)
+    if cards and spec.procs_per_node != cards:
+        yield Check(
+            "accelerators",
+            False,
+            f"a node has {cards}, and the job runs {spec.procs_per_node} rank(s) on each",
+            f"--procs-per-node {cards} uses all of them",
+            is_needed=False,
+        )
+
+
+def _most(flavor: Mapping[str, Any]) -> int:
+    info = flavor.get("flavor_info") or {}
+    return int(flavor.get("max_num") or info.get("max_num") or 0)
+
+
+def _engine(client: Client, spec: JobSpec | None) -> Iterator[Check]:
+    wanted = str(section(spec, "modelarts")["engine"]) if spec else ""
+    if spec is not None and not wanted:
+        return
+    engines = client.engines()
+    ids = {str(item.get("engine_id")) for item in engines}
+    names = {f"{item.get('engine_name')}:{item.get('engine_version')}" for item in engines}
+    listed = ", ".join(sorted(ids)[:_SHOWN])
+    if not wanted:
+        yield Check("engine", True, f"{len(engines)} engines: {listed}")
+        return
+    is_known = wanted in ids or wanted in names
+    found = wanted if is_known else f"there is no engine {wanted}{nearest(wanted, ids | names)}"
+    yield Check("engine", is_known, found, f"one of {listed}")
+
+
+def _pool(client: Client, spec: JobSpec | None) -> Iterator[Check]:
+    wanted = str(section(spec, "modelarts")["pool_id"]) if spec else ""
+    if not wanted:
+        return
+    try:
+        pool = client.pool(wanted)
+    except ServiceError as error:
+        if error.refusal.status not in (400, 404):
+            raise
+        yield Check(
+            "pool", False, error.message, "`modelarts.pool_id` is the id of a pool of yours"
+        )
+        return
+    phase = str((pool.get("status") or {}).get("phase") or "")
+    is_up = phase.lower() in ("running", "")
+    hint = "wait for it, or choose another pool"
+    yield Check("pool", is_up, f"{wanted} is {phase or 'there'}", hint)
+
+
+def _quota(client: Client, spec: JobSpec | None) -> Iterator[Check]:
+    for item in client.quotas():
+        quota, used = int(item.get("quota") or -1), int(item.get("used") or 0)
+        name = str(item.get("resource") or "")
+        if quota < 0 or "job" not in name.lower():
+            continue
+        yield Check(
+            "quota",
+            used < quota,
+            f"{name}: {used} of {quota} used",
+            "wait for other jobs to end, or ask for a larger quota",
+            is_needed=spec is not None,
+        )
+
+
+# -- where it keeps things --------------------------------------------------------------------
+
+
+def _outputs(client: Client, spec: JobSpec | None) -> Iterator[Check]:
+    """The service refuses a second running job with the same output, after hours in the queue."""
+    wanted = {
+        name: folder_url(uri)
+        for name, uri in (spec.outputs.items() if spec else ())
+        if uri.startswith("obs://")
+    }
+    if not wanted:
+        return
+    filters = [{"key": "phase", "operator": "in", "value": list(_RUNNING)}]
+    for job in client.search(filters):
+        taken = set(_output_urls(job))
+        for name, url in wanted.items():
+            if url in taken:
+                yield Check(
+                    "outputs",
+                    False,
+                    f"{name}: {url} is an output of the running job "
+                    f"{job.get('metadata', {}).get('name')}",
+                    "let each running job have an output folder of its own",
+                )
+
+
+def _output_urls(job: Mapping[str, Any]) -> Iterator[str]:
+    for output in (job.get("algorithm") or {}).get("outputs") or ():
+        url = ((output.get("remote") or {}).get("obs") or {}).get("obs_url") or ""
+        if url:
+            yield folder_url(url if "://" in url else f"obs:/{url}")
+
+
+def _bucket(client: Client, store: str) -> Iterator[Check]:
+    """The bucket is there, in the region of the job, and not encrypted."""
+    if not store.startswith("obs://"):
+        return
+    if client.site.keys is None:
+        return
+    place = _place(store, client.site.region)
+    asked = client.bucket(place.url, (("location", ""),), place.region, f"asking for {store}")
+    if asked.status == 404:
+        found = f"there is no bucket {place.bucket}"
+        yield Check("bucket", False, found, f"make it in the region {client.site.region}")
+        return
+    if asked.status >= 400:
+        found = f"{place.bucket}: HTTP {asked.status}"
+        yield Check("bucket", False, found, "may these keys read and write it?")
+        return
+    yield _location(place, asked.body, client.site.region)
+    sealed = client.bucket(place.url, (("encryption", ""),), place.region, f"asking for {store}")
+    is_encrypted = sealed.status == 200 and b"SSEAlgorithm" in sealed.body
+    yield Check(
+        "encryption",
+        not is_encrypted,
+        "the bucket is encrypted, and ModelArts cannot read it" if is_encrypted else "none",
+        "choose a bucket without default encryption",
+    )
+
+
+def _location(place: _Place, body: bytes, region: str) -> Check:
+    try:
+        said = "".join(ElementTree.fromstring(body).itertext()).strip()
+    except ElementTree.ParseError:
+        said = ""
+    is_here = not (said and region) or said == region
+    return Check(
+        "bucket",
+        is_here,
+        f"{place.bucket} is in {said}, and jobs run in {region}" if not is_here else place.bucket,
+        "choose a bucket in the region of the job",
+    )
+
+
+def _place(store: str, region: str) -> _Place:
+    """Return the bucket of an ``obs://`` URI, by the options that the store has there, too."""
+    parts = urlsplit(store)
+    options = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    region = options.get("region") or region
+    endpoint = options.get("endpoint") or f"https://obs.{region}.myhuaweicloud.com"
+    bucket = parts.netloc
+    host = urlsplit(endpoint)
+    is_address = re.fullmatch(r"[\d.]+|localhost", host.hostname or "") is not None
+    if options.get("addressing") == "path" or is_address:
+        return _Place(bucket, f"{endpoint.rstrip('/')}/{bucket}", region or "local")
+    return _Place(bucket, f"{host.scheme}://{bucket}.{host.netloc}/", region)

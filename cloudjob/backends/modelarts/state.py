@@ -1,0 +1,114 @@
+"""What the service says of a job, in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from cloudjob.backends.base import NativeStatus
+from cloudjob.status import JobState
+
+_STATES = {
+    "Creating": JobState.PENDING,
+    "Pending": JobState.PENDING,
+    "Running": JobState.RUNNING,
+    "Terminating": JobState.RUNNING,
+    "Completed": JobState.SUCCEEDED,
+    "Failed": JobState.FAILED,
+    "Terminated": JobState.CANCELLED,
+}
+# Abnormal is the service's own fault. Where it says that nothing will come of the job any more,
+# the job has failed; else it may come back, and nobody knows.
+_OVER = ("CreateFailed", "Failed", "TerminatedFailed")
+_REASONS = {
+    137: "killed: most likely the node ran out of memory",
+    247: "killed: most likely the node ran out of memory",
+    139: "a segmentation fault: most likely packages that do not fit together",
+}
+
+
+def status_of(job: Mapping[str, Any]) -> NativeStatus:
+    """Return where a job stands.
+
+    Args:
+        job: What the service shows of it.
+    """
+    status = job.get("status") or {}
+    phase = str(status.get("phase") or "")
+    second = str(status.get("secondary_phase") or "")
+    state = _STATES.get(phase, JobState.UNKNOWN)
+    if phase == "Abnormal" and second in _OVER:
+        state = JobState.FAILED
+    started_s = _number(status.get("start_time")) / 1000
+    failed = _failed_task(status) if state is JobState.FAILED else {}
+    code = failed.get("exit_code")
+    return NativeStatus(
+        state=state,
+        native=f"{phase} ({second})" if phase == "Abnormal" and second else phase,
+        started_at=_rfc3339(started_s) if started_s else None,
+        ended_at=_ended_at(status, started_s) if state.is_final else None,
+        exit_code=0 if state is JobState.SUCCEEDED else code,
+        message=_message(phase, second, failed) if state is JobState.FAILED else "",
+        node=_node(str(failed.get("task") or "")),
+        reason=_REASONS.get(code or 0, ""),
+        attempt_at=_attempt_at(status),
+    )
+
+
+def tasks(job: Mapping[str, Any]) -> list[str]:
+    """Return the names of the job's tasks, one a node, by number."""
+    found = (job.get("status") or {}).get("tasks") or []
+    return sorted((str(task) for task in found), key=lambda task: (_node(task) or 0, task))
+
+
+def node_of(task: str) -> int:
+    """Return the number of a task's node."""
+    return _node(task) or 0
+
+
+def _node(task: str) -> int | None:
+    number = task.rpartition("-")[2]
+    return int(number) if number.isascii() and number.isdecimal() else None
+
+
+def _failed_task(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the task that says most of a failure: the first with an exit code, and not by us."""
+    found = [task for task in status.get("task_statuses") or [] if task.get("exit_code")]
+    # Who was only ended because another had failed is not to blame.
+    own = [task for task in found if task["exit_code"] != 143]
+    first: Mapping[str, Any] = (own or found or [{}])[0]
+    return first
+
+
+def _message(phase: str, second: str, failed: Mapping[str, Any]) -> str:
+    said = str(failed.get("message") or "").strip()
+    if said:
+        return said
+    if failed:
+        return f"{failed.get('task')} left with {failed['exit_code']}"
+    return f"ModelArts says {phase}" + (f" ({second})" if second and second != phase else "")
+
+
+def _ended_at(status: Mapping[str, Any], started_s: float) -> str | None:
+    ends = [_number(record.get("end_at")) for record in status.get("running_records") or []]
+    last_s = max(ends, default=0.0)
+    duration_ms = _number(status.get("duration"))
+    if started_s and duration_ms:
+        return _rfc3339(started_s + duration_ms / 1000)
+    return _rfc3339(last_s) if last_s else None
+
+
+def _attempt_at(status: Mapping[str, Any]) -> str:
+    """Return when the last attempt began; empty while there was only one."""
+    begins = [_number(record.get("start_at")) for record in status.get("running_records") or []]
+    return _rfc3339(max(begins)) if len(begins) > 1 else ""
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _rfc3339(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

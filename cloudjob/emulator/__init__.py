@@ -1,0 +1,1 @@
+"""A ModelArts on this machine: API, IAM and OBS, in front of the process and docker backends."""

@@ -1,0 +1,88 @@
+"""What the owner of the emulator orders: faults, and what it is doing. Not part of the service."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from cloudjob.emulator.answers import ApiError
+from cloudjob.emulator.faults import KINDS
+from cloudjob.emulator.service import Service
+from cloudjob.emulator.web import Answer, Request, Routes
+
+PREFIX = "/emulator/"
+HEADER = "X-Emulator-Control"
+
+
+class Control:
+    """Answers the owner."""
+
+    def __init__(self, service: Service, word: str) -> None:
+        self._service = service
+        self._word = word
+
+    def add_to(self, routes: Routes) -> None:
+        """Add what is answered here."""
+        routes.add("GET", PREFIX + "status", self.status)
+        routes.add("GET", PREFIX + "faults", self.faults)
+        routes.add("POST", PREFIX + "faults", self.add_fault)
+        routes.add("DELETE", PREFIX + "faults", self.clear_faults)
+
+    def check(self, request: Request) -> None:
+        """Let the owner in.
+
+        Raises:
+            ApiError: It is somebody else.
+        """
+        given = request.headers.get(HEADER.lower(), "")
+        if not secrets.compare_digest(given.encode(), self._word.encode()):
+            raise ApiError("APIGW.0301", "this is for the owner of the emulator")
+
+    def status(self, request: Request) -> Answer:
+        """Say what goes on."""
+        phases = Counter(item[1] for item in self._service.database.unfinished())
+        total, _ = self._service.database.find_jobs("1", (), order="id", limit=0, skip=0)
+        shown = {"jobs": total, "unfinished": dict(phases), "faults": self._faults()}
+        return Answer(200, shown)
+
+    def faults(self, request: Request) -> Answer:
+        """Return the faults that hold."""
+        return Answer(200, {"faults": self._faults()})
+
+    def _faults(self) -> list[dict[str, Any]]:
+        return [asdict(fault) for fault in self._service.database.faults()]
+
+    def add_fault(self, request: Request) -> Answer:
+        """Let something go wrong."""
+        asked = request.json()
+        kind = str(asked.get("kind"))
+        if kind not in KINDS:
+            raise ApiError("ModelArts.2788", f"kind: {kind}")
+        service = self._service
+        seconds = float(asked.get("seconds") or 0)
+        job = str(asked.get("job") or "")
+        if job:
+            job = service.job_of(job).id
+        if kind == "expire-tokens":
+            service.database.expire_all(time.time())
+        elif kind == "lose-node":
+            service.runner.lose_node(service.job_of(job), int(asked.get("node") or 0))
+        fault = service.database.add_fault(
+            kind=kind,
+            count=int(asked.get("count") or 0),
+            until_s=time.time() + seconds if seconds else 0.0,
+            job=job,
+            node=int(asked.get("node") or 0),
+            amount=float(asked.get("amount") or 0),
+            path=str(asked.get("path") or ""),
+        )
+        return Answer(201, asdict(fault))
+
+    def clear_faults(self, request: Request) -> Answer:
+        """Let nothing go wrong any more."""
+        count = self._service.database.clear_faults()
+        self._service.runner.wake()
+        return Answer(200, {"cleared": count})

@@ -1,0 +1,244 @@
+"""Starting, asking and ending the emulator of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudjob
+from cloudjob.emulator import settings, state
+from cloudjob.emulator.control import HEADER, PREFIX
+from cloudjob.emulator.server import READY
+from cloudjob.emulator.state import Address
+from cloudjob.errors import BackendError, UsageError
+
+_POLL_S = 0.05
+_END_S = 60.0
+_ANSWER_S = 60.0
+
+
+def folder(home: Path) -> Path:
+    """Return where the emulator keeps its state."""
+    return home / "emulator"
+
+
+def up(home: Path, *, config: Path | None = None, port: int = 0) -> Address:
+    """Start the emulator unless it runs; return where it listens.
+
+    Args:
+        config: Its settings; they are kept for the next start.
+        port: Where the API listens; 0 for where it did before.
+
+    Raises:
+        CloudJobError: It does not start.
+    """
+    with _alone(home):
+        return _up(folder(home), config, port)
+
+
+def down(home: Path) -> bool:
+    """End the emulator; say whether it ran.
+
+    Raises:
+        BackendError: It does not end.
+    """
+    with _alone(home):
+        return _down(folder(home))
+
+
+def _up(place: Path, config: Path | None, port: int) -> Address:
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if state.is_running(place):
+        if config or port:
+            raise UsageError(
+                "starting the emulator: it runs already, perhaps with other settings",
+                hint="cloudjob emulator down",
+            )
+        return _need(place)
+    if config:
+        settings.load(config)
+        shutil.copyfile(config, place / state.SETTINGS)
+    _start(place, port)
+    return _need(place)
+
+
+def _down(place: Path) -> bool:
+    if not state.is_running(place):
+        return False
+    found = _need(place)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(found.pid, signal.SIGTERM)
+    end = time.monotonic() + _END_S
+    while state.is_running(place):
+        if time.monotonic() > end:
+            raise BackendError(
+                f"ending the emulator: process {found.pid} goes on", hint=f"kill -9 {found.pid}"
+            )
+        time.sleep(_POLL_S)
+    return True
+
+
+def reset(home: Path) -> bool:
+    """Forget all jobs and objects, and who the account is; say whether it ran, as it does again.
+
+    Raises:
+        CloudJobError: It cannot be ended or started.
+    """
+    with _alone(home):
+        return _reset(folder(home))
+
+
+def _reset(place: Path) -> bool:
+    ran = _down(place)
+    _end_jobs(place)
+    kept = place / state.SETTINGS
+    text = kept.read_bytes() if kept.exists() else None
+    shutil.rmtree(place, ignore_errors=True)
+    if ran or text is not None:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if text is not None:
+            kept.write_bytes(text)
+    if ran:
+        _up(place, None, 0)
+    return ran
+
+
+def status(home: Path) -> dict[str, Any]:
+    """Return what the emulator is and does; ``is_running`` alone when it does not run."""
+    place = folder(home)
+    if not state.is_running(place):
+        return {"is_running": False}
+    return {"is_running": True, **_need(place).shown(), **_ask(place, "GET", "status")}
+
+
+def add_fault(home: Path, **values: Any) -> dict[str, Any]:
+    """Let something go wrong; see ``faults.KINDS``."""
+    return _ask(folder(home), "POST", "faults", values)
+
+
+def faults(home: Path) -> list[dict[str, Any]]:
+    """Return what goes wrong now."""
+    found: list[dict[str, Any]] = _ask(folder(home), "GET", "faults")["faults"]
+    return found
+
+
+def clear_faults(home: Path) -> int:
+    """Let nothing go wrong any more; return how many faults that ends."""
+    return int(_ask(folder(home), "DELETE", "faults")["cleared"])
+
+
+@contextlib.contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Wait until nobody else starts or ends the emulator of this folder."""
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(home / "emulator.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise BackendError(
+            f"starting or ending the emulator: {error.filename}: {error.strerror}",
+            hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# -- the process ----------------------------------------------------------------------------------
+
+
+def _start(place: Path, port: int) -> None:
+    root = str(Path(cloudjob.__file__).parent.parent)
+    code = (
+        f"import sys; sys.path.insert(0, {root!r}); "
+        "from cloudjob.emulator.server import main; main()"
+    )
+    with (place / state.LOG).open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(place), str(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd="/",
+            start_new_session=True,
+        )
+    assert process.stdout is not None
+    with process.stdout as said:
+        first = said.readline()
+        rest = b"" if first == READY else said.read()
+    if first != READY:
+        process.wait()
+        words = first.decode("utf-8", "replace").strip()
+        raise BackendError(
+            words or f"starting the emulator: {_last_line(place)}",
+            hint=rest.decode("utf-8", "replace").strip() or f"see {place / state.LOG}",
+        )
+    # It lives on without us: nobody waits for it here.
+    process.returncode = 0
+
+
+def _last_line(place: Path) -> str:
+    lines = (place / state.LOG).read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it ended without a word"
+
+
+def _need(place: Path) -> Address:
+    found = state.address(place)
+    if found is None:
+        raise BackendError(
+            f"looking for the emulator: {place / state.ADDRESS} cannot be read",
+            hint="another `up` may be at work; try again",
+        )
+    return found
+
+
+def _end_jobs(place: Path) -> None:
+    """End what jobs still run, without the emulator that ran them."""
+    from cloudjob.backends import open_backend
+
+    home = place / state.BACKENDS
+    for name in ("process", "docker"):
+        if not (home / name).is_dir():
+            continue
+        backend = open_backend(name, home)
+        for path in (home / name).iterdir():
+            if path.is_dir():
+                backend.remove(f"{name}://local/{path.name}")
+
+
+def _ask(place: Path, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    if not state.is_running(place):
+        raise BackendError("asking the emulator: it does not run", hint="cloudjob emulator up")
+    found = _need(place)
+    host = found.endpoint.partition("//")[2]
+    connection = http.client.HTTPConnection(host, timeout=_ANSWER_S)
+    try:
+        connection.request(
+            method,
+            PREFIX + path,
+            body=None if body is None else json.dumps(body),
+            headers={HEADER: found.control, "Content-Type": "application/json"},
+        )
+        answer = connection.getresponse()
+        values: dict[str, Any] = json.loads(answer.read() or b"{}")
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise BackendError(
+            f"asking the emulator at {found.endpoint}: {error}", hint=f"see {place / state.LOG}"
+        ) from error
+    finally:
+        connection.close()
+    if answer.status >= 400:
+        raise UsageError(f"asking the emulator: {values.get('error_msg')}")
+    return values

@@ -1,0 +1,385 @@
+"""The state of the service in one SQLite file: what was acknowledged survives a crash."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from cloudjob.emulator.faults import AT_ONCE, Fault
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS jobs (
+    id TEXT PRIMARY KEY, name TEXT NOT NULL, workspace TEXT NOT NULL, kind TEXT NOT NULL,
+    phase TEXT NOT NULL, secondary TEXT NOT NULL, priority INTEGER NOT NULL,
+    algorithm_name TEXT NOT NULL, user_name TEXT NOT NULL, create_ms INTEGER NOT NULL,
+    start_ms INTEGER NOT NULL, end_ms INTEGER NOT NULL, nodes INTEGER NOT NULL,
+    pool TEXT NOT NULL, is_stopping INTEGER NOT NULL, body TEXT NOT NULL, run TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS jobs_by_time ON jobs (workspace, create_ms);
+CREATE INDEX IF NOT EXISTS jobs_by_name ON jobs (name);
+CREATE INDEX IF NOT EXISTS jobs_by_phase ON jobs (phase, priority, create_ms);
+CREATE TABLE IF NOT EXISTS outputs (url TEXT NOT NULL, job TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS outputs_by_job ON outputs (job);
+CREATE TABLE IF NOT EXISTS events (
+    id INTEGER PRIMARY KEY, job TEXT NOT NULL, time_ms INTEGER NOT NULL, level TEXT NOT NULL,
+    source TEXT NOT NULL, message TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS events_by_job ON events (job, id);
+CREATE TABLE IF NOT EXISTS metrics (
+    job TEXT NOT NULL, task TEXT NOT NULL, time_ms INTEGER NOT NULL, cpu REAL NOT NULL,
+    memory REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS metrics_by_task ON metrics (job, task, time_ms);
+CREATE TABLE IF NOT EXISTS tags (
+    job TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (job, key)
+);
+CREATE TABLE IF NOT EXISTS tokens (hash TEXT PRIMARY KEY, expires_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS keys (
+    access TEXT PRIMARY KEY, secret TEXT NOT NULL, token TEXT NOT NULL, expires_s REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS things (
+    kind TEXT NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL, create_ms INTEGER NOT NULL,
+    body TEXT NOT NULL, PRIMARY KEY (kind, id)
+);
+CREATE TABLE IF NOT EXISTS faults (id INTEGER PRIMARY KEY, body TEXT NOT NULL);
+"""
+FINAL = ("Completed", "Failed", "Terminated", "Abnormal")
+
+
+@dataclass(slots=True)
+class JobRow:
+    """One job.
+
+    Args:
+        body: What was asked for, made whole.
+        run: What its runner remembers: attempts, exit codes, what each node was.
+        is_stopping: Whether somebody has asked to end it.
+        pool: The dedicated pool it runs in; empty for the public one.
+    """
+
+    id: str
+    name: str
+    workspace: str
+    kind: str
+    phase: str
+    secondary: str
+    priority: int
+    algorithm_name: str
+    user_name: str
+    create_ms: int
+    start_ms: int
+    end_ms: int
+    nodes: int
+    pool: str
+    is_stopping: int
+    body: dict[str, Any]
+    run: dict[str, Any]
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing happens to it any more."""
+        return self.phase in FINAL
+
+
+_COLUMNS = tuple(item.name for item in fields(JobRow))
+_JSON = ("body", "run")
+
+
+class Database:
+    """One connection for all threads, one statement or transaction at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.RLock()
+        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=NORMAL")
+        self._connection.executescript(_TABLES)
+        self._faults = self._read_faults()
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing of what happens inside."""
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+    def _all(self, sql: str, values: Iterable[Any] = ()) -> list[Any]:
+        with self._lock:
+            return self._connection.execute(sql, tuple(values)).fetchall()
+
+    def _do(self, sql: str, values: Iterable[Any] = ()) -> int:
+        with self._lock:
+            return self._connection.execute(sql, tuple(values)).rowcount
+
+    # -- jobs ---------------------------------------------------------------------------------
+
+    def add_job(self, row: JobRow, outputs: Iterable[str], tags: Mapping[str, str]) -> None:
+        """Keep a new job."""
+        marks = ", ".join("?" * len(_COLUMNS))
+        with self.transaction():
+            self._do(f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({marks})", _values(row))
+            for url in outputs:
+                self._do("INSERT INTO outputs VALUES (?, ?)", (url, row.id))
+            self.add_tags(row.id, tags)
+
+    def job(self, job: str) -> JobRow | None:
+        """Return a job; None when there is none of this id."""
+        found = self._all(f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE id = ?", (job,))
+        return _row(found[0]) if found else None
+
+    def update_job(self, job: str, **values: Any) -> None:
+        """Change columns of a job."""
+        names = ", ".join(f"{name} = ?" for name in values)
+        texts = [json.dumps(item) if name in _JSON else item for name, item in values.items()]
+        self._do(f"UPDATE jobs SET {names} WHERE id = ?", (*texts, job))
+
+    def change_phase(self, job: str, of: Iterable[str], phase: str, **values: Any) -> bool:
+        """Change the phase of a job if it is one of these; say whether it was."""
+        allowed = tuple(of)
+        names = "".join(f", {name} = ?" for name in values)
+        marks = ", ".join("?" * len(allowed))
+        return bool(
+            self._do(
+                f"UPDATE jobs SET phase = ?, secondary = ?{names} "
+                f"WHERE id = ? AND phase IN ({marks})",
+                (phase, phase, *values.values(), job, *allowed),
+            )
+        )
+
+    def remove_job(self, job: str) -> None:
+        """Forget a job and all that belongs to it."""
+        with self.transaction():
+            self._do("DELETE FROM jobs WHERE id = ?", (job,))
+            for table in ("outputs", "events", "metrics", "tags"):
+                self._do(f"DELETE FROM {table} WHERE job = ?", (job,))
+
+    def find_jobs(
+        self, where: str, values: Iterable[Any], *, order: str, limit: int, skip: int
+    ) -> tuple[int, list[JobRow]]:
+        """Return how many jobs there are of this kind, and some of them."""
+        values = tuple(values)
+        with self._lock:
+            total = self._all(f"SELECT count(*) FROM jobs WHERE {where}", values)[0][0]
+            # The rows themselves are large: those that are skipped are not read.
+            found = self._all(
+                f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE rowid IN (SELECT rowid FROM jobs "
+                f"WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?) ORDER BY {order}",
+                (*values, limit, skip),
+            )
+        return total, [_row(item) for item in found]
+
+    def has_name(self, name: str, workspace: str) -> bool:
+        """Whether a job of this name exists."""
+        sql = "SELECT 1 FROM jobs WHERE name = ? AND workspace = ? LIMIT 1"
+        return bool(self._all(sql, (name, workspace)))
+
+    def unfinished(self) -> list[tuple[str, str, str, int]]:
+        """Return id, phase, pool and nodes of each job that has not ended, the urgent first."""
+        marks = ", ".join("?" * len(FINAL))
+        return self._all(
+            f"SELECT id, phase, pool, nodes FROM jobs WHERE phase NOT IN ({marks}) "
+            "ORDER BY priority DESC, create_ms, rowid",
+            FINAL,
+        )
+
+    def count_unfinished(self) -> int:
+        """Return how many jobs have not ended."""
+        marks = ", ".join("?" * len(FINAL))
+        found = self._all(f"SELECT count(*) FROM jobs WHERE phase NOT IN ({marks})", FINAL)
+        return int(found[0][0])
+
+    def output_in_use(self, urls: Iterable[str]) -> str:
+        """Return the output that a job which has not ended also writes; empty for none."""
+        marks = ", ".join("?" * len(FINAL))
+        for url in urls:
+            found = self._all(
+                "SELECT 1 FROM outputs JOIN jobs ON jobs.id = outputs.job "
+                f"WHERE url = ? AND phase NOT IN ({marks}) LIMIT 1",
+                (url, *FINAL),
+            )
+            if found:
+                return url
+        return ""
+
+    # -- what belongs to jobs -----------------------------------------------------------------
+
+    def add_event(self, job: str, message: str, level: str = "Info", source: str = "Job") -> None:
+        """Note what happened to a job."""
+        self._do(
+            "INSERT INTO events (job, time_ms, level, source, message) VALUES (?, ?, ?, ?, ?)",
+            (job, int(time.time() * 1000), level, source, message),
+        )
+
+    def events(
+        self, where: str, values: Iterable[Any], *, order: str, limit: int, skip: int
+    ) -> tuple[int, list[tuple[int, str, str, str]]]:
+        """Return how many events there are of this kind, and time, level, source, words of some."""
+        values = tuple(values)
+        total = self._all(f"SELECT count(*) FROM events WHERE {where}", values)[0][0]
+        return total, self._all(
+            f"SELECT time_ms, level, source, message FROM events WHERE {where} "
+            f"ORDER BY id {order} LIMIT ? OFFSET ?",
+            (*values, limit, skip),
+        )
+
+    def add_metric(self, job: str, task: str, cpu: float, memory: float) -> None:
+        """Keep what a node used, in percent; -1 for not known."""
+        row = (job, task, int(time.time() * 1000), cpu, memory)
+        self._do("INSERT INTO metrics VALUES (?, ?, ?, ?, ?)", row)
+
+    def metrics(self, job: str, task: str) -> list[tuple[float, float]]:
+        """Return what a node used, one pair a period."""
+        sql = "SELECT cpu, memory FROM metrics WHERE job = ? AND task = ? ORDER BY time_ms"
+        return self._all(sql, (job, task))
+
+    def add_tags(self, job: str, tags: Mapping[str, str]) -> None:
+        """Put tags on a job."""
+        for key, value in tags.items():
+            self._do("INSERT OR REPLACE INTO tags VALUES (?, ?, ?)", (job, key, value))
+
+    def remove_tags(self, job: str, keys: Iterable[str]) -> None:
+        """Take tags off a job."""
+        for key in keys:
+            self._do("DELETE FROM tags WHERE job = ? AND key = ?", (job, key))
+
+    def tags(self, job: str = "") -> list[tuple[str, str]]:
+        """Return the tags of a job, or of all jobs."""
+        if job:
+            return self._all("SELECT key, value FROM tags WHERE job = ? ORDER BY key", (job,))
+        return self._all("SELECT DISTINCT key, value FROM tags ORDER BY key, value")
+
+    # -- who may ------------------------------------------------------------------------------
+
+    def add_token(self, hashed: str, expires_s: float) -> None:
+        """Keep a token by its hash, and forget those that nobody would ask for again."""
+        with self.transaction():
+            self._do("DELETE FROM tokens WHERE expires_s < ?", (time.time() - 7 * 86400,))
+            self._do("INSERT INTO tokens VALUES (?, ?)", (hashed, expires_s))
+
+    def token(self, hashed: str) -> float | None:
+        """Return when a token expires."""
+        found = self._all("SELECT expires_s FROM tokens WHERE hash = ?", (hashed,))
+        return float(found[0][0]) if found else None
+
+    def add_key(self, access: str, secret: str, token: str, expires_s: float) -> None:
+        """Keep a temporary key."""
+        self._do("INSERT INTO keys VALUES (?, ?, ?, ?)", (access, secret, token, expires_s))
+
+    def key(self, access: str) -> tuple[str, str, float] | None:
+        """Return secret, security token and end of a temporary key."""
+        found = self._all("SELECT secret, token, expires_s FROM keys WHERE access = ?", (access,))
+        return (str(found[0][0]), str(found[0][1]), float(found[0][2])) if found else None
+
+    def expire_all(self, now_s: float) -> None:
+        """Let every token and temporary key have expired."""
+        with self.transaction():
+            for table in ("tokens", "keys"):
+                self._do(f"UPDATE {table} SET expires_s = min(expires_s, ?)", (now_s - 1,))
+
+    # -- other things -------------------------------------------------------------------------
+
+    def put_thing(self, kind: str, thing: str, name: str, body: dict[str, Any]) -> None:
+        """Keep an algorithm, an experiment or an image; in its old place if it had one."""
+        self._do(
+            "INSERT INTO things VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (kind, id) DO UPDATE SET name = excluded.name, body = excluded.body",
+            (kind, thing, name, int(time.time() * 1000), json.dumps(body)),
+        )
+
+    def thing(self, kind: str, thing: str) -> dict[str, Any] | None:
+        """Return one of them."""
+        found = self._all("SELECT body FROM things WHERE kind = ? AND id = ?", (kind, thing))
+        return json.loads(found[0][0]) if found else None
+
+    def things(self, kind: str) -> list[dict[str, Any]]:
+        """Return all of a kind, newest first."""
+        sql = "SELECT body FROM things WHERE kind = ? ORDER BY create_ms DESC, rowid DESC"
+        return [json.loads(item[0]) for item in self._all(sql, (kind,))]
+
+    def remove_thing(self, kind: str, thing: str) -> bool:
+        """Forget one; say whether it was there."""
+        return bool(self._do("DELETE FROM things WHERE kind = ? AND id = ?", (kind, thing)))
+
+    # -- faults -------------------------------------------------------------------------------
+
+    def add_fault(self, **values: Any) -> Fault:
+        """Keep a fault, unless it is one that happens at once."""
+        with self.transaction():
+            number = self._all("SELECT coalesce(max(id), 0) + 1 FROM faults")[0][0]
+            fault = Fault(id=number, **values)
+            if fault.kind not in AT_ONCE:
+                text = json.dumps(asdict(fault))
+                self._do("INSERT INTO faults VALUES (?, ?)", (number, text))
+        self._faults = self._read_faults()
+        return fault
+
+    def faults(self) -> list[Fault]:
+        """Return the faults that hold."""
+        now_s = time.time()
+        return [item for item in self._faults if not item.until_s or item.until_s > now_s]
+
+    def clear_faults(self) -> int:
+        """Let nothing go wrong any more; return how many faults that ends."""
+        count = self._do("DELETE FROM faults")
+        self._faults = self._read_faults()
+        return count
+
+    def fault(self, kind: str, *, job: str = "", path: str = "") -> Fault | None:
+        """Return a fault that holds for this job or request, without using it up."""
+        now_s = time.time()
+        for item in self._faults:
+            if item.kind == kind and item.concerns(now_s=now_s, job=job, path=path):
+                return item
+        return None
+
+    def take_fault(self, kind: str, *, job: str = "", path: str = "") -> Fault | None:
+        """Return a fault that holds, and count that it did."""
+        if not self._faults:
+            return None
+        with self._lock:
+            found = self.fault(kind, job=job, path=path)
+            if found and found.count:
+                left = {**asdict(found), "count": found.count - 1}
+                if left["count"]:
+                    self._do(
+                        "UPDATE faults SET body = ? WHERE id = ?", (json.dumps(left), found.id)
+                    )
+                else:
+                    self._do("DELETE FROM faults WHERE id = ?", (found.id,))
+                self._faults = self._read_faults()
+        return found
+
+    def _read_faults(self) -> list[Fault]:
+        return [
+            Fault(**json.loads(item[0]))
+            for item in self._all("SELECT body FROM faults ORDER BY id")
+        ]
+
+
+def _values(row: JobRow) -> tuple[Any, ...]:
+    values = asdict(row)
+    return tuple(json.dumps(values[name]) if name in _JSON else values[name] for name in _COLUMNS)
+
+
+def _row(found: tuple[Any, ...]) -> JobRow:
+    values = dict(zip(_COLUMNS, found, strict=True))
+    for name in _JSON:
+        values[name] = json.loads(values[name])
+    return JobRow(**values)

@@ -1,0 +1,469 @@
+"""The machines that play the nodes of a job: processes or containers of the backends."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from cloudjob.emulator import plan
+from cloudjob.emulator.access import Account
+from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.plan import Machine
+from cloudjob.emulator.settings import Settings
+from cloudjob.emulator.wanted import HOME
+from cloudjob.errors import BackendError, JobNotFound
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """Where a node stands.
+
+    Args:
+        exit_code: None while it runs.
+        note: What only its machine knows of its end.
+    """
+
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    exit_code: int | None = None
+    note: str = ""
+
+
+class ImageMissing(Exception):
+    """The image of a job cannot be had."""
+
+
+class Machines(Protocol):
+    """Machines of one kind. ``key`` names one attempt at a job."""
+
+    kind: str
+
+    def folder(self, nodes: Path, index: int, path: str) -> Path:
+        """Return where a path of node ``index`` lies on this machine."""
+
+    def check_image(self, image: str) -> None:
+        """Raise ``ImageMissing`` when nodes cannot run in it."""
+
+    def start(self, row: JobRow, key: str, nodes: Path, image: str) -> str:
+        """Start all nodes and return the handle; starting what runs already changes nothing."""
+
+    def restart(self, handle: str) -> bool:
+        """Run the commands of nodes that have ended again, in their place; False if that cannot be.
+
+        Then a new attempt in the same folders is as good.
+        """
+
+    def handle(self, key: str) -> str:
+        """Return the handle of an attempt, whether it was started or not."""
+
+    def states(self, handle: str, count: int) -> list[NodeState]:
+        """Say where each node stands.
+
+        Raises:
+            JobNotFound: It was never started, or is gone.
+        """
+
+    def logs(self, handle: str) -> Iterator[tuple[int, bytes]]:
+        """Yield what each node writes, from the beginning, until all have ended."""
+
+    def stop(self, handle: str, *, is_urgent: bool) -> None:
+        """Ask all nodes to end; ``is_urgent`` does not ask."""
+
+    def end_node(self, handle: str, index: int) -> None:
+        """End one node as if its power had gone."""
+
+    def usage(self, handle: str, count: int) -> list[tuple[float, float]]:
+        """Return processor and memory of each node in percent; -1 for not known."""
+
+    def remove(self, handle: str) -> None:
+        """Leave nothing of an attempt."""
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+class ProcessMachines:
+    """Nodes as groups of processes on this machine."""
+
+    kind = "process"
+
+    def __init__(self, home: Path, settings: Settings, account: Account, endpoint: str) -> None:
+        from cloudjob.backends.process import isolation
+        from cloudjob.backends.process.backend import ProcessBackend, machine_of
+
+        # It forks, so it is asked while there is one thread.
+        self._is_isolated = isolation.is_possible("/etc/hosts")
+        options = {"python": settings.python} if settings.python else {}
+        self._backend = ProcessBackend(home, options)
+        self._home = home
+        self._settings = settings
+        self._account = account
+        self._endpoint = endpoint
+        self._machine = machine_of(options, home)
+        self._used: dict[str, tuple[float, float]] = {}
+
+    def folder(self, nodes: Path, index: int, path: str) -> Path:
+        """Return where a path of a node lies."""
+        return Path(plan.on_node(path, self._machine_of(nodes, index)))
+
+    def check_image(self, image: str) -> None:
+        """There are no images here: the tools of this machine are those of every image."""
+
+    def restart(self, handle: str) -> bool:
+        """All that a node is lies in its folders."""
+        return False
+
+    def handle(self, key: str) -> str:
+        """Return the handle of an attempt."""
+        return f"process://local/{key}"
+
+    def start(self, row: JobRow, key: str, nodes: Path, image: str) -> str:
+        """Start all nodes."""
+        handle = self.handle(key)
+        with contextlib.suppress(JobNotFound):
+            self.states(handle, row.nodes)
+            return handle
+        # What a submit that broke off has left.
+        shutil.rmtree(self._home / "process" / key, ignore_errors=True)
+        return self._backend.send(self._request(row, key, nodes))
+
+    def _machine_of(self, nodes: Path, index: int) -> Machine:
+        machine = self._machine
+        return Machine(
+            home=str(nodes / str(index) / "home"),
+            python=machine.python,
+            entry=(machine.entry_python, "-I", "-S", machine.zipapp),
+            endpoint=self._endpoint,
+        )
+
+    def _request(self, row: JobRow, key: str, nodes: Path) -> Any:
+        from cloudjob.backends.process.backend import ProcessRequest, address_of
+
+        is_isolated = self._is_isolated
+        # The sockets of the remote shell lie there, below the longest host names there are.
+        run_dir = f"/tmp/cj-{key.replace('-', '')[-14:]}"
+        shutil.rmtree(run_dir, ignore_errors=True)
+        made = [
+            self._node(row, index, key, nodes, run_dir, is_isolated=is_isolated)
+            for index in range(row.nodes)
+        ]
+        return ProcessRequest(
+            job=key,
+            folder=str(self._home / "process" / key),
+            run_dir=run_dir,
+            hosts=f"{run_dir}/hosts" if is_isolated else "",
+            hosts_text="".join(
+                f"{address_of(index)} {' '.join(plan.aliases(row, index))}\n"
+                for index in range(row.nodes)
+            ),
+            argv=("/bin/sh", "-c", 'eval "$CLOUDJOB_EMULATOR_COMMAND"'),
+            retries=0,
+            grace_s=self._settings.grace_s,
+            nodes=tuple(made),
+            secret_names=(),
+            is_led=plan.is_led_by_entry(row),
+            keeps_homes=True,
+        )
+
+    def _node(
+        self, row: JobRow, index: int, key: str, nodes: Path, run_dir: str, *, is_isolated: bool
+    ) -> Any:
+        from cloudjob.backends.process import backend
+        from cloudjob.backends.process.node import NodeRequest
+
+        machine = self._machine_of(nodes, index)
+        own = self._machine
+        address = backend.address_of(index)
+        env = {
+            "PATH": f"{Path(own.python).parent}:{own.path}",
+            "LANG": "C.UTF-8",
+            "TMPDIR": f"{run_dir}/{index}",
+            **backend.open_mpi_of_one_machine(is_isolated=is_isolated),
+            # A real sshd on every node of one machine would need a port for each.
+            "CLOUDJOB_NODE_DIR": f"{run_dir}/{index}/node",
+            "CLOUDJOB_REMOTE_SHELL": f"{run_dir}/remote-shell",
+            **plan.environment(row, index, address, machine, self._settings, self._account),
+        }
+        if own.library_path:
+            env.setdefault("LD_LIBRARY_PATH", own.library_path)
+        if own.libmpi:
+            env.setdefault("MPI4PY_LIBMPI", own.libmpi)
+        env["CLOUDJOB_EMULATOR_COMMAND"] = (
+            f"unset CLOUDJOB_EMULATOR_COMMAND; {plan.command(row, index, machine)}"
+        )
+        return NodeRequest(
+            host=plan.names(row)[index],
+            env=env,
+            home=machine.home,
+            tmp=f"{run_dir}/{index}",
+            log=str(self._home / "process" / key / f"node-{index}.log"),
+        )
+
+    def states(self, handle: str, count: int) -> list[NodeState]:
+        """Say where each node stands."""
+        has_ended, nodes = self._backend.nodes(handle)
+        if has_ended and not any(node["process"] for node in nodes):
+            # We were killed while we started it, and its controller had nobody to say ready to.
+            raise JobNotFound(f"looking for {handle}: its nodes were never started")
+        found = [
+            NodeState(
+                node["started_at"] or 0.0,
+                node["ended_at"] or (time.time() if has_ended else 0.0),
+                # A controller that was killed has taken its nodes with it.
+                137 if has_ended and node["exit_code"] is None else node["exit_code"],
+            )
+            for node in nodes
+        ]
+        return found or [NodeState(exit_code=137 if has_ended else None)] * count
+
+    def logs(self, handle: str) -> Iterator[tuple[int, bytes]]:
+        """Yield what each node writes."""
+        return self._backend.logs(handle, None, follow=True)
+
+    def stop(self, handle: str, *, is_urgent: bool) -> None:
+        """Ask all nodes to end."""
+        with contextlib.suppress(JobNotFound):
+            self._backend.cancel(handle, is_urgent=is_urgent)
+
+    def end_node(self, handle: str, index: int) -> None:
+        """End one node."""
+        self._backend.end_node(handle, index)
+
+    def usage(self, handle: str, count: int) -> list[tuple[float, float]]:
+        """Return processor and memory of each node in percent."""
+        from cloudjob.emulator import usage
+
+        try:
+            _, nodes = self._backend.nodes(handle)
+        except JobNotFound:
+            return [(-1.0, -1.0)] * count
+        return [
+            usage.of_process(node["process"], f"{handle}/{index}", self._used)
+            for index, node in enumerate(nodes)
+        ]
+
+    def remove(self, handle: str) -> None:
+        """Leave nothing of an attempt."""
+        self._backend.remove(handle)
+
+
+# -- containers -----------------------------------------------------------------------------------
+
+
+class DockerMachines:
+    """Nodes as containers of the engine."""
+
+    kind = "docker"
+
+    def __init__(self, home: Path, settings: Settings, account: Account, endpoint: str) -> None:
+        from cloudjob.backends.docker import engine
+        from cloudjob.backends.docker.backend import DockerBackend
+
+        self._backend = DockerBackend(home, {})
+        self._client = engine.connect()
+        self._settings = settings
+        self._account = account
+        self._machine = Machine(
+            home=HOME,
+            python="python3",
+            entry=("python3", "/opt/cloudjob/jobentry.pyz"),
+            endpoint=endpoint,
+        )
+
+    def folder(self, nodes: Path, index: int, path: str) -> Path:
+        """Return where a path of a node lies."""
+        return nodes / str(index) / path.lstrip("/")
+
+    def check_image(self, image: str) -> None:
+        """Look for the image in the engine; nothing is pulled."""
+        check_image(image)
+
+    def restart(self, handle: str) -> bool:
+        """Start the containers again."""
+        self._backend.restart(handle)
+        return True
+
+    def handle(self, key: str) -> str:
+        """Return the handle of an attempt."""
+        return f"docker://local/{key}"
+
+    def start(self, row: JobRow, key: str, nodes: Path, image: str) -> str:
+        """Start all nodes; what a start that broke off has left is removed."""
+        handle = self.handle(key)
+        found = self._backend.nodes(handle)
+        if len(found) == row.nodes and all(item.started_at for item in found):
+            return handle
+        self._backend.remove(handle)
+        return self._backend.send(self._request(row, key, nodes, image))
+
+    def _request(self, row: JobRow, key: str, nodes: Path, image: str) -> Any:
+        from cloudjob.backends.docker import request as requests
+
+        network = f"cloudjob-{key}"
+        labels = {
+            requests.JOB_LABEL: key,
+            requests.OWNER_LABEL: self._backend.owner(),
+            requests.GRACE_LABEL: repr(self._settings.grace_s),
+            requests.MEMORY_LABEL: "0.0",
+        }
+        is_led = plan.is_led_by_entry(row)
+        return requests.DockerRequest(
+            job=key,
+            image=image,
+            network={"Name": network, "Driver": "bridge", "Labels": labels, "CheckDuplicate": True},
+            nodes=tuple(
+                self._node(row, index, nodes, image, network, labels) for index in range(row.nodes)
+            ),
+            folder=str(nodes),
+            outputs=(),
+            layers=(),
+            has_key=is_led and row.nodes > 1,
+            secret_names=(),
+            has_entry=is_led,
+            aliases=tuple(plan.aliases(row, index) for index in range(row.nodes)),
+        )
+
+    def _node(
+        self,
+        row: JobRow,
+        index: int,
+        nodes: Path,
+        image: str,
+        network: str,
+        labels: Mapping[str, str],
+    ) -> Any:
+        from cloudjob.backends.docker import request as requests
+
+        unknown = requests.UNKNOWN_ADDRESS
+        machine = self._machine
+        env = {
+            **requests.OPEN_MPI,
+            **plan.environment(row, index, unknown, machine, self._settings, self._account),
+        }
+        if plan.is_led_by_entry(row) and row.nodes > 1:
+            env["CLOUDJOB_SSH_KEY"] = requests.SSH_KEY
+        host = plan.names(row)[index]
+        short, _, domain = host.partition(".")
+        config = {
+            "Image": image,
+            "Entrypoint": ["/bin/sh", "-c"],
+            "Cmd": [plan.command(row, index, machine)],
+            "User": f"{requests.USER_ID}:{requests.GROUP_ID}",
+            "WorkingDir": HOME,
+            "StopSignal": "SIGTERM",
+            "Hostname": short,
+            "Domainname": domain,
+            "Env": [f"{name}={value}" for name, value in sorted(env.items())],
+            "Labels": {**labels, requests.NODE_LABEL: str(index)},
+            "HostConfig": {
+                "NetworkMode": network,
+                "ShmSize": 1 << 30,
+                "LogConfig": requests.LOG_CONFIG,
+                "RestartPolicy": {"Name": "no"},
+                "CapDrop": ["ALL"],
+                "SecurityOpt": ["no-new-privileges:true"],
+                "Mounts": [
+                    {"Type": "bind", "Source": str(self.folder(nodes, index, path)), "Target": path}
+                    for path in plan.mounts(row)
+                ],
+            },
+            "NetworkingConfig": {
+                "EndpointsConfig": {network: {"Aliases": list(plan.aliases(row, index))}}
+            },
+        }
+        return requests.NodeRequest(name=short, host=host, config=config, env={})
+
+    def states(self, handle: str, count: int) -> list[NodeState]:
+        """Say where each node stands."""
+        found = self._backend.nodes(handle)
+        if not found:
+            raise JobNotFound(f"looking for {handle}: the engine knows nothing of it")
+        by_index = {item.node: item for item in found}
+        states = []
+        for index in range(count):
+            item = by_index.get(index)
+            if item is None:
+                states.append(NodeState(exit_code=137, note="its container was removed"))
+                continue
+            states.append(
+                NodeState(
+                    _seconds(item.started_at),
+                    0.0 if item.is_alive else _seconds(item.ended_at),
+                    None if item.is_alive else item.exit_code,
+                    "out of memory" if item.is_out_of_memory else item.error,
+                )
+            )
+        return states
+
+    def logs(self, handle: str) -> Iterator[tuple[int, bytes]]:
+        """Yield what each node writes."""
+        return self._backend.logs(handle, None, follow=True)
+
+    def stop(self, handle: str, *, is_urgent: bool) -> None:
+        """Ask all nodes to end."""
+        self._backend.signal(handle, "SIGKILL" if is_urgent else "SIGTERM")
+
+    def end_node(self, handle: str, index: int) -> None:
+        """End one node."""
+        self._backend.signal(handle, "SIGKILL", index)
+
+    def usage(self, handle: str, count: int) -> list[tuple[float, float]]:
+        """Return processor and memory of each node in percent."""
+        from cloudjob.emulator import usage
+
+        found = {item.node: item for item in self._backend.nodes(handle)}
+        return [
+            usage.of_container(self._client, found[index].id)
+            if index in found and found[index].is_alive
+            else (-1.0, -1.0)
+            for index in range(count)
+        ]
+
+    def remove(self, handle: str) -> None:
+        """Leave nothing of an attempt."""
+        self._backend.remove(handle)
+
+
+def gateway() -> str:
+    """Return the address of this machine that every container reaches; empty for none.
+
+    It is the engine's own bridge: nobody outside this machine reaches it.
+
+    Raises:
+        BackendError: There is no engine.
+    """
+    from cloudjob.backends.docker import engine
+
+    client = engine.connect()
+    with engine.translated("asking the engine for its bridge"):
+        pools = client.inspect_network("bridge")["IPAM"]["Config"] or [{}]
+    return str(pools[0].get("Gateway") or "")
+
+
+def check_image(image: str) -> None:
+    """Look for an image in the engine.
+
+    Raises:
+        ImageMissing: The engine does not have it.
+        BackendError: There is no engine.
+    """
+    from cloudjob.backends.docker import engine
+
+    client = engine.connect()
+    try:
+        with engine.translated(f"looking for the image {image}"):
+            client.inspect_image(image)
+    except BackendError as error:
+        if engine.status_code(error) == engine.NOT_FOUND:
+            raise ImageMissing(image) from error
+        raise
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else 0.0

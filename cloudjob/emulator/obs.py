@@ -1,0 +1,195 @@
+"""The emulated OBS as the service itself uses it: code, inputs, outputs, logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cloudjob.emulator.access import Account
+from cloudjob.emulator.wanted import Place
+
+# The service keeps logs here when a job names no place of its own.
+LOG_BUCKET = "modelarts-emulator-logs"
+_AT_ONCE = 8
+
+
+class Object(NamedTuple):
+    """An object, by its key below the folder that was listed."""
+
+    path: str
+    key: str
+    size_bytes: int
+    etag: str
+
+
+class ObsError(Exception):
+    """OBS refused, in its words."""
+
+
+class Obs:
+    """A client of the emulated OBS with the account's key."""
+
+    def __init__(self, endpoint: str, account: Account, region: str) -> None:
+        self._endpoint = endpoint
+        self._account = account
+        self._region = region
+        self._made: Any = None
+
+    @property
+    def _client(self) -> Any:
+        if self._made is None:
+            import boto3
+            from botocore.config import Config
+
+            self._made = boto3.session.Session().client(
+                "s3",
+                endpoint_url=self._endpoint,
+                aws_access_key_id=self._account.access_key,
+                aws_secret_access_key=self._account.secret_key,
+                region_name=self._region,
+                config=Config(
+                    signature_version="s3v4",
+                    s3={"addressing_style": "path"},
+                    request_checksum_calculation="when_required",
+                    response_checksum_validation="when_required",
+                    retries={"max_attempts": 3, "mode": "standard"},
+                    max_pool_connections=32,
+                ),
+            )
+        return self._made
+
+    def has_bucket(self, bucket: str) -> bool:
+        """Whether there is such a bucket."""
+        from botocore.exceptions import ClientError
+
+        try:
+            with _translated():
+                self._client.head_bucket(Bucket=bucket)
+        except ObsError as error:
+            if isinstance(error.__cause__, ClientError):
+                return False
+            raise
+        return True
+
+    def make_bucket(self, bucket: str) -> None:
+        """Make a bucket unless it is there."""
+        if not self.has_bucket(bucket):
+            with _translated():
+                self._client.create_bucket(Bucket=bucket)
+
+    def has_object(self, place: Place) -> bool:
+        """Whether there is such an object."""
+        return any(item.key == place.key for item in self.list(place.bucket, place.key, limit=1))
+
+    def list(self, bucket: str, prefix: str, limit: int = 0) -> list[Object]:
+        """Return the objects below a prefix; at most ``limit``, 0 for all."""
+        found: list[Object] = []
+        with _translated():
+            pages = self._client.get_paginator("list_objects").paginate(
+                Bucket=bucket,
+                Prefix=prefix,
+                PaginationConfig={"MaxItems": limit} if limit else {},
+            )
+            for page in pages:
+                found += [
+                    Object(item["Key"][len(prefix) :], item["Key"], item["Size"], item["ETag"])
+                    for item in page.get("Contents", ())
+                ]
+        return found
+
+    def download(self, place: Place, folder: Path) -> tuple[int, int]:
+        """Copy an object, or all below a folder, into ``folder``; return files and bytes."""
+        found = self.list(place.bucket, place.prefix)
+        pairs = [
+            (item, folder / item.path)
+            for item in found
+            if item.path and not item.path.endswith("/") and _is_below(item.path)
+        ]
+        if not pairs and place.key and not place.key.endswith("/") and self.has_object(place):
+            size = self.list(place.bucket, place.key, limit=1)[0].size_bytes
+            pairs = [(Object("", place.key, size, ""), folder / place.key.rpartition("/")[2])]
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def fetch(pair: tuple[Object, Path]) -> None:
+            item, path = pair
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with _translated():
+                self._client.download_file(place.bucket, item.key, str(path))
+
+        _each(fetch, pairs)
+        return len(pairs), sum(item.size_bytes for item, _ in pairs)
+
+    def upload(
+        self, folder: Path, place: Place, known: dict[str, tuple[int, int]]
+    ) -> tuple[int, int]:
+        """Copy what is new or other in ``folder`` below a place; return files and bytes.
+
+        Args:
+            known: Size and time of what was uploaded before; it is kept up.
+        """
+        new = []
+        for path in _files(folder):
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                state = (found.st_size, found.st_mtime_ns)
+                if known.get(str(path)) != state:
+                    new.append((path, state))
+
+        def put(item: tuple[Path, tuple[int, int]]) -> int:
+            path, state = item
+            key = place.prefix + path.relative_to(folder).as_posix()
+            if not path.exists():
+                return 0  # a file that its writer has renamed meanwhile
+            with _translated():
+                self._client.upload_file(str(path), place.bucket, key)
+            known[str(path)] = state
+            return state[0]
+
+        sizes = _each(put, new)
+        return len(new), sum(sizes)
+
+    def put(self, path: Path, place: Place, content_type: str = "text/plain") -> None:
+        """Copy one file to one key."""
+        with _translated():
+            self._client.upload_file(
+                str(path), place.bucket, place.key, ExtraArgs={"ContentType": content_type}
+            )
+
+    def url(self, place: Place, content_type: str, seconds: int) -> str:
+        """Return a URL under which anybody can read an object for a while."""
+        wanted = {"Bucket": place.bucket, "Key": place.key, "ResponseContentType": content_type}
+        with _translated():
+            return str(self._client.generate_presigned_url("get_object", wanted, ExpiresIn=seconds))
+
+
+def _each(action: Any, items: list[Any]) -> list[Any]:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(action, items))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for root, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = Path(root, name)
+            if path.is_file() and not path.is_symlink():
+                yield path
+
+
+def _is_below(path: str) -> bool:
+    """Whether a key stays in the folder that it is copied to."""
+    return ".." not in path.split("/") and not path.startswith("/")
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except (Boto3Error, BotoCoreError, ClientError, OSError) as error:
+        raise ObsError(str(error)) from error

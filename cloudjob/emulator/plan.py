@@ -1,0 +1,270 @@
+"""What the platform gives to each node of a job: variables, command, folders. No I/O."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloudjob.emulator import wanted
+from cloudjob.emulator.access import Account
+from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.settings import Engine, Settings
+from cloudjob.emulator.wanted import HOME
+
+CACHE = "/cache"
+# Engines whose preset start is one mpirun from the first node.
+_MPI = ("MPI", "Horovod")
+_PORT = 6060
+_PRE_START = "ma-pre-start.sh"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the platform's words become on the machine that plays the nodes.
+
+    Args:
+        home: The node's home folder, ``/home/ma-user`` in a container.
+        python: The interpreter of presets.
+        entry: The command that runs a script under mpirun on all nodes, for the MPI presets.
+        endpoint: Where OBS is, seen from a node.
+    """
+
+    home: str
+    python: str
+    entry: tuple[str, ...]
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder of a node that is filled from OBS or kept there.
+
+    Args:
+        kind: ``code``, ``input`` or ``output``.
+        path: Where the job finds it, in the platform's words.
+        url: Its place in OBS.
+    """
+
+    kind: str
+    name: str
+    path: str
+    url: str
+
+
+def names(row: JobRow) -> tuple[str, ...]:
+    """Return the network names of the nodes."""
+    job = f"modelarts-job-{row.id}"
+    return tuple(f"{job}-worker-{index}.{job}" for index in range(row.nodes))
+
+
+def aliases(row: JobRow, index: int) -> tuple[str, ...]:
+    """Return all names under which a node is known: the platform's documents have two."""
+    found = []
+    for job in (f"modelarts-job-{row.id}", f"ma-job-{row.id}"):
+        found += [f"{job}-worker-{index}.{job}", f"{job}-worker-{index}"]
+    return tuple(found)
+
+
+def folders(row: JobRow) -> list[Folder]:
+    """Return the folders of a node."""
+    algorithm = row.body["algorithm"]
+    found = []
+    if algorithm.get("code_dir"):
+        url = algorithm["code_dir"]
+        found.append(Folder("code", "code", code_path(algorithm), url))
+    for kind, key in (("input", "inputs"), ("output", "outputs")):
+        found += [
+            Folder(kind, item["name"], item["local_dir"], item["remote"]["obs"]["obs_url"])
+            for item in algorithm[key]
+        ]
+    return found
+
+
+def code_path(algorithm: Mapping[str, Any]) -> str:
+    """Return where the code lies on a node."""
+    if algorithm.get("local_code_dir"):
+        return str(algorithm["local_code_dir"])
+    last = wanted.place(algorithm["code_dir"]).key.rstrip("/").rpartition("/")[2]
+    return f"{HOME}/modelarts/user-job-dir/{last}".rstrip("/")
+
+
+def environment(
+    row: JobRow, index: int, address: str, machine: Machine, settings: Settings, account: Account
+) -> dict[str, str]:
+    """Return the variables of a node; a value of the user's wins over the platform's."""
+    algorithm = row.body["algorithm"]
+    hosts = names(row)
+    flavor = wanted.flavor_of(row.body, settings)
+    mount = f"{HOME}/modelarts"
+    instance = hosts[index].partition(".")[0]
+    platform = {
+        "MA_HOME": HOME,
+        "HOME": HOME,
+        "MA_MOUNT_PATH": mount,
+        "MA_JOB_DIR": f"{mount}/user-job-dir",
+        "MA_LOG_DIR": f"{mount}/log",
+        # The documents show ".../code" for a code directory of that name.
+        "WORKSPACE": _workspace(algorithm),
+        "MA_CURRENT_IP": address,
+        "MA_CURRENT_HOST_IP": address,
+        "MA_CURRENT_INSTANCE_NAME": instance,
+        "POD_NAME": instance,
+        "MA_NUM_GPUS": str(flavor.cards),
+        "MA_NUM_HOSTS": str(row.nodes),
+        "MA_TASK_NAME": "worker",
+        "MA_VJ_NAME": f"ma-job-{row.id}",
+        "MA_JOB_KIND": row.kind,
+        "MA_ENGINE_VERSION": str(algorithm["engine"].get("engine_version") or ""),
+        "MA_INPUTS": _channels(algorithm, "inputs"),
+        "MA_OUTPUTS": _channels(algorithm, "outputs"),
+        "VC_TASK_INDEX": str(index),
+        "VK_TASK_INDEX": str(index),
+        "VC_WORKER_NUM": str(row.nodes),
+        "VC_WORKER_HOSTS": ",".join(hosts),
+        "BATCH_JOB_ID": row.id,
+        "CACHE_HOME": CACHE,
+        "PYTHONUNBUFFERED": "1",
+        "S3_ENDPOINT": machine.endpoint,
+        "S3_VERIFY_SSL": "0",
+        "S3_USE_HTTPS": "0",
+        "ACCESS_KEY_ID": account.access_key,
+        "SECRET_ACCESS_KEY": account.secret_key,
+    }
+    if flavor.cards:
+        platform.update(
+            NCCL_DEBUG="INFO", NCCL_IB_HCA="^mlx5_bond_0", NCCL_SOCKET_IFNAME="bond0,eth0"
+        )
+    by_env = {
+        item["name"]: item["local_dir"]
+        for item in (*algorithm["inputs"], *algorithm["outputs"])
+        if item["access_method"] == "env"
+    }
+    mpi = {"CLOUDJOB_LAUNCHER": "mpirun"} if _is_mpi(algorithm) else {}
+    return {
+        name: here(value, row, machine)
+        for name, value in {**platform, **mpi, **by_env, **algorithm["environments"]}.items()
+    }
+
+
+def command(row: JobRow, index: int, machine: Machine) -> str:
+    """Return the command of a node, for a shell: the user's, with what the platform appends."""
+    algorithm = row.body["algorithm"]
+    words = shlex.join(_appended(algorithm))
+    if not algorithm.get("boot_file"):
+        text = f"{algorithm['command'].rstrip()} {words}".rstrip()
+        if algorithm.get("working_dir"):
+            text = f"cd {shlex.quote(algorithm['working_dir'])} && {text}"
+        return here(text, row, machine)
+    return here(_preset(row, index, machine, words), row, machine)
+
+
+def here(text: str, row: JobRow, machine: Machine) -> str:
+    """Return ``text`` with the platform's paths as they are on this machine."""
+    if machine.home == HOME:
+        return text
+    for path in sorted(_roots(row), key=len, reverse=True):
+        end = r"(?![\w.-])"
+        new = on_node(path, machine).replace("\\", r"\\")
+        text = re.sub(rf"(?<![\w./-]){re.escape(path)}{end}", new, text)
+    return text
+
+
+def on_node(path: str, machine: Machine) -> str:
+    """Return where a path of the platform's lies on this machine."""
+    if machine.home == HOME:
+        return path
+    if path == HOME or path.startswith(HOME + "/"):
+        return machine.home + path[len(HOME) :]
+    return f"{machine.home}/root{posixpath.normpath(path)}"
+
+
+def mounts(row: JobRow) -> list[str]:
+    """Return the folders of a container that lie on this machine, none within another."""
+    roots = [f"{HOME}/modelarts", *(item.path for item in folders(row))]
+    kept: list[str] = []
+    for path in sorted(map(posixpath.normpath, roots)):
+        if not any(path == other or path.startswith(other + "/") for other in kept):
+            kept.append(path)
+    return kept
+
+
+def is_led_by_entry(row: JobRow) -> bool:
+    """Whether our entry plays the platform's own MPI start."""
+    return _is_mpi(row.body["algorithm"])
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+def _workspace(algorithm: Mapping[str, Any]) -> str:
+    if algorithm.get("code_dir"):
+        return code_path(algorithm)
+    return f"{HOME}/modelarts/user-job-dir"
+
+
+def _roots(row: JobRow) -> list[str]:
+    """Return the platform's paths that may stand in a text."""
+    own = [item.path for item in folders(row) if not item.path.startswith(HOME + "/")]
+    return [HOME, CACHE, *map(posixpath.normpath, own)]
+
+
+def _appended(algorithm: Mapping[str, Any]) -> Iterable[str]:
+    for item in algorithm["parameters"]:
+        yield f"--{item['name']}={item['value']}"
+    for item in (*algorithm["inputs"], *algorithm["outputs"]):
+        if item["access_method"] == "parameter":
+            yield f"--{item['name']}={item['local_dir']}"
+
+
+def _preset(row: JobRow, index: int, machine: Machine, words: str) -> str:
+    algorithm = row.body["algorithm"]
+    code = wanted.place(algorithm["code_dir"])
+    boot = wanted.place(algorithm["boot_file"]).key[len(code.prefix) :]
+    folder = code_path(algorithm)
+    script = shlex.quote(f"{folder}/{boot}")
+    start = f"if [ -f {_PRE_START} ]; then bash {_PRE_START} || exit; fi"
+    if _is_mpi(algorithm):
+        run = f"{shlex.join(machine.entry)} {script} {words}"
+    else:
+        run = f"{shlex.quote(machine.python)} {script} {_ranks(row, index)}{words}"
+    return f"cd {shlex.quote(folder)} && {{ {start}; exec {run.rstrip()}; }}"
+
+
+def _ranks(row: JobRow, index: int) -> str:
+    """What the PyTorch preset tells the script of a job on several nodes."""
+    algorithm = row.body["algorithm"]
+    if row.nodes == 1 or algorithm["engine"].get("engine_name") != "PyTorch":
+        return ""
+    given = {item["name"] for item in algorithm["parameters"]}
+    words = {
+        "init_method": f"tcp://{names(row)[0]}:{_PORT}",
+        "rank": str(index),
+        "world_size": str(row.nodes),
+    }
+    return "".join(f"--{name}={value} " for name, value in words.items() if name not in given)
+
+
+def _is_mpi(algorithm: Mapping[str, Any]) -> bool:
+    is_preset = bool(algorithm.get("boot_file"))
+    return is_preset and algorithm["engine"].get("engine_name") in _MPI
+
+
+def _channels(algorithm: Mapping[str, Any], key: str) -> str:
+    made = []
+    for item in algorithm[key]:
+        place = wanted.place(item["remote"]["obs"]["obs_url"])
+        url = f"s3://{place.bucket}/{place.key}"
+        remote = {"obs": {"obs_url": url}}
+        made.append({"name": item["name"], "local_dir": item["local_dir"], "remote": remote})
+    return json.dumps({key: made})
+
+
+def image(row: JobRow, engine: Engine | None, settings: Settings) -> str:
+    """Return the image in which the nodes of a job run."""
+    asked = row.body["algorithm"]["engine"].get("image_url")
+    return str(asked or (engine.image if engine else settings.image))

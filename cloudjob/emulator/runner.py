@@ -1,0 +1,137 @@
+"""The queue: which job runs when, and who runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from cloudjob.emulator.answers import ApiError
+from cloudjob.emulator.run import DELETED, Context, Run
+from cloudjob.errors import CloudJobError
+
+if TYPE_CHECKING:
+    from cloudjob.emulator.database import JobRow
+
+_TICK_S = 0.5
+
+
+class Runner:
+    """Starts jobs in their order as there is room, and takes up those of an earlier life."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._lock = threading.RLock()
+        self._active: dict[str, tuple[Run, str, int]] = {}
+        self._wake = threading.Event()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._loop, name="queue", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Start nothing more; what runs goes on without us."""
+        self._is_closed = True
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Look at the queue now."""
+        self._wake.set()
+
+    def remove(self, job: str) -> None:
+        """Remove a job; one that runs is ended first."""
+        with self._lock:
+            is_active = job in self._active
+            self.context.database.update_job(job, is_stopping=DELETED)
+            if is_active:
+                self.context.database.change_phase(
+                    job, ("Creating", "Pending", "Running"), "Terminating"
+                )
+        if is_active:
+            self.wake()
+        else:
+            Run(job, self.context).forget()
+
+    def lose_node(self, row: JobRow, node: int) -> None:
+        """Let a node of a running job be lost.
+
+        Raises:
+            ApiError: It does not run, or has no such node.
+        """
+        with self._lock:
+            found = self._active.get(row.id)
+        handle = row.run.get("handle")
+        if found is None or row.phase != "Running" or not handle or not 0 <= node < row.nodes:
+            raise ApiError("ModelArts.2788", f"node {node} of job {row.id}: it does not run")
+        found[0].lost.add(node)
+        try:
+            self.context.machines.end_node(handle, node)
+        except CloudJobError as error:
+            raise ApiError("ModelArts.0010") from error
+
+    # -- the queue ----------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while not self._is_closed:
+            self._wake.wait(_TICK_S)
+            self._wake.clear()
+            if self._is_closed:
+                return
+            try:
+                self._look()
+            except Exception as error:  # noqa: BLE001 (the queue must not stop for one fault)
+                sys.stderr.write(f"queue: {error!r}\n")
+                time.sleep(_TICK_S)
+
+    def _look(self) -> None:
+        database = self.context.database
+        full: set[str] = set()
+        for job, phase, pool, nodes in database.unfinished():
+            with self._lock:
+                if job in self._active:
+                    continue
+            if phase == "Creating":
+                if database.change_phase(job, ("Creating",), "Pending"):
+                    database.update_job(job, secondary="Queuing")
+                    database.add_event(job, "Training job is queuing.")
+                phase = "Pending"
+            if phase != "Pending":
+                # It ran, or was to end, when we were killed.
+                self._begin(job, pool, nodes)
+            elif pool not in full and not database.fault("hang-pending", job=job):
+                if self._has_room(pool, nodes):
+                    self._begin(job, pool, nodes)
+                else:
+                    full.add(pool)
+
+    def _has_room(self, pool: str, nodes: int) -> bool:
+        settings = self.context.settings
+        with self._lock:
+            used = sum(count for _, where, count in self._active.values() if where == pool)
+        most = settings.pools.get(pool, 0) if pool else settings.public_nodes
+        return used + nodes <= most or (used == 0 and nodes > most)
+
+    def _begin(self, job: str, pool: str, nodes: int) -> None:
+        run = Run(job, self.context)
+        with self._lock:
+            self._active[job] = (run, pool, nodes)
+        threading.Thread(target=self._go, args=(run,), name=job, daemon=True).start()
+
+    def _go(self, run: Run) -> None:
+        try:
+            run.go()
+        except Exception as error:  # noqa: BLE001 (a thread's end must be seen)
+            sys.stderr.write(f"job {run.job}: {error!r}\n")
+        finally:
+            with self._lock:
+                self._active.pop(run.job, None)
+            with contextlib.suppress(Exception):
+                row = self.context.database.job(run.job)
+                # Deleted in the moment between its end and ours.
+                if row and row.is_stopping == DELETED and row.is_final:
+                    Run(run.job, self.context).forget()
+            self.wake()

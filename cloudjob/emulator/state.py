@@ -1,0 +1,118 @@
+"""What the emulator keeps on disk beside its database: who it is, and where it listens."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudjob.emulator.access import Account
+from cloudjob.emulator.settings import Settings
+from cloudjob.errors import BackendError
+
+ACCOUNT, ADDRESS, LOCK, LOG, SETTINGS = (
+    "account.json",
+    "address.json",
+    "lock",
+    "log",
+    "settings.yaml",
+)
+DATABASE, OBS, JOBS, BACKENDS = "state.db", "obs", "jobs", "backends"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an emulator listens, and what a client needs to know of it.
+
+    Args:
+        control: What lets its owner give it orders.
+        engine: ``docker`` or ``process``.
+    """
+
+    pid: int
+    endpoint: str
+    iam_endpoint: str
+    s3_endpoint: str
+    access_key: str
+    secret_key: str
+    project_id: str
+    region: str
+    user: str
+    domain: str
+    password: str
+    engine: str
+    note: str
+    control: str
+
+    def shown(self) -> dict[str, Any]:
+        """Return what `cloudjob emulator up --json` prints."""
+        values = asdict(self)
+        del values["control"]
+        return values
+
+
+def account(folder: Path, settings: Settings) -> Account:
+    """Return the account of this emulator, made when it is first asked for."""
+    path = folder / ACCOUNT
+    try:
+        values = json.loads(path.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        values = {
+            "access_key": "EMU" + secrets.token_hex(9).upper()[:17],
+            "secret_key": secrets.token_urlsafe(30),
+            "password": secrets.token_urlsafe(12),
+            "project_id": uuid.uuid4().hex,
+            "domain_id": uuid.uuid4().hex,
+            "user_id": uuid.uuid4().hex,
+        }
+        write_private(path, values)
+    except ValueError as error:
+        raise BackendError(f"reading {path}: {error}", hint="cloudjob emulator reset") from error
+    if settings.password:
+        values["password"] = settings.password
+    return Account(**values)
+
+
+def write_private(path: Path, values: Any) -> None:
+    """Write JSON that only its owner may read, as a whole or not at all."""
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        json.dump(values, file)
+    new.replace(path)
+
+
+def address(folder: Path) -> Address | None:
+    """Return where the emulator listens or last listened; None for never."""
+    try:
+        return Address(**json.loads((folder / ADDRESS).read_text(encoding="ascii")))
+    except (FileNotFoundError, TypeError, ValueError):
+        return None
+
+
+def lock(folder: Path) -> int | None:
+    """Take the lock of a running emulator; None when another has it."""
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def is_running(folder: Path) -> bool:
+    """Whether an emulator runs on this folder."""
+    if not (folder / LOCK).exists():
+        return False
+    taken = lock(folder)
+    if taken is None:
+        return True
+    os.close(taken)
+    return False

@@ -1,0 +1,59 @@
+"""What a node uses of its machine, in percent of one node's share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from cloudjob.backends.process.node import descendants_of
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def of_process(
+    keeper: int, name: str, known: dict[str, tuple[float, float]]
+) -> tuple[float, float]:
+    """Return processor and memory of all processes below ``keeper``.
+
+    Args:
+        name: The node, in ``known``.
+        known: When each node was last asked and what it had used by then; it is kept up.
+    """
+    if not keeper or not Path(f"/proc/{keeper}").exists():
+        return -1.0, -1.0
+    used_s, memory = 0.0, 0
+    for process in descendants_of(keeper):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            # The name of a program may hold blanks and brackets; the last bracket ends it.
+            words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            used_s += sum(int(words[index]) for index in (11, 12, 13, 14)) / _TICKS_PER_S
+            memory += int(words[21]) * _PAGE_BYTES
+    now = time.monotonic()
+    before, at = known.get(name, (0.0, 0.0))
+    known[name] = (used_s, now)
+    cores = os.cpu_count() or 1
+    cpu = max(0.0, used_s - before) / (now - at) / cores * 100 if at else 0.0
+    total = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
+    return round(min(cpu, 100.0), 2), round(memory / total * 100, 2)
+
+
+def of_container(client: Any, container: str) -> tuple[float, float]:
+    """Return processor and memory of a container, as the engine counts them."""
+    from cloudjob.backends.docker import engine
+    from cloudjob.errors import BackendError
+
+    try:
+        with engine.translated("asking what a node uses"):
+            found = client.stats(container, stream=False)
+    except BackendError:
+        return -1.0, -1.0
+    cpu, before = found["cpu_stats"], found["precpu_stats"]
+    span = cpu.get("system_cpu_usage", 0) - before.get("system_cpu_usage", 0)
+    used = cpu["cpu_usage"]["total_usage"] - before["cpu_usage"]["total_usage"]
+    memory = found.get("memory_stats") or {}
+    share = memory.get("usage", 0) / memory["limit"] * 100 if memory.get("limit") else -1.0
+    return round(used / span * 100 if span > 0 else 0.0, 2), round(share, 2)

@@ -1,0 +1,128 @@
+"""Jobs, flavors and engines as the service shows them. No I/O."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+from cloudjob.emulator import wanted
+from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.settings import Engine, Flavor, Settings
+
+
+def job(row: JobRow, settings: Settings) -> dict[str, Any]:
+    """Return a job as ``create``, ``show`` and ``list`` answer it."""
+    body = copy.deepcopy(row.body)
+    return {
+        "kind": row.kind,
+        "metadata": {
+            **body["metadata"],
+            "id": row.id,
+            "name": row.name,
+            "create_time": row.create_ms,
+            "user_name": row.user_name,
+        },
+        "status": _status(row),
+        "algorithm": _algorithm(body["algorithm"]),
+        "spec": _spec(body, settings),
+        "endpoints": body.get("endpoints") or {},
+    }
+
+
+def tasks(row: JobRow) -> list[str]:
+    """Return the names of a job's tasks, one a node."""
+    return [f"worker-{index}" for index in range(row.nodes)]
+
+
+def duration_ms(row: JobRow) -> int:
+    """Return how long a job has run, until now or until its end."""
+    if not row.start_ms:
+        return 0
+    return max(0, (row.end_ms or int(time.time() * 1000)) - row.start_ms)
+
+
+def flavor(item: Flavor) -> dict[str, Any]:
+    """Return a flavor as the list of flavors has it."""
+    return {
+        "flavor_id": item.id,
+        "flavor_name": f"Computing {item.kind} instance ({item.id})",
+        "max_num": item.max_nodes,
+        "flavor_type": item.kind,
+        "billing": {"code": item.id, "unit_num": max(1, item.cards)},
+        "flavor_info": _flavor_info(item),
+        "attributes": {},
+    }
+
+
+def engine(item: Engine) -> dict[str, Any]:
+    """Return an engine as the list of engines has it."""
+    return {
+        "engine_id": item.id,
+        "engine_name": item.name,
+        "engine_version": item.version,
+        "v1_compatible": False,
+        "run_user": "1000",
+        "image_info": {
+            "cpu_image_url": item.image,
+            "gpu_image_url": item.image,
+            "image_version": item.version,
+        },
+        "tags": [],
+    }
+
+
+def _status(row: JobRow) -> dict[str, Any]:
+    run = row.run
+    return {
+        "phase": row.phase,
+        "secondary_phase": row.secondary,
+        "duration": duration_ms(row),
+        "start_time": row.start_ms,
+        "node_count_metrics": [[row.start_ms, row.nodes]] if row.start_ms else None,
+        "tasks": tasks(row),
+        "task_statuses": run.get("task_statuses") or None,
+        "running_records": run.get("running_records") or None,
+        "task_ips": run.get("task_ips") or None,
+    }
+
+
+def _algorithm(given: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in given.items()
+        if value not in (None, "") or key in ("id", "name")
+    }
+
+
+def _spec(body: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    spec = body["spec"]
+    found = wanted.flavor_of(body, settings)
+    shown = flavor(found)
+    spec["resource"] = {
+        "policy": "regular",
+        **spec["resource"],
+        "flavor_name": shown["flavor_name"],
+        "flavor_detail": {
+            "flavor_type": shown["flavor_type"],
+            "billing": shown["billing"],
+            "flavor_info": {
+                **shown["flavor_info"],
+                "disk": {"size": "50", "unit": "GB"},
+            },
+        },
+    }
+    return dict(spec)
+
+
+def _flavor_info(item: Flavor) -> dict[str, Any]:
+    info: dict[str, Any] = {
+        "max_num": item.max_nodes,
+        "cpu": {"arch": "x86", "core_num": item.cpu_cores},
+        "memory": {"size": item.memory_gb, "unit": "GB"},
+        "disk": {"size": 50, "unit": "GB"},
+    }
+    if item.cards:
+        kind = "npu" if item.kind == "Ascend" else "gpu"
+        info[kind] = {"unit_num": item.cards, "product_name": item.card, "memory": "16GB"}
+    return info

@@ -1,0 +1,31 @@
+"""One emulator for all tests of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cloudjob.emulator import daemon
+from tests.emulators import Api, bucket_of, running
+
+
+@pytest.fixture(scope="session")
+def session_api() -> Iterator[Api]:
+    """The emulator of the session."""
+    with running() as made:
+        yield made
+
+
+@pytest.fixture
+def api(session_api: Api) -> Iterator[Api]:
+    """The emulator of the session, in which nothing goes wrong when a test is over."""
+    yield session_api
+    daemon.clear_faults(session_api.home)
+
+
+@pytest.fixture(scope="session")
+def s3(session_api: Api) -> Any:
+    """boto3 with the account's key, and a bucket called data."""
+    return bucket_of(session_api)

@@ -1,0 +1,93 @@
+"""`cloudjob emulator` as a user has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.emulators import Api
+
+BIN = Path(sys.executable).parent / "cloudjob"
+PROMISED = {
+    "endpoint",
+    "iam_endpoint",
+    "s3_endpoint",
+    "access_key",
+    "secret_key",
+    "project_id",
+}
+
+
+def cloudjob(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with a state folder."""
+    return subprocess.run(
+        [str(BIN), "emulator", *words],
+        env={**os.environ, "CLOUDJOB_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_up_says_where_it_is(api: Api):
+    """One that runs is found; what a program needs is one object."""
+    done = cloudjob(api.home, "up", "--json")
+    found = json.loads(done.stdout)
+
+    assert done.returncode == 0, done.stderr
+    assert found.keys() >= PROMISED
+    assert found["endpoint"] == api.address.endpoint
+    assert "control" not in found
+    assert f"endpoint       {api.address.endpoint}\n" in cloudjob(api.home, "up").stdout
+
+
+def test_status_says_what_it_does(api: Api):
+    """Jobs, and faults."""
+    found = json.loads(cloudjob(api.home, "status", "--json").stdout)
+
+    assert found["is_running"] is True
+    assert found["faults"] == []
+
+
+def test_faults_come_and_go(api: Api):
+    """Each is an object; `list` shows them, `clear` ends them."""
+    done = cloudjob(api.home, "fault", "error", "--count", "3", "--path", "nowhere")
+    assert json.loads(done.stdout)["count"] == 3, done.stderr
+    assert [item["kind"] for item in json.loads(cloudjob(api.home, "fault", "list").stdout)] == [
+        "error"
+    ]
+    assert cloudjob(api.home, "fault", "clear").stderr == "1 fault(s) ended\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("fault", "nothing"), 2, "hint: choose one of throttle"),
+        (("fault", "lose-node", "--job", "x"), 2, "Training job (ID: x) not found"),
+        (("up", "--settings", "no.yaml"), 2, "it runs already, perhaps"),
+        (("up", "--port", "x"), 2, "not a whole number"),
+        (("sideways",), 2, "invalid choice"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_one_line(api: Api, words: tuple[str, ...], code: int, said: str):
+    """And a hint; never a traceback."""
+    done = cloudjob(api.home, *words)
+
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+
+
+def test_without_an_emulator(tmp_path: Path):
+    """Nothing runs, and that is said."""
+    assert cloudjob(tmp_path, "down").stderr == "no emulator runs\n"
+    assert json.loads(cloudjob(tmp_path, "status", "--json").stdout) == {"is_running": False}
+    done = cloudjob(tmp_path, "fault", "list")
+    assert (done.returncode, done.stderr.splitlines()[1]) == (5, "hint: cloudjob emulator up")

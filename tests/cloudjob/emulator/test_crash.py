@@ -1,0 +1,163 @@
+"""An emulator that is killed comes back with its jobs, its keys and its objects."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from cloudjob.emulator import daemon, state
+from cloudjob.errors import BackendError, SpecError, UsageError
+from tests.emulators import Api, await_true, bucket_of, keys, running
+
+
+def kill(api: Api) -> None:
+    """End the emulator as a crash would."""
+    os.kill(api.address.pid, signal.SIGKILL)
+    await_true(lambda: not state.is_running(daemon.folder(api.home)))
+
+
+def test_kill_9_loses_nothing():
+    """A job that runs goes on, one that waits runs later, objects and keys stay."""
+    with running("engine: process\npublic_nodes: 2\nupload_period_s: 0.3\n") as api:
+        s3 = bucket_of(api)
+        s3.put_object(Bucket="data", Key="kept", Body=b"bytes")
+        output = {
+            "name": "o",
+            "access_method": "env",
+            "remote": {"obs": {"obs_url": "/data/out/"}},
+        }
+        running_job = api.create(
+            "n=0; while [ ! -e $HOME/stop ]; do n=$((n+1)); echo tick $n | tee -a $o/ticks; "
+            "sleep 0.05; done; exit 0",
+            nodes=2,
+            algorithm={"outputs": [output]},
+        )
+        waiting = api.create("echo later")
+        api.await_log(running_job, "tick 3", 1)
+        kill(api)
+        again = Api(daemon.up(api.home), api.home)
+
+        assert again.address.endpoint == api.address.endpoint
+        assert again.address.s3_endpoint == api.address.s3_endpoint
+        assert again.address.access_key == api.address.access_key
+        assert again.address.pid != api.address.pid
+        assert s3.get_object(Bucket="data", Key="kept")["Body"].read() == b"bytes"
+        assert again.show(running_job)["status"]["phase"] == "Running"
+        assert again.show(waiting)["status"]["phase"] in ("Creating", "Pending")
+        for index in (0, 1):
+            nodes = Path(api.home, "emulator/jobs", running_job, "nodes")
+            (nodes / str(index) / "home/stop").touch()
+        assert again.await_phase(running_job)["status"]["phase"] == "Completed"
+        assert again.await_phase(waiting)["status"]["phase"] == "Completed"
+        log = again.log(running_job)
+        ticks = [int(line.split()[1]) for line in log.splitlines() if line.startswith("tick")]
+        # Nothing is lost and nothing comes twice, before, during and after the crash.
+        assert ticks == list(range(1, len(ticks) + 1))
+        assert len(ticks) > 3
+        assert keys(s3, "out/") == ["out/ticks"]
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.05, 0.15, 0.3])
+def test_a_job_survives_a_crash_at_any_moment_of_its_start(moment_s: float):
+    """Created, made ready, or just started: it runs once more or goes on, and ends well."""
+    import time
+
+    with running("engine: process\n") as api:
+        job = api.create("echo begun; sleep 0.5; echo ended", nodes=2)
+        time.sleep(moment_s)  # the moment of the crash, not a wait for something
+        kill(api)
+        again = Api(daemon.up(api.home), api.home)
+
+        assert again.await_phase(job)["status"]["phase"] == "Completed", again.events(job)
+        assert again.log(job, 1).count("ended") == 1
+
+
+def test_down_and_up_and_reset():
+    """Jobs stay over a down; a reset forgets all."""
+    with running("engine: process\n") as api:
+        job = api.create("true")
+        api.await_phase(job)
+        assert daemon.status(api.home)["jobs"] == 1
+        assert daemon.up(api.home) == api.address
+        assert daemon.down(api.home)
+        assert not daemon.down(api.home)
+        assert daemon.status(api.home) == {"is_running": False}
+        again = Api(daemon.up(api.home), api.home)
+        assert again.show(job)["status"]["phase"] == "Completed"
+        daemon.reset(api.home)
+        fresh = daemon.status(api.home)
+        assert (fresh["is_running"], fresh["jobs"]) == (True, 0)
+        assert fresh["access_key"] != api.address.access_key
+
+
+def test_several_at_once_start_one():
+    """Each gets the same answer."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with running("engine: process\n") as api, ThreadPoolExecutor(4) as pool:
+        daemon.down(api.home)
+        found = list(pool.map(lambda _: daemon.up(api.home), range(4)))
+
+    assert len({item.pid for item in found}) == 1
+
+
+def test_what_is_kept_is_its_owners_alone():
+    """Keys lie in files that nobody else may read, and in no argument of a process."""
+    with running("engine: process\n") as api:
+        folder = daemon.folder(api.home)
+        assert folder.stat().st_mode & 0o077 == 0
+        for name in (state.ACCOUNT, state.ADDRESS, state.DATABASE, "obs/s3.json"):
+            assert (folder / name).stat().st_mode & 0o077 == 0, name
+        secret = api.address.secret_key.encode()
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                assert secret not in path.read_bytes()
+            except OSError:
+                continue
+        assert secret not in (folder / state.LOG).read_bytes()
+
+
+def test_a_port_that_is_taken(tmp_path: Path):
+    """One line, and a hint."""
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(BackendError) as caught:
+            daemon.up(tmp_path, port=port)
+
+    assert str(port) in caught.value.message
+    assert caught.value.hint == "give another --port"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("engine: magic\nflavours: []\npoll_s: fast\n", ["engine", "flavours", "poll_s"]),
+        ("flavors: [{id: a, size: 3}]\n", ["flavors[0]"]),
+        ("pools: 3\n", ["pools"]),
+        ("- a\n", ["a mapping is needed"]),
+    ],
+    ids=["keys", "flavors", "pools", "list"],
+)
+def test_settings_that_mean_nothing(tmp_path: Path, text: str, words: list[str]):
+    """Every fault at once, and nothing is started."""
+    path = tmp_path / "s.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        daemon.up(tmp_path, config=path)
+
+    for word in words:
+        assert any(word in problem for problem in caught.value.problems), caught.value.problems
+    assert not daemon.status(tmp_path)["is_running"]
+
+
+def test_settings_that_are_not_there(tmp_path: Path):
+    """One line that names the file."""
+    with pytest.raises(UsageError, match=r"no\.yaml"):
+        daemon.up(tmp_path, config=tmp_path / "no.yaml")

@@ -1,0 +1,146 @@
+"""What goes wrong when somebody wants it to."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudjob.emulator import daemon
+from cloudjob.emulator.faults import KINDS, Fault
+from cloudjob.errors import BackendError, UsageError
+from tests.emulators import Api, keys, new_name
+
+FLAVORS = "{p}/training-job-flavors"
+
+
+def test_a_burst_of_429_ends(api: Api):
+    """So many requests are refused, and told when to come again."""
+    api.fault("throttle", count=2)
+    found = [api.ask("GET", FLAVORS) for _ in range(3)]
+
+    assert [status for status, _, _ in found] == [429, 429, 200]
+    assert found[0][1]["error_code"] == "APIGW.0308"
+    assert found[0][2]["retry-after"] == "1"
+
+
+def test_errors_of_the_service(api: Api):
+    """Only where they are wanted."""
+    api.fault("error", path="training-job-flavors")
+
+    assert api.ask("GET", FLAVORS)[0] == 500
+    assert api.ask("GET", FLAVORS)[1]["error_code"] == "ModelArts.0010"
+    assert api.ask("GET", "{p}/training-job-engines")[0] == 200
+    assert daemon.clear_faults(api.home) == 1
+    assert api.ask("GET", FLAVORS)[0] == 200
+
+
+def test_a_fault_has_its_time(api: Api):
+    """And then it is over by itself."""
+    api.fault("error", seconds=0.5)
+    assert api.ask("GET", FLAVORS)[0] == 500
+    end = time.monotonic() + 30
+    while api.ask("GET", FLAVORS)[0] != 200:
+        assert time.monotonic() < end
+    assert daemon.faults(api.home) == []
+
+
+def test_an_answer_that_is_lost(api: Api):
+    """The job is there, and its creator does not know."""
+    body = api.body("true")
+    api.fault("lost-answer", count=1, path="training-jobs")
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        api.ask("POST", "{p}/training-jobs", body)
+    status, values, _ = api.ask("POST", "{p}/training-jobs", body)
+
+    assert (status, values["error_code"]) == (400, "ModelArts.2751")
+
+
+def test_a_clock_that_is_wrong(api: Api):
+    """Signatures made now have expired."""
+    api.fault("clock-skew")
+    status, values, _ = api.ask("GET", FLAVORS)
+
+    assert status == 401
+    assert "signature expired" in values["error_msg"]
+    daemon.clear_faults(api.home)
+    assert api.ask("GET", FLAVORS)[0] == 200
+
+
+def test_a_job_hangs_pending(api: Api):
+    """Until the fault is taken away; another job runs."""
+    held = new_name()
+    job = api.create("true")
+    api.await_phase(job)
+    api.fault("hang-pending")
+    waiting = api.create("true")
+    time.sleep(1.5)
+    assert api.show(waiting)["status"]["phase"] == "Pending", held
+    daemon.clear_faults(api.home)
+    assert api.await_phase(waiting)["status"]["phase"] == "Completed"
+
+
+def test_a_job_that_hangs_pending_can_be_ended(api: Api):
+    """It never ran, and is Terminated."""
+    api.fault("hang-pending")
+    job = api.create("true")
+    api.await_phase(job, "Pending")
+    api.ok("POST", f"{{p}}/training-jobs/{job}/actions", {"action_type": "terminate"})
+    found = api.await_phase(job)
+
+    assert (found["status"]["phase"], found["status"]["start_time"]) == ("Terminated", 0)
+
+
+def test_an_image_that_cannot_be_pulled(api: Api):
+    """The job fails, and its events say why."""
+    api.fault("image-pull", count=1)
+    job = api.create("true")
+
+    assert api.await_phase(job)["status"]["phase"] == "Failed"
+    assert any("Failed to pull image" in event for event in api.events(job))
+
+
+def test_an_obs_that_is_full_at_the_end(api: Api, s3: Any):
+    """What cannot be uploaded makes the job fail, also one whose script has done well."""
+    output = {"name": "o", "remote": {"obs": {"obs_url": "/data/full/"}}, "access_method": "env"}
+    api.fault("full-obs")
+    job = api.create("echo x > $o/f", algorithm={"outputs": [output]})
+    found = api.await_phase(job)
+
+    assert found["status"]["phase"] == "Failed"
+    assert found["status"]["task_statuses"][0]["exit_code"] == 0
+    assert any("Upload training output" in event and "failed" in event for event in api.events(job))
+    assert keys(s3, "full/") == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"kind": "nothing"}, {"kind": "error", "job": "nobody"}, {"kind": "lose-node", "job": "x"}],
+    ids=str,
+)
+def test_a_fault_that_cannot_be(api: Api, values: dict[str, Any]):
+    """It is refused, in one line."""
+    with pytest.raises(UsageError):
+        daemon.add_fault(api.home, **values)
+
+
+def test_no_emulator_no_faults(tmp_path: Path):
+    """With a hint how to get one."""
+    with pytest.raises(BackendError) as caught:
+        daemon.faults(tmp_path)
+
+    assert caught.value.hint == "cloudjob emulator up"
+
+
+def test_what_a_fault_concerns():
+    """Its time, its job and its path."""
+    fault = Fault(1, "error", until_s=10, job="j", path="/x")
+
+    assert fault.concerns(now_s=9, job="j", path="/a/x")
+    assert not fault.concerns(now_s=10, job="j", path="/a/x")
+    assert not fault.concerns(now_s=9, job="k", path="/a/x")
+    assert not fault.concerns(now_s=9, job="j", path="/a")
+    assert len(KINDS) >= 11

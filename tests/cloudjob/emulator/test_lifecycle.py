@@ -1,0 +1,431 @@
+"""Jobs from their creation to their end, in processes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudjob.emulator import wanted
+from cloudjob.emulator.plan import HOME
+from tests.emulators import Api, await_true, keys, new_name, running
+
+PYTORCH = "pytorch_2.1.0-cuda_12.1-py_3.10.6-ubuntu_22.04-x86_64"
+MPI = "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"
+SCRIPT = b"""\
+import os, sys
+words = dict(word[2:].split("=", 1) for word in sys.argv[1:])
+index = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["VC_TASK_INDEX"]
+text = open(words["data_url"] + "/in.txt").read()
+open(words["train_url"] + "/out-" + index, "w").write(text + words["lr"])
+print("done by", index, "of", words.get("world_size"), os.path.basename(os.getcwd()))
+"""
+
+
+def code(s3: Any, name: str, files: dict[str, bytes] | None = None) -> str:
+    """Put code into OBS and return its folder's URL."""
+    for path, data in (files or {"train.py": SCRIPT}).items():
+        s3.put_object(Bucket="data", Key=f"{name}/proj/{path}", Body=data)
+    s3.put_object(Bucket="data", Key=f"{name}/in/in.txt", Body=b"in ")
+    return f"/data/{name}/proj/"
+
+
+def channels(name: str) -> dict[str, Any]:
+    """Return one input and one output."""
+    return {
+        "inputs": [{"name": "data_url", "remote": {"obs": {"obs_url": f"obs://data/{name}/in/"}}}],
+        "outputs": [{"name": "train_url", "remote": {"obs": {"obs_url": f"/data/{name}/out/"}}}],
+        "parameters": [{"name": "lr", "value": "0.1 'x"}],
+    }
+
+
+KINDS = {
+    "preset": {"engine": {"engine_id": PYTORCH}, "command": ""},
+    "preset with an image": {
+        "engine": {"engine_id": PYTORCH, "image_url": "any/image:1"},
+        "command": "",
+    },
+    "mpi preset": {"engine": {"engine_id": MPI}, "command": ""},
+    "image with a command": {
+        "command": f"cd {HOME}/modelarts/user-job-dir/proj && python train.py"
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_job_runs_on_two_nodes(api: Api, s3: Any, kind: str):
+    """Code and inputs come from OBS, outputs and logs go there."""
+    name = new_name()
+    algorithm = {"code_dir": code(s3, name), **channels(name), **KINDS[kind]}
+    if not algorithm.get("command"):
+        algorithm["boot_file"] = algorithm["code_dir"] + "train.py"
+    log_path = {"log_export_path": {"obs_url": f"/data/{name}/log/"}}
+    job = api.create("", nodes=2, algorithm=algorithm, spec=log_path)
+    found = api.await_phase(job)
+
+    assert found["status"]["phase"] == "Completed", (api.log(job), api.events(job))
+    assert keys(s3, f"{name}/out/") == [f"{name}/out/out-0", f"{name}/out/out-1"]
+    made = s3.get_object(Bucket="data", Key=f"{name}/out/out-1")["Body"].read()
+    assert made == b"in 0.1 'x"
+    assert keys(s3, f"{name}/log/") == [
+        f"{name}/log/modelarts-job-{job}-worker-{index}.log" for index in (0, 1)
+    ]
+    kept = s3.get_object(Bucket="data", Key=f"{name}/log/modelarts-job-{job}-worker-0.log")
+    assert kept["Body"].read().decode() == api.log(job)
+    assert "done by 0" in api.log(job)
+    assert found["status"]["task_statuses"] == [
+        {"task": f"worker-{index}", "exit_code": 0, "message": ""} for index in (0, 1)
+    ]
+    assert found["status"]["start_time"] >= found["metadata"]["create_time"]
+    words = [
+        "Training job created.",
+        "Training job is running.",
+        "[worker-1] training started.",
+        "[worker-1] Training finished. Exit code 0.",
+        "Training job completed.",
+    ]
+    events = api.events(job)
+    assert [word for word in events if word in words] == words
+
+
+def test_nodes_find_each_other_by_both_names(api: Api):
+    """Those in VC_WORKER_HOSTS, and those made of MA_VJ_NAME as the documents say."""
+    job = api.create(
+        "getent hosts ${VC_WORKER_HOSTS##*,} && "
+        "getent hosts $MA_VJ_NAME-$MA_TASK_NAME-1.$MA_VJ_NAME && hostname",
+        nodes=2,
+    )
+    api.await_phase(job)
+    log = api.log(job)
+
+    assert log.count("127.0.0.2") == 2, log
+    assert f"modelarts-job-{job}-worker-0\n" in log
+
+
+def test_a_failure_of_one_node_ends_the_others(api: Api):
+    """The job fails with that node's exit code, long before the other is ready."""
+    job = api.create("sleep $(( VC_TASK_INDEX == 1 ? 0 : 50 )); exit 7", nodes=2)
+    begun = time.monotonic()
+    found = api.await_phase(job)
+
+    assert found["status"]["phase"] == "Failed"
+    codes = [item["exit_code"] for item in found["status"]["task_statuses"]]
+    assert codes[1] == 7
+    assert codes[0] != 0
+    assert time.monotonic() - begun < 40
+    assert found["status"]["running_records"][0]["end_related_task"] == "worker-1"
+
+
+def test_a_job_waits_for_all_of_its_nodes(api: Api, s3: Any):
+    """One that is ready early does not end the others."""
+    job = api.create("sleep $((VC_TASK_INDEX * 3)); echo ready $VC_TASK_INDEX", nodes=3)
+
+    assert api.await_phase(job)["status"]["phase"] == "Completed"
+    assert "ready 2" in api.log(job, 2)
+
+
+def test_terminate_asks_first(api: Api):
+    """202 and Terminating; SIGTERM, its grace, and Terminated."""
+    job = api.create("trap 'echo asked; exit 3' TERM; echo up; while :; do sleep 0.1; done")
+    api.await_log(job, "up")
+    path = f"{{p}}/training-jobs/{job}/actions"
+    status, values, _ = api.ask("POST", path, {"action_type": "terminate"})
+
+    assert (status, values["status"]["phase"]) == (202, "Terminating")
+    assert api.await_phase(job)["status"]["phase"] == "Terminated"
+    assert "asked" in api.log(job)
+    status, values, _ = api.ask("POST", path, {"action_type": "terminate"})
+    assert (status, values["error_code"]) == (409, "ModelArts.2796")
+
+
+def test_terminate_ends_what_does_not_listen(api: Api):
+    """After the grace period."""
+    job = api.create("trap '' TERM; echo up; while :; do sleep 0.1; done")
+    api.await_log(job, "up")
+    api.ask("POST", f"{{p}}/training-jobs/{job}/actions", {"action_type": "terminate"})
+    found = api.await_phase(job)
+
+    assert found["status"]["phase"] == "Terminated"
+    assert found["status"]["task_statuses"][0]["exit_code"] == 137
+
+
+def test_outputs_are_uploaded_while_it_runs(api: Api, s3: Any):
+    """And a file that changes is uploaded again."""
+    name = new_name()
+    job = api.create(
+        "T=$1; echo 1 > ${train}/a; while [ ! -e ${train}/../stop ]; do sleep 0.1; done; #",
+        algorithm={
+            "outputs": [
+                {
+                    "name": "train",
+                    "access_method": "env",
+                    "remote": {"obs": {"obs_url": f"/data/{name}/"}},
+                }
+            ]
+        },
+    )
+    await_true(lambda: keys(s3, name + "/"), lambda: api.log(job))
+    folder = Path(api.home, "emulator/jobs", job, "nodes/0/home/modelarts/outputs")
+    (folder / "train_0/a").write_text("22")
+    await_true(
+        lambda: s3.get_object(Bucket="data", Key=f"{name}/a")["Body"].read() == b"22",
+        lambda: api.events(job),
+    )
+    assert api.show(job)["status"]["phase"] == "Running"
+    (folder / "stop").touch()
+    assert api.await_phase(job)["status"]["phase"] == "Completed"
+
+
+def test_auto_stop_ends_a_job(api: Api):
+    """After its hours, which last two seconds here."""
+    stop = {"auto_stop": {"time_unit": "HOURS", "duration": 1}}
+    job = api.create("sleep 100", spec=stop)
+    found = api.await_phase(job)
+
+    assert found["status"]["phase"] == "Terminated"
+    assert 2000 <= found["status"]["duration"] < 40_000
+
+
+def test_logs_are_a_window_and_a_url(api: Api):
+    """The preview holds the last bytes; the URL has all of them."""
+    import urllib.request
+
+    job = api.create(
+        "i=0; while [ $i -lt 4000 ]; do echo line $i $(printf %040d 0); i=$((i+1)); done"
+    )
+    path = f"{{p}}/training-jobs/{job}/tasks/worker-0/logs"
+    api.await_phase(job)
+    preview = api.ok("GET", path + "/preview")
+    url = api.ok("GET", path + "/url?Content-Type=text/plain")["obs_url"]
+    with urllib.request.urlopen(url) as answer:
+        whole = answer.read()
+
+    assert preview["current_size"] == 100_000 == len(preview["content"].encode())
+    assert preview["full_size"] == len(whole) > 150_000
+    assert whole.decode().endswith(preview["content"])
+    assert b"line 0 " in whole
+    lines = api.ok("GET", f"{{p}}/training-jobs/{job}/logs/worker-0?lines=3&order=desc")
+    assert lines["lines"] == 3
+    assert preview["content"].endswith(lines["content"])
+
+
+def test_what_is_not_there_yet_is_204(api: Api):
+    """Logs and metrics of a job that waits."""
+    api.fault("hang-pending")
+    job = api.create("true")
+    for path in ("tasks/worker-0/logs/preview", "tasks/worker-0/logs/url", "metrics/worker-0"):
+        status, values, _ = api.ask("GET", f"{{p}}/training-jobs/{job}/{path}")
+        assert (status, values) == (204, None)
+
+
+def test_metrics_and_stages_and_tasks(api: Api):
+    """A value a period for each node; -1 where there is no accelerator."""
+    job = api.create("python3 -c 'while True: pass'", nodes=2)
+    await_true(lambda: api.ask("GET", f"{{p}}/training-jobs/{job}/metrics/worker-1")[0] == 200)
+    time.sleep(1)
+    found = {
+        item["metric"]: item["value"]
+        for item in api.ok("GET", f"{{p}}/training-jobs/{job}/metrics/worker-1")["metrics"]
+    }
+    stages = api.ok("GET", f"{{p}}/training-jobs/{job}/stages")
+    tasks = api.ok("GET", f"{{p}}/training-jobs/{job}/tasks")
+    api.ok("DELETE", f"{{p}}/training-jobs/{job}")
+
+    assert max(found["cpuUsage"]) > 0
+    assert max(found["memUsage"]) > 0
+    assert set(found["gpuUtil"]) == {-1.0}
+    assert [item["name"] for item in stages["running_records"][0]["stages"]] == [
+        "Queuing",
+        "Running",
+    ]
+    assert [(item["task"], item["ip"]) for item in tasks] == [
+        ("worker-0", "127.0.0.1"),
+        ("worker-1", "127.0.0.2"),
+    ]
+
+
+def test_delete_ends_and_forgets(api: Api):
+    """202, and nothing is left of it: no process, no folder, no row."""
+    marker = new_name()
+    job = api.create(f"exec -a {marker} sleep 500 || exec sleep 500")
+    api.await_phase(job, "Running")
+    folder = Path(api.home, "emulator/jobs", job)
+    assert api.ask("DELETE", f"{{p}}/training-jobs/{job}")[0] == 202
+    await_true(lambda: api.ask("GET", f"{{p}}/training-jobs/{job}")[0] == 400)
+    status, values, _ = api.ask("GET", f"{{p}}/training-jobs/{job}")
+
+    assert (status, values["error_code"]) == (400, "ModelArts.2775")
+    assert values["error_msg"] == f"Training job (ID: {job}) not found."
+    await_true(lambda: not folder.exists())
+    assert not _processes_below(str(folder))
+
+
+def _processes_below(text: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if text.encode() in path.read_bytes():
+                found.append(path.parent.name)
+    return found
+
+
+# -- fault tolerance ------------------------------------------------------------------------------
+
+
+def test_a_failure_is_not_tried_again_unless_that_is_wanted(api: Api):
+    """Fault tolerance alone is for nodes, not for scripts."""
+    job = api.create("exit 5", annotations={wanted.RETRY_NUM: "2"})
+    found = api.await_phase(job)
+
+    assert found["status"]["phase"] == "Failed"
+    assert len(found["status"]["running_records"]) == 1
+
+
+def test_an_unconditional_retry_runs_in_the_same_place(api: Api):
+    """What the first attempt has left is there; after so many attempts it has failed."""
+    notes = {wanted.RETRY_NUM: "2", wanted.RETRY_ALWAYS: "true"}
+    job = api.create(
+        "echo x >> $HOME/n; wc -l < $HOME/n; [ $(wc -l < $HOME/n) = 3 ]", annotations=notes
+    )
+    found = api.await_phase(job)
+    records = found["status"]["running_records"]
+
+    assert found["status"]["phase"] == "Completed", api.log(job)
+    assert [item.get("end_recover") for item in records] == ["proc_restart", "proc_restart", None]
+    failing = api.create("exit 4", annotations=notes)
+    found = api.await_phase(failing)
+    assert found["status"]["phase"] == "Failed"
+    assert len(found["status"]["running_records"]) == 3
+
+
+def test_a_lost_node_is_replaced(api: Api):
+    """The job is scheduled anew, on clean nodes, and goes through Pending."""
+    notes = {wanted.RETRY_NUM: "1"}
+    job = api.create(
+        "ls $HOME/mark; touch $HOME/mark; echo up; sleep $(( $VC_TASK_INDEX < 9 ? 3 : 0 ))",
+        nodes=2,
+        annotations=notes,
+    )
+    api.await_log(job, "up", 1)
+    api.fault("lose-node", job=job, node=1)
+    found = api.await_phase(job)
+    records = found["status"]["running_records"]
+
+    assert found["status"]["phase"] == "Completed", (api.log(job, 1), api.events(job))
+    assert records[0]["end_recover"] == "pod_reschedule"
+    assert records[0]["end_related_task"] == "worker-1"
+    assert api.log(job, 1).count("No such file") == 2
+    assert [
+        item["schedule_count"] for item in api.ok("GET", f"{{p}}/training-jobs/{job}/tasks")
+    ] == [
+        1,
+        1,
+        2,
+        2,
+    ]
+
+
+def test_a_lost_node_without_fault_tolerance_is_the_end(api: Api):
+    """The job has failed, and says which node."""
+    job = api.create("echo up; sleep 60", nodes=2)
+    api.await_log(job, "up", 1)
+    api.fault("lose-node", job=job, node=1)
+    found = api.await_phase(job)
+
+    assert found["status"]["phase"] == "Failed"
+    assert found["status"]["task_statuses"][1] == {
+        "task": "worker-1",
+        "exit_code": 137,
+        "message": "the node was lost",
+    }
+
+
+def test_a_bad_node_is_found_by_the_check(api: Api):
+    """And replaced before anything runs there."""
+    api.fault("bad-node", count=1, node=1)
+    job = api.create("true", nodes=2, annotations={wanted.RETRY_NUM: "1"})
+
+    assert api.await_phase(job)["status"]["phase"] == "Completed"
+    assert any("Node check failed" in event for event in api.events(job))
+
+
+# -- room -----------------------------------------------------------------------------------------
+
+
+def test_a_pool_has_so_many_nodes(api: Api):
+    """Who does not fit waits, the urgent first."""
+    pool = {"resource": {"pool_id": "pool-a", "node_count": 3}}
+    first = api.create("sleep 3", spec=pool)
+    api.await_phase(first, "Running")
+    low = api.create("true", spec={**pool, "schedule_policy": {"priority": 1}})
+    high = api.create("true", spec={**pool, "schedule_policy": {"priority": 3}})
+    assert api.show(low)["status"]["phase"] in ("Creating", "Pending")
+    starts = [api.await_phase(job)["status"]["start_time"] for job in (first, high, low)]
+
+    assert starts == sorted(starts)
+    assert starts[1] - starts[0] >= 3000
+
+
+def test_quotas_are_kept():
+    """So many jobs may be in the queue."""
+    with running("engine: process\nmax_jobs: 1\n") as api:
+        api.create("sleep 30")
+        status, values, _ = api.ask("POST", "{p}/training-jobs", api.body("true"))
+
+    assert (status, values["error_code"]) == (400, "ModelArts.0118")
+
+
+def test_two_jobs_may_not_write_to_one_place(api: Api):
+    """While one of them has not ended; and names are taken once."""
+    name = new_name()
+    output = {"outputs": [{"name": "o", "remote": {"obs": {"obs_url": f"obs://data/{name}"}}}]}
+    bucket_exists = api.body("sleep 2", algorithm=output)
+    first = api.ok("POST", "{p}/training-jobs", bucket_exists)["metadata"]["id"]
+    output["outputs"][0]["remote"]["obs"]["obs_url"] = f"/data/{name}/"
+    status, values, _ = api.ask("POST", "{p}/training-jobs", api.body("true", algorithm=output))
+    assert (status, values["error_code"]) == (400, "ModelArts.2753")
+    status, values, _ = api.ask("POST", "{p}/training-jobs", bucket_exists)
+    assert (status, values["error_code"]) == (400, "ModelArts.2751")
+    api.await_phase(first)
+    assert api.create("true", algorithm=output)
+
+
+# -- code -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({f"f{i}.py": b"" for i in range(31)}, "2759"),
+        ({"a/b/c/d/e/f.py": b""}, "2760"),
+        ({"big.bin": b"x" * 2_000_001}, "2761"),
+        ({"other.py": b""}, "2758"),
+    ],
+    ids=["files", "depth", "size", "boot file"],
+)
+def test_code_has_limits(api: Api, s3: Any, files: dict[str, bytes], expected: str):
+    """They are told when the job is created."""
+    folder = code(s3, new_name(), files)
+    algorithm = {"code_dir": folder, "boot_file": folder + "train.py", **KINDS["preset"]}
+    status, values, _ = api.ask("POST", "{p}/training-jobs", api.body("", algorithm=algorithm))
+
+    assert (status, values["error_code"]) == (400, f"ModelArts.{expected}")
+
+
+def test_code_must_be_there(api: Api, s3: Any):
+    """A folder without objects, and a bucket that nobody has."""
+    for folder in ("/data/nothing/", "/nobody-has-it/x/"):
+        algorithm = {"code_dir": folder, "boot_file": folder + "t.py", **KINDS["preset"]}
+        status, values, _ = api.ask("POST", "{p}/training-jobs", api.body("", algorithm=algorithm))
+        assert (status, values["error_code"]) == (400, "ModelArts.2757")
+
+
+def test_a_bucket_must_be_there(api: Api, s3: Any):
+    """Of an output, for instance."""
+    output = {"outputs": [{"name": "o", "remote": {"obs": {"obs_url": "/nobody-has-it/x/"}}}]}
+    status, values, _ = api.ask("POST", "{p}/training-jobs", api.body("true", algorithm=output))
+
+    assert (status, values["error_code"]) == (400, "ModelArts.2791")

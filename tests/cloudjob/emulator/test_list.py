@@ -1,0 +1,156 @@
+"""The list of jobs: filters, orders, pages; and ten thousand of them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudjob.emulator import wanted
+from cloudjob.emulator.database import Database, JobRow
+from cloudjob.emulator.settings import defaults
+from tests.emulators import SETTINGS, Api, running
+
+SEARCH = "{p}/training-job-searches"
+COUNT = 10_000
+
+
+def fill(api: Api, count: int) -> None:
+    """Put jobs into the database of an emulator that runs, as those of an earlier time."""
+    database = Database(Path(api.home, "emulator", "state.db"))
+    body = wanted.job(api.body("true"), None, defaults())
+    for index in range(count):
+        phase = ("Completed", "Failed", "Terminated")[index % 3]
+        name = f"old-{index:05d}"
+        body["metadata"]["name"] = name
+        row = JobRow(
+            id=f"{index:08d}-0000-0000-0000-000000000000",
+            name=name,
+            workspace="0",
+            kind="job",
+            phase=phase,
+            secondary=phase,
+            priority=1,
+            algorithm_name="",
+            user_name="emulator",
+            create_ms=1_000_000 + index,
+            start_ms=1,
+            end_ms=2,
+            nodes=1 + index % 4,
+            pool="",
+            is_stopping=0,
+            body=body,
+            run={},
+        )
+        database.add_job(row, (), {})
+    database.close()
+
+
+@pytest.fixture(scope="module")
+def full() -> Any:
+    """An emulator with ten thousand jobs."""
+    with running(SETTINGS) as api:
+        fill(api, COUNT)
+        yield api
+
+
+def names(found: Any) -> list[str]:
+    """Return the names of a page."""
+    return [item["metadata"]["name"] for item in found["items"]]
+
+
+def test_offset_is_the_number_of_a_page(full: Api):
+    """Every job once, over all pages; the newest first."""
+    found = full.ok("POST", SEARCH, {"limit": 50, "offset": 3})
+    last = full.ok("POST", SEARCH, {"limit": 50, "offset": 199})
+    beyond = full.ok("POST", SEARCH, {"limit": 50, "offset": 200})
+
+    assert found["total"] == COUNT
+    assert names(found) == [f"old-{COUNT - 1 - index:05d}" for index in range(150, 200)]
+    assert names(last)[-1] == "old-00000"
+    assert (beyond["count"], beyond["items"]) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("filters", "total"),
+    [
+        ([{"key": "phase", "operator": "in", "value": ["Failed"]}], 3333),
+        ([{"key": "phase", "operator": "not", "value": ["Failed", "Terminated"]}], 3334),
+        ([{"key": "name", "operator": "like", "value": ["old-000"]}], 100),
+        ([{"key": "name", "operator": "like", "value": ["old_000"]}], 0),
+        ([{"key": "name", "operator": "in", "value": ["old-00007", "old-00008"]}], 2),
+        ([{"key": "create_time", "operator": "between", "value": ["1000000", "1000009"]}], 10),
+        (
+            [
+                {"key": "phase", "operator": "in", "value": ["Failed"]},
+                {"key": "name", "operator": "like", "value": ["old-0000"]},
+            ],
+            3,
+        ),
+        ([{"key": "kind", "operator": "in", "value": ["job"]}], COUNT),
+        ([{"key": "user_id", "operator": "in", "value": ["somebody"]}], 0),
+    ],
+    ids=str,
+)
+def test_filters(full: Api, filters: list[dict[str, Any]], total: int):
+    """Each operator; several filters must all be true."""
+    assert full.ok("POST", SEARCH, {"filters": filters, "limit": 1})["total"] == total
+
+
+def test_orders(full: Api):
+    """By name, the other way round."""
+    found = full.ok("POST", SEARCH, {"sort_by": "name", "order": "asc", "limit": 2})
+
+    assert names(found) == ["old-00000", "old-00001"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"limit": 51}, "2764"),
+        ({"limit": 0}, "2764"),
+        ({"offset": -1}, "2764"),
+        ({"sort_by": "colour"}, "2790"),
+        ({"order": "up"}, "2790"),
+        ({"filters": [{"key": "colour", "operator": "in", "value": ["x"]}]}, "2789"),
+        ({"filters": [{"key": "name", "operator": "near", "value": ["x"]}]}, "2789"),
+        ({"filters": [{"key": "name; DROP TABLE jobs", "operator": "in", "value": ["x"]}]}, "2789"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(full: Api, body: dict[str, Any], code: str):
+    """By the documented code."""
+    status, values, _ = full.ask("POST", SEARCH, body)
+
+    assert (status, values["error_code"]) == (400, f"ModelArts.{code}")
+
+
+def test_a_page_of_ten_thousand_is_quick_and_memory_stays(full: Api):
+    """Under 100 ms, the best of many, also the last page and a filtered one; memory is flat."""
+    asked = [
+        {"limit": 50},
+        {"limit": 50, "offset": 199},
+        {"limit": 50, "filters": [{"key": "name", "operator": "like", "value": ["7"]}]},
+    ]
+    best = [10.0] * len(asked)
+    for _ in range(20):
+        for index, body in enumerate(asked):
+            begun = time.monotonic()
+            full.ok("POST", SEARCH, body)
+            best[index] = min(best[index], time.monotonic() - begun)
+    before = memory_kb(full)
+    for _ in range(300):
+        full.ok("POST", SEARCH, asked[1])
+    grown = memory_kb(full) - before
+
+    assert max(best) < 0.1, best
+    assert grown < 20_000
+    assert memory_kb(full) < 400_000
+
+
+def memory_kb(api: Api) -> int:
+    """Return the memory of the emulator's own process."""
+    text = Path(f"/proc/{api.address.pid}/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1])

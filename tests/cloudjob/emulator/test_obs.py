@@ -1,0 +1,190 @@
+"""The emulated OBS: one bucket through boto3 and the vendor's own SDK, and its faults."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.emulators import Api, new_name
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # invalid escapes in its sources, on newer Pythons
+    from obs import ObsClient
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture(scope="module", params=["obs", "v2", "v4"])
+def vendor(request: pytest.FixtureRequest, session_api: Api, s3: Any) -> Iterator[Any]:
+    """The vendor's client, signing each way that it knows."""
+    address = session_api.address
+    client = ObsClient(
+        access_key_id=address.access_key,
+        secret_access_key=address.secret_key,
+        server=address.s3_endpoint,
+        signature=request.param,
+        path_style=True,
+        region=address.region,
+        is_signature_negotiation=False,
+    )
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize("key", ["plain.txt", "a/b/ü ~+=.bin"])
+def test_both_clients_see_the_same_objects(vendor: Any, s3: Any, key: str):
+    """What one writes the other reads, lists and deletes."""
+    key = f"{new_name()}/{key}"
+    data = os.urandom(300_000)
+    assert vendor.putContent("data", key, data).status == 200
+    assert s3.get_object(Bucket="data", Key=key)["Body"].read() == data
+    s3.put_object(Bucket="data", Key=key + "2", Body=data[::-1])
+    found = vendor.getObject("data", key + "2", loadStreamInMemory=True)
+    listed = vendor.listObjects("data", prefix=key)
+
+    assert (found.status, found.body.buffer) == (200, data[::-1])
+    assert [(item.key, item.size) for item in listed.body.contents] == [
+        (key, len(data)),
+        (key + "2", len(data)),
+    ]
+    assert vendor.deleteObject("data", key).status == 204
+    assert [item["Key"] for item in s3.list_objects(Bucket="data", Prefix=key)["Contents"]] == [
+        key + "2"
+    ]
+    assert vendor.getObject("data", key, loadStreamInMemory=True).status == 404
+
+
+def test_the_vendors_client_uploads_in_parts(vendor: Any, s3: Any, tmp_path: Any):
+    """A file in pieces, several at once."""
+    path = tmp_path / "large.bin"
+    path.write_bytes(os.urandom(11_000_000))
+    key = new_name()
+    done = vendor.uploadFile("data", key, str(path), partSize=5 * 1024 * 1024, taskNum=3)
+
+    assert done.status == 200, done
+    assert s3.get_object(Bucket="data", Key=key)["Body"].read() == path.read_bytes()
+
+
+def test_a_wrong_key_opens_nothing(session_api: Api, s3: Any):
+    """Neither an unknown one, nor a wrong secret."""
+    import boto3
+    from botocore.config import Config
+
+    address = session_api.address
+    for access, secret in (("NOBODY", "x"), (address.access_key, "x")):
+        client = boto3.session.Session().client(
+            "s3",
+            endpoint_url=address.s3_endpoint,
+            aws_access_key_id=access,
+            aws_secret_access_key=secret,
+            region_name="r",
+            config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1}),
+        )
+        with pytest.raises(ClientError) as caught:
+            client.list_objects(Bucket="data")
+        assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
+
+
+def temporary(api: Api) -> dict[str, str]:
+    """Return a temporary key."""
+    identity = {"methods": ["hw_ak_sk"], "hw_ak_sk": {"access": {"key": api.address.access_key}}}
+    identity["hw_ak_sk"]["secret"] = {"key": api.address.secret_key}
+    _, _, headers = api.ask("POST", "/v3/auth/tokens", {"auth": {"identity": identity}})
+    _, values, _ = api.ask(
+        "POST",
+        "/v3.0/OS-CREDENTIAL/securitytokens",
+        {"auth": {"identity": {"methods": ["token"], "token": {}}}},
+        headers={"X-Auth-Token": headers["x-subject-token"]},
+    )
+    credential: dict[str, str] = values["credential"]
+    return credential
+
+
+def test_a_temporary_key_opens_until_it_expires(api: Api, s3: Any):
+    """With its token and its secret; a fault ends it in the middle."""
+    import boto3
+    from botocore.config import Config
+
+    key = temporary(api)
+
+    def client(**changes: str) -> Any:
+        words = {
+            "aws_access_key_id": key["access"],
+            "aws_secret_access_key": key["secret"],
+            "aws_session_token": key["securitytoken"],
+            **changes,
+        }
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=api.address.s3_endpoint,
+            region_name="r",
+            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
+            **words,
+        )
+
+    def code(asked: Any) -> str:
+        with pytest.raises(ClientError) as caught:
+            asked.list_objects(Bucket="data", MaxKeys=1)
+        return str(caught.value.response["Error"]["Code"])
+
+    good = client()
+    name = f"{new_name()}/ü a+b~"
+    good.put_object(Bucket="data", Key=name, Body=b"x" * 100_000)
+    assert s3.get_object(Bucket="data", Key=name)["Body"].read() == b"x" * 100_000
+    assert good.list_objects(Bucket="data", Prefix=name)["Contents"][0]["Key"] == name
+    assert good.get_object(Bucket="data", Key=name)["ContentLength"] == 100_000
+    assert code(client(aws_secret_access_key="wrong")) == "SignatureDoesNotMatch"
+    assert code(client(aws_session_token="wrong")) == "InvalidToken"
+    api.fault("expire-tokens")
+    assert code(good) == "ExpiredToken"
+
+
+def test_large_objects_pass_the_gate(s3: Any):
+    """Byte for byte, both ways, also in chunks with a checksum behind them."""
+    data = os.urandom(20_000_000)
+    key = new_name()
+    s3.put_object(Bucket="data", Key=key, Body=data, ChecksumAlgorithm="SHA256")
+
+    assert s3.get_object(Bucket="data", Key=key)["Body"].read() == data
+
+
+def test_a_full_obs_takes_nothing_and_gives_all(api: Api, s3: Any):
+    """403 for what is to be written; reading and deleting go on."""
+    key = new_name()
+    s3.put_object(Bucket="data", Key=key, Body=b"x")
+    api.fault("full-obs")
+    with pytest.raises(ClientError) as caught:
+        s3.put_object(Bucket="data", Key=key, Body=b"y" * 3_000_000)
+
+    assert caught.value.response["Error"]["Code"] == "InsufficientStorageSpace"
+    assert s3.get_object(Bucket="data", Key=key)["Body"].read() == b"x"
+    s3.delete_objects(Bucket="data", Delete={"Objects": [{"Key": key}]})
+
+
+def test_a_slow_obs_is_slow(api: Api, s3: Any):
+    """So many requests, so long."""
+    import time
+
+    api.fault("slow-obs", count=1, amount=0.7)
+    begun = time.monotonic()
+    s3.list_objects(Bucket="data", MaxKeys=1)
+    slow_s = time.monotonic() - begun
+    s3.list_objects(Bucket="data", MaxKeys=1)
+
+    assert slow_s >= 0.7
+    assert time.monotonic() - begun - slow_s < 0.7
+
+
+def test_an_obs_that_fails_says_so(api: Api, s3: Any):
+    """503, so often as was asked for."""
+    api.fault("obs-error", count=1)
+    with pytest.raises(ClientError) as caught:
+        s3.list_objects(Bucket="data", MaxKeys=1)
+
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
+    s3.list_objects(Bucket="data", MaxKeys=1)

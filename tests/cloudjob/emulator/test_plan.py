@@ -1,0 +1,177 @@
+"""What a node is given: variables, command, folders."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from cloudjob.emulator import plan, settings, wanted
+from cloudjob.emulator.access import Account
+from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.plan import Machine
+
+SETTINGS = settings.defaults()
+ACCOUNT = Account("ak", "sk", "pw", "p", "d", "u")
+CONTAINER = Machine("/home/ma-user", "python3", ("python3", "/entry.pyz"), "http://10.0.0.1:1")
+PROCESS = Machine("/state/nodes/1/home", "/venv/bin/python", ("py", "entry"), "http://127.0.0.1:1")
+ID = "11111111-2222-3333-4444-555555555555"
+PYTORCH = "pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"
+MPI = "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"
+
+
+def row(nodes: int = 2, flavor: str = "modelarts.vm.cpu.2u", **algorithm: Any) -> JobRow:
+    """Return a job."""
+    given = {"engine": {"image_url": "i:1"}, "command": "bash run.sh", **algorithm}
+    whole = wanted.job(
+        {
+            "metadata": {"name": "j"},
+            "algorithm": given,
+            "spec": {"resource": {"flavor_id": flavor, "node_count": nodes}},
+        },
+        None,
+        SETTINGS,
+    )
+    return JobRow(
+        ID, "j", "0", "job", "Pending", "Queuing", 1, "", "u", 1, 0, 0, nodes, "", 0, whole, {}
+    )
+
+
+def channel(name: str, url: str, **more: Any) -> dict[str, Any]:
+    """Return an input or output."""
+    return {"name": name, "remote": {"obs": {"obs_url": url}}, **more}
+
+
+def test_a_node_hears_what_the_platform_says():
+    """The documented variables of a container, no ports, no index under MA_TASK_INDEX."""
+    env = plan.environment(row(), 1, "10.0.0.3", CONTAINER, SETTINGS, ACCOUNT)
+    job = f"modelarts-job-{ID}"
+
+    assert env["VC_WORKER_HOSTS"] == f"{job}-worker-0.{job},{job}-worker-1.{job}"
+    assert env["MA_CURRENT_INSTANCE_NAME"] == f"{job}-worker-1"
+    assert env["MA_VJ_NAME"] == f"ma-job-{ID}"
+    assert (env["VC_TASK_INDEX"], env["VK_TASK_INDEX"], env["VC_WORKER_NUM"]) == ("1", "1", "2")
+    assert (env["MA_NUM_HOSTS"], env["MA_NUM_GPUS"], env["MA_TASK_NAME"]) == ("2", "0", "worker")
+    assert env["MA_CURRENT_IP"] == "10.0.0.3"
+    assert env["MA_JOB_DIR"] == "/home/ma-user/modelarts/user-job-dir"
+    assert env["S3_ENDPOINT"] == "http://10.0.0.1:1"
+    assert "MA_TASK_INDEX" not in env
+    assert not [name for name in env if name.startswith("CLOUDJOB_")]
+
+
+def test_a_node_with_cards_hears_of_them():
+    """The number of cards and the words for NCCL."""
+    env = plan.environment(
+        row(1, "modelarts.vm.p100.2xlarge"), 0, "a", CONTAINER, SETTINGS, ACCOUNT
+    )
+
+    assert env["MA_NUM_GPUS"] == "2"
+    assert env["NCCL_IB_HCA"] == "^mlx5_bond_0"
+
+
+def test_the_users_variables_win():
+    """And channels that are read from the environment are variables."""
+    env = plan.environment(
+        row(
+            environments={"NCCL_DEBUG": "WARN", "S3_VERIFY_SSL": "1"},
+            inputs=[channel("data", "/bkt/in/", access_method="env")],
+        ),
+        0,
+        "a",
+        CONTAINER,
+        SETTINGS,
+        ACCOUNT,
+    )
+
+    assert (env["NCCL_DEBUG"], env["S3_VERIFY_SSL"]) == ("WARN", "1")
+    assert env["data"] == "/home/ma-user/modelarts/inputs/data_0"
+    assert json.loads(env["MA_INPUTS"])["inputs"][0]["remote"]["obs"]["obs_url"] == "s3://bkt/in/"
+
+
+def test_a_command_takes_parameters_and_channels():
+    """At its end, each as one word."""
+    made = plan.command(
+        row(
+            command="cd /home/ma-user/x && sh run.sh ",
+            parameters=[{"name": "lr", "value": "0.1 $x"}, {"name": "flag", "value": ""}],
+            inputs=[channel("data_url", "/bkt/in/")],
+            outputs=[
+                channel("train_url", "/bkt/out/"),
+                channel("e", "/bkt/e/", access_method="env"),
+            ],
+        ),
+        0,
+        CONTAINER,
+    )
+
+    assert made == (
+        "cd /home/ma-user/x && sh run.sh '--lr=0.1 $x' --flag= "
+        "--data_url=/home/ma-user/modelarts/inputs/data_url_0 "
+        "--train_url=/home/ma-user/modelarts/outputs/train_url_0"
+    )
+
+
+def preset(engine: str, nodes: int, index: int = 1, machine: Machine = CONTAINER) -> str:
+    """Return the last part of the command of a preset."""
+    return plan.command(
+        row(
+            nodes,
+            command="",
+            engine={"engine_id": engine},
+            code_dir="/bkt/a/proj/",
+            boot_file="/bkt/a/proj/sub/t.py",
+            parameters=[{"name": "n", "value": "1"}],
+        ),
+        index,
+        machine,
+    )
+
+
+def test_a_preset_runs_the_boot_file_in_the_code_directory():
+    """After the hook, with the interpreter of the engine."""
+    folder = "/home/ma-user/modelarts/user-job-dir/proj"
+
+    assert preset(PYTORCH, 1, 0) == (
+        f"cd {folder} && {{ if [ -f ma-pre-start.sh ]; then bash ma-pre-start.sh || exit; fi; "
+        f"exec python3 {folder}/sub/t.py --n=1; }}"
+    )
+
+
+def test_pytorch_on_several_nodes_gets_its_ranks():
+    """One process a node: the world has as many as there are nodes."""
+    job = f"modelarts-job-{ID}"
+
+    assert (
+        f"t.py --init_method=tcp://{job}-worker-0.{job}:6060 --rank=1 --world_size=2 --n=1;"
+        in preset(PYTORCH, 2)
+    )
+
+
+def test_mpi_presets_run_under_the_entry():
+    """It plays the platform's own start of mpirun."""
+    assert "exec python3 /entry.pyz /home/ma-user" in preset(MPI, 2)
+
+
+def test_paths_of_the_platform_are_those_of_a_process():
+    """In commands, variables and folders; what only looks like one stays."""
+    job = row(
+        command="cd /home/ma-user/modelarts/x; "
+        "ls /cache/a /cached /x/cache /home/ma-user2 /data/in/f",
+        inputs=[channel("d", "/bkt/in/", local_dir="/data/in")],
+        environments={"X": "/home/ma-user/y:/cache"},
+    )
+    home = PROCESS.home
+
+    assert plan.command(job, 0, PROCESS) == (
+        f"cd {home}/modelarts/x; ls {home}/root/cache/a /cached /x/cache /home/ma-user2 "
+        f"{home}/root/data/in/f --d={home}/root/data/in"
+    )
+    env = plan.environment(job, 0, "a", PROCESS, SETTINGS, ACCOUNT)
+    assert env["X"] == f"{home}/y:{home}/root/cache"
+    assert env["HOME"] == home
+
+
+def test_mounts_hold_every_folder_once():
+    """The platform's own, and those that lie elsewhere."""
+    job = row(inputs=[channel("d", "/bkt/in/", local_dir="/data/in"), channel("e", "/bkt/e/")])
+
+    assert plan.mounts(job) == ["/data/in", "/home/ma-user/modelarts"]

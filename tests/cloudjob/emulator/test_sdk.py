@@ -1,0 +1,383 @@
+"""The vendor's own SDK drives every operation that it has for training jobs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.emulators import Api, await_true, keys, new_name
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its dependencies, on newer Pythons
+    import huaweicloudsdkmodelarts.v1 as sdk
+    from huaweicloudsdkcore.auth.credentials import BasicCredentials
+    from huaweicloudsdkcore.exceptions.exceptions import ClientRequestException
+
+pytestmark = pytest.mark.filterwarnings("default")
+PYTORCH = "pytorch_2.1.0-cuda_12.1-py_3.10.6-ubuntu_22.04-x86_64"
+_OURS = re.compile(
+    r"/v2/\{project_id\}/(training-|modelarts-training-job|algorithms|search-algorithms"
+    r"|gallery-algorithm)"
+)
+
+
+def operations() -> Iterator[tuple[str, str, str]]:
+    """Yield name, method and path of each operation that has to do with training jobs."""
+    for name, function in inspect.getmembers(sdk.ModelArtsClient):
+        if not (name.startswith("_") and name.endswith("_http_info")):
+            continue
+        text = inspect.getsource(function)
+        method = re.search(r'"method": "(\w+)"', text)
+        path = re.search(r'"resource_path": "([^"]+)"', text)
+        if method and path and _OURS.match(path.group(1)):
+            yield name[1 : -len("_http_info")], method.group(1), path.group(1)
+
+
+OPERATIONS = list(operations())
+# What this service does not do; it says so by the code for a wrong parameter.
+REFUSED = {
+    "create_algorithm_version_to_gallery",
+    "create_save_image_job",
+    "list_ft_artifacts",
+    "modify_training_quotas",
+    "publish_ft_artifacts",
+    "show_auto_search_param_analysis_result_path",
+    "show_auto_search_params_analysis",
+    "show_auto_search_per_trial",
+    "show_auto_search_trial_early_stop",
+    "show_auto_search_trials",
+    "show_auto_search_yaml_template_content",
+    "show_auto_search_yaml_templates_info",
+    "show_ft_detail",
+    "show_ft_metrics",
+    "show_save_image_job",
+}
+
+
+@pytest.fixture(scope="module")
+def client(session_api: Api) -> Any:
+    """The vendor's client, with the account's key."""
+    address = session_api.address
+    credentials = BasicCredentials(address.access_key, address.secret_key, address.project_id)
+    return (
+        sdk.ModelArtsClient.new_builder()
+        .with_credentials(credentials)
+        .with_endpoints([address.endpoint])
+        .build()
+    )
+
+
+@pytest.fixture(scope="module")
+def job(session_api: Api) -> str:
+    """A job that has ended well, with a log and metrics."""
+    made = session_api.create("sleep 1; echo hello")
+    session_api.await_phase(made)
+    return made
+
+
+def test_there_are_operations_to_drive():
+    """A new SDK may have more, and then this says which are new."""
+    assert len(OPERATIONS) >= 54
+    assert {name for name, _, _ in OPERATIONS} >= REFUSED
+
+
+@pytest.mark.parametrize(("name", "method", "path"), OPERATIONS, ids=lambda item: item)
+def test_every_operation_is_answered(name: str, method: str, path: str, session_api: Api, job: str):
+    """Never as one that does not exist; and what is not done here is a wrong parameter."""
+    words = {
+        "project_id": session_api.address.project_id,
+        "training_job_id": job,
+        "task_id": "worker-0",
+    }
+    target = re.sub(r"\{(\w+)\}", lambda found: words.get(found.group(1), "x"), path)
+    if name == "delete_training_job":
+        target = target.replace(job, session_api.create("true"))
+    status, values, _ = session_api.ask(method, target, {} if method in ("POST", "PUT") else None)
+
+    assert (values or {}).get("error_code") != "APIGW.0101" if isinstance(values, dict) else True
+    assert status not in (404, 405, 500, 501), values
+    if name in REFUSED:
+        assert (status, values["error_code"]) == (400, "ModelArts.2788")
+
+
+def full_body(s3: Any, name: str) -> Any:
+    """Return a create request with nearly all that one can have."""
+    s3.put_object(Bucket="data", Key=f"{name}/code/t.py", Body=b"import sys; print(sys.argv)")
+    s3.put_object(Bucket="data", Key=f"{name}/in/f", Body=b"x")
+    url = f"obs://data/{name}"
+    algorithm = sdk.JobAlgorithm(
+        code_dir=f"{url}/code/",
+        boot_file=f"{url}/code/t.py",
+        engine=sdk.JobEngine(engine_name="PyTorch", engine_version=PYTORCH),
+        parameters=[
+            sdk.Parameters(
+                name="n",
+                value="1",
+                description="d",
+                constraint=sdk.ParametersConstraint(
+                    type="Integer", editable=True, required=False, sensitive=False
+                ),
+            )
+        ],
+        inputs=[
+            sdk.Input(
+                name="data_url",
+                description="d",
+                access_method="parameter",
+                remote=sdk.InputDataInfo(obs=sdk.InputDataInfoObs(obs_url=f"{url}/in/")),
+            )
+        ],
+        outputs=[
+            sdk.Output(
+                name="train_url",
+                access_method="env",
+                remote=sdk.Remote(obs=sdk.RemoteObs(obs_url=f"{url}/out/")),
+            )
+        ],
+        environments={"A": "1", "B": "2"},
+    )
+    spec = sdk.Spec(
+        resource=sdk.SpecResource(flavor_id="modelarts.vm.cpu.2u", node_count=2),
+        log_export_path=sdk.LogExportPath(obs_url=f"{url}/log/"),
+        schedule_policy=sdk.SchedulePolicy(priority=2, preemptible=False),
+        auto_stop=sdk.AutoStop(time_unit="HOURS", duration=20),
+    )
+    metadata = sdk.JobMetadata(
+        name=name,
+        description="a job",
+        workspace_id="0",
+        annotations={"fault-tolerance/job-retry-num": "1"},
+    )
+    endpoints = sdk.JobEndpointsReq(ssh=sdk.SSHReq(key_pair_names=["k"]))
+    return sdk.CreateTrainingJobRequest(
+        body=sdk.Job(
+            kind="job", metadata=metadata, algorithm=algorithm, spec=spec, endpoints=endpoints
+        )
+    )
+
+
+def test_a_full_job_goes_through_the_sdk(client: Any, s3: Any):
+    """Create, show, list, logs, events, metrics, tasks, stages, change, delete."""
+    name = new_name()
+    made = client.create_training_job(full_body(s3, name))
+    job = made.metadata.id
+    ask = sdk.ShowTrainingJobDetailsRequest(training_job_id=job)
+    found = await_true(lambda: _ended(client.show_training_job_details(ask)))
+    log = client.show_training_job_logs_preview(
+        sdk.ShowTrainingJobLogsPreviewRequest(training_job_id=job, task_id="worker-1")
+    )
+    events = client.list_training_job_events(
+        sdk.ListTrainingJobEventsRequest(training_job_id=job, order="asc", limit=100)
+    )
+    page = client.list_training_jobs(
+        sdk.ListTrainingJobsRequest(
+            body=sdk.JobSearches(
+                limit=1, filters=[sdk.Filter(key="name", operator="in", value=[name])]
+            )
+        )
+    )
+    client.change_training_job_description(
+        sdk.ChangeTrainingJobDescriptionRequest(
+            training_job_id=job, body=sdk.JobUpdateRequestBody(description="other")
+        )
+    )
+
+    assert found.status.phase == "Completed", log.content
+    assert found.status.task_statuses[0].exit_code == 0
+    assert found.spec.resource.flavor_detail.flavor_info.cpu.core_num == 2
+    assert found.algorithm.inputs[0].local_dir == "/home/ma-user/modelarts/inputs/data_url_0"
+    assert found.endpoints.ssh.key_pair_names == ["k"]
+    assert "--n=1" in log.content
+    assert log.current_size == log.full_size
+    assert events.events[0].message == "Training job created."
+    assert (page.total, page.items[0].metadata.id) == (1, job)
+    assert client.show_training_job_details(ask).metadata.description == "other"
+    assert len(keys(s3, f"{name}/log/")) == 2
+    assert (
+        client.list_training_job_tasks(sdk.ListTrainingJobTasksRequest(training_job_id=job))
+        .body[1]
+        .task
+        == "worker-1"
+    )
+    stages = client.list_training_job_stages(sdk.ListTrainingJobStagesRequest(training_job_id=job))
+    assert stages.running_records[0].stages[0].name == "Queuing"
+    client.delete_training_job(sdk.DeleteTrainingJobRequest(training_job_id=job))
+    with pytest.raises(ClientRequestException) as caught:
+        client.show_training_job_details(ask)
+    assert caught.value.error_code == "ModelArts.2775"
+
+
+def _ended(found: Any) -> Any:
+    return found if found.status.phase in ("Completed", "Failed", "Abnormal") else None
+
+
+def test_stopping_through_the_sdk(client: Any, session_api: Api):
+    """202, Terminating, and an error when it is over."""
+    job = session_api.create("sleep 60")
+    request = sdk.StopTrainingJobRequest(
+        training_job_id=job, body=sdk.JobActionType(action_type="terminate")
+    )
+
+    assert client.stop_training_job(request).status.phase == "Terminating"
+    session_api.await_phase(job)
+    with pytest.raises(ClientRequestException) as caught:
+        client.stop_training_job(request)
+    assert (caught.value.status_code, caught.value.error_code) == (409, "ModelArts.2796")
+
+
+def test_errors_are_the_sdks_exceptions(client: Any):
+    """Status, code, words and the id of the request."""
+    with pytest.raises(ClientRequestException) as caught:
+        client.create_training_job(sdk.CreateTrainingJobRequest(body=sdk.Job(kind="job")))
+    error = caught.value
+
+    assert (error.status_code, error.error_code) == (400, "ModelArts.2788")
+    assert "name" in error.error_msg
+    assert len(error.request_id) == 32
+
+
+def test_a_wrong_key_is_the_sdks_exception(session_api: Api):
+    """The gateway's words."""
+    address = session_api.address
+    wrong = (
+        sdk.ModelArtsClient.new_builder()
+        .with_credentials(BasicCredentials("NOBODY", "x", address.project_id))
+        .with_endpoints([address.endpoint])
+        .build()
+    )
+    with pytest.raises(ClientRequestException) as caught:
+        wrong.show_training_job_engines(sdk.ShowTrainingJobEnginesRequest())
+
+    assert (caught.value.status_code, caught.value.error_code) == (401, "APIGW.0301")
+
+
+def test_flavors_engines_and_quotas(client: Any):
+    """What the account has."""
+    flavors = client.show_training_job_flavors(sdk.ShowTrainingJobFlavorsRequest(flavor_type="GPU"))
+    engines = client.show_training_job_engines(sdk.ShowTrainingJobEnginesRequest())
+    quotas = client.show_training_quotas(sdk.ShowTrainingQuotasRequest())
+    most = client.show_training_flavor_max_available_resource(
+        sdk.ShowTrainingFlavorMaxAvailableResourceRequest(flavor_id="modelarts.vm.cpu.8u")
+    )
+
+    assert flavors.total_count == len(flavors.flavors) == 2
+    assert flavors.flavors[0].flavor_info.gpu.unit_num == 1
+    assert PYTORCH in [item.engine_id for item in engines.items]
+    assert quotas.quotas[0].quota > 0
+    assert (most.cpu_core_num, most.mem_size) == (8, 32)
+
+
+def test_tags(client: Any, session_api: Api, job: str):
+    """Put on, found, counted, taken off."""
+    key = new_name()
+    tags = sdk.CreateTmsTagsRequest(tags=[sdk.TmsTag(key=key, value="v")])
+    client.create_train_job_tags(sdk.CreateTrainJobTagsRequest(training_job_id=job, body=tags))
+    shown = client.show_train_job_tags(sdk.ShowTrainJobTagsRequest(training_job_id=job))
+    project = client.list_training_job_tags(sdk.ListTrainingJobTagsRequest())
+    page = client.list_training_jobs(
+        sdk.ListTrainingJobsRequest(
+            body=sdk.JobSearches(tags=[sdk.ListTagFilter(key=key, values=["v"])])
+        )
+    )
+    count = {"tags": [{"key": key, "values": ["v"]}]}
+    way = "{p}/modelarts-training-job/resource-instances/"
+
+    assert (key, "v") in [(tag.key, tag.value) for tag in shown.tags]
+    assert key in [tag.key for tag in project.tags]
+    assert [item.metadata.id for item in page.items] == [job]
+    assert session_api.ok("POST", way + "count", count) == {"total_count": 1}
+    assert session_api.ok("POST", way + "filter", count)["resources"][0]["resource_id"] == job
+    session_api.ok(
+        "DELETE", f"{{p}}/modelarts-training-job/{job}/tags/delete", {"tags": [{"key": key}]}
+    )
+    assert session_api.ok("POST", way + "count", count) == {"total_count": 0}
+
+
+def test_an_algorithm_makes_jobs(client: Any, session_api: Api, s3: Any):
+    """Created, listed, used, changed, deleted."""
+    name = new_name()
+    s3.put_object(Bucket="data", Key=f"{name}/t.py", Body=b"import sys; print(sys.argv[1:])")
+    config = sdk.AlgorithmJobConfig(
+        code_dir=f"/data/{name}/",
+        boot_file=f"/data/{name}/t.py",
+        engine=sdk.AlgorithmCreateEngine(engine_id=PYTORCH),
+        parameters=[sdk.Parameters(name="a", value="1"), sdk.Parameters(name="b", value="2")],
+    )
+    made = client.create_algorithm(
+        sdk.CreateAlgorithmRequest(
+            body=sdk.Algorithm(metadata=sdk.AlgorithmMetadata(name=name), job_config=config)
+        )
+    )
+    number = made.metadata.id
+    listed = client.list_algorithms(sdk.ListAlgorithmsRequest(searches=f"name:{name}"))
+    body = session_api.body("")
+    body["algorithm"] = {"id": number, "parameters": [{"name": "b", "value": "9"}]}
+    job = session_api.ok("POST", "{p}/training-jobs", body)["metadata"]["id"]
+    found = session_api.await_phase(job)
+
+    assert [item.metadata.id for item in listed.items] == [number]
+    assert found["status"]["phase"] == "Completed"
+    assert found["algorithm"]["name"] == name
+    assert "['--b=9', '--a=1']" in session_api.log(job)
+    client.delete_algorithm(sdk.DeleteAlgorithmRequest(algorithm_id=number))
+    with pytest.raises(ClientRequestException) as caught:
+        client.show_algorithm_by_uuid(sdk.ShowAlgorithmByUuidRequest(algorithm_id=number))
+    assert caught.value.error_code == "ModelArts.2755"
+
+
+def test_experiments(client: Any):
+    """Created, found by name, deleted."""
+    name = new_name()
+    body = sdk.CreateTrainingExperimentRequestBody(
+        metadata=sdk.TrainingExperimentRequestMetadata(name=name)
+    )
+    made = client.create_training_experiment(sdk.CreateTrainingExperimentRequest(body=body))
+    check = sdk.CheckTrainingExperimentRequest(experiment_name=name)
+
+    assert client.check_training_experiment(check).is_duplicate is True
+    client.delete_training_experiment(
+        sdk.DeleteTrainingExperimentRequest(experiment_id=made.metadata.id)
+    )
+    assert client.check_training_experiment(check).is_duplicate is False
+
+
+def test_names_and_batches(client: Any, session_api: Api):
+    """A name is taken while its job is there; many jobs are deleted at once, or none."""
+    jobs = [session_api.create("true") for _ in range(3)]
+    name = session_api.show(jobs[0])["metadata"]["name"]
+    check = sdk.ValidateTrainingJobNameRequest(job_name=name)
+    assert client.validate_training_job_name(check).is_duplicate is True
+
+    def batch(*ids: str) -> Any:
+        items = [
+            sdk.BatchDeleteJobItem(kind="job", metadata=sdk.BatchDeleteJobMetadata(id=item))
+            for item in ids
+        ]
+        return client.batch_delete_training_job(
+            sdk.BatchDeleteTrainingJobRequest(body=sdk.BatchDeleteJobsReq(jobs=items))
+        )
+
+    with pytest.raises(ClientRequestException) as caught:
+        batch(*jobs, "nobody")
+    assert caught.value.error_code == "ModelArts.2775"
+    assert session_api.show(jobs[0])
+    batch(*jobs)
+    await_true(lambda: client.validate_training_job_name(check).is_duplicate is False)
+
+
+def test_an_image_can_be_looked_up(client: Any):
+    """Registered, listed, shown with its status."""
+    made = client.register_image(
+        sdk.RegisterImageRequest(body=sdk.ImageRegRequest(swr_path="registry/ns/img:1"))
+    )
+    shown = client.show_image(sdk.ShowImageRequest(id=made.id))
+
+    assert (shown.name, shown.tag, shown.status) == ("img", "1", "ACTIVE")
+    client.delete_image(sdk.DeleteImageRequest(id=made.id))
+    with pytest.raises(ClientRequestException):
+        client.show_image(sdk.ShowImageRequest(id=made.id))

@@ -1,0 +1,252 @@
+"""The rules of a create request, and what is answered to those who break one."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as settings_
+from hypothesis import strategies as st
+
+from cloudjob.emulator import settings, wanted
+from cloudjob.emulator.answers import ApiError
+
+SETTINGS = settings.defaults()
+PRESET = {"engine_id": "pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"}
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    """Return the smallest body, with changes at dotted paths."""
+    made: dict[str, Any] = {
+        "kind": "job",
+        "metadata": {"name": "j"},
+        "algorithm": {"engine": {"image_url": "ns/img:1"}, "command": "python t.py"},
+        "spec": {"resource": {"flavor_id": "modelarts.vm.cpu.2u", "node_count": 1}},
+    }
+    for path, value in changes.items():
+        *way, last = path.split("__")
+        at = made
+        for name in way:
+            at = at.setdefault(name, {})
+        at[last] = value
+    return made
+
+
+def obs(url: str, name: str = "data_url", **more: Any) -> dict[str, Any]:
+    """Return a channel."""
+    return {"name": name, "remote": {"obs": {"obs_url": url}}, **more}
+
+
+def whole(**changes: Any) -> Any:
+    """Return the body made whole."""
+    return wanted.job(body(**changes), None, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("url", "bucket", "key"),
+    [
+        ("obs://bkt/a/b/", "bkt", "a/b/"),
+        ("s3://bkt/a", "bkt", "a"),
+        ("/bkt/a/b.py", "bkt", "a/b.py"),
+        ("/bkt/", "bkt", ""),
+        ("obs://bkt", "bkt", ""),
+    ],
+)
+def test_a_place_has_three_spellings(url: str, bucket: str, key: str):
+    """The service's own examples have all of them."""
+    assert wanted.place(url) == (bucket, key)
+
+
+@pytest.mark.parametrize("url", ["", "bkt/a", "http://bkt/a", "/B/a", "/bkt//a", None, "file:///x"])
+def test_what_is_no_place_is_refused(url: Any):
+    """2791, and the path."""
+    with pytest.raises(ApiError) as caught:
+        wanted.place(url)
+    assert caught.value.code == "ModelArts.2791"
+
+
+def test_a_body_is_made_whole():
+    """Folders of channels, defaults, one spelling of an engine."""
+    made = whole(
+        algorithm__engine=PRESET,
+        algorithm__code_dir="obs://bkt/code/",
+        algorithm__boot_file="/bkt/code/a/t.py",
+        algorithm__inputs=[obs("/bkt/in/")],
+        algorithm__outputs=[obs("/bkt/out", "train_url", access_method="env")],
+        algorithm__parameters=[{"name": "n", "value": 3}],
+    )["algorithm"]
+
+    assert made["inputs"][0]["local_dir"] == "/home/ma-user/modelarts/inputs/data_url_0"
+    assert made["inputs"][0]["access_method"] == "parameter"
+    assert made["outputs"][0]["local_dir"] == "/home/ma-user/modelarts/outputs/train_url_0"
+    assert made["outputs"][0]["access_method"] == "env"
+    assert made["parameters"] == [{"name": "n", "value": "3"}]
+    assert made["engine"]["engine_name"] == "PyTorch"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"metadata__name": ""}, "2788"),
+        ({"metadata__name": "a b"}, "2788"),
+        ({"metadata__name": "x" * 65}, "2788"),
+        ({"metadata__description": "x" * 257}, "2788"),
+        ({"metadata__workspace_id": "7"}, "0102"),
+        ({"metadata__annotations": {wanted.RETRY_NUM: "4"}}, "2788"),
+        ({"metadata__annotations": {wanted.RETRY_NUM: 1}}, "2788"),
+        ({"kind": "edge_job"}, "2788"),
+        ({"algorithm__engine": {}}, "2780"),
+        ({"algorithm__engine": {"engine_id": "nothing"}}, "2780"),
+        ({"algorithm__engine": {"engine_name": "PyTorch", "engine_version": "9"}}, "2780"),
+        ({"algorithm__command": ""}, "2788"),
+        ({"algorithm__code_dir": "code/"}, "2791"),
+        ({"algorithm__local_code_dir": "/opt/x"}, "2788"),
+        ({"algorithm__local_code_dir": "/home/ma-user/modelarts/x"}, "2788"),
+        ({"algorithm__engine": PRESET}, "2757"),
+        ({"algorithm__engine": PRESET, "algorithm__code_dir": "/bkt/c/"}, "2758"),
+        (
+            {
+                "algorithm__engine": PRESET,
+                "algorithm__code_dir": "/bkt/c/",
+                "algorithm__boot_file": "/bkt/d/t.py",
+            },
+            "2758",
+        ),
+        ({"algorithm__parameters": [{"name": ""}]}, "2788"),
+        ({"algorithm__parameters": [{"name": "a"}, {"name": "a"}]}, "2767"),
+        ({"algorithm__parameters": {"a": 1}}, "2788"),
+        ({"algorithm__inputs": [obs("/bkt/a"), obs("/bkt/b")]}, "2753"),
+        ({"algorithm__inputs": [obs("/bkt/a", "a-b")]}, "2753"),
+        ({"algorithm__inputs": [obs("nowhere")]}, "2791"),
+        ({"algorithm__inputs": [obs("/bkt/a", access_method="file")]}, "2753"),
+        ({"algorithm__inputs": [{"name": "d", "remote": {"dataset": {"id": "1"}}}]}, "2788"),
+        ({"algorithm__environments": {"MA_X": "1"}}, "2788"),
+        ({"algorithm__environments": {"1X": "1"}}, "2788"),
+        ({"algorithm__environments": {"X": "$HOME"}}, "2788"),
+        ({"algorithm__environments": {"X": "x" * 4097}}, "2788"),
+        ({"algorithm__environments": {f"X{i}": "" for i in range(101)}}, "2788"),
+        ({"algorithm__environments": {"X": 1}}, "2788"),
+        ({"spec__resource": {}}, "2763"),
+        ({"spec__resource__flavor_id": "nothing"}, "2781"),
+        ({"spec__resource__node_count": 17}, "2793"),
+        ({"spec__resource__node_count": 0}, "2788"),
+        ({"spec__resource__node_count": "2"}, "2788"),
+        ({"spec__resource__pool_id": "nowhere"}, "2788"),
+        ({"spec__resource__pool_id": "pool-emulator"}, "2763"),
+        ({"spec__resource__flavor_id": "modelarts.pool.visual.xlarge"}, "2763"),
+        ({"spec__auto_stop": {"time_unit": "HOURS", "duration": 0}}, "2788"),
+        ({"spec__auto_stop": {"time_unit": "MINUTES", "duration": 1}}, "2788"),
+        ({"spec__schedule_policy": {"priority": 4}}, "2788"),
+        ({"spec__log_export_path": {"obs_url": "x"}}, "2791"),
+        ({"spec__volumes": {"nfs": {}}}, "2788"),
+    ],
+    ids=str,
+)
+def test_a_broken_rule_has_its_code(changes: dict[str, Any], code: str):
+    """As the service documents it, and with 400."""
+    with pytest.raises(ApiError) as caught:
+        whole(**changes)
+    assert (caught.value.code, caught.value.status) == (f"ModelArts.{code}", 400)
+
+
+def test_limits_themselves_are_allowed():
+    """A hundred variables of 4096 characters, 64 letters, 256 of description, 16 nodes."""
+    made = whole(
+        metadata__name="x" * 64,
+        metadata__description="x" * 256,
+        algorithm__environments={f"X{i}": "v" * 4096 for i in range(100)},
+        spec__resource__node_count=16,
+    )
+
+    assert len(made["algorithm"]["environments"]) == 100
+
+
+def test_a_dedicated_pool_has_flavors_of_its_own():
+    """By cards, or none on a pool without accelerators."""
+    for resource in (
+        {"pool_id": "pool-emulator", "flavor_id": "modelarts.pool.visual.2xlarge"},
+        {"pool_id": "pool-emulator"},
+    ):
+        made = wanted.job(body(spec__resource=resource), None, SETTINGS)
+        assert made["spec"]["resource"]["node_count"] == 1
+    flavor = wanted.flavor_of(
+        whole(
+            spec__resource={
+                "pool_id": "pool-emulator",
+                "flavor_id": "modelarts.pool.visual.4xlarge",
+            }
+        ),
+        SETTINGS,
+    )
+    assert flavor.cards == 4
+
+
+def test_an_algorithm_gives_what_the_job_leaves_out():
+    """Its code, its engine, its defaults; the job's own values win."""
+    algorithm = {
+        "metadata": {"id": "1", "name": "algo"},
+        "job_config": {
+            "code_dir": "/bkt/code/",
+            "boot_file": "/bkt/code/t.py",
+            "engine": PRESET,
+            "parameters": [{"name": "a", "value": "1"}, {"name": "b", "value": "2"}],
+            "inputs": [{"name": "data_url"}],
+            "outputs": [],
+        },
+    }
+    asked = body(algorithm={"id": "1", "parameters": [{"name": "b", "value": "9"}]})
+    made = wanted.job(asked, algorithm, SETTINGS)["algorithm"]
+
+    assert made["boot_file"] == "/bkt/code/t.py"
+    assert made["name"] == "algo"
+    assert {item["name"]: item["value"] for item in made["parameters"]} == {"a": "1", "b": "9"}
+
+
+FULL = body(
+    algorithm__engine=PRESET,
+    algorithm__code_dir="obs://bkt/code/",
+    algorithm__boot_file="/bkt/code/a/t.py",
+    algorithm__inputs=[obs("/bkt/in/")],
+    algorithm__outputs=[obs("/bkt/out", "train_url")],
+    algorithm__parameters=[{"name": "n", "value": "3"}],
+    algorithm__environments={"A": "1"},
+    metadata__annotations={wanted.RETRY_NUM: "1"},
+    spec__auto_stop={"time_unit": "HOURS", "duration": 1},
+    spec__schedule_policy={"priority": 1},
+    spec__log_export_path={"obs_url": "/bkt/log/"},
+    spec__volumes=[{"nfs": {}}],
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the way to every value in a body."""
+    found = [way] if way else []
+    items = value.items() if isinstance(value, dict) else ()
+    items = enumerate(value) if isinstance(value, list) else items
+    for key, inner in items:
+        found += places(inner, (*way, key))
+    return found
+
+
+@settings_(max_examples=500)
+@given(way=st.sampled_from(places(FULL)), value=VALUES)
+def test_whatever_a_client_sends_is_taken_or_refused(way: tuple[Any, ...], value: Any):
+    """A value of any other kind at any place is no internal error."""
+    made = copy.deepcopy(FULL)
+    at: Any = made
+    for key in way[:-1]:
+        at = at[key]
+    at[way[-1]] = value
+    with contextlib.suppress(ApiError):
+        whole = wanted.job(made, None, SETTINGS)
+        wanted.output_urls(whole)
+        wanted.retries(whole)
+        wanted.flavor_of(whole, SETTINGS)

@@ -1,0 +1,114 @@
+"""What is known of a job that has ended, when its platform keeps the record and may be late."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudjob.backends.base import NativeStatus
+from cloudjob.home import records_path
+from cloudjob.job import Filter, Job
+from cloudjob.records import JobRecord, Records
+from cloudjob.status import JobState
+from cloudjob.store.directory import DirectoryStore
+from jobentry.contract import exits
+from jobentry.contract.paths import JobPaths
+
+
+class Platform:
+    """A platform on which a job has ended."""
+
+    poll_s = 0.01
+
+    def __init__(self, ended_at: str, *, brings_code: bool) -> None:
+        self._ended_at = ended_at
+        self.brings_code = brings_code
+
+    def status(self, _handle: str) -> NativeStatus:
+        return NativeStatus(JobState.FAILED, "Failed", ended_at=self._ended_at, exit_code=3)
+
+    def store(self) -> tuple[str, dict[str, str]]:
+        return "", {}
+
+
+def moment(ago_s: float = 0.0) -> str:
+    """Return a time as statuses have it."""
+    found = datetime.now(timezone.utc) - timedelta(seconds=ago_s)
+    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def record_of(home: Path, **values: Any) -> JobRecord:
+    """Keep a job and return its record."""
+    record = JobRecord(
+        **{
+            **dict.fromkeys(("code_uri", "code_digest", "final_json", "state"), ""),
+            "job": "train-1",
+            "name": "train",
+            "backend": "modelarts",
+            "handle": "modelarts://h/p/1/train-1",
+            "nodes": 1,
+            "procs_per_node": 1,
+            "created_at": moment(300),
+            "code_size_bytes": 0,
+            "code_files": 0,
+            "store": (home / "store").as_uri(),
+            "spec_json": json.dumps({"outputs": {}}),
+            **values,
+        }
+    )
+    with Records(records_path(home)) as db:
+        db.add(record)
+    return record
+
+
+def left(home: Path) -> None:
+    """Let the record of the head arrive."""
+    record = exits.ExitRecord(
+        job="train-1",
+        exit_code=3,
+        cause="user",
+        failure=exits.Failure(0, "host", exit_code=3, message="the reason"),
+        started_at=moment(),
+        ended_at=moment(),
+        phases=((0, "run", moment(), moment()),),
+    )
+    DirectoryStore(home / "store").put_bytes(exits.dump(record), JobPaths("train-1").record)
+
+
+@pytest.mark.parametrize(
+    ("brings_code", "ago_s", "wanted"),
+    [(True, 0, "user"), (True, 3600, "platform"), (False, 0, "platform")],
+)
+def test_a_record_that_is_late_still_counts(
+    brings_code: bool, ago_s: float, wanted: str, tmp_path: Path
+):
+    """Where the platform keeps it, for two minutes; else what was said first stays."""
+    platform: Any = Platform(moment(ago_s), brings_code=brings_code)
+    job = Job(record_of(tmp_path), platform, tmp_path)
+    assert job.status().cause == "platform"
+    left(tmp_path)
+
+    assert job.status().cause == wanted
+
+
+@pytest.mark.parametrize(
+    ("which", "wanted"),
+    [
+        (Filter(), True),
+        (Filter(names=("train",)), True),
+        (Filter(names=("train-*",)), True),
+        (Filter(names=("x", "tr*")), True),
+        (Filter(names=("rain",)), False),
+        (Filter(backends=("docker", "modelarts")), True),
+        (Filter(backends=("docker",)), False),
+        (Filter(since=moment(600)), True),
+        (Filter(since=moment(0)), False),
+    ],
+)
+def test_a_filter_takes_what_it_says(which: Filter, wanted: bool, tmp_path: Path):
+    """By the record alone."""
+    assert which.takes(record_of(tmp_path)) is wanted

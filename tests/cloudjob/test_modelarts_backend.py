@@ -1,0 +1,411 @@
+"""The backend's promises, on a small ModelArts; and the checks before a submit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudjob.backends.base import Backend, Check, Observer
+from cloudjob.backends.modelarts import request as requests
+from cloudjob.backends.modelarts import state
+from cloudjob.backends.modelarts.backend import ModelArtsBackend
+from cloudjob.backends.modelarts.site import Site
+from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.spec import JobSpec
+from cloudjob.status import JobState
+from cloudjob.submission import Code, Submission
+from tests.modelarts import KEYS, PROJECT, FakeModelArts, Reply, once, serve
+
+
+@pytest.fixture
+def service() -> Iterator[FakeModelArts]:
+    """A small ModelArts."""
+    yield from serve(FakeModelArts())
+
+
+def environ_of(service: FakeModelArts) -> dict[str, str]:
+    """Return the variables of a user of the service."""
+    return {
+        "HUAWEICLOUD_SDK_AK": KEYS.access_key,
+        "HUAWEICLOUD_SDK_SK": KEYS.secret_key,
+        "HUAWEICLOUD_SDK_PROJECT_ID": PROJECT,
+        "CLOUDJOB_MODELARTS_ENDPOINT": service.endpoint,
+        "HW_REGION_NAME": "cn-north-4",
+    }
+
+
+@pytest.fixture
+def backend(service: FakeModelArts, tmp_path: Path) -> ModelArtsBackend:
+    """The backend; it does not wait."""
+    return ModelArtsBackend(
+        tmp_path,
+        {"bucket": "bucket/jobs"},
+        environ=environ_of(service),
+        user_home=tmp_path,
+        pause=lambda _: None,
+    )
+
+
+def submission(**values: Any) -> Submission:
+    """Return a job of two nodes."""
+    spec = {"script": "t.py", "nodes": 2, "image": "a/b", "flavor": "cpu", "backend": "modelarts"}
+    return Submission(
+        spec=JobSpec(**{**spec, **values}),
+        job="train-2345678b",
+        code=Code("obs://bucket/jobs/train-2345678b/code.json", "sha256:0"),
+        record_uri="obs://bucket/jobs/train-2345678b/record/exit.json",
+        outputs=(),
+    )
+
+
+def sent(backend: ModelArtsBackend, **values: Any) -> str:
+    """Send a job and return its handle."""
+    return backend.send(backend.build(submission(**values)))
+
+
+def test_it_is_a_backend_that_observes():
+    """Both protocols."""
+    made: Backend[Any] = ModelArtsBackend(Path("/x"), {})
+
+    assert isinstance(made, Observer)
+
+
+def test_a_handle_finds_the_job_again_from_another_process(
+    service: FakeModelArts, backend: ModelArtsBackend, tmp_path: Path
+):
+    """It says where the service is; only who we are comes from the environment."""
+    handle = sent(backend)
+    job = next(iter(service.jobs))
+    environ = {**environ_of(service), "CLOUDJOB_MODELARTS_ENDPOINT": "http://127.0.0.1:1"}
+    other = ModelArtsBackend(tmp_path, {}, environ=environ, user_home=tmp_path)
+
+    host = service.endpoint.partition("://")[2]
+    assert handle == f"modelarts+http://{host}/{PROJECT}/{job}/train-2345678b"
+    assert other.status(handle).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("handle", ["docker://local/x", "modelarts://a/b", "", "modelarts://"])
+def test_another_backends_handle_is_no_job(backend: ModelArtsBackend, handle: str):
+    """And no traceback."""
+    with pytest.raises(JobNotFound):
+        backend.status(handle)
+
+
+def test_tags_are_put_on_the_job(service: FakeModelArts, backend: ModelArtsBackend):
+    """After it was created: the create does not take them."""
+    sent(backend, sections={"modelarts": {"tags": {"team": "vision"}}})
+
+    assert list(service.tags.values()) == [[{"key": "team", "value": "vision"}]]
+
+
+@pytest.mark.parametrize(
+    ("phase", "second", "wanted"),
+    [
+        ("Creating", "Creating", JobState.PENDING),
+        ("Pending", "Queuing", JobState.PENDING),
+        ("Running", "Running", JobState.RUNNING),
+        ("Terminating", "Terminating", JobState.RUNNING),
+        ("Completed", "Completed", JobState.SUCCEEDED),
+        ("Failed", "Failed", JobState.FAILED),
+        ("Terminated", "Terminated", JobState.CANCELLED),
+        ("Abnormal", "CreateFailed", JobState.FAILED),
+        ("Abnormal", "Lost", JobState.UNKNOWN),
+        ("Abnormal", "Unknown", JobState.UNKNOWN),
+        ("Hibernating", "", JobState.UNKNOWN),
+        ("", "", JobState.UNKNOWN),
+    ],
+)
+def test_each_phase_is_a_state(phase: str, second: str, wanted: JobState):
+    """What has no name here is unknown, and keeps its word."""
+    found = state.status_of({"status": {"phase": phase, "secondary_phase": second}})
+
+    assert found.state is wanted
+    assert found.native.startswith(phase)
+
+
+def test_a_failure_is_that_of_the_task_that_began_it():
+    """A task that was only ended with the others is not to blame."""
+    job = {
+        "status": {
+            "phase": "Failed",
+            "start_time": 1_700_000_000_000,
+            "duration": 61_500,
+            "task_statuses": [
+                {"task": "worker-0", "exit_code": 143, "message": ""},
+                {"task": "worker-1", "exit_code": 137, "message": "OOMKilled"},
+            ],
+            "running_records": [
+                {"start_at": 1_700_000_000, "end_at": 1_700_000_030},
+                {"start_at": 1_700_000_040, "end_at": 1_700_000_061},
+            ],
+        }
+    }
+    found = state.status_of(job)
+
+    assert (found.node, found.exit_code, found.message) == (1, 137, "OOMKilled")
+    assert "out of memory" in found.reason
+    assert found.started_at == "2023-11-14T22:13:20.000Z"
+    assert found.ended_at == "2023-11-14T22:14:21.500Z"
+    assert found.attempt_at == "2023-11-14T22:14:00.000Z"
+
+
+def test_a_job_without_any_details_has_a_status():
+    """The service leaves out what it does not know."""
+    assert state.status_of({}).state is JobState.UNKNOWN
+    assert state.status_of({"status": {"phase": "Failed"}}).message == "ModelArts says Failed"
+    assert state.tasks({"status": {"tasks": ["worker-10", "worker-9"]}}) == [
+        "worker-9",
+        "worker-10",
+    ]
+
+
+def test_cancel_ends_a_job_and_leaves_one_that_has_ended(
+    service: FakeModelArts, backend: ModelArtsBackend
+):
+    """The service refuses to end what has ended; that is no error."""
+    handle = sent(backend)
+    backend.cancel(handle)
+    backend.cancel(handle)
+
+    assert backend.status(handle).state is JobState.CANCELLED
+    assert len(service.asked("/actions")) == 2
+
+
+def test_cancel_of_a_job_that_was_deleted_is_told(
+    service: FakeModelArts, backend: ModelArtsBackend
+):
+    """As every backend tells it."""
+    handle = sent(backend)
+    service.jobs.clear()
+    with pytest.raises(JobNotFound):
+        backend.cancel(handle)
+
+
+def test_a_refused_cancel_is_told(service: FakeModelArts, backend: ModelArtsBackend):
+    """When the job goes on."""
+    handle = sent(backend)
+    service.faults.append(once("/actions", Reply(400, {"error_msg": "no", "error_code": "M.1"})))
+    with pytest.raises(BackendError):
+        backend.cancel(handle)
+
+
+def test_remove_leaves_nothing_whatever_the_state(
+    service: FakeModelArts, backend: ModelArtsBackend
+):
+    """Running, ended, or gone already."""
+    running = sent(backend)
+    backend.remove(running)
+    backend.remove(running)
+
+    assert service.jobs == {}
+    assert len(service.asked("DELETE")) == 1
+
+
+def test_events_and_metrics_are_those_of_the_service(
+    service: FakeModelArts, backend: ModelArtsBackend
+):
+    """A minute that nobody has measured is no number."""
+    service.events = [{"message": "m", "level": "Info", "time": "t", "source": "s"}]
+    handle = sent(backend)
+
+    assert [tuple(event) for event in backend.events(handle)] == [("t", "Info", "s", "m")]
+    assert [tuple(metric) for metric in backend.metrics(handle)] == [
+        (0, "cpuUsage", (12.5, None, 50.0)),
+        (1, "cpuUsage", (1.0,)),
+    ]
+
+
+def test_the_store_is_the_bucket_that_the_section_names(backend: ModelArtsBackend):
+    """With the same keys."""
+    uri, environ = backend.store()
+
+    assert uri == "obs://bucket/jobs?region=cn-north-4"
+    assert environ["HUAWEICLOUD_SDK_AK"] == KEYS.access_key
+
+
+# -- checks ---------------------------------------------------------------------------------------
+
+CPU = {"flavor_id": "cpu", "max_num": 4, "flavor_info": {"max_num": 4}}
+GPU = {"flavor_id": "gpu", "max_num": 4, "flavor_info": {"gpu": {"unit_num": 8}}}
+ENGINE = {"engine_id": "torch-1", "engine_name": "PyTorch", "engine_version": "2.1"}
+
+
+def looked(
+    service: FakeModelArts, backend: ModelArtsBackend, store: str = "", **values: Any
+) -> dict[str, Check]:
+    """Return what the checks before a submit find."""
+    service.flavors = service.flavors or [CPU, GPU]
+    service.engines = [ENGINE]
+    service.quotas = service.quotas or [{"resource": "training job", "quota": 10, "used": 3}]
+    spec = submission(**values).spec
+    uri = store or f"obs://bucket/jobs?endpoint={service.endpoint}&region=cn-north-4"
+    return {check.name: check for check in backend.checks(spec, uri)}
+
+
+def test_all_is_well(service: FakeModelArts, backend: ModelArtsBackend):
+    """Each check has looked at something."""
+    found = looked(service, backend)
+
+    assert all(check.is_ok for check in found.values())
+    assert set(found) == {
+        "credentials",
+        "endpoint",
+        "clock",
+        "flavor",
+        "quota",
+        "bucket",
+        "encryption",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("flavor", {"flavor": "cpus"}, "there is no flavor cpus, did you mean 'cpu'?"),
+        ("flavor", {"nodes": 5}, "cpu: at most 4 node(s), and the job has 5"),
+        (
+            "accelerators",
+            {"flavor": "gpu", "procs_per_node": 2},
+            "a node has 8, and the job runs 2",
+        ),
+        (
+            "engine",
+            {"image": "", "sections": {"modelarts": {"engine": "torch-2"}}},
+            "no engine torch-2",
+        ),
+        ("bucket", {"store": "obs://bucket-b"}, "there is no bucket bucket-b"),
+        (
+            "outputs",
+            {"outputs": {"O": "obs://bucket/taken"}},
+            "is an output of the running job other",
+        ),
+    ],
+)
+def test_what_would_fail_is_said_before(
+    name: str,
+    values: dict[str, Any],
+    words: str,
+    service: FakeModelArts,
+    backend: ModelArtsBackend,
+):
+    """With what to do about it."""
+    body = requests.build(submission(), Site("https://h", "https://h", "r", PROJECT, KEYS)).body
+    job = service.add("other")
+    outputs = [{"name": "O", "remote": {"obs": {"obs_url": "obs://bucket/taken/"}}}]
+    service.jobs[job]["algorithm"] = {**body["algorithm"], "outputs": outputs}
+    store = values.pop("store", "")
+    store = store and f"{store}?endpoint={service.endpoint}&region=cn-north-4"
+    check = looked(service, backend, store, **values)[name]
+
+    assert not check.is_ok
+    assert words in check.found
+    assert check.hint
+
+
+def test_a_bucket_elsewhere_or_encrypted_is_said(service: FakeModelArts, backend: ModelArtsBackend):
+    """The service says so only when the job has failed."""
+    service.location, service.encrypted = "eu-west-101", True
+    found = looked(service, backend)
+
+    assert found["bucket"].found == "bucket is in eu-west-101, and jobs run in cn-north-4"
+    assert not found["encryption"].is_ok
+
+
+def test_a_bucket_that_refuses_our_clock_is_asked_by_its_own(
+    service: FakeModelArts, backend: ModelArtsBackend
+):
+    """OBS refuses what is far off its clock, and says what that shows."""
+    service.ahead_s = 3600
+    service.faults.append(once("GET /bucket", Reply(403, b"<Error/>")))
+    found = looked(service, backend)
+
+    assert found["bucket"].is_ok
+    dates = [seen.headers["x-amz-date"] for seen in service.asked("/bucket?location")]
+    assert len(dates) == 2
+    assert dates[1] > dates[0]
+
+
+def test_a_full_quota_is_said(service: FakeModelArts, backend: ModelArtsBackend):
+    """Before an hour in the queue."""
+    service.quotas = [{"resource": "training job", "quota": 3, "used": 3}]
+
+    assert not looked(service, backend)["quota"].is_ok
+
+
+def test_a_pool_is_looked_for_in_the_place_of_a_flavor(
+    service: FakeModelArts, backend: ModelArtsBackend
+):
+    """Its nodes have the size that it has."""
+    service.pools = {"pool-a": "Running"}
+    options = {"modelarts": {"pool_id": "pool-a"}}
+    found = looked(service, backend, flavor="", sections=options)
+
+    assert found["pool"].is_ok
+    assert "flavor" not in found
+    missing = looked(service, backend, sections={"modelarts": {"pool_id": "pool-b"}})
+    assert not missing["pool"].is_ok
+    assert missing["pool"].is_needed
+
+
+def test_wrong_keys_are_one_finding_and_not_six(service: FakeModelArts, backend: ModelArtsBackend):
+    """Every question would be refused."""
+    service.keys = replace_secret("another")
+    found = looked(service, backend)
+
+    assert not found["credentials"].is_ok
+    assert [check.name for check in found.values() if not check.is_ok and check.is_needed] == [
+        "credentials"
+    ]
+
+
+def replace_secret(secret: str) -> Any:
+    """Return the keys with another secret."""
+    return KEYS._replace(secret_key=secret)
+
+
+def test_who_may_not_ask_may_still_submit(service: FakeModelArts, backend: ModelArtsBackend):
+    """A user may have the right to train and not to list quotas."""
+    refused = {"error_msg": "denied", "error_code": "ModelArts.0103"}
+    service.faults.append(once("training-quotas", Reply(403, refused), times=9))
+    found = looked(service, backend)
+
+    assert [check for check in found.values() if check.is_needed and not check.is_ok] == []
+    assert "denied" in found["asking for quotas"].found
+
+
+def test_the_checks_take_as_long_as_one_question(service: FakeModelArts, backend: ModelArtsBackend):
+    """They go out together: here each answer takes a fifth of a second."""
+    import time
+
+    def slow(_seen: Any) -> None:
+        time.sleep(0.2)
+
+    service.faults.append(slow)
+    begun = time.monotonic()
+    looked(service, backend, outputs={"O": "obs://bucket/mine"})
+
+    assert len(service.seen) == 5
+    assert time.monotonic() - begun < 5 * 0.2
+
+
+def test_without_a_job_there_is_a_list_of_what_there_is(
+    service: FakeModelArts, backend: ModelArtsBackend
+):
+    """For `cloudjob doctor --backend modelarts`."""
+    service.flavors, service.engines = [CPU, GPU], [ENGINE]
+    found = {check.name: check for check in backend.checks(None, "")}
+
+    assert found["flavor"].found == "2 flavors: cpu, gpu"
+    assert found["engine"].found == "1 engines: torch-1"
+
+
+def test_a_site_is_a_value():
+    """Nothing changes it behind one's back."""
+    site = Site("https://h", "https://h", "r", PROJECT, KEYS)
+    with pytest.raises(AttributeError):
+        site.endpoint = "x"  # type: ignore[misc]
+    assert replace(site, region="q").region == "q"

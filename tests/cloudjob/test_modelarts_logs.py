@@ -1,0 +1,207 @@
+"""A log that is seen through a window on its end: every line once, in order, whatever it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from cloudjob.backends.modelarts import follow
+from cloudjob.backends.modelarts.client import Client
+from cloudjob.backends.modelarts.logs import Gap, Stitcher, Window
+from cloudjob.backends.modelarts.site import Site
+from tests import modelarts
+from tests.modelarts import KEYS, PROJECT, FakeModelArts, serve
+
+
+def window(log: bytes, size_bytes: int) -> Window:
+    """Return what the service shows of a log: its end as text, broken characters and all."""
+    part = log[-size_bytes:]
+    return Window(part.decode("utf-8", "replace"), len(part), len(log))
+
+
+def joined(log: bytes, ends: list[int], size_bytes: int) -> tuple[bytes, int]:
+    """Follow a log that has grown to each of ``ends``; return what came, and how often it leapt."""
+    stitcher, got, leaps = Stitcher(), b"", 0
+    for end in [*ends, len(log)]:
+        found = stitcher.add(window(log[:end], size_bytes))
+        if isinstance(found, Gap):
+            leaps += 1
+            # What the service exports has all of it.
+            found = stitcher.give(log[stitcher.seen_bytes : end])
+        got += found
+    found = stitcher.add(window(log, size_bytes), is_last=True)
+    if isinstance(found, Gap):
+        found = stitcher.give(log[stitcher.seen_bytes :], is_last=True)
+    return got + found, leaps
+
+
+def ended(log: bytes) -> bytes:
+    """Return a log as it is given out: its last line has an end."""
+    return log + b"\n" if log and not log.endswith(b"\n") else log
+
+
+texts = st.lists(
+    st.sampled_from(
+        [b"a", b"b", b"same line\n", b"\n", "ü".encode(), "日本".encode(), b"\r", b" 1\n"]
+    )
+    | st.text(st.characters(exclude_categories=("Cs",)), max_size=5).map(str.encode),
+    max_size=40,
+).map(b"".join)
+spoiled = st.lists(
+    st.lists(st.sampled_from([b"\xff", b"\xc3", b"\xe6\x97", b"a", "日".encode()]), max_size=6),
+    max_size=20,
+).map(lambda lines: b"".join(b"%d:%s\n" % (n, b"".join(line)) for n, line in enumerate(lines)))
+
+
+@settings(max_examples=300)
+@given(texts, st.lists(st.integers(0, 300), max_size=8), st.integers(1, 200))
+@example(b"x\n" * 100, [10, 20, 30, 100], 25)
+@example("日本\n".encode() * 30, [9, 50, 61, 80], 41)
+@example(b"no end", [1, 2, 3], 4)
+def test_every_line_comes_once_and_in_order(log: bytes, ends: list[int], size_bytes: int):
+    """Whatever the log, however it grows, however small the window: the bytes are the log's."""
+    ends = sorted(min(end, len(log)) for end in ends)
+    got, _ = joined(log, ends, size_bytes)
+
+    assert got == ended(log)
+
+
+@settings(max_examples=300)
+@given(spoiled, st.lists(st.integers(0, 300), max_size=8), st.integers(20, 200))
+def test_bytes_that_are_no_text_lose_and_repeat_no_line(
+    log: bytes, ends: list[int], size_bytes: int
+):
+    """They read as U+FFFD, as the service has them; the lines around them are not touched."""
+    log = ended(log)
+    ends = sorted(min(end, len(log)) for end in ends)
+    got, _ = joined(log, ends, size_bytes)
+
+    assert got.count(b"\n") == log.count(b"\n")
+    assert got.decode("utf-8", "replace") == log.decode("utf-8", "replace")
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=20))
+def test_while_the_window_holds_what_is_new_nothing_else_is_asked_for(grown: list[int]):
+    """The exported log is for what the window has passed over."""
+    log = b"".join(b"line %d\n" % number for number in range(400))
+    ends, at = [], 0
+    for count in grown:
+        at += count
+        ends.append(min(at, len(log)))
+    log = log[: ends[-1]]
+
+    assert joined(log, ends, 100) == (ended(log), 0)
+
+
+def test_a_line_is_held_back_until_it_is_whole():
+    """A character may be half there, and marks of ours stand at the beginning of a line."""
+    stitcher = Stitcher()
+
+    assert stitcher.add(window(b"one\ntw", 99)) == b"one\n"
+    assert stitcher.add(window(b"one\ntwo", 99)) == b""
+    assert stitcher.add(window(b"one\ntwo\n", 99)) == b"two\n"
+
+
+def test_a_node_that_is_given_anew_begins_a_log_of_its_own():
+    """The job was scheduled again: the log is shorter than what was seen of it."""
+    stitcher = Stitcher()
+    stitcher.add(window(b"first\nattempt\n", 99))
+
+    assert stitcher.add(window(b"again\n", 99)) == b"again\n"
+
+
+def test_what_the_window_has_passed_over_is_named():
+    """With its place in the log."""
+    stitcher = Stitcher()
+    stitcher.add(window(b"0123\n", 5))
+
+    assert stitcher.add(window(b"0123\n" * 4, 5)) == Gap(5, 15)
+    assert stitcher.skip(window(b"0123\n" * 4, 5)) == 10
+    assert stitcher.add(window(b"0123\n" * 5, 10)) == b"0123\n" * 2
+
+
+# -- with a real server ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeModelArts]:
+    """A small ModelArts with a small window."""
+    monkeypatch.setattr(modelarts, "WINDOW_BYTES", 200)
+    yield from serve(FakeModelArts())
+
+
+def client_of(service: FakeModelArts) -> Client:
+    """Return a client of the service."""
+    return Client(Site(service.endpoint, service.endpoint, "cn-north-4", PROJECT, KEYS))
+
+
+def test_the_logs_of_all_nodes_are_followed_to_their_end(service: FakeModelArts):
+    """Each grows as the follower looks; both are complete after the end."""
+    logs = [b"".join(b"node %d line %d\n" % (n, i) for i in range(200)) for n in (0, 1)]
+    logs[1] += b"no end"
+    job = service.add("train", nodes=2)
+    steps = [0]
+
+    def grow(_s: float) -> None:
+        steps[0] += 1
+        for node, log in enumerate(logs):
+            # A leap now and then: more than the window holds.
+            end = min(len(log), 150 * steps[0] + (400 if steps[0] > 5 else 0))
+            service.logs[(job, f"worker-{node}")] = log[:end]
+            service.exported[(job, f"worker-{node}")] = log[:end]
+        if steps[0] == 30:
+            service.end(job)
+
+    got = [b"", b""]
+    for node, data in follow.follow(
+        client_of(service), job, None, is_live=True, poll_s=0.01, pause=grow
+    ):
+        assert data == b"" or data.endswith(b"\n")
+        got[node] += data
+
+    assert got == [logs[0], logs[1] + b"\n"]
+
+
+def test_one_node_is_asked_for_alone(service: FakeModelArts):
+    """Without following, what is there now is given once, the unfinished line too."""
+    job = service.add("train", nodes=2)
+    service.logs[(job, "worker-1")] = b"one\ntw"
+    found = follow.follow(
+        client_of(service), job, 1, is_live=False, poll_s=0.01, pause=lambda _: None
+    )
+
+    assert [piece for piece in found if piece[1]] == [(1, b"one\n"), (1, b"two\n"[:2] + b"\n")]
+    assert not service.asked("worker-0/logs")
+
+
+def test_a_log_that_is_not_there_yet_is_no_error(service: FakeModelArts):
+    """The service answers 204 until the node runs."""
+    job = service.add("train")
+
+    assert (
+        list(
+            follow.follow(
+                client_of(service), job, None, is_live=False, poll_s=0.01, pause=lambda _: 0
+            )
+        )
+        == []
+    )
+
+
+def test_what_nobody_can_show_is_said_and_not_passed_over_silently(service: FakeModelArts):
+    """The window has passed it, and it was not exported."""
+    job = service.add("train", phase="Completed")
+    log = b"".join(b"line %d\n" % number for number in range(100))
+    service.logs[(job, "worker-0")] = log
+    got = b"".join(
+        data
+        for _, data in follow.follow(
+            client_of(service), job, None, is_live=True, poll_s=0.01, pause=lambda _: None
+        )
+    )
+
+    assert got.startswith(b"cloudjob: 590 bytes of this log are lost")
+    assert got.endswith(log[-180:])

@@ -1,0 +1,518 @@
+"""Whole jobs through the modelarts backend, on the emulator with its nodes as processes.
+
+The emulator is the judge of the requests: it checks signatures, bodies and limits as the service
+does. What it cannot judge stands in docs/modelarts.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BIN = Path(sys.executable).parent
+ROOT = Path(__file__).parents[2]
+SETTINGS = """\
+engine: process
+poll_s: 0.05
+upload_period_s: 0.4
+grace_s: 5
+log_preview_bytes: 20000
+"""
+pytestmark = pytest.mark.one_mpi
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The state folder of an emulator that runs while the tests do."""
+    folder = tmp_path_factory.mktemp("emulator")
+    settings = folder / "settings.yaml"
+    settings.write_text(SETTINGS)
+    run(folder, "up", "--settings", str(settings))
+    yield folder
+    run(folder, "down")
+
+
+def run(folder: Path, *words: str) -> str:
+    """Give an order to the emulator."""
+    environ = {
+        **os.environ,
+        "CLOUDJOB_HOME": str(folder),
+        "PATH": f"{BIN}:/usr/local/bin:/usr/bin:/bin",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "cloudjob.cli", "emulator", *words],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def arts(cloud: Any, emulator: Path) -> Any:
+    """The command line of somebody for whom the emulator is what there is."""
+    (cloud.home / "emulator").mkdir(parents=True)
+    shutil.copy2(emulator / "emulator" / "address.json", cloud.home / "emulator")
+    run(emulator, "fault", "clear")
+    return cloud
+
+
+@pytest.fixture
+def fault(emulator: Path) -> Callable[..., str]:
+    """Let something go wrong."""
+    return lambda *words: run(emulator, "fault", *words)
+
+
+def submitted(arts: Any, *words: str, **more: Any) -> Any:
+    """Submit to ModelArts and stay attached."""
+    return arts.submit("--backend", "modelarts", *words, limit_s=120, **more)
+
+
+# -- what works -----------------------------------------------------------------------------------
+
+
+def test_the_readme_runs(arts: Any):
+    """Two nodes, no account, no configuration: the log, the result and the record come back."""
+    done = arts.submit(
+        *("--backend", "modelarts", "--nodes", "2", "--source", str(ROOT)),
+        *("--source-limit-mb", "2000", "examples/digits/train.py"),
+        limit_s=180,
+    )
+    status = arts.status(done.job)
+
+    assert done.code == 0, done
+    assert b"identical on all 2 ranks" in done.out
+    assert (status["state"], status["exit_code"]) == ("SUCCEEDED", 0)
+    assert [phase["name"] for phase in status["phases"]] == ["stage", "bring-up", "run"]
+
+
+def test_every_word_and_variable_arrives(arts: Any, ugly_values: dict[str, bytes]):
+    """In the body, beside the code, or in the command: exact bytes on each node."""
+    script = arts.script(
+        """
+        import json
+        found = {k: v for k, v in os.environb.items() if k.startswith(b"UGLY_") or k == b"TOKEN"}
+        leave(f"env-{rank}", repr(sorted(found.items())))
+        leave(f"argv-{rank}", json.dumps(sys.argv[1:]))
+        """
+    )
+    values = {f"UGLY_{name}": value for name, value in ugly_values.items()}
+    words = [
+        word for name, value in values.items() for word in ("-e", name.encode() + b"=" + value)
+    ]
+    args = ["a b", "$HOME", "'", '"', "", "--", "-x", "\n", "ü"]
+    done = submitted(
+        arts, "--nodes", "2", "--secret", "TOKEN", *words, script, *args, env={"TOKEN": "s3$cr t"}
+    )
+    wanted = {**{k.encode(): v for k, v in values.items()}, b"TOKEN": b"s3$cr t"}
+
+    assert done.code == 0, done
+    for rank in (0, 1):
+        assert arts.left()[f"env-{rank}"].decode() == repr(sorted(wanted.items()))
+        assert json.loads(arts.left()[f"argv-{rank}"]) == args
+
+
+def test_outputs_come_back_and_inputs_are_brought(arts: Any):
+    """The platform moves both; the script finds them in its variables."""
+    first = submitted(
+        arts,
+        *("--output", "OUT=", "--nodes", "2"),
+        arts.script(
+            """
+            os.makedirs(os.environ["OUT"] + "/sub", exist_ok=True)
+            with open(f"{os.environ['OUT']}/sub/rank-{rank}", "w") as file:
+                file.write(f"rank {rank}")
+            """
+        ),
+    )
+    assert first.code == 0, first
+    listed = arts.cli("outputs", first.job).out.decode().split()
+    assert listed == ["OUT/sub/rank-0", "OUT/sub/rank-1"]
+    arts.cli("outputs", first.job, "--to", str(arts.folder / "got"))
+    assert (arts.folder / "got" / "OUT" / "sub" / "rank-1").read_text() == "rank 1"
+
+    second = submitted(
+        arts,
+        *("--input", f"DATA=obs://cloudjob/{first.job}/outputs/OUT/"),
+        arts.script(
+            'leave("data", open(os.environ["DATA"] + "/sub/rank-1").read())', name="second.py"
+        ),
+    )
+    assert second.code == 0, second
+    assert arts.left()["data"] == b"rank 1"
+
+
+def test_parameters_are_appended_to_the_words_of_the_script(arts: Any):
+    """The last command of ours is the script, so what the platform appends is the script's."""
+    script = arts.script('import json; leave("argv", json.dumps(sys.argv[1:]))')
+    (arts.source / "job.yaml").write_text("modelarts: {parameters: {epochs: 3}}\n")
+    done = submitted(arts, "--config", "job.yaml", script, "--lr", "0.1")
+
+    assert done.code == 0, done
+    assert json.loads(arts.left()["argv"]) == ["--lr", "0.1", "--epochs=3"]
+
+
+def test_a_preset_engine_runs_the_job_through_our_boot_file(arts: Any):
+    """The engine's own python starts it, and the script does not notice."""
+    script = arts.script('leave(f"rank-{rank}", f"{size} {sys.argv[1]}")')
+    engine = "PyTorch:pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"
+    (arts.source / "job.yaml").write_text(f'modelarts: {{engine: "{engine}"}}\n')
+    done = submitted(arts, "--config", "job.yaml", "--procs-per-node", "2", script, "word")
+
+    assert done.code == 0, done
+    assert arts.left("rank-*") == {"rank-0": b"2 word", "rank-1": b"2 word"}
+
+
+def test_a_long_log_is_complete_though_the_window_is_small(arts: Any):
+    """Each line of each rank once and in order, also what the window has passed over."""
+    script = arts.script(
+        """
+        for number in range(4000):
+            print(f"rank {rank} line {number:05d} {'x' * (number % 60)}", flush=True)
+            if number % 200 == 0:
+                time.sleep(0.02)
+        """
+    )
+    done = submitted(arts, "--nodes", "2", script)
+
+    assert done.code == 0, done
+    for rank in (0, 1):
+        mark = b"[%d] " % rank
+        got = [line[len(mark) :] for line in done.lines if line.startswith(mark)]
+        wanted = [b"rank %d line %05d %s" % (rank, n, b"x" * (n % 60)) for n in range(4000)]
+        assert got == wanted, (len(got), done.err[-500:])
+    assert b"are lost" not in done.out + done.err
+
+
+# -- what fails, and what ends --------------------------------------------------------------------
+
+
+def test_the_rank_to_blame_is_named(arts: Any):
+    """By the head's record, which the platform keeps as an output."""
+    script = arts.script(
+        """
+        print("about to fail", flush=True)
+        time.sleep(0.2)
+        if rank == 1:
+            raise ValueError("the reason")
+        time.sleep(30)
+        """
+    )
+    done = submitted(arts, "--nodes", "2", script)
+    status = arts.status(done.job)
+
+    assert done.code == 1, done
+    assert (status["state"], status["cause"]) == ("FAILED", "user")
+    assert status["failure"]["rank"] == 1
+    assert any("the reason" in line for line in status["failure"]["last_lines"])
+
+
+def test_cancel_ends_the_job_and_its_secrets(arts: Any, emulator: Path):
+    """The state is ours, and what lay beside the code for the nodes is gone from the store."""
+    script = arts.script('leave("up"); time.sleep(120)')
+    job = detach(arts, "--secret", "TOKEN", "--nodes", "2", script, env={"TOKEN": "s3cret"})
+    arts.await_left("up")
+    assert secrets_of(arts, job) == {"env", "ssh-key"}
+    done = arts.cli("cancel", job, limit_s=120)
+
+    assert done.code == 0, done
+    assert arts.status(job)["state"] == "CANCELLED"
+    assert secrets_of(arts, job) == set()
+
+
+def detach(arts: Any, *words: str, **more: Any) -> str:
+    """Submit, return at once, and give the job's id."""
+    done = submitted(arts, "--detach", *words, **more)
+    assert done.code == 0, done
+    return str(done.out.decode().strip().rpartition("/")[2])
+
+
+def secrets_of(arts: Any, job: str) -> set[str]:
+    """Return what secrets the store holds for the nodes of a job."""
+    return {name for name in objects(arts, f"{job}/node/") if name in ("env", "ssh-key")}
+
+
+def objects(arts: Any, prefix: str) -> set[str]:
+    """Return the names of the objects below a prefix of the emulator's bucket."""
+    code = (
+        "import json, sys\n"
+        "from pathlib import Path\n"
+        "from cloudjob.backends.modelarts.backend import ModelArtsBackend\n"
+        "from cloudjob.store import open_store\n"
+        "here = Path(sys.argv[1])\n"
+        "backend = ModelArtsBackend(here, {}, environ={}, user_home=here)\n"
+        "print(json.dumps(list(open_store(*backend.store()).list(sys.argv[2]))))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(arts.home), prefix], capture_output=True, check=True
+    )
+    return {key[len(prefix) :] for key in json.loads(done.stdout)}
+
+
+def test_rm_leaves_nothing(arts: Any):
+    """Neither on the service nor in the bucket, but for layers that others share."""
+    done = submitted(arts, arts.script("pass"))
+    assert arts.cli("rm", done.job).code == 0
+
+    assert objects(arts, f"{done.job}/") == set()
+    assert arts.cli("status", done.job).code == 6
+
+
+def test_a_failed_job_is_started_again_by_the_platform(arts: Any):
+    """In place: the code and the variables must still be there, and the last record counts."""
+    script = arts.script(
+        """
+        leave(f"attempt-{len(os.listdir(results))}", os.environ["TOKEN"])
+        sys.exit(3 if len(os.listdir(results)) < 2 else 0)
+        """
+    )
+    done = submitted(arts, "--retries", "2", "--secret", "TOKEN", script, env={"TOKEN": "s3cret"})
+
+    assert done.code == 0, done
+    assert arts.left("attempt-*") == {"attempt-0": b"s3cret", "attempt-1": b"s3cret"}
+    assert arts.status(done.job)["state"] == "SUCCEEDED"
+
+
+# -- faults of the service ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("throttle", "--count", "6"),
+        ("error", "--count", "5"),
+        ("lost-answer", "--count", "3"),
+        ("clock-skew", "--amount", "3600", "--seconds", "20"),
+        ("expire-tokens",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_job_runs_in_spite_of(words: tuple[str, ...], arts: Any, fault: Callable[..., str]):
+    """What users meet and should not notice; there is one job after it, and not two."""
+    fault(*words)
+    name = f"once-{words[0]}"
+    done = submitted(arts, "--name", name, arts.script("print('it ran')"))
+
+    assert done.code == 0, done
+    assert b"[0] it ran\n" in done.out
+    assert len(jobs_of(arts, name)) == 1
+
+
+def test_a_create_whose_answer_is_lost_makes_one_job(arts: Any, fault: Callable[..., str]):
+    """The request was done; only its answer did not come."""
+    fault("lost-answer", "--path", "/training-jobs", "--count", "1")
+    done = submitted(arts, "--name", "lost-create", arts.script("pass"))
+
+    assert done.code == 0, done
+    assert len(jobs_of(arts, "lost-create")) == 1
+
+
+def test_faults_in_mid_run_do_not_end_the_following(arts: Any, fault: Callable[..., str]):
+    """The log goes on where it was."""
+    script = arts.script(
+        """
+        leave("up")
+        for number in range(60):
+            print(f"line {number}", flush=True)
+            time.sleep(0.05)
+        """
+    )
+    running = arts.start_submit("--backend", "modelarts", script)
+    arts.await_left("up")
+    fault("throttle", "--count", "5")
+    fault("lost-answer", "--count", "3")
+    done = running.end(120)
+
+    assert done.code == 0, done
+    assert [line for line in done.lines if line.startswith(b"[0] line")] == [
+        b"[0] line %d" % number for number in range(60)
+    ]
+
+
+def jobs_of(arts: Any, name: str) -> list[dict[str, Any]]:
+    """Return the jobs of the service whose name begins so."""
+    from cloudjob.backends.modelarts.client import Client
+    from cloudjob.backends.modelarts.site import find
+
+    site = find({}, {}, arts.home, arts.folder)
+    return list(Client(site).search([{"key": "name", "operator": "like", "value": [name]}]))
+
+
+def test_an_image_that_cannot_be_pulled_is_a_failure_of_the_platform(
+    arts: Any, fault: Callable[..., str]
+):
+    """There is no record, and the status says what the platform does."""
+    fault("image-pull", "--count", "1")
+    done = submitted(arts, arts.script("pass"))
+    status = arts.status(done.job)
+
+    assert done.code != 0
+    assert (status["state"], status["cause"]) == ("FAILED", "platform")
+    events = arts.cli("events", done.job)
+    assert re.search(rb"(?i)pull", events.out), events
+
+
+def test_a_lost_node_is_a_failure_of_the_platform(
+    arts: Any, fault: Callable[..., str], poll: Callable[..., Any]
+):
+    """Without fault tolerance the job is over."""
+    job = detach(arts, "--nodes", "2", arts.script('leave(f"up-{rank}"); time.sleep(60)'))
+    arts.await_left("up-0", "up-1")
+    native = next(found for found in jobs_of(arts, job))["metadata"]["id"]
+    fault("lose-node", "--job", native, "--node", "1")
+    done = arts.cli("wait", job, limit_s=120)
+
+    assert done.code != 0
+    assert arts.status(job)["state"] == "FAILED"
+
+
+# -- before the submit ----------------------------------------------------------------------------
+
+
+def test_what_would_fail_is_said_before_anything_is_sent(arts: Any):
+    """All of it at once, each with what to do; and nothing is left."""
+    done = submitted(arts, "--nodes", "99", "--flavor", "modelarts.vm.cpu.2u", arts.script("pass"))
+
+    assert done.code == 5, done
+    assert b"error: flavor: modelarts.vm.cpu.2u: at most 16 node(s), and the job has 99" in done.err
+    assert b"hint: ask for 16 --nodes or fewer" in done.err
+    assert json.loads(arts.cli("list", "--json").out) == []
+
+
+def test_an_emulator_that_is_not_there_is_told(arts: Any):
+    """With what to do."""
+    address = arts.home / "emulator" / "address.json"
+    values = json.loads(address.read_text())
+    address.write_text(json.dumps({**values, "endpoint": "http://127.0.0.1:9"}))
+    done = submitted(arts, arts.script("pass"))
+
+    assert done.code == 5, done
+    assert b"hint: cloudjob emulator up" in done.err
+
+
+def test_doctor_looks_at_the_service(arts: Any):
+    """And exits as it should."""
+    done = arts.cli("doctor", "--backend", "modelarts", "--json")
+    found = {check["name"]: check for check in json.loads(done.out)}
+
+    assert done.code == 0, done
+    assert "4 flavors: " in found["flavor"]["found"] or "flavors" in found["flavor"]["found"]
+    assert found["bucket"]["is_ok"]
+
+
+# -- many jobs ------------------------------------------------------------------------------------
+
+
+def test_jobs_of_several_backends_are_listed_copied_compared_and_cancelled(arts: Any):
+    """By one command each, with filters."""
+    script = arts.script('leave(f"up-{os.getpid()}"); time.sleep(120)')
+    near = arts.detach("--name", "near", "-e", "A=1", script)
+    far = detach(arts, "--name", "far", "-e", "A=1", script)
+    done = arts.cli("cp", "--detach", "-e", "A=2", "--name", "farther", far, "--", "word")
+    assert done.code == 0, done
+    copied = done.out.decode().strip().rpartition("/")[2]
+
+    def listed(*words: str) -> list[str]:
+        found = json.loads(arts.cli("list", "--json", *words).out)
+        return [status["job"] for status in found]
+
+    assert listed() == [copied, far, near]
+    assert listed("--backend", "modelarts") == [copied, far]
+    assert listed("--name", "far") == [far]
+    assert listed("--name", "far*", "--limit", "1") == [copied]
+    assert listed("--since", "1h") == [copied, far, near]
+    assert listed("--since", "2099-01-01") == []
+    assert listed("--state", "succeeded") == []
+
+    differ = arts.cli("diff", "--json", far, copied)
+    assert differ.code == 1
+    assert json.loads(differ.out) == {
+        "args": [[], ["word"]],
+        "env.A": ["1", "2"],
+        "name": ["far", "farther"],
+    }
+    assert arts.cli("diff", far, far).code == 0
+
+    ended = arts.cli("cancel", "--backend", "modelarts", limit_s=120)
+    assert ended.code == 0, ended
+    assert b"2 of 2 job(s) cancelled" in ended.err
+    assert listed("--state", "CANCELLED") == [copied, far]
+    assert arts.cli("cancel", "--all", limit_s=120).code == 0
+    assert listed("--state", "CANCELLED") == [copied, far, near]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("cancel",), b"cancel: which job?"),
+        (("cancel", "--all", "x"), b"cancel: which job?"),
+        (("list", "--state", "DONE"), b"reading --state DONE: there is no such one"),
+        (("list", "--backend", "dokcer"), b"did you mean 'docker'?"),
+        (("list", "--since", "tomorrow"), b"reading --since tomorrow: this is no time"),
+        (("events", "nothing"), b"finding 'nothing': no such job"),
+    ],
+)
+def test_what_is_asked_wrongly_is_told(words: tuple[str, ...], said: bytes, cloud: Any):
+    """In one line, with what to try."""
+    done = cloud.cli(*words)
+
+    assert said in done.err
+    assert b"Traceback" not in done.err
+    assert done.code in (2, 6)
+
+
+def test_events_of_a_backend_without_any_are_told(cloud: Any):
+    """Not an empty list, which would look like a quiet job."""
+    done = cloud.submit(cloud.script("pass"))
+    found = cloud.cli("events", done.job)
+
+    assert found.code == 2
+    assert b"the backend process keeps none" in found.err
+
+
+def test_the_requests_of_a_submit_take_less_than_half_a_second(arts: Any):
+    """All but packing and transfer; best of five, so a busy machine does not count."""
+    from cloudjob.backends.modelarts.backend import ModelArtsBackend
+    from cloudjob.spec import JobSpec
+    from cloudjob.submission import Code, prepare
+
+    times = []
+    for number in range(5):
+        spec = JobSpec(script="t.py", nodes=2, backend="modelarts")
+        job = f"quick-{number}-{time.time_ns():x}"
+        begun = time.monotonic()
+        backend = ModelArtsBackend(arts.home, {}, environ={}, user_home=arts.folder)
+        base = f"obs://cloudjob/{job}"
+        submission = prepare(
+            spec,
+            job,
+            code=Code(f"{base}/code.json", "sha256:0"),
+            record_uri=f"{base}/record/exit.json",
+            outputs_uri=f"{base}/outputs",
+        )
+        request = backend.build(submission)
+        wrong = [check for check in backend.checks(spec, backend.store()[0]) if not check.is_ok]
+        try:
+            handle = backend.send(request)
+        except Exception as error:  # noqa: BLE001 (the code folder is empty: the last request)
+            handle = str(error)
+        times.append(time.monotonic() - begun)
+        if handle.startswith("modelarts"):
+            backend.remove(handle)
+        assert wrong == []
+
+    assert min(times) < 0.5, times

@@ -1,0 +1,225 @@
+"""The emulator with containers for nodes: the flows that the vendor documents for custom images."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cloudjob.emulator import daemon, state, wanted
+from tests.emulators import Api, await_true, bucket_of, keys, new_name, running
+
+pytestmark = [pytest.mark.docker, pytest.mark.e2e]
+
+SETTINGS = """\
+engine: docker
+image: {image}
+poll_s: 0.05
+upload_period_s: 1
+metric_period_s: 1
+grace_s: 5
+engines:
+  - {{name: MPI, version: mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64, image: {image}}}
+  - {{name: PyTorch, version: pytorch_2.1.0-cuda_12.1-py_3.10.6, image: {image}}}
+"""
+# The documented form of a start on several nodes: the first one serves, all meet there.
+MEET = b"""\
+import os, socket, sys, time
+head = os.environ["VC_WORKER_HOSTS"].split(",")[0]
+index, count = int(os.environ["VC_TASK_INDEX"]), int(os.environ["MA_NUM_HOSTS"])
+words = dict(word[2:].split("=", 1) for word in sys.argv[1:])
+text = open(os.path.join(words["data_url"], "in.txt")).read()
+if index == 0:
+    server = socket.create_server(("", 6000))
+    met = [server.accept()[1][0] for _ in range(count - 1)]
+    print("met", len(met), flush=True)
+else:
+    for _ in range(600):
+        try:
+            socket.create_connection((head, 6000), 5)
+            break
+        except OSError:
+            time.sleep(0.1)
+    else:
+        sys.exit("nobody there")
+open(os.path.join(words["train_url"], "out-%d" % index), "w").write(text)
+print("who", os.getuid(), os.getgid(), os.getcwd(), os.environ["HOME"])
+"""
+RUN = b'cd $(dirname $0)\nexec python3 meet.py "$@"\n'
+
+
+@pytest.fixture(scope="module")
+def api(base_image: str) -> Iterator[Api]:
+    """An emulator whose nodes are containers."""
+    with running(SETTINGS.format(image=base_image)) as made:
+        assert made.address.engine == "docker"
+        yield made
+
+
+@pytest.fixture(scope="module")
+def s3(api: Api) -> Any:
+    """A client of its OBS."""
+    client = bucket_of(api)
+    client.put_object(Bucket="data", Key="code/proj/meet.py", Body=MEET)
+    client.put_object(Bucket="data", Key="code/proj/run.sh", Body=RUN)
+    client.put_object(Bucket="data", Key="in/in.txt", Body=b"text")
+    return client
+
+
+def channels(name: str) -> dict[str, Any]:
+    """Return code, one input and one output."""
+    return {
+        "code_dir": "/data/code/proj/",
+        "inputs": [{"name": "data_url", "remote": {"obs": {"obs_url": "obs://data/in/"}}}],
+        "outputs": [{"name": "train_url", "remote": {"obs": {"obs_url": f"/data/{name}/"}}}],
+    }
+
+
+def containers(job: str) -> list[str]:
+    """Return the containers of a job that the engine still has."""
+    words = ["docker", "ps", "-aq", "--filter", f"name=modelarts-job-{job}"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_a_custom_image_on_two_containers(api: Api, s3: Any, base_image: str):
+    """As the vendor's guide has it: an image, `bash run.sh` as the command, data in and out."""
+    name = new_name()
+    job = api.create(
+        "bash /home/ma-user/modelarts/user-job-dir/proj/run.sh",
+        nodes=2,
+        algorithm={**channels(name), "engine": {"image_url": base_image}},
+    )
+    found = api.await_phase(job)
+
+    assert found["status"]["phase"] == "Completed", (api.log(job), api.log(job, 1))
+    assert keys(s3, name + "/") == [f"{name}/out-0", f"{name}/out-1"]
+    assert "met 1\n" in api.log(job)
+    assert "who 1000 100 /home/ma-user/modelarts/user-job-dir/proj /home/ma-user" in api.log(job, 1)
+    assert containers(job) == []
+
+
+@pytest.mark.parametrize(
+    "preset",
+    ["pytorch_2.1.0-cuda_12.1-py_3.10.6", "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"],
+)
+@pytest.mark.parametrize("has_image", [False, True])
+def test_a_preset_on_two_containers(
+    api: Api, s3: Any, base_image: str, preset: str, has_image: bool
+):
+    """With its own image, and with one of the user's."""
+    name = new_name()
+    s3.put_object(
+        Bucket="data",
+        Key=f"code/{name}/t.py",
+        Body=b"import os, sys, socket\n"
+        b"print('rank', os.environ.get('OMPI_COMM_WORLD_RANK', sys.argv[2]), socket.gethostname())",
+    )
+    asked = {"engine_id": preset, **({"image_url": base_image} if has_image else {})}
+    algorithm = {
+        **channels(name),
+        "engine": asked,
+        "command": "",
+        "code_dir": f"/data/code/{name}/",
+        "boot_file": f"/data/code/{name}/t.py",
+    }
+    job = api.create("", nodes=2, algorithm=algorithm)
+    found = api.await_phase(job)
+    log = api.log(job) + api.log(job, 1)
+
+    assert found["status"]["phase"] == "Completed", log
+    for index in (0, 1):
+        assert f"modelarts-job-{job}-worker-{index}\n" in log
+
+
+def test_an_image_that_the_engine_does_not_have(api: Api):
+    """The job fails, and its events say why."""
+    job = api.create("true", algorithm={"engine": {"image_url": "nobody/has:it"}})
+
+    assert api.await_phase(job)["status"]["phase"] == "Failed"
+    assert any("Failed to pull image" in event for event in api.events(job))
+
+
+def test_any_image_will_do(api: Api):
+    """The platform asks nothing of an image, and neither do we."""
+    image = {"engine": {"image_url": "debian:bookworm-slim"}}
+    job = api.create("cat /etc/volcano/worker.host; id -u", nodes=2, algorithm=image)
+
+    assert api.await_phase(job)["status"]["phase"] == "Completed", api.log(job)
+    assert "1000\n" in api.log(job)
+    assert f"modelarts-job-{job}-worker-1.modelarts-job-{job}\n" in api.log(job)
+
+
+def test_a_lost_container_is_replaced(api: Api, base_image: str):
+    """Where fault tolerance is on; the engine has nothing left of the first attempt."""
+    job = api.create(
+        "echo up; sleep 4",
+        nodes=2,
+        annotations={wanted.RETRY_NUM: "1"},
+        algorithm={"engine": {"image_url": base_image}},
+    )
+    api.await_log(job, "up", 1)
+    api.fault("lose-node", job=job, node=1)
+    found = api.await_phase(job)
+
+    assert found["status"]["phase"] == "Completed", api.events(job)
+    assert found["status"]["running_records"][0]["end_recover"] == "pod_reschedule"
+    assert containers(job) == []
+
+
+def test_terminate_and_obs_from_a_container(api: Api, base_image: str):
+    """A container reaches OBS at the address that the laptop has; SIGTERM reaches the command."""
+    job = api.create(
+        'python3 -c "import urllib.request as u, urllib.error, os\n'
+        "try: u.urlopen(os.environ['S3_ENDPOINT'] + '/data')\n"
+        "except urllib.error.HTTPError as e: print('status', e.code)\"; "
+        "trap 'echo asked; exit 0' TERM; while :; do sleep 0.1; done",
+        algorithm={"engine": {"image_url": base_image}},
+    )
+    api.await_log(job, "status 403")
+    api.ok("POST", f"{{p}}/training-jobs/{job}/actions", {"action_type": "terminate"})
+
+    assert api.await_phase(job)["status"]["phase"] == "Terminated"
+    assert "asked" in api.log(job)
+    assert containers(job) == []
+
+
+def test_a_failed_job_is_started_again_in_the_same_containers(api: Api, base_image: str):
+    """What it has left outside all folders of the platform's is still there."""
+    job = api.create(
+        "echo x >> /tmp/n; echo line $(wc -l < /tmp/n); [ $(wc -l < /tmp/n) = 2 ]",
+        annotations={wanted.RETRY_NUM: "1", wanted.RETRY_ALWAYS: "true"},
+        algorithm={"engine": {"image_url": base_image}},
+    )
+    found = api.await_phase(job)
+    lines = [line for line in api.log(job).splitlines() if line.startswith(("line", "[Model"))]
+
+    assert found["status"]["phase"] == "Completed", api.log(job)
+    assert found["status"]["running_records"][0]["end_recover"] == "proc_restart"
+    assert [line for line in lines if line.startswith("line")] == ["line 1", "line 2"]
+    # A log only ever grows at its end.
+    assert "return code: 1" in lines[1]
+    assert "return code: 0" in lines[3]
+    assert containers(job) == []
+
+
+def test_kill_9_while_containers_run(base_image: str):
+    """They go on, and their logs are taken up where they stopped."""
+    with running(SETTINGS.format(image=base_image)) as api:
+        job = api.create(
+            "n=0; while [ $n -lt 120 ]; do n=$((n+1)); echo tick $n; sleep 0.1; done",
+            nodes=2,
+            algorithm={"engine": {"image_url": base_image}},
+        )
+        api.await_log(job, "tick 5", 1)
+        os.kill(api.address.pid, signal.SIGKILL)
+        await_true(lambda: not state.is_running(daemon.folder(api.home)))
+        again = Api(daemon.up(api.home), api.home)
+        found = again.await_phase(job)
+        ticks = [line for line in again.log(job, 1).splitlines() if line.startswith("tick")]
+
+        assert found["status"]["phase"] == "Completed", again.events(job)
+        assert ticks == [f"tick {number}" for number in range(1, 121)]

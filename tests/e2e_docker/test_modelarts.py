@@ -1,0 +1,85 @@
+"""The backend modelarts on the emulator, with a real container for each node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.docker, pytest.mark.e2e]
+
+SCRIPT = """
+import json, os, sys
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+folder = os.environ["OUT"]
+facts = {
+    "rank": rank,
+    "size": int(os.environ["OMPI_COMM_WORLD_SIZE"]),
+    "node": int(os.environ["VC_TASK_INDEX"]),
+    "token": os.environ["TOKEN"],
+    "ugly": os.environ["UGLY"],
+    "argv": sys.argv[1:],
+    "keys": sorted(name for name in os.environ if name.startswith("CLOUDJOB_S3")),
+}
+with open(f"{folder}/rank-{rank}.json", "w") as file:
+    json.dump(facts, file)
+print("rank", rank, "is done")
+"""
+
+
+@pytest.fixture
+def arts(cloud: Any, base_image: str) -> Iterator[Any]:
+    """A command line with an emulator whose nodes are containers."""
+    settings = cloud.folder / "settings.yaml"
+    settings.write_text(f"engine: docker\nimage: {base_image}\nupload_period_s: 1\ngrace_s: 5\n")
+    cloud.environ["TOKEN"] = "s3$cr t"
+    done = cloud.run("emulator", "up", "--settings", str(settings), "--json")
+    assert done.code == 0, done
+    assert json.loads(done.out)["engine"] == "docker"
+    yield cloud
+    assert cloud.run("emulator", "down").code == 0
+
+
+def test_a_job_runs_in_two_containers(arts: Any, base_image: str):
+    """Joined by our sshd with the key of the job; code, secrets and outputs by the platform."""
+    arts.script(SCRIPT)
+    done = arts.run(
+        *("submit", "--backend", "modelarts", "--image", base_image, "--nodes", "2"),
+        *("--procs-per-node", "2", "--secret", "TOKEN", "-e", "UGLY=a\n$b ", "--output", "OUT="),
+        *("--name", "two", "train.py", "--lr", "a b"),
+    )
+    assert done.code == 0, done
+    assert done.out.count(b"is done\n") == 4
+
+    fetched = arts.run("outputs", "two", "--to", str(arts.folder / "got"))
+    assert fetched.code == 0, fetched
+    files = sorted((arts.folder / "got" / "OUT").glob("rank-*.json"))
+    found = [json.loads(path.read_text()) for path in files]
+    assert [item["node"] for item in found] == [0, 0, 1, 1]
+    for rank, item in enumerate(found):
+        assert item == {
+            "rank": rank,
+            "size": 4,
+            "node": rank // 2,
+            "token": "s3$cr t",
+            "ugly": "a\n$b ",
+            "argv": ["--lr", "a b"],
+            "keys": [],
+        }
+    assert arts.status("two")["state"] == "SUCCEEDED"
+
+
+def test_a_failed_rank_in_a_container_is_named(arts: Any, base_image: str):
+    """By the record that the platform kept as an output."""
+    arts.script("import os, sys\nsys.exit(7 if os.environ['VC_TASK_INDEX'] == '1' else 0)\n")
+    done = arts.run(
+        *("submit", "--backend", "modelarts", "--image", base_image, "--nodes", "2"),
+        *("--name", "fails", "train.py"),
+    )
+    status = arts.status("fails")
+
+    assert done.code == 7, done
+    assert (status["failure"]["node"], status["failure"]["exit_code"]) == (1, 7)
+    assert status["cause"] == "user"

@@ -1,0 +1,199 @@
+"""Emulators for tests, their nodes as processes and their times short; and a client of them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from cloudjob.emulator import daemon, signing
+from cloudjob.emulator.state import Address
+
+LIMIT_S = 60.0
+FINAL = ("Completed", "Failed", "Terminated", "Abnormal")
+SETTINGS = """\
+engine: process
+poll_s: 0.05
+upload_period_s: 0.4
+metric_period_s: 0.3
+hour_s: 2
+grace_s: 2
+lock_s: 1
+code_limit_files: 30
+code_limit_depth: 4
+code_limit_bytes: 2000000
+log_preview_bytes: 100000
+pools: {pool-a: 3}
+public_nodes: 8
+"""
+
+
+class Api:
+    """A client of the emulator that signs for itself, and what tests do with it."""
+
+    def __init__(self, address: Address, home: Path) -> None:
+        self.address = address
+        self.home = home
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: dict[str, str] | None = None,
+        **how: str,
+    ) -> tuple[int, Any, dict[str, str]]:
+        """Send a signed request; ``{p}`` in the path is the project.
+
+        Args:
+            how: ``access``, ``secret`` and ``date`` of the signature, where not the usual ones.
+        """
+        target = path.replace("{p}", f"/v2/{self.address.project_id}")
+        host = self.address.endpoint.partition("//")[2]
+        data = b"" if body is None else json.dumps(body).encode()
+        sent = {"Host": host, "Content-Type": "application/json", **(headers or {})}
+        if "X-Auth-Token" not in sent and "Authorization" not in sent:
+            now = datetime.now(timezone.utc).strftime(signing.DATE_FORMAT)
+            sent["X-Sdk-Date"] = how.get("date", now)
+            known = {name.lower(): value for name, value in sent.items()}
+            names = tuple(sorted(known))
+            text = signing.Text(method, target, known, data)
+            made = signing.signature(text, names, how.get("secret", self.address.secret_key))
+            sent["Authorization"] = (
+                f"{signing.ALGORITHM} Access={how.get('access', self.address.access_key)}, "
+                f"SignedHeaders={';'.join(names)}, Signature={made}"
+            )
+        with contextlib.closing(http.client.HTTPConnection(host, timeout=60)) as connection:
+            connection.request(method, target, body=data, headers=sent)
+            answer = connection.getresponse()
+            text_ = answer.read()
+            values = json.loads(text_) if text_ else None
+            return answer.status, values, {k.lower(): v for k, v in answer.getheaders()}
+
+    def ok(self, method: str, path: str, body: Any = None) -> Any:
+        """Send a request that must be answered well."""
+        status, values, _ = self.ask(method, path, body)
+        assert status < 300, values
+        return values
+
+    def body(self, command: str, *, nodes: int = 1, **more: Any) -> dict[str, Any]:
+        """Return the body that creates a job of a custom image."""
+        algorithm = {"engine": {"image_url": "any/image:1"}, "command": command}
+        return {
+            "kind": "job",
+            "metadata": {"name": new_name(), "annotations": more.pop("annotations", {})},
+            "algorithm": {**algorithm, **more.pop("algorithm", {})},
+            "spec": {
+                "resource": {"flavor_id": "modelarts.vm.cpu.2u", "node_count": nodes},
+                **more.pop("spec", {}),
+            },
+        }
+
+    def create(self, command: str, **more: Any) -> str:
+        """Create a job and return its id."""
+        return str(
+            self.ok("POST", "{p}/training-jobs", self.body(command, **more))["metadata"]["id"]
+        )
+
+    def show(self, job: str) -> Any:
+        """Return a job."""
+        return self.ok("GET", f"{{p}}/training-jobs/{job}")
+
+    def await_phase(self, job: str, *phases: str) -> Any:
+        """Wait until a job is in one of these phases, by default until it has ended."""
+        wanted = phases or FINAL
+        found = self.show(job)
+        end = time.monotonic() + LIMIT_S
+        while found["status"]["phase"] not in wanted:
+            assert time.monotonic() < end, (found["status"], self.log(job), self.events(job))
+            assert found["status"]["phase"] not in FINAL, (self.log(job), self.events(job))
+            time.sleep(0.05)
+            found = self.show(job)
+        return found
+
+    def log(self, job: str, node: int = 0) -> str:
+        """Return the preview of a log; empty for none yet."""
+        path = f"{{p}}/training-jobs/{job}/tasks/worker-{node}/logs/preview"
+        status, values, _ = self.ask("GET", path)
+        return str(values["content"]) if status == 200 else ""
+
+    def await_log(self, job: str, text: str, node: int = 0) -> None:
+        """Wait until a log holds a text."""
+        await_true(lambda: text in self.log(job, node), lambda: self.log(job, node))
+
+    def events(self, job: str) -> list[str]:
+        """Return what happened to a job, in its order."""
+        path = f"{{p}}/training-jobs/{job}/events?order=asc&limit=100"
+        return [event["message"] for event in self.ok("GET", path)["events"]]
+
+    def fault(self, kind: str, **values: Any) -> dict[str, Any]:
+        """Let something go wrong."""
+        return daemon.add_fault(self.home, kind=kind, **values)
+
+
+def new_name() -> str:
+    """Return a name that no job has."""
+    return f"job-{uuid.uuid4().hex[:12]}"
+
+
+def await_true(claim: Callable[[], Any], told: Callable[[], Any] = lambda: "") -> Any:
+    """Wait until something is so, and return it."""
+    end = time.monotonic() + LIMIT_S
+    while True:
+        found = claim()
+        if found:
+            return found
+        assert time.monotonic() < end, told()
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def running(settings: str = SETTINGS) -> Iterator[Api]:
+    """An emulator of its own, gone with all it has when it is left."""
+    # Short: sockets of nodes lie below it, and everybody's temporary folder is long.
+    home = Path(tempfile.mkdtemp(prefix="emu-", dir="/tmp"))
+    path = home / "settings.yaml"
+    path.write_text(settings)
+    try:
+        yield Api(daemon.up(home, config=path), home)
+    finally:
+        daemon.down(home)
+        daemon.reset(home)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def bucket_of(api: Api) -> Any:
+    """Return a client of the emulator's OBS, and make the bucket called data."""
+    import boto3
+    from botocore.config import Config
+
+    address = api.address
+    client = boto3.session.Session().client(
+        "s3",
+        endpoint_url=address.s3_endpoint,
+        aws_access_key_id=address.access_key,
+        aws_secret_access_key=address.secret_key,
+        region_name=address.region,
+        config=Config(
+            signature_version="s3v4",
+            s3={"addressing_style": "path"},
+            retries={"total_max_attempts": 1},
+        ),
+    )
+    client.create_bucket(Bucket="data")
+    return client
+
+
+def keys(s3: Any, prefix: str) -> list[str]:
+    """Return the keys in the bucket called data below a prefix."""
+    found = s3.list_objects(Bucket="data", Prefix=prefix)
+    return [item["Key"] for item in found.get("Contents", ())]
