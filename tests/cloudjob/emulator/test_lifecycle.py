@@ -301,6 +301,22 @@ def test_an_unconditional_retry_runs_in_the_same_place(api: Api):
     assert len(found["status"]["running_records"]) == 3
 
 
+def test_a_job_that_hangs_is_started_again(api: Api):
+    """In place, where hang detection is on."""
+    notes = {wanted.RETRY_NUM: "1", wanted.RETRY_HANG: "true"}
+    job = api.create(
+        "echo up; [ -e $HOME/mark ] && exit 0; touch $HOME/mark; sleep 300",
+        nodes=2,
+        annotations=notes,
+    )
+    found = api.await_phase(job)
+    records = found["status"]["running_records"]
+
+    assert found["status"]["phase"] == "Completed", api.events(job)
+    assert (records[0]["end_recover"], records[0]["end_reason"]) == ("proc_restart", "the job hung")
+    assert "Training job hangs: no node computes or writes." in api.events(job)
+
+
 def test_a_lost_node_is_replaced(api: Api):
     """The job is scheduled anew, on clean nodes, and goes through Pending."""
     notes = {wanted.RETRY_NUM: "1"}
