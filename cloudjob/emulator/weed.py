@@ -115,6 +115,8 @@ class Weed:
                     f"-s3.config={folder}/s3.json",
                     "-s3.allowDeleteBucketNotEmpty=false",
                     "-s3.port.iceberg=0",
+                    # Else servers that start together race for a port after 9101, and one dies.
+                    "-s3.port.lance=0",
                     "-webdav=false",
                     "-admin.ui=false",
                     # It would tell its makers that it runs.
