@@ -25,6 +25,7 @@ poll_s: 0.05
 upload_period_s: 0.4
 metric_period_s: 0.3
 hour_s: 2
+hang_s: 1
 grace_s: 2
 lock_s: 1
 code_limit_files: 30

@@ -19,6 +19,7 @@ from typing import Any
 import cloudjob
 from cloudjob.emulator import settings, state
 from cloudjob.emulator.control import HEADER, PREFIX
+from cloudjob.emulator.nodes import run_dir_of
 from cloudjob.emulator.server import READY
 from cloudjob.emulator.state import Address
 from cloudjob.errors import BackendError, UsageError
@@ -216,6 +217,7 @@ def _end_jobs(place: Path) -> None:
         for path in (home / name).iterdir():
             if path.is_dir():
                 backend.remove(f"{name}://local/{path.name}")
+                shutil.rmtree(run_dir_of(path.name), ignore_errors=True)
 
 
 def _ask(place: Path, method: str, path: str, body: Any = None) -> dict[str, Any]:

@@ -110,8 +110,11 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing of what happens inside."""
+        """All or nothing of what happens inside; one within another belongs to that."""
         with self._lock:
+            if self._connection.in_transaction:
+                yield
+                return
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield

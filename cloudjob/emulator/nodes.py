@@ -146,8 +146,7 @@ class ProcessMachines:
         from cloudjob.backends.process.backend import ProcessRequest, address_of
 
         is_isolated = self._is_isolated
-        # The sockets of the remote shell lie there, below the longest host names there are.
-        run_dir = f"/tmp/cj-{key.replace('-', '')[-14:]}"
+        run_dir = run_dir_of(key)
         shutil.rmtree(run_dir, ignore_errors=True)
         made = [
             self._node(row, index, key, nodes, run_dir, is_isolated=is_isolated)
@@ -251,6 +250,13 @@ class ProcessMachines:
     def remove(self, handle: str) -> None:
         """Leave nothing of an attempt."""
         self._backend.remove(handle)
+        # Its controller removes it, but for one that we were killed in the middle of starting.
+        shutil.rmtree(run_dir_of(handle.rpartition("/")[2]), ignore_errors=True)
+
+
+def run_dir_of(key: str) -> str:
+    """Return the folder of an attempt's sockets: a short path, as host names in it are long."""
+    return f"/tmp/cj-{key.replace('-', '')[-14:]}"
 
 
 # -- containers -----------------------------------------------------------------------------------

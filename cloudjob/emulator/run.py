@@ -24,6 +24,8 @@ from cloudjob.emulator.wanted import Place
 from cloudjob.errors import CloudJobError, JobNotFound
 
 _UPLOAD_TRIES = 3
+_IDLE_PERCENT = 0.5
+_ENGINE_S = 60.0
 DELETED = 2
 
 
@@ -53,6 +55,7 @@ class _End:
     states: list[NodeState]
     is_stopped: bool = False
     lost: frozenset[int] = frozenset()
+    is_hung: bool = False
 
     @property
     def is_good(self) -> bool:
@@ -81,6 +84,10 @@ class Run:
     _last_metric: float = 0.0
     _stop_at: float = 0.0
     _is_killed: bool = False
+    _is_hung: bool = False
+    _has_begun: bool = False
+    # When the job was last seen to do something, and how long its logs were then.
+    _busy: tuple[float, int] = (0.0, 0)
 
     # -- the whole ----------------------------------------------------------------------------
 
@@ -99,16 +106,16 @@ class Run:
     def _go(self) -> None:
         row = self._need()
         while True:
-            if not row.run.get("handle"):
-                if row.is_stopping:
-                    self._finish("Terminated")
-                    return
-                try:
-                    self._begin(row)
-                except Failed as error:
-                    self._event(str(error), "Error")
-                    self._finish("Failed")
-                    return
+            if row.is_stopping and not self._has_nodes(row):
+                self._finish("Terminated")
+                return
+            try:
+                self._make_ready(row)
+            except Failed as error:
+                self._event(str(error), "Error")
+                self._end_all()
+                self._finish("Failed")
+                return
             row = self._need()
             end = self._attend(row)
             row = self._need()
@@ -117,6 +124,24 @@ class Run:
                 self._settle(row, end)
                 return
             row = self._need()
+
+    def _has_nodes(self, row: JobRow) -> bool:
+        """Whether an attempt has nodes; a crash may have come before they were started."""
+        if not row.run.get("handle"):
+            return False
+        try:
+            self.context.machines.states(row.run["handle"], row.nodes)
+        except JobNotFound:
+            return False
+        return True
+
+    def _make_ready(self, row: JobRow) -> None:
+        """See that an attempt has its nodes: all of them, also when a crash came in between."""
+        if not row.run.get("handle"):
+            self._begin(row)
+        elif not self._has_begun and not row.is_stopping:
+            self._start(row, row.run["key"], row.run["image"])
+        self._has_begun = True
 
     def forget(self) -> None:
         """Remove all that is left of the job."""
@@ -152,8 +177,9 @@ class Run:
         now_ms = int(time.time() * 1000)
         is_first = not row.start_ms
         values = {"start_ms": now_ms} if is_first else {}
-        if context.database.change_phase(row.id, ("Pending", "Creating"), "Running", **values):
-            self._event("Training job is running.")
+        if not context.database.change_phase(row.id, ("Pending", "Creating"), "Running", **values):
+            return
+        self._event("Training job is running.")
         for index in range(row.nodes):
             self._event(f"[worker-{index}] training started.", source="Task")
 
@@ -235,15 +261,14 @@ class Run:
         """Wait until all nodes have ended, and do meanwhile what the platform does."""
         context = self.context
         handle, key = row.run["handle"], row.run["log_key"]
-        if not self._resume(row, handle, row.run["key"]):
-            return _End([NodeState(exit_code=137)] * row.nodes, is_stopped=True)
         pump = threading.Thread(target=self._pump, args=(row,), daemon=True)
         pump.start()
         is_stopped = False
         self._last_upload = self._last_metric = time.monotonic()
+        self._busy = (time.monotonic(), 0)
         poll_s = context.settings.poll_s * (5 if context.machines.kind == "docker" else 1)
         while True:
-            states = context.machines.states(handle, row.nodes)
+            states = self._states(row)
             if all(state.exit_code is not None for state in states):
                 break
             row = self._need()
@@ -259,17 +284,20 @@ class Run:
             self._event(f"[worker-{index}] {words}", source="Task")
             log = NodeLog(self._logs / str(index))
             log.say(key, f"Training end with return code: {state.exit_code}", is_after=True)
-        return _End(states, is_stopped=is_stopped, lost=frozenset(self.lost))
+        return _End(states, is_stopped=is_stopped, lost=frozenset(self.lost), is_hung=self._is_hung)
 
-    def _resume(self, row: JobRow, handle: str, key: str) -> bool:
-        """Start what a crash kept us from starting; say whether there are nodes now."""
-        try:
-            self.context.machines.states(handle, row.nodes)
-        except JobNotFound:
-            if row.is_stopping:
-                return False
-            self._start(row, key, row.run["image"])
-        return True
+    def _states(self, row: JobRow) -> list[NodeState]:
+        """Say where each node stands; an engine that does not answer is asked for a minute."""
+        end = time.monotonic() + _ENGINE_S
+        while True:
+            try:
+                return self.context.machines.states(row.run["handle"], row.nodes)
+            except JobNotFound:
+                raise
+            except CloudJobError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(1)
 
     def _obey(self, row: JobRow, handle: str) -> bool:
         """End the job when somebody, or its time, wants that; say whether that is so."""
@@ -324,6 +352,20 @@ class Run:
             used = self.context.machines.usage(handle, row.nodes)
             for index, (cpu, memory) in enumerate(used):
                 self.context.database.add_metric(row.id, f"worker-{index}", cpu, memory)
+            self._look_for_hang(row, handle, max(cpu for cpu, _ in used))
+
+    def _look_for_hang(self, row: JobRow, handle: str, cpu: float) -> None:
+        """End a job that has neither computed nor written for long, if it wants that."""
+        if row.body["metadata"]["annotations"].get(wanted.RETRY_HANG) != "true":
+            return
+        now = time.monotonic()
+        size = sum(NodeLog(self._logs / str(index)).size_bytes for index in range(row.nodes))
+        if cpu >= _IDLE_PERCENT or size != self._busy[1]:
+            self._busy = (now, size)
+        elif not self._is_hung and now - self._busy[0] > self.context.settings.hang_s:
+            self._is_hung = True
+            self._event("Training job hangs: no node computes or writes.", "Warning")
+            self.context.machines.stop(handle, is_urgent=True)
 
     def _pump(self, row: JobRow) -> None:
         """Take in the logs of all nodes until they end."""
@@ -400,7 +442,8 @@ class Run:
         restarts = int(run.get("restarts", 0))
         notes = row.body["metadata"]["annotations"]
         is_always = notes.get(wanted.RETRY_ALWAYS) == "true"
-        if restarts >= wanted.retries(row.body) or not (end.lost or is_always):
+        wants = end.lost or is_always or end.is_hung
+        if restarts >= wanted.retries(row.body) or not wants:
             return False
         self._upload(row)
         recover = "pod_reschedule" if end.lost else "proc_restart"
@@ -415,7 +458,7 @@ class Run:
             self._end_all()
             run.update(handle="", is_in_place=not end.lost)
         self.lost.clear()
-        self._stop_at, self._is_killed = 0.0, False
+        self._stop_at, self._is_killed, self._is_hung = 0.0, False, False
         self.context.database.update_job(row.id, run=run)
         self._event(
             f"Training job is restarted ({recover}), {restarts + 1} of {wanted.retries(row.body)}.",
@@ -559,6 +602,8 @@ def export_log(context: Context, row: JobRow, index: int) -> Place | None:
 
 
 def _reason(end: _End) -> str:
+    if end.is_hung:
+        return "the job hung"
     if end.lost:
         return f"node of worker-{end.first} lost"
     state = end.states[end.first]

@@ -63,6 +63,7 @@ class Settings:
         requests_per_min: More are refused with 429.
         hour_s: How long an hour of ``auto_stop`` lasts, for tests.
         lock_s: How long an access key is refused after more than five wrong signatures in a row.
+        hang_s: How long a job with hang detection may neither compute nor write.
         grace_s: The wait between SIGTERM and SIGKILL.
         command_limit_bytes: The longest ``command``.
     """
@@ -86,6 +87,7 @@ class Settings:
     token_h: float = 24.0
     hour_s: float = 3600.0
     lock_s: float = 300.0
+    hang_s: float = 1800.0
     grace_s: float = 30.0
     upload_period_s: float = 30.0
     metric_period_s: float = 60.0

@@ -156,7 +156,7 @@ def test_any_image_will_do(api: Api):
 def test_a_lost_container_is_replaced(api: Api, base_image: str):
     """Where fault tolerance is on; the engine has nothing left of the first attempt."""
     job = api.create(
-        "echo up; sleep 4",
+        "echo up; sleep 15",
         nodes=2,
         annotations={wanted.RETRY_NUM: "1"},
         algorithm={"engine": {"image_url": base_image}},

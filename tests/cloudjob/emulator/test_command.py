@@ -91,3 +91,29 @@ def test_without_an_emulator(tmp_path: Path):
     assert json.loads(cloudjob(tmp_path, "status", "--json").stdout) == {"is_running": False}
     done = cloudjob(tmp_path, "fault", "list")
     assert (done.returncode, done.stderr.splitlines()[1]) == (5, "hint: cloudjob emulator up")
+
+
+@pytest.mark.parametrize("missing", ["weed", "boto3"])
+def test_without_the_extra(tmp_path: Path, missing: str):
+    """One line says what to install, and nothing is left running."""
+    code = (
+        "import sys, cloudjob.emulator.weed as weed, cloudjob.emulator.obs as obs\n"
+        "from pathlib import Path\n"
+        "from cloudjob.emulator import state, server\n"
+        "from cloudjob.errors import BackendError\n"
+        f"if {missing!r} == 'weed':\n"
+        "    sys.executable, weed.shutil.which = '/nowhere/python', lambda *_: None\n"
+        "else:\n"
+        "    obs.find_spec = lambda _: None\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "(folder / 'settings.yaml').write_text('engine: process')\n"
+        "try:\n"
+        "    server.Emulator(folder, 0).start()\n"
+        "except BackendError as error:\n"
+        "    print(error.hint)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+
+    assert done.stdout == "pip install 'cloudjob[emulator]'\n", done.stderr

@@ -40,7 +40,7 @@ def test_errors_of_the_service(api: Api):
 
 def test_a_fault_has_its_time(api: Api):
     """And then it is over by itself."""
-    api.fault("error", seconds=0.5)
+    api.fault("error", seconds=4)
     assert api.ask("GET", FLAVORS)[0] == 500
     end = time.monotonic() + 30
     while api.ask("GET", FLAVORS)[0] != 200:
@@ -77,7 +77,7 @@ def test_a_job_hangs_pending(api: Api):
     api.await_phase(job)
     api.fault("hang-pending")
     waiting = api.create("true")
-    time.sleep(1.5)
+    time.sleep(1.5)  # the queue is looked at three times meanwhile
     assert api.show(waiting)["status"]["phase"] == "Pending", held
     daemon.clear_faults(api.home)
     assert api.await_phase(waiting)["status"]["phase"] == "Completed"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloudjob.emulator import wanted
+from cloudjob.emulator import daemon, wanted
 from cloudjob.emulator.plan import HOME
 from tests.emulators import Api, await_true, keys, new_name, running
 
@@ -301,15 +301,33 @@ def test_an_unconditional_retry_runs_in_the_same_place(api: Api):
     assert len(found["status"]["running_records"]) == 3
 
 
-def test_a_lost_node_is_replaced(api: Api):
-    """The job is scheduled anew, on clean nodes, and goes through Pending."""
-    notes = {wanted.RETRY_NUM: "1"}
+def test_a_job_that_hangs_is_started_again(api: Api):
+    """In place, where hang detection is on."""
+    notes = {wanted.RETRY_NUM: "1", wanted.RETRY_HANG: "true"}
     job = api.create(
-        "ls $HOME/mark; touch $HOME/mark; echo up; sleep $(( $VC_TASK_INDEX < 9 ? 3 : 0 ))",
+        "echo up; [ -e $HOME/mark ] && exit 0; touch $HOME/mark; sleep 300",
         nodes=2,
         annotations=notes,
     )
-    api.await_log(job, "up", 1)
+    found = api.await_phase(job)
+    records = found["status"]["running_records"]
+
+    assert found["status"]["phase"] == "Completed", api.events(job)
+    assert (records[0]["end_recover"], records[0]["end_reason"]) == ("proc_restart", "the job hung")
+    assert "Training job hangs: no node computes or writes." in api.events(job)
+
+
+def test_a_lost_node_is_replaced(api: Api, tmp_path: Path):
+    """The job is scheduled anew, on clean nodes, and goes through Pending."""
+    notes = {wanted.RETRY_NUM: "1"}
+    job = api.create(
+        "ls $HOME/mark; touch $HOME/mark; echo up; "
+        f"[ -e {tmp_path}/$VC_TASK_INDEX ] && exit 0; touch {tmp_path}/$VC_TASK_INDEX; sleep 100",
+        nodes=2,
+        annotations=notes,
+    )
+    for index in (0, 1):
+        await_true((tmp_path / str(index)).exists)
     api.fault("lose-node", job=job, node=1)
     found = api.await_phase(job)
     records = found["status"]["running_records"]
@@ -358,7 +376,7 @@ def test_a_bad_node_is_found_by_the_check(api: Api):
 def test_a_pool_has_so_many_nodes(api: Api):
     """Who does not fit waits, the urgent first."""
     pool = {"resource": {"pool_id": "pool-a", "node_count": 3}}
-    first = api.create("sleep 3", spec=pool)
+    first = api.create("sleep 8", spec=pool)
     api.await_phase(first, "Running")
     low = api.create("true", spec={**pool, "schedule_policy": {"priority": 1}})
     high = api.create("true", spec={**pool, "schedule_policy": {"priority": 3}})
@@ -366,7 +384,7 @@ def test_a_pool_has_so_many_nodes(api: Api):
     starts = [api.await_phase(job)["status"]["start_time"] for job in (first, high, low)]
 
     assert starts == sorted(starts)
-    assert starts[1] - starts[0] >= 3000
+    assert starts[1] - starts[0] >= 8000
 
 
 def test_quotas_are_kept():
@@ -378,17 +396,19 @@ def test_quotas_are_kept():
     assert (status, values["error_code"]) == (400, "ModelArts.0118")
 
 
-def test_two_jobs_may_not_write_to_one_place(api: Api):
+def test_two_jobs_may_not_write_to_one_place(api: Api, s3: Any):
     """While one of them has not ended; and names are taken once."""
     name = new_name()
     output = {"outputs": [{"name": "o", "remote": {"obs": {"obs_url": f"obs://data/{name}"}}}]}
-    bucket_exists = api.body("sleep 2", algorithm=output)
-    first = api.ok("POST", "{p}/training-jobs", bucket_exists)["metadata"]["id"]
+    api.fault("hang-pending")
+    body = api.body("true", algorithm=output)
+    first = api.ok("POST", "{p}/training-jobs", body)["metadata"]["id"]
     output["outputs"][0]["remote"]["obs"]["obs_url"] = f"/data/{name}/"
     status, values, _ = api.ask("POST", "{p}/training-jobs", api.body("true", algorithm=output))
     assert (status, values["error_code"]) == (400, "ModelArts.2753")
-    status, values, _ = api.ask("POST", "{p}/training-jobs", bucket_exists)
+    status, values, _ = api.ask("POST", "{p}/training-jobs", body)
     assert (status, values["error_code"]) == (400, "ModelArts.2751")
+    daemon.clear_faults(api.home)
     api.await_phase(first)
     assert api.create("true", algorithm=output)
 

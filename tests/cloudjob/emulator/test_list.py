@@ -21,30 +21,31 @@ def fill(api: Api, count: int) -> None:
     """Put jobs into the database of an emulator that runs, as those of an earlier time."""
     database = Database(Path(api.home, "emulator", "state.db"))
     body = wanted.job(api.body("true"), None, defaults())
-    for index in range(count):
-        phase = ("Completed", "Failed", "Terminated")[index % 3]
-        name = f"old-{index:05d}"
-        body["metadata"]["name"] = name
-        row = JobRow(
-            id=f"{index:08d}-0000-0000-0000-000000000000",
-            name=name,
-            workspace="0",
-            kind="job",
-            phase=phase,
-            secondary=phase,
-            priority=1,
-            algorithm_name="",
-            user_name="emulator",
-            create_ms=1_000_000 + index,
-            start_ms=1,
-            end_ms=2,
-            nodes=1 + index % 4,
-            pool="",
-            is_stopping=0,
-            body=body,
-            run={},
-        )
-        database.add_job(row, (), {})
+    with database.transaction():
+        for index in range(count):
+            phase = ("Completed", "Failed", "Terminated")[index % 3]
+            name = f"old-{index:05d}"
+            body["metadata"]["name"] = name
+            row = JobRow(
+                id=f"{index:08d}-0000-0000-0000-000000000000",
+                name=name,
+                workspace="0",
+                kind="job",
+                phase=phase,
+                secondary=phase,
+                priority=1,
+                algorithm_name="",
+                user_name="emulator",
+                create_ms=1_000_000 + index,
+                start_ms=1,
+                end_ms=2,
+                nodes=1 + index % 4,
+                pool="",
+                is_stopping=0,
+                body=body,
+                run={},
+            )
+            database.add_job(row, (), {})
     database.close()
 
 
