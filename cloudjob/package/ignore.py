@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 GITIGNORE = ".gitignore"
+# What pathspec makes of lines like ``*/``, to be looked for anywhere in a path.
+_ANY_FOLDER = "(?P<ps_d>/)"
 _GLOB = re.compile(r"[*?\[\\]")
 
 
@@ -78,7 +80,7 @@ class Rules:
         """Return what the last line that means ``relative`` says, seen from the file's folder."""
         path = relative + "/" if is_folder else relative
         for line in self._lines:
-            if _means(line.pattern, path):
+            if _means(line, path):
                 spelled = line.text[1:].strip().strip("/")
                 is_named = line.text.startswith("!") and spelled in (relative, base)
                 rule = f"{shown(self._name)}:{line.number}: {line.text}"
@@ -219,15 +221,19 @@ def _lines(data: bytes) -> Iterable[_Line]:
             yield _Line(number, line, pattern.include, pattern.regex)
 
 
-def _means(pattern: re.Pattern[str], path: str) -> bool:
+def _means(line: _Line, path: str) -> bool:
     """Whether a line means this very path; a folder's path ends with ``/``.
 
     pathspec takes what lies below a folder along, and ``a/**`` for ``a/`` itself; git does neither.
     """
-    match = pattern.match(path)
+    if line.pattern.pattern == _ANY_FOLDER:
+        return path.endswith("/")
+    match = line.pattern.search(path)
     if match is None:
         return False
-    if "ps_d" in pattern.groupindex and match["ps_d"] is not None:
+    if line.text.rstrip().endswith("/**/"):
+        return path.endswith("/") and match.end() < len(path)
+    if "ps_d" in line.pattern.groupindex and match["ps_d"] is not None:
         return match.end("ps_d") == len(path)
     return not (match.end() == len(path) and path.endswith("/"))
 

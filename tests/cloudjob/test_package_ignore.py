@@ -82,6 +82,11 @@ paths = st.lists(segments, min_size=1, max_size=4).map("/".join)
 @example(["foo/a", "foo/keep"], ["foo/", "!foo/keep"], {}, [], [])
 @example(["a/b/a.py", "a/a.py"], ["*.py"], {"a": ["!a.py"]}, [], [])
 @example(["foo/foo", "foo/a"], ["foo", "!/foo"], {}, [], [])
+@example(["a", "foo/a", "foo/b/a"], ["*/"], {}, [], ["*/"])
+@example(["a", "foo/a", "foo/b/a"], ["!foo/", "**/", "!foo/"], {}, [], [])
+@example(["foo/a", "foo/b/a", "b/foo/b/a"], ["foo/**/"], {}, [], [])
+@example(["foo/a", "foo/b/a"], ["**/b/**/"], {}, [], [])
+@example(["foo/a", "a"], ["**/*/**"], {}, [], [])
 def test_what_goes_is_what_git_would_add(
     files: list[str],
     top: list[str],
