@@ -162,7 +162,9 @@ class SeaweedFS(Server):
             f"-s3.config={self.folder}/s3.json",
             f"-s3.domainName={OBS_DOMAIN}",
             "-s3.allowDeleteBucketNotEmpty=false",
+            # These have ports of their own, the same for every server: a second one would end.
             "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
             # A bucket that nobody has made is an error, as on any service.
             "-s3.autoCreateBucket=false",
             # Each bucket takes a few, and a session makes many buckets.
