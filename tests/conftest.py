@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,8 +14,14 @@ from tests.servers import FaultProxy, Moto, SeaweedFS, Server, boto3_client
 _NUMBERS = itertools.count()
 
 # Hypothesis judges what it finds, and not how fast this machine is: on two cores that others use,
-# too, drawing a value may take seconds.
-settings.register_profile("cloudjob", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# too, drawing a value may take seconds. In CI the values are the same each time: whether a change
+# lands must not hang on the dice. Who runs the tests by hand throws them.
+settings.register_profile(
+    "cloudjob",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1",
+)
 settings.load_profile("cloudjob")
 
 

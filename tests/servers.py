@@ -162,8 +162,8 @@ class SeaweedFS(Server):
             f"-s3.config={self.folder}/s3.json",
             f"-s3.domainName={OBS_DOMAIN}",
             "-s3.allowDeleteBucketNotEmpty=false",
+            # These have ports of their own, the same for every server: a second one would end.
             "-s3.port.iceberg=0",
-            # Else servers that start together race for a port after 9101, and one dies.
             "-s3.port.lance=0",
             # A bucket that nobody has made is an error, as on any service.
             "-s3.autoCreateBucket=false",

@@ -14,7 +14,7 @@ from cloudjob.store.s3.refusals import Refusal
 from cloudjob.store.s3.upload import PART_BYTES_HEADER
 from cloudjob.store.s3.wire import Answer, Request, Wire
 
-_AT_ONCE = 6
+_AT_ONCE = 10
 _TRIES = 4
 _OUT_OF_RANGE = 416
 _PRECONDITION_FAILED = 412

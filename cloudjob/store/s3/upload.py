@@ -25,7 +25,7 @@ from cloudjob.store.s3.wire import Refused, Request, Wire, document, query, text
 _MIB = 1024 * 1024
 PART_BYTES = 8 * _MIB
 _MOST_PARTS = 10_000
-_AT_ONCE = 6
+_AT_ONCE = 10
 # The name under which a reader finds how long the parts were, which their tag alone does not say.
 PART_BYTES_HEADER = "x-amz-meta-cloudjob-part-bytes"
 # How long an upload that broke off waits for somebody to go on with it.
