@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -31,6 +32,7 @@ def test_the_head_has_files_for_its_workers(
 ):
     """The soft limit grows as far as the lines to the workers need, and the hard one allows."""
     argv = [sys.executable, "-c", SCRIPT, str(soft), str(hard), str(workers)]
-    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(argv, env=env, check=True, capture_output=True, text=True)
 
     assert tuple(map(int, done.stdout.split())) == expected
