@@ -29,6 +29,8 @@ def start(tmp_path):
             "argv": ["/bin/sleep", "1000"],
             "retries": 0,
             "grace_s": 1.0,
+            "is_led": True,
+            "keeps_homes": False,
             "nodes": [
                 {
                     "host": f"worker-{node}",
