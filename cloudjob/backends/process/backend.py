@@ -501,7 +501,14 @@ def _ended(state: dict[str, Any], folder: Path) -> NativeStatus:
         shutil.rmtree(state["run_dir"], ignore_errors=True)
         ended = (folder / controller.STATE).stat().st_mtime
         return NativeStatus(
-            JobState.FAILED, "lost", started_at, _rfc3339(ended), 137, message=message
+            JobState.FAILED,
+            "lost",
+            started_at,
+            _rfc3339(ended),
+            137,
+            message=message,
+            # An entry is sent SIGTERM when its keeper is gone: that is no cancel.
+            has_asked=not state["is_cancelled"],
         )
     code = state["exit_code"]
     ended_at = _rfc3339(state["ended_at"])
