@@ -165,7 +165,7 @@ class Worker:
         if fault:
             say(fault)
             self._has_launched = False
-            self._tell("over", name=fault, code=exits.NOT_FOUND, lines=[])
+            self._tell("over", name=self._starters.name, code=exits.NOT_FOUND, lines=[fault])
 
     def _watch_starters(self) -> None:
         if self._has_launched and not self._starters.are_running:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 
 import pytest
@@ -188,16 +187,20 @@ def test_tensorflow_is_told_of_its_cluster(cloud):
 
 
 def test_no_mpirun_is_needed(cloud, words):
-    """A launcher that starts the ranks itself runs where there is no Open MPI."""
+    """A launcher that starts the ranks itself asks no mpirun, not even for its version."""
     folder = cloud.folder / "bin"
     folder.mkdir()
-    for name in ("sh", "cat", "sleep", "python3", "bash"):
-        (folder / name).symlink_to(shutil.which(name, path=cloud.environ["PATH"]))
+    trap = folder / "mpirun"
+    trap.write_text(f"#!/bin/sh\ntouch {cloud.results}/called\nexit 1\n")
+    trap.chmod(0o755)
 
-    done = cloud.submit(*words('leave(f"node-{node}")'), env={"PATH": str(folder)})
+    text = 'import shutil; leave(f"node-{node}", shutil.which("mpirun"))'
+
+    path = f"{folder}:{cloud.environ['PATH']}"
+    done = cloud.submit(*words(text), env={"PATH": path})
 
     assert done.code == 0, done
-    assert len(cloud.left()) == 2
+    assert cloud.left() == dict.fromkeys(("node-0", "node-1"), os.fsencode(trap))
 
 
 @pytest.mark.parametrize(
