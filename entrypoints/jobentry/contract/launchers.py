@@ -21,6 +21,11 @@ class Launcher(NamedTuple):
     takes_command: bool = False
 
 
+# What the laptop takes when the job names none and nothing suggests another.
+DEFAULT = "mpirun"
+# The job's word for that: the laptop looks, and the entry is always told a name of the table.
+AUTO = "auto"
+
 LAUNCHERS: Mapping[str, Launcher] = {
     "mpirun": Launcher("Open MPI's mpirun on the head", needs_mpi=True),
     "torchrun": Launcher("PyTorch's torchrun on every node, meeting at the head"),
