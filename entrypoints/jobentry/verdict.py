@@ -138,7 +138,8 @@ _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _VICTIMS = 3
 # What Gloo (PyTorch, Horovod), NCCL and Python say when the other end of a connection is gone.
 _LOST_CONNECTION = re.compile(
-    r"connection (was )?(closed|reset|aborted|lost)|broken pipe|socket closed|remote process exited",
+    r"connection (was )?(closed|reset|aborted|lost)|broken pipe|socket closed"
+    r"|remote process exited",
     re.IGNORECASE,
 )
 # With this code Open MPI 5.0.11 ends a rank whose connection another rank has closed; what it says
