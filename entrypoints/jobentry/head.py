@@ -26,7 +26,7 @@ from jobentry.supervise import (
     sweep,
 )
 from jobentry.table import Row
-from jobentry.verdict import Outcome, RankEnd, Starter, decide
+from jobentry.verdict import Outcome, RankEnd, Starter, decide, served_no_more
 from jobentry.workers import Workers
 
 # How long a reason may still be on its way when mpirun has ended badly without one.
@@ -201,6 +201,8 @@ class Head:
             while self._starters.are_running or self._away:
                 self._loop.step()
                 self._end_when_all_have()
+                self._see_servers()
+            self._starters.end_servers()
             self._loop.drop("start")
             if self._starters.were_killed:
                 remove_sessions(started)
@@ -225,6 +227,16 @@ class Head:
         if fault:
             return Outcome(exits.ENTRY_FAILED, "entry", Failure(message=fault))
         return None
+
+    def _see_servers(self) -> None:
+        """Without what serves them the ranks cannot go on: MindSpore's scheduler, for one."""
+        end = self._starters.server_end
+        if end is None or self._has_reason():
+            return
+        self._stopped = served_no_more(end, self._node.host, len(self._started) >= self._ranks)
+        assert self._stopped.failure is not None
+        say(self._stopped.failure.message)
+        self._end_ranks()
 
     def _ended_away(self, node: int, end: Starter) -> None:
         """What starts the ranks of a worker has ended there."""

@@ -7,7 +7,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.launchers import every_node, mpirun, torchrun
+from jobentry.launchers import every_node, mindspore, mpirun, torchrun
 from jobentry.launchers.common import File, Launch, Process, Site
 
 
@@ -43,6 +43,8 @@ class Tools(NamedTuple):
 
 _LAUNCHERS: Mapping[str, Callable[[Site, Sequence[str]], Launch]] = {
     "torchrun": torchrun.launch,
+    "msrun": mindspore.msrun,
+    "dynamic-cluster": mindspore.dynamic_cluster,
     "pytorch-modelarts": every_node.pytorch_modelarts,
     "tensorflow": every_node.tensorflow,
     "python": every_node.python,
@@ -81,6 +83,8 @@ def make(
     site = Site(node, environment, paths, tools.interpreter, tools.entry)
     if node.launcher == "mpirun":
         launch = mpirun.launch(site, tools.mpi, words)
+    elif node.launcher == "mindspore-mpi":
+        launch = mindspore.mpi(site, tools.mpi, words)
     else:
         launch = _LAUNCHERS[node.launcher](site, words)
     return LaunchPlan(

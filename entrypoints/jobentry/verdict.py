@@ -50,6 +50,13 @@ class RankEnd(NamedTuple):
     @property
     def is_left_alone(self) -> bool:
         """Whether it looks like a rank that lost its connection to one that is about to end."""
+        if self.failure.signal is not None:
+            return False
+        return self.is_left_by_mpi or bool(_LOST_CONNECTION.search(self.failure.message))
+
+    @property
+    def is_left_by_mpi(self) -> bool:
+        """Whether Open MPI ended it because another rank was gone."""
         return self.failure.exit_code == _LEFT_ALONE and self.failure.signal is None
 
 
@@ -90,6 +97,24 @@ def decide(
     return Outcome(exits.ENTRY_FAILED, "entry", failure)
 
 
+def served_no_more(server: Starter, host: str, have_started: bool) -> Outcome:
+    """Return how a job ended whose ranks have lost what served them, on the head.
+
+    Args:
+        have_started: Whether all ranks had started by then.
+    """
+    number = max(0, -server.code)
+    code = exits.code_of_signal(number) if number else server.code
+    how = "was killed by signal %d" % number if number else "ended with exit code %d" % code
+    message = f"the {server.name} of the ranks {how}"
+    if not have_started:
+        message += " before all ranks had started"
+    code = code if have_started else exits.ENTRY_FAILED
+    cause = "platform" if number else "user" if have_started else "entry"
+    failure = Failure(0, host, None, number or None, code, message, tuple(server.lines)[-20:])
+    return Outcome(code, cause, failure)
+
+
 def _all_well(
     ends: Mapping[int, RankEnd], started: Mapping[int, int], ranks: int, starter: Starter
 ) -> Outcome:
@@ -128,7 +153,13 @@ def _first(ends: Mapping[int, RankEnd], starter: Starter) -> RankEnd | None:
 _VICTIM = re.compile(r"reported by process \[\d+,(\d+)\]")
 _IMPROPER = re.compile(r"process rank (\d+) with PID")
 _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
-_VICTIMS = 2
+_VICTIMS = 3
+# What Gloo (PyTorch, Horovod), NCCL and Python say when the other end of a connection is gone.
+_LOST_CONNECTION = re.compile(
+    r"connection (was )?(closed|reset|aborted|lost)|broken pipe|socket closed"
+    r"|remote process exited",
+    re.IGNORECASE,
+)
 # With this code Open MPI 5.0.11 ends a rank whose connection another rank has closed; what it says
 # of it may come too late.
 _LEFT_ALONE = 14
@@ -137,13 +168,16 @@ _LEFT_ALONE = 14
 def _distance(end: RankEnd, earliest: float, *, is_victim: bool) -> int:
     """Return how far an end is likely to be from the first cause."""
     if not end.is_said:
-        return 4
+        return 5
     # A script's own word, a signal or a code of its own says more than the library's code.
-    if is_victim or end.is_left_alone:
+    if is_victim or end.is_left_by_mpi:
         return _VICTIMS
+    # It may be a connection of the script's own, so with nobody else to blame it is the cause.
+    if end.is_left_alone:
+        return 2
     if not end.was_told:
         return 0
-    return 1 if end.at_s - earliest <= _CLOSE_S else 3
+    return 1 if end.at_s - earliest <= _CLOSE_S else 4
 
 
 def _left_early(

@@ -13,12 +13,14 @@ class Launcher(NamedTuple):
         needs_mpi: Whether mpirun on the head starts the ranks; else each node starts its own.
         is_one_a_node: Whether a node has one rank, whatever room there is.
         takes_command: Whether the script is any command, and not a file of the source.
+        module: What the interpreter of the nodes must be able to import; empty for nothing.
     """
 
     help: str
     needs_mpi: bool = False
     is_one_a_node: bool = False
     takes_command: bool = False
+    module: str = ""
 
 
 # What the laptop takes when the job names none and nothing suggests another.
@@ -28,7 +30,12 @@ AUTO = "auto"
 
 LAUNCHERS: Mapping[str, Launcher] = {
     "mpirun": Launcher("Open MPI's mpirun on the head", needs_mpi=True),
-    "torchrun": Launcher("PyTorch's torchrun on every node, meeting at the head"),
+    "torchrun": Launcher("PyTorch's torchrun on every node, meeting at the head", module="torch"),
+    "msrun": Launcher("MindSpore's msrun on every node", module="mindspore"),
+    "dynamic-cluster": Launcher("MindSpore's dynamic cluster, without msrun", module="mindspore"),
+    "mindspore-mpi": Launcher(
+        "MindSpore under Open MPI's mpirun", needs_mpi=True, module="mindspore"
+    ),
     "pytorch-modelarts": Launcher(
         "one process a node, told --init_method, --rank and --world_size", is_one_a_node=True
     ),
