@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudjob.spec import JobSpec, given, one_line, section
-from jobentry.contract.launchers import DEFAULT, LAUNCHERS
+from jobentry.contract.launchers import DEFAULT
 
 # In the order in which they win: who imports two of them starts with the first and uses the other.
 # mpi4py stands before torch: such a script has its ranks from MPI, and tells torch of them.
@@ -52,8 +52,8 @@ def choose(spec: JobSpec) -> Choice:
         return Choice("horovod-gloo", f"{found.why}, and HOROVOD_CONTROLLER is gloo")
     if found:
         return found
-    looked_for = ", ".join(module for module, name in _OF_IMPORT.items() if name in LAUNCHERS)
     if spec.script.endswith(".py"):
+        looked_for = ", ".join(_OF_IMPORT)
         return Choice(DEFAULT, f"{one_line(spec.script)} imports none of {looked_for}")
     return Choice(DEFAULT, f"{one_line(spec.script)} is no Python, whose imports would tell")
 
@@ -68,7 +68,7 @@ def _in_image(spec: JobSpec) -> Choice | None:
     for what, text in (("image", spec.image), ("engine", str(engine))):
         words = set(re.findall(r"[a-z]+", text.lower()))
         for word, launcher in _OF_IMAGE.items():
-            if word in words and launcher in LAUNCHERS:
+            if word in words:
                 return Choice(launcher, f"the {what} is {given(text)}")
     return None
 
@@ -111,12 +111,11 @@ def _in_imports(source: Path, script: str) -> Choice | None:
 
 def _best(found: Mapping[str, Path], source: Path, script: str) -> Choice | None:
     """Return the launcher that wins among the modules that were found, and where."""
-    known = {module: name for module, name in _OF_IMPORT.items() if name in LAUNCHERS}
-    for module, launcher in known.items():
+    for module, launcher in _OF_IMPORT.items():
         if module in found:
             shown = one_line(found[module].relative_to(source).as_posix())
             by = "" if found[module] == source / script else f", which {one_line(script)} imports,"
-            others = [other for other in found if known.get(other, launcher) != launcher]
+            others = [other for other in found if _OF_IMPORT[other] != launcher]
             rest = f", and {' and '.join(others)}" if others else ""
             return Choice(launcher, f"{shown}{by} imports {module}{rest}")
     return None

@@ -53,13 +53,13 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
     timeout = 60
 
-    def do_GET(self) -> None:  # noqa: N802 (as http.server calls it)
+    def do_GET(self) -> None:
         scope, key = self._names()
         with self.server.lock:
             value = self.server.values.get(scope, {}).get(key)
         self._answer(404 if value is None else 200, value or b"")
 
-    def do_PUT(self) -> None:  # noqa: N802 (as http.server calls it)
+    def do_PUT(self) -> None:
         scope, key = self._names()
         size = self.headers.get("Content-Length", "")
         if not size.isdecimal() or int(size[:9]) > _MOST_BYTES:
@@ -70,11 +70,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.values.setdefault(scope, {})[key] = value
         self._answer(200)
 
-    def do_DELETE(self) -> None:  # noqa: N802 (as http.server calls it)
+    def do_DELETE(self) -> None:
         self.server.finish(*self._names())
         self._answer(200)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002, ARG002 (its own word)
+    def log_message(self, format: str, *args: object) -> None:
         """Say nothing of requests."""
 
     def _names(self) -> tuple[str, str]:

@@ -187,8 +187,7 @@ def test_the_image_is_asked_where_the_script_says_nothing(choose):
 
     assert image == ("torchrun", "the image is 'cloudjob/pytorch:1'")
     assert script == ("mpirun", "train.py imports mpi4py")
-    if "horovod" in LAUNCHERS:
-        assert engine == ("horovod", f"the engine is '{preset['modelarts']['engine']}'")
+    assert engine == ("horovod", f"the engine is '{preset['modelarts']['engine']}'")
     assert choose("", image="me/torchlike:1").launcher == "mpirun"
 
 
@@ -200,8 +199,18 @@ def test_a_script_of_another_language_is_not_read(choose):
     )
 
 
+def test_horovod_with_gloo_is_a_launcher_of_its_own(choose):
+    """Which the variable of Horovod asks for."""
+    choice = choose("import horovod.torch", env={"HOROVOD_CONTROLLER": "gloo"})
+
+    assert choice == (
+        "horovod-gloo",
+        "train.py imports horovod, and HOROVOD_CONTROLLER is gloo",
+    )
+
+
 def test_all_that_can_be_chosen_is_there():
-    """The names of the tables are launchers, or wait for one."""
+    """The names of the tables are launchers."""
     names = {*detection._OF_IMPORT.values(), *detection._OF_IMAGE.values()}
 
-    assert names - {"msrun"} <= set(LAUNCHERS)
+    assert names <= set(LAUNCHERS)

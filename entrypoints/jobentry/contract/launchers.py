@@ -30,6 +30,8 @@ AUTO = "auto"
 
 LAUNCHERS: Mapping[str, Launcher] = {
     "mpirun": Launcher("Open MPI's mpirun on the head", needs_mpi=True),
+    "horovod": Launcher("Horovod under Open MPI's mpirun", needs_mpi=True, module="horovod"),
+    "horovod-gloo": Launcher("Horovod over Gloo, without any MPI", module="horovod"),
     "torchrun": Launcher("PyTorch's torchrun on every node, meeting at the head", module="torch"),
     "msrun": Launcher("MindSpore's msrun on every node", module="mindspore"),
     "dynamic-cluster": Launcher("MindSpore's dynamic cluster, without msrun", module="mindspore"),

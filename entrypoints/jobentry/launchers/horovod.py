@@ -43,7 +43,7 @@ def gloo(site: Site, words: Sequence[str]) -> Launch:
     ]
     if node.is_head:
         store = (*site.entry, "--rendezvous", str(number), str(node.nodes), str(node.slots))
-        processes.insert(0, Process("rendezvous", store, site.environment, is_service=True))
+        processes.insert(0, Process("rendezvous", store, site.environment, is_server=True))
     return Launch(tuple(processes), node.nodes * node.slots)
 
 
