@@ -50,6 +50,9 @@ class Machines(Protocol):
     def check_image(self, image: str) -> None:
         """Raise ``ImageMissing`` when nodes cannot run in it."""
 
+    def tags(self, repository: str) -> list[str] | None:
+        """Return the tags of an image, none when there is no such image; None: any will do."""
+
     def start(self, row: JobRow, key: str, nodes: Path, image: str) -> str:
         """Start all nodes and return the handle; starting what runs already changes nothing."""
 
@@ -114,6 +117,10 @@ class ProcessMachines:
 
     def check_image(self, image: str) -> None:
         """There are no images here: the tools of this machine are those of every image."""
+
+    def tags(self, repository: str) -> list[str] | None:
+        """Return that any tag will do."""
+        return None
 
     def restart(self, handle: str) -> bool:
         """All that a node is lies in its folders."""
@@ -289,6 +296,15 @@ class DockerMachines:
     def check_image(self, image: str) -> None:
         """Look for the image in the engine; nothing is pulled."""
         check_image(image)
+
+    def tags(self, repository: str) -> list[str] | None:
+        """Return what the engine has."""
+        from cloudjob.backends.docker import engine
+
+        with engine.translated(f"listing the images {repository}"):
+            found = self._client.images(name=repository)
+        names = [name for image in found for name in image.get("RepoTags") or ()]
+        return sorted(name.rpartition(":")[2] for name in names)
 
     def restart(self, handle: str) -> bool:
         """Start the containers again."""

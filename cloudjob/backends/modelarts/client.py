@@ -21,7 +21,7 @@ from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import BackendError, NotAuthorised
 
 # How many jobs or events are asked for at a time: the most that the service gives.
-_JOBS_PAGE, _EVENTS_PAGE = 50, 100
+_JOBS_PAGE, _EVENTS_PAGE, _TAGS_PAGE = 50, 100, 100
 # The service refuses a request whose date is further off than 15 minutes.
 SKEW_LIMIT_S = 15 * 60.0
 _TOKEN_LIFE_S = 20 * 3600.0
@@ -238,6 +238,24 @@ class Client:
         """Return how much of what may be used, and is."""
         found = self.call("GET", "/training-quotas", "asking for quotas") or {}
         return list(found.get("quotas") or [])
+
+    def image_tags(self, namespace: str, repository: str, like: str) -> list[str]:
+        """Return the tags like ``like`` that SWR, the registry of the region, has of an image.
+
+        Raises:
+            ServiceError: 404 where it knows no such image.
+        """
+        doing = f"asking for the image {namespace}/{repository}"
+        # A name with folders in it stands in a path with this sign between them.
+        name = repository.replace("/", "$")
+        url = f"{self._site.registry}/v2/manage/namespaces/{namespace}/repos/{name}/tags"
+        tags: list[str] = []
+        while True:
+            query = (("limit", str(_TAGS_PAGE)), ("offset", str(len(tags))), ("tag", like))
+            found = self.exchange(Asked("GET", url, query, _JSON), doing).json(doing) or []
+            tags += [str(item.get("Tag")) for item in found]
+            if len(found) < _TAGS_PAGE:
+                return tags
 
     # -- requests -------------------------------------------------------------------------------
 

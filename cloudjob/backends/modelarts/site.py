@@ -33,6 +33,7 @@ _VARIABLES = {
     "iam_endpoint": ("HUAWEICLOUD_SDK_IAM_ENDPOINT",),
     "region": ("HW_REGION_NAME",),
     "project_id": ("HUAWEICLOUD_SDK_PROJECT_ID", "HW_PROJECT_ID"),
+    "registry": ("CLOUDJOB_SWR_ENDPOINT",),
 }
 _REGION_IN_HOST = re.compile(r"(?:modelarts|iam|obs)[.-]([a-z]{2,}(?:-[a-z0-9]+)+)\.")
 KEYS_HINT = (
@@ -63,6 +64,7 @@ class Site:
         store_uri: Where code and outputs are kept when no store is named.
         default_image: The image of a job that names none; only an emulator has one.
         default_flavor: The same of the flavor.
+        registry: ``https://host`` of the service that keeps images; empty when nobody knows.
     """
 
     endpoint: str
@@ -75,6 +77,7 @@ class Site:
     store_uri: str = ""
     default_image: str = ""
     default_flavor: str = ""
+    registry: str = ""
     origin: str = ""
 
     @property
@@ -131,6 +134,8 @@ def _remote(
             hint="set HW_REGION_NAME, or modelarts.region in the job file, to cn-north-4 for "
             "example",
         )
+    # Another endpoint may be another cloud, whose registry nobody knows.
+    is_known = bool(region and not said["endpoint"])
     domain = "myhuaweicloud.eu" if region.startswith("eu-") else "myhuaweicloud.com"
     return Site(
         endpoint=_url(said["endpoint"] or f"modelarts.{region}.{domain}"),
@@ -141,6 +146,7 @@ def _remote(
         login=login,
         file=file,
         store_uri=f"obs://{bucket}" + (f"?region={region}" if region else "") if bucket else "",
+        registry=_url(said["registry"] or f"swr-api.{region}.{domain}" * is_known),
         origin=str(file) if file else "environment",
     )
 
@@ -158,6 +164,7 @@ def _local(
         f"&region={emulator.get('region') or 'local'}&addressing=path",
         default_image=emulator["image"],
         default_flavor=emulator["flavor"],
+        registry=_url(emulator["endpoint"]),
         origin="emulator",
     )
 
