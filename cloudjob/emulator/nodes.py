@@ -186,8 +186,11 @@ class ProcessMachines:
         machine = self._machine_of(nodes, index)
         own = self._machine
         address = backend.address_of(index)
+        # A preset starts `python`, and with it comes what else lies beside it, mpirun for one.
+        path = f"{Path(own.python).parent}:{own.path}"
+        libmpi = backend.libmpi_of(shutil.which("mpirun", path=path) or "", own.python)
         env = {
-            "PATH": f"{Path(own.python).parent}:{own.path}",
+            "PATH": path,
             "LANG": "C.UTF-8",
             "TMPDIR": f"{run_dir}/{index}",
             **backend.open_mpi_of_one_machine(is_isolated=is_isolated),
@@ -198,8 +201,8 @@ class ProcessMachines:
         }
         if own.library_path:
             env.setdefault("LD_LIBRARY_PATH", own.library_path)
-        if own.libmpi:
-            env.setdefault("MPI4PY_LIBMPI", own.libmpi)
+        if libmpi:
+            env.setdefault("MPI4PY_LIBMPI", libmpi)
         env["CLOUDJOB_EMULATOR_COMMAND"] = (
             f"unset CLOUDJOB_EMULATOR_COMMAND; {plan.command(row, index, machine)}"
         )
