@@ -260,8 +260,14 @@ class FakeModelArts:
         return Reply(200, {"projects": [p for p in projects if p["name"] == query["name"]]})
 
     def _tokens(self, seen: Seen, _query: Any) -> Reply:
-        user = seen.json["auth"]["identity"]["password"]["user"]
-        if user["password"] != "right":
+        identity = seen.json["auth"]["identity"]
+        if identity["methods"] == ["hw_ak_sk"]:
+            given = identity["hw_ak_sk"]
+            pair = (given["access"]["key"], given["secret"]["key"])
+            is_known = pair == (self.keys.access_key, self.keys.secret_key)
+        else:
+            is_known = identity["password"]["user"]["password"] == "right"
+        if not is_known:
             return Reply(401, {"error": {"code": 401, "message": "The password is wrong"}})
         self.token = uuid.uuid4().hex
         body = {"token": {"project": {"id": PROJECT, "name": "cn-north-4"}}}

@@ -7,7 +7,7 @@ import json
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -60,6 +60,7 @@ class Site:
         iam_endpoint: The same of IAM.
         project_id: Empty when it has to be asked for.
         keys: None where a token is asked for with ``login``.
+        wants_token: Whether the keys are used to ask for a token, too, and sign nothing else.
         file: Where the keys were read, to read them again when they are over.
         store_uri: Where code and outputs are kept when no store is named.
         default_image: The image of a job that names none; only an emulator has one.
@@ -78,6 +79,7 @@ class Site:
     default_image: str = ""
     default_flavor: str = ""
     registry: str = ""
+    wants_token: bool = False
     origin: str = ""
 
     @property
@@ -106,6 +108,21 @@ def find(
     said = {name: str(options.get(name) or "") for name in _VARIABLES}
     for name, variables in _VARIABLES.items():
         said[name] = said[name] or next((environ[v] for v in variables if environ.get(v)), "")
+    site = _found(options, said, environ, state, user_home)
+    if options.get("auth") == "token" and site.keys is not None and site.keys.token:
+        raise UsageError(
+            "modelarts.auth: token: IAM gives none for temporary keys", hint="leave it at sign"
+        )
+    return replace(site, wants_token=options.get("auth") == "token" and site.keys is not None)
+
+
+def _found(
+    options: Mapping[str, Any],
+    said: dict[str, str],
+    environ: Mapping[str, str],
+    state: Path,
+    user_home: Path,
+) -> Site:
     emulator = _emulator(state)
     if emulator and said["endpoint"] in (EMULATOR, emulator["endpoint"]):
         return _local(emulator, said, environ)
