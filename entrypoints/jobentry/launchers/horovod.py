@@ -62,7 +62,7 @@ def _variables(site: Site, controller: str) -> dict[str, str]:
     found[OPERATIONS] = site.environment.get(OPERATIONS, controller)
     if TIMELINE in dict(site.node.outputs):
         # Horovod wants a file, and an output is a folder; only rank 0 writes it.
-        found[TIMELINE] = site.environment[TIMELINE] + "/timeline.json"
+        found[TIMELINE] = site.paths.output(TIMELINE) + "/timeline.json"
     return found
 
 
