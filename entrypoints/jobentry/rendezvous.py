@@ -7,6 +7,7 @@ would have to be started by ``horovodrun``: ``PUT``, ``GET`` and ``DELETE /SCOPE
 from __future__ import annotations
 
 import socketserver
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -94,7 +95,8 @@ def main(words: list[str]) -> int:
     try:
         server = Server(("", number), nodes, slots)
     except OSError as error:
-        print(f"listening on port {number}: {error.strerror}; MASTER_PORT names another")  # noqa: T201
+        text = f"listening on port {number}: {error.strerror}; MASTER_PORT names another\n"
+        sys.stderr.write(text)
         return 1
     server.serve_forever()
     return 0

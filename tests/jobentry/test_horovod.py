@@ -157,4 +157,4 @@ def test_a_port_that_is_taken_is_named(ask, capsys):
     server.server_close()
     assert code == 1
     said = f"listening on port {server.server_port}: Address already in use; MASTER_PORT"
-    assert capsys.readouterr().out.startswith(said)
+    assert capsys.readouterr().err.startswith(said)
