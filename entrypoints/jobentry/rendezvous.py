@@ -11,6 +11,8 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+from jobentry.contract import exits
+
 # An address of a rank is some dozens of bytes.
 _MOST_BYTES = 1_000_000
 
@@ -97,6 +99,6 @@ def main(words: list[str]) -> int:
     except OSError as error:
         text = f"listening on port {number}: {error.strerror}; MASTER_PORT names another\n"
         sys.stderr.write(text)
-        return 1
+        return exits.ENTRY_FAILED
     server.serve_forever()
     return 0

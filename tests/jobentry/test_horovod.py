@@ -155,6 +155,6 @@ def test_a_port_that_is_taken_is_named(ask, capsys):
     code = rendezvous.main([str(server.server_port), "1", "1"])
 
     server.server_close()
-    assert code == 1
+    assert code == 125
     said = f"listening on port {server.server_port}: Address already in use; MASTER_PORT"
     assert capsys.readouterr().err.startswith(said)
