@@ -1,7 +1,7 @@
 """MindSpore's dynamic cluster: a scheduler on the head, and ranks that register with it.
 
-Three launchers form it: ``dynamic-cluster`` starts the ranks itself, ``msrun`` and ``mindspore-mpi``
-have MindSpore's msrun and Open MPI's mpirun start them.
+Three launchers form it: ``dynamic-cluster`` starts the ranks itself, ``msrun`` and
+``mindspore-mpi`` have MindSpore's msrun and Open MPI's mpirun start them.
 """
 
 from __future__ import annotations
