@@ -7,7 +7,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.launchers import every_node, mindspore, mpirun, torchrun
+from jobentry.launchers import every_node, mindspore, mpirun, rank_table, torchrun
 from jobentry.launchers.common import File, Launch, Process, Site
 
 
@@ -34,17 +34,19 @@ class LaunchPlan(NamedTuple):
 
 
 class Tools(NamedTuple):
-    """What this node has: Open MPI, an interpreter for the script, and our own entry."""
+    """What this node has: Open MPI, an interpreter for the script, our own entry, a rank table."""
 
     mpi: mpirun.Mpi
     interpreter: str
     entry: tuple[str, ...]
+    rank_table: str = ""
 
 
 _LAUNCHERS: Mapping[str, Callable[[Site, Sequence[str]], Launch]] = {
     "torchrun": torchrun.launch,
     "msrun": mindspore.msrun,
     "dynamic-cluster": mindspore.dynamic_cluster,
+    "rank-table": rank_table.launch,
     "pytorch-modelarts": every_node.pytorch_modelarts,
     "tensorflow": every_node.tensorflow,
     "python": every_node.python,
@@ -80,7 +82,7 @@ def make(
     Raises:
         ArgsError: What the launcher was told cannot be used.
     """
-    site = Site(node, environment, paths, tools.interpreter, tools.entry)
+    site = Site(node, environment, paths, tools.interpreter, tools.entry, tools.rank_table)
     if node.launcher == "mpirun":
         launch = mpirun.launch(site, tools.mpi, words)
     elif node.launcher == "mindspore-mpi":

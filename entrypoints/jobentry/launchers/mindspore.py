@@ -105,7 +105,12 @@ def msrun(site: Site, words: Sequence[str]) -> Launch:
 
 
 def mpi(site: Site, tools: mpirun.Mpi, words: Sequence[str]) -> Launch:
-    """Return mpirun on the head, whose ranks form the cluster, and the scheduler beside it."""
+    """Return mpirun on the head, whose ranks form the cluster, and the scheduler beside it.
+
+    GPU and Ascend need neither cluster nor scheduler: there MindSpore asks Open MPI itself.
+    """
+    if site.node.mindspore.device_target not in ("", "CPU"):
+        return mpirun.launch(site, tools, words)
     shared = {**cluster(site), "MS_ROLE": "MS_WORKER"}
     node = site.node
     carrying = site._replace(
