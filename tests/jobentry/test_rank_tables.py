@@ -39,7 +39,7 @@ def v0(*pods: tuple[str, str, list[str]], status: str = "completed") -> str:
     return json.dumps({"status": status, "group_count": "1", "group_list": [group]})
 
 
-# The example of the platform's own adapter: what it is given, in the wrong order, and what it makes.
+# The example of the platform's own adapter: what it is given, in the wrong order.
 PUBLISHED = v0(
     (
         "fake-job-pod-1",
