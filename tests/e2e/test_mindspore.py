@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ pytestmark = pytest.mark.one_mpi
 mindspore = pytest.mark.mindspore
 
 LIMIT_S = 240
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mindspore_quickstart"
 CLUSTERS = ("msrun", "dynamic-cluster", "mindspore-mpi")
 PRELUDE = """\
 import os, sys, time
@@ -157,6 +160,63 @@ def test_a_script_that_never_joins_the_cluster_ends_all_the_same(cloud):
 
     assert done.code == 0, done
     assert sorted(done.lines) == [b"[0] 0", b"[1] 1"]
+
+
+@mindspore
+def test_the_quick_start_learns_the_same_on_every_rank(cloud):
+    """Four ranks on two nodes, data-parallel: the losses of the document's table, 0.37 to 0.24."""
+    python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
+    text = (EXAMPLE / "job.yaml").read_text()
+    job = cloud.write("job.yaml", f"{text}  python: {python}\n")
+
+    done = cloud.submit(
+        *("--config", job, "--source", EXAMPLE, "train.py", "--unknown", "option"), limit_s=LIMIT_S
+    )
+
+    assert done.code == 0, done
+    told: dict[int, list[float]] = {}
+    for line in done.lines:
+        found = re.match(rb"\[(\d)\] rank \1 of 4 epoch \d step \d loss ([\d.]+)", line)
+        if found:
+            told.setdefault(int(found[1]), []).append(float(found[2]))
+    assert sorted(told) == [0, 1, 2, 3], done
+    assert all(losses == told[0] for losses in told.values()), told
+    losses = told[0]
+    assert len(losses) == 20
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] > 0.37
+    assert losses[-1] < 0.24
+
+
+def test_modes_that_need_an_accelerator_are_refused_on_a_cpu(cloud):
+    """Before anything is sent, with the mode to use."""
+    cloud.write("job.yaml", "launcher: msrun\nmindspore: {parallel_mode: auto_parallel}\n")
+    cloud.write("train.py", "")
+
+    done = cloud.submit("--config", "job.yaml", "train.py")
+
+    assert done.code == 2, done
+    assert b"auto_parallel does not work on CPU: use data_parallel" in done.err, done
+
+
+@mindspore
+def test_the_refusal_is_mindspore_s_own(cloud):
+    """The flag starts it all the same, and the framework says that it cannot."""
+    python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
+    text = (EXAMPLE / "job.yaml").read_text().replace("data_parallel", "semi_auto_parallel")
+    job = cloud.write("job.yaml", f"{text}  python: {python}\n")
+
+    done = cloud.submit(
+        *("--config", job, "--source", EXAMPLE, "--no-hardware-check"),
+        *("--nodes", "1", "train.py"),
+        limit_s=LIMIT_S,
+    )
+
+    assert done.code == 1, done
+    status = cloud.status(done.job)
+    assert (status["state"], status["cause"]) == ("FAILED", "user"), status
+    text = " ".join(status["failure"]["last_lines"])
+    assert "only support" in text, status
 
 
 # -- rank tables, without MindSpore -------------------------------------------------------------
