@@ -106,7 +106,7 @@ def test_a_scheduler_that_dies_is_no_rank_that_fails(cloud, poll):
     words = ("--config", "job.yaml", "--launcher", "dynamic-cluster", "--nodes", "2", "train.py")
     job = cloud.detach("-e", "GLOG_v=3", *words)
     cloud.await_left("up-0", "up-1", limit_s=LIMIT_S)
-    [scheduler] = cloud.find(lambda _, words: "-c" in words and "init()" in words[-1])
+    [scheduler] = cloud.find(lambda _, words: "--scheduler" in words)
 
     os.kill(scheduler, signal.SIGKILL)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_a_dynamic_cluster_has_one_scheduler_and_numbered_ranks():
 
     assert scheduler.is_server
     assert scheduler.name == "scheduler"
-    assert scheduler.argv[:2] == ("/py/bin/python", "-c")
+    assert scheduler.argv == ("/py/bin/python", "/e.pyz", "--scheduler")
     assert scheduler.env == {"PATH": "/bin", "GLOG_v": "3", **SHARED, "MS_ROLE": "MS_SCHED"}
     assert doors == [
         Process(
@@ -104,14 +105,22 @@ def test_msrun_gets_the_documented_words():
     assert "--node_rank=1" in other.argv
 
 
-DUMP = "import os, sys; print(ascii([sys.argv[1:], sorted(os.environ.items())]))"
+DUMP = """\
+import os, sys
+if sys.argv[1:2] == ["--rank"]:
+    print(ascii([sys.argv[1:], sorted(os.environ.items())]))
+"""
 UGLY = ("--worker", "", "a b", "'\"", "%s %%", "\udcff\n", "--", "-I")
 
 
-def run_door(environ: dict[str, str]) -> str:
+def run_door(environ: dict[str, str], tmp_path) -> str:
     """Run what msrun starts in the place of a script, and return what its program says."""
+    folder = tmp_path / "entry"
+    folder.mkdir()
+    (folder / "__main__.py").write_text(DUMP)
+    (folder / "jobentry").symlink_to(Path(rank.__file__).parent)
     env = {"PATH": "/bin", "GLOG_v": "1"}
-    place = site()._replace(entry=(sys.executable, "-c", DUMP), environment=env)
+    place = site()._replace(entry=(sys.executable, str(folder)), environment=env)
     (file,) = mindspore.msrun(place, ("x", *UGLY)).files
     done = subprocess.run(
         [sys.executable, "-I", "-c", file.text], env=environ, stdout=subprocess.PIPE, check=True
@@ -119,11 +128,11 @@ def run_door(environ: dict[str, str]) -> str:
     return done.stdout.decode()
 
 
-def test_the_door_that_msrun_starts_has_exact_words_and_variables():
+def test_the_door_that_msrun_starts_has_exact_words_and_variables(tmp_path):
     """Its own words never meet msrun's parser, and what was changed for msrun is undone."""
     given = {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": "3", "PATH": "/changed", "GLOG_v": "3"}
 
-    argv, variables = eval(run_door(given))
+    argv, variables = eval(run_door(given, tmp_path))
 
     assert argv == ["--rank", "--", "./x", *UGLY]
     assert {**dict(variables), "LC_CTYPE": ""} == {
@@ -136,9 +145,9 @@ def test_the_door_that_msrun_starts_has_exact_words_and_variables():
     }
 
 
-def test_a_scheduler_of_msrun_ends_at_once():
+def test_a_scheduler_of_msrun_ends_at_once(tmp_path):
     """There is one already."""
-    assert run_door({"MS_ROLE": "MS_SCHED"}) == ""
+    assert run_door({"MS_ROLE": "MS_SCHED"}, tmp_path) == ""
 
 
 def test_ranks_of_mpirun_form_a_cluster_on_a_cpu():

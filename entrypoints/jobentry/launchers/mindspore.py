@@ -9,34 +9,11 @@ from __future__ import annotations
 import posixpath
 from typing import Mapping, Sequence
 
-from jobentry.contract import names
 from jobentry.launchers import mpirun
 from jobentry.launchers.common import PRIVATE, File, Launch, Process, Site, door, port, program
 
-# The scheduler needs no line of the user's script, which would run once more than there are ranks.
-# It does not see the script's folder either, where a module may have any name.
-_SCHEDULER = """\
-import os, socket, sys
-del sys.path[0]
-os.environ["MS_SCHED_HOST"] = socket.gethostbyname(os.environ["MS_SCHED_HOST"])
-from mindspore.communication import init
-init()
-"""
-# What msrun starts instead of a script: its own way to start one has no place for our door, mixes
-# the script's words up with its own, and changes variables. A scheduler there is already.
-_DOOR = """\
-import os
-env = os.environ
-if env.get("MS_ROLE") == "MS_SCHED":
-    raise SystemExit
-for name, value in %r.items():
-    env.pop(name, None)
-    if value is not None:
-        env[name] = value
-env[%r] = env["MS_NODE_ID"]
-words = %r
-os.execv(words[0], words)
-"""
+# What msrun starts instead of a script: its own parser mixes the script's words up with its own.
+_DOOR = "import sys\nsys.path.insert(0, %r)\nfrom jobentry import cluster\ncluster.door(%r, %r)\n"
 
 
 def dynamic_cluster(site: Site, words: Sequence[str]) -> Launch:
@@ -96,7 +73,7 @@ def msrun(site: Site, words: Sequence[str]) -> Launch:
     changed = {"GLOG_v": "3", "PATH": f"{folder}:{old}" if folder and old else folder or old}
     restored = {name: site.environment.get(name) for name in changed}
     entry = (*site.entry, "--rank", "--", *program(site, words))
-    text = _DOOR % (restored, names.CLOUDJOB_RANK, entry)
+    text = _DOOR % (site.entry[-1], restored, entry)
     return Launch(
         (*_scheduler(site, shared), Process("msrun", argv, {**site.environment, **changed})),
         ranks,
@@ -142,5 +119,5 @@ def _scheduler(site: Site, shared: Mapping[str, str]) -> tuple[Process, ...]:
     env = {**site.environment, **shared, "MS_ROLE": "MS_SCHED"}
     # It warns of every try to register.
     env.setdefault("GLOG_v", "3")
-    argv = (site.interpreter, "-c", _SCHEDULER)
+    argv = (site.interpreter, site.entry[-1], "--scheduler")
     return (Process("scheduler", argv, env, is_server=True),)
