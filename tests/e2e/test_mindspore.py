@@ -188,6 +188,33 @@ def test_the_quick_start_learns_the_same_on_every_rank(cloud):
     assert losses[-1] < 0.24
 
 
+def test_a_launcher_that_fails_on_one_node_ends_the_job(cloud):
+    """The ranks of the other would wait for those that never start; this Python is a stand-in."""
+    cloud.write("train.py", "")
+    python = cloud.folder / "python"
+    python.write_text("""\
+#!/bin/sh
+case "$1 $VC_TASK_INDEX" in
+    -c*) echo 2.10.0 ;;
+    "-m 1") echo "cannot open libmindspore.so" && exit 3 ;;
+    *) exec sleep 600 ;;
+esac
+""")
+    python.chmod(0o755)
+    cloud.write("job.yaml", f"process: {{python: {python}}}\n")
+
+    done = cloud.submit("--config", "job.yaml", "--launcher", "msrun", "--nodes", "2", "train.py")
+
+    assert done.code == 125, done
+    status = cloud.status(done.job)
+    failure = status["failure"]
+    assert (status["state"], status["cause"]) == ("FAILED", "entry"), status
+    assert failure["message"] == (
+        "msrun on node 1 ended with exit code 3 before all ranks had started"
+    ), status
+    assert failure["last_lines"] == ["cannot open libmindspore.so"], status
+
+
 def test_modes_that_need_an_accelerator_are_refused_on_a_cpu(cloud):
     """Before anything is sent, with the mode to use."""
     cloud.write("job.yaml", "launcher: msrun\nmindspore: {parallel_mode: auto_parallel}\n")
