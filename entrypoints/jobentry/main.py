@@ -355,7 +355,19 @@ def _tools(
         raise EntryError("looking for python: there is none on PATH", exits.NOT_FOUND)
     mpi = _mpi(path, version, is_dry_run=is_dry_run) if needs_mpi else mpirun.Mpi("", ())
     entry = (sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]))
-    return plan.Tools(mpi=mpi, interpreter=interpreter or "python3", entry=entry)
+    table = _rank_table(node, environment, 0.0 if is_dry_run else node.start_timeout_s)
+    return plan.Tools(mpi, interpreter or "python3", entry, table)
+
+
+def _rank_table(node: NodeEnv, environment: Mapping[str, str], patience_s: float) -> str:
+    if node.launcher != "rank-table" or node.mindspore.devices:
+        return ""
+    from jobentry import given_table
+
+    try:
+        return given_table.read(environment, patience_s)
+    except given_table.TableError as error:
+        raise EntryError(str(error), hint=error.hint) from error
 
 
 def _start_version(path: str) -> subprocess.Popen[bytes] | None:

@@ -14,6 +14,8 @@ class Launcher(NamedTuple):
         is_one_a_node: Whether a node has one rank, whatever room there is.
         takes_command: Whether the script is any command, and not a file of the source.
         module: What the interpreter of the nodes must be able to import; empty for nothing.
+        devices: The device targets that it works on; empty for any.
+        instead: The launcher for the other ones.
     """
 
     help: str
@@ -21,6 +23,8 @@ class Launcher(NamedTuple):
     is_one_a_node: bool = False
     takes_command: bool = False
     module: str = ""
+    devices: tuple[str, ...] = ()
+    instead: str = ""
 
 
 # What the laptop takes when the job names none and nothing suggests another.
@@ -37,6 +41,11 @@ LAUNCHERS: Mapping[str, Launcher] = {
     "dynamic-cluster": Launcher("MindSpore's dynamic cluster, without msrun", module="mindspore"),
     "mindspore-mpi": Launcher(
         "MindSpore under Open MPI's mpirun", needs_mpi=True, module="mindspore"
+    ),
+    "rank-table": Launcher(
+        "one process a device, told of all by a rank table",
+        devices=("Ascend",),
+        instead="msrun",
     ),
     "pytorch-modelarts": Launcher(
         "one process a node, told --init_method, --rank and --world_size", is_one_a_node=True

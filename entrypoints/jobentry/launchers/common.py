@@ -62,13 +62,18 @@ class Launch(NamedTuple):
 
 
 class Site(NamedTuple):
-    """Where a launch happens: the node, its variables, paths and interpreter, and our own entry."""
+    """Where a launch happens: the node, its variables, paths and interpreter, and our own entry.
+
+    Args:
+        rank_table: The text of the platform's own; empty for none.
+    """
 
     node: NodeEnv
     environment: Mapping[str, str]
     paths: NodePaths
     interpreter: str
     entry: tuple[str, ...]
+    rank_table: str = ""
 
 
 def program(site: Site, words: Sequence[str]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """MindSpore's dynamic cluster: a scheduler on the head, and ranks that register with it.
 
-Three launchers form it: ``dynamic-cluster`` starts the ranks itself, ``msrun`` and ``mindspore-mpi``
-have MindSpore's msrun and Open MPI's mpirun start them.
+Three launchers form it: ``dynamic-cluster`` starts the ranks itself, ``msrun`` and
+``mindspore-mpi`` have MindSpore's msrun and Open MPI's mpirun start them.
 """
 
 from __future__ import annotations
@@ -9,34 +9,11 @@ from __future__ import annotations
 import posixpath
 from typing import Mapping, Sequence
 
-from jobentry.contract import names
 from jobentry.launchers import mpirun
 from jobentry.launchers.common import PRIVATE, File, Launch, Process, Site, door, port, program
 
-# The scheduler needs no line of the user's script, which would run once more than there are ranks.
-# It does not see the script's folder either, where a module may have any name.
-_SCHEDULER = """\
-import os, socket, sys
-del sys.path[0]
-os.environ["MS_SCHED_HOST"] = socket.gethostbyname(os.environ["MS_SCHED_HOST"])
-from mindspore.communication import init
-init()
-"""
-# What msrun starts instead of a script: its own way to start one has no place for our door, mixes
-# the script's words up with its own, and changes variables. A scheduler there is already.
-_DOOR = """\
-import os
-env = os.environ
-if env.get("MS_ROLE") == "MS_SCHED":
-    raise SystemExit
-for name, value in %r.items():
-    env.pop(name, None)
-    if value is not None:
-        env[name] = value
-env[%r] = env["MS_NODE_ID"]
-words = %r
-os.execv(words[0], words)
-"""
+# What msrun starts instead of a script: its own parser mixes the script's words up with its own.
+_DOOR = "import sys\nsys.path.insert(0, %r)\nfrom jobentry import cluster\ncluster.door(%r, %r)\n"
 
 
 def dynamic_cluster(site: Site, words: Sequence[str]) -> Launch:
@@ -96,7 +73,7 @@ def msrun(site: Site, words: Sequence[str]) -> Launch:
     changed = {"GLOG_v": "3", "PATH": f"{folder}:{old}" if folder and old else folder or old}
     restored = {name: site.environment.get(name) for name in changed}
     entry = (*site.entry, "--rank", "--", *program(site, words))
-    text = _DOOR % (restored, names.CLOUDJOB_RANK, entry)
+    text = _DOOR % (site.entry[-1], restored, entry)
     return Launch(
         (*_scheduler(site, shared), Process("msrun", argv, {**site.environment, **changed})),
         ranks,
@@ -105,7 +82,12 @@ def msrun(site: Site, words: Sequence[str]) -> Launch:
 
 
 def mpi(site: Site, tools: mpirun.Mpi, words: Sequence[str]) -> Launch:
-    """Return mpirun on the head, whose ranks form the cluster, and the scheduler beside it."""
+    """Return mpirun on the head, whose ranks form the cluster, and the scheduler beside it.
+
+    GPU and Ascend need neither cluster nor scheduler: there MindSpore asks Open MPI itself.
+    """
+    if site.node.mindspore.device_target not in ("", "CPU"):
+        return mpirun.launch(site, tools, words)
     shared = {**cluster(site), "MS_ROLE": "MS_WORKER"}
     node = site.node
     carrying = site._replace(
@@ -137,5 +119,5 @@ def _scheduler(site: Site, shared: Mapping[str, str]) -> tuple[Process, ...]:
     env = {**site.environment, **shared, "MS_ROLE": "MS_SCHED"}
     # It warns of every try to register.
     env.setdefault("GLOG_v", "3")
-    argv = (site.interpreter, "-c", _SCHEDULER)
+    argv = (site.interpreter, site.entry[-1], "--scheduler")
     return (Process("scheduler", argv, env, is_server=True),)
