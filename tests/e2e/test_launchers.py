@@ -1,7 +1,7 @@
 """What every launcher promises, on whole jobs: one suite for all of them.
 
 Those that need a framework run where their interpreter is named: ``$CLOUDJOB_TEST_TORCH``,
-``$CLOUDJOB_TEST_HOROVOD`` (.ci/run heavy).
+``$CLOUDJOB_TEST_HOROVOD``, ``$CLOUDJOB_TEST_MINDSPORE`` (.ci/run heavy).
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ pytestmark = pytest.mark.one_mpi
 # Those that start one process a node and import nothing.
 EVERY_NODE = ("python", "pytorch-modelarts", "tensorflow", "command")
 # A framework's own launchers, with its marker.
-HEAVY = {"torchrun": "torch", "horovod": "horovod", "horovod-gloo": "horovod"}
+HEAVY = {
+    **{"torchrun": "torch", "horovod": "horovod", "horovod-gloo": "horovod"},
+    **dict.fromkeys(("msrun", "dynamic-cluster", "mindspore-mpi"), "mindspore"),
+}
 ALL = (*EVERY_NODE, "mpirun", *HEAVY)
 LIMIT_S = 120
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PRELUDE = """\
 import json, os, signal, sys, time
 node = int(os.environ["VC_TASK_INDEX"])
-words = ("CLOUDJOB_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
+words = ("CLOUDJOB_RANK", "OMPI_COMM_WORLD_RANK", "RANK", "RANK_ID")
 rank = int(next(os.environ[word] for word in words if word in os.environ))
 results = os.environ["RESULTS"]
 def leave(name, text=""):
