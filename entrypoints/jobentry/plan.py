@@ -7,7 +7,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.launchers import every_node, mpirun, torchrun
+from jobentry.launchers import every_node, horovod, mindspore, mpirun, rank_table, torchrun
 from jobentry.launchers.common import File, Launch, Process, Site
 
 
@@ -34,15 +34,25 @@ class LaunchPlan(NamedTuple):
 
 
 class Tools(NamedTuple):
-    """What this node has: Open MPI, an interpreter for the script, and our own entry."""
+    """What this node has: Open MPI, an interpreter for the script, our own entry, a rank table."""
 
     mpi: mpirun.Mpi
     interpreter: str
     entry: tuple[str, ...]
+    rank_table: str = ""
 
 
+_MPI_LAUNCHERS: Mapping[str, Callable[[Site, mpirun.Mpi, Sequence[str]], Launch]] = {
+    "mpirun": mpirun.launch,
+    "horovod": horovod.mpi,
+    "mindspore-mpi": mindspore.mpi,
+}
 _LAUNCHERS: Mapping[str, Callable[[Site, Sequence[str]], Launch]] = {
+    "horovod-gloo": horovod.gloo,
     "torchrun": torchrun.launch,
+    "msrun": mindspore.msrun,
+    "dynamic-cluster": mindspore.dynamic_cluster,
+    "rank-table": rank_table.launch,
     "pytorch-modelarts": every_node.pytorch_modelarts,
     "tensorflow": every_node.tensorflow,
     "python": every_node.python,
@@ -78,9 +88,9 @@ def make(
     Raises:
         ArgsError: What the launcher was told cannot be used.
     """
-    site = Site(node, environment, paths, tools.interpreter, tools.entry)
-    if node.launcher == "mpirun":
-        launch = mpirun.launch(site, tools.mpi, words)
+    site = Site(node, environment, paths, tools.interpreter, tools.entry, tools.rank_table)
+    if node.launcher in _MPI_LAUNCHERS:
+        launch = _MPI_LAUNCHERS[node.launcher](site, tools.mpi, words)
     else:
         launch = _LAUNCHERS[node.launcher](site, words)
     return LaunchPlan(
