@@ -11,10 +11,10 @@ from types import MappingProxyType
 from cloudjob import mindspore
 from cloudjob.errors import SpecError
 from jobentry.contract import env
-from jobentry.contract.launchers import LAUNCHERS
+from jobentry.contract.launchers import AUTO, LAUNCHERS
 
 BACKENDS = ("process", "docker", "modelarts")
-LAUNCHER_NAMES = tuple(LAUNCHERS)
+LAUNCHER_NAMES = (AUTO, *LAUNCHERS)
 ISOLATIONS = ("auto", "none")
 ADDRESSINGS = ("auto", "path", "virtual")
 RESTORES = env.RESTORES
@@ -76,8 +76,9 @@ FIELDS: tuple[Field, ...] = (
           least=1, most=1024, help="How many ranks run on each node."),
     Field(name="backend", kind="str", default="process", flag="--backend", metavar="NAME",
           allowed=BACKENDS, help="Where the job runs."),
-    Field(name="launcher", kind="str", default="mpirun", flag="--launcher", metavar="NAME",
-          allowed=LAUNCHER_NAMES, help="What starts the ranks."),
+    Field(name="launcher", kind="str", default=AUTO, flag="--launcher", metavar="NAME",
+          allowed=LAUNCHER_NAMES,
+          help="What starts the ranks; auto is what the script's imports ask for."),
     Field(name="source", kind="str", default=".", flag="--source", metavar="DIR",
           help="The folder that travels; in a file, relative to that file."),
     Field(name="env", kind="map", default={}, flag="--env", short="-e", metavar="NAME=VALUE",
@@ -257,7 +258,7 @@ class JobSpec:
     nodes: int = 1
     procs_per_node: int = 1
     backend: str = "process"
-    launcher: str = "mpirun"
+    launcher: str = AUTO
     source: str = "."
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)

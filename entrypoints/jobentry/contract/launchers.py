@@ -27,8 +27,15 @@ class Launcher(NamedTuple):
     instead: str = ""
 
 
+# What the laptop takes when the job names none and nothing suggests another.
+DEFAULT = "mpirun"
+# The job's word for that: the laptop looks, and the entry is always told a name of the table.
+AUTO = "auto"
+
 LAUNCHERS: Mapping[str, Launcher] = {
     "mpirun": Launcher("Open MPI's mpirun on the head", needs_mpi=True),
+    "horovod": Launcher("Horovod under Open MPI's mpirun", needs_mpi=True, module="horovod"),
+    "horovod-gloo": Launcher("Horovod over Gloo, without any MPI", module="horovod"),
     "torchrun": Launcher("PyTorch's torchrun on every node, meeting at the head", module="torch"),
     "msrun": Launcher("MindSpore's msrun on every node", module="mindspore"),
     "dynamic-cluster": Launcher("MindSpore's dynamic cluster, without msrun", module="mindspore"),
