@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cloudjob import detection, layers
+from cloudjob import spec as specs
 from cloudjob import submission as submissions
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, Check
@@ -174,7 +175,10 @@ def _with_launcher(spec: JobSpec) -> tuple[JobSpec, Choice | None]:
     if spec.launcher != AUTO:
         return spec, None
     choice = detection.choose(spec)
-    return replace(spec, launcher=choice.launcher), choice
+    spec = replace(spec, launcher=choice.launcher)
+    # Some values fit some launchers only, and until now there was none.
+    specs.check(spec)
+    return spec, choice
 
 
 def _open_backend(spec: JobSpec, home: Path) -> Backend[Any]:

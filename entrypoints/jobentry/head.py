@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import Any, Collection
+from typing import TYPE_CHECKING, Any, Collection
 
 from jobentry import peers, start
 from jobentry.contract import exits
@@ -25,9 +25,11 @@ from jobentry.supervise import (
     remove_sessions,
     sweep,
 )
-from jobentry.table import Row
 from jobentry.verdict import Outcome, RankEnd, Starter, decide, served_no_more
 from jobentry.workers import Workers
+
+if TYPE_CHECKING:
+    from jobentry.table import Row
 
 # How long a reason may still be on its way when mpirun has ended badly without one.
 REASON_S = 1.0

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from jobentry import hidden, plan
 from jobentry.contract import env, exits, names, paths, variables
@@ -64,13 +64,14 @@ class _Means(NamedTuple):
         version: mpirun, asked for its version.
         module: The interpreter of the script, asked for what the launcher needs of it.
         server: Its sshd.
+        outputs: What keeps its outputs, where the job has any.
     """
 
     environment: Mapping[str, str]
     version: subprocess.Popen[bytes] | None
     module: subprocess.Popen[bytes] | None
     server: subprocess.Popen[bytes] | None
-    outputs: Outputs
+    outputs: Outputs | None
 
     @property
     def server_ids(self) -> tuple[int, ...]:
@@ -239,7 +240,8 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
     module = _start_module(node, environment, options.words[0])
     server = _start_sshd(node, where)
     means = _Means(environment, version, module, server, kept)
-    kept.start()
+    if kept is not None:
+        kept.start()
     try:
         if node.is_head:
             return _lead(node, where, means, options, (started_at, time.time()))
@@ -283,7 +285,8 @@ def _serve(
         keep=means.server_ids,
         own=means.child_ids,
     )
-    worker.on_idle = means.outputs.hurry
+    if means.outputs is not None:
+        worker.on_idle = means.outputs.hurry
     code = worker.run()
     worker.leave(_upload(node, means.outputs, worker.stopped_at))
     return _End(code, worker.is_over)
@@ -312,7 +315,7 @@ def _lead(
     for path in written:
         _remove(path)
     outcome = head.end(_with_outputs(outcome, node, _upload(node, means.outputs, head.stopped_at)))
-    if node.nodes > 1:
+    if node.nodes > 1 and means.outputs is not None:
         outcome = _with_outputs(outcome, node, means.outputs.clashes())
     record = exits.ExitRecord(
         job=node.job,
@@ -541,24 +544,41 @@ def _check_script(folder: str, script: str) -> None:
         )
 
 
-def _stage(node: NodeEnv, where: NodePaths) -> tuple[str, Outputs]:
+def _stage(node: NodeEnv, where: NodePaths) -> tuple[str, Outputs | None]:
     """Bring code and inputs here, make room for outputs; return the folder of the code, and them.
 
     Raises:
         EntryError: Something cannot be brought, or an output could not be kept.
     """
-    from jobentry import inputs, outputs, unpack
-
     folder = _code_folder(node, where)
-    try:
-        if node.code_uri:
+    # Each is imported only where it is needed: without bytecode they cost a tenth of a second.
+    if node.code_uri:
+        from jobentry import unpack
+
+        with _staging(unpack.UnpackError):
             unpack.fetch_code(node.code_uri, node.code_digest, folder)
-        inputs.stage(node, where, os.environ)
-        kept = outputs.Outputs(node, where)
+    if node.inputs_here:
+        from jobentry import inputs
+
+        with _staging(inputs.InputError):
+            inputs.stage(node, where, os.environ)
+    if not node.outputs:
+        return folder, None
+    from jobentry import outputs
+
+    kept = outputs.Outputs(node, where)
+    with _staging(outputs.OutputError):
         kept.prepare()
-    except (unpack.UnpackError, inputs.InputError, outputs.OutputError) as error:
-        raise EntryError(str(error), hint=getattr(error, "hint", "")) from error
     return folder, kept
+
+
+@contextlib.contextmanager
+def _staging(kind: type[Exception]) -> Iterator[None]:
+    """Translate what a piece of the staging raises."""
+    try:
+        yield
+    except kind as error:
+        raise EntryError(str(error), hint=getattr(error, "hint", "")) from error
 
 
 def _start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | None:
@@ -651,8 +671,10 @@ def _remove(path: str) -> None:
 # -- what the node leaves -----------------------------------------------------------------------
 
 
-def _upload(node: NodeEnv, kept: Outputs, stopped_at: float | None) -> str:
+def _upload(node: NodeEnv, kept: Outputs | None, stopped_at: float | None) -> str:
     """Upload the outputs of this node; return what went wrong, in words."""
+    if kept is None:
+        return ""
     if stopped_at is None:
         return kept.finish(node.output_limit_s)
     # Who has stopped the job will not wait for long: what the ranks have left of the grace period.
@@ -675,10 +697,10 @@ def _entry_record(
 
 
 def _leave_record(uri: str, record: exits.ExitRecord) -> None:
-    from jobentry import objects
-
     if not uri:
         return
+    from jobentry import objects
+
     try:
         objects.write(exits.dump(record), uri)
     except (objects.ObjectError, OSError) as error:
