@@ -324,6 +324,23 @@ def test_the_platform_s_table_is_used_where_there_is_one(cloud):
     assert table["version"] == "1.0"
 
 
+def test_a_dry_run_needs_no_table(cloud):
+    """It shows the ranks, and a table without the addresses that only the platform knows."""
+    cloud.write("train.py", "")
+    cloud.write("job.yaml", "launcher: rank-table\nmindspore: {device_target: Ascend}\n")
+
+    done = cloud.submit(
+        *("--config", "job.yaml", "--nodes", "2", "--procs-per-node", "2"),
+        *("--dry-run", "--json", "train.py"),
+    )
+
+    assert done.code == 0, done
+    plans = json.loads(done.out)["plans"]
+    ranks = [process["env"]["RANK_ID"] for plan in plans for process in plan["processes"]]
+    assert ranks == ["0", "1", "2", "3"]
+    assert '"device_ip": "?"' in plans[0]["files"][0]["text"]
+
+
 def test_a_job_without_a_rank_table_is_told_what_to_do(cloud):
     """When the platform has given none in time."""
     cloud.write("train.py", "")
