@@ -1,7 +1,7 @@
 """What every launcher promises, on whole jobs: one suite for all of them.
 
 Those that need a framework run where their interpreter is named: ``$CLOUDJOB_TEST_TORCH``,
-``$CLOUDJOB_TEST_HOROVOD`` (.ci/run heavy).
+``$CLOUDJOB_TEST_HOROVOD``, ``$CLOUDJOB_TEST_MINDSPORE`` (.ci/run heavy).
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ pytestmark = pytest.mark.one_mpi
 # Those that start one process a node and import nothing.
 EVERY_NODE = ("python", "pytorch-modelarts", "tensorflow", "command")
 # A framework's own launchers, with its marker.
-HEAVY = {"torchrun": "torch", "horovod": "horovod", "horovod-gloo": "horovod"}
-ALL = (*EVERY_NODE, "mpirun", *HEAVY)
+HEAVY = {
+    "torchrun": "torch",
+    "horovod": "horovod",
+    "horovod-gloo": "horovod",
+    "msrun": "mindspore",
+    "dynamic-cluster": "mindspore",
+    "mindspore-mpi": "mindspore",
+}
+ALL = (*EVERY_NODE, "mpirun", "rank-table", *HEAVY)
 LIMIT_S = 120
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PRELUDE = """\
@@ -72,6 +79,11 @@ def words(cloud, launcher):
         if launcher in HEAVY:
             python = os.environ[f"CLOUDJOB_TEST_{HEAVY[launcher].upper()}"]
             cloud.write("job.yaml", f"process: {{python: {python}}}\n")
+            found += ["--config", "job.yaml"]
+        if launcher == "rank-table":
+            devices = " ".join(f"{index}=192.168.{index}.1" for index in range(int(ranks)))
+            lines = [f"10.0.0.{node} {devices}" for node in range(int(nodes))]
+            cloud.write("job.yaml", f"mindspore: {{device_target: Ascend, devices: {lines}}}\n")
             found += ["--config", "job.yaml"]
         if launcher == "horovod":
             # The Open MPI that it is built for, and no other.
