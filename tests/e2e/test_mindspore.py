@@ -141,7 +141,7 @@ def test_a_scheduler_that_dies_is_no_rank_that_fails(cloud, poll):
     status = cloud.status(job)
     failure = status["failure"]
     assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
-    assert failure["message"] == "the scheduler of the ranks was killed by signal 9", status
+    assert failure["message"] == "the scheduler of the ranks was killed by SIGKILL", status
     assert (failure["node"], failure["rank"]) == (0, None), status
 
 
