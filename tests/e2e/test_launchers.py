@@ -1,7 +1,8 @@
 """What every launcher promises, on whole jobs: one suite for all of them.
 
 Those that need a framework run where their interpreter is named: ``$CLOUDJOB_TEST_TORCH``,
-``$CLOUDJOB_TEST_HOROVOD``, ``$CLOUDJOB_TEST_MINDSPORE`` (.ci/run heavy).
+``$CLOUDJOB_TEST_HOROVOD``, ``$CLOUDJOB_TEST_MINDSPORE``; so does the
+suite with MPICH, in the folder ``$CLOUDJOB_TEST_MPICH`` (.ci/run heavy).
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ HEAVY = {
     **{"torchrun": "torch", "horovod": "horovod", "horovod-gloo": "horovod"},
     **dict.fromkeys(("msrun", "dynamic-cluster", "mindspore-mpi"), "mindspore"),
 }
+# Another mpirun: the folder where .ci/mpich has laid it.
+HEAVY["mpich"] = "mpich"
 ALL = (*EVERY_NODE, "mpirun", "rank-table", *HEAVY)
 LIMIT_S = 120
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PRELUDE = """\
 import json, os, signal, sys, time
 node = int(os.environ["VC_TASK_INDEX"])
-words = ("CLOUDJOB_RANK", "OMPI_COMM_WORLD_RANK", "RANK", "RANK_ID")
+words = ("CLOUDJOB_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "RANK_ID")
 rank = int(next(os.environ[word] for word in words if word in os.environ))
 results = os.environ["RESULTS"]
 def leave(name, text=""):
@@ -61,7 +64,7 @@ def each(names, cases=lambda slots: [()]):
 
 def slots_of(launcher):
     """How many ranks a node has where that is all the same: as many as tell ranks from nodes."""
-    return 1 if LAUNCHERS[launcher].is_one_a_node else 2
+    return 1 if launcher in LAUNCHERS and LAUNCHERS[launcher].is_one_a_node else 2
 
 
 @pytest.fixture
@@ -73,6 +76,9 @@ def words(cloud, launcher):
         program = ("python3", "job.py") if launcher == "command" else ("job.py",)
         nodes, ranks = map(str, size or (2, slots_of(launcher)))
         found: list[str | bytes] = ["--nodes", nodes, "--procs-per-node", ranks]
+        if launcher == "mpich":
+            cloud.environ["PATH"] = f"{os.environ['CLOUDJOB_TEST_MPICH']}/usr/bin:{SYSTEM_PATH}"
+            return [*found, "--launcher", "mpirun", *program, *args]
         if launcher in HEAVY:
             python = os.environ[f"CLOUDJOB_TEST_{HEAVY[launcher].upper()}"]
             cloud.write("job.yaml", f"process: {{python: {python}}}\n")
