@@ -358,17 +358,20 @@ def _tools(
         raise EntryError("looking for python: there is none on PATH", exits.NOT_FOUND)
     mpi = _mpi(path, version, is_dry_run=is_dry_run) if needs_mpi else mpirun.Mpi("", ())
     entry = (sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]))
-    table = _rank_table(node, environment, 0.0 if is_dry_run else node.start_timeout_s)
+    table = _rank_table(node, environment, is_dry_run=is_dry_run)
     return plan.Tools(mpi, interpreter or "python3", entry, table)
 
 
-def _rank_table(node: NodeEnv, environment: Mapping[str, str], patience_s: float) -> str:
+def _rank_table(node: NodeEnv, environment: Mapping[str, str], *, is_dry_run: bool) -> str:
     if node.launcher != "rank-table" or node.mindspore.devices:
         return ""
     from jobentry import given_table
+    from jobentry.launchers import rank_table
 
+    if is_dry_run:
+        return rank_table.stand_in(node.hosts, node.slots)
     try:
-        return given_table.read(environment, patience_s)
+        return given_table.read(environment, node.start_timeout_s)
     except given_table.TableError as error:
         raise EntryError(str(error), hint=error.hint) from error
 

@@ -27,7 +27,7 @@ HEAVY = {
 }
 # Another mpirun: the folder where .ci/mpich has laid it.
 HEAVY["mpich"] = "mpich"
-ALL = (*EVERY_NODE, "mpirun", *HEAVY)
+ALL = (*EVERY_NODE, "mpirun", "rank-table", *HEAVY)
 LIMIT_S = 120
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PRELUDE = """\
@@ -82,6 +82,11 @@ def words(cloud, launcher):
         if launcher in HEAVY:
             python = os.environ[f"CLOUDJOB_TEST_{HEAVY[launcher].upper()}"]
             cloud.write("job.yaml", f"process: {{python: {python}}}\n")
+            found += ["--config", "job.yaml"]
+        if launcher == "rank-table":
+            devices = " ".join(f"{index}=192.168.{index}.1" for index in range(int(ranks)))
+            lines = [f"10.0.0.{node} {devices}" for node in range(int(nodes))]
+            cloud.write("job.yaml", f"mindspore: {{device_target: Ascend, devices: {lines}}}\n")
             found += ["--config", "job.yaml"]
         if launcher == "horovod":
             # The Open MPI that it is built for, and no other.
