@@ -53,7 +53,8 @@ def choose(spec: JobSpec) -> Choice:
     if found:
         return found
     if spec.script.endswith(".py"):
-        looked_for = ", ".join(_OF_IMPORT)
+        first = {launcher: module for module, launcher in reversed(_OF_IMPORT.items())}
+        looked_for = ", ".join(module for module in _OF_IMPORT if module in first.values())
         return Choice(DEFAULT, f"{one_line(spec.script)} imports none of {looked_for}")
     return Choice(DEFAULT, f"{one_line(spec.script)} is no Python, whose imports would tell")
 

@@ -28,7 +28,8 @@ def refused(done, code, *words, hint=True):
     if hint:
         assert any(line.startswith("hint: ") for line in lines), text
     assert all(
-        line.startswith(("error: ", "hint: ", "left out of the package")) for line in lines
+        line.startswith(("error: ", "hint: ", "launcher ", "left out of the package"))
+        for line in lines
     ), text
     assert done.out == b""
 
