@@ -53,7 +53,7 @@ def choose(spec: JobSpec) -> Choice:
     if found:
         return found
     if spec.script.endswith(".py"):
-        first = {launcher: module for module, launcher in reversed(_OF_IMPORT.items())}
+        first = {launcher: module for module, launcher in [*_OF_IMPORT.items()][::-1]}
         looked_for = ", ".join(module for module in _OF_IMPORT if module in first.values())
         return Choice(DEFAULT, f"{one_line(spec.script)} imports none of {looked_for}")
     return Choice(DEFAULT, f"{one_line(spec.script)} is no Python, whose imports would tell")
