@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import floor, measure, packaging, report, result, server, subject, venv
+from benchmarks import floor, measure, packaging, platform, report, result, server, subject, venv
 from benchmarks.case import Case, cases
 from benchmarks.nodes import Pool
 from benchmarks.subject import Bench
@@ -34,7 +34,7 @@ _SIZE = "size"
 def main(argv: list[str] | None = None) -> int:
     """Measure what the options choose; 1 with --check when a floor does not hold."""
     args = _parse(argv)
-    every = (*cases(args.lines), *packaging.cases())
+    every = (*cases(args.lines), *packaging.cases(), *platform.cases())
     chosen = [case for case in every if _is_chosen(case, args.only)]
     if args.list:
         print("\n".join(f"{case.name:10}{case.title}" for case in every))
@@ -84,7 +84,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     known = {
         word
-        for case in (*cases(args.lines), *packaging.cases())
+        for case in (*cases(args.lines), *packaging.cases(), *platform.cases())
         for word in (case.name, case.group)
     } | {_SIZE}
     unknown = sorted(set(args.only) - known)
