@@ -24,6 +24,7 @@ class NativeStatus:
         has_asked: Whether the platform itself asked the head to end, so that a record which says
             ``cancelled`` is only the answer to that.
         reason: What only the platform can know of a failure: a node ran out of memory.
+        cause: Whose doing a failure without a record is; the platform's when it does not say.
     """
 
     state: JobState
@@ -36,6 +37,7 @@ class NativeStatus:
     reason: str = ""
     attempt_at: str = ""
     has_asked: bool = False
+    cause: str = ""
 
 
 class Check(NamedTuple):
