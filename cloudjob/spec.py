@@ -209,8 +209,8 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
     ),
     "slurm": (
         Field(name="host", kind="str", metavar="HOST",
-              help="The login node, by its name in your ssh configuration; empty where Slurm's own "
-                   "commands are."),
+              help="The login node, by its name in your ssh configuration; empty where Slurm's "
+                   "own commands are."),
         Field(name="folder", kind="str", metavar="DIR",
               help="Where the folders of jobs lie, seen by every node under the same path; by "
                    "default below $CLOUDJOB_HOME, with a host ~/.cloudjob/slurm there."),
@@ -244,13 +244,14 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
               help="#SBATCH --signal: how long before its time limit or preemption the ranks are "
                    "sent SIGTERM; by default grace_s and half a minute for outputs."),
         Field(name="mpi", kind="str", default="ssh", metavar="HOW", allowed=("ssh", "pmix"),
-              help="How the launcher mpirun starts ranks: our mpirun over an sshd of the job's own, "
-                   "or Slurm's srun with its PMIx."),
+              help="How the launcher mpirun starts ranks: mpirun over an sshd of the job's own, or "
+                   "Slurm's srun with its PMIx."),
         Field(name="python", kind="str", metavar="PATH",
               help="The interpreter that runs the script; by default that of the active virtual "
                    "environment, else the one that runs cloudjob; with a host the one on PATH."),
         Field(name="setup", kind="list", default=(), metavar="LINE",
-              help="Lines of shell that each node runs first, in a login shell: module load openmpi."),
+              help="Lines of shell that each node runs first, in a login shell: module load "
+                   "openmpi."),
         Field(name="sbatch", kind="list", default=(), metavar="OPTION",
               help="More options, as they stand behind #SBATCH."),
     ),

@@ -1,7 +1,7 @@
 """A real Slurm of Debian's packages on this machine: each node in namespaces of its own.
 
-Every node has its own address, host name and /etc/hosts, so names resolve, ports are free and
-Open MPI speaks over a network, as between machines. The controller has such namespaces, too, and
+Every node has its own address, host name, /etc/hosts and /tmp, so names resolve, ports are free and
+Open MPI speaks over a network, as between machines; other folders they share. The controller has such namespaces, too, and
 is the login node: what submits runs there (``Slurm.words``). Needs root; listens nowhere else.
 """
 
@@ -21,6 +21,22 @@ from pathlib import Path
 PROGRAMS = ("slurmctld", "slurmd", "munged", "ip", "nsenter", "unshare")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _START_S = 60.0
+ROOT = Path(__file__).parents[1]
+# A name, hosts, and a /tmp of its own, in which this project is where it was.
+_HOLD = """
+hostname "$1"
+mount --bind "$2/hosts" /etc/hosts
+mkdir -p "$2/root"
+mount --bind "$3" "$2/root"
+mount -t tmpfs -o mode=1777 tmp /tmp
+if [ ! -e "$3" ]; then
+    mkdir -p "$3"
+    mount --bind "$2/root" "$3"
+fi
+ip link set lo up
+echo ready
+exec sleep infinity
+"""
 _NETWORK = "10.251.7"
 
 _CONF = """\
@@ -75,8 +91,8 @@ class Slurm:
     """A controller and its nodes; use it as a context manager."""
 
     def __init__(self, nodes: int = 2) -> None:
-        # Sockets lie there, whose paths are short.
-        self.folder = Path(tempfile.mkdtemp(prefix="cj-slurm-"))
+        # Sockets lie there, whose paths are short; and not in /tmp, which each node has for itself.
+        self.folder = Path(tempfile.mkdtemp(prefix="cj-slurm-", dir="/var/tmp"))
         self.folder.chmod(0o755)
         self.nodes = tuple(f"n{index}" for index in range(1, nodes + 1))
         self.conf = self.folder / "slurm.conf"
@@ -204,13 +220,11 @@ class Slurm:
 
     def _hold(self, name: str) -> None:
         """Make the namespaces of a node, which last as long as this process."""
-        script = (
-            'hostname "$1"; mount --bind "$2" /etc/hosts; ip link set lo up; '
-            "echo ready; exec sleep infinity"
-        )
         holder = subprocess.Popen(
-            ["unshare", "-n", "-u", "-m", "--propagation", "private"]
-            + ["sh", "-c", script, "sh", name, str(self.folder / "hosts")],
+            [
+                *("unshare", "-n", "-u", "-m", "--propagation", "private"),
+                *("sh", "-ec", _HOLD, "sh", name, str(self.folder), str(ROOT)),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             env={"PATH": _PATH},

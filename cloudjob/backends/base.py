@@ -11,6 +11,7 @@ from cloudjob.status import JobState
 from cloudjob.submission import Submission
 
 Request = TypeVar("Request")
+Told = TypeVar("Told", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +164,14 @@ class Observer(Protocol):
 
     def metrics(self, handle: str) -> list[Metric]:
         """Return what each node of the job used."""
+
+
+@runtime_checkable
+class Foreteller(Protocol[Told]):
+    """A platform on which a job's handle is known before the job is sent.
+
+    So a job is found again whose submitter was killed while it was sent.
+    """
+
+    def handle(self, request: Told) -> str:
+        """Return what ``send`` will return."""

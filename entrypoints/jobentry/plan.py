@@ -7,7 +7,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.launchers import every_node, mpirun, torchrun
+from jobentry.launchers import every_node, mpirun, srun, torchrun
 from jobentry.launchers.common import File, Launch, Process, Site
 
 
@@ -42,6 +42,7 @@ class Tools(NamedTuple):
 
 
 _LAUNCHERS: Mapping[str, Callable[[Site, Sequence[str]], Launch]] = {
+    "srun": srun.launch,
     "torchrun": torchrun.launch,
     "pytorch-modelarts": every_node.pytorch_modelarts,
     "tensorflow": every_node.tensorflow,

@@ -25,6 +25,7 @@ from cloudjob.backends.slurm.request import SlurmRequest
 from cloudjob.backends.slurm.site import Done, Place, Site
 from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.spec import JobSpec
+from cloudjob.status import JobState
 from cloudjob.submission import Submission
 from jobentry.contract import paths, variables
 
@@ -37,6 +38,8 @@ _ASK_LAST_S = 0.25
 _LOG_POLL_S = {False: 0.05, True: 1.0}
 # How long a job that is removed may take to be gone from Slurm.
 _END_S = 120.0
+# How long a submit may take from its first file to the last.
+_SUBMIT_MIN = 3
 _CANCELLED = "cancelled"
 _NO_JOB = ("Invalid job id", "invalid job id")
 
@@ -105,15 +108,19 @@ class SlurmBackend:
 
     def send(self, request: SlurmRequest) -> str:
         """Start the job and return its handle."""
-        host = self._site.host
-        place = sites.place_of(host)
+        place = sites.place_of(self._site.host)
         folder = place.put(request.folder, self._files(request))
         try:
-            handle = self._submit(request, place, folder)
+            self._submit(request, place, folder)
         except BaseException:
-            place.run("", f"rm -rf {shlex.quote(folder)}")
+            place.run("", f"rm -rf {sites.quoted(folder)}")
             raise
-        return handle
+        return self.handle(request)
+
+    def handle(self, request: SlurmRequest) -> str:
+        """Return what ``send`` will return."""
+        folder = request.folder if request.folder.startswith("/") else "/" + request.folder
+        return f"{_SCHEME}{self._site.host}{quote(folder, safe='/~')}"
 
     def _files(self, request: SlurmRequest) -> dict[str, bytes]:
         files = {
@@ -129,7 +136,7 @@ class SlurmBackend:
             files.update(mirror.package(request.local, request.job, request.layers))
         return files
 
-    def _submit(self, request: SlurmRequest, place: Place, folder: str) -> str:
+    def _submit(self, request: SlurmRequest, place: Place, folder: str) -> None:
         env = variables.dump(requests.located(request, folder))
         done = place.run(folder, f"umask 077; cat >{paths.DELIVERED_ENV}", env)
         if done.code == 0:
@@ -142,8 +149,6 @@ class SlurmBackend:
             raise refusals.refused(f"submitting job {request.job} to Slurm", done.words)
         if request.local:
             mirror.remember(self._home, request.job, request.local)
-        host = self._site.host
-        return f"{_SCHEME}{host}{quote(folder)}"
 
     # -- back ---------------------------------------------------------------------------------
 
@@ -158,6 +163,8 @@ class SlurmBackend:
             if facts.state:
                 # What it noted while we asked is newer.
                 look = self._look(where)
+        if not (facts.state or look.id or look.marks.id) and self._is_new(where):
+            return NativeStatus(JobState.PENDING, "being submitted")
         status = state.status_of(look.marks, facts, is_cancelled=look.is_cancelled)
         if status.state.is_final:
             self._settle(where)
@@ -213,7 +220,7 @@ class SlurmBackend:
             self._end(where)
         except JobNotFound:
             return
-        done = where.place.run("", f"rm -rf {shlex.quote(where.folder)}")
+        done = where.place.run("", f"rm -rf {sites.quoted(where.folder)}")
         if done.code:
             raise BackendError(f"removing {where.folder}: {done.words}")
         mirror.forget(self._home, where.job)
@@ -234,7 +241,7 @@ class SlurmBackend:
         """
         if not where.host:
             return _look_here(where)
-        done = where.place.run("", _LOOK.format(folder=shlex.quote(where.folder)))
+        done = where.place.run("", _LOOK.format(folder=sites.quoted(where.folder)))
         if done.code == _NO_FOLDER:
             raise JobNotFound(f"looking for {where.folder} on {where.host}: there is none")
         if done.code:
@@ -275,6 +282,11 @@ class SlurmBackend:
             " -o JobIDRaw,State,Reason,Start,End 2>/dev/null || :",
         )
         return state.read_accounting(text)
+
+    def _is_new(self, where: _Handle) -> bool:
+        """Whether its submitter may still be at it."""
+        text = f"find {script.JOB_SCRIPT} -mmin -{_SUBMIT_MIN}"
+        return bool(where.place.run(where.folder, text).out)
 
     def _settle(self, where: _Handle) -> None:
         """Bring home what the job has left, and let its secrets go."""
@@ -344,7 +356,8 @@ def _parted(handle: str) -> _Handle:
     job = unquote(folder.rpartition("/")[2])
     if not handle.startswith(_SCHEME) or not slash or not job:
         raise JobNotFound(f"looking for {handle}: this is no handle of Slurm")
-    return _Handle(host, "/" + unquote(folder), job)
+    folder = unquote(folder)
+    return _Handle(host, folder if folder.startswith("~/") else "/" + folder, job)
 
 
 def _boot() -> bytes:

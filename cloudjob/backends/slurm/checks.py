@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-
 from cloudjob.backends.base import Check
-from cloudjob.backends.slurm.site import Place, Site, place_of
+from cloudjob.backends.slurm.site import Place, Site, place_of, quoted
 from cloudjob.errors import BackendError
 from cloudjob.spec import JobSpec
 
@@ -69,7 +67,7 @@ def _nodes(place: Place) -> list[Check]:
 
 
 def _folder(place: Place, folder: str) -> Check:
-    path = '"$HOME"/' + shlex.quote(folder[2:]) if folder.startswith("~/") else shlex.quote(folder)
+    path = quoted(folder)
     done = place.run(
         "", f"umask 077; mkdir -p {path} && t=$(mktemp {path}/probe-XXXXXX) && rm $t && echo {path}"
     )

@@ -18,7 +18,6 @@ from cloudjob.errors import SpecError
 from cloudjob.spec import MASK, JobSpec, section
 from cloudjob.submission import Submission
 from jobentry.contract import names
-from jobentry.contract.launchers import LAUNCHERS
 
 # What a node finds out for itself, or the script of the nodes for it.
 _OF_NODE = (
@@ -95,7 +94,7 @@ def build(submission: Submission, site: Site) -> SlurmRequest:
     # With a host the store's folder is another machine's: its files travel with the job.
     local = _path(submission.code.uri) if site.host else ""
     variables = _variables(submission, site, folder, is_local=bool(local))
-    has_key = spec.nodes > 1 and not _is_pmix(spec)
+    has_key = spec.nodes > 1
     return SlurmRequest(
         job=submission.job,
         folder=folder,
@@ -116,6 +115,7 @@ def build(submission: Submission, site: Site) -> SlurmRequest:
                 paths=site.paths,
                 own_home="HOME" in spec.env,
                 keeps_record=bool(local),
+                cpus_per_rank=_cpus_per_rank(spec) if _is_srun(spec) else 0,
             )
         ),
         env=variables,
@@ -179,7 +179,7 @@ def _variables(
             for name, uri in submission.outputs
         )
         node = node._replace(outputs=tuple(places))
-    if _is_pmix(spec):
+    if _is_srun(spec):
         node = node._replace(launcher="srun")
     found = submissions.variables(submission, node, home="", address="")
     gpus = int(str(section(spec, "slurm")["gpus"]))
@@ -198,7 +198,7 @@ def _environments(
     for index in range(len(hosts)):
         node = submissions.node_env(submission, index, hosts)
         scratch = section(submission.spec, "slurm")["scratch"]
-        home = f"{scratch}/cloudjob-{submission.job}-{index}/home"
+        home = f"{scratch}/cloudjob-{submission.job}-{hosts[index]}/home"
         whole = submissions.variables(submission, node, home=home, address="0.0.0.0")
         own = {name: whole[name] for name in (*_OF_NODE, "HOME") if name in whole}
         yield {"PATH": os.defpath, **site.paths, **own, **variables}
@@ -234,7 +234,7 @@ def _options(submission: Submission) -> list[str]:
 
 
 def _time_min(spec: JobSpec) -> int:
-    """The job's time on Slurm: its own limit has room for what comes before and after; 0 is none."""
+    """The job's time on Slurm: its own limit, with room for what comes before and after."""
     asked = int(str(section(spec, "slurm")["time_min"]))
     if asked or not spec.timeout_min:
         return asked
@@ -251,16 +251,32 @@ def _megabytes(gib: float) -> str:
     return f"{math.ceil(gib * 1024)}M" if gib else ""
 
 
-def _is_pmix(spec: JobSpec) -> bool:
-    return spec.launcher == "mpirun" and section(spec, "slurm")["mpi"] == "pmix"
+def _cpus_per_rank(spec: JobSpec) -> int:
+    return int(str(section(spec, "slurm")["cpus_per_rank"]))
+
+
+def _is_srun(spec: JobSpec) -> bool:
+    is_pmix = spec.launcher == "mpirun" and section(spec, "slurm")["mpi"] == "pmix"
+    return is_pmix or spec.launcher == "srun"
 
 
 def _problems(spec: JobSpec) -> Iterator[str]:
-    for key in ("scratch", "folder"):
-        value = str(section(spec, "slurm")[key])
-        if value and not value.startswith(("/", "~/") if key == "folder" else "/"):
+    options = section(spec, "slurm")
+    for key, beginnings in (("scratch", ("/",)), ("folder", ("/", "~/"))):
+        value = str(options[key])
+        if value and not value.startswith(beginnings):
             yield f"slurm.{key}: is not an absolute path (given {value!r})"
-    for index, line in enumerate(_words(spec, "sbatch")):
+    for key in (*_SITE_DEFAULTS, "constraint", "nodelist", "exclude", "gres"):
+        value = str(options[key])
+        if value.split() not in ([], [value]):
+            yield f"slurm.{key}: holds a blank (given {value!r})"
+    if options["mpi"] == "pmix" and spec.launcher not in ("mpirun", "srun"):
+        yield f"slurm.mpi: pmix is for the launcher mpirun (given launcher {spec.launcher})"
+    yield from _option_problems(_words(spec, "sbatch"))
+
+
+def _option_problems(lines: tuple[str, ...]) -> Iterator[str]:
+    for index, line in enumerate(lines):
         found = _OURS.match(line)
         if found:
             yield f"slurm.sbatch[{index}]: {found[0]} is set by cloudjob (given {line!r})"
@@ -269,12 +285,6 @@ def _problems(spec: JobSpec) -> Iterator[str]:
                 f"slurm.sbatch[{index}]: is no option of sbatch (given {line!r}; "
                 "allowed like --licenses=matlab:1)"
             )
-    for key in ("partition", "account", "qos", "reservation", "constraint", "nodelist"):
-        value = str(section(spec, "slurm")[key])
-        if value.split() not in ([], [value]):
-            yield f"slurm.{key}: holds a blank (given {value!r})"
-    if section(spec, "slurm")["mpi"] == "pmix" and not LAUNCHERS[spec.launcher].needs_mpi:
-        yield f"slurm.mpi: pmix is for the launcher mpirun (given launcher {spec.launcher})"
 
 
 def _words(spec: JobSpec, key: str) -> tuple[str, ...]:

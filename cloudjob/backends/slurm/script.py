@@ -28,6 +28,7 @@ class NodeText:
         paths: PATH and the like, which the nodes have in common with the submitter.
         own_home: Whether HOME is the user's word and not ours.
         keeps_record: Whether the record stays in the job's folder.
+        cpus_per_rank: For an srun that starts the ranks; 0 where none does.
     """
 
     job: str
@@ -38,6 +39,7 @@ class NodeText:
     paths: Mapping[str, str]
     own_home: bool
     keeps_record: bool
+    cpus_per_rank: int = 0
 
 
 def job_script(options: Sequence[str], *, title: str, nodes: int, retries: int, warn_s: int) -> str:
@@ -70,6 +72,7 @@ def node_script(node: NodeText) -> str:
         kept=_KEPT,
         home="" if node.own_home else 'export HOME="$work/home"\n',
         record=f'export {names.CLOUDJOB_RECORD_DIR}="$here/record"\n' if node.keeps_record else "",
+        cpus=_CPUS.format(cpus=node.cpus_per_rank) if node.cpus_per_rank else "",
         entry=entry,
         words=" ".join(shlex.quote(word) for word in node.words),
     )
@@ -160,6 +163,11 @@ note "end $code"
 exit "$code"
 """
 
+# Until 22.05 srun took the first from its job by itself.
+_CPUS = """\
+export SLURM_CPUS_PER_TASK={cpus} SRUN_CPUS_PER_TASK={cpus}
+"""
+
 _NODE = """\
 #!{shell}
 # node.sh HOST,HOST...: this node's part of the job, whose nodes are these, the head first.
@@ -180,7 +188,8 @@ leave() {{
     exit 0
 }}
 
-work={scratch}/cloudjob-{job}-$index
+# With the node's name, as a disk that it takes for its own may be one of all nodes.
+work={scratch}/cloudjob-{job}-$SLURMD_NODENAME
 rm -rf "$work"
 if ! mkdir "$work" || ! mkdir "$work/home" "$work/tmp"; then
     echo "cloudjob: making $work on $SLURMD_NODENAME failed; slurm.scratch names another folder"
@@ -199,7 +208,7 @@ export VC_WORKER_HOSTS="$hosts" VC_TASK_INDEX="$index" VK_TASK_INDEX="$index"
 # Two jobs of one node, whose numbers lie near each other, need two ports.
 export SSHD_PORT=$((10000 + SLURM_JOB_ID % 10000))
 export CLOUDJOB_NODE_DIR="$work/node" CLOUDJOB_DELIVERY="$here"
-{record}umask "$mask"
+{record}{cpus}umask "$mask"
 {entry} \\
     {words} &
 entry=$!

@@ -71,7 +71,7 @@ def find(options: Mapping[str, object], home: Path) -> Site:
     }
     return Site(
         host="",
-        folder=os.path.expanduser(folder) or str(home / "slurm"),
+        folder=str(Path(folder).expanduser()) if folder else str(home / "slurm"),
         paths={name: value for name, value in paths.items() if value},
         python=python,
         entry_python=sys.executable,
@@ -170,7 +170,7 @@ class Far:
     def run(self, folder: str, text: str, stdin: bytes = b"") -> Done:
         """Run a line of POSIX shell in a folder."""
         # Whatever the login shell is, it runs sh, and that reads one word of ours.
-        line = f"cd {_quoted(folder)} && {text}" if folder else text
+        line = f"cd {quoted(folder)} && {text}" if folder else text
         words = [*_ssh(self.host), f"sh -c {shlex.quote(line)}"]
         done = _run(words, stdin, what=f"asking Slurm on {self.host}")
         if done.code == _SSH_DOWN:
@@ -188,7 +188,7 @@ class Far:
                 member = tarfile.TarInfo(name)
                 member.mode, member.size = _mode(name), len(content)
                 archive.addfile(member, io.BytesIO(content))
-        quoted = _quoted(folder)
+        quoted = quoted(folder)
         text = (
             f'umask 077; mkdir -p "$(dirname {quoted})" && mkdir {quoted} && cd {quoted}'
             " && tar -xf - && pwd"
@@ -233,6 +233,13 @@ def place_of(host: str) -> Place:
     return Far(host) if host else Here()
 
 
+def quoted(path: str) -> str:
+    """Return a path as one word of sh, but for the ``~`` that it may begin with."""
+    if path.startswith("~/"):
+        return "~/" + shlex.quote(path[2:])
+    return shlex.quote(path)
+
+
 def clean(text: str, more: Sequence[str] = ()) -> str:
     """Return a line of shell that runs ``text`` with next to no environment.
 
@@ -248,13 +255,6 @@ def clean(text: str, more: Sequence[str] = ()) -> str:
 
 def _mode(name: str) -> int:
     return 0o700 if name.endswith(".sh") else 0o600
-
-
-def _quoted(path: str) -> str:
-    """Quote a path for sh, but for the ``~`` that it may begin with."""
-    if path.startswith("~/"):
-        return "~/" + shlex.quote(path[2:])
-    return shlex.quote(path)
 
 
 def _ssh(host: str) -> list[str]:

@@ -23,6 +23,7 @@ class Launcher(NamedTuple):
 
 LAUNCHERS: Mapping[str, Launcher] = {
     "mpirun": Launcher("Open MPI's mpirun on the head", needs_mpi=True),
+    "srun": Launcher("Slurm's srun with PMIx on the head, in a job of Slurm"),
     "torchrun": Launcher("PyTorch's torchrun on every node, meeting at the head"),
     "pytorch-modelarts": Launcher(
         "one process a node, told --init_method, --rank and --world_size", is_one_a_node=True
