@@ -159,6 +159,9 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
               help="The service's address, where it is not the public one of the region."),
         Field(name="iam_endpoint", kind="str", metavar="URL",
               help="The address of IAM, where it is not the public one of the region."),
+        Field(name="auth", kind="str", default="sign", metavar="HOW", allowed=("sign", "token"),
+              help="How keys prove who we are: they sign each request, or IAM gives a token for "
+                   "them, which some private clouds want."),
         Field(name="project_id", kind="str", metavar="ID",
               help="The project; by default IAM is asked for that of the region."),
         Field(name="bucket", kind="str", metavar="BUCKET[/FOLDER]",

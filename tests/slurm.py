@@ -1,8 +1,9 @@
 """A real Slurm of Debian's packages on this machine: each node in namespaces of its own.
 
 Every node has its own address, host name, /etc/hosts and /tmp, so names resolve, ports are free and
-Open MPI speaks over a network, as between machines; other folders they share. The controller has such namespaces, too, and
-is the login node: what submits runs there (``Slurm.words``). Needs root; listens nowhere else.
+Open MPI speaks over a network, as between machines; other folders they share. The controller has
+such namespaces, too, and is the login node: what submits runs there (``Slurm.words``). It needs
+root, and listens nowhere else.
 """
 
 from __future__ import annotations

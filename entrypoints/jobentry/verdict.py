@@ -50,6 +50,13 @@ class RankEnd(NamedTuple):
     @property
     def is_left_alone(self) -> bool:
         """Whether it looks like a rank that lost its connection to one that is about to end."""
+        if self.failure.signal is not None:
+            return False
+        return self.is_left_by_mpi or bool(_LOST_CONNECTION.search(self.failure.message))
+
+    @property
+    def is_left_by_mpi(self) -> bool:
+        """Whether Open MPI ended it because another rank was gone."""
         return self.failure.exit_code == _LEFT_ALONE and self.failure.signal is None
 
 
@@ -128,7 +135,13 @@ def _first(ends: Mapping[int, RankEnd], starter: Starter) -> RankEnd | None:
 _VICTIM = re.compile(r"reported by process \[\d+,(\d+)\]")
 _IMPROPER = re.compile(r"process rank (\d+) with PID")
 _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
-_VICTIMS = 2
+_VICTIMS = 3
+# What Gloo (PyTorch, Horovod), NCCL and Python say when the other end of a connection is gone.
+_LOST_CONNECTION = re.compile(
+    r"connection (was )?(closed|reset|aborted|lost)|broken pipe|socket closed"
+    r"|remote process exited",
+    re.IGNORECASE,
+)
 # With this code Open MPI 5.0.11 ends a rank whose connection another rank has closed; what it says
 # of it may come too late.
 _LEFT_ALONE = 14
@@ -137,13 +150,16 @@ _LEFT_ALONE = 14
 def _distance(end: RankEnd, earliest: float, *, is_victim: bool) -> int:
     """Return how far an end is likely to be from the first cause."""
     if not end.is_said:
-        return 4
+        return 5
     # A script's own word, a signal or a code of its own says more than the library's code.
-    if is_victim or end.is_left_alone:
+    if is_victim or end.is_left_by_mpi:
         return _VICTIMS
+    # It may be a connection of the script's own, so with nobody else to blame it is the cause.
+    if end.is_left_alone:
+        return 2
     if not end.was_told:
         return 0
-    return 1 if end.at_s - earliest <= _CLOSE_S else 3
+    return 1 if end.at_s - earliest <= _CLOSE_S else 4
 
 
 def _left_early(

@@ -20,6 +20,9 @@ from jobentry.supervise import NodeLoop
 _PAUSE_S = (0.05, 1.0)
 # After this we say what is being waited for; and again each time the wait has doubled.
 _LATE_S = 30.0
+# A worker that refuses our key for so long is told sooner: waiting seldom mends that.
+_REFUSED_S = 5.0
+_REFUSALS = ("Permission denied", "Host key verification failed")
 _WRONG_KEY = "every node of a job must be given the same key (CLOUDJOB_SSH_KEY)"
 _NO_ENTRY = "ssh is there, and the entry is not: what does its own log say?"
 
@@ -49,6 +52,7 @@ class Workers:
         self._probe: Probe | None = None
         self._steps: dict[int, Step] = {}
         self._pauses: dict[int, float] = {}
+        self._refused_since: dict[int, float] = {}
         self._is_ending = False
         self._begun = 0.0
         self._is_late = False
@@ -170,7 +174,7 @@ class Workers:
         if step is not None and not step.is_there:
             return row._replace(trouble=step.trouble, hint=step.hint)
         said = peer.words()
-        if "Permission denied" in said or "Host key verification failed" in said:
+        if _is_refusal(said):
             trouble = f"it has another key for ssh: {said}"
             return row._replace(ssh=False, trouble=trouble, hint=_WRONG_KEY)
         if said:
@@ -210,12 +214,21 @@ class Workers:
         self._loop.own.discard(peer.process)
         if self._is_ending:
             return
+        if _is_refusal(peer.words()):
+            since = self._refused_since.setdefault(peer.index, time.monotonic())
+            if not self._is_late and time.monotonic() - since > _REFUSED_S:
+                self._are_late()
         if self._probe:
             self._probe.again(peer.index)
             return
         pause = self._pauses.get(peer.index, _PAUSE_S[0])
         self._pauses[peer.index] = min(2 * pause, _PAUSE_S[1])
         self._loop.at("open-%d" % peer.index, pause, lambda: self._open(peer))
+
+
+def _is_refusal(said: str) -> bool:
+    """Whether a remote shell ended because of its keys."""
+    return any(word in said for word in _REFUSALS)
 
 
 def _allow_open_files(workers: int) -> None:

@@ -102,6 +102,27 @@ def test_a_rank_whose_library_lost_another_is_its_victim():
     assert outcome.exit_code == 139
 
 
+def left(rank: int, *, at_s: float = 100.0) -> RankEnd:
+    """Return how a rank ends whose connection another one has closed."""
+    message = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer"
+    one = end(rank, 1, at_s=at_s)
+    return one._replace(failure=one.failure._replace(message=message))
+
+
+def test_a_rank_whose_connection_was_closed_follows_who_closed_it():
+    """Its exception may be there before the end of the other rank is seen, by any clock."""
+    outcome = decided(left(0, at_s=99.99), end(3, 7, at_s=100.0))
+
+    assert outcome == Outcome(7, "user", end(3, 7).failure)
+
+
+def test_a_lost_connection_is_the_cause_when_nobody_else_failed():
+    """It may have been to a server of the script's own; ranks that ended well are not to blame."""
+    lost = left(0)
+
+    assert decided(lost, end(1, 0, at_s=99.0)) == Outcome(1, "user", lost.failure)
+
+
 def test_a_rank_that_left_without_finalize_is_named():
     """It ended with 0, but others waited for it in vain."""
     lines = ("mpirun has exited due to process rank 2 with PID 77 on node a exiting improperly",)
@@ -182,6 +203,7 @@ def test_a_rank_that_ends_as_one_left_alone_is_known():
     """With Open MPI's code for it, and no signal: then the cause is still on its way."""
     assert end(3, 14).is_left_alone
     assert not end(3, 7).is_left_alone
+    assert left(3).is_left_alone
 
 
 def test_a_rank_that_left_with_0_may_be_gone_after_its_victim():

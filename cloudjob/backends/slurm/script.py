@@ -188,13 +188,17 @@ leave() {{
     exit 0
 }}
 
-# With the node's name, as a disk that it takes for its own may be one of all nodes.
-work={scratch}/cloudjob-{job}-$SLURMD_NODENAME
-rm -rf "$work"
+# The same path on every node, for mpirun; each on a disk of its own. A job that starts again finds
+# what a node that was killed has left.
+work={scratch}/cloudjob-{job}
+[ "$(cat "$work/host" 2>/dev/null)" != "$SLURMD_NODENAME" ] || rm -rf "$work"
 if ! mkdir "$work" || ! mkdir "$work/home" "$work/tmp"; then
-    echo "cloudjob: making $work on $SLURMD_NODENAME failed; slurm.scratch names another folder"
+    echo "cloudjob: making $work on $SLURMD_NODENAME failed"
+    [ ! -s "$work/host" ] || echo "cloudjob: it is $(cat "$work/host")'s: nodes share this disk"
+    echo "cloudjob: hint: slurm.scratch names a folder of each node's own disk"
     leave 125
 fi
+echo "$SLURMD_NODENAME" >"$work/host"
 {paths}{setup}
 for name in $(env | sed -n 's/^\\(S\\(LURM\\|BATCH\\|RUN\\)[A-Z0-9_]*\\)=.*/\\1/p'); do
     case $name in {kept}) ;; *) unset "$name" ;; esac

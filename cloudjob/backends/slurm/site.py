@@ -188,9 +188,9 @@ class Far:
                 member = tarfile.TarInfo(name)
                 member.mode, member.size = _mode(name), len(content)
                 archive.addfile(member, io.BytesIO(content))
-        quoted = quoted(folder)
+        word = quoted(folder)
         text = (
-            f'umask 077; mkdir -p "$(dirname {quoted})" && mkdir {quoted} && cd {quoted}'
+            f'umask 077; mkdir -p "$(dirname {word})" && mkdir {word} && cd {word}'
             " && tar -xf - && pwd"
         )
         done = self.run("", text, data.getvalue())

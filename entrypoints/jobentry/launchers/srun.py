@@ -7,24 +7,16 @@ from typing import Sequence
 from jobentry.contract import env, names
 from jobentry.launchers.common import Launch, Process, Site, program
 
-# srun gives every task the head's words; only Slurm's own variable says which node it is on.
-_ENTER = '%s="$0$SLURMD_NODENAME$1" && export %s && shift && exec "$@"' % (
-    (names.CLOUDJOB_NODE_DIR,) * 2
-)
-
 
 def launch(site: Site, words: Sequence[str]) -> Launch:
-    """Return srun on the head; it takes the allocation from ``SLURM_JOB_ID``.
-
-    The folder that nodes have for what entry and ranks leave for each other has the node's name in
-    it, as the backend made it.
-    """
+    """Return srun on the head; it takes the allocation from ``SLURM_JOB_ID``."""
     node = site.node
     ranks = node.slots * node.nodes
     if not node.is_head:
         return Launch((), ranks, is_everywhere=False)
-    before, _, after = site.paths.node_dir.rpartition(node.host)
-    carried = sorted(
+    # The node's own folder is under the same path everywhere; there its door finds all the rest.
+    carried = [names.CLOUDJOB_NODE_DIR]
+    carried += sorted(
         name for name in site.environment if env.is_carried(name, node) and env.is_name(name)
     )
     argv = (
@@ -37,17 +29,12 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
         "--overlap",
         "--mpi=pmix",
         # By their names: a value in argv could be read by anybody.
-        "--export=" + ",".join(carried or ["NONE"]),
+        "--export=" + ",".join(carried),
         "--input=none",
         "--quiet",
         "--kill-on-bad-exit=0",
         "--wait=0",
         "--chdir=/",
-        "/bin/sh",
-        "-c",
-        _ENTER,
-        before,
-        after,
         *site.entry,
         "--rank",
         "--",
