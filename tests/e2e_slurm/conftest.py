@@ -7,6 +7,7 @@ skipping them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from tests.slurm import Slurm
 
 BIN = Path(sys.executable).parent
 LIMIT_S = 120.0
+_NUMBERS = itertools.count()
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -150,6 +152,9 @@ class Cloud:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
         self.slurm.run("scancel", "--user=root")
         self.slurm.run("scancel", "--user=root", "--state=RUNNING", "--full", "--signal=KILL")
 
@@ -192,8 +197,8 @@ def cluster() -> Iterator[Slurm]:
 @pytest.fixture
 def cloud(cluster: Slurm, request: pytest.FixtureRequest) -> Iterator[Cloud]:
     """The command line; when the test has ended, its nodes are idle and empty."""
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[:40]
-    value = Cloud(cluster.folder / "tests" / name, cluster)
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[:30]
+    value = Cloud(cluster.folder / "tests" / f"{next(_NUMBERS)}-{name}", cluster)
     yield value
     value.end()
     cluster.await_idle()

@@ -117,9 +117,9 @@ if rank == 0:
     shown = cloud.slurm.run("scontrol", "show", "job", "-d", number)
     shown += cloud.slurm.run("scontrol", "write", "batch_script", number, "-")
     shown += cloud.slurm.run("ps", "-eo", "args")
-    modes = {
-        path.name: stat.S_IMODE(path.stat().st_mode) for path in cloud.job_folder(job).iterdir()
-    }
+    folder = cloud.job_folder(job)
+    paths = (folder, folder / "env", folder / "ssh-key")
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in paths]
     (cloud.results / "go").touch()
     done = cloud.run("wait", job)
 
@@ -129,7 +129,7 @@ if rank == 0:
         assert json.loads((cloud.results / f"rank-{rank}").read_text()) == expected
     assert "s3cr3t" not in shown
     assert "train.py" in shown
-    assert {mode & 0o077 for name, mode in modes.items() if name != "id"} == {0}
+    assert modes == [0o700, 0o600, 0o600]
     # When it has ended, what was secret is gone.
     assert not {"env", "ssh-key"} & {path.name for path in cloud.job_folder(job).iterdir()}
 
