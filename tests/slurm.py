@@ -22,6 +22,8 @@ from pathlib import Path
 PROGRAMS = ("slurmctld", "slurmd", "munged", "ip", "nsenter", "unshare")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _START_S = 60.0
+# A command may have any PATH.
+NSENTER = "/usr/bin/nsenter"
 ROOT = Path(__file__).parents[1]
 # A name, hosts, and a /tmp of its own, in which this project is where it was.
 _HOLD = """
@@ -44,7 +46,7 @@ _CONF = """\
 ClusterName=cloudjob
 SlurmctldHost=login({network}.1)
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
 CryptoType=crypto/munge
 SlurmUser=root
 SlurmdUser=root
@@ -119,7 +121,7 @@ class Slurm:
     def words(self, *words: str, node: str = "login") -> list[str]:
         """Return the command that runs ``words`` on a node."""
         holder = str(self._holders[node].pid)
-        return ["nsenter", "-t", holder, "-n", "-u", "-m", "--wd=.", *words]
+        return [NSENTER, "-t", holder, "-n", "-u", "-m", "--wd=.", *words]
 
     def run(self, *words: str, node: str = "login", is_checked: bool = True) -> str:
         """Run one of Slurm's commands on the login node and return what it says."""
@@ -158,6 +160,16 @@ class Slurm:
         """Start the daemon of a node."""
         self._start(node, "slurmd", "-D", "-N", node)
 
+    def start_sshd(self, config: Path) -> None:
+        """Let people log in to the login node."""
+        self._start("login", "/usr/sbin/sshd", "-D", "-e", "-f", str(config))
+
+    def stop_sshd(self) -> None:
+        """Let nobody log in any more."""
+        daemon = self._daemons.pop("sshd")
+        daemon.kill()
+        daemon.wait()
+
     def kill_node(self, node: str) -> None:
         """End a node as if its power had gone: the daemon and all that it has started."""
         daemon = self._daemons.pop(node)
@@ -168,6 +180,8 @@ class Slurm:
             found = [pid for pid in _pids() if pid != self._holders[node].pid]
             found = [pid for pid in found if _net(pid) == inside]
             if not found:
+                # What a machine without power forgets.
+                self.run("sh", "-c", "rm -rf /tmp/cloudjob-*", node=node)
                 return
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
@@ -266,7 +280,8 @@ class Slurm:
             time.sleep(0.02)
 
     def _start(self, node: str, *words: str) -> None:
-        log = (self.folder / f"{words[0]}-{node}.out.log").open("ab")
+        name = Path(words[0]).name
+        log = (self.folder / f"{name}-{node}.out.log").open("ab")
         with log:
             process = subprocess.Popen(
                 self.words(*words, node=node),
@@ -276,7 +291,7 @@ class Slurm:
                 stderr=log,
                 start_new_session=True,
             )
-        self._daemons[node if words[0] == "slurmd" else words[0]] = process
+        self._daemons[node if name == "slurmd" else name] = process
 
 
 def _pids() -> list[int]:

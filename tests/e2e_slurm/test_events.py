@@ -1,4 +1,4 @@
-"""What befalls jobs on a cluster: limits, drained and dead nodes, other jobs, a controller's end."""
+"""What befalls jobs on a cluster: their time, drained and dead nodes, and other jobs."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def nodes(cluster):
 
 
 def ups(*ranks: int, word: str = "up") -> list[str]:
+    """Return what ranks leave, all of them unless some are named."""
     return [f"{word}-{rank}" for rank in (ranks or RANKS)]
 
 
@@ -83,24 +84,29 @@ def test_a_job_whose_node_dies_has_failed(cloud, nodes):
     assert "n2" in status["failure"]["message"] or "node" in status["failure"]["message"]
 
 
-def test_a_job_that_is_requeued_runs_again(cloud, nodes):
-    """By a hand, or by Slurm itself when a node has died: with the same code, variables and id."""
+@pytest.mark.parametrize("by", ["hand", "a dead node"])
+def test_a_job_that_is_requeued_runs_again(cloud, nodes, by):
+    """With the same code, variables and id, on nodes that need not be the same."""
     cloud.write("train.py", AGAIN)
     cloud.write("job.yaml", "slurm: {requeue: true}\n")
     job = cloud.detached("--config", "job.yaml", *SIZE, "train.py")
     cloud.await_left(*ups())
     number = cloud.number(job)
-    nodes.run("scontrol", "requeue", number)
-    done = cloud.run("wait", job, limit_s=180)
+    if by == "hand":
+        nodes.run("scontrol", "requeue", number)
+    else:
+        nodes.kill_node("n2")
+        nodes.start_node("n2")
+    done = cloud.run("wait", job)
     status = cloud.status(job)
 
-    assert (done.code, status["state"]) == (0, "SUCCEEDED"), done
+    assert (done.code, status["state"]) == (0, "SUCCEEDED"), f"{done}\n{cloud.words()}"
     assert {path.name for path in cloud.results.glob("again-*")} == set(ups(word="again"))
     assert "Restarts=1" in nodes.run("scontrol", "show", "job", number)
 
 
 def test_a_preempted_job_saves_and_runs_again(cloud, nodes):
-    """Its ranks are told before the other job gets the nodes, and it begins again when that ends."""
+    """Its ranks are told before another job gets the nodes; it begins again when that ends."""
     cloud.write("train.py", AGAIN)
     cloud.write("low.yaml", "slurm: {partition: low, requeue: true}\n")
     cloud.write("high.yaml", "slurm: {partition: high, exclusive: true}\n")

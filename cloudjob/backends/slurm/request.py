@@ -103,6 +103,7 @@ def build(submission: Submission, site: Site) -> SlurmRequest:
             title=f"cloudjob's job {submission.job}: {spec.nodes} nodes of {spec.procs_per_node}",
             nodes=spec.nodes,
             retries=spec.retries,
+            requeues=section(spec, "slurm")["requeue"] == "true",
             warn_s=_warn_s(spec),
         ),
         node_script=script.node_script(

@@ -14,6 +14,9 @@ from jobentry.contract import names
 
 JOB_SCRIPT, NODE_SCRIPT = "job.sh", "node.sh"
 STATE, ID, SLURM_LOG = "state", "id", "slurm.log"
+# Slurm may warn a minute earlier than it was asked to (sbatch(1), --signal); a warning that comes
+# earlier still is of a preemption, and not of the end of the job's time.
+EARLY_S = 65
 # What Slurm tells of its own steps would have mpirun and some frameworks act on it.
 _KEPT = "SLURM_JOB_ID|SLURM_CONF"
 
@@ -42,15 +45,26 @@ class NodeText:
     cpus_per_rank: int = 0
 
 
-def job_script(options: Sequence[str], *, title: str, nodes: int, retries: int, warn_s: int) -> str:
+def job_script(
+    options: Sequence[str], *, title: str, nodes: int, retries: int, requeues: bool, warn_s: int
+) -> str:
     """Return what sbatch is given.
 
     Args:
         options: What stands behind each ``#SBATCH``.
+        requeues: Whether a job that was preempted begins again.
         warn_s: How long before the end of the job's time Slurm warns.
     """
     head = "".join(f"#SBATCH {option}\n" for option in options)
-    return _JOB.format(head=head, title=title, nodes=nodes, retries=retries, warn_s=warn_s)
+    return _JOB.format(
+        head=head,
+        title=title,
+        nodes=nodes,
+        retries=retries,
+        requeue=int(requeues),
+        warn_s=warn_s,
+        due_s=warn_s + EARLY_S,
+    )
 
 
 def node_script(node: NodeText) -> str:
@@ -85,7 +99,7 @@ _JOB = """\
 # It runs one entry on each node (node.sh). What that is told, variables and secrets, lies in the
 # file env beside this script, for its owner alone: nothing of it passes through --export.
 umask 077
-nodes={nodes} retries={retries}
+nodes={nodes} retries={retries} requeue={requeue}
 why=
 rm -f asked entry.pid end-*
 
@@ -99,7 +113,14 @@ note() {{
     echo "$* $(date +%s)" >>state
 }}
 
-# ask WHY: have the head end the job, which gives the ranks their grace and leaves a record.
+# How many seconds of the job's time are left, -1 where it has no limit.
+left() {{
+    squeue -h -j "$SLURM_JOB_ID" -o %L | awk -F '[-:]' '
+        /^[0-9:-]+$/ {{ for (i = 0; i < NF; i++) s += $(NF - i) * (i < 3 ? 60 ^ i : 86400) }}
+        END {{ print s == "" ? -1 : s }}'
+}}
+
+# ask WHY...: have the head end the job, which gives the ranks their grace and leaves a record.
 ask() {{
     [ -n "$why" ] || note "asked $*"
     why=$1
@@ -107,7 +128,7 @@ ask() {{
     [ ! -s entry.pid ] || kill -TERM "$(cat entry.pid)" 2>/dev/null
 }}
 trap 'ask cancel' USR2
-trap 'ask warned "$(squeue -h -j "$SLURM_JOB_ID" -o %L)" {warn_s}' USR1
+trap 'ask warned "$(left)" {warn_s}' USR1
 trap 'ask slurm' TERM
 
 # A head that has ended is followed by its workers; one that stays longer hangs. A worker that has
@@ -147,6 +168,7 @@ run() {{
         wait "$step" || code=$?
     done
     kill "$watcher" 2>/dev/null
+    lost=$code
     [ ! -s end-0 ] || code=$(cat end-0)
 }}
 
@@ -159,6 +181,17 @@ while :; do
     echo "cloudjob: the job failed; attempt $((attempt + 1)) of $((retries + 1)) begins" \\
         >>node-0.log
 done
+# again: whether it was not the job's own fault. A node that is lost has the step fail, as no task
+# does by itself; a warning that comes early is of a preemption.
+again() {{
+    [ -n "$why" ] || return "$((lost == 0))"
+    [ "$why" = warned ] || return 1
+    time=$(left)
+    [ "$time" -lt 0 ] || [ "$time" -gt {due_s} ]
+}}
+if [ "$requeue" = 1 ] && [ "$code" != 0 ] && again; then
+    scontrol requeue "$SLURM_JOB_ID" && sleep 600
+fi
 note "end $code"
 exit "$code"
 """

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from cloudjob.backends.base import NativeStatus
+from cloudjob.backends.slurm.script import EARLY_S
 from cloudjob.status import JobState
 from jobentry.contract.exits import TIMED_OUT
 
@@ -83,10 +84,6 @@ _WAITS = (
     ("user env retrieval failed", "is held after a node could not log you in: scontrol release"),
     ("job requeued in held state", "is held: scontrol release starts it"),
 )
-# Slurm may warn a minute earlier than it was asked to (sbatch(1), --signal); a warning that comes
-# earlier still is of a preemption, and not of the end of the job's time.
-_EARLY_S = 65
-
 _FACT = re.compile(
     r"(?:^|\s)(JobId|JobState|Reason|Restarts|ExitCode|StartTime|EndTime|BatchHost)="
 )
@@ -150,8 +147,8 @@ def _with_line(marks: Marks, words: list[str], at: float) -> Marks:
     if words[0] == "asked":
         if len(words) < 5:
             return replace(marks, asked=words[1])
-        due_s = float(words[3]) + _EARLY_S
-        return replace(marks, asked=words[1], left_s=duration_s(words[2]), due_s=due_s)
+        left_s, due_s = float(words[2]), float(words[3]) + EARLY_S
+        return replace(marks, asked=words[1], left_s=None if left_s < 0 else left_s, due_s=due_s)
     if words[0] == "lost":
         return replace(marks, lost=(int(words[1]), int(words[2])))
     if words[0] == "end":
@@ -191,17 +188,6 @@ def read_accounting(text: str) -> Facts:
                 cells[0], state, _said(cells[2]), 0, _seconds(cells[3]), _seconds(cells[4])
             )
     return Facts()
-
-
-def duration_s(text: str) -> float | None:
-    """Return Slurm's ``[days-]hours:minutes:seconds`` in seconds; None for no limit."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(?:(\d+):)?(\d+)", text.strip(), re.ASCII)
-    if not match:
-        return None
-    days, first, second, last = match.groups()
-    # With one colon it is minutes and seconds.
-    hours, minutes = (first, second) if second is not None else ("0", first or "0")
-    return int(days or 0) * 86400 + int(hours) * 3600 + int(minutes) * 60 + int(last)
 
 
 def is_settled(marks: Marks) -> bool:
