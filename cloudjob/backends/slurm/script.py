@@ -101,7 +101,7 @@ _JOB = """\
 umask 077
 nodes={nodes} retries={retries} requeue={requeue}
 why=
-rm -f asked entry.pid end-*
+rm -f asked hung entry.pid end-*
 
 # This node comes first: the head runs where Slurm sends the signals of the job.
 hosts=$SLURMD_NODENAME
@@ -125,7 +125,7 @@ ask() {{
     [ -n "$why" ] || note "asked $*"
     why=$1
     : >asked
-    [ ! -s entry.pid ] || kill -TERM "$(cat entry.pid)" 2>/dev/null
+    [ -e end-0 ] || [ ! -s entry.pid ] || kill -TERM "$(cat entry.pid)" 2>/dev/null
 }}
 trap 'ask cancel' USR2
 trap 'ask warned "$(left)" {warn_s}' USR1
@@ -150,11 +150,12 @@ watch() {{
         done
     done
     sleep 30
+    : >hung
     kill -TERM "$1"
 }}
 
 run() {{
-    rm -f entry.pid end-*
+    rm -f hung entry.pid end-*
     srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --overlap --cpu-bind=none \\
         --mpi=none --export=ALL --input=none --quiet ./node.sh "$hosts" &
     step=$!
@@ -169,6 +170,7 @@ run() {{
     done
     kill "$watcher" 2>/dev/null
     lost=$code
+    [ ! -e hung ] || lost=1
     [ ! -s end-0 ] || code=$(cat end-0)
 }}
 
@@ -181,8 +183,8 @@ while :; do
     echo "cloudjob: the job failed; attempt $((attempt + 1)) of $((retries + 1)) begins" \\
         >>node-0.log
 done
-# again: whether it was not the job's own fault. A node that is lost has the step fail, as no task
-# does by itself; a warning that comes early is of a preemption.
+# again: whether it was not the job's own fault. A node that is lost has the step fail or hang, as
+# no task does by itself; a warning that comes early is of a preemption.
 again() {{
     [ -n "$why" ] || return "$((lost == 0))"
     [ "$why" = warned ] || return 1

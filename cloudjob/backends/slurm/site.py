@@ -203,15 +203,23 @@ class Far:
 
     def tails(self, folder: str, offsets: Mapping[int, int]) -> dict[int, bytes]:
         """Return what is new in the log of each node."""
-        known = " ".join(f"{index}:{offset}" for index, offset in offsets.items())
-        done = self.run(folder, _TAILS.format(known=shlex.quote(f" {known} "), limit=_PIECE_BYTES))
-        found: dict[int, bytes] = {}
-        rest = done.out
-        while rest:
-            line, _, rest = rest.partition(b"\n")
-            index, size = (int(word) for word in line.split())
-            found[index], rest = rest[:size], rest[size:]
-        return found
+        return read_tails(self.run(folder, tails_text(offsets)).out)
+
+
+def tails_text(offsets: Mapping[int, int]) -> str:
+    """Return the lines of shell that write what is new in the log of each node."""
+    known = " ".join(f"{index}:{offset}" for index, offset in offsets.items())
+    return _TAILS.format(known=shlex.quote(f" {known} "), limit=_PIECE_BYTES)
+
+
+def read_tails(data: bytes) -> dict[int, bytes]:
+    """Return what these lines wrote, by node; what is cut is left for the next time."""
+    found: dict[int, bytes] = {}
+    while data:
+        line, _, data = data.partition(b"\n")
+        index, size = (int(word) for word in line.split())
+        found[index], data = data[:size], data[size:]
+    return found
 
 
 # For each log: its node, how much is new, and that much of it.

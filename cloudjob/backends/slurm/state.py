@@ -214,12 +214,13 @@ def status_of(marks: Marks, facts: Facts, *, is_cancelled: bool) -> NativeStatus
         started_at=rfc3339(marks.began_at or facts.started_at) if marks.id else None,
         attempt_at=rfc3339(marks.began_at),
     )
-    if is_settled(marks) and not is_again:
+    has_ended_well = facts.state == "COMPLETED" and not marks.code and not is_cancelled
+    if (is_settled(marks) and not is_again) or has_ended_well:
         return replace(
             status,
             state=JobState.SUCCEEDED,
             native=facts.state or "COMPLETED",
-            ended_at=rfc3339(marks.ended_at),
+            ended_at=rfc3339(marks.ended_at or facts.ended_at) or None,
             exit_code=0,
         )
     if state is not None and not state.is_final:
