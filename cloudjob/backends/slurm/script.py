@@ -149,7 +149,7 @@ watch() {{
             until [ -e end-0 ]; do sleep 1; done
         done
     done
-    sleep 30
+    sleep 10
     : >hung
     kill -TERM "$1"
 }}
