@@ -173,6 +173,7 @@ def _slurm() -> Case:
         ("wall_s",),
         (
             Subject("srun", take=lambda bench: bench.cluster.srun()),
+            Subject("sbatch", take=lambda bench: bench.cluster.sbatch()),
             Subject("cloudjob", take=lambda bench: bench.cluster.submit("python")),
             Subject("cloudjob, mpirun", take=lambda bench: bench.cluster.submit("mpirun")),
         ),

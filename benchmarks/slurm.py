@@ -36,6 +36,15 @@ class Cluster:
         words = ("srun", "--quiet", f"--nodes={NODES}", f"--ntasks={NODES}", python, "noop.py")
         return self._timed(*words)
 
+    def sbatch(self) -> dict[str, float]:
+        """Run that srun in a batch job and wait for it: what queue and batch cost by themselves."""
+        python = str(self._cloudjob.with_name("python"))
+        line = f"srun --quiet --ntasks={NODES} {python} noop.py"
+        words = ("sbatch", "--parsable", f"--nodes={NODES}", "--output=out", f"--wrap={line}")
+        # sbatch --wait looks every other second only.
+        text = 'rm -f out; "$@" && until [ "$(grep -c ran out 2>/dev/null)" = "$0" ]; do :; done'
+        return self._timed("sh", "-c", f"{text}; cat out", str(NODES), *words)
+
     def submit(self, launcher: str) -> dict[str, float]:
         """Do the same through cloudjob, from the submit to its end."""
         words = ("--backend", "slurm", "--nodes", str(NODES), "--launcher", launcher, "noop.py")

@@ -127,6 +127,7 @@ class SlurmBackend:
             script.JOB_SCRIPT: os.fsencode(request.job_script),
             script.NODE_SCRIPT: os.fsencode(request.node_script),
             "jobentry.pyz": Path(request.entry).read_bytes(),
+            paths.DELIVERED_ENV: variables.dump(request.env),
         }
         if not self._site.entry_python:
             files["boot.sh"] = _boot()
@@ -137,14 +138,17 @@ class SlurmBackend:
         return files
 
     def _submit(self, request: SlurmRequest, place: Place, folder: str) -> None:
-        env = variables.dump(requests.located(request, folder))
-        done = place.run(folder, f"umask 077; cat >{paths.DELIVERED_ENV}", env)
-        if done.code == 0:
-            sbatch = sites.clean(
-                f"sbatch --parsable --export=ALL {script.JOB_SCRIPT}", request.inherited
-            )
-            # By the shell, so that the number is kept whatever becomes of us.
-            done = place.run(folder, f"{sbatch} >{script.ID}.new && mv {script.ID}.new {script.ID}")
+        if request.folder != folder:
+            # Places below the folder are known now.
+            env = variables.dump(requests.located(request, folder))
+            done = place.run(folder, f"cat >{paths.DELIVERED_ENV}", env)
+            if done.code:
+                raise BackendError(f"writing the variables of {request.job}: {done.words}")
+        sbatch = sites.clean(
+            f"sbatch --parsable --export=ALL {script.JOB_SCRIPT}", request.inherited
+        )
+        # By the shell, so that the number is kept whatever becomes of us.
+        done = place.run(folder, f"{sbatch} >{script.ID}.new && mv {script.ID}.new {script.ID}")
         if done.code:
             raise refusals.refused(f"submitting job {request.job} to Slurm", done.words)
         if request.local:
