@@ -97,6 +97,24 @@ def decide(
     return Outcome(exits.ENTRY_FAILED, "entry", failure)
 
 
+def served_no_more(server: Starter, host: str, have_started: bool) -> Outcome:
+    """Return how a job ended whose ranks have lost what served them, on the head.
+
+    Args:
+        have_started: Whether all ranks had started by then.
+    """
+    number = max(0, -server.code)
+    code = exits.code_of_signal(number) if number else server.code
+    how = "was killed by signal %d" % number if number else "ended with exit code %d" % code
+    message = f"the {server.name} of the ranks {how}"
+    if not have_started:
+        message += " before all ranks had started"
+    code = code if have_started else exits.ENTRY_FAILED
+    cause = "platform" if number else "user" if have_started else "entry"
+    failure = Failure(0, host, None, number or None, code, message, tuple(server.lines)[-20:])
+    return Outcome(code, cause, failure)
+
+
 def _all_well(
     ends: Mapping[int, RankEnd], started: Mapping[int, int], ranks: int, starter: Starter
 ) -> Outcome:

@@ -6,15 +6,17 @@ import os
 import resource
 import selectors
 import time
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
-from jobentry import table
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.output import say
 from jobentry.peers import Message, Peer
-from jobentry.probe import Probe, Step, look
 from jobentry.supervise import NodeLoop
+
+if TYPE_CHECKING:
+    from jobentry import table
+    from jobentry.probe import Probe, Step
 
 # The wait before a remote shell that got nowhere is tried again, growing up to the second figure.
 _PAUSE_S = (0.05, 1.0)
@@ -88,6 +90,8 @@ class Workers:
             for peer in self.peers:
                 self._open(peer)
         elif self.peers:
+            from jobentry.probe import Probe
+
             self._probe = Probe({peer.index: peer.host for peer in self.peers}, self._port)
             self._steps = self._probe.steps
             self._loop.selector.register(self._probe, selectors.EVENT_READ, self._found)
@@ -122,6 +126,10 @@ class Workers:
 
     def warnings(self) -> list[str]:
         """Return what is odd about workers that work all the same."""
+        if not self.peers:
+            return []
+        from jobentry import table
+
         ahead = [peer for peer in self.peers if abs(peer.clock_ahead_s) > table.CLOCK_S]
         found = [
             "the clock of node %d (%s) is %+.0f s from the head's"
@@ -134,12 +142,19 @@ class Workers:
 
     def unfit(self) -> list[table.Row]:
         """Return the workers that are not there, or cannot work with the head."""
+        if not self.peers:
+            return []
+        from jobentry import table
+
         head = table.Row(0, self._head, facts=self._facts)
         rows = (self._row(peer, head) for peer in self.peers)
         return [row for row in rows if row.trouble]
 
     def show(self, message: str = "") -> None:
         """Say what each node has and lacks, ``message``, and what to do about it."""
+        from jobentry import table
+        from jobentry.probe import look
+
         step = look(self._head, self._port) if self._needs_sshd else None
         head = table.Row(0, self._head, facts=self._facts)
         if step is not None:
@@ -164,6 +179,8 @@ class Workers:
         self._loop.at("late", waited_s, self._are_late)
 
     def _row(self, peer: Peer, head: table.Row) -> table.Row:
+        from jobentry import table
+
         step = self._steps.get(peer.index)
         address = step.address if step else ""
         is_open = step.is_listening if step and address else None

@@ -237,10 +237,12 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(options, message):
         built(sections={"slurm": options})
 
 
-def test_pmix_is_for_mpi():
-    """As torchrun has a rendezvous of its own."""
-    with pytest.raises(SpecError, match=r"^slurm\.mpi: pmix is for the launcher mpirun"):
-        built(launcher="torchrun", sections={"slurm": {"mpi": "pmix"}})
+@pytest.mark.parametrize("launcher", ["torchrun", "python"])
+def test_what_has_no_mpi_has_no_pmix(launcher):
+    """A profile may say it for all jobs."""
+    made = built(launcher=launcher, procs_per_node=1, sections={"slurm": {"mpi": "pmix"}})
+
+    assert made.env["CLOUDJOB_LAUNCHER"] == launcher
 
 
 def test_a_key_that_is_none_names_the_nearest(tmp_path):

@@ -271,8 +271,6 @@ def _problems(spec: JobSpec) -> Iterator[str]:
         value = str(options[key])
         if value.split() not in ([], [value]):
             yield f"slurm.{key}: holds a blank (given {value!r})"
-    if options["mpi"] == "pmix" and spec.launcher not in ("mpirun", "srun"):
-        yield f"slurm.mpi: pmix is for the launcher mpirun (given launcher {spec.launcher})"
     yield from _option_problems(_words(spec, "sbatch"))
 
 

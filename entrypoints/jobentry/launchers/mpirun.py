@@ -100,8 +100,11 @@ class _Option(NamedTuple):
     words: tuple[str, ...]
 
 
-def launch(site: Site, mpi: Mpi, words: Sequence[str]) -> Launch:
+def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = ()) -> Launch:
     """Return mpirun on the head, which starts the ranks of all nodes.
+
+    Args:
+        options: Words for the door of each rank.
 
     Raises:
         ArgsError: A variable with options cannot be read, or asks for what cannot be had.
@@ -118,7 +121,7 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str]) -> Launch:
         site.environment,
         mpi,
         (host_path, tune_path),
-        rank_program(site.entry, program(site, words)),
+        rank_program(site.entry, program(site, words), options),
         ssh_config=site.paths.ssh_config if node.ssh_key else "",
     )
     return Launch(
@@ -233,16 +236,18 @@ def _readable_options(node: NodeEnv) -> list[_Option]:
         return []
 
 
-def rank_program(entry: Sequence[str], program: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that runs ``program`` under our rank door.
+def rank_program(
+    entry: Sequence[str], program: Sequence[str], options: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the command that runs ``program`` under our rank door, with ``options`` of the door.
 
     mpirun takes a word ``:`` anywhere for the start of another program, so then every word is
     written with percent signs, which the door takes away again.
     """
     if ":" not in program:
-        return (*entry, "--rank", "--", *program)
+        return (*entry, "--rank", *options, "--", *program)
     words = (word.replace("%", "%25").replace(":", "%3A") for word in program)
-    return (*entry, "--rank", "--percent", "--", *words)
+    return (*entry, "--rank", *options, "--percent", "--", *words)
 
 
 def _ranks(node: NodeEnv) -> int:
