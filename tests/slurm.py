@@ -151,7 +151,7 @@ class Slurm:
             self._hold(name)
         self._wire(hosts)
         self._start_munge()
-        self._start("login", "slurmctld", "-D", "-i")
+        self.start_controller()
         for node in self.nodes:
             self.start_node(node)
         self.await_idle()
@@ -159,6 +159,16 @@ class Slurm:
     def start_node(self, node: str) -> None:
         """Start the daemon of a node."""
         self._start(node, "slurmd", "-D", "-N", node)
+
+    def start_controller(self) -> None:
+        """Start the controller, which finds its jobs again."""
+        self._start("login", "slurmctld", "-D", "-i")
+
+    def stop_controller(self) -> None:
+        """End the controller; the jobs go on."""
+        daemon = self._daemons.pop("slurmctld")
+        daemon.terminate()
+        daemon.wait()
 
     def start_sshd(self, config: Path) -> None:
         """Let people log in to the login node."""

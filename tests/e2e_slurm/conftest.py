@@ -6,12 +6,10 @@ skipping them.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import textwrap
@@ -177,11 +175,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slurm)
 
 
-@pytest.fixture(name="poll")
-def _poll() -> Callable[..., Any]:
-    return poll
-
-
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Slurm]:
     """A controller and two nodes."""
@@ -217,10 +210,3 @@ def left_on_nodes(cluster: Slurm) -> dict[str, list[str]]:
         if not any(found.values()) or time.monotonic() > end:
             return {node: names for node, names in found.items() if names}
         time.sleep(0.1)
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command and what it started, as a power cut of the laptop would."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)
-    process.wait()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.e2e_slurm.test_jobs import PRELUDE, SAVES, SIZE
@@ -120,3 +122,24 @@ def test_a_preempted_job_saves_and_runs_again(cloud, nodes):
     assert done.code == 0, done
     left = {path.name for path in cloud.results.iterdir()}
     assert left >= {*ups(word="saved"), *ups(word="again")}
+
+
+def test_a_controller_that_is_restarted_ends_nobodys_wait(cloud, nodes):
+    """The job goes on without it, and whoever follows the job does, too."""
+    cloud.write("train.py", PRELUDE + "leave(f'up-{rank}')\nawait_file('go')\nprint('done')\n")
+    following = cloud.start(
+        "submit", "--backend", "slurm", "-e", f"RESULTS={cloud.results}", "train.py"
+    )
+    cloud.await_left("up-0")
+    nodes.stop_controller()
+    alone = cloud.run("status", "train")
+    time.sleep(3)  # longer than the follower waits before it asks the controller again
+    ended_early = following.poll()
+    nodes.start_controller()
+    (cloud.results / "go").touch()
+    out, err = following.communicate(timeout=60)
+
+    assert alone.code == 5, alone
+    assert "error: asking Slurm for train-" in alone.err
+    assert ended_early is None
+    assert (following.returncode, out) == (0, b"[0] done\n"), err

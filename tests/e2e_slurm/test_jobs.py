@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e_slurm.conftest import kill
+from tests.e2e_slurm.conftest import SYSTEM_PATH
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 SIZE = ("--nodes", "2", "--procs-per-node", "2")
@@ -176,7 +176,7 @@ def test_a_job_that_waits_says_why_and_can_be_cancelled(cloud):
     assert cloud.status(job)["state"] == "CANCELLED", done
 
 
-def test_a_bare_scancel_is_a_cancel(cloud, poll):
+def test_a_bare_scancel_is_a_cancel(cloud):
     """Somebody stops it past us: the job is cancelled all the same."""
     cloud.write("train.py", SAVES)
     job = cloud.detached(*SIZE, "train.py")
@@ -187,26 +187,35 @@ def test_a_bare_scancel_is_a_cancel(cloud, poll):
     assert cloud.status(job)["state"] == "CANCELLED"
 
 
-def test_a_job_is_found_again_when_its_submitter_was_killed(cloud, poll):
-    """At any moment: here, before it could write down Slurm's number of the job."""
-    cloud.write(
-        "train.py", PRELUDE + "print('hello', rank)\nleave(f'up-{rank}')\nawait_file('go')\n"
-    )
-    submit = cloud.start(
-        "submit", "--backend", "slurm", "-e", f"RESULTS={cloud.results}", "train.py"
-    )
+# Submits, and then kills who has called it before he can write down what it said.
+SBATCH = """\
+#!/bin/sh
+number=$(/usr/bin/sbatch "$@") || exit
+cloudjob=$(ps -o ppid= -p "$PPID")
+kill -9 "$PPID" $cloudjob
+"""
+
+
+def test_a_job_is_found_again_when_its_submitter_was_killed(cloud):
+    """At the worst moment: Slurm has the job, and nobody has heard its number."""
+    sbatch = cloud.folder / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(SBATCH)
+    sbatch.chmod(0o755)
+    path = cloud.environ["PATH"] = f"{sbatch.parent}:{SYSTEM_PATH}"
+    body = "print('hello', rank)\nleave(f'up-{rank}')\nawait_file('go')\n"
+    cloud.write("train.py", PRELUDE + body)
+    killed = cloud.submit("train.py")
+    cloud.environ["PATH"] = path.partition(":")[2]
     cloud.await_left("up-0")
-    kill(submit)
-    listed = json.loads(cloud.run("list", "--json").out)
-    (job,) = (item["job"] for item in listed)
-    (cloud.job_folder(job) / "id").unlink()
-    (cloud.job_folder(job) / "state").unlink()
+    (job,) = (item["job"] for item in json.loads(cloud.run("list", "--json").out))
     running = cloud.status(job)
     number = cloud.number(job)
     (cloud.results / "go").touch()
     done = cloud.run("wait", job)
     log = cloud.run("logs", job)
 
+    assert killed.code == -9, killed
     assert running["state"] == "RUNNING"
     assert f"JobName=cloudjob-{job}" in cloud.slurm.run("scontrol", "show", "job", number)
     assert done.code == 0, done

@@ -35,6 +35,8 @@ _POLL_S, _FAR_POLL_S = 0.1, 1.0
 _ASK_S = 2.0
 # When a job has ended only Slurm's last word is missing.
 _ASK_LAST_S = 0.25
+# How long a controller may be silent while somebody waits for a job.
+_PATIENCE_S = 900.0
 _LOG_POLL_S = {False: 0.05, True: 1.0}
 # How long a job that is removed may take to be gone from Slurm.
 _END_S = 120.0
@@ -63,6 +65,12 @@ class _Look(NamedTuple):
     is_cancelled: bool
 
 
+class _Answer(NamedTuple):
+    facts: state.Facts
+    asked_at: float
+    heard_at: float
+
+
 class SlurmBackend:
     """Runs jobs on Slurm; see ``Backend`` for what it promises."""
 
@@ -72,8 +80,10 @@ class SlurmBackend:
         self._home = home
         self._options = options
         self._found: Site | None = None
-        # What Slurm said of a job, and when.
-        self._facts: dict[str, tuple[float, state.Facts]] = {}
+        # What Slurm said of a job, when it was asked and when it last answered.
+        self._facts: dict[str, _Answer] = {}
+        # What a job's folder on another machine had, and when.
+        self._looks: dict[str, tuple[float, _Look]] = {}
 
     @property
     def poll_s(self) -> float:
@@ -245,7 +255,14 @@ class SlurmBackend:
         """
         if not where.host:
             return _look_here(where)
-        done = where.place.run("", _LOOK.format(folder=sites.quoted(where.folder)))
+        looked_at, look = self._looks.get(where.job) or (0.0, None)
+        if look is None or time.monotonic() - looked_at > _FAR_POLL_S / 2:
+            look = self._look_there(where)
+            self._looks[where.job] = (time.monotonic(), look)
+        return look
+
+    def _look_there(self, where: _Handle) -> _Look:
+        done = where.place.run("", _LOOK.format(folder=sites.quoted(where.folder)), is_reading=True)
         if done.code == _NO_FOLDER:
             raise JobNotFound(f"looking for {where.folder} on {where.host}: there is none")
         if done.code:
@@ -256,12 +273,19 @@ class SlurmBackend:
 
     def _ask(self, where: _Handle, look: _Look, *, is_fresh: bool = False) -> state.Facts:
         """Ask Slurm for the job, unless it was asked just now."""
-        asked_at, facts = self._facts.get(where.job, (0.0, state.Facts()))
+        now = time.monotonic()
+        last = self._facts.get(where.job)
         wait_s = _ASK_LAST_S if look.marks.code is not None else _ASK_S
-        if not is_fresh and asked_at and time.monotonic() - asked_at < wait_s:
-            return facts
-        facts = self._asked(where, look.id or look.marks.id)
-        self._facts[where.job] = (time.monotonic(), facts)
+        if last and not is_fresh and now - last.asked_at < wait_s:
+            return last.facts
+        try:
+            facts, heard_at = self._asked(where, look.id or look.marks.id), now
+        except BackendError:
+            # A controller that is restarted ends no job, and nobody's wait for one.
+            if last is None or is_fresh or now - last.heard_at > _PATIENCE_S:
+                raise
+            facts, heard_at = last.facts, last.heard_at
+        self._facts[where.job] = _Answer(facts, time.monotonic(), heard_at)
         return facts
 
     def _asked(self, where: _Handle, number: str) -> state.Facts:
@@ -294,7 +318,8 @@ class SlurmBackend:
 
     def _settle(self, where: _Handle) -> None:
         """Bring home what the job has left, and let its secrets go."""
-        mirror.bring_home(where.place, where.folder, self._home, where.job)
+        if mirror.bring_home(where.place, where.folder, self._home, where.job):
+            mirror.forget(self._home, where.job)
         names = f"{paths.DELIVERED_ENV} {paths.DELIVERED_SSH_KEY}"
         where.place.run(where.folder, f"rm -f {names}")
 
@@ -345,7 +370,7 @@ def _read(path: Path) -> str:
 
 def _said(where: _Handle, text: str) -> str:
     """Return what one of Slurm's commands says; nothing for a job that it does not know."""
-    done: Done = where.place.run(where.folder, text)
+    done: Done = where.place.run(where.folder, text, is_reading=True)
     if done.code and not any(words in done.words for words in _NO_JOB):
         raise refusals.refused(f"asking Slurm for {where.job}", done.words)
     return done.out.decode("utf-8", "replace")

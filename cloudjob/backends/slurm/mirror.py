@@ -42,8 +42,11 @@ def forget(home: Path, job: str) -> None:
     _note(home, job).unlink(missing_ok=True)
 
 
-def bring_home(place: Place, folder: str, home: Path, job: str) -> None:
+def bring_home(place: Place, folder: str, home: Path, job: str) -> bool:
     """Copy what a job that has ended has left to its store, if that is a folder of this machine.
+
+    Returns:
+        Whether there was something to do, and it was done.
 
     Raises:
         BackendError: It cannot be copied; the job is as it was.
@@ -51,7 +54,7 @@ def bring_home(place: Place, folder: str, home: Path, job: str) -> None:
     try:
         store = str(json.loads(_note(home, job).read_bytes())["store"])
     except FileNotFoundError:
-        return
+        return False
     names = " ".join(_LEFT)
     done = place.run(
         folder, f'for d in {names}; do [ ! -d "$d" ] || echo "$d"; done | tar -cf - -T -'
@@ -65,6 +68,7 @@ def bring_home(place: Place, folder: str, home: Path, job: str) -> None:
                 _extract(archive, member, target)
     except (OSError, tarfile.TarError) as error:
         raise BackendError(f"bringing home what {job} has left: {target}: {error}") from error
+    return True
 
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:

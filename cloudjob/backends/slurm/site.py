@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from cloudjob.errors import BackendError
 # How long one of Slurm's commands may take: a busy controller answers late.
 LIMIT_S = 60.0
 _SSH_DOWN = 255
+_AGAIN_S = 3.0
 _DEFAULT_REMOTE = "~/.cloudjob/slurm"
 _PASSED = ("HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
 
@@ -96,8 +98,11 @@ class Done(NamedTuple):
 class Place(Protocol):
     """A machine with Slurm's commands, and the folders of jobs on it."""
 
-    def run(self, folder: str, text: str, stdin: bytes = b"") -> Done:
+    def run(self, folder: str, text: str, stdin: bytes = b"", *, is_reading: bool = False) -> Done:
         """Run a line of POSIX shell in a folder.
+
+        Args:
+            is_reading: Whether it may be run again when nobody knows whether it was.
 
         Raises:
             BackendError: The machine cannot be reached, or gives no answer in time.
@@ -125,7 +130,7 @@ _PIECE_BYTES = 1 << 20
 class Here:
     """The machine that cloudjob runs on."""
 
-    def run(self, folder: str, text: str, stdin: bytes = b"") -> Done:
+    def run(self, folder: str, text: str, stdin: bytes = b"", *, is_reading: bool = False) -> Done:
         """Run a line of POSIX shell in a folder."""
         return _run(["/bin/sh", "-c", text], stdin, cwd=folder, what="asking Slurm")
 
@@ -167,12 +172,17 @@ class Far:
 
     host: str
 
-    def run(self, folder: str, text: str, stdin: bytes = b"") -> Done:
+    def run(self, folder: str, text: str, stdin: bytes = b"", *, is_reading: bool = False) -> Done:
         """Run a line of POSIX shell in a folder."""
         # Whatever the login shell is, it runs sh, and that reads one word of ours.
         line = f"cd {quoted(folder)} && {text}" if folder else text
         words = [*_ssh(self.host), f"sh -c {shlex.quote(line)}"]
         done = _run(words, stdin, what=f"asking Slurm on {self.host}")
+        deadline = time.monotonic() + LIMIT_S
+        # A line that broke ends nobody's wait; what only reads may be asked again.
+        while done.code == _SSH_DOWN and is_reading and time.monotonic() < deadline:
+            time.sleep(_AGAIN_S)
+            done = _run(words, stdin, what=f"asking Slurm on {self.host}")
         if done.code == _SSH_DOWN:
             raise BackendError(
                 f"reaching {self.host} by ssh: {done.words}",
@@ -203,7 +213,7 @@ class Far:
 
     def tails(self, folder: str, offsets: Mapping[int, int]) -> dict[int, bytes]:
         """Return what is new in the log of each node."""
-        return read_tails(self.run(folder, tails_text(offsets)).out)
+        return read_tails(self.run(folder, tails_text(offsets), is_reading=True).out)
 
 
 def tails_text(offsets: Mapping[int, int]) -> str:
