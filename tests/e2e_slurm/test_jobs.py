@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -202,37 +203,45 @@ def test_a_job_is_found_again_when_its_submitter_was_killed(cloud):
     sbatch.parent.mkdir()
     sbatch.write_text(SBATCH)
     sbatch.chmod(0o755)
-    path = cloud.environ["PATH"] = f"{sbatch.parent}:{SYSTEM_PATH}"
-    body = "print('hello', rank)\nleave(f'up-{rank}')\nawait_file('go')\n"
-    cloud.write("train.py", PRELUDE + body)
-    killed = cloud.submit("train.py")
-    cloud.environ["PATH"] = path.partition(":")[2]
-    cloud.await_left("up-0")
+    cloud.environ["PATH"] = f"{sbatch.parent}:{SYSTEM_PATH}"
+    cloud.write("train.py", PRELUDE + "print('hello', rank)\n")
+    cloud.write("job.yaml", "slurm: {sbatch: [--hold]}\n")
+    killed = cloud.submit("--config", "job.yaml", "train.py")
+    cloud.environ["PATH"] = SYSTEM_PATH
+    kept = [path.name for path in cloud.home.glob("slurm/*/*")]
     (job,) = (item["job"] for item in json.loads(cloud.run("list", "--json").out))
-    running = cloud.status(job)
+    waiting = cloud.status(job)
     number = cloud.number(job)
-    (cloud.results / "go").touch()
+    cloud.slurm.run("scontrol", "release", number)
     done = cloud.run("wait", job)
     log = cloud.run("logs", job)
 
     assert killed.code == -9, killed
-    assert running["state"] == "RUNNING"
+    assert "job.sh" in kept
+    assert "id" not in kept
+    assert (waiting["state"], done.code) == ("PENDING", 0), done
     assert f"JobName=cloudjob-{job}" in cloud.slurm.run("scontrol", "show", "job", number)
-    assert done.code == 0, done
     assert log.out == b"[0] hello 0\n"
 
 
-def test_a_removed_job_leaves_nothing(cloud):
-    """Also one that runs: in Slurm, in its folder, in the store."""
+def test_a_removed_job_leaves_nothing(cloud, cluster):
+    """In Slurm, in its folder, in the store; also one that runs, as a sweep would remove it."""
     cloud.write("train.py", SAVES)
     job = cloud.detached(*SIZE, "train.py")
     cloud.await_left("up-3")
     number = cloud.number(job)
-    done = cloud.run("rm", job)
+    refused = cloud.run("rm", job)
+    code = (
+        "import sys, pathlib; from cloudjob.backends import open_backend; "
+        "open_backend('slurm', pathlib.Path(sys.argv[1])).remove(sys.argv[2])"
+    )
+    handle = f"slurm://{cloud.job_folder(job)}"
+    cluster.run(sys.executable, "-c", code, str(cloud.home), handle)
+    removed = cloud.run("rm", job)
 
-    assert done.code == 0, done
+    assert (refused.code, removed.code) == (2, 0), f"{refused}\n{removed}"
     assert not cloud.job_folder(job).exists()
-    assert "CANCELLED" in cloud.slurm.run("squeue", "-h", "-t", "all", "-j", number, "-o", "%T")
+    assert "CANCELLED" in cluster.run("squeue", "-h", "-t", "all", "-j", number, "-o", "%T")
     assert json.loads(cloud.run("list", "--json").out) == []
 
 
