@@ -22,6 +22,9 @@ for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
     [ "$host" = "$SLURMD_NODENAME" ] || hosts=$hosts,$host
 done
 
+# The key that the nodes speak ssh with is made where it is used: nobody sends it anywhere.
+[ "$nodes" = 1 ] || [ -s ssh-key ] || ssh-keygen -q -t ed25519 -N '' -C cloudjob -f ssh-key
+
 note() {
     echo "$* $(date +%s)" >>state
 }

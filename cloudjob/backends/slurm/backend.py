@@ -17,7 +17,6 @@ from urllib.parse import quote, unquote
 
 import cloudjob
 from cloudjob.backends.base import Check, NativeStatus
-from cloudjob.backends.keys import new_key
 from cloudjob.backends.slurm import checks, mirror, refusals, script, state
 from cloudjob.backends.slurm import request as requests
 from cloudjob.backends.slurm import site as sites
@@ -141,8 +140,6 @@ class SlurmBackend:
         }
         if not self._site.entry_python:
             files["boot.sh"] = _boot()
-        if request.has_key:
-            files[paths.DELIVERED_SSH_KEY] = new_key()
         if request.local:
             files.update(mirror.package(request.local, request.job, request.layers))
         return files
@@ -320,7 +317,7 @@ class SlurmBackend:
         """Bring home what the job has left, and let its secrets go."""
         if mirror.bring_home(where.place, where.folder, self._home, where.job):
             mirror.forget(self._home, where.job)
-        names = f"{paths.DELIVERED_ENV} {paths.DELIVERED_SSH_KEY}"
+        names = f"{paths.DELIVERED_ENV} {paths.DELIVERED_SSH_KEY} {paths.DELIVERED_SSH_KEY}.pub"
         where.place.run(where.folder, f"rm -f {names}")
 
     def _end(self, where: _Handle) -> None:

@@ -56,7 +56,6 @@ class SlurmRequest:
         job_script: What sbatch is given.
         node_script: What every node runs.
         env: The variables of all entries.
-        has_key: Whether the nodes get a key for ssh; it is made when the job is sent.
         local: Where a store that is a folder of this machine has the package, and gets outputs and
             the record; empty where the nodes reach the store themselves.
         layers: The files of the package's layers there.
@@ -71,7 +70,6 @@ class SlurmRequest:
     job_script: str
     node_script: str
     env: Mapping[str, str] = field(repr=False)
-    has_key: bool
     entry: str
     local: str
     layers: tuple[str, ...]
@@ -94,7 +92,6 @@ def build(submission: Submission, site: Site) -> SlurmRequest:
     # With a host the store's folder is another machine's: its files travel with the job.
     local = _path(submission.code.uri) if site.host else ""
     variables = _variables(submission, site, folder, is_local=bool(local))
-    has_key = spec.nodes > 1
     return SlurmRequest(
         job=submission.job,
         folder=folder,
@@ -120,7 +117,6 @@ def build(submission: Submission, site: Site) -> SlurmRequest:
             )
         ),
         env=variables,
-        has_key=has_key,
         entry=site.entry,
         local=posixpath.dirname(posixpath.dirname(local)) if local else "",
         layers=tuple(_path(uri) for uri in submission.code.layers) if local else (),

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jobentry.contract import names
+from jobentry.contract import names, paths
 
 JOB_SCRIPT, NODE_SCRIPT = "job.sh", "node.sh"
 STATE, ID, SLURM_LOG = "state", "id", "slurm.log"
@@ -64,6 +64,7 @@ def job_script(
         requeue=int(requeues),
         warn_s=warn_s,
         due_s=warn_s + EARLY_S,
+        key=paths.DELIVERED_SSH_KEY,
     )
 
 
@@ -71,7 +72,7 @@ def node_script(node: NodeText) -> str:
     """Return what every node runs."""
     # Modules are functions of a login shell.
     shell = "/bin/bash -l" if node.setup or not node.paths else "/bin/sh"
-    paths = "".join(f"export {name}={shlex.quote(v)}\n" for name, v in node.paths.items())
+    exports = "".join(f"export {name}={shlex.quote(v)}\n" for name, v in node.paths.items())
     setup = "".join(f"{line}\n" for line in node.setup)
     if node.python:
         entry = f'{shlex.quote(node.python)} -I -S "$here/jobentry.pyz"'
@@ -81,7 +82,7 @@ def node_script(node: NodeText) -> str:
         shell=shell,
         scratch=shlex.quote(node.scratch),
         job=node.job,
-        paths=paths,
+        paths=exports,
         setup=setup,
         kept=_KEPT,
         home="" if node.own_home else 'export HOME="$work/home"\n',
@@ -108,6 +109,9 @@ hosts=$SLURMD_NODENAME
 for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
     [ "$host" = "$SLURMD_NODENAME" ] || hosts=$hosts,$host
 done
+
+# The key that the nodes speak ssh with is made where it is used: nobody sends it anywhere.
+[ "$nodes" = 1 ] || [ -s {key} ] || ssh-keygen -q -t ed25519 -N '' -C cloudjob -f {key}
 
 note() {{
     echo "$* $(date +%s)" >>state
