@@ -358,17 +358,20 @@ def _tools(
         raise EntryError("looking for python: there is none on PATH", exits.NOT_FOUND)
     mpi = _mpi(path, version, is_dry_run=is_dry_run) if needs_mpi else mpirun.Mpi("", ())
     entry = (sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]))
-    table = _rank_table(node, environment, 0.0 if is_dry_run else node.start_timeout_s)
+    table = _rank_table(node, environment, is_dry_run=is_dry_run)
     return plan.Tools(mpi, interpreter or "python3", entry, table)
 
 
-def _rank_table(node: NodeEnv, environment: Mapping[str, str], patience_s: float) -> str:
+def _rank_table(node: NodeEnv, environment: Mapping[str, str], *, is_dry_run: bool) -> str:
     if node.launcher != "rank-table" or node.mindspore.devices:
         return ""
     from jobentry import given_table
+    from jobentry.launchers import rank_table
 
+    if is_dry_run:
+        return rank_table.stand_in(node.hosts, node.slots)
     try:
-        return given_table.read(environment, patience_s)
+        return given_table.read(environment, node.start_timeout_s)
     except given_table.TableError as error:
         raise EntryError(str(error), hint=error.hint) from error
 
@@ -446,7 +449,7 @@ def _facts(node: NodeEnv, means: _Means) -> dict[str, Any]:
     launcher = _launcher(node)
     if launcher.needs_mpi:
         try:
-            facts["mpi"] = "%d.%d" % _mpi("", means.version, is_dry_run=False).version
+            facts["mpi"] = _mpi("", means.version, is_dry_run=False).name
         except EntryError:
             facts["mpi"] = "none that we can drive"
     if means.module:
@@ -466,20 +469,22 @@ def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool
         )
     text = _said(version, "mpirun")
     program = str(version.args[0])  # type: ignore[index]
-    found = re.search(r"\(Open MPI\) (\d+)\.(\d+)", text)
-    if found is None:
+    for family, words, oldest, newest in mpirun.FAMILIES:
+        found = re.search(words, text)
+        if found is None:
+            continue
+        numbers = (int(found.group(1)), int(found.group(2)))
+        if oldest <= numbers <= newest:
+            return mpirun.Mpi(program, numbers, family)
         raise EntryError(
-            f"asking {program} for its version: it is not Open MPI"
-            f" (it says {text.strip()[:120]!r})",
-            hint="put an Open MPI 4.1 or 5.0 first on PATH",
-        )
-    numbers = (int(found.group(1)), int(found.group(2)))
-    if not mpirun.OLDEST <= numbers <= mpirun.NEWEST:
-        raise EntryError(
-            "%s is Open MPI %d.%d, which we cannot drive" % (program, *numbers),
+            "%s is %s %d.%d, which we cannot drive" % (program, family, *numbers),
             hint="use Open MPI 4.1 or 5.0",
         )
-    return mpirun.Mpi(program, numbers)
+    raise EntryError(
+        f"asking {program} for its version: it is no MPI that we can drive"
+        f" (it says {text.strip()[:120]!r})",
+        hint="put an Open MPI 4.1 or 5.0, an MPICH or an Intel MPI first on PATH",
+    )
 
 
 def _said(asked: subprocess.Popen[bytes], name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import Mapping, NamedTuple, Sequence
 
 from jobentry.contract import exits
@@ -105,7 +106,9 @@ def served_no_more(server: Starter, host: str, have_started: bool) -> Outcome:
     """
     number = max(0, -server.code)
     code = exits.code_of_signal(number) if number else server.code
-    how = "was killed by signal %d" % number if number else "ended with exit code %d" % code
+    how = (
+        "was killed by " + signal.Signals(number).name if number else f"ended with exit code {code}"
+    )
     message = f"the {server.name} of the ranks {how}"
     if not have_started:
         message += " before all ranks had started"

@@ -220,7 +220,7 @@ def test_a_door_under_mpirun_takes_its_number():
     [
         (1, False, (125, "entry", None, "ended with exit code 1 before all ranks had started")),
         (1, True, (1, "user", None, "ended with exit code 1")),
-        (-9, True, (137, "platform", 9, "was killed by signal 9")),
+        (-9, True, (137, "platform", 9, "was killed by SIGKILL")),
     ],
 )
 def test_a_scheduler_that_ends_badly_is_named(code, have_started, expected):

@@ -128,6 +128,12 @@ def of_servers(servers: Sequence[Server]) -> Table:
     return Table(json.dumps(table, indent=1), tuple(nodes), notes)
 
 
+def stand_in(hosts: Sequence[str], slots: int) -> str:
+    """Return a table of devices whose addresses only the platform knows, for a dry run."""
+    mine = tuple(Device(str(index), "?") for index in range(slots))
+    return of_servers([Server(host, mine) for host in hosts]).text
+
+
 def _servers(groups: Sequence[Mapping[str, Any]]) -> list[Server]:
     """Return the nodes of a table of the platform's form 0.1, in the order of its pods."""
     instances = [instance for group in groups for instance in group["instance_list"]]
