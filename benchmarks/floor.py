@@ -43,6 +43,7 @@ def floors() -> tuple[Floor, ...]:
         _over("entry", "jobentry", 0.2),
         *(_over(f"launchers-{name}", "jobentry", 0.3, other="by hand") for name in _LAUNCHERS),
         _over("containers-2", "cloudjob", 1.5, "first_line_s"),
+        _over("slurm-2", "cloudjob", 1.0, other="srun"),
         *(_ahead(count) for count in (2, 4, 8, 16, 32)),
         Floor("probe-1000", "probe-1000: brought up in less than 10 s", _is_up),
         Floor("probe-2000", "probe: CPU of the head grows linearly, 250 to 2,000", _is_linear),
