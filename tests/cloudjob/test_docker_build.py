@@ -434,6 +434,27 @@ def test_a_good_image_passes():
 
 
 @pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("mpirun (Open MPI) 5.0.11", "Open MPI 5.0 (/usr/bin/mpirun)"),
+        ("HYDRA build details:\n    Version:     4.0.2\n", "MPICH 4.0 (/usr/bin/mpirun)"),
+        (
+            "Intel(R) MPI Library for Linux* OS, Version 2021.19.0 Build 20260929 (id: 1821d9b)",
+            "Intel MPI 2021.19 (/usr/bin/mpirun)",
+        ),
+    ],
+)
+def test_each_mpi_that_is_driven_passes(text: str, shown: str):
+    """By what it says of its version."""
+    checks = {
+        check.name: check
+        for check in doctor._image_checks({**GOOD, "mpirun.version": text}, CONFIG)
+    }
+
+    assert (checks["mpirun"].is_ok, checks["mpirun"].found) == (True, shown)
+
+
+@pytest.mark.parametrize(
     ("change", "config", "name"),
     [
         ({"python3.version": "3.7.9"}, {}, "python3"),
@@ -441,7 +462,8 @@ def test_a_good_image_passes():
         ({"ssh": None}, {}, "ssh"),
         ({"sshd.test": "bad"}, {}, "sshd"),
         ({"mpirun": None}, {}, "mpirun"),
-        ({"mpirun.version": "HYDRA build details:"}, {}, "mpirun"),
+        ({"mpirun.version": "HYDRA build details:\n    Version:   3.1"}, {}, "mpirun"),
+        ({"mpirun.version": "Platform MPI 9.1"}, {}, "mpirun"),
         ({"mpirun.version": "mpirun (Open MPI) 3.1.0"}, {}, "mpirun"),
         ({"passwd": None}, {}, "user"),
         ({"passwd.shell": None}, {}, "user"),
