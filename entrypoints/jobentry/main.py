@@ -449,7 +449,7 @@ def _facts(node: NodeEnv, means: _Means) -> dict[str, Any]:
     launcher = _launcher(node)
     if launcher.needs_mpi:
         try:
-            facts["mpi"] = "%d.%d" % _mpi("", means.version, is_dry_run=False).version
+            facts["mpi"] = _mpi("", means.version, is_dry_run=False).name
         except EntryError:
             facts["mpi"] = "none that we can drive"
     if means.module:
@@ -469,20 +469,22 @@ def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool
         )
     text = _said(version, "mpirun")
     program = str(version.args[0])  # type: ignore[index]
-    found = re.search(r"\(Open MPI\) (\d+)\.(\d+)", text)
-    if found is None:
+    for family, words, oldest, newest in mpirun.FAMILIES:
+        found = re.search(words, text)
+        if found is None:
+            continue
+        numbers = (int(found.group(1)), int(found.group(2)))
+        if oldest <= numbers <= newest:
+            return mpirun.Mpi(program, numbers, family)
         raise EntryError(
-            f"asking {program} for its version: it is not Open MPI"
-            f" (it says {text.strip()[:120]!r})",
-            hint="put an Open MPI 4.1 or 5.0 first on PATH",
-        )
-    numbers = (int(found.group(1)), int(found.group(2)))
-    if not mpirun.OLDEST <= numbers <= mpirun.NEWEST:
-        raise EntryError(
-            "%s is Open MPI %d.%d, which we cannot drive" % (program, *numbers),
+            "%s is %s %d.%d, which we cannot drive" % (program, family, *numbers),
             hint="use Open MPI 4.1 or 5.0",
         )
-    return mpirun.Mpi(program, numbers)
+    raise EntryError(
+        f"asking {program} for its version: it is no MPI that we can drive"
+        f" (it says {text.strip()[:120]!r})",
+        hint="put an Open MPI 4.1 or 5.0, an MPICH or an Intel MPI first on PATH",
+    )
 
 
 def _said(asked: subprocess.Popen[bytes], name: str) -> str:

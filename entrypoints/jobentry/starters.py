@@ -83,6 +83,7 @@ class Starters:
         for process in wanted:
             fault = self._start(process.name, process.argv, process.env, cwd)
             if fault:
+                self.name = process.name
                 self.kill()
                 return fault
         return ""

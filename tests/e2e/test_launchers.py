@@ -1,7 +1,8 @@
 """What every launcher promises, on whole jobs: one suite for all of them.
 
 Those that need a framework run where their interpreter is named: ``$CLOUDJOB_TEST_TORCH``,
-``$CLOUDJOB_TEST_HOROVOD``, ``$CLOUDJOB_TEST_MINDSPORE`` (.ci/run heavy).
+``$CLOUDJOB_TEST_HOROVOD``, ``$CLOUDJOB_TEST_MINDSPORE``; so does the
+suite with MPICH, in the folder ``$CLOUDJOB_TEST_MPICH`` (.ci/run heavy).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 
 import pytest
 
@@ -20,20 +22,18 @@ pytestmark = pytest.mark.one_mpi
 EVERY_NODE = ("python", "pytorch-modelarts", "tensorflow", "command")
 # A framework's own launchers, with its marker.
 HEAVY = {
-    "torchrun": "torch",
-    "horovod": "horovod",
-    "horovod-gloo": "horovod",
-    "msrun": "mindspore",
-    "dynamic-cluster": "mindspore",
-    "mindspore-mpi": "mindspore",
+    **{"torchrun": "torch", "horovod": "horovod", "horovod-gloo": "horovod"},
+    **dict.fromkeys(("msrun", "dynamic-cluster", "mindspore-mpi"), "mindspore"),
 }
+# Another mpirun: the folder where .ci/mpich has laid it.
+HEAVY["mpich"] = "mpich"
 ALL = (*EVERY_NODE, "mpirun", "rank-table", *HEAVY)
 LIMIT_S = 120
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PRELUDE = """\
 import json, os, signal, sys, time
 node = int(os.environ["VC_TASK_INDEX"])
-words = ("CLOUDJOB_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
+words = ("CLOUDJOB_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "RANK_ID")
 rank = int(next(os.environ[word] for word in words if word in os.environ))
 results = os.environ["RESULTS"]
 def leave(name, text=""):
@@ -64,7 +64,7 @@ def each(names, cases=lambda slots: [()]):
 
 def slots_of(launcher):
     """How many ranks a node has where that is all the same: as many as tell ranks from nodes."""
-    return 1 if LAUNCHERS[launcher].is_one_a_node else 2
+    return 1 if launcher in LAUNCHERS and LAUNCHERS[launcher].is_one_a_node else 2
 
 
 @pytest.fixture
@@ -76,6 +76,9 @@ def words(cloud, launcher):
         program = ("python3", "job.py") if launcher == "command" else ("job.py",)
         nodes, ranks = map(str, size or (2, slots_of(launcher)))
         found: list[str | bytes] = ["--nodes", nodes, "--procs-per-node", ranks]
+        if launcher == "mpich":
+            cloud.environ["PATH"] = f"{os.environ['CLOUDJOB_TEST_MPICH']}/usr/bin:{SYSTEM_PATH}"
+            return [*found, "--launcher", "mpirun", *program, *args]
         if launcher in HEAVY:
             python = os.environ[f"CLOUDJOB_TEST_{HEAVY[launcher].upper()}"]
             cloud.write("job.yaml", f"process: {{python: {python}}}\n")
@@ -270,3 +273,53 @@ def test_a_command_that_is_not_there(cloud):
 
     assert done.code == 127, done
     assert b"no-such-program: not found on PATH" in done.err + done.out, done
+
+
+def test_a_job_that_names_no_launcher_is_told_which_it_gets(cloud):
+    """By what its script imports; a copy of the job keeps it."""
+    cloud.write("net.py", "from mpi4py import MPI")
+    cloud.write("job.py", "import net\nprint(net.MPI.COMM_WORLD.size)")
+
+    done = cloud.submit("--nodes", "2", "job.py")
+    copied = cloud.cli("cp", done.job)
+
+    assert done.code == 0, done
+    assert done.err.startswith(
+        b"launcher mpirun: net.py, which job.py imports, imports mpi4py\n"
+    ), done
+    assert sorted(done.lines) == [b"[0] 2", b"[1] 2"]
+    assert copied.code == 0, copied
+    assert b"launcher " not in copied.err, copied
+
+
+def test_a_dry_run_shows_the_launcher_that_is_chosen(cloud):
+    """As the job would have it; what is named is not looked for."""
+    cloud.write("job.py", "import torch.distributed")
+
+    found = cloud.submit("--dry-run", "--json", "job.py")
+    named = cloud.submit("--dry-run", "--json", "--launcher", "python", "job.py")
+
+    assert found.err == b"launcher torchrun: job.py imports torch.distributed\n"
+    assert json.loads(found.out)["submission"]["launcher"] == "torchrun"
+    assert "torch.distributed.run" in json.loads(found.out)["plans"][0]["argv"]
+    assert named.err == b""
+    assert json.loads(named.out)["submission"]["launcher"] == "python"
+
+
+@pytest.mark.parametrize("controller", ["mpi", "gloo"])
+def test_a_framework_that_is_not_there_is_named(cloud, controller):
+    """Before any rank starts, with the interpreter that lacks it."""
+    cloud.write("job.py", "import horovod.torch as hvd")
+
+    done = cloud.submit("--nodes", "2", "-e", f"HOROVOD_CONTROLLER={controller}", "job.py")
+
+    assert done.code == 127, done
+    launcher = {"mpi": "horovod", "gloo": "horovod-gloo"}[controller]
+    fault = (
+        f"looking for horovod: {sys.executable} has no such module,"
+        f" and the launcher {launcher} needs it"
+    )
+    assert f"jobentry: {fault}\n" in done.err.decode() + done.out.decode(), done
+    assert b"Traceback" not in done.err + done.out, done
+    failure = cloud.status(done.job)["failure"]
+    assert (failure["message"], failure["rank"]) == (fault, None)

@@ -359,6 +359,7 @@ def test_an_image_that_cannot_be_pulled_is_a_failure_of_the_platform(
 
     assert done.code != 0
     assert (status["state"], status["cause"]) == ("FAILED", "platform")
+    assert b"Failed to pull image" in done.err, done
     events = arts.cli("events", done.job)
     assert re.search(rb"(?i)pull", events.out), events
 

@@ -77,12 +77,12 @@ def test_an_image_that_is_not_there_is_told_before_anything_is_sent(arts: Any):
     words = ("submit", "--backend", "modelarts", "--image")
     refused = arts.run(*words, "cloudjob/base:nonsense", "train.py")
     assert refused.code == 5, refused
-    assert b"error: image: cloudjob/base:nonsense: there is no tag nonsense" in refused.err
+    assert "error: image: cloudjob/base:nonsense: there is no tag nonsense" in refused.err
     assert json.loads(arts.run("list", "--json").out) == []
 
     warned = arts.run(*words, "cloudjob/nonsense:v1", "train.py")
-    assert b"warning: image: the registry lists no cloudjob/nonsense" in warned.err, warned
-    assert b"Failed to pull image" in warned.err, warned
+    assert "warning: image: the registry lists no cloudjob/nonsense" in warned.err, warned
+    assert "Failed to pull image" in warned.err, warned
 
 
 def test_a_failed_rank_in_a_container_is_named(arts: Any, base_image: str):
