@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from cloudjob import doctor, images
 from cloudjob.backends.docker import delivery, engine, logs, request, share, state
+from cloudjob.backends.keys import new_key
 from cloudjob.errors import BackendError, SpecError, UsageError
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
@@ -164,7 +165,7 @@ def test_what_is_delivered_is_the_users_alone():
 
 def test_every_key_is_fresh():
     """Two jobs never share a key, and ssh reads its form."""
-    one, two = delivery.new_key(), delivery.new_key()
+    one, two = new_key(), new_key()
 
     assert one != two
     assert one.startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----\n")

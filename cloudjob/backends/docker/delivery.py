@@ -70,18 +70,6 @@ def entry_digest() -> str:
     return hashlib.sha256(entry()).hexdigest()
 
 
-def new_key() -> bytes:
-    """Return a fresh ed25519 private key in OpenSSH's own format."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    return Ed25519PrivateKey.generate().private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-
-
 def _files(
     node: NodeRequest, hosts: tuple[str, ...], key: bytes, *, with_entry: bool
 ) -> Iterator[_File]:

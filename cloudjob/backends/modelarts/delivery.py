@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import cloudjob
+from cloudjob.backends.keys import new_key
 from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts.request import ModelArtsRequest
 from jobentry.contract import names, paths
@@ -34,21 +35,9 @@ def companions(request: ModelArtsRequest) -> dict[str, bytes]:
     if request.env:
         found[paths.DELIVERED_ENV] = requests.delivered_env(request)
     if request.has_key:
-        found[paths.DELIVERED_SSH_KEY] = _new_key()
+        found[paths.DELIVERED_SSH_KEY] = new_key()
     if request.words:
         found[requests.BOOT_FILE] = _BOOT_PY.encode("ascii")
         words = (word.encode("utf-8") + b"\0" for word in request.words)
         found[paths.DELIVERED_WORDS] = b"".join(words)
     return found
-
-
-def _new_key() -> bytes:
-    """Return a fresh ed25519 private key in OpenSSH's own format."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    return Ed25519PrivateKey.generate().private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )

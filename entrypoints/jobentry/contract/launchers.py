@@ -35,6 +35,7 @@ AUTO = "auto"
 
 LAUNCHERS: Mapping[str, Launcher] = {
     "mpirun": Launcher("Open MPI's mpirun on the head", needs_mpi=True),
+    "srun": Launcher("Slurm's srun with PMIx on the head, in a job of Slurm"),
     "horovod": Launcher("Horovod under Open MPI's mpirun", needs_mpi=True, module="horovod"),
     "horovod-gloo": Launcher("Horovod over Gloo, without any MPI", module="horovod"),
     "torchrun": Launcher("PyTorch's torchrun on every node, meeting at the head", module="torch"),
