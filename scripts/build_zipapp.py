@@ -11,7 +11,7 @@ import sys
 import tokenize
 import zipfile
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -55,7 +55,7 @@ def untyped(source: str) -> str:
     What is not imported costs no start, and no room.
     """
     tree = ast.parse(source)
-    checks = [node for node in ast.walk(tree) if _is_for_types(node)]
+    checks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and _is_for_types(node)]
     used = _used(tree)
     cuts = [((node.lineno - 1, node.col_offset), _end(source, node), "") for node in checks]
     inside = {id(each) for node in checks for each in ast.walk(node)}
@@ -72,7 +72,7 @@ def untyped(source: str) -> str:
     return _without(source, cuts)
 
 
-def _is_for_types(node: ast.AST) -> TypeGuard[ast.If]:
+def _is_for_types(node: ast.AST) -> bool:
     test = node.test if isinstance(node, ast.If) else None
     return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
