@@ -678,6 +678,9 @@ def _print_status(status: JobStatus) -> None:
 
 
 def _print_preview(preview: Preview, *, is_json: bool) -> None:
+    if preview.text and not is_json:
+        print(preview.text, end="")
+        return
     import json
 
     package = preview.package

@@ -18,7 +18,7 @@ from typing import Any
 from cloudjob import layers
 from cloudjob import submission as submissions
 from cloudjob.backends import open_backend
-from cloudjob.backends.base import Backend, Check
+from cloudjob.backends.base import Backend, Check, Writer
 from cloudjob.errors import CloudJobError, NotReady, SpecError
 from cloudjob.home import records_path, store_uri
 from cloudjob.job import Job
@@ -93,12 +93,14 @@ class Preview:
 
     Args:
         plans: One object a node, as ``jobentry --dry-run --json`` prints it.
+        text: The request as the platform's own tool takes it; empty where it has none.
     """
 
     package: CodePackage
     submission: dict[str, Any]
     request: dict[str, Any]
     plans: tuple[dict[str, Any], ...]
+    text: str = ""
 
 
 def preview(spec: JobSpec, home: Path) -> Preview:
@@ -117,6 +119,7 @@ def preview(spec: JobSpec, home: Path) -> Preview:
             _plan(environment, (spec.script, *spec.args))
             for environment in backend.environments(request)
         ),
+        text=backend.text(request) if isinstance(backend, Writer) else "",
     )
 
 

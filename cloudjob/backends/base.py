@@ -161,3 +161,11 @@ class Observer(Protocol):
 
     def metrics(self, handle: str) -> list[Metric]:
         """Return what each node of the job used."""
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """A platform with a tool of its own that takes a request as text."""
+
+    def text(self, request: Any) -> str:
+        """Return ``request`` as that tool takes it, secrets as ``***``."""

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudjob import doctor, images
+from cloudjob.backends import entry
 from cloudjob.backends.docker import delivery, engine, logs, request, share, state
 from cloudjob.errors import BackendError, SpecError, UsageError
 from cloudjob.spec import JobSpec
@@ -163,7 +164,7 @@ def test_what_is_delivered_is_the_users_alone():
 
 def test_every_key_is_fresh():
     """Two jobs never share a key, and ssh reads its form."""
-    one, two = delivery.new_key(), delivery.new_key()
+    one, two = entry.new_key(), entry.new_key()
 
     assert one != two
     assert one.startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----\n")

@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cloudjob.backends import entry
 from cloudjob.backends.base import Check, NativeStatus
 from cloudjob.backends.docker import delivery, engine, logs, share
 from cloudjob.backends.docker import request as requests
@@ -440,7 +441,7 @@ def _network_words(request: DockerRequest) -> dict[str, Any]:
 def _make_containers(
     client: Any, request: DockerRequest, addresses: list[str], *, with_entry: bool
 ) -> None:
-    key = delivery.new_key() if request.has_key else b""
+    key = entry.new_key() if request.has_key else b""
     hosts = tuple(node.host for node in request.nodes)
     has_driver = _has_log_driver(client)
     known = [

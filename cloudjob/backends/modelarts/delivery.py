@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import cloudjob
+from cloudjob.backends import entry
 from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts.request import ModelArtsRequest
 from jobentry.contract import names, paths
 
-_BOOT = "boot.sh"
-_ENTRY = "jobentry.pyz"
 # What a preset engine runs: it takes a file of Python, and no words of ours.
 _BOOT_PY = f"""\
 import os
@@ -20,35 +16,19 @@ here = os.path.dirname(os.path.abspath(__file__))
 with open(os.path.join(here, "{paths.DELIVERED_WORDS}"), "rb") as file:
     words = [os.fsdecode(word) for word in file.read().split(b"\\0")[:-1]]
 os.environ["{names.CLOUDJOB_DELIVERY}"] = here
-os.execv("/bin/sh", ["sh", os.path.join(here, "{_BOOT}"), *words, *sys.argv[1:]])
+os.execv("/bin/sh", ["sh", os.path.join(here, "{entry.BOOT}"), *words, *sys.argv[1:]])
 """
 
 
 def companions(request: ModelArtsRequest) -> dict[str, bytes]:
     """Return what lies beside the code, by name; secrets are among it."""
-    package = Path(cloudjob.__file__).parent
-    boot = package / _BOOT
-    if not boot.exists():
-        boot = package.parent / "entrypoints" / _BOOT
-    found = {_ENTRY: (package / _ENTRY).read_bytes(), _BOOT: boot.read_bytes()}
+    found = entry.files()
     if request.env:
         found[paths.DELIVERED_ENV] = requests.delivered_env(request)
     if request.has_key:
-        found[paths.DELIVERED_SSH_KEY] = _new_key()
+        found[paths.DELIVERED_SSH_KEY] = entry.new_key()
     if request.words:
         found[requests.BOOT_FILE] = _BOOT_PY.encode("ascii")
         words = (word.encode("utf-8") + b"\0" for word in request.words)
         found[paths.DELIVERED_WORDS] = b"".join(words)
     return found
-
-
-def _new_key() -> bytes:
-    """Return a fresh ed25519 private key in OpenSSH's own format."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    return Ed25519PrivateKey.generate().private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )

@@ -1,0 +1,30 @@
+"""What any platform has to bring to a node: the entry, its door, and the key for ssh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cloudjob
+
+BOOT, ENTRY = "boot.sh", "jobentry.pyz"
+
+
+def files() -> dict[str, bytes]:
+    """Return the entry of this cloudjob and its door, by name; they lie side by side."""
+    package = Path(cloudjob.__file__).parent
+    boot = package / BOOT
+    if not boot.exists():
+        boot = package.parent / "entrypoints" / BOOT
+    return {ENTRY: (package / ENTRY).read_bytes(), BOOT: boot.read_bytes()}
+
+
+def new_key() -> bytes:
+    """Return a fresh ed25519 private key in OpenSSH's own format."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
