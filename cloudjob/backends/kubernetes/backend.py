@@ -103,7 +103,7 @@ class KubernetesBackend:
 
     def environments(self, request: KubernetesRequest) -> tuple[Mapping[str, str], ...]:
         """Return the variables that the entry of each node would be given."""
-        return request.environments
+        return tuple(requests.environments(request))
 
     def send(self, request: KubernetesRequest) -> str:
         """Make the job with what it needs, and return its handle."""

@@ -41,6 +41,7 @@ class KubernetesRequest:
         config_map: The entry; the same for all pods.
         secret: None when there is nothing to hide. The key for ssh is made when it is sent.
         hidden: The variables in the Secret.
+        submission: What it was made of.
         body: The operator's manifest.
     """
 
@@ -52,7 +53,7 @@ class KubernetesRequest:
     hidden: Mapping[str, str] = field(repr=False)
     body: Mapping[str, Any]
     has_key: bool
-    environments: tuple[Mapping[str, str], ...] = field(repr=False)
+    submission: Submission = field(repr=False)
 
 
 def build(submission: Submission, engine: Engine, namespace: str) -> KubernetesRequest:
@@ -79,10 +80,14 @@ def build(submission: Submission, engine: Engine, namespace: str) -> KubernetesR
         hidden=hidden,
         body=engine.manifest(submission, called, has_delivery),
         has_key=has_key,
-        environments=tuple(
-            engine.environment(submission, called, node) for node in range(spec.nodes)
-        ),
+        submission=submission,
     )
+
+
+def environments(request: KubernetesRequest) -> Iterator[dict[str, str]]:
+    """Yield the variables that the entry of each node would be given."""
+    for node in range(request.submission.spec.nodes):
+        yield request.engine.environment(request.submission, request.called, node)
 
 
 def objects(request: KubernetesRequest, key: bytes) -> list[dict[str, Any]]:
