@@ -192,15 +192,15 @@ class Cluster:
     def _start(self, program: str, *words: str) -> None:
         found = shutil.which(program)
         assert found, f"there is no {program}"
-        log = (self.folder / f"{Path(program).name}.log").open("wb")
-        self._processes.append(subprocess.Popen([found, *words], stdout=log, stderr=log))
+        with (self.folder / f"{Path(program).name}.log").open("wb") as log:
+            self._processes.append(subprocess.Popen([found, *words], stdout=log, stderr=log))
 
     def _check_alive(self) -> None:
         for process in self._processes:
             assert process.poll() is None, self.said()
 
     def _add_crds(self) -> None:
-        for path in sorted(crds().glob("*.*.*_*.yaml")):
+        for path in sorted(crds().glob("*.*_*.yaml")):
             body = crd(path.stem)
             self.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)
         deadline = time.monotonic() + START_S
