@@ -121,7 +121,7 @@ def after_shell(started: Started) -> dict[str, str]:
 def _value(item: Object, pod: Object, objects: Objects, env: dict[str, str], ip: str) -> str:
     if "valueFrom" not in item:
         return expanded(item.get("value", ""), env)
-    (kind, source), = item["valueFrom"].items()
+    ((kind, source),) = item["valueFrom"].items()
     if kind == "configMapKeyRef":
         return objects.of("ConfigMap", source["name"])[source["key"]].decode()
     assert kind == "fieldRef", kind

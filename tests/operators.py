@@ -106,7 +106,8 @@ def mpi_operator(job: Object, uid: str = "") -> Made:
     assert job["apiVersion"] == "kubeflow.org/v2beta1"
     spec, name = job["spec"], job["metadata"]["name"]
     namespace = job["metadata"]["namespace"]
-    assert spec["runLauncherAsWorker"] and spec["mpiImplementation"] == "OpenMPI"
+    assert spec["runLauncherAsWorker"]
+    assert spec["mpiImplementation"] == "OpenMPI"
     owner = _owner(job, uid)
     replicas = spec["mpiReplicaSpecs"]
     workers = replicas.get("Worker", {"replicas": 0})["replicas"]
@@ -116,7 +117,10 @@ def mpi_operator(job: Object, uid: str = "") -> Made:
     objects = [
         _service_of(name, namespace, owner),
         _config_map(
-            f"{name}-config", namespace, {"hostfile": file, "discover_hosts.sh": "#!/bin/sh\n"}, owner
+            f"{name}-config",
+            namespace,
+            {"hostfile": file, "discover_hosts.sh": "#!/bin/sh\n"},
+            owner,
         ),
         _ssh_secret(name, namespace, owner),
     ]

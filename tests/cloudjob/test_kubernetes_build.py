@@ -153,7 +153,9 @@ def test_the_entry_of_each_pod_reads_what_it_would_be_told(engine: str, nodes: i
     made = build(engine, nodes=nodes)
     all_told = list(request.environments(made))
     from_operator = operators.made_of(dict(made.body))
-    objects = kubelet.Objects([*request.objects(made, b"a key" * made.has_key), *from_operator.objects])
+    objects = kubelet.Objects(
+        [*request.objects(made, b"a key" * made.has_key), *from_operator.objects]
+    )
 
     for index, item in enumerate(from_operator.pods):
         started = kubelet.container(item, objects, ip=f"10.0.0.{index}")
@@ -309,7 +311,9 @@ _trees = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["a", "b", "env", "containers", "name"]), inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["a", "b", "env", "containers", "name"]), inner, max_size=3
+        )
     ),
     max_leaves=12,
 )

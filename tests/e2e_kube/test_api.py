@@ -31,7 +31,8 @@ def missing(sent: Any, back: Any, where: str = "") -> list[str]:
             for fault in (
                 missing(value, back[key], f"{where}.{key}")
                 if key in back
-                else [f"{where}.{key} is gone"] * (value not in ({}, [], "") and key != "stringData")
+                else [f"{where}.{key} is gone"]
+                * (value not in ({}, [], "") and key != "stringData")
             )
         ]
     if isinstance(sent, list) and isinstance(back, list):
@@ -48,7 +49,9 @@ def applied(cluster: Cluster, namespace: str, item: dict[str, Any]) -> dict[str,
     path = RESOURCES[engine] if engine else f"/api/v1/namespaces/{{}}/{PLURALS[item['kind']]}"
     sent = {**item, "metadata": {**item["metadata"], "namespace": namespace}}
     cluster.ask("POST", path.format(namespace), sent)
-    kept: dict[str, Any] = cluster.ask("GET", f"{path.format(namespace)}/{item['metadata']['name']}")
+    kept: dict[str, Any] = cluster.ask(
+        "GET", f"{path.format(namespace)}/{item['metadata']['name']}"
+    )
     return kept
 
 
@@ -99,14 +102,22 @@ def test_a_field_that_the_server_drops_is_found(cluster: Cluster, engine: str):
 
 def test_what_a_dry_run_prints_is_taken(lab: Lab):
     """Document by document, as ``kubectl apply`` sends them."""
-    lab.write(**EVERYTHING | {"labels": {"team": "vision"}})
+    lab.write(
+        **{
+            key: value
+            for key, value in EVERYTHING.items()
+            if key not in ("volumes", "image_pull_secrets")
+        }
+    )
     done = lab.run("submit", "--config", "job.yaml", "-n", "2", "--dry-run", "train.py")
     assert done.code == 0, done
     documents = list(yaml.safe_load_all(done.out))
 
     for item in documents:
-        assert missing(item["metadata"], applied(lab.cluster, lab.namespace, item)["metadata"]) == []
-    assert [item["kind"] for item in documents][0] == "ConfigMap"
+        assert (
+            missing(item["metadata"], applied(lab.cluster, lab.namespace, item)["metadata"]) == []
+        )
+    assert documents[0]["kind"] == "ConfigMap"
 
 
 def test_the_engine_is_the_one_that_the_cluster_has(lab: Lab):
@@ -130,19 +141,19 @@ def test_a_job_from_its_submission_to_its_end(lab: Lab, until: Callable[..., Non
     assert lab.status(job)["state"] == "RUNNING"
     following = lab.start("logs", job, "-f")
     for index, pod in enumerate(pods):
-        lab.cluster.kubelet.log(pod).write(b"one of %d" % index, b"two of %d" % index)
+        lab.cluster.kubelet.log(pod).write(b"[%d] one" % index, b"[%d] two" % index)
     for pod in pods:
         lab.finish(pod)
     lab.phase(job, "Completed" if lab.engine == "volcano" else "Succeeded")
 
     said = lab.end(following)
     status = lab.status(job)
-    assert sorted(said.out.split("\n")[:-1]) == ["one of 0", "one of 1", "two of 0", "two of 1"]
+    assert sorted(said.out.split("\n")[:-1]) == ["[0] one", "[0] two", "[1] one", "[1] two"]
     assert said.code == 0, said
     assert status["state"] == "SUCCEEDED"
     assert status["exit_code"] == 0
     assert status["started_at"] <= status["ended_at"]
-    assert lab.run("logs", job, "--node", "1").out == "one of 1\ntwo of 1\n"
+    assert lab.run("logs", job, "--node", "1").out == "[1] one\n[1] two\n"
     assert lab.run("rm", job).code == 0
     assert lab.get(lab.path(job)) is None
     assert left(lab, job) == []
@@ -233,18 +244,24 @@ def test_a_node_that_ran_out_of_memory_is_named_by_status(lab: Lab):
 # -- cancelling and removing ----------------------------------------------------------------------
 
 
-def test_cancelling_asks_the_operator(lab: Lab):
+def stopped(lab: Lab, job: str) -> bool:
+    """Whether the operator was asked to end the pods of a job."""
+    if lab.engine == "volcano":
+        path = f"/apis/bus.volcano.sh/v1alpha1/namespaces/{lab.namespace}/commands"
+        return bool(lab.get(path)["items"])
+    return bool(lab.get(lab.path(job))["spec"]["runPolicy"].get("suspend"))
+
+
+def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):
     """Volcano by a command, the MPI operator by suspending; the log until then stays here."""
     job = lab.submit("-n", "2")
     pods = lab.operate(job)
     lab.begin(*pods)
     lab.phase(job, "Running")
     log = lab.cluster.kubelet.log(pods[0])
-    log.write(b"before the end")
-    # A kubelet gives what there is to who does not follow.
-    done = lab.run("cancel", job)
-    assert done.code == 0, done
-
+    log.write(b"[0] before the end")
+    cancelling = lab.start("cancel", job)
+    until(lambda: stopped(lab, job), "request to stop the job")
     manifest = lab.get(lab.path(job))
     assert "cloudjob.cancelled" in manifest["metadata"]["annotations"]
     if lab.engine == "volcano":
@@ -254,13 +271,19 @@ def test_cancelling_asks_the_operator(lab: Lab):
         assert command["target"]["uid"] == manifest["metadata"]["uid"]
     else:
         assert manifest["spec"]["runPolicy"]["suspend"] is True
+    asked = lab.cluster.kubelet.asked
+    until(lambda: any(pods[0] in path and "follow=true" in path for path in asked), "a stream")
+    log.write(b"[0] in its grace")
     for pod in pods:
+        lab.cluster.kubelet.log(pod).end()
         lab.delete(pod)
     lab.phase(job, "Aborted" if lab.engine == "volcano" else "Suspended")
+    done = lab.end(cancelling)
+    assert done.code == 0, done
     status = lab.status(job)
     assert status["state"] == "CANCELLED"
     assert status["cause"] == "cancelled"
-    assert lab.run("logs", job).out == "before the end\n"
+    assert lab.run("logs", job).out == "[0] before the end\n[0] in its grace\n"
     assert lab.run("cancel", job).code == 0
 
 
@@ -274,7 +297,7 @@ def test_a_pod_that_vanishes_does_not_take_its_log_with_it(
     lab.begin(pod)
     lab.phase(job, "Running")
     following = lab.start("logs", job, "-f")
-    lab.cluster.kubelet.log(pod).write(b"first attempt")
+    lab.cluster.kubelet.log(pod).write(b"[0] first")
     asked = lab.cluster.kubelet.asked
     until(lambda: any(pod in path and "follow=true" in path for path in asked), "a stream")
     lab.cluster.kubelet.log(pod).end()
@@ -285,13 +308,13 @@ def test_a_pod_that_vanishes_does_not_take_its_log_with_it(
     del again["spec"]["schedulerName"]
     until(lambda: lab.get(lab.core("Pod", pod)) is None, "end of the pod")
     lab.cluster.ask("POST", lab.core("Pod"), again)
-    lab.cluster.kubelet.log(pod).write(b"second attempt")
+    lab.cluster.kubelet.log(pod).write(b"[0] second")
     lab.begin(pod)
     lab.finish(pod)
     lab.phase(job, "Completed")
 
-    assert lab.end(following).out == "first attempt\nsecond attempt\n"
-    assert lab.run("logs", job).out == "first attempt\nsecond attempt\n"
+    assert lab.end(following).out == "[0] first\n[0] second\n"
+    assert lab.run("logs", job).out == "[0] first\n[0] second\n"
 
 
 def test_the_cluster_itself_deletes_what_belongs_to_a_job(
@@ -378,7 +401,12 @@ def test_a_name_that_is_taken_by_others_is_not_ours(cluster: Cluster, volcano_la
     made = build("volcano", nodes=1)
     config = request.objects(made, b"")[0]
     name = config["metadata"]["name"]
-    other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"a": "b"}}
+    other = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name},
+        "data": {"a": "b"},
+    }
     cluster.ask("POST", volcano_lab.core("ConfigMap"), other)
     with pytest.raises(urllib.error.HTTPError, match="409"):
         cluster.ask("POST", volcano_lab.core("ConfigMap"), {**config, "metadata": {"name": name}})

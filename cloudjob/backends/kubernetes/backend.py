@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -34,6 +35,8 @@ from cloudjob.submission import Submission
 
 _SCHEME = "kubernetes://"
 _POLL_S = 1.0
+# How long the logs of a cancelled job may take when it has ended.
+_LAST_WORDS_S = 5.0
 # Says on the job itself that it was cancelled, and not aborted by its operator.
 CANCELLED = "cloudjob.cancelled"
 _POD_GROUP = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
@@ -71,6 +74,7 @@ class KubernetesBackend:
         self._found: Site | None = None
         self._chosen: Engine | None = None
         self._clients: dict[Site, Client] = {}
+        self._keeper: threading.Thread | None = None
 
     def store(self) -> tuple[str, Mapping[str, str]]:
         """Return nothing: a cluster has no store of its own."""
@@ -147,6 +151,15 @@ class KubernetesBackend:
 
     def status(self, handle: str) -> NativeStatus:
         """Say where the job stands."""
+        status = self._status(handle)
+        keeper = self._keeper
+        if status.state.is_final and keeper is not None:
+            # Who waits for a cancelled job ends when it has; its last words are on their way.
+            keeper.join(_LAST_WORDS_S)
+            self._keeper = None
+        return status
+
+    def _status(self, handle: str) -> NativeStatus:
         where = _parted(handle)
         client = self._client(where.site)
         job = self._job(client, where)
@@ -167,7 +180,7 @@ class KubernetesBackend:
 
         def has_ended() -> bool:
             try:
-                return self.status(handle).state.is_final
+                return self._status(handle).state.is_final
             except JobNotFound:
                 return True
 
@@ -180,9 +193,7 @@ class KubernetesBackend:
         job = self._job(client, where)
         if where.engine.stage(job, False).state.is_final:
             return
-        # The pods go, and their logs with them: what was written until now stays here.
-        for _ in logs.read_all(client, self._place(where, None)):
-            pass
+        self._keep_logs(handle)
         doing = f"cancelling {handle}"
         namespace, name = where.called.namespace, where.called.name
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -196,6 +207,19 @@ class KubernetesBackend:
         if is_urgent:
             query = self._place(where, None).selector
             client.delete(POD.path(namespace), doing, query, gracePeriodSeconds=0)
+
+    def _keep_logs(self, handle: str) -> None:
+        """Keep what the pods have written, and what they write until they go: the logs go, too."""
+        for _ in self.logs(handle, None, follow=False):
+            pass
+
+        def follow() -> None:
+            with contextlib.suppress(BackendError):
+                for _ in self.logs(handle, None, follow=True):
+                    pass
+
+        self._keeper = threading.Thread(target=follow, daemon=True)
+        self._keeper.start()
 
     def remove(self, handle: str) -> None:
         """Leave nothing of the job in the cluster and here."""

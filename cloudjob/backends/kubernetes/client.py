@@ -207,7 +207,8 @@ class Client:
         if answer.status < 400:
             return _loaded(data, ask.doing), 0.0
         wait_s = _seconds(answer.headers.get("Retry-After"))
-        return refusals.refused(ask.doing, answer.status, data), wait_s
+        is_made = ask.method == "POST"
+        return refusals.refused(ask.doing, answer.status, data, is_made=is_made), wait_s
 
     def _asked(self, ask: _Ask) -> Any:
         import urllib3

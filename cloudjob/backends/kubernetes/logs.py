@@ -252,13 +252,16 @@ class _Follower:
         window = _Window()
         path = self._place.log(pod.name)
         doing = f"following node {pod.node}"
-        is_last = False
+        is_last = is_again = False
         while not self._stopped.is_set():
             is_last = is_last or pod.uid in self._over
             query = {"container": CONTAINER, "timestamps": "true", **window.query}
             query["follow"] = "false" if is_last else "true"
             try:
                 with self._client.stream(path, query, doing) as pieces:
+                    # A log is asked for by name, and an operator gives a new pod the old name.
+                    if is_again and not self._is_there(pod):
+                        return
                     yield from _new_lines(pieces, window, is_last=is_last)
                 if is_last:
                     return
@@ -271,25 +274,31 @@ class _Follower:
             except Broken:
                 is_last = False
             window.reopen()
+            is_again = True
             if not self._is_over(pod):
                 self._stopped.wait(_AGAIN_S)
 
     def _is_over(self, pod: Pod) -> bool:
         """Ask whether a pod whose stream ended has itself ended: servers end streams, too."""
-        if pod.uid in self._over:
-            return True
-        with contextlib.suppress(Broken):
-            path = POD.path(self._place.namespace, pod.name)
-            try:
-                found = self._client.get(path, f"looking at node {pod.node}")
-                now = pod_of(found, self._place.node_of)
-                is_over = now.uid != pod.uid or now.is_over
-            except refusals.Missing:
-                is_over = True
-            if is_over:
-                self._over.add(pod.uid)
-            return is_over
-        return False
+        if pod.uid not in self._over:
+            with contextlib.suppress(Broken):
+                now = self._now(pod)
+                if now is None or now.is_over:
+                    self._over.add(pod.uid)
+        return pod.uid in self._over
+
+    def _is_there(self, pod: Pod) -> bool:
+        return self._now(pod) is not None
+
+    def _now(self, pod: Pod) -> Pod | None:
+        """Return the pod as it is now, None when it is gone or another has its name."""
+        path = POD.path(self._place.namespace, pod.name)
+        try:
+            found = self._client.get(path, f"looking at node {pod.node}")
+        except refusals.Missing:
+            return None
+        now = pod_of(found, self._place.node_of)
+        return now if now.uid == pod.uid else None
 
     def _watch(self, version: str) -> None:
         """Take pods as they come, from this moment on."""

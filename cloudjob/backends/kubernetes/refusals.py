@@ -47,8 +47,12 @@ _UNAUTHORISED = "the credentials of this context are not valid, or no longer: `k
 _FORBIDDEN = "`kubectl auth can-i --list` says what you may; docs/kubernetes.md what is needed"
 
 
-def refused(doing: str, status: int, body: bytes) -> Refused:
-    """Return the error for an answer that refuses."""
+def refused(doing: str, status: int, body: bytes, *, is_made: bool = False) -> Refused:
+    """Return the error for an answer that refuses.
+
+    Args:
+        is_made: Whether something was to be made: then what is not there is not the job.
+    """
     said, reason = _words(body)
     message = f"{doing}: {said or f'HTTP {status}'}"
     if status == UNAUTHORISED:
@@ -56,7 +60,7 @@ def refused(doing: str, status: int, body: bytes) -> Refused:
     hint = next((hint for part, hint in _HINTS if part in said), "")
     if status == FORBIDDEN and "exceeded quota" not in said:
         return Denied(message, hint=_FORBIDDEN, status=status, reason=reason)
-    if status == NOT_FOUND:
+    if status == NOT_FOUND and not is_made:
         return Missing(message, hint=hint, status=status, reason=reason)
     return Refused(message, hint=hint, status=status, reason=reason)
 
