@@ -143,7 +143,7 @@ class Cluster:
         self.kubelet.stop()
 
     def controllers(self, *names: str) -> None:
-        """Start controllers of the cluster: ``garbagecollector`` deletes what has lost its owner."""
+        """Start controllers; ``garbagecollector`` deletes what has lost its owner."""
         self._start(
             *(str(programs() / "kube-controller-manager"), f"--controllers={','.join(names)}"),
             *(f"--kubeconfig={self.kubeconfig()}", "--leader-elect=false", "--port=0"),

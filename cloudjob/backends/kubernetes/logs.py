@@ -250,33 +250,38 @@ class _Follower:
     def _lines(self, pod: Pod) -> Iterator[bytes]:
         """Yield what a pod writes until it has ended, or is gone; each line once."""
         window = _Window()
-        path = self._place.log(pod.name)
-        doing = f"following node {pod.node}"
         is_last = is_again = False
         while not self._stopped.is_set():
             is_last = is_last or pod.uid in self._over
-            query = {"container": CONTAINER, "timestamps": "true", **window.query}
-            query["follow"] = "false" if is_last else "true"
             try:
-                with self._client.stream(path, query, doing) as pieces:
-                    # A log is asked for by name, and an operator gives a new pod the old name.
-                    if is_again and not self._is_there(pod):
-                        return
-                    yield from _new_lines(pieces, window, is_last=is_last)
+                yield from self._opened(pod, window, is_last=is_last, is_again=is_again)
                 if is_last:
                     return
+            except refusals.Missing:
+                return
             except Refused as error:
-                if error.status == refusals.NOT_FOUND:
-                    return
+                # 400 is a container that is about to start.
                 if error.status not in (400, *refusals.MAY_PASS, refusals.UNAUTHORISED):
                     raise
-                # 400 is a container that is about to start.
             except Broken:
                 is_last = False
             window.reopen()
             is_again = True
             if not self._is_over(pod):
                 self._stopped.wait(_AGAIN_S)
+
+    def _opened(
+        self, pod: Pod, window: _Window, *, is_last: bool, is_again: bool
+    ) -> Iterator[bytes]:
+        """Yield what is new in one stream, which ends when the server wants it to."""
+        query = {"container": CONTAINER, "timestamps": "true", **window.query}
+        query["follow"] = "false" if is_last else "true"
+        path, doing = self._place.log(pod.name), f"following node {pod.node}"
+        with self._client.stream(path, query, doing) as pieces:
+            # A log is asked for by name, and an operator gives a new pod the old name.
+            if is_again and self._now(pod) is None:
+                raise refusals.Missing(f"{doing}: it is gone", status=404, reason="NotFound")
+            yield from _new_lines(pieces, window, is_last=is_last)
 
     def _is_over(self, pod: Pod) -> bool:
         """Ask whether a pod whose stream ended has itself ended: servers end streams, too."""
@@ -286,9 +291,6 @@ class _Follower:
                 if now is None or now.is_over:
                     self._over.add(pod.uid)
         return pod.uid in self._over
-
-    def _is_there(self, pod: Pod) -> bool:
-        return self._now(pod) is not None
 
     def _now(self, pod: Pod) -> Pod | None:
         """Return the pod as it is now, None when it is gone or another has its name."""
