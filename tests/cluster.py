@@ -180,7 +180,7 @@ class Cluster:
 
     def namespace(self) -> str:
         """Make a namespace and return its name."""
-        name = f"jobs-{secrets.token_hex(4)}"
+        name = f"lab-{secrets.token_hex(4)}"
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         self.ask("POST", "/api/v1/namespaces", body)
         return name
@@ -310,9 +310,13 @@ class Kubelet:
         self.cut_after = 0
         self._server: http.server.ThreadingHTTPServer | None = None
 
-    def log(self, pod: str) -> Log:
+    def log(self, namespace: str, pod: str) -> Log:
         """Return the log of a pod."""
-        return self.logs.setdefault(pod, Log())
+        return self.logs.setdefault(f"{namespace}/{pod}", Log())
+
+    def forget(self, namespace: str, pod: str) -> None:
+        """Let a log go with its pod."""
+        self.logs.pop(f"{namespace}/{pod}", Log()).end()
 
     def start(self) -> None:
         """Listen, with a certificate of its own."""
@@ -350,14 +354,14 @@ class Kubelet:
     def _serve(self, handler: http.server.BaseHTTPRequestHandler) -> None:
         where = urlsplit(handler.path)
         query = {name: values[0] for name, values in parse_qs(where.query).items()}
-        pod = where.path.split("/")[3]
+        namespace, pod = where.path.split("/")[2:4]
         handler.send_response(200)
         handler.send_header("Content-Type", "text/plain")
         handler.send_header("Transfer-Encoding", "chunked")
         handler.end_headers()
         follow = query.get("follow") == "true"
         with_times = query.get("timestamps") == "true"
-        lines = self.log(pod).since(query.get("sinceTime", ""), 0, follow=follow)
+        lines = self.log(namespace, pod).since(query.get("sinceTime", ""), 0, follow=follow)
         with contextlib.suppress(OSError):
             for number, (moment, line) in enumerate(lines, 1):
                 data = (moment.encode() + b" " if with_times else b"") + line + b"\n"

@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from tests import operators
-from tests.cluster import MERGE, Cluster
+from tests.cluster import MERGE, Cluster, Log
 
 BIN = Path(sys.executable).parent
 LIMIT_S = 120.0
@@ -175,6 +175,10 @@ class Lab:
 
     # -- the kubelet --------------------------------------------------------------------------
 
+    def log(self, pod: str) -> Log:
+        """Return what the container of a pod has written."""
+        return self.cluster.kubelet.log(self.namespace, pod)
+
     def pod_status(self, pod: str, status: dict[str, Any]) -> None:
         path = self.core("Pod", pod) + "/status"
         self.cluster.ask("PATCH", path, {"status": status}, kind=MERGE)
@@ -195,7 +199,7 @@ class Lab:
 
     def finish(self, pod: str, code: int = 0, reason: str = "", **more: Any) -> None:
         """Let the container of a pod end."""
-        self.cluster.kubelet.log(pod).end()
+        self.log(pod).end()
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         over = {"exitCode": code, "startedAt": now, "finishedAt": now}
         over["reason"] = reason or ("Error" if code else "Completed")

@@ -64,7 +64,7 @@ class Machine:
     def _guarded(self) -> None:
         try:
             self._work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (told of at the end)
             self.faults.append(error)
 
     # -- the operator -------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class Machine:
 
     def _log(self, pod: str, container: str) -> None:
         """Give the log to who asks the kubelet."""
-        log = self.lab.cluster.kubelet.log(pod)
+        log = self.lab.log(pod)
         rest = b""
         stream = self._engine.logs(container, stream=True, follow=True, timestamps=True)
         for piece in stream:
@@ -250,14 +250,16 @@ class Machine:
         for pod, stop in stopping:
             stop.join()
             time.sleep(0.3)  # as above
-            self.lab.cluster.kubelet.log(pod).end()
+            self.lab.log(pod).end()
             self.lab.delete(pod)
         if not keep_ended:
             for item in self.lab.get(self.lab.core("Pod"))["items"]:
                 self.lab.delete(item["metadata"]["name"])
-        for pod in self.lab.cluster.kubelet.logs.copy():
-            if self.lab.get(self.lab.core("Pod", pod)) is None:
-                self.lab.cluster.kubelet.logs.pop(pod).end()
+        kubelet_ = self.lab.cluster.kubelet
+        for key in list(kubelet_.logs):
+            namespace, _, pod = key.partition("/")
+            if namespace == self.lab.namespace and not self.lab.get(self.lab.core("Pod", pod)):
+                kubelet_.forget(namespace, pod)
 
 
 def _volumes(started: kubelet.Started) -> bytes:

@@ -141,7 +141,7 @@ def test_a_job_from_its_submission_to_its_end(lab: Lab, until: Callable[..., Non
     assert lab.status(job)["state"] == "RUNNING"
     following = lab.start("logs", job, "-f")
     for index, pod in enumerate(pods):
-        lab.cluster.kubelet.log(pod).write(b"[%d] one" % index, b"[%d] two" % index)
+        lab.log(pod).write(b"[%d] one" % index, b"[%d] two" % index)
     for pod in pods:
         lab.finish(pod)
     lab.phase(job, "Completed" if lab.engine == "volcano" else "Succeeded")
@@ -258,7 +258,7 @@ def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):
     pods = lab.operate(job)
     lab.begin(*pods)
     lab.phase(job, "Running")
-    log = lab.cluster.kubelet.log(pods[0])
+    log = lab.log(pods[0])
     log.write(b"[0] before the end")
     cancelling = lab.start("cancel", job)
     until(lambda: stopped(lab, job), "request to stop the job")
@@ -275,7 +275,7 @@ def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):
     until(lambda: any(pods[0] in path and "follow=true" in path for path in asked), "a stream")
     log.write(b"[0] in its grace")
     for pod in pods:
-        lab.cluster.kubelet.log(pod).end()
+        lab.log(pod).end()
         lab.delete(pod)
     lab.phase(job, "Aborted" if lab.engine == "volcano" else "Suspended")
     done = lab.end(cancelling)
@@ -297,18 +297,18 @@ def test_a_pod_that_vanishes_does_not_take_its_log_with_it(
     lab.begin(pod)
     lab.phase(job, "Running")
     following = lab.start("logs", job, "-f")
-    lab.cluster.kubelet.log(pod).write(b"[0] first")
+    lab.log(pod).write(b"[0] first")
     asked = lab.cluster.kubelet.asked
     until(lambda: any(pod in path and "follow=true" in path for path in asked), "a stream")
-    lab.cluster.kubelet.log(pod).end()
+    lab.log(pod).end()
     lab.delete(pod)
-    lab.cluster.kubelet.logs.pop(pod)
+    lab.cluster.kubelet.forget(lab.namespace, pod)
     manifest = lab.get(lab.path(job))
     (again,) = operators.made_of(manifest, manifest["metadata"]["uid"]).pods
     del again["spec"]["schedulerName"]
     until(lambda: lab.get(lab.core("Pod", pod)) is None, "end of the pod")
     lab.cluster.ask("POST", lab.core("Pod"), again)
-    lab.cluster.kubelet.log(pod).write(b"[0] second")
+    lab.log(pod).write(b"[0] second")
     lab.begin(pod)
     lab.finish(pod)
     lab.phase(job, "Completed")
