@@ -413,8 +413,12 @@ class FaultProxy:
         with self._kept(upstream):
             upstream.sendall(_one_request_a_connection(head))
             back = threading.Thread(target=self._back, args=(upstream, client, fault), daemon=True)
-            back.start()
+            if self._tls is None:
+                back.start()
             self._forth(client, upstream, fault, rest, _body_bytes(request))
+            if self._tls is not None:
+                # No two threads may use one connection of TLS at once.
+                back.start()
             back.join()
 
     def _noted(self, head: bytes) -> Request:
