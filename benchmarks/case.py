@@ -72,6 +72,8 @@ def cases(line_count: int) -> tuple[Case, ...]:
                 Subject("sagemaker-training", partial(subject.sagemaker_entry, ranks=2), rounds=2),
             ),
         ),
+        _launcher("python", 1, subject.python_script),
+        _launcher("torchrun", 2, partial(subject.torchrun, ranks=2)),
         *(_containers(count, rounds) for count, rounds in _CONTAINERS.items()),
         *(_submit(count, rounds) for count, rounds in _SUBMITS.items()),
         *(_probe(count) for count in _WORKERS),
@@ -107,6 +109,19 @@ def _noop(nodes: int) -> Case:
             Subject("torchx", partial(_torchx, nodes=nodes, words=(script,))),
             Subject("submitit", partial(subject.submitit_job, nodes=nodes)),
             Subject("cloudjob", partial(_cloudjob, nodes=nodes, words=(script,))),
+        ),
+    )
+
+
+def _launcher(name: str, ranks: int, by_hand: Callable[[Bench, Path], Command]) -> Case:
+    return Case(
+        f"launchers-{name}",
+        f"a no-op script, {ranks} rank(s) on one node: {name} by hand and through the entry",
+        ("wall_s", "cpu_s"),
+        _all_ran(
+            ranks,
+            Subject("by hand", by_hand),
+            Subject("jobentry", partial(subject.jobentry_with, launcher=name, ranks=ranks)),
         ),
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from benchmarks.result import CaseResult
 
 _LEAST_SPEED = 0.9
+_LAUNCHERS = ("python", "torchrun")
 ZIPAPP_LIMIT_BYTES = 100 * 1024
 
 Results = dict[str, CaseResult]
@@ -40,6 +41,7 @@ def floors() -> tuple[Floor, ...]:
         _ratio("noop-2", "wall_s", "torchx", 1.0, "the wall time of torchx"),
         _over("noop-2", "cloudjob", 0.6),
         _over("entry", "jobentry", 0.2),
+        *(_over(f"launchers-{name}", "jobentry", 0.3, other="by hand") for name in _LAUNCHERS),
         _over("containers-2", "cloudjob", 1.5, "first_line_s"),
         *(_ahead(count) for count in (2, 4, 8, 16, 32)),
         Floor("probe-1000", "probe-1000: brought up in less than 10 s", _is_up),
@@ -119,18 +121,19 @@ def _most(case: str, figure: str, limit: float, words: str) -> Floor:
     return Floor(case, f"{case}: cloudjob takes at most {words}", judge)
 
 
-def _over(case: str, name: str, limit_s: float, figure: str = "wall_s") -> Floor:
+def _over(
+    case: str, name: str, limit_s: float, figure: str = "wall_s", other: str = "mpirun"
+) -> Floor:
     def judge(results: Results) -> Judgement:
-        ours, bare = (_median(results, case, each, figure) for each in (name, "mpirun"))
+        ours, bare = (_median(results, case, each, figure) for each in (name, other))
         if isinstance(ours, str) or isinstance(bare, str):
             return None, ours if isinstance(ours, str) else str(bare)
         text = f"{ours:.3f} s against {bare:.3f} s: {ours - bare:+.3f} s"
         return ours - bare <= limit_s, text
 
     what = " to the first line" if figure == "first_line_s" else ""
-    return Floor(
-        case, f"{case}: {name} takes at most {limit_s} s more{what} than bare mpirun", judge
-    )
+    than = "bare mpirun" if other == "mpirun" else other
+    return Floor(case, f"{case}: {name} takes at most {limit_s} s more{what} than {than}", judge)
 
 
 def _ahead(count: int) -> Floor:

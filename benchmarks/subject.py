@@ -127,11 +127,30 @@ def sagemaker_entry(bench: Bench, run: Path, ranks: int) -> Command:
     return bench.command(argv, run, "noop.py", **env)
 
 
-def jobentry(bench: Bench, run: Path, ranks: int) -> Command:
+def python_script(bench: Bench, run: Path) -> Command:
+    """Start the script as a person does."""
+    return bench.command((bench.python, "noop.py"), run, "noop.py")
+
+
+def torchrun(bench: Bench, run: Path, ranks: int) -> Command:
+    """Start torchrun on this machine as a person does."""
+    size = ("--nnodes=1", f"--nproc-per-node={ranks}")
+    argv = (_torch(), "-m", "torch.distributed.run", *size, "noop.py")
+    # Without it torchrun says at length that it has set it.
+    return bench.command(argv, run, "noop.py", OMP_NUM_THREADS="1")
+
+
+def jobentry_with(bench: Bench, run: Path, launcher: str, ranks: int) -> Command:
+    """Start the container half of cloudjob on one node with a launcher."""
+    python = _torch() if launcher == "torchrun" else bench.python
+    return jobentry(bench, run, ranks, CLOUDJOB_LAUNCHER=launcher, MA_SCRIPT_INTERPRETER=python)
+
+
+def jobentry(bench: Bench, run: Path, ranks: int, **more: str) -> Command:
     """Start the container half of cloudjob on one node."""
     if bench.zipapp is None:
         raise NotRun("no zipapp: scripts/build_zipapp.py did not make one; give --zipapp")
-    env = {"MA_NUM_HOSTS": "1", "CLOUDJOB_PROCS_PER_NODE": str(ranks)}
+    env = {"MA_NUM_HOSTS": "1", "CLOUDJOB_PROCS_PER_NODE": str(ranks), **more}
     argv = (bench.python, "-I", "-S", str(bench.zipapp), "noop.py")
     return bench.command(argv, run, "noop.py", **env)
 
@@ -167,6 +186,10 @@ def store_client(bench: Bench, run: Path, client: str, way: str, size: str) -> C
     argv = (str(folder / "python"), driver, client, way, size, str(bench.store.folder), prefix)
     home = str(run / "home")
     return bench.command(argv, run, "noop.py", **bench.store.environ, CLOUDJOB_HOME=home)
+
+
+def _torch() -> str:
+    return str(venv.prepare("torch") / "bin" / "python")
 
 
 def _script(peer: str, name: str) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from cloudjob.backends.base import Check
     from cloudjob.console import Transfer
+    from cloudjob.detection import Choice
     from cloudjob.job import Filter, Job
     from cloudjob.layers import Kept
     from cloudjob.package import CodePackage
@@ -118,7 +119,9 @@ def _send(spec: JobSpec, options: argparse.Namespace) -> int:
     from cloudjob import pipeline
 
     if options.dry_run:
-        _print_preview(pipeline.preview(spec, _home()), is_json=options.json)
+        preview = pipeline.preview(spec, _home())
+        _tell_launcher(preview.choice)
+        _print_preview(preview, is_json=options.json)
         return 0
     with _Transfers("sent") as transfers:
         job = pipeline.submit(
@@ -678,7 +681,7 @@ def _print_status(status: JobStatus) -> None:
 
 
 def _print_preview(preview: Preview, *, is_json: bool) -> None:
-    if preview.text and not is_json:
+    if preview.text:
         print(preview.text, end="")
         return
     import json
@@ -704,7 +707,13 @@ def _tell_check(check: Check) -> None:
         _say(f"hint: {check.hint}")
 
 
-def _tell_package(package: CodePackage) -> None:
+def _tell_launcher(choice: Choice | None) -> None:
+    if choice:
+        _say(f"launcher {choice.launcher}: {_printable(choice.why)}")
+
+
+def _tell_package(package: CodePackage, choice: Choice | None) -> None:
+    _tell_launcher(choice)
     secrets = [item for item in package.left_out if "secret" in item.reason]
     for path, reason in secrets[:_SHOWN_LEFT_OUT]:
         _say(f"left out of the package: {_printable(path)}: {reason}")

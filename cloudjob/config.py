@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cloudjob.errors import SpecError, UsageError
 from cloudjob.spec import (
     FIELDS,
+    FRAMEWORK_SECTIONS,
     MASK,
     MAX_WORD_BYTES,
     NAME_RULE,
@@ -643,6 +644,8 @@ def _unusable_key(key: Node, first_line: int) -> str:
 
 
 def _owner(section_name: str) -> str:
+    if section_name in FRAMEWORK_SECTIONS:
+        return "scripts for MindSpore"
     is_store = section_name in STORE_SECTIONS
     return f"stores {section_name}://" if is_store else f"the {section_name} backend"
 

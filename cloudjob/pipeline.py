@@ -15,10 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cloudjob import layers
+from cloudjob import detection, layers
+from cloudjob import spec as specs
 from cloudjob import submission as submissions
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, Check, Writer
+from cloudjob.detection import Choice
 from cloudjob.errors import CloudJobError, NotReady, SpecError
 from cloudjob.home import records_path, store_uri
 from cloudjob.job import Job
@@ -29,6 +31,7 @@ from cloudjob.spec import JobSpec, masked, section
 from cloudjob.store import full_uri, open_store
 from cloudjob.store.base import ObjectStore, Tell, quiet
 from cloudjob.submission import Code, Submission, prepare
+from jobentry.contract.launchers import AUTO
 from jobentry.contract.packages import Layer
 from jobentry.contract.paths import JobPaths
 
@@ -43,7 +46,7 @@ def submit(
     spec: JobSpec,
     home: Path,
     *,
-    tell: Callable[[CodePackage], None] = lambda _: None,
+    tell: Callable[[CodePackage, Choice | None], None] = lambda *_: None,
     tell_sent: Callable[[CodePackage, Kept], None] = lambda *_: None,
     warn: Callable[[Check], None] = lambda _: None,
     watch: Callable[[int], Tell] = lambda _: quiet,
@@ -52,7 +55,8 @@ def submit(
 
     Args:
         home: The folder of cloudjob's state on this machine.
-        tell: Called with the package before it is sent.
+        tell: Called with the package before it is sent, and with the launcher that was chosen when
+            the job names none.
         tell_sent: Called with what was sent of it.
         warn: Called with what does not look well and need not be.
         watch: Called with how many bytes will be sent; what it returns hears of them as they go.
@@ -67,7 +71,8 @@ def submit(
     uri, store = _open_store(spec, backend, home)
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch, Records(records_path(home)) as db:
         package = _pack(spec, home, Path(scratch), uri, _remembered(spec, home, uri))
-        tell(package)
+        spec, choice = _with_launcher(spec)
+        tell(package, choice)
         # What a platform cannot do is said before anything is sent.
         backend.build(_prepare(spec, paths, store, package, package.layers))
         _check(backend.checks(spec, uri), warn)
@@ -92,34 +97,44 @@ class Preview:
     """What ``submit`` would send, and what each node would do.
 
     Args:
+        choice: The launcher that was chosen, when the job names none.
         plans: One object a node, as ``jobentry --dry-run --json`` prints it.
-        text: The request as the platform's own tool takes it; empty where it has none.
+        text: Instead of plans, the request as the platform's own tool takes it, where it has one
+            and that was asked for.
     """
 
     package: CodePackage
+    choice: Choice | None
     submission: dict[str, Any]
     request: dict[str, Any]
     plans: tuple[dict[str, Any], ...]
     text: str = ""
 
 
-def preview(spec: JobSpec, home: Path) -> Preview:
-    """Return what ``submit`` would do, and do nothing."""
+def preview(spec: JobSpec, home: Path, *, as_text: bool = False) -> Preview:
+    """Return what ``submit`` would do, and do nothing.
+
+    Args:
+        as_text: Whether the request is wanted as the platform's own tool takes it.
+    """
     backend = _open_backend(spec, home)
     uri, store = _open_store(spec, backend, home)
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch:
         package = _pack(spec, home, Path(scratch), uri, _remembered(spec, home, uri))
+    spec, choice = _with_launcher(spec)
     submission = _prepare(spec, JobPaths(new_id(spec.name)), store, package, package.layers)
     request = backend.build(submission)
+    text = backend.text(request) if as_text and isinstance(backend, Writer) else ""
     return Preview(
         package=package,
+        choice=choice,
         submission=submissions.show(submission),
         request=backend.show(request),
         plans=tuple(
             _plan(environment, (spec.script, *spec.args))
-            for environment in backend.environments(request)
+            for environment in ([] if text else backend.environments(request))
         ),
-        text=backend.text(request) if isinstance(backend, Writer) else "",
+        text=text,
     )
 
 
@@ -162,6 +177,17 @@ def _pack(spec: JobSpec, home: Path, scratch: Path, uri: str, memory: Memory) ->
         ),
         memory=memory,
     )
+
+
+def _with_launcher(spec: JobSpec) -> tuple[JobSpec, Choice | None]:
+    """Return the job with a launcher, and how that was chosen when the job names none."""
+    if spec.launcher != AUTO:
+        return spec, None
+    choice = detection.choose(spec)
+    spec = replace(spec, launcher=choice.launcher)
+    # Some values fit some launchers only, and until now there was none.
+    specs.check(spec)
+    return spec, choice
 
 
 def _open_backend(spec: JobSpec, home: Path) -> Backend[Any]:

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from cloudjob import mindspore
 from cloudjob.errors import SpecError
 from jobentry.contract import env
-from jobentry.contract.launchers import LAUNCHERS
+from jobentry.contract.launchers import AUTO, LAUNCHERS
 
 BACKENDS = ("process", "docker", "modelarts", "kubernetes")
-LAUNCHER_NAMES = tuple(LAUNCHERS)
+LAUNCHER_NAMES = (AUTO, *LAUNCHERS)
 ISOLATIONS = ("auto", "none")
 ADDRESSINGS = ("auto", "path", "virtual")
 KUBERNETES_ENGINES = ("auto", "volcano", "mpi-operator")
@@ -79,8 +80,9 @@ FIELDS: tuple[Field, ...] = (
           least=1, most=1024, help="How many ranks run on each node."),
     Field(name="backend", kind="str", default="process", flag="--backend", metavar="NAME",
           allowed=BACKENDS, help="Where the job runs."),
-    Field(name="launcher", kind="str", default="mpirun", flag="--launcher", metavar="NAME",
-          allowed=LAUNCHER_NAMES, help="What starts the ranks."),
+    Field(name="launcher", kind="str", default=AUTO, flag="--launcher", metavar="NAME",
+          allowed=LAUNCHER_NAMES,
+          help="What starts the ranks; auto is what the script's imports ask for."),
     Field(name="source", kind="str", default=".", flag="--source", metavar="DIR",
           help="The folder that travels; in a file, relative to that file."),
     Field(name="env", kind="map", default={}, flag="--env", short="-e", metavar="NAME=VALUE",
@@ -124,6 +126,10 @@ FIELDS: tuple[Field, ...] = (
           allowed=("keep", "follow"),
           help="follow: links that lead out of the source are packed as what they lead to; without "
                "it they are refused."),
+    Field(name="hardware_check", kind="str", default="on", flag="--no-hardware-check", const="off",
+          allowed=("on", "off"),
+          help="off: a launcher or a parallel mode that MindSpore's documents rule out on a device "
+               "is started all the same."),
 )
 
 _STORE_FIELDS = (
@@ -163,6 +169,9 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
               help="The service's address, where it is not the public one of the region."),
         Field(name="iam_endpoint", kind="str", metavar="URL",
               help="The address of IAM, where it is not the public one of the region."),
+        Field(name="auth", kind="str", default="sign", metavar="HOW", allowed=("sign", "token"),
+              help="How keys prove who we are: they sign each request, or IAM gives a token for "
+                   "them, which some private clouds want."),
         Field(name="project_id", kind="str", metavar="ID",
               help="The project; by default IAM is asked for that of the region."),
         Field(name="bucket", kind="str", metavar="BUCKET[/FOLDER]",
@@ -272,13 +281,30 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         Field(name="job", kind="tree", default={}, metavar="TREE",
               help="Merged into the job's manifest in the same way."),
     ),
+    "mindspore": (
+        Field(name="device_target", kind="str", default="CPU", metavar="DEVICE",
+              allowed=mindspore.DEVICE_TARGETS,
+              help="What the script runs on; it finds this in CLOUDJOB_DEVICE_TARGET."),
+        Field(name="parallel_mode", kind="str", default=mindspore.NONE, metavar="MODE",
+              allowed=mindspore.PARALLEL_MODES,
+              help="How the training is spread over the ranks; the script finds this in "
+                   "CLOUDJOB_PARALLEL_MODE and applies it."),
+        Field(name="search_mode", kind="str", default=mindspore.NONE, metavar="MODE",
+              allowed=mindspore.SEARCH_MODES,
+              help="How auto_parallel looks for a strategy; the script finds this in "
+                   "CLOUDJOB_SEARCH_MODE."),
+        Field(name="devices", kind="list", default=(), metavar="LINE",
+              help="The devices of each node for a rank table, where the platform gives none: a "
+                   "line like 10.0.0.1 0=192.168.1.1 1=192.168.2.1 for each node."),
+    ),
     "s3": _STORE_FIELDS,
     "obs": _STORE_FIELDS,
 })
 # fmt: on
 
-# Sections that are not a backend's: those of the stores of these schemes.
+# Sections that are not a backend's: those of the stores of these schemes, and of a framework.
 STORE_SECTIONS = ("s3", "obs")
+FRAMEWORK_SECTIONS = ("mindspore",)
 
 VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")
 
@@ -297,7 +323,7 @@ class JobSpec:
     nodes: int = 1
     procs_per_node: int = 1
     backend: str = "process"
-    launcher: str = "mpirun"
+    launcher: str = AUTO
     source: str = "."
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -315,6 +341,7 @@ class JobSpec:
     store: str = ""
     source_limit_mb: float = 100.0
     links: str = "keep"
+    hardware_check: str = "on"
     sections: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -387,7 +414,22 @@ def faults(spec: JobSpec) -> list[tuple[str, str]]:
         *_collisions(spec),
         *_input_nodes_faults(spec),
         *_section_faults(spec.sections),
+        *mindspore.faults(_for_mindspore(spec)),
     ]
+
+
+def _for_mindspore(spec: JobSpec) -> mindspore.Job:
+    settings = section(spec, "mindspore")
+    text = {name: str(settings[name]) for name in ("device_target", "parallel_mode", "search_mode")}
+    listed = settings["devices"]
+    return mindspore.Job(
+        launcher=spec.launcher,
+        nodes=spec.nodes,
+        procs_per_node=spec.procs_per_node,
+        is_checked=spec.hardware_check != "off",
+        devices=[str(line) for line in listed] if isinstance(listed, (list, tuple)) else (),
+        **text,
+    )
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudjob.spec import MASK, JobSpec
+from cloudjob import mindspore
+from cloudjob.spec import MASK, JobSpec, section
 from jobentry.contract import env, names
-from jobentry.contract.env import NodeEnv, OpenMpi
+from jobentry.contract.env import MindSpore, NodeEnv, OpenMpi
+from jobentry.contract.launchers import LAUNCHERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeE
         timeout_s=spec.timeout_min * 60,
         start_timeout_s=spec.start_timeout_min * 60,
         open_mpi=_open_mpi(spec),
+        mindspore=_mindspore(spec),
     )
 
 
@@ -152,6 +155,21 @@ def show(submission: Submission) -> dict[str, Any]:
         "grace_s": spec.grace_s,
         "code": {"uri": submission.code.uri, "digest": submission.code.digest},
     }
+
+
+def _mindspore(spec: JobSpec) -> MindSpore:
+    """What is left to the script is not said; to other frameworks nothing is."""
+    is_own = spec.launcher in LAUNCHERS and LAUNCHERS[spec.launcher].module == "mindspore"
+    if not is_own and "mindspore" not in spec.sections:
+        return MindSpore()
+    settings = section(spec, "mindspore")
+    listed = settings["devices"]
+    names_ = ("device_target", "parallel_mode", "search_mode")
+    words = {name: str(settings[name]) for name in names_}
+    return MindSpore(
+        devices=tuple(listed) if isinstance(listed, (list, tuple)) else (),
+        **{name: "" if word == mindspore.NONE else word for name, word in words.items()},
+    )
 
 
 def _open_mpi(spec: JobSpec) -> OpenMpi:

@@ -1,4 +1,4 @@
-"""The doors of the zipapp: the entry of a node, of a rank, of a rank's Python script.
+"""The doors of the zipapp: the entry of a node, of a rank and its script, of what serves ranks.
 
 ``--compile TARGET`` writes a copy that starts faster; an image does it once.
 """
@@ -13,6 +13,14 @@ elif sys.argv[1:2] == ["--script"]:
     from jobentry import script
 
     script.main(sys.argv[2:])
+elif sys.argv[1:2] == ["--rendezvous"]:
+    from jobentry import rendezvous
+
+    sys.exit(rendezvous.main(sys.argv[2:]))
+elif sys.argv[1:2] == ["--scheduler"]:
+    from jobentry import cluster
+
+    cluster.schedule()
 elif sys.argv[1:2] == ["--compile"]:
     from jobentry import bytecode
 

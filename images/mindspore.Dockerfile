@@ -16,5 +16,13 @@ RUN sh /build/pip-install.sh /build/mindspore.txt
 
 # hadolint ignore=DL3006
 FROM ${BASE}
+# MindSpore does not start without libgomp1, and pip does not bring it.
+USER 0
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends libgomp1 \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/archives/*.deb /var/cache/debconf/*-old \
+        /var/log/apt /var/log/dpkg.log
+USER 1000:100
 COPY --from=packages /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv

@@ -33,22 +33,38 @@ def zipapp(entrypoints: Path) -> bytes:
             info = zipfile.ZipInfo(path.relative_to(entrypoints).as_posix(), _DATE)
             info.external_attr = 0o644 << 16
             info.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(info, bare(path.read_text("utf-8")))
+            archive.writestr(info, narrow(bare(path.read_text("utf-8"))))
     return data.getvalue()
 
 
 def bare(source: str) -> str:
-    """Return Python without comments and docstrings, every line of code where it was.
+    """Return Python without comments, docstrings and annotations of functions, every line in place.
 
     Only who reads the sources needs them, and they are a third of what goes to every node. The
     lines stay, so a traceback names the line of the source.
     """
     lines = source.split("\n")
-    for begin, end, text in sorted(_comments(source) + _docstrings(source), reverse=True):
+    cuts = _comments(source) + _docstrings(source) + _annotations(source)
+    for begin, end, text in sorted(cuts, reverse=True):
         (first, start), (last, stop) = begin, end
         rest = lines[last][stop:]
         lines[first] = (lines[first][:start] + text + rest).rstrip()
         lines[first + 1 : last + 1] = [""] * (last - first)
+    return "\n".join(lines)
+
+
+def narrow(source: str) -> str:
+    """Return Python with one blank where there were four at the beginning of a line."""
+    inside: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in (tokenize.NEWLINE, tokenize.NL):
+            # The later lines of a text, which are not ours to change.
+            inside.update(range(token.start[0], token.end[0]))
+    lines = source.split("\n")
+    for number, line in enumerate(lines):
+        if number not in inside:
+            text = line.lstrip(" ")
+            lines[number] = " " * ((len(line) - len(text)) // 4) + text
     return "\n".join(lines)
 
 
@@ -71,15 +87,41 @@ def _docstrings(source: str) -> list[_Cut]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
             found = node.body[0]
-            assert found.end_lineno is not None
-            assert found.end_col_offset is not None
             text = "pass" if len(node.body) == 1 and not isinstance(node, ast.Module) else ""
-            # Columns of ast are bytes, and what stands before a docstring is blank.
-            last = source.split("\n")[found.end_lineno - 1].encode("utf-8")
-            column = len(last[: found.end_col_offset].decode("utf-8"))
-            end = (found.end_lineno - 1, column)
-            cuts.append(((found.lineno - 1, found.col_offset), end, text))
+            # What stands before a docstring is blank.
+            cuts.append(((found.lineno - 1, found.col_offset), _end(source, found), text))
     return cuts
+
+
+def _annotations(source: str) -> list[_Cut]:
+    """What says of which type an argument or a result is; fields of a NamedTuple stay."""
+    arrows = [
+        (token.start[0] - 1, token.start[1])
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.string == "->"
+    ]
+    cuts: list[_Cut] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.arg) and node.annotation is not None:
+            line, column = _place(source, node.lineno, node.col_offset)
+            begin = (line, column + len(node.arg))
+            cuts.append((begin, _end(source, node.annotation), ""))
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.returns is not None:
+            end = _end(source, node.returns)
+            cuts.append((max(arrow for arrow in arrows if arrow < end), end, ""))
+    return cuts
+
+
+def _end(source: str, node: ast.stmt | ast.expr) -> tuple[int, int]:
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return _place(source, node.end_lineno, node.end_col_offset)
+
+
+def _place(source: str, line: int, column: int) -> tuple[int, int]:
+    """Return a place of ast, whose columns are bytes, as line and character from 0."""
+    text = source.split("\n")[line - 1].encode("utf-8")
+    return line - 1, len(text[:column].decode("utf-8"))
 
 
 def build(target: Path) -> None:

@@ -74,6 +74,7 @@ class FakeModelArts:
     flavors: list[dict[str, Any]] = field(default_factory=list)
     engines: list[dict[str, Any]] = field(default_factory=list)
     quotas: list[dict[str, Any]] = field(default_factory=list)
+    images: dict[str, list[str]] = field(default_factory=dict)
     pools: dict[str, str] = field(default_factory=dict)
     tags: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
@@ -234,6 +235,14 @@ class FakeModelArts:
     def _engines(self, _seen: Seen, _query: Any) -> Reply:
         return Reply(200, {"total": len(self.engines), "items": self.engines})
 
+    def _tags(self, seen: Seen, query: Any) -> Reply:
+        words = urlsplit(seen.path).path.split("/")
+        found = self.images.get(f"{words[4]}/{words[6].replace('%24', '$')}")
+        if found is None:
+            return Reply(404, {"errors": [{"errorCode": "SVCSTG.SWR.4040002"}]})
+        begin, end = int(query["offset"]), int(query["offset"]) + int(query["limit"])
+        return Reply(200, [{"Tag": tag} for tag in found[begin:end]])
+
     def _quotas(self, _seen: Seen, _query: Any) -> Reply:
         return Reply(200, {"quotas": self.quotas})
 
@@ -251,8 +260,14 @@ class FakeModelArts:
         return Reply(200, {"projects": [p for p in projects if p["name"] == query["name"]]})
 
     def _tokens(self, seen: Seen, _query: Any) -> Reply:
-        user = seen.json["auth"]["identity"]["password"]["user"]
-        if user["password"] != "right":
+        identity = seen.json["auth"]["identity"]
+        if identity["methods"] == ["hw_ak_sk"]:
+            given = identity["hw_ak_sk"]
+            pair = (given["access"]["key"], given["secret"]["key"])
+            is_known = pair == (self.keys.access_key, self.keys.secret_key)
+        else:
+            is_known = identity["password"]["user"]["password"] == "right"
+        if not is_known:
             return Reply(401, {"error": {"code": 401, "message": "The password is wrong"}})
         self.token = uuid.uuid4().hex
         body = {"token": {"project": {"id": PROJECT, "name": "cn-north-4"}}}
@@ -283,6 +298,7 @@ _ROUTES = (
     ("GET", rf"{_P}/training-job-flavors", "_flavors"),
     ("GET", rf"{_P}/training-job-engines", "_engines"),
     ("GET", rf"{_P}/training-quotas", "_quotas"),
+    ("GET", r"/v2/manage/namespaces/[^/]+/repos/[^/]+/tags", "_tags"),
     ("GET", rf"{_P}/pools/([a-z0-9-]+)", "_pool"),
     ("POST", rf"{_P}/modelarts-training-job/([0-9a-f-]+)/tags/create", "_tag"),
     ("GET", r"/v3/projects", "_projects"),

@@ -164,6 +164,9 @@ class Access:
     # -- the project, and how often -----------------------------------------------------------
 
     def _check_project(self, request: Request) -> None:
+        if request.path.startswith("/v2/manage/"):
+            # The registry's: its images belong to organisations and not to projects.
+            return
         asked = request.path.split("/")[2:3]
         own = self.account.project_id
         if asked != [own]:

@@ -41,6 +41,8 @@ class Catalog:
         routes.add("POST", images, self.register_image)
         routes.add("GET", images + "/{image}", self.image)
         routes.add("DELETE", images + "/{image}", self.remove_image)
+        repository = "/v2/manage/namespaces/{namespace}/repos/{repository}"
+        routes.add("GET", repository + "/tags", self.image_tags)
         self._add_algorithms(routes)
         self._add_experiments(routes)
         self._add_tags(routes)
@@ -331,6 +333,29 @@ class Catalog:
         if not self._service.database.remove_thing("image", request.words["image"]):
             raise ApiError("ModelArts.2788", f"image: {request.words['image']} not found")
         return Answer(200, {})
+
+    def image_tags(self, request: Request) -> Answer:
+        """``GET /v2/manage/namespaces/{namespace}/repos/{repository}/tags`` of SWR.
+
+        Where nodes are processes, there are no images, and each is taken for one that is there.
+        """
+        namespace, name = request.words["namespace"], request.words["repository"]
+        repository = f"{namespace}/{name.replace('$', '/')}"
+        tags = self._service.runner.context.machines.tags(repository)
+        if tags == []:
+            missing = {"errorCode": "SVCSTG.SWR.4040002", "errorMessage": "repo not found"}
+            return Answer(404, {"errors": [missing]})
+        like = request.query.get("tag") or ""
+        tags = [like or "latest"] if tags is None else [tag for tag in tags if like in tag]
+        limit = number(request.query.get("limit"), 100, 1, 100, "limit")
+        begin = number(request.query.get("offset"), 0, 0, _LAST, "offset")
+        shown = tags[begin : begin + limit]
+        listed = [
+            {"Tag": tag, "path": f"{repository}:{tag}", "tag_type": 0, "is_trusted": False}
+            for tag in shown
+        ]
+        last = begin + max(0, len(shown) - 1)
+        return Answer(200, listed, {"Content-Range": f"{begin}-{last}/{len(tags)}"})
 
     def _image(self, path: str, kind: str) -> dict[str, Any]:
         from cloudjob.emulator.nodes import ImageMissing

@@ -50,6 +50,9 @@ class Machines(Protocol):
     def check_image(self, image: str) -> None:
         """Raise ``ImageMissing`` when nodes cannot run in it."""
 
+    def tags(self, repository: str) -> list[str] | None:
+        """Return the tags of an image, none when there is no such image; None: any will do."""
+
     def start(self, row: JobRow, key: str, nodes: Path, image: str) -> str:
         """Start all nodes and return the handle; starting what runs already changes nothing."""
 
@@ -115,6 +118,10 @@ class ProcessMachines:
     def check_image(self, image: str) -> None:
         """There are no images here: the tools of this machine are those of every image."""
 
+    def tags(self, repository: str) -> list[str] | None:
+        """Return that any tag will do."""
+        return None
+
     def restart(self, handle: str) -> bool:
         """All that a node is lies in its folders."""
         return False
@@ -179,8 +186,11 @@ class ProcessMachines:
         machine = self._machine_of(nodes, index)
         own = self._machine
         address = backend.address_of(index)
+        # A preset starts `python`, and with it comes what else lies beside it, mpirun for one.
+        path = f"{Path(own.python).parent}:{own.path}"
+        libmpi = backend.libmpi_of(shutil.which("mpirun", path=path) or "", own.python)
         env = {
-            "PATH": f"{Path(own.python).parent}:{own.path}",
+            "PATH": path,
             "LANG": "C.UTF-8",
             "TMPDIR": f"{run_dir}/{index}",
             **backend.open_mpi_of_one_machine(is_isolated=is_isolated),
@@ -191,8 +201,8 @@ class ProcessMachines:
         }
         if own.library_path:
             env.setdefault("LD_LIBRARY_PATH", own.library_path)
-        if own.libmpi:
-            env.setdefault("MPI4PY_LIBMPI", own.libmpi)
+        if libmpi:
+            env.setdefault("MPI4PY_LIBMPI", libmpi)
         env["CLOUDJOB_EMULATOR_COMMAND"] = (
             f"unset CLOUDJOB_EMULATOR_COMMAND; {plan.command(row, index, machine)}"
         )
@@ -289,6 +299,15 @@ class DockerMachines:
     def check_image(self, image: str) -> None:
         """Look for the image in the engine; nothing is pulled."""
         check_image(image)
+
+    def tags(self, repository: str) -> list[str] | None:
+        """Return what the engine has."""
+        from cloudjob.backends.docker import engine
+
+        with engine.translated(f"listing the images {repository}"):
+            found = self._client.images(name=repository)
+        names = [name for image in found for name in image.get("RepoTags") or ()]
+        return sorted(name.rpartition(":")[2] for name in names)
 
     def restart(self, handle: str) -> bool:
         """Start the containers again."""

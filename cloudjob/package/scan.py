@@ -7,6 +7,7 @@ import posixpath
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,8 +58,10 @@ def scan(source: Path, *, besides: Path | None = None, follow_links: bool = Fals
     walk = _Walk(source, root, skipped, follow_links=follow_links)
     walk.run()
     _check_refused(source, walk.refused)
-    # Bytes, not characters: the order must not depend on how a machine decodes names.
-    walk.entries.sort(key=_name_bytes)
+    # Bytes, not characters: the order must not depend on how a machine decodes names. Most have
+    # names whose bytes are their characters, and need not be encoded.
+    is_plain = all(entry.name.isascii() for entry in walk.entries)
+    walk.entries.sort(key=attrgetter("name") if is_plain else _name_bytes)
     return Tree(source, tuple(walk.entries), tuple(sorted(walk.left_out)))
 
 

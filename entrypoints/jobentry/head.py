@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import Any, Collection
+from typing import TYPE_CHECKING, Any, Collection
 
 from jobentry import peers, start
 from jobentry.contract import exits
@@ -25,9 +25,11 @@ from jobentry.supervise import (
     remove_sessions,
     sweep,
 )
-from jobentry.table import Row
-from jobentry.verdict import Outcome, RankEnd, Starter, decide
+from jobentry.verdict import Outcome, RankEnd, Starter, decide, served_no_more
 from jobentry.workers import Workers
+
+if TYPE_CHECKING:
+    from jobentry.table import Row
 
 # How long a reason may still be on its way when mpirun has ended badly without one.
 REASON_S = 1.0
@@ -71,6 +73,7 @@ class Head:
         # The workers on which something that starts ranks still runs, and the first bad end there.
         self._away: set[int] = set()
         self._away_end = Starter("", 0, ())
+        self._is_in_doubt = False
         self._started: dict[int, int] = {}
         self._ends: dict[int, RankEnd] = {}
         self._has_failed = False
@@ -201,6 +204,9 @@ class Head:
             while self._starters.are_running or self._away:
                 self._loop.step()
                 self._end_when_all_have()
+                self._see_servers()
+                self._see_starters()
+            self._starters.end_servers()
             self._loop.drop("start")
             if self._starters.were_killed:
                 remove_sessions(started)
@@ -226,11 +232,34 @@ class Head:
             return Outcome(exits.ENTRY_FAILED, "entry", Failure(message=fault))
         return None
 
+    def _see_servers(self) -> None:
+        """Without what serves them the ranks cannot go on: MindSpore's scheduler, for one."""
+        end = self._starters.server_end
+        if end is None or self._has_reason():
+            return
+        self._stopped = served_no_more(end, self._node.host, len(self._started) >= self._ranks)
+        assert self._stopped.failure is not None
+        say(self._stopped.failure.message)
+        self._end_ranks()
+
+    def _see_starters(self) -> None:
+        """See whether what starts the ranks of one node has failed: the others wait for those."""
+        failed = self._starters.code or self._away_end.code
+        if failed and self._plan.is_everywhere and not self._is_in_doubt:
+            self._is_in_doubt = True
+            # A rank that has failed says so itself.
+            self._loop.at("starter", REASON_S, self._starter_failed)
+
+    def _starter_failed(self) -> None:
+        if not self._has_reason():
+            self._stopped = decide({}, self._started, self._ranks, self._starter_end())
+            self._end_ranks()
+
     def _ended_away(self, node: int, end: Starter) -> None:
         """What starts the ranks of a worker has ended there."""
         self._away.discard(node)
         if end.code and not self._away_end.code:
-            self._away_end = end
+            self._away_end = end._replace(name="%s on node %d" % (end.name, node))
 
     def _await_ranks(self) -> None:
         """Expect the next rank soon: a start in which nothing happens hangs."""
@@ -387,11 +416,15 @@ class Head:
             return Outcome(failure.exit_code or 1, "platform", failure)
         if self._stopped:
             return self._stopped
-        end = Starter(starters.name, starters.code, starters.lines)
-        if not end.code and self._away_end.code:
-            end = self._away_end
-        outcome = decide(self._ends, self._started, self._ranks, end)
+        outcome = decide(self._ends, self._started, self._ranks, self._starter_end())
         if outcome.failure is None or outcome.failure.node is None or outcome.failure.host:
             return outcome
         host = self._node.hosts[outcome.failure.node]
         return outcome._replace(failure=outcome.failure._replace(host=host))
+
+    def _starter_end(self) -> Starter:
+        """How what starts the ranks ended, where it ended badly if it did anywhere."""
+        starters = self._starters
+        if not starters.code and self._away_end.code:
+            return self._away_end
+        return Starter(starters.name, starters.code, starters.lines)

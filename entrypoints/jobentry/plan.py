@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.launchers import every_node, mpirun, torchrun
+from jobentry.launchers import mpirun
 from jobentry.launchers.common import File, Launch, Process, Site
 
 
@@ -34,19 +35,31 @@ class LaunchPlan(NamedTuple):
 
 
 class Tools(NamedTuple):
-    """What this node has: Open MPI, an interpreter for the script, and our own entry."""
+    """What this node has: Open MPI, an interpreter for the script, our own entry, a rank table."""
 
     mpi: mpirun.Mpi
     interpreter: str
     entry: tuple[str, ...]
+    rank_table: str = ""
 
 
-_LAUNCHERS: Mapping[str, Callable[[Site, Sequence[str]], Launch]] = {
-    "torchrun": torchrun.launch,
-    "pytorch-modelarts": every_node.pytorch_modelarts,
-    "tensorflow": every_node.tensorflow,
-    "python": every_node.python,
-    "command": every_node.command,
+# Where each launcher is: its module is imported only where a job has it, for without bytecode each
+# costs milliseconds. Those that start mpirun are told which one it is.
+_MPI_LAUNCHERS = {
+    "mpirun": "mpirun.launch",
+    "horovod": "horovod.mpi",
+    "mindspore-mpi": "mindspore.mpi",
+}
+_LAUNCHERS = {
+    "horovod-gloo": "horovod.gloo",
+    "torchrun": "torchrun.launch",
+    "msrun": "mindspore.msrun",
+    "dynamic-cluster": "mindspore.dynamic_cluster",
+    "rank-table": "rank_table.launch",
+    "pytorch-modelarts": "every_node.pytorch_modelarts",
+    "tensorflow": "every_node.tensorflow",
+    "python": "every_node.python",
+    "command": "every_node.command",
 }
 
 
@@ -78,11 +91,11 @@ def make(
     Raises:
         ArgsError: What the launcher was told cannot be used.
     """
-    site = Site(node, environment, paths, tools.interpreter, tools.entry)
-    if node.launcher == "mpirun":
-        launch = mpirun.launch(site, tools.mpi, words)
+    site = Site(node, environment, paths, tools.interpreter, tools.entry, tools.rank_table)
+    if node.launcher in _MPI_LAUNCHERS:
+        launch = _function(_MPI_LAUNCHERS[node.launcher])(site, tools.mpi, words)
     else:
-        launch = _LAUNCHERS[node.launcher](site, words)
+        launch = _function(_LAUNCHERS[node.launcher])(site, words)
     return LaunchPlan(
         role="head" if node.is_head else "worker",
         processes=launch.processes,
@@ -92,6 +105,12 @@ def make(
         cwd=environment["PWD"],
         notes=launch.notes,
     )
+
+
+def _function(place: str) -> Callable[..., Launch]:
+    module, _, name = place.partition(".")
+    function: Callable[..., Launch] = getattr(import_module(f"jobentry.launchers.{module}"), name)
+    return function
 
 
 def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _SESSION = frozenset(
     ]
 )
 # How launchers number a rank, our own word first: a user may have set one of the others.
-_RANK = (names.CLOUDJOB_RANK, "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "RANK", "RANK_ID")
+_RANK = (names.CLOUDJOB_RANK, "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "RANK_ID")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -52,6 +52,9 @@ def main(words: list[str]) -> int:
         return 128 + signal.SIGTERM
     _enter_code(environment)
     _open_log(environment, rank)
+    fault = _obey(words[: words.index("--")], environment, rank)
+    if fault:
+        return _say(fault, 125)
     missing = [
         name
         for name in environment.get(names.CLOUDJOB_SECRET_NAMES, "").split()
@@ -105,6 +108,24 @@ def rank_environment(session: Mapping[str, str], node: Mapping[str, str]) -> dic
     # Lines show up when they are printed, as on the platform, unless the user set it otherwise.
     result.setdefault("PYTHONUNBUFFERED", "1")
     return result
+
+
+def _obey(options: list[str], environment: dict[str, str], rank: int) -> str:
+    """Do what a launcher wants of its doors; return what is in the way, empty when nothing is."""
+    if "--mpi-cluster" in options:
+        # MindSpore's cluster on a CPU does not know what mpirun tells its ranks.
+        environment["MS_NODE_ID"] = environment["RANK_ID"] = str(rank)
+        environment["DEVICE_ID"] = environment.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")
+    if "--address" in options:
+        import socket
+
+        # An address and not a name, and not before now: a node may have come up before its head.
+        name = options[options.index("--address") + 1]
+        try:
+            environment[name] = socket.gethostbyname(environment[name])
+        except OSError as error:
+            return f"looking up the head, {environment[name]}: {error}"
+    return ""
 
 
 def _enter_code(environment: Mapping[str, str]) -> None:

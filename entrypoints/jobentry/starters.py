@@ -15,6 +15,7 @@ from jobentry import peers
 from jobentry.launchers.common import Process
 from jobentry.output import say
 from jobentry.supervise import NodeLoop
+from jobentry.verdict import Starter
 
 _KEPT_LINES = 40
 
@@ -32,6 +33,9 @@ class Starters:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._text: dict[str, peers.Lines] = {}
         self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        # Those that serve the ranks, with what each has written, and how the first ended badly.
+        self._servers: dict[str, deque[str]] = {}
+        self.server_end: Starter | None = None
         # The first that ended badly, and its exit code, negative for a signal.
         self.name = ""
         self.code = 0
@@ -46,15 +50,18 @@ class Starters:
 
     @property
     def are_running(self) -> bool:
-        """Whether one of them runs."""
+        """Whether one of them runs that serves nobody."""
         for name, process in list(self._running.items()):
             code = process.poll()
             if code is not None:
                 self._hear(name)
                 self._forget(name)
-                if code and not self.code:
+                if name in self._servers:
+                    if code and not self.server_end:
+                        self.server_end = Starter(name, code, self._servers[name])
+                elif code and not self.code:
                     self.name, self.code = name, code
-        return bool(self._running)
+        return any(name not in self._servers for name in self._running)
 
     @property
     def processes(self) -> list[int]:
@@ -66,11 +73,17 @@ class Starters:
         self.lines.clear()
         self.code = 0
         self.were_killed = False
-        self.name = wanted[0].name if wanted else ""
+        self.server_end = None
+        self._servers = {
+            process.name: deque(maxlen=_KEPT_LINES) for process in wanted if process.is_server
+        }
+        others = [process.name for process in wanted if not process.is_server]
+        self.name = others[0] if others else ""
         self._doors = {process.name for process in wanted if process.is_door}
         for process in wanted:
             fault = self._start(process.name, process.argv, process.env, cwd)
             if fault:
+                self.name = process.name
                 self.kill()
                 return fault
         return ""
@@ -82,6 +95,13 @@ class Starters:
                 self.were_killed = True
                 with contextlib.suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
+
+    def end_servers(self) -> None:
+        """End those that serve the ranks: no rank is left."""
+        for name in self._servers:
+            if name in self._running:
+                with contextlib.suppress(OSError):
+                    os.killpg(self._running[name].pid, signal.SIGKILL)
 
     def _start(self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
         try:
@@ -116,7 +136,7 @@ class Starters:
         for line in self._text[name].feed(data):
             text = line.decode("utf-8", "replace").rstrip()
             if text and not re.match(r"-+$", text):
-                self.lines.append(text)
+                self._servers.get(name, self.lines).append(text)
                 if not self._is_quiet():
                     say(f"{name}: {text}")
 

@@ -181,7 +181,7 @@ def children() -> list[int]:
 
 
 def end_daemons(node_dir: str) -> list[int]:
-    """Kill the daemons of Open MPI on the node with this folder; return their process ids."""
+    """Kill the daemons of mpirun on the node with this folder; return their process ids."""
     mark = b"\0CLOUDJOB_NODE_DIR=" + os.fsencode(node_dir) + b"\0"
     ended = []
     for process in _processes():
@@ -193,7 +193,7 @@ def end_daemons(node_dir: str) -> list[int]:
     return ended
 
 
-_DAEMONS = (b"orted", b"prted")
+_DAEMONS = (b"orted", b"prted", b"hydra_pmi_proxy", b"hydra_bstrap_proxy")
 
 
 def remove_sessions(processes: Collection[int]) -> None:

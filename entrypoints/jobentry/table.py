@@ -15,6 +15,7 @@ _HEADINGS = ("node", "host", "address", "port", "ssh", "code", "Open MPI", "Pyth
 _SAME_CODE = (
     "every node of a job must be given the same variables and the same package; submit again"
 )
+_SAME_MODULE = "every node's Python needs the same framework: the same image has it"
 _SAME_VERSION = "every node needs the same image, or the same {} first on PATH"
 
 
@@ -61,6 +62,7 @@ def compared(row: Row, head: Row) -> Row:
 _DIFFERENCES: tuple[tuple[str, str, str, int | None], ...] = (
     ("code", "other code", _SAME_CODE, None),
     ("mpi", "another Open MPI", _SAME_VERSION.format("mpirun"), None),
+    ("module", "another version of what the launcher needs", _SAME_MODULE, None),
     ("python", "another Python", _SAME_VERSION.format("python3"), 2),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import Mapping, NamedTuple, Sequence
 
 from jobentry.contract import exits
@@ -95,6 +96,26 @@ def decide(
     message = f"{failure.message} before all ranks had started"
     failure = failure._replace(exit_code=exits.ENTRY_FAILED, message=message)
     return Outcome(exits.ENTRY_FAILED, "entry", failure)
+
+
+def served_no_more(server: Starter, host: str, have_started: bool) -> Outcome:
+    """Return how a job ended whose ranks have lost what served them, on the head.
+
+    Args:
+        have_started: Whether all ranks had started by then.
+    """
+    number = max(0, -server.code)
+    code = exits.code_of_signal(number) if number else server.code
+    how = (
+        "was killed by " + signal.Signals(number).name if number else f"ended with exit code {code}"
+    )
+    message = f"the {server.name} of the ranks {how}"
+    if not have_started:
+        message += " before all ranks had started"
+    code = code if have_started else exits.ENTRY_FAILED
+    cause = "platform" if number else "user" if have_started else "entry"
+    failure = Failure(0, host, None, number or None, code, message, tuple(server.lines)[-20:])
+    return Outcome(code, cause, failure)
 
 
 def _all_well(

@@ -6,20 +6,25 @@ import os
 import resource
 import selectors
 import time
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
-from jobentry import table
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.output import say
 from jobentry.peers import Message, Peer
-from jobentry.probe import Probe, Step, look
 from jobentry.supervise import NodeLoop
+
+if TYPE_CHECKING:
+    from jobentry import table
+    from jobentry.probe import Probe, Step
 
 # The wait before a remote shell that got nowhere is tried again, growing up to the second figure.
 _PAUSE_S = (0.05, 1.0)
 # After this we say what is being waited for; and again each time the wait has doubled.
 _LATE_S = 30.0
+# A worker that refuses our key for so long is told sooner: waiting seldom mends that.
+_REFUSED_S = 5.0
+_REFUSALS = ("Permission denied", "Host key verification failed")
 _WRONG_KEY = "every node of a job must be given the same key (CLOUDJOB_SSH_KEY)"
 _NO_ENTRY = "ssh is there, and the entry is not: what does its own log say?"
 
@@ -49,6 +54,7 @@ class Workers:
         self._probe: Probe | None = None
         self._steps: dict[int, Step] = {}
         self._pauses: dict[int, float] = {}
+        self._refused_since: dict[int, float] = {}
         self._is_ending = False
         self._begun = 0.0
         self._is_late = False
@@ -84,6 +90,8 @@ class Workers:
             for peer in self.peers:
                 self._open(peer)
         elif self.peers:
+            from jobentry.probe import Probe
+
             self._probe = Probe({peer.index: peer.host for peer in self.peers}, self._port)
             self._steps = self._probe.steps
             self._loop.selector.register(self._probe, selectors.EVENT_READ, self._found)
@@ -118,6 +126,10 @@ class Workers:
 
     def warnings(self) -> list[str]:
         """Return what is odd about workers that work all the same."""
+        if not self.peers:
+            return []
+        from jobentry import table
+
         ahead = [peer for peer in self.peers if abs(peer.clock_ahead_s) > table.CLOCK_S]
         found = [
             "the clock of node %d (%s) is %+.0f s from the head's"
@@ -130,12 +142,19 @@ class Workers:
 
     def unfit(self) -> list[table.Row]:
         """Return the workers that are not there, or cannot work with the head."""
+        if not self.peers:
+            return []
+        from jobentry import table
+
         head = table.Row(0, self._head, facts=self._facts)
         rows = (self._row(peer, head) for peer in self.peers)
         return [row for row in rows if row.trouble]
 
     def show(self, message: str = "") -> None:
         """Say what each node has and lacks, ``message``, and what to do about it."""
+        from jobentry import table
+        from jobentry.probe import look
+
         step = look(self._head, self._port) if self._needs_sshd else None
         head = table.Row(0, self._head, facts=self._facts)
         if step is not None:
@@ -160,6 +179,8 @@ class Workers:
         self._loop.at("late", waited_s, self._are_late)
 
     def _row(self, peer: Peer, head: table.Row) -> table.Row:
+        from jobentry import table
+
         step = self._steps.get(peer.index)
         address = step.address if step else ""
         is_open = step.is_listening if step and address else None
@@ -170,7 +191,7 @@ class Workers:
         if step is not None and not step.is_there:
             return row._replace(trouble=step.trouble, hint=step.hint)
         said = peer.words()
-        if "Permission denied" in said or "Host key verification failed" in said:
+        if _is_refusal(said):
             trouble = f"it has another key for ssh: {said}"
             return row._replace(ssh=False, trouble=trouble, hint=_WRONG_KEY)
         if said:
@@ -210,12 +231,21 @@ class Workers:
         self._loop.own.discard(peer.process)
         if self._is_ending:
             return
+        if _is_refusal(peer.words()):
+            since = self._refused_since.setdefault(peer.index, time.monotonic())
+            if not self._is_late and time.monotonic() - since > _REFUSED_S:
+                self._are_late()
         if self._probe:
             self._probe.again(peer.index)
             return
         pause = self._pauses.get(peer.index, _PAUSE_S[0])
         self._pauses[peer.index] = min(2 * pause, _PAUSE_S[1])
         self._loop.at("open-%d" % peer.index, pause, lambda: self._open(peer))
+
+
+def _is_refusal(said: str) -> bool:
+    """Whether a remote shell ended because of its keys."""
+    return any(word in said for word in _REFUSALS)
 
 
 def _allow_open_files(workers: int) -> None:

@@ -34,6 +34,7 @@ def submission(**values) -> Submission:
     """Return a job of two nodes."""
     spec = {
         "script": "train.py",
+        "launcher": "mpirun",
         "args": ("--lr", "0.1"),
         "nodes": 2,
         "procs_per_node": 4,

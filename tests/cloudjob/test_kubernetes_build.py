@@ -62,6 +62,7 @@ def submission(engine: str = "volcano", options: Any = None, **values: Any) -> S
         "nodes": 3,
         "procs_per_node": 8,
         "backend": "kubernetes",
+        "launcher": "mpirun",
         "env": {"SEED": "7", "PRICE": "5$ or $(A)"},
         "secrets": {"TOKEN": "s3cr3t"},
         "timeout_min": 30.0,

@@ -34,6 +34,7 @@ def environ_of(service: FakeModelArts) -> dict[str, str]:
         "HUAWEICLOUD_SDK_SK": KEYS.secret_key,
         "HUAWEICLOUD_SDK_PROJECT_ID": PROJECT,
         "CLOUDJOB_MODELARTS_ENDPOINT": service.endpoint,
+        "CLOUDJOB_SWR_ENDPOINT": service.endpoint,
         "HW_REGION_NAME": "cn-north-4",
     }
 
@@ -240,6 +241,7 @@ def looked(
     """Return what the checks before a submit find."""
     service.flavors = service.flavors or [CPU, GPU]
     service.engines = [ENGINE]
+    service.images = service.images or {"a/b": ["latest"]}
     service.quotas = service.quotas or [{"resource": "training job", "quota": 10, "used": 3}]
     spec = submission(**values).spec
     uri = store or f"obs://bucket/jobs?endpoint={service.endpoint}&region=cn-north-4"
@@ -256,6 +258,7 @@ def test_all_is_well(service: FakeModelArts, backend: ModelArtsBackend):
         "endpoint",
         "clock",
         "flavor",
+        "image",
         "quota",
         "bucket",
         "encryption",
@@ -277,6 +280,8 @@ def test_all_is_well(service: FakeModelArts, backend: ModelArtsBackend):
             {"image": "", "sections": {"modelarts": {"engine": "torch-2"}}},
             "no engine torch-2",
         ),
+        ("image", {"image": "a/b:v2"}, "a/b:v2: there is no tag v2"),
+        ("image", {"image": "a/c"}, "the registry lists no a/c"),
         ("bucket", {"store": "obs://bucket-b"}, "there is no bucket bucket-b"),
         (
             "outputs",
@@ -351,6 +356,32 @@ def test_a_pool_is_looked_for_in_the_place_of_a_flavor(
     assert missing["pool"].is_needed
 
 
+@pytest.mark.parametrize(
+    "image", ["a/b/c:v101", "swr.cn-north-4.myhuaweicloud.com/a/b/c:v101", "a/b/c:v3"]
+)
+def test_an_image_is_looked_for_in_the_registry(
+    image: str, service: FakeModelArts, backend: ModelArtsBackend
+):
+    """All pages of its tags; a name with a folder in it as the registry wants it."""
+    service.images = {"a/b$c": [f"v{number}" for number in range(120)]}
+
+    assert looked(service, backend, image=image)["image"].is_ok
+
+
+def test_an_image_that_is_not_listed_may_be_shared(
+    service: FakeModelArts, backend: ModelArtsBackend
+):
+    """So it is no reason to refuse the job."""
+    assert not looked(service, backend, image="other/name:v1")["image"].is_needed
+
+
+def test_an_image_of_another_registry_is_the_services_to_find(
+    service: FakeModelArts, backend: ModelArtsBackend
+):
+    """Nobody here can ask there."""
+    assert "image" not in looked(service, backend, image="registry.example:5000/a/b:v1")
+
+
 def test_wrong_keys_are_one_finding_and_not_six(service: FakeModelArts, backend: ModelArtsBackend):
     """Every question would be refused."""
     service.keys = replace_secret("another")
@@ -388,8 +419,8 @@ def test_the_checks_take_as_long_as_one_question(service: FakeModelArts, backend
     begun = time.monotonic()
     looked(service, backend, outputs={"O": "obs://bucket/mine"})
 
-    assert len(service.seen) == 5
-    assert time.monotonic() - begun < 5 * 0.2
+    assert len(service.seen) == 6
+    assert time.monotonic() - begun < 6 * 0.2
 
 
 def test_without_a_job_there_is_a_list_of_what_there_is(

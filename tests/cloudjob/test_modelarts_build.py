@@ -35,6 +35,7 @@ def submission(**values: Any) -> Submission:
     spec = JobSpec(
         **{
             "script": "train.py",
+            "launcher": "mpirun",
             "args": ("--lr", "0.1"),
             "nodes": 2,
             "procs_per_node": 4,

@@ -367,6 +367,19 @@ def test_a_token_that_is_over_in_mid_run_is_renewed(service: FakeModelArts):
     assert len(service.asked("/v3/auth/tokens")) == 2
 
 
+def test_keys_may_be_exchanged_for_a_token(service: FakeModelArts):
+    """Then no request is signed; a token that is over is renewed."""
+    job = service.add("train")
+    client = Client(site_of(service, wants_token=True, project_id=""))
+    client.show(job)
+    service.token = "another"
+    client.show(job)
+
+    assert client.project_id() == PROJECT
+    assert len(service.asked("/v3/auth/tokens")) == 2
+    assert not [seen for seen in service.seen if "authorization" in seen.headers]
+
+
 def test_a_wrong_password_is_told(service: FakeModelArts):
     """In IAM's words."""
     client = Client(site_of(service, keys=None, login=Login("me", "d", "wrong")))
@@ -537,3 +550,14 @@ def test_a_broken_note_of_an_emulator_is_no_emulator(emulator: Path):
     (emulator / site.EMULATOR_FILE).write_text("{}")
     with pytest.raises(NotAuthorised):
         site.find({}, {}, emulator, emulator)
+
+
+def test_temporary_keys_get_no_token(tmp_path: Path):
+    """IAM gives one for lasting keys only; a user's password needs no such word."""
+    environ = {**ENVIRON, "HUAWEICLOUD_SDK_SECURITY_TOKEN": "t"}
+    assert site.find({"auth": "token"}, ENVIRON, tmp_path, tmp_path).wants_token
+    assert not site.find({}, ENVIRON, tmp_path, tmp_path).wants_token
+    with pytest.raises(UsageError) as caught:
+        site.find({"auth": "token"}, environ, tmp_path, tmp_path)
+
+    assert caught.value.message == "modelarts.auth: token: IAM gives none for temporary keys"

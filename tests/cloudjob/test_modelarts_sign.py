@@ -163,7 +163,16 @@ def service() -> Iterator[FakeModelArts]:
 
 
 JOB = "11111111-2222-3333-4444-555555555555"
-BODY = {"kind": "job", "metadata": {"name": "träning"}, "algorithm": {}, "spec": {"resource": {}}}
+BODY: Any = {
+    "kind": "job",
+    "metadata": {"name": "träning"},
+    "algorithm": {
+        "engine": {"image_url": "a/b:c"},
+        "command": 'printf "%s" ä',
+        "environments": {"NCCL_DEBUG": "INFO"},
+    },
+    "spec": {"resource": {"flavor_id": "cpu", "node_count": 2}},
+}
 
 
 def sdk_call(endpoint: str, call: Callable[[Any, Any], Any]) -> None:
@@ -182,7 +191,20 @@ def sdk_call(endpoint: str, call: Callable[[Any, Any], Any]) -> None:
         call(client, sdk)
 
 
+def create(client: Any, sdk: Any) -> None:
+    """Create the job of ``BODY``."""
+    algorithm, resource = BODY["algorithm"], BODY["spec"]["resource"]
+    body = sdk.Job(
+        kind="job",
+        metadata=sdk.JobMetadata(**BODY["metadata"]),
+        algorithm=sdk.JobAlgorithm(**{**algorithm, "engine": sdk.JobEngine(**algorithm["engine"])}),
+        spec=sdk.Spec(resource=sdk.SpecResource(**resource)),
+    )
+    client.create_training_job(sdk.CreateTrainingJobRequest(body=body))
+
+
 CALLS = {
+    "create": (lambda client: client.create(BODY), create),
     "show": (
         lambda client: client.show(JOB),
         lambda client, sdk: client.show_training_job_details(

@@ -1,10 +1,16 @@
-"""What every launcher promises, on whole jobs: the same suite for each that needs no framework."""
+"""What every launcher promises, on whole jobs: one suite for all of them.
+
+Those that need a framework run where their interpreter is named: ``$CLOUDJOB_TEST_TORCH``,
+``$CLOUDJOB_TEST_HOROVOD``, ``$CLOUDJOB_TEST_MINDSPORE``; so does the
+suite with MPICH, in the folder ``$CLOUDJOB_TEST_MPICH`` (.ci/run heavy).
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import sys
 
 import pytest
 
@@ -14,9 +20,21 @@ pytestmark = pytest.mark.one_mpi
 
 # Those that start one process a node and import nothing.
 EVERY_NODE = ("python", "pytorch-modelarts", "tensorflow", "command")
+# A framework's own launchers, with its marker.
+HEAVY = {
+    **{"torchrun": "torch", "horovod": "horovod", "horovod-gloo": "horovod"},
+    **dict.fromkeys(("msrun", "dynamic-cluster", "mindspore-mpi"), "mindspore"),
+}
+# Another mpirun: the folder where .ci/mpich has laid it.
+HEAVY["mpich"] = "mpich"
+ALL = (*EVERY_NODE, "mpirun", "rank-table", *HEAVY)
+LIMIT_S = 120
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PRELUDE = """\
 import json, os, signal, sys, time
 node = int(os.environ["VC_TASK_INDEX"])
+words = ("CLOUDJOB_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "RANK_ID")
+rank = int(next(os.environ[word] for word in words if word in os.environ))
 results = os.environ["RESULTS"]
 def leave(name, text=""):
     path = f"{results}/{name}"
@@ -25,50 +43,67 @@ def leave(name, text=""):
     os.rename(path + ".new", path)
 """
 STAYS = """
-leave(f"up-{node}", os.getpid())
+leave(f"up-{rank}", json.dumps([node, os.getpid()]))
 while True: time.sleep(0.05)
 """
 
 
-@pytest.fixture(params=EVERY_NODE)
-def launcher(request):
-    """The name of a launcher."""
-    return request.param
+def each(names, cases=lambda slots: [()]):
+    """Parametrize a test with every launcher and its cases, which depend on the ranks of a node."""
+    return pytest.mark.parametrize(
+        ("launcher", *names),
+        [
+            pytest.param(name, *case, marks=[getattr(pytest.mark, HEAVY[name])])
+            if name in HEAVY
+            else (name, *case)
+            for name in ALL
+            for case in cases(slots_of(name))
+        ],
+    )
+
+
+def slots_of(launcher):
+    """How many ranks a node has where that is all the same: as many as tell ranks from nodes."""
+    return 1 if launcher in LAUNCHERS and LAUNCHERS[launcher].is_one_a_node else 2
 
 
 @pytest.fixture
 def words(cloud, launcher):
     """Make the words of a submit that runs a script with the launcher."""
 
-    def make(text: str, *args: str | bytes, nodes: int = 2) -> tuple[str | bytes, ...]:
+    def make(text: str, *args: str | bytes, size=()) -> list[str | bytes]:
         cloud.write("job.py", PRELUDE + text)
         program = ("python3", "job.py") if launcher == "command" else ("job.py",)
-        return ("--nodes", str(nodes), "--launcher", launcher, *program, *args)
+        nodes, ranks = map(str, size or (2, slots_of(launcher)))
+        found: list[str | bytes] = ["--nodes", nodes, "--procs-per-node", ranks]
+        if launcher == "mpich":
+            cloud.environ["PATH"] = f"{os.environ['CLOUDJOB_TEST_MPICH']}/usr/bin:{SYSTEM_PATH}"
+            return [*found, "--launcher", "mpirun", *program, *args]
+        if launcher in HEAVY:
+            python = os.environ[f"CLOUDJOB_TEST_{HEAVY[launcher].upper()}"]
+            cloud.write("job.yaml", f"process: {{python: {python}}}\n")
+            found += ["--config", "job.yaml"]
+        if launcher == "rank-table":
+            devices = " ".join(f"{index}=192.168.{index}.1" for index in range(int(ranks)))
+            lines = [f"10.0.0.{node} {devices}" for node in range(int(nodes))]
+            cloud.write("job.yaml", f"mindspore: {{device_target: Ascend, devices: {lines}}}\n")
+            found += ["--config", "job.yaml"]
+        if launcher == "horovod":
+            # The Open MPI that it is built for, and no other.
+            cloud.environ["PATH"] = SYSTEM_PATH
+        return [*found, "--launcher", launcher, *program, *args]
 
     return make
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 4])
-def test_it_runs_once_on_every_node(cloud, words, nodes):
-    """Each node runs the script, in the folder of the code, with its own variables and log."""
-    text = 'leave(f"node-{node}", os.path.exists("job.py")); print("node", node)'
-
-    done = cloud.submit(*words(text, nodes=nodes))
-
-    assert done.code == 0, done
-    assert cloud.left() == {f"node-{node}": b"True" for node in range(nodes)}
-    assert sorted(done.lines) == [b"[%d] node %d" % (node, node) for node in range(nodes)]
-    status = cloud.status(done.job)
-    assert (status["state"], status["exit_code"]) == ("SUCCEEDED", 0), status
-    assert cloud.raw(done.job, nodes - 1) == b"node %d\n" % (nodes - 1)
-
-
-def test_arguments_and_variables_are_exact(cloud, words, launcher, ugly_values):
-    """Byte for byte; a convention may put its own words in front."""
+@each(["size"], lambda slots: [((nodes, ranks),) for nodes in (1, 2) for ranks in {1, slots}])
+def test_each_rank_has_what_the_job_says(cloud, words, launcher, ugly_values, size):
+    """Arguments and variables byte for byte, the code as its folder, and a log of its own."""
     text = """
-leave(f"args-{node}", b"\\0".join(os.fsencode(word) for word in sys.argv[1:]))
+leave(f"args-{rank}", b"\\0".join(os.fsencode(word) for word in sys.argv[1:]))
 for name, value in os.environb.items():
-    if name.startswith(b"UGLY_"): leave(f"{node}-{name.decode()}", value)
+    if name.startswith(b"UGLY_"): leave(f"{rank}-{name.decode()}", value)
+print("rank", rank, os.path.exists("job.py"), os.environ["PWD"] == os.getcwd())
 """
     args = ["--", "a b", "", "'\"", "$HOME", ":", "%3A", "--rank", b"\xff\n"]
     given = [
@@ -77,52 +112,64 @@ for name, value in os.environb.items():
         for word in ("-e", b"UGLY_%s=%s" % (name.encode(), value))
     ]
 
-    done = cloud.submit(*given, *words(text, *args))
+    done = cloud.submit(*given, *words(text, *args, size=size), limit_s=LIMIT_S)
 
     assert done.code == 0, done
+    ranks = range(size[0] * size[1])
+    status = cloud.status(done.job)
+    assert (status["state"], status["exit_code"]) == ("SUCCEEDED", 0), status
+    assert sorted(done.lines) == [b"[%d] rank %d True True" % (rank, rank) for rank in ranks]
     left = cloud.left()
-    for node in range(2):
-        own = left[f"args-{node}"].split(b"\0")
+    for rank in ranks:
+        assert cloud.raw(done.job, rank) == b"rank %d True True\n" % rank
+        own = left[f"args-{rank}"].split(b"\0")
         if launcher == "pytorch-modelarts":
-            assert own[0] == b"--init_method"
             assert own[1].startswith(b"tcp://ma-job-")
-            assert own[2:6] == [b"--rank", b"%d" % node, b"--world_size", b"2"]
+            place = [b"--rank", b"%d" % rank, b"--world_size", b"%d" % size[0]]
+            assert [own[0], *own[2:6]] == [b"--init_method", *place]
             own = own[6:]
         assert own == [os.fsencode(word) for word in args]
         for name, value in ugly_values.items():
-            assert left[f"{node}-UGLY_{name}"] == value, name
+            assert left[f"{rank}-UGLY_{name}"] == value, name
 
 
-@pytest.mark.parametrize("bad", [0, 1])
-@pytest.mark.parametrize(
-    ("how", "code"),
-    [("os._exit(7)", 7), ("sys.exit(9)", 9), ("os.kill(os.getpid(), signal.SIGKILL)", 137)],
+@each(
+    ["bad", "how", "code"],
+    lambda slots: [
+        (0, "os._exit(7)", 7),
+        (2 * slots - 1, "sys.exit(9)", 9),
+        (2 * slots - 1, "os.kill(os.getpid(), signal.SIGKILL)", 137),
+    ],
 )
-def test_a_failing_rank_ends_the_job(cloud, words, bad, how, code):
+def test_a_failing_rank_ends_the_job(cloud, words, launcher, bad, how, code):
     """With its exit code, and its node, rank and last lines in the record."""
     text = f"""
-leave(f"up-{{node}}")
-if node == {bad}:
-    while not os.path.exists(results + "/up-{1 - bad}"): time.sleep(0.01)
+leave(f"up-{{rank}}", node)
+if rank == {bad}:
+    others = [f"{{results}}/up-{{other}}" for other in range({2 * slots_of(launcher)})]
+    while not all(map(os.path.exists, others)): time.sleep(0.01)
     print("that was it", flush=True)
     {how}
 while True: time.sleep(0.05)
 """
 
-    done = cloud.submit(*words(text))
+    done = cloud.submit(*words(text), limit_s=LIMIT_S)
 
     assert done.code == code, done
     status = cloud.status(done.job)
     failure = status["failure"]
+    node = int(cloud.left()[f"up-{bad}"])
     assert (status["state"], status["cause"]) == ("FAILED", "user"), status
-    assert (failure["node"], failure["rank"], failure["exit_code"]) == (bad, bad, code), status
+    assert (failure["node"], failure["rank"], failure["exit_code"]) == (node, bad, code), status
     assert failure["last_lines"][-1] == "that was it", status
 
 
-def test_a_node_that_is_lost_ends_the_job(cloud, words):
+@each([])
+def test_a_node_that_is_lost_ends_the_job(cloud, words, launcher):
     """The others do not wait for it."""
     job = cloud.detach(*words(STAYS))
-    cloud.await_left("up-0", "up-1")
+    ranks = range(2 * slots_of(launcher))
+    cloud.await_left(*(f"up-{rank}" for rank in ranks), limit_s=LIMIT_S)
 
     os.kill(cloud.state(job)["nodes"][1]["process"], signal.SIGKILL)
 
@@ -133,41 +180,44 @@ def test_a_node_that_is_lost_ends_the_job(cloud, words):
     assert status["failure"]["node"] == 1, status
 
 
-def test_cancel_gives_every_rank_its_grace(cloud, words):
+@each([])
+def test_cancel_gives_every_rank_its_grace(cloud, words, launcher):
     """SIGTERM first; what a rank does then is waited for."""
     text = (
         """
 def end(number, frame):
-    leave(f"told-{node}", number)
+    leave(f"told-{rank}", number)
     time.sleep(0.3)
-    leave(f"bye-{node}")
+    leave(f"bye-{rank}")
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
 """
         + STAYS
     )
     job = cloud.detach(*words(text))
-    cloud.await_left("up-0", "up-1")
+    ranks = range(2 * slots_of(launcher))
+    cloud.await_left(*(f"up-{rank}" for rank in ranks), limit_s=LIMIT_S)
 
     done = cloud.cli("cancel", job)
 
     assert done.code == 0, done
     assert cloud.status(job)["state"] == "CANCELLED"
-    assert {"told-0", "told-1", "bye-0", "bye-1"} <= set(cloud.left())
+    assert {f"{word}-{rank}" for word in ("told", "bye") for rank in ranks} <= set(cloud.left())
 
 
-def test_a_rank_that_ignores_sigterm_ends_all_the_same(cloud, words):
+@each([])
+def test_a_rank_that_ignores_sigterm_ends_all_the_same(cloud, words, launcher):
     """When its grace is over."""
-    job = cloud.detach(
-        "--grace-s", "0.5", *words("signal.signal(signal.SIGTERM, signal.SIG_IGN)" + STAYS)
-    )
-    cloud.await_left("up-0", "up-1")
+    text = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" + STAYS
+    job = cloud.detach("--grace-s", "0.5", *words(text))
+    ranks = range(2 * slots_of(launcher))
+    cloud.await_left(*(f"up-{rank}" for rank in ranks), limit_s=LIMIT_S)
 
     assert cloud.cli("cancel", job).code == 0
 
-    for node in range(2):
+    for rank in ranks:
         with pytest.raises(ProcessLookupError):
-            os.kill(int(cloud.left()[f"up-{node}"]), 0)
+            os.kill(json.loads(cloud.left()[f"up-{rank}"])[1], 0)
 
 
 def test_tensorflow_is_told_of_its_cluster(cloud):
@@ -186,7 +236,8 @@ def test_tensorflow_is_told_of_its_cluster(cloud):
     assert len(set(configs[0]["cluster"]["worker"])) == 2
 
 
-def test_no_mpirun_is_needed(cloud, words):
+@pytest.mark.parametrize("launcher", EVERY_NODE)
+def test_no_mpirun_is_needed(cloud, words, launcher):
     """A launcher that starts the ranks itself asks no mpirun, not even for its version."""
     folder = cloud.folder / "bin"
     folder.mkdir()
@@ -222,3 +273,53 @@ def test_a_command_that_is_not_there(cloud):
 
     assert done.code == 127, done
     assert b"no-such-program: not found on PATH" in done.err + done.out, done
+
+
+def test_a_job_that_names_no_launcher_is_told_which_it_gets(cloud):
+    """By what its script imports; a copy of the job keeps it."""
+    cloud.write("net.py", "from mpi4py import MPI")
+    cloud.write("job.py", "import net\nprint(net.MPI.COMM_WORLD.size)")
+
+    done = cloud.submit("--nodes", "2", "job.py")
+    copied = cloud.cli("cp", done.job)
+
+    assert done.code == 0, done
+    assert done.err.startswith(
+        b"launcher mpirun: net.py, which job.py imports, imports mpi4py\n"
+    ), done
+    assert sorted(done.lines) == [b"[0] 2", b"[1] 2"]
+    assert copied.code == 0, copied
+    assert b"launcher " not in copied.err, copied
+
+
+def test_a_dry_run_shows_the_launcher_that_is_chosen(cloud):
+    """As the job would have it; what is named is not looked for."""
+    cloud.write("job.py", "import torch.distributed")
+
+    found = cloud.submit("--dry-run", "--json", "job.py")
+    named = cloud.submit("--dry-run", "--json", "--launcher", "python", "job.py")
+
+    assert found.err == b"launcher torchrun: job.py imports torch.distributed\n"
+    assert json.loads(found.out)["submission"]["launcher"] == "torchrun"
+    assert "torch.distributed.run" in json.loads(found.out)["plans"][0]["argv"]
+    assert named.err == b""
+    assert json.loads(named.out)["submission"]["launcher"] == "python"
+
+
+@pytest.mark.parametrize("controller", ["mpi", "gloo"])
+def test_a_framework_that_is_not_there_is_named(cloud, controller):
+    """Before any rank starts, with the interpreter that lacks it."""
+    cloud.write("job.py", "import horovod.torch as hvd")
+
+    done = cloud.submit("--nodes", "2", "-e", f"HOROVOD_CONTROLLER={controller}", "job.py")
+
+    assert done.code == 127, done
+    launcher = {"mpi": "horovod", "gloo": "horovod-gloo"}[controller]
+    fault = (
+        f"looking for horovod: {sys.executable} has no such module,"
+        f" and the launcher {launcher} needs it"
+    )
+    assert f"jobentry: {fault}\n" in done.err.decode() + done.out.decode(), done
+    assert b"Traceback" not in done.err + done.out, done
+    failure = cloud.status(done.job)["failure"]
+    assert (failure["message"], failure["rank"]) == (fault, None)

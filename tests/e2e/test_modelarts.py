@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-BIN = Path(sys.executable).parent
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 ROOT = Path(__file__).parents[2]
 SETTINGS = """\
 engine: process
@@ -44,11 +44,8 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def run(folder: Path, *words: str) -> str:
     """Give an order to the emulator."""
-    environ = {
-        **os.environ,
-        "CLOUDJOB_HOME": str(folder),
-        "PATH": f"{BIN}:/usr/local/bin:/usr/bin:/bin",
-    }
+    # No environment is active: what lies on PATH may be another Open MPI than the one of Python.
+    environ = {**os.environ, "CLOUDJOB_HOME": str(folder), "PATH": SYSTEM_PATH}
     done = subprocess.run(
         [sys.executable, "-m", "cloudjob.cli", "emulator", *words],
         env=environ,
@@ -362,6 +359,7 @@ def test_an_image_that_cannot_be_pulled_is_a_failure_of_the_platform(
 
     assert done.code != 0
     assert (status["state"], status["cause"]) == ("FAILED", "platform")
+    assert b"Failed to pull image" in done.err, done
     events = arts.cli("events", done.job)
     assert re.search(rb"(?i)pull", events.out), events
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+from pathlib import Path
 
 import pytest
 
 pytestmark = [pytest.mark.one_mpi, pytest.mark.torch]
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZE = ("--launcher", "torchrun", "--nodes", "2", "--procs-per-node", "2")
 LIMIT_S = 180
 PRELUDE = """\
@@ -94,3 +98,21 @@ while True: time.sleep(0.05)
 
     assert cloud.status(job)["state"] == "CANCELLED"
     assert len(cloud.left("bye-*")) == 4
+
+
+def test_the_example_trains_the_same_model_on_all_ranks(cloud):
+    """Its losses fall and are those of every rank; the launcher is the one that is found."""
+    python = os.environ["CLOUDJOB_TEST_TORCH"]
+    shutil.copy(EXAMPLES / "torch_digits" / "train.py", cloud.source)
+    cloud.write("job.yaml", f"process: {{python: {python}}}\n")
+    words = ("--config", "job.yaml", *SIZE[2:], "--output", "model=", "train.py", "--epochs", "3")
+
+    done = cloud.submit(*words, limit_s=LIMIT_S)
+
+    assert done.code == 0, done
+    assert b"launcher torchrun: train.py imports torch.distributed" in done.err, done
+    losses = [float(text) for text in re.findall(rb"epoch +\d+  loss ([0-9.]+)", done.out)]
+    assert losses == sorted(losses, reverse=True), done
+    assert len(losses) == 3, done
+    assert b"identical on all 4 ranks" in done.out, done
+    assert cloud.cli("outputs", done.job).out == b"model/digits.pt\n"

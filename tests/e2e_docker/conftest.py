@@ -54,6 +54,7 @@ class Cloud:
     folder: Path
     engine: docker.APIClient
     environ: dict[str, str | bytes] = field(default_factory=dict)
+    image: str = ""
 
     def __post_init__(self) -> None:
         self.source.mkdir(parents=True)
@@ -70,6 +71,8 @@ class Cloud:
         (self.source / name).write_text(textwrap.dedent(text))
 
     def start(self, *words: str | bytes) -> subprocess.Popen[bytes]:
+        if words[0] == "submit" and self.image and "--image" not in words:
+            words = ("submit", "--image", self.image, *words[1:])
         return subprocess.Popen(
             [BIN / "cloudjob", *words],
             cwd=self.source,
@@ -185,6 +188,13 @@ def base_image(build: Callable[..., str]) -> str:
 def examples_image(build: Callable[..., str]) -> str:
     """The image that examples/ runs in."""
     return build("examples")
+
+
+@pytest.fixture(scope="session")
+def open_mpi_5_image(build: Callable[..., str]) -> str:
+    """The image of a node with Open MPI 5.0 in the place of Debian's 4.1."""
+    bundle = os.environ.get("PIP_CERT") or "/etc/ssl/certs/ca-certificates.crt"
+    return build("openmpi5", "--ca-bundle", bundle)
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,13 @@ time.sleep(600)
 """
 
 
+@pytest.fixture(params=["base_image", "open_mpi_5_image"], ids=["4.1", "5.0"])
+def cloud(cloud, request):
+    """The command line, with either line of Open MPI on the nodes."""
+    cloud.image = request.getfixturevalue(request.param)
+    return cloud
+
+
 def said(done):
     """Return what each rank said with SAY, by rank."""
     lines = [json.loads(line.partition(b"] ")[2]) for line in done.out.splitlines()]

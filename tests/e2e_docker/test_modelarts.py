@@ -71,6 +71,20 @@ def test_a_job_runs_in_two_containers(arts: Any, base_image: str):
     assert arts.status("two")["state"] == "SUCCEEDED"
 
 
+def test_an_image_that_is_not_there_is_told_before_anything_is_sent(arts: Any):
+    """The registry has others of that name; one that it does not list at all may be shared."""
+    arts.script("pass")
+    words = ("submit", "--backend", "modelarts", "--image")
+    refused = arts.run(*words, "cloudjob/base:nonsense", "train.py")
+    assert refused.code == 5, refused
+    assert "error: image: cloudjob/base:nonsense: there is no tag nonsense" in refused.err
+    assert json.loads(arts.run("list", "--json").out) == []
+
+    warned = arts.run(*words, "cloudjob/nonsense:v1", "train.py")
+    assert "warning: image: the registry lists no cloudjob/nonsense" in warned.err, warned
+    assert "Failed to pull image" in warned.err, warned
+
+
 def test_a_failed_rank_in_a_container_is_named(arts: Any, base_image: str):
     """By the record that the platform kept as an output."""
     arts.script("import os, sys\nsys.exit(7 if os.environ['VC_TASK_INDEX'] == '1' else 0)\n")

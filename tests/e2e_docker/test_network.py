@@ -12,7 +12,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import docker
@@ -23,7 +23,6 @@ from cloudjob.backends.entry import new_key
 pytestmark = pytest.mark.docker
 
 BIN = Path(sys.executable).parent
-OPEN_MPI_5 = ("--ca-bundle", os.environ.get("PIP_CERT") or "/etc/ssl/certs/ca-certificates.crt")
 
 
 @pytest.fixture(autouse=True)
@@ -127,12 +126,10 @@ def _archive(*, train: bytes, key: bytes) -> bytes:
     return data.getvalue()
 
 
-@pytest.fixture(params=["examples", "openmpi5"])
-def nodes(
-    engine: docker.APIClient, build: Callable[..., str], request: pytest.FixtureRequest
-) -> Iterator[Nodes]:
+@pytest.fixture(params=["examples_image", "open_mpi_5_image"])
+def nodes(engine: docker.APIClient, request: pytest.FixtureRequest) -> Iterator[Nodes]:
     """Two nodes with mpi4py and Open MPI 4.1, or 5.0."""
-    nodes = Nodes(engine, build(request.param, *(OPEN_MPI_5 if "5" in request.param else ())))
+    nodes = Nodes(engine, request.getfixturevalue(request.param))
     yield nodes
     nodes.close()
 
@@ -287,8 +284,8 @@ class Processes:
         self._thread.join()
 
 
-@pytest.mark.parametrize("name", ["base", "openmpi5"])
-def test_a_secret_is_neither_on_the_network_nor_in_a_process_list(cloud, build, name):
+@pytest.mark.parametrize("name", ["base_image", "open_mpi_5_image"])
+def test_a_secret_is_neither_on_the_network_nor_in_a_process_list(cloud, request, name):
     """From submit to the end, on the wire between the nodes, and in `ps` on every node.
 
     A variable that is no secret crosses in Open MPI's own channel, in the clear, so the capture
@@ -296,7 +293,7 @@ def test_a_secret_is_neither_on_the_network_nor_in_a_process_list(cloud, build, 
     environments shows what holds it.
     """
     secret, shown = os.urandom(20).hex(), os.urandom(20).hex()
-    image = build(name, *(OPEN_MPI_5 if name == "openmpi5" else ()))
+    image = request.getfixturevalue(name)
     cloud.environ["TOKEN"] = secret
     cloud.script(WAIT)
     processes, capture = Processes(secret), Capture(secret, shown)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry.contract import env, names
-from jobentry.contract.env import EnvError, NodeEnv, OpenMpi
+from jobentry.contract.env import EnvError, MindSpore, NodeEnv, OpenMpi
 
 TEXT = st.text(st.characters(exclude_characters="\0"), max_size=20)
 SOME_TEXT = TEXT.filter(bool)
@@ -15,6 +15,7 @@ FILES = st.just("") | TEXT.map(lambda text: "/" + text.rstrip("/") + "f")
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True)
 HOSTS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,9}", fullmatch=True)
 SECONDS = st.floats(0, 1e9, allow_nan=False)
+DEVICES = ("10.0.0.1 0=192.168.1.1 1=fe80::1", "s@p 0=192.168.1.1/3")
 PAIRS = st.dictionaries(NAMES, TEXT, max_size=3).map(lambda pairs: tuple(pairs.items()))
 VARIABLES = sorted(
     {value for name, value in vars(names).items() if name == value and name.isupper()}
@@ -60,6 +61,12 @@ def nodes(draw: st.DrawFn) -> NodeEnv:
             mca_args=draw(st.none() | TEXT),
             extra_args=draw(st.none() | TEXT),
         ),
+        mindspore=MindSpore(
+            device_target=draw(TEXT),
+            parallel_mode=draw(TEXT),
+            search_mode=draw(TEXT),
+            devices=tuple(draw(st.lists(st.sampled_from(DEVICES), max_size=3))),
+        ),
     )
 
 
@@ -97,6 +104,13 @@ def test_words_and_lists_that_are_not_known_are_told():
         "CLOUDJOB_INPUT_NODES: DATA: 'first' does not list nodes",
         "CLOUDJOB_RESTORE_OUTPUTS='some' is not known (allowed: none, own, all)",
         "CLOUDJOB_OUTPUT_SYNC_S='often' is not a number of seconds",
+    ]
+
+
+def test_a_line_that_lists_no_devices_is_told():
+    """With the line."""
+    assert problems({"CLOUDJOB_DEVICES": "s 0=1.1.1.1\ns"}) == [
+        "CLOUDJOB_DEVICES: 's' names no devices"
     ]
 
 

@@ -9,6 +9,7 @@ import pytest
 from jobentry import plan
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv, OpenMpi
+from jobentry.contract.launchers import LAUNCHERS
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import common
 from jobentry.launchers.common import File, Process
@@ -65,6 +66,17 @@ def test_the_head_starts_mpirun():
         ),
         cwd="/code",
     )
+
+
+# A rank table needs one of the platform, and has tests of its own.
+@pytest.mark.parametrize("launcher", sorted(LAUNCHERS.keys() - {"rank-table"}))
+def test_every_launcher_makes_a_plan(launcher: str):
+    """Of the table that users choose from, none is missing here."""
+    node = NODE._replace(launcher=launcher)
+    made = plan.make(node, {"PWD": "/code"}, PATHS, TOOLS, ("x.py",))
+
+    assert made.is_everywhere != LAUNCHERS[launcher].needs_mpi
+    assert made.processes
 
 
 def test_what_was_left_out_is_noted():

@@ -221,6 +221,31 @@ def test_who_is_late_is_shown_while_the_head_waits(
     assert "all workers are there" not in text
 
 
+def test_another_key_is_shown_sooner(
+    watch: Callable[..., Watch],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A node with another key seldom gets the right one by waiting; it is still waited for."""
+    monkeypatch.setattr(workers, "_REFUSED_S", 0.2)
+    head = watch("silent1", "stranger2")
+    begun = time.monotonic()
+    head.workers.open()
+    said: list[str] = []
+
+    def is_shown() -> bool:
+        said.append(capsys.readouterr().err)
+        return "the nodes after" in "".join(said)
+
+    head.until(is_shown)
+    text = "".join(said)
+
+    assert time.monotonic() - begun < workers._LATE_S
+    assert "it has another key for ssh" in text
+    assert "hint: node 2: every node of a job must be given the same key" in text
+    assert len(head.workers.absent) == 2
+
+
 def test_nobody_is_shown_in_a_good_run(
     watch: Callable[..., Watch], capsys: pytest.CaptureFixture[str]
 ):

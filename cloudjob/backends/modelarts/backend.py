@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from cloudjob.backends.modelarts.request import ModelArtsRequest
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.spec import JobSpec
+from cloudjob.status import JobState
 from cloudjob.submission import Submission
 
 _SCHEMES = {"https": "modelarts://", "http": "modelarts+http://"}
@@ -126,7 +128,16 @@ class ModelArtsBackend:
     def status(self, handle: str) -> NativeStatus:
         """Say where the job stands."""
         where = _parted(handle)
-        return state.status_of(self._client(where).show(where.id))
+        client = self._client(where)
+        found = state.status_of(client.show(where.id))
+        if found.state is JobState.FAILED and found.exit_code is None:
+            # No node has come so far that it could say why; then the first bad event does.
+            with suppress(BackendError):
+                events = client.events(where.id)
+                bad = next((event for event in events if event.get("level") == "Error"), {})
+                if bad.get("message"):
+                    return replace(found, message=f"{found.message}: {bad['message']}")
+        return found
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""

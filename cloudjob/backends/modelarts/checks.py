@@ -19,6 +19,10 @@ from cloudjob.spec import JobSpec, nearest, section
 _MINUTE_S = 60.0
 _SHOWN = 8
 _RUNNING = ("Creating", "Pending", "Running")
+# ORGANISATION/NAME:TAG, as the service takes it, or with the registry's own host in front.
+_IN_SWR = re.compile(
+    r"(?:swr\.[\w.-]+/)?(?P<namespace>[a-z0-9_-]+)/(?P<name>[a-z0-9._/-]+)(?::(?P<tag>[\w.-]+))?"
+)
 
 
 class _Place(NamedTuple):
@@ -38,6 +42,7 @@ def look(client: Client, spec: JobSpec | None, store: str) -> list[Check]:
     looks: list[Callable[[], Iterator[Check]]] = [
         lambda: _flavor(client, spec),
         lambda: _engine(client, spec),
+        lambda: _image(client, spec),
         lambda: _pool(client, spec),
         lambda: _quota(client, spec),
         lambda: _outputs(client, spec),
@@ -143,6 +148,35 @@ def _engine(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     is_known = wanted in ids or wanted in names
     found = wanted if is_known else f"there is no engine {wanted}{nearest(wanted, ids | names)}"
     yield Check("engine", is_known, found, f"one of {listed}")
+
+
+def _image(client: Client, spec: JobSpec | None) -> Iterator[Check]:
+    """The image lies in the region's registry; only there does the service look for it."""
+    wanted = spec.image if spec else ""
+    parts = _IN_SWR.fullmatch(wanted)
+    if not (parts and client.site.registry):
+        return
+    namespace, repository, tag = parts["namespace"], parts["name"], parts["tag"] or "latest"
+    try:
+        tags = client.image_tags(namespace, repository, tag)
+    except ServiceError as error:
+        if error.refusal.status != 404:
+            raise
+        # Another account's, shared with this one, may be used and not be listed.
+        yield Check(
+            "image",
+            False,
+            f"the registry lists no {namespace}/{repository}",
+            "is the name right, and the image in the region of the job, or shared with you?",
+            is_needed=False,
+        )
+        return
+    yield Check(
+        "image",
+        tag in tags,
+        wanted if tag in tags else f"{wanted}: there is no tag {tag}{nearest(tag, tags)}",
+        "push it to the registry of the job's region, or mend the name",
+    )
 
 
 def _pool(client: Client, spec: JobSpec | None) -> Iterator[Check]:

@@ -21,7 +21,7 @@ from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import BackendError, NotAuthorised
 
 # How many jobs or events are asked for at a time: the most that the service gives.
-_JOBS_PAGE, _EVENTS_PAGE = 50, 100
+_JOBS_PAGE, _EVENTS_PAGE, _TAGS_PAGE = 50, 100, 100
 # The service refuses a request whose date is further off than 15 minutes.
 SKEW_LIMIT_S = 15 * 60.0
 _TOKEN_LIFE_S = 20 * 3600.0
@@ -239,6 +239,24 @@ class Client:
         found = self.call("GET", "/training-quotas", "asking for quotas") or {}
         return list(found.get("quotas") or [])
 
+    def image_tags(self, namespace: str, repository: str, like: str) -> list[str]:
+        """Return the tags like ``like`` that SWR, the registry of the region, has of an image.
+
+        Raises:
+            ServiceError: 404 where it knows no such image.
+        """
+        doing = f"asking for the image {namespace}/{repository}"
+        # A name with folders in it stands in a path with this sign between them.
+        name = repository.replace("/", "$")
+        url = f"{self._site.registry}/v2/manage/namespaces/{namespace}/repos/{name}/tags"
+        tags: list[str] = []
+        while True:
+            query = (("limit", str(_TAGS_PAGE)), ("offset", str(len(tags))), ("tag", like))
+            found = self.exchange(Asked("GET", url, query, _JSON), doing).json(doing) or []
+            tags += [str(item.get("Tag")) for item in found]
+            if len(found) < _TAGS_PAGE:
+                return tags
+
     # -- requests -------------------------------------------------------------------------------
 
     def call(
@@ -368,7 +386,7 @@ class Client:
         doing = f"asking for the project of {region or 'this endpoint'}"
         if not region:
             raise BackendError(doing, hint="set HUAWEICLOUD_SDK_PROJECT_ID, or HW_REGION_NAME")
-        if self._site.keys is None:
+        if self._has_token:
             # A token says for which project it is.
             self._new_token()
             return self._site.project_id
@@ -384,26 +402,31 @@ class Client:
     def _proof(self, asked: Asked) -> dict[str, str]:
         """Return the headers of a request, with what proves who sends it."""
         now = self._clock() - self._ahead_s
-        headers = asked.headers
-        if self._site.keys is None:
+        headers, keys = asked.headers, self._site.keys
+        if keys is None or self._site.wants_token:
             return {**dict(headers), "X-Auth-Token": self._current_token()}
         if self._site.project_id:
             headers = (*headers, ("X-Project-Id", self._site.project_id))
-        return signed(asked._replace(headers=headers), self._site.keys, now)
+        return signed(asked._replace(headers=headers), keys, now)
 
     def _renew(self) -> bool:
         """Look for other proof than that which was refused; say whether there is any."""
-        if abs(self._ahead_s) > 60 and self._site.keys is not None:
-            # The next one is signed by the service's own clock, which its answer has told us.
-            return True
-        if self._site.login is not None:
+        if self._has_token:
             self._token_until = 0.0
+            return True
+        if abs(self._ahead_s) > 60:
+            # The next one is signed by the service's own clock, which its answer has told us.
             return True
         fresh = sites.renewed(self._site)
         is_other = fresh is not None and fresh != self._site.keys
         if is_other:
             self._site = replace(self._site, keys=fresh)
         return is_other
+
+    @property
+    def _has_token(self) -> bool:
+        """Whether a token says who we are, and not a signature."""
+        return self._site.keys is None or self._site.wants_token
 
     def _current_token(self) -> str:
         if self._clock() >= self._token_until:
@@ -412,15 +435,23 @@ class Client:
 
     def _new_token(self) -> None:
         """Ask IAM for a token, which is good for a day."""
-        login, doing = self._site.login, "asking IAM for a token"
-        assert login is not None, "a site has keys or a login"
-        user = {"name": login.user, "password": login.password, "domain": {"name": login.domain}}
-        identity = {"methods": ["password"], "password": {"user": user}}
+        doing = "asking IAM for a token"
         project = (
             {"id": self._site.project_id} if self._site.project_id else {"name": self._site.region}
         )
         scope = {"project": project}
-        self._take_token(self._ask_for_token({"identity": identity, "scope": scope}, doing), doing)
+        auth = {"identity": self._identity(), "scope": scope}
+        self._take_token(self._ask_for_token(auth, doing), doing)
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what IAM gives a token for."""
+        keys, login = self._site.keys, self._site.login
+        if keys is not None:
+            given = {"access": {"key": keys.access_key}, "secret": {"key": keys.secret_key}}
+            return {"methods": ["hw_ak_sk"], "hw_ak_sk": given}
+        assert login is not None, "a site has keys or a login"
+        user = {"name": login.user, "password": login.password, "domain": {"name": login.domain}}
+        return {"methods": ["password"], "password": {"user": user}}
 
     def _ask_for_token(self, auth: Mapping[str, Any], doing: str) -> Answer:
         import requests

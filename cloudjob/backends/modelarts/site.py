@@ -7,7 +7,7 @@ import json
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,6 +33,7 @@ _VARIABLES = {
     "iam_endpoint": ("HUAWEICLOUD_SDK_IAM_ENDPOINT",),
     "region": ("HW_REGION_NAME",),
     "project_id": ("HUAWEICLOUD_SDK_PROJECT_ID", "HW_PROJECT_ID"),
+    "registry": ("CLOUDJOB_SWR_ENDPOINT",),
 }
 _REGION_IN_HOST = re.compile(r"(?:modelarts|iam|obs)[.-]([a-z]{2,}(?:-[a-z0-9]+)+)\.")
 KEYS_HINT = (
@@ -59,10 +60,12 @@ class Site:
         iam_endpoint: The same of IAM.
         project_id: Empty when it has to be asked for.
         keys: None where a token is asked for with ``login``.
+        wants_token: Whether the keys are used to ask for a token, too, and sign nothing else.
         file: Where the keys were read, to read them again when they are over.
         store_uri: Where code and outputs are kept when no store is named.
         default_image: The image of a job that names none; only an emulator has one.
         default_flavor: The same of the flavor.
+        registry: ``https://host`` of the service that keeps images; empty when nobody knows.
     """
 
     endpoint: str
@@ -75,6 +78,8 @@ class Site:
     store_uri: str = ""
     default_image: str = ""
     default_flavor: str = ""
+    registry: str = ""
+    wants_token: bool = False
     origin: str = ""
 
     @property
@@ -103,6 +108,21 @@ def find(
     said = {name: str(options.get(name) or "") for name in _VARIABLES}
     for name, variables in _VARIABLES.items():
         said[name] = said[name] or next((environ[v] for v in variables if environ.get(v)), "")
+    site = _found(options, said, environ, state, user_home)
+    if options.get("auth") == "token" and site.keys is not None and site.keys.token:
+        raise UsageError(
+            "modelarts.auth: token: IAM gives none for temporary keys", hint="leave it at sign"
+        )
+    return replace(site, wants_token=options.get("auth") == "token" and site.keys is not None)
+
+
+def _found(
+    options: Mapping[str, Any],
+    said: dict[str, str],
+    environ: Mapping[str, str],
+    state: Path,
+    user_home: Path,
+) -> Site:
     emulator = _emulator(state)
     if emulator and said["endpoint"] in (EMULATOR, emulator["endpoint"]):
         return _local(emulator, said, environ)
@@ -131,6 +151,8 @@ def _remote(
             hint="set HW_REGION_NAME, or modelarts.region in the job file, to cn-north-4 for "
             "example",
         )
+    # Another endpoint may be another cloud, whose registry nobody knows.
+    is_known = bool(region and not said["endpoint"])
     domain = "myhuaweicloud.eu" if region.startswith("eu-") else "myhuaweicloud.com"
     return Site(
         endpoint=_url(said["endpoint"] or f"modelarts.{region}.{domain}"),
@@ -141,6 +163,7 @@ def _remote(
         login=login,
         file=file,
         store_uri=f"obs://{bucket}" + (f"?region={region}" if region else "") if bucket else "",
+        registry=_url(said["registry"] or f"swr-api.{region}.{domain}" * is_known),
         origin=str(file) if file else "environment",
     )
 
@@ -158,6 +181,7 @@ def _local(
         f"&region={emulator.get('region') or 'local'}&addressing=path",
         default_image=emulator["image"],
         default_flavor=emulator["flavor"],
+        registry=_url(emulator["endpoint"]),
         origin="emulator",
     )
 

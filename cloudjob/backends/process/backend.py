@@ -339,7 +339,7 @@ def machine_of(options: dict[str, Any], home: Path) -> Machine:
     return Machine(
         path=path,
         library_path=os.environ.get("LD_LIBRARY_PATH", ""),
-        libmpi=_libmpi(shutil.which("mpirun", path=path) or "", python),
+        libmpi=libmpi_of(shutil.which("mpirun", path=path) or "", python),
         python=python,
         entry_python=sys.executable,
         zipapp=_entry(home),
@@ -361,8 +361,8 @@ def _entry(home: Path) -> str:
     return str(compiled if compiled.exists() else zipapp)
 
 
-def _libmpi(mpirun: str, python: str) -> str:
-    """The library of this mpirun, when mpi4py would take the one of a wheel in another place.
+def libmpi_of(mpirun: str, python: str) -> str:
+    """Return the library of this mpirun, when mpi4py would take that of a wheel elsewhere.
 
     Ranks of one MPI under the mpirun of another work by luck; what they say when they fail is lost.
     """

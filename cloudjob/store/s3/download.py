@@ -15,6 +15,8 @@ from cloudjob.store.s3.upload import PART_BYTES_HEADER
 from cloudjob.store.s3.wire import Answer, Request, Wire
 
 _AT_ONCE = 10
+# What is asked for first: it says how long the object is, and the rest waits for that.
+_FIRST_BYTES = 1024 * 1024
 _TRIES = 4
 _OUT_OF_RANGE = 416
 _PRECONDITION_FAILED = 412
@@ -82,23 +84,27 @@ def _got(download: Download) -> int | None:
     answer = head.answer
     part_bytes = _part_bytes(answer, size_bytes)
     step = part_bytes or download.part_bytes
-    # The first range is as long as parts usually are; where they are not, it comes once more.
-    begin = head.came_bytes if step == head.came_bytes else 0
-    if not begin:
+    # The first part goes on where the first answer ends; one that is shorter comes once more.
+    goes_on = head.came_bytes <= step
+    if not goes_on:
         download.tell(-head.came_bytes)
     tag = answer.headers.get("etag", "")
+    is_digested = bool(part_bytes) or size_bytes <= step
+
+    def digest(start: int) -> bytes:
+        before = head if start == 0 and goes_on else None
+        end = min(start + step, size_bytes)
+        return _range(download, start, end, tag, before=before, is_digested=is_digested)
+
     digests = in_parallel(
-        lambda start: _range(download, start, min(step, size_bytes - start), tag),
-        range(begin, size_bytes, step),
-        at_once=_AT_ONCE,
-        abort=download.wire.abort,
+        digest, range(0, size_bytes, step), at_once=_AT_ONCE, abort=download.wire.abort
     )
-    if begin:
-        digests.insert(0, head.md5)
     if part_bytes:
         is_whole = local.combined_etag(digests) == answer.etag
     elif local.is_md5(answer):
-        is_whole = Part(download.target, 1, 0, size_bytes).md5().hex() == answer.etag
+        # It was put as one piece: the digest of its ranges is no digest of it.
+        whole = Part(download.target, 1, 0, size_bytes)
+        is_whole = (digests[0] if size_bytes <= step else whole.md5()).hex() == answer.etag
     else:
         # Nothing says what its bytes should be; there are as many as there should be.
         is_whole = True
@@ -110,7 +116,8 @@ def _got(download: Download) -> int | None:
 def _first(download: Download) -> Range:
     """Get the first range, which is often all there is."""
     sink = Range(download.target.write, 0, download.tell)
-    headers = {"Range": f"bytes=0-{download.part_bytes - 1}"}
+    count = min(_FIRST_BYTES, download.part_bytes)
+    headers = {"Range": f"bytes=0-{count - 1}"}
     answer = download.wire.ask(
         Request("GET", download.doing, download.key, headers=headers, sink=sink)
     )
@@ -122,10 +129,27 @@ def _first(download: Download) -> Range:
     return sink
 
 
-def _range(download: Download, start: int, size_bytes: int, tag: str) -> bytes:
-    """Get one range of the object that has this tag, and return its digest."""
-    sink = Range(download.target.write, start, download.tell)
-    headers = {"Range": f"bytes={start}-{start + size_bytes - 1}", "If-Match": tag}
+def _range(
+    download: Download,
+    start: int,
+    end: int,
+    tag: str,
+    *,
+    before: Range | None,
+    is_digested: bool,
+) -> bytes:
+    """Get one range of the object that has this tag, and return its digest.
+
+    Args:
+        before: What has come of it already.
+    """
+    start += before.came_bytes if before is not None else 0
+    if before is not None and start == end:
+        return before.md5
+    sink = Range(
+        download.target.write, start, download.tell, before=before, is_digested=is_digested
+    )
+    headers = {"Range": f"bytes={start}-{end - 1}", "If-Match": tag}
     answer = download.wire.ask(
         Request("GET", download.doing, download.key, headers=headers, sink=sink)
     )
@@ -134,7 +158,7 @@ def _range(download: Download, start: int, size_bytes: int, tag: str) -> bytes:
             raise _Replaced
         raise _refused(download, answer.refusal)
     # Not every service minds If-Match.
-    if answer.headers.get("etag", "") != tag or sink.came_bytes != size_bytes:
+    if answer.headers.get("etag", "") != tag or sink.came_bytes != end - start:
         raise _Replaced
     return sink.md5
 

@@ -158,6 +158,8 @@ class Range:
         write: Takes bytes and their offset in the object.
         start: Where the range begins.
         tell: Hears how many bytes came; less than zero takes some back.
+        before: The range that ends where this one begins; the digest is that of both.
+        is_digested: Whether anybody will ask for the digest, which costs a second a gigabyte.
     """
 
     def __init__(
@@ -165,11 +167,16 @@ class Range:
         write: Callable[[memoryview, int], None],
         start: int,
         tell: Tell,
+        *,
+        before: Range | None = None,
+        is_digested: bool = True,
     ) -> None:
         self._write = write
         self._start = start
         self._tell = tell
-        self._digest = _md5()
+        self._before = before
+        self._is_digested = is_digested
+        self._digest = self._new_digest()
         self.answer: Answer | None = None
         self.came_bytes = 0
 
@@ -177,7 +184,7 @@ class Range:
         """Forget what came before."""
         self._tell(-self.came_bytes)
         self.came_bytes = 0
-        self._digest = _md5()
+        self._digest = self._new_digest()
         self.answer = answer
 
     def take(self, data: memoryview) -> None:
@@ -186,7 +193,8 @@ class Range:
             self._write(data, self._start + self.came_bytes)
         except OSError as error:
             raise LocalError(error) from error
-        self._digest.update(data)
+        if self._is_digested:
+            self._digest.update(data)
         self.came_bytes += len(data)
         self._tell(len(data))
 
@@ -204,6 +212,9 @@ class Range:
     def md5(self) -> bytes:
         """The digest of what came."""
         return bytes(self._digest.digest())
+
+    def _new_digest(self) -> Any:
+        return _md5() if self._before is None else self._before._digest.copy()
 
 
 def is_md5(answer: Answer) -> bool:

@@ -10,10 +10,13 @@ import json
 import re
 from typing import Mapping, NamedTuple
 
+from jobentry.contract import devices
 from jobentry.contract.names import (
     CARRIED_PREFIXES,
     CLOUDJOB_CODE_DIGEST,
     CLOUDJOB_CODE_URI,
+    CLOUDJOB_DEVICE_TARGET,
+    CLOUDJOB_DEVICES,
     CLOUDJOB_ENV_NAMES,
     CLOUDJOB_GRACE_S,
     CLOUDJOB_INPUT_NODES,
@@ -24,10 +27,12 @@ from jobentry.contract.names import (
     CLOUDJOB_OUTPUT_LIMIT_S,
     CLOUDJOB_OUTPUT_SYNC_S,
     CLOUDJOB_OUTPUTS,
+    CLOUDJOB_PARALLEL_MODE,
     CLOUDJOB_PROCS_PER_NODE,
     CLOUDJOB_RECORD_URI,
     CLOUDJOB_REMOTE_SHELL,
     CLOUDJOB_RESTORE_OUTPUTS,
+    CLOUDJOB_SEARCH_MODE,
     CLOUDJOB_SECRET_NAMES,
     CLOUDJOB_SSH_KEY,
     CLOUDJOB_START_TIMEOUT_S,
@@ -89,6 +94,19 @@ class OpenMpi(NamedTuple):
     extra_args: str | None = None
 
 
+class MindSpore(NamedTuple):
+    """What a script for MindSpore is told; empty is the script's own choice.
+
+    Args:
+        devices: The devices of each node, where no platform lists them (``contract.devices``).
+    """
+
+    device_target: str = ""
+    parallel_mode: str = ""
+    search_mode: str = ""
+    devices: tuple[str, ...] = ()
+
+
 class NodeEnv(NamedTuple):
     """What one node knows of itself and its job."""
 
@@ -117,6 +135,7 @@ class NodeEnv(NamedTuple):
     timeout_s: float = 0.0
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
     open_mpi: OpenMpi = OpenMpi()
+    mindspore: MindSpore = MindSpore()
 
     @property
     def nodes(self) -> int:
@@ -203,6 +222,10 @@ def write(node: NodeEnv) -> dict[str, str]:
         **_outputs_text(node),
         OPENMPI_HOST_FILE_PATH: node.open_mpi.host_file,
         TUNE_ENV_FILE: node.open_mpi.tune_file,
+        CLOUDJOB_DEVICE_TARGET: node.mindspore.device_target,
+        CLOUDJOB_PARALLEL_MODE: node.mindspore.parallel_mode,
+        CLOUDJOB_SEARCH_MODE: node.mindspore.search_mode,
+        CLOUDJOB_DEVICES: "\n".join(node.mindspore.devices),
     }
     text.update({name: value for name, value in optional.items() if value})
     text.update(_open_mpi_text(node.open_mpi))
@@ -256,6 +279,12 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
             x_args=environ.get(OPENMPI_X_ARGS),
             mca_args=environ.get(OPENMPI_MCA_ARGS),
             extra_args=environ.get(OPENMPI_EXTRA_ARGS),
+        ),
+        mindspore=MindSpore(
+            device_target=environ.get(CLOUDJOB_DEVICE_TARGET, ""),
+            parallel_mode=environ.get(CLOUDJOB_PARALLEL_MODE, ""),
+            search_mode=environ.get(CLOUDJOB_SEARCH_MODE, ""),
+            devices=reader.devices(CLOUDJOB_DEVICES),
         ),
     )
     if reader.problems:
@@ -372,6 +401,16 @@ class _Reader:
             known = ", ".join(allowed)
             self.problems.append(f"{name}={_shown(text)!r} is not known (allowed: {known})")
         return text
+
+    def devices(self, name: str) -> tuple[str, ...]:
+        """Return ``name`` as the devices of each node."""
+        lines = tuple(self.environ.get(name, "").splitlines())
+        for line in lines:
+            try:
+                devices.parse(line)
+            except ValueError as error:
+                self.problems.append(f"{name}: {_shown(line)!r} {error}")
+        return lines
 
     def hosts(self) -> tuple[str, ...]:
         """Return the job's nodes: listed, or made from its name as the platform does."""

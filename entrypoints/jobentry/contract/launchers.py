@@ -13,17 +13,40 @@ class Launcher(NamedTuple):
         needs_mpi: Whether mpirun on the head starts the ranks; else each node starts its own.
         is_one_a_node: Whether a node has one rank, whatever room there is.
         takes_command: Whether the script is any command, and not a file of the source.
+        module: What the interpreter of the nodes must be able to import; empty for nothing.
+        devices: The device targets that it works on; empty for any.
+        instead: The launcher for the other ones.
     """
 
     help: str
     needs_mpi: bool = False
     is_one_a_node: bool = False
     takes_command: bool = False
+    module: str = ""
+    devices: tuple[str, ...] = ()
+    instead: str = ""
 
+
+# What the laptop takes when the job names none and nothing suggests another.
+DEFAULT = "mpirun"
+# The job's word for that: the laptop looks, and the entry is always told a name of the table.
+AUTO = "auto"
 
 LAUNCHERS: Mapping[str, Launcher] = {
     "mpirun": Launcher("Open MPI's mpirun on the head", needs_mpi=True),
-    "torchrun": Launcher("PyTorch's torchrun on every node, meeting at the head"),
+    "horovod": Launcher("Horovod under Open MPI's mpirun", needs_mpi=True, module="horovod"),
+    "horovod-gloo": Launcher("Horovod over Gloo, without any MPI", module="horovod"),
+    "torchrun": Launcher("PyTorch's torchrun on every node, meeting at the head", module="torch"),
+    "msrun": Launcher("MindSpore's msrun on every node", module="mindspore"),
+    "dynamic-cluster": Launcher("MindSpore's dynamic cluster, without msrun", module="mindspore"),
+    "mindspore-mpi": Launcher(
+        "MindSpore under Open MPI's mpirun", needs_mpi=True, module="mindspore"
+    ),
+    "rank-table": Launcher(
+        "one process a device, told of all by a rank table",
+        devices=("Ascend",),
+        instead="msrun",
+    ),
     "pytorch-modelarts": Launcher(
         "one process a node, told --init_method, --rank and --world_size", is_one_a_node=True
     ),

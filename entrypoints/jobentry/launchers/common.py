@@ -36,12 +36,14 @@ class Process(NamedTuple):
 
     Args:
         is_door: Whether it is a door, which says itself how its rank ended.
+        is_server: Whether it serves the ranks: they need it to the end, and nobody needs it longer.
     """
 
     name: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
     is_door: bool = False
+    is_server: bool = False
 
 
 class Launch(NamedTuple):
@@ -60,13 +62,18 @@ class Launch(NamedTuple):
 
 
 class Site(NamedTuple):
-    """Where a launch happens: the node, its variables, paths and interpreter, and our own entry."""
+    """Where a launch happens: the node, its variables, paths and interpreter, and our own entry.
+
+    Args:
+        rank_table: The text of the platform's own; empty for none.
+    """
 
     node: NodeEnv
     environment: Mapping[str, str]
     paths: NodePaths
     interpreter: str
     entry: tuple[str, ...]
+    rank_table: str = ""
 
 
 def program(site: Site, words: Sequence[str]) -> tuple[str, ...]:
@@ -81,11 +88,17 @@ def program(site: Site, words: Sequence[str]) -> tuple[str, ...]:
     return (script if script.startswith("/") else "./" + script, *words[1:])
 
 
-def door(site: Site, rank: int, words: Sequence[str], env: Mapping[str, str]) -> Process:
-    """Return the process that runs ``words`` as the rank ``rank`` of this node."""
+def door(
+    site: Site,
+    rank: int,
+    words: Sequence[str],
+    env: Mapping[str, str],
+    options: Sequence[str] = (),
+) -> Process:
+    """Return the process that runs ``words`` as the rank ``rank``; ``options`` are the door's."""
     return Process(
         "rank %d" % rank,
-        (*site.entry, "--rank", "--", *words),
+        (*site.entry, "--rank", *options, "--", *words),
         {**site.environment, **env, names.CLOUDJOB_RANK: str(rank)},
         is_door=True,
     )

@@ -25,8 +25,15 @@ DEFAULT_X_ARGS = (
 DEFAULT_MCA_ARGS = "-mca pml ob1 -mca btl ^openib -mca plm_rsh_no_tree_spawn true"
 DEFAULT_EXTRA_ARGS = ""
 
-OLDEST = (4, 0)
-NEWEST = (5, 0)
+OPEN_MPI = "Open MPI"
+MPICH = "MPICH"
+INTEL = "Intel MPI"
+# What an mpirun says of its version, and the oldest and the newest that we drive.
+FAMILIES = (
+    (OPEN_MPI, r"\(Open MPI\) (\d+)\.(\d+)", (4, 0), (5, 0)),
+    (MPICH, r"HYDRA build details:\s+Version:\s+(\d+)\.(\d+)", (3, 2), (5, 99)),
+    (INTEL, r"Intel\(R\) MPI Library .*Version (\d+)\.(\d+)", (2019, 0), (2099, 0)),
+)
 
 # How many words follow an option; an option that is not here is passed on with what follows it.
 _MCA_OPTIONS = ("mca", "gmca", "omca", "prtemca", "pmixmca")
@@ -71,10 +78,17 @@ _GONE_IN_5 = ("routed", "oob")
 
 
 class Mpi(NamedTuple):
-    """The Open MPI of this node: its mpirun (an absolute path) and its version."""
+    """The MPI of this node: its mpirun (an absolute path), its version, and whose it is."""
 
     mpirun: str
     version: tuple[int, ...]
+    family: str = OPEN_MPI
+
+    @property
+    def name(self) -> str:
+        """What nodes must have in common: ``4.1`` of Open MPI, else ``MPICH 4.0``."""
+        numbers = "%d.%d" % self.version[:2]
+        return numbers if self.family == OPEN_MPI else f"{self.family} {numbers}"
 
 
 class Command(NamedTuple):
@@ -95,35 +109,44 @@ class Command(NamedTuple):
     notes: tuple[str, ...]
 
 
-class _Option(NamedTuple):
+class Option(NamedTuple):
+    """One option of mpirun, without its dashes, and the words that follow it."""
+
     name: str
     words: tuple[str, ...]
 
 
-def launch(site: Site, mpi: Mpi, words: Sequence[str]) -> Launch:
+def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = ()) -> Launch:
     """Return mpirun on the head, which starts the ranks of all nodes.
+
+    Args:
+        options: Words for the door of each rank.
 
     Raises:
         ArgsError: A variable with options cannot be read, or asks for what cannot be had.
     """
     node = site.node
+    if mpi.family != OPEN_MPI:
+        from jobentry.launchers import hydra
+
+        return hydra.launch(site, mpi, words, options)
     tune_path = node.open_mpi.tune_file or site.paths.tune_file
-    ranks = _ranks(node)
+    count = ranks(node)
     if not node.is_head:
         # mpirun 4.1 names the file to its daemons, and each says so when it finds none.
-        return Launch((), ranks, is_everywhere=False, files=(File(tune_path, PRIVATE, ""),))
+        return Launch((), count, is_everywhere=False, files=(File(tune_path, PRIVATE, ""),))
     host_path = node.open_mpi.host_file or site.paths.host_file
     made = command(
         node,
         site.environment,
         mpi,
         (host_path, tune_path),
-        rank_program(site.entry, program(site, words)),
+        rank_program(site.entry, program(site, words), options),
         ssh_config=site.paths.ssh_config if node.ssh_key else "",
     )
     return Launch(
         (Process("mpirun", made.argv, made.env),),
-        ranks,
+        count,
         is_everywhere=False,
         files=(
             File(host_path, PRIVATE, made.host_file),
@@ -174,24 +197,19 @@ def command(
     Raises:
         ArgsError: A variable with options cannot be read, or asks for what cannot be had.
     """
-    options, notes = _user_options(node)
-    mca, plain = _split(options)
-    carried = _carried(node, environ)
-    exported, export_notes = _exported(node, environ, plain)
-    notes += export_notes
-    carried.update(exported)
-    carried = _past_open_mpi(carried)
-    np = _ranks(node)
-    _check_slots(np, node, plain)
+    mca, plain = _split(user_options(node))
+    values, notes = carried(node, environ, plain)
+    np = ranks(node)
+    check_slots(np, node, plain)
     mca_words, mca_notes = _mca_words(node, mpi, mca, ssh_config)
     notes += mca_notes
 
     in_tune_file = [
         name
-        for name, value in carried.items()
+        for name, value in values.items()
         if name.startswith(names.CARRIED_PREFIXES) and is_safe_in_tune_file(value)
     ]
-    on_line = [name for name in carried if name not in set(in_tune_file)]
+    on_line = [name for name in values if name not in set(in_tune_file)]
     argv = [mpi.mpirun, "-np", str(np), "--hostfile", files[0]]
     argv += mca_words[0] + ["--tune", files[1]]
     argv += [word for option in plain if option.name in _BINDING for word in _words(option)]
@@ -205,7 +223,7 @@ def command(
     ]
     return Command(
         argv=(*argv, *program),
-        env=_environment(node, environ, carried),
+        env=environment(node, environ, values),
         host_file=host_file(node.hosts, node.slots),
         tune_file=tune_file(in_tune_file),
         notes=tuple(notes),
@@ -225,35 +243,42 @@ def asked_parameters(node: NodeEnv) -> frozenset[str]:
     return frozenset(option.words[0] for option in options if option.name in _MCA_OPTIONS)
 
 
-def _readable_options(node: NodeEnv) -> list[_Option]:
+def _readable_options(node: NodeEnv) -> list[Option]:
     """Return no option where some cannot be read: ``command`` says what is wrong with them."""
     try:
-        return _user_options(node)[0]
+        return user_options(node)
     except ArgsError:
         return []
 
 
-def rank_program(entry: Sequence[str], program: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that runs ``program`` under our rank door.
+def rank_program(
+    entry: Sequence[str], program: Sequence[str], options: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the command that runs ``program`` under our rank door, with ``options`` of the door.
 
     mpirun takes a word ``:`` anywhere for the start of another program, so then every word is
     written with percent signs, which the door takes away again.
     """
     if ":" not in program:
-        return (*entry, "--rank", "--", *program)
+        return (*entry, "--rank", *options, "--", *program)
     words = (word.replace("%", "%25").replace(":", "%3A") for word in program)
-    return (*entry, "--rank", "--percent", "--", *words)
+    return (*entry, "--rank", *options, "--percent", "--", *words)
 
 
-def _ranks(node: NodeEnv) -> int:
+def ranks(node: NodeEnv) -> int:
+    """Return how many ranks the job has."""
     return node.open_mpi.np or node.slots * node.nodes
 
 
 _BINDING = ("bind-to", "map-by", "rank-by")
 
 
-def _user_options(node: NodeEnv) -> tuple[list[_Option], list[str]]:
-    """Every option of the four variables, in their order, each default where one is not set."""
+def user_options(node: NodeEnv) -> list[Option]:
+    """Return every option of the four variables, in their order; a default where one is not set.
+
+    Raises:
+        ArgsError: They cannot be read.
+    """
     given = node.open_mpi
     sources = (
         (names.OPENMPI_BIND_ARGS, given.bind_args, DEFAULT_BIND_ARGS),
@@ -261,7 +286,7 @@ def _user_options(node: NodeEnv) -> tuple[list[_Option], list[str]]:
         (names.OPENMPI_MCA_ARGS, given.mca_args, DEFAULT_MCA_ARGS),
         (names.OPENMPI_EXTRA_ARGS, given.extra_args, DEFAULT_EXTRA_ARGS),
     )
-    options: list[_Option] = []
+    options: list[Option] = []
     problems: list[str] = []
     for variable, text, default in sources:
         try:
@@ -270,12 +295,12 @@ def _user_options(node: NodeEnv) -> tuple[list[_Option], list[str]]:
             problems.append(f"{variable}: {str(error).lower()}")
     if problems:
         raise ArgsError(problems)
-    return options, []
+    return options
 
 
-def _parse(words: list[str]) -> list[_Option]:
+def _parse(words: list[str]) -> list[Option]:
     """Read mpirun's options; one dash or two, ``--name value`` or ``--name=value``."""
-    options: list[_Option] = []
+    options: list[Option] = []
     rest = list(words)
     # Also as the value of an option: mpirun parts its words at ":" before it reads them.
     if ":" in words:
@@ -286,20 +311,20 @@ def _parse(words: list[str]) -> list[_Option]:
         count = 2 if name in _MCA_OPTIONS else 1 if name in _ONE_WORD else 0
         if not word.startswith("-") or not name:
             _check_loose(word, options)
-            options.append(_Option("", (word,)))
+            options.append(Option("", (word,)))
         elif equals and count == 1 and name != "x":
-            options.append(_Option(name, (value,)))
+            options.append(Option(name, (value,)))
         elif len(rest) < count:
             raise ValueError("%s needs %d more word%s" % (word, count, "s" * (count > 1)))
         elif count:
-            options.append(_Option(name, tuple(rest[:count])))
+            options.append(Option(name, tuple(rest[:count])))
             del rest[:count]
         else:
-            options.append(_Option(word.lstrip("-"), ()))
+            options.append(Option(word.lstrip("-"), ()))
     return options
 
 
-def _check_loose(word: str, before: list[_Option]) -> None:
+def _check_loose(word: str, before: list[Option]) -> None:
     """What follows an option that we do not know belongs to it; nothing else may stand alone."""
     if word.startswith("-"):
         raise ValueError(f"{word[:80]!r} is no option")
@@ -308,7 +333,7 @@ def _check_loose(word: str, before: list[_Option]) -> None:
         raise ValueError(f"{word[:80]!r} is no option, and no option asks for it")
 
 
-def _words(option: _Option) -> list[str]:
+def _words(option: Option) -> list[str]:
     if not option.name:
         return list(option.words)
     # 5.0 takes a long option with one dash for the program to start (exit 66).
@@ -316,10 +341,10 @@ def _words(option: _Option) -> list[str]:
     return [dashes + option.name, *option.words]
 
 
-def _split(options: list[_Option]) -> tuple[dict[tuple[str, str], str], list[_Option]]:
+def _split(options: list[Option]) -> tuple[dict[tuple[str, str], str], list[Option]]:
     """Part MCA parameters, the last of a name winning, from the other options."""
     mca: dict[tuple[str, str], str] = {}
-    plain: list[_Option] = []
+    plain: list[Option] = []
     for option in options:
         if option.name in _MCA_OPTIONS:
             mca[(option.name, option.words[0])] = option.words[1]
@@ -381,16 +406,25 @@ def _name_in(version: tuple[int, ...], name: str) -> str:
     return _RENAMED_IN_5.get(name, name)
 
 
-def _carried(node: NodeEnv, environ: Mapping[str, str]) -> dict[str, str]:
-    return {
+def carried(
+    node: NodeEnv, environ: Mapping[str, str], plain: list[Option]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that go from the head to all ranks, and notes.
+
+    Args:
+        plain: The options of mpirun; those named ``x`` add to what is carried anyway.
+    """
+    found = {
         name: value
         for name, value in environ.items()
         if env.is_carried(name, node) and env.is_name(name)
     }
+    exported, notes = _exported(node, environ, plain)
+    return _past_open_mpi({**found, **exported}), notes
 
 
 def _exported(
-    node: NodeEnv, environ: Mapping[str, str], plain: list[_Option]
+    node: NodeEnv, environ: Mapping[str, str], plain: list[Option]
 ) -> tuple[dict[str, str], list[str]]:
     """Return what ``-x`` names: the user's word first, but a default is only a default."""
     exported: dict[str, str] = {}
@@ -423,7 +457,7 @@ def _past_open_mpi(carried: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
-def _environment(
+def environment(
     node: NodeEnv, environ: Mapping[str, str], carried: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment of mpirun, which carries every value by its name."""
@@ -439,7 +473,7 @@ def _environment(
     return result
 
 
-def _check_slots(np: int, node: NodeEnv, plain: list[_Option]) -> None:
+def check_slots(np: int, node: NodeEnv, plain: list[Option]) -> None:
     """Open MPI 5.0.11 started fewer ranks than asked and ended with 0, so count here."""
     room = node.slots * node.nodes
     wide = any(

@@ -15,6 +15,7 @@ from tests.emulators import Api, await_true, keys, new_name
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its dependencies, on newer Pythons
     import huaweicloudsdkmodelarts.v1 as sdk
+    import huaweicloudsdkswr.v2 as swr
     from huaweicloudsdkcore.auth.credentials import BasicCredentials
     from huaweicloudsdkcore.exceptions.exceptions import ClientRequestException
 
@@ -103,6 +104,21 @@ def test_every_operation_is_answered(name: str, method: str, path: str, session_
     assert status not in (404, 405, 500, 501), values
     if name in REFUSED:
         assert (status, values["error_code"]) == (400, "ModelArts.2788")
+
+
+def test_the_registrys_client_finds_the_tags_of_an_image(session_api: Api):
+    """Where nodes are processes, any image is there."""
+    address = session_api.address
+    credentials = BasicCredentials(address.access_key, address.secret_key, address.project_id)
+    builder = swr.SwrClient.new_builder().with_credentials(credentials)
+    client = builder.with_endpoints([address.endpoint]).build()
+    asked = swr.ListRepositoryTagsRequest(
+        namespace="cloudjob", repository="base", limit="10", offset="0", tag="v2"
+    )
+    found = client.list_repository_tags(asked)
+
+    assert [(tag.tag, tag.path) for tag in found.body] == [("v2", "cloudjob/base:v2")]
+    assert found.content_range == "0-0/1"
 
 
 def full_body(s3: Any, name: str) -> Any:

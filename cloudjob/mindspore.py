@@ -1,0 +1,97 @@
+"""What MindSpore's documents say works where: launchers, devices and parallel modes. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jobentry.contract import devices
+from jobentry.contract.launchers import LAUNCHERS
+
+# What stands for the script's own choice.
+NONE = "none"
+DEVICE_TARGETS = ("CPU", "GPU", "Ascend")
+PARALLEL_MODES = (
+    NONE, "stand_alone", "data_parallel", "semi_auto_parallel", "auto_parallel", "hybrid_parallel",
+)  # fmt: skip
+SEARCH_MODES = (NONE, "dynamic_programming", "recursive_programming", "sharding_propagation")
+# The others are for graphs that are cut into pieces, which MindSpore does on accelerators only.
+_ON_CPU = (NONE, "stand_alone", "data_parallel")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What of a job matters to MindSpore.
+
+    Args:
+        launcher: Its name; one that is not in the table is the laptop's to find.
+        is_checked: Whether what the documents rule out is a fault.
+    """
+
+    launcher: str
+    nodes: int
+    procs_per_node: int
+    is_checked: bool
+    device_target: str
+    parallel_mode: str
+    search_mode: str
+    devices: Sequence[str]
+
+
+def faults(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield each fault as its dotted key and what is wrong."""
+    if job.is_checked:
+        yield from _hardware_faults(job)
+    launcher = LAUNCHERS.get(job.launcher)
+    is_split = job.parallel_mode not in (NONE, "stand_alone")
+    own = [name for name, other in LAUNCHERS.items() if other.module == "mindspore"]
+    if is_split and launcher and job.launcher not in (*own, "rank-table"):
+        yield (
+            "mindspore.parallel_mode",
+            f"needs a launcher of MindSpore (given launcher {job.launcher};"
+            f" allowed {', '.join(own)})",
+        )
+    if job.search_mode != NONE and job.parallel_mode != "auto_parallel":
+        yield (
+            "mindspore.search_mode",
+            f"is only for the parallel_mode auto_parallel (given {job.parallel_mode})",
+        )
+    yield from _device_faults(job)
+
+
+def _hardware_faults(job: Job) -> Iterator[tuple[str, str]]:
+    launcher = LAUNCHERS.get(job.launcher)
+    target = job.device_target
+    if launcher and launcher.devices and target not in launcher.devices:
+        yield (
+            "launcher",
+            f"{job.launcher} does not work on {target}: use {launcher.instead}"
+            f" (given mindspore.device_target {target}; allowed {', '.join(launcher.devices)};"
+            " --no-hardware-check starts it all the same)",
+        )
+    if target == "CPU" and job.parallel_mode not in _ON_CPU:
+        yield (
+            "mindspore.parallel_mode",
+            f"{job.parallel_mode} does not work on CPU: use data_parallel"
+            " (given mindspore.device_target CPU; allowed GPU, Ascend;"
+            " --no-hardware-check starts it all the same)",
+        )
+
+
+def _device_faults(job: Job) -> Iterator[tuple[str, str]]:
+    key = "mindspore.devices"
+    if job.devices and len(job.devices) != job.nodes:
+        yield key, f"needs a line for each node (given {len(job.devices)}; allowed {job.nodes})"
+    for index, line in enumerate(job.devices):
+        try:
+            found = len(devices.parse(line).devices)
+        except ValueError as error:
+            form = "SERVER[@SUPER_POD] DEVICE=ADDRESS[/SUPER_DEVICE]..."
+            yield f"{key}[{index}]", f"{error} (given {line[:60]!r}; allowed {form})"
+            continue
+        if found != job.procs_per_node:
+            yield (
+                f"{key}[{index}]",
+                "needs a device for each rank of the node"
+                f" (given {found}; allowed {job.procs_per_node}, see procs_per_node)",
+            )

@@ -1,0 +1,56 @@
+"""The devices of a node in one line: ``SERVER[@SUPER_POD] DEVICE=ADDRESS[/SUPER_DEVICE]...``.
+
+A job file lists them where no platform does; the entry makes rank tables of them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Device(NamedTuple):
+    """An accelerator: its number on its server, its address on their own network.
+
+    Args:
+        super_id: Its number in a super pod; empty where there is none.
+    """
+
+    id: str
+    address: str
+    super_id: str = ""
+
+
+class Server(NamedTuple):
+    """The devices of one node.
+
+    Args:
+        super_pod: The super pod that it stands in; empty for none.
+    """
+
+    id: str
+    devices: tuple[Device, ...]
+    super_pod: str = ""
+
+
+def parse(line: str) -> Server:
+    """Return what ``line`` says.
+
+    Raises:
+        ValueError: It says nothing of that form; the text is what is wrong.
+    """
+    words = line.split()
+    if len(words) < 2:
+        raise ValueError("names no devices")
+    name, _, pod = words[0].partition("@")
+    devices = []
+    for word in words[1:]:
+        match = re.match(r"([0-9]{1,4})=([0-9A-Fa-f.:]+)(?:/([0-9]+))?\Z", word, re.ASCII)
+        if not match:
+            raise ValueError(f"has {word[:60]!r}, which is no DEVICE=ADDRESS")
+        devices.append(Device(*(text or "" for text in match.groups())))
+    if len({device.id for device in devices}) < len(devices):
+        raise ValueError("names a device twice")
+    if {bool(device.super_id) for device in devices} != {bool(pod)}:
+        raise ValueError("must name a super pod and every device's number in it, or neither")
+    return Server(name, tuple(devices), pod)

@@ -1,0 +1,94 @@
+"""Horovod, with either of its controllers: MPI under mpirun, or Gloo over a small store of ours."""
+
+from __future__ import annotations
+
+from typing import Mapping, Sequence
+
+from jobentry.contract import names
+from jobentry.contract.env import NodeEnv
+from jobentry.launchers import mpirun
+from jobentry.launchers.common import ArgsError, Launch, Process, Site, door, port, program
+
+CONTROLLER = "HOROVOD_CONTROLLER"
+OPERATIONS = "HOROVOD_CPU_OPERATIONS"
+TIMELINE = "HOROVOD_TIMELINE"
+TIMEOUT_S = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+_OTHER = {"mpi": "horovod", "gloo": "horovod-gloo"}
+
+
+def mpi(site: Site, tool: mpirun.Mpi, words: Sequence[str]) -> Launch:
+    """Return mpirun on the head, with ranks that find each other over MPI.
+
+    Raises:
+        ArgsError: The job asks for another controller, or mpirun's options cannot be used.
+    """
+    own = _variables(site, "mpi")
+    node = site.node._replace(env_names=(*site.node.env_names, *own))
+    here = site._replace(node=node, environment={**site.environment, **own})
+    return mpirun.launch(here, tool, words)
+
+
+def gloo(site: Site, words: Sequence[str]) -> Launch:
+    """Return the ranks of this node; on the head also the store over which all ranks meet.
+
+    Raises:
+        ArgsError: The job asks for another controller, or for a port that is none.
+    """
+    node, number = site.node, port(site)
+    own = {**_variables(site, "gloo"), **_meeting(site, number)}
+    argv = program(site, words)
+    processes = [
+        door(site, node.node * node.slots + local, argv, {**own, **_place(node, local)})
+        for local in range(node.slots)
+    ]
+    if node.is_head:
+        store = (*site.entry, "--rendezvous", str(number), str(node.nodes), str(node.slots))
+        processes.insert(0, Process("rendezvous", store, site.environment, is_server=True))
+    return Launch(tuple(processes), node.nodes * node.slots)
+
+
+def _variables(site: Site, controller: str) -> dict[str, str]:
+    """Return what Horovod must be told with this controller, whatever the number of the rank."""
+    given = site.environment.get(CONTROLLER, controller).lower()
+    if given != controller:
+        other = _OTHER.get(given)
+        raise ArgsError(
+            [
+                f"{CONTROLLER}={given[:80]}: the launcher {site.node.launcher} is for {controller}"
+                + (f", and {other} for that" if other else "")
+            ]
+        )
+    found = {CONTROLLER: controller}
+    found[OPERATIONS] = site.environment.get(OPERATIONS, controller)
+    if TIMELINE in dict(site.node.outputs):
+        # Horovod wants a file, and an output is a folder; only rank 0 writes it.
+        found[TIMELINE] = site.paths.output(TIMELINE) + "/timeline.json"
+    return found
+
+
+def _meeting(site: Site, number: int) -> Mapping[str, str]:
+    node, given = site.node, site.environment
+    found = {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": node.hosts[0],
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(number),
+        "HOROVOD_HOSTNAME": node.host,
+        # Ranks come to the meeting as late as their imports are slow, and half a minute is short.
+        TIMEOUT_S: given.get(TIMEOUT_S, "%d" % max(30, node.start_timeout_s)),
+    }
+    interface = given.get("HOROVOD_GLOO_IFACE", given.get(names.GLOO_SOCKET_IFNAME, ""))
+    if interface:
+        found["HOROVOD_GLOO_IFACE"] = interface
+    return found
+
+
+def _place(node: NodeEnv, local: int) -> Mapping[str, str]:
+    """Return where a rank stands: among all, on its node, and among those of its number there."""
+    numbers = {
+        "HOROVOD_RANK": node.node * node.slots + local,
+        "HOROVOD_SIZE": node.nodes * node.slots,
+        "HOROVOD_LOCAL_RANK": local,
+        "HOROVOD_LOCAL_SIZE": node.slots,
+        "HOROVOD_CROSS_RANK": node.node,
+        "HOROVOD_CROSS_SIZE": node.nodes,
+    }
+    return {name: str(number) for name, number in numbers.items()}

@@ -1,0 +1,91 @@
+"""MPICH and Intel MPI: their mpirun is Hydra, which has an equal for what a job needs of Open MPI.
+
+    mpiexec.hydra -n N -f HOSTFILE -localhost HEAD -launcher ssh -genvlist NAME,... PROGRAM
+
+``-genvlist`` carries exact values, blanks and newlines too (tried with MPICH 4.0.2 and Intel MPI
+2021.19). There are no MCA parameters, so who asks for one is told so, instead of being overheard.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Sequence
+
+from jobentry.launchers import mpirun
+from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Process, Site, program
+from jobentry.launchers.mpirun import Mpi
+
+# Pinning is a matter of its variables with Intel MPI, and off as the platform's default has it.
+_PIN = "I_MPI_PIN"
+# The same words for ssh, for MPICH and for Intel MPI.
+_SHELL_ARGS = ("HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS")
+
+
+def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = ()) -> Launch:
+    """Return Hydra on the head, which starts the ranks of all nodes.
+
+    Args:
+        options: Words for the door of each rank.
+
+    Raises:
+        ArgsError: The job's words for mpirun have no equal here.
+    """
+    node = site.node
+    plain, binding = _options(site, mpi)
+    environ = dict(site.environment)
+    own = {}
+    if mpi.family == mpirun.INTEL:
+        own = {_PIN: environ.get(_PIN, "off")}
+    environ.update(own)
+    node = node._replace(env_names=(*node.env_names, *own))
+    carried, notes = mpirun.carried(node, environ, plain)
+    ranks = mpirun.ranks(node)
+    mpirun.check_slots(ranks, node, plain)
+    environment = mpirun.environment(node, environ, carried)
+    if node.remote_shell:
+        shell = ["-launcher", "rsh", "-launcher-exec", node.remote_shell]
+    else:
+        shell = ["-launcher", "ssh"]
+        config = f"-F {site.paths.ssh_config} " if node.ssh_key else ""
+        environment.update(dict.fromkeys(_SHELL_ARGS, "%s-p %d" % (config, node.sshd_port)))
+    host_path = node.open_mpi.host_file or site.paths.host_file
+    argv = (
+        # Intel's mpirun is a script that looks for it on PATH.
+        posixpath.join(posixpath.dirname(mpi.mpirun), "mpiexec.hydra"),
+        *("-n", str(ranks), "-f", host_path, "-localhost", node.hosts[0], *shell),
+        *binding,
+        *("-genvlist", ",".join(name for name in carried if name in environment)),
+        *mpirun.rank_program(site.entry, program(site, words), options),
+    )
+    text = "".join("%s:%d\n" % (host, node.slots) for host in node.hosts)
+    return Launch(
+        (Process("mpirun", argv, environment),),
+        ranks,
+        is_everywhere=False,
+        files=(File(host_path, PRIVATE, text),),
+        notes=tuple(notes),
+    )
+
+
+def _options(site: Site, mpi: Mpi) -> tuple[list[mpirun.Option], tuple[str, ...]]:
+    """Return the job's own words for mpirun that Hydra knows, and how to bind."""
+    given = site.node.open_mpi
+    bind_args = "--bind-to none" if given.bind_args is None else given.bind_args
+    asked = given._replace(mca_args=given.mca_args or "", bind_args=bind_args)
+    found = mpirun.user_options(site.node._replace(open_mpi=asked))
+    binding = [option for option in found if option.name == "bind-to"]
+    strange = [
+        " ".join((option.name, *option.words))
+        for option in found
+        if option.name not in ("x", "bind-to") and (option.name, option.words) != _BY_SLOT
+    ]
+    if mpi.family == mpirun.INTEL:
+        strange += ["bind-to " + option.words[0] for option in binding if option.words != _NONE]
+        binding = []
+    if strange:
+        raise ArgsError([f"{words}: {mpi.name} has no such option of mpirun" for words in strange])
+    return found, tuple(word for option in binding for word in ("-bind-to", *option.words))
+
+
+_BY_SLOT = ("map-by", ("slot",))
+_NONE = ("none",)

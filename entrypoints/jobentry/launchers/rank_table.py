@@ -1,0 +1,167 @@
+"""One process a device, told of all devices by a rank table: MindSpore's way on Ascend.
+
+A table comes from the platform, as its own form 0.1 or ready as 1.0 or 1.2, or from the job's list
+of devices. Ranks are counted through the nodes in their order, and through the devices of each.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from typing import Any, Mapping, NamedTuple, Sequence
+
+from jobentry.contract import devices
+from jobentry.contract.devices import Device, Server
+from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Site, door, program
+
+COMPLETED = "completed"
+
+
+class Table(NamedTuple):
+    """What a rank table says.
+
+    Args:
+        text: The table in MindSpore's form.
+        nodes: The devices of each node, each with its rank.
+    """
+
+    text: str
+    nodes: tuple[tuple[tuple[int, Device], ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+def launch(site: Site, words: Sequence[str]) -> Launch:
+    """Return a rank for each device of this node.
+
+    Raises:
+        ArgsError: There is no table, or it is not of this job's nodes and ranks.
+    """
+    node = site.node
+    if node.mindspore.devices:
+        table = of_servers([devices.parse(line) for line in node.mindspore.devices])
+    elif site.rank_table:
+        table = of_text(site.rank_table)
+    else:
+        raise ArgsError(["there is no rank table, and mindspore.devices lists no devices"])
+    found = [len(mine) for mine in table.nodes]
+    if found != [node.slots] * node.nodes:
+        listed = ", ".join(str(count) for count in found[:8])
+        raise ArgsError(
+            [
+                "the rank table has %d node(s) with %s device(s), and the job %d with %d rank(s)"
+                " (--nodes, --procs-per-node)" % (len(found), listed, node.nodes, node.slots)
+            ]
+        )
+    path = posixpath.join(site.paths.node_dir, "rank-table.json")
+    doors = tuple(
+        door(
+            site,
+            rank,
+            program(site, words),
+            {
+                "RANK_TABLE_FILE": path,
+                "RANK_ID": str(rank),
+                "RANK_SIZE": str(sum(found)),
+                "DEVICE_ID": device.id,
+                "ASCEND_DEVICE_ID": device.id,
+                "JOB_ID": site.environment.get("JOB_ID", node.job),
+            },
+        )
+        for rank, device in table.nodes[node.node]
+    )
+    return Launch(doors, sum(found), files=(File(path, PRIVATE, table.text),), notes=table.notes)
+
+
+def of_text(text: str) -> Table:
+    """Return what a table of the platform says.
+
+    Raises:
+        ArgsError: It has none of the forms that we know.
+    """
+    try:
+        value = json.loads(text)
+        if "server_list" in value:
+            return Table(text, _ranked(value["server_list"]))
+        return of_servers(_servers(value["group_list"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"the platform's rank table cannot be read: {type(error).__name__} {error}"
+        raise ArgsError([problem]) from None
+
+
+def of_servers(servers: Sequence[Server]) -> Table:
+    """Return a table of the nodes in their order: version 1.2 in super pods, else 1.0."""
+    nodes = []
+    listed: dict[str, list[dict[str, str]]] = {}
+    rank = 0
+    for server in servers:
+        mine = []
+        for device in server.devices:
+            entry = {"device_id": device.id, "device_ip": device.address, "rank_id": str(rank)}
+            if device.super_id:
+                entry["super_device_id"] = device.super_id
+            listed.setdefault(server.id, []).append(entry)
+            mine.append((rank, device))
+            rank += 1
+        nodes.append(tuple(mine))
+    pods: dict[str, list[dict[str, str]]] = {}
+    for name, pod in {server.id: server.super_pod for server in servers}.items():
+        pods.setdefault(pod, []).append({"server_id": name})
+    table: dict[str, Any] = {
+        "status": COMPLETED,
+        "version": "1.0",
+        "server_count": str(len(listed)),
+        "server_list": [{"server_id": name, "device": found} for name, found in listed.items()],
+    }
+    if all(pods):
+        table["version"] = "1.2"
+        table["super_pod_list"] = [
+            {"super_pod_id": pod, "server_list": found} for pod, found in pods.items()
+        ]
+    elif any(pods):
+        raise ArgsError(["some nodes name a super pod, and some do not"])
+    notes: tuple[str, ...] = ()
+    if list(listed) != sorted(listed):
+        notes = (
+            "ranks follow the nodes, whose servers are not in the order of their names; MindSpore's"
+            " documents ask for that order",
+        )
+    return Table(json.dumps(table, indent=1), tuple(nodes), notes)
+
+
+def stand_in(hosts: Sequence[str], slots: int) -> str:
+    """Return a table of devices whose addresses only the platform knows, for a dry run."""
+    mine = tuple(Device(str(index), "?") for index in range(slots))
+    return of_servers([Server(host, mine) for host in hosts]).text
+
+
+def _servers(groups: Sequence[Mapping[str, Any]]) -> list[Server]:
+    """Return the nodes of a table of the platform's form 0.1, in the order of its pods."""
+    instances = [instance for group in groups for instance in group["instance_list"]]
+    instances.sort(key=lambda instance: int(instance["pod_name"].rpartition("-")[2]))
+    return [
+        Server(
+            instance["server_id"],
+            tuple(
+                Device(found["device_id"], found["device_ip"], found.get("super_device_id", ""))
+                for found in instance["devices"]
+            ),
+            instance.get("super_pod_id", ""),
+        )
+        for instance in instances
+    ]
+
+
+def _ranked(
+    servers: Sequence[Mapping[str, Any]],
+) -> tuple[tuple[tuple[int, Device], ...], ...]:
+    """Return the devices of each node of a table that has ranks."""
+    nodes = [
+        tuple(
+            sorted(
+                (int(found["rank_id"]), Device(found["device_id"], found.get("device_ip", "")))
+                for found in server["device"]
+            )
+        )
+        for server in servers
+    ]
+    return tuple(sorted(nodes))

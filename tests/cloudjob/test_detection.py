@@ -1,0 +1,216 @@
+"""Which launcher a script asks for: real files, nothing run."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from cloudjob import detection
+from cloudjob.spec import JobSpec
+from jobentry.contract.launchers import LAUNCHERS
+
+
+@pytest.fixture
+def choose(tmp_path):
+    """Write files into a source and choose for ``train.py``, or for another script."""
+
+    def run(text: str | bytes, script: str = "train.py", /, files=(), **spec) -> detection.Choice:
+        for name, content in {script: text, **dict(files)}.items():
+            path = Path(tmp_path, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            data = content if isinstance(content, bytes) else textwrap.dedent(content).encode()
+            path.write_bytes(data)
+        return detection.choose(JobSpec(script=script, source=str(tmp_path), **spec))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("text", "launcher", "module"),
+    [
+        ("import horovod.torch as hvd", "horovod", "horovod"),
+        ("from horovod import torch as hvd", "horovod", "horovod"),
+        ("import torch.distributed as dist", "torchrun", "torch.distributed"),
+        ("from torch import distributed", "torchrun", "torch.distributed"),
+        ("from torch.distributed.fsdp import *", "torchrun", "torch.distributed"),
+        ("import torch as t\nt.distributed.barrier()", "torchrun", "torch.distributed"),
+        ("from mpi4py import MPI", "mpirun", "mpi4py"),
+        ("import os, mpi4py.MPI", "mpirun", "mpi4py"),
+        ("if True:\n    def f():\n        import mpi4py", "mpirun", "mpi4py"),
+        (
+            "import torch.nn as nn\nnn.parallel.DistributedDataParallel(1)",
+            "torchrun",
+            "torch.nn.parallel.DistributedDataParallel",
+        ),
+    ],
+)
+def test_an_import_names_its_launcher(choose, text, launcher, module):
+    """In each of the forms that Python has for it."""
+    assert choose(text) == (launcher, f"train.py imports {module}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "import torch, numpy",
+        "# import horovod",
+        '"""import horovod.torch as hvd"""',
+        "name = 'import mpi4py'",
+        "import horovodlike, mpi4pyx",
+        "import torch\ntorch.distributedx",
+        "class torch: pass\ntorch.distributed",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import horovod",
+        "import typing as t\nif t.TYPE_CHECKING:\n    import mpi4py",
+    ],
+)
+def test_what_is_no_import_names_none(choose, text):
+    """Words in texts and comments, names that look alike, and what only a type checker reads."""
+    choice = choose(text)
+
+    assert choice.launcher == "mpirun"
+    assert choice.why.startswith("train.py imports none of horovod,"), choice
+
+
+@pytest.mark.parametrize(
+    ("text", "launcher", "why"),
+    [
+        (
+            "import torch.distributed\nimport horovod.torch",
+            "horovod",
+            "imports horovod, and torch.distributed",
+        ),
+        (
+            "import torch.distributed\nfrom mpi4py import MPI",
+            "mpirun",
+            "imports mpi4py, and torch.distributed",
+        ),
+        (
+            "try:\n    import horovod\nexcept ImportError:\n    horovod = None\nimport mpi4py",
+            "mpirun",
+            "imports mpi4py",
+        ),
+        (
+            "import torch.distributed\ndef main():\n    import horovod",
+            "torchrun",
+            "imports torch.distributed",
+        ),
+        ("try:\n    import mpi4py\nexcept:\n    pass", "mpirun", "imports mpi4py"),
+        (
+            "try:\n    import horovod\nexcept (KeyError, ModuleNotFoundError):\n    import mpi4py",
+            "horovod",
+            "imports horovod, and mpi4py",
+        ),
+    ],
+)
+def test_of_several_imports_the_surest_wins(choose, text, launcher, why):
+    """What the script cannot do without goes before what stands in a function or in a try."""
+    assert choose(text) == (launcher, f"train.py {why}")
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [
+        ("import net", "net.py"),
+        ("from net import model", "net/model.py"),
+        ("import net.model.deep", "net/model/deep.py"),
+        ("from net.model import Net", "net/model/__init__.py"),
+        ("def main():\n    from net import model", "net/__init__.py"),
+    ],
+)
+def test_modules_of_the_user_are_followed(choose, text, file):
+    """However they are named; a framework that they import counts."""
+    choice = choose(text, files={file: "import torch.distributed"})
+
+    assert choice == ("torchrun", f"{file}, which train.py imports, imports torch.distributed")
+
+
+def test_they_are_followed_from_one_to_the_next(choose):
+    """Also in a circle, and with relative imports; the folder of the script is where they begin."""
+    files = {
+        "src/a.py": "from b import c",
+        "src/b/__init__.py": "from . import c\nimport a",
+        "src/b/c.py": "from .d import e\nfrom .. import f",
+        "src/b/d.py": "from mpi4py import MPI",
+        "b/d.py": "import horovod",
+    }
+
+    choice = choose("import a", "src/train.py", files=files)
+
+    assert choice == ("mpirun", "src/b/d.py, which src/train.py imports, imports mpi4py")
+
+
+def test_the_nearest_module_decides(choose):
+    """The script's own word goes before that of what it imports, a firm one before a spare one."""
+    files = {"a.py": "import b, torch.distributed", "b.py": "import horovod"}
+
+    assert choose("import a", files=files).launcher == "torchrun"
+    assert choose("import a, mpi4py", files=files).launcher == "mpirun"
+
+
+def test_a_module_that_nothing_imports_has_no_say(choose):
+    """It only lies beside the script."""
+    assert choose("import os", files={"old.py": "import horovod"}).launcher == "mpirun"
+
+
+def test_a_folder_of_the_users_hides_a_framework_of_its_name(choose):
+    """As it does for Python."""
+    assert choose("import mpi4py", files={"mpi4py.py": "import torch.distributed"}) == (
+        "torchrun",
+        "mpi4py.py, which train.py imports, imports torch.distributed",
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"print 'old'", b"\xff\xfe\x00", b"(" * 5000, b"-" * 90_000 + b"1", b"x = 1\n" * 200_000],
+)
+def test_a_file_that_cannot_be_read_has_no_say(choose, text, recwarn):
+    """Python 2, no text, text that is too deep or too long: the nodes say what is wrong with it."""
+    assert choose(text).launcher == "mpirun"
+    assert choose(b"import broken\nimport torch.distributed", files={"broken.py": text}) == (
+        "torchrun",
+        "train.py imports torch.distributed",
+    )
+    assert not recwarn.list
+
+
+def test_the_image_is_asked_where_the_script_says_nothing(choose):
+    """Its name, or that of the platform's preset; the script's own word goes first."""
+    preset = {"modelarts": {"engine": "horovod_0.22.1-pytorch_1.8.0-cuda_10.2"}}
+
+    image = choose("", image="cloudjob/pytorch:1")
+    script = choose("import mpi4py", image="cloudjob/pytorch:1")
+    engine = choose("", backend="modelarts", sections=preset)
+
+    assert image == ("torchrun", "the image is 'cloudjob/pytorch:1'")
+    assert script == ("mpirun", "train.py imports mpi4py")
+    assert engine == ("horovod", f"the engine is '{preset['modelarts']['engine']}'")
+    assert choose("", image="me/torchlike:1").launcher == "mpirun"
+
+
+def test_a_script_of_another_language_is_not_read(choose):
+    """A shell script starts under the default, unless the image says otherwise."""
+    assert choose("import horovod", "run.sh") == (
+        "mpirun",
+        "run.sh is no Python, whose imports would tell",
+    )
+
+
+def test_horovod_with_gloo_is_a_launcher_of_its_own(choose):
+    """Which the variable of Horovod asks for."""
+    choice = choose("import horovod.torch", env={"HOROVOD_CONTROLLER": "gloo"})
+
+    assert choice == (
+        "horovod-gloo",
+        "train.py imports horovod, and HOROVOD_CONTROLLER is gloo",
+    )
+
+
+def test_all_that_can_be_chosen_is_there():
+    """The names of the tables are launchers."""
+    names = {*detection._OF_IMPORT.values(), *detection._OF_IMAGE.values()}
+
+    assert names <= set(LAUNCHERS)

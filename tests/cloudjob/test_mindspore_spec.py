@@ -1,0 +1,126 @@
+"""What MindSpore rules out on a device is refused before anything is sent, with what works."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudjob.spec import JobSpec, problems
+from cloudjob.submission import Code, node_env, prepare
+from jobentry.contract.env import MindSpore
+
+MODES = ("stand_alone", "data_parallel", "semi_auto_parallel", "auto_parallel", "hybrid_parallel")
+
+
+def spec(launcher: str = "msrun", **given) -> JobSpec:
+    """A job; what is not a field of its own goes into the section."""
+    own = {
+        key: given.pop(key) for key in ("nodes", "procs_per_node", "hardware_check") if key in given
+    }
+    return JobSpec(script="x.py", launcher=launcher, sections={"mindspore": given}, **own)
+
+
+def told(job: JobSpec) -> MindSpore:
+    """What the nodes of a job are told."""
+    sent = prepare(job, "j", code=Code("u", "d"), record_uri="r", outputs_uri="o")
+    return node_env(sent, 0, ("a",)).mindspore
+
+
+@pytest.mark.parametrize("launcher", ["msrun", "dynamic-cluster", "mindspore-mpi", "rank-table"])
+@pytest.mark.parametrize("target", ["CPU", "GPU", "Ascend"])
+def test_launchers_work_where_the_documents_say(launcher, target):
+    """And mpirun on a CPU too, as our doors make it work; a rank table only on Ascend."""
+    found = problems(spec(launcher, device_target=target))
+
+    if launcher == "rank-table" and target != "Ascend":
+        assert found == [
+            f"launcher: rank-table does not work on {target}: use msrun"
+            f" (given mindspore.device_target {target}; allowed Ascend;"
+            " --no-hardware-check starts it all the same)"
+        ]
+    else:
+        assert found == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("target", ["CPU", "GPU", "Ascend"])
+def test_modes_work_where_the_documents_say(mode, target):
+    """A CPU knows only data-parallel training."""
+    found = problems(spec(device_target=target, parallel_mode=mode))
+
+    is_refused = target == "CPU" and mode not in ("stand_alone", "data_parallel")
+    assert [problem.partition(" (")[0] for problem in found] == (
+        [f"mindspore.parallel_mode: {mode} does not work on CPU: use data_parallel"]
+        if is_refused
+        else []
+    )
+
+
+def test_a_flag_overrides_the_table_of_hardware():
+    """But not what makes no sense anywhere."""
+    job = spec("rank-table", parallel_mode="auto_parallel", hardware_check="off")
+    senseless = spec("torchrun", parallel_mode="data_parallel", hardware_check="off")
+
+    assert problems(job) == []
+    assert problems(senseless) == [
+        "mindspore.parallel_mode: needs a launcher of MindSpore (given launcher torchrun; allowed"
+        " msrun, dynamic-cluster, mindspore-mpi)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "search", ["dynamic_programming", "recursive_programming", "sharding_propagation"]
+)
+def test_a_search_is_for_auto_parallel(search):
+    """No other mode looks for a strategy."""
+    good = spec(device_target="GPU", parallel_mode="auto_parallel", search_mode=search)
+    bad = spec(device_target="GPU", parallel_mode="semi_auto_parallel", search_mode=search)
+
+    assert problems(good) == []
+    assert problems(bad) == [
+        "mindspore.search_mode: is only for the parallel_mode auto_parallel"
+        " (given semi_auto_parallel)"
+    ]
+
+
+def test_words_that_are_not_known_are_told():
+    """With the likeliest, and the others."""
+    found = problems(spec(device_target="NPU", parallel_mode="data-paralel"))
+
+    assert any("mindspore.device_target: is not known" in problem for problem in found)
+    assert any("did you mean 'data_parallel'?" in problem for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (["s 0=1.1.1.1"], "mindspore.devices: needs a line for each node (given 1; allowed 2)"),
+        (
+            ["s 0=1.1.1.1", "t 0=1.1.1.2 1=1.1.1.3"],
+            "mindspore.devices[1]: needs a device for each rank of the node"
+            " (given 2; allowed 1, see procs_per_node)",
+        ),
+        (
+            ["s 0=1.1.1.1", "t"],
+            "mindspore.devices[1]: names no devices"
+            " (given 't'; allowed SERVER[@SUPER_POD] DEVICE=ADDRESS[/SUPER_DEVICE]...)",
+        ),
+    ],
+)
+def test_devices_are_those_of_the_job(lines, problem):
+    """One line a node, one device a rank."""
+    job = spec("rank-table", nodes=2, device_target="Ascend", devices=tuple(lines))
+
+    assert problems(job) == [problem]
+
+
+def test_the_nodes_are_told_what_is_not_left_to_the_script():
+    """And nothing at all where MindSpore plays no part."""
+    whole = spec(
+        "msrun", device_target="GPU", parallel_mode="auto_parallel",
+        search_mode="sharding_propagation",
+    )  # fmt: skip
+
+    assert told(whole) == MindSpore("GPU", "auto_parallel", "sharding_propagation")
+    assert told(JobSpec(script="x.py", launcher="msrun")) == MindSpore("CPU")
+    assert told(JobSpec(script="x.py", launcher="torchrun")) == MindSpore()
+    assert told(JobSpec(script="x.py")) == MindSpore()

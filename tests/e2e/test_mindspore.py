@@ -1,0 +1,372 @@
+"""MindSpore's launchers with a real MindSpore: its Python is $CLOUDJOB_TEST_MINDSPORE.
+
+What all launchers promise stands in test_launchers.py. Rank tables are for Ascend; what a script is
+told of them is tested without MindSpore.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.one_mpi
+mindspore = pytest.mark.mindspore
+
+LIMIT_S = 240
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mindspore_quickstart"
+CLUSTERS = ("msrun", "dynamic-cluster", "mindspore-mpi")
+PRELUDE = """\
+import os, sys, time
+import numpy as np
+import mindspore as ms
+from mindspore import Tensor, ops
+from mindspore.communication import init, get_rank, get_group_size
+ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
+init()
+rank = get_rank()
+results = os.environ["RESULTS"]
+def all_sum(value):
+    return float(ops.AllReduce()(Tensor(np.array([value], np.float32)))[0])
+"""
+
+
+@pytest.fixture
+def submit(cloud):
+    """Submit a script under a Python that has MindSpore, and wait for its end."""
+    python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
+
+    def run(launcher: str, text: str, *words: str, flags: tuple[str, ...] = ()):
+        cloud.write("train.py", PRELUDE + text)
+        cloud.write("job.yaml", f"process: {{python: {python}}}\n")
+        return cloud.submit(
+            *("--config", "job.yaml", "--launcher", launcher, "-e", "GLOG_v=3", "--nodes", "2"),
+            *(*flags, "train.py", *words),
+            limit_s=LIMIT_S,
+        )
+
+    return run
+
+
+@mindspore
+@pytest.mark.parametrize("launcher", CLUSTERS)
+def test_ranks_of_all_nodes_form_one_cluster(cloud, submit, launcher):
+    """They add up, each is who its node says it is, and arguments are exact."""
+    args = ("--worker", "--rank_table_file", "a b", "", "-I", "--", "%3A", ":")
+    done = submit(
+        launcher,
+        """
+node = int(os.environ["VC_TASK_INDEX"])
+print("sum", all_sum(rank + 1), get_group_size(), rank == node, sys.argv[1:])
+""",
+        *args,
+    )
+
+    assert done.code == 0, done
+    said = f"sum 3.0 2 True {list(args)}".encode()
+    assert sorted(line for line in done.lines if b"sum" in line) == [
+        b"[%d] %s" % (rank, said) for rank in range(2)
+    ]
+    assert cloud.status(done.job)["state"] == "SUCCEEDED"
+
+
+@mindspore
+def test_a_failing_rank_ends_the_job(cloud, submit):
+    """With its code and last lines; the other, which waits for it in a collective, is ended."""
+    done = submit(
+        "msrun",
+        """
+if rank == 1:
+    print("that was it", flush=True)
+    os._exit(7)
+all_sum(1)
+time.sleep(600)
+""",
+    )
+
+    assert done.code == 7, done
+    status = cloud.status(done.job)
+    failure = status["failure"]
+    assert (status["state"], status["cause"]) == ("FAILED", "user"), status
+    assert (failure["rank"], failure["node"], failure["exit_code"]) == (1, 1, 7), status
+    assert failure["last_lines"][-1] == "that was it", status
+
+
+@mindspore
+def test_retries_recover_a_job(cloud, submit):
+    """Also with MindSpore's recovery on, which waits for a rank that nobody else would start."""
+    done = submit(
+        "msrun",
+        """
+first = f"{results}/first"
+if rank == 1 and not os.path.exists(first):
+    open(first, "w").close()
+    os._exit(9)
+print("sum", all_sum(rank + 1))
+""",
+        flags=(
+            "--retries",
+            "1",
+            "-e",
+            "MS_ENABLE_RECOVERY=1",
+            "-e",
+            f"MS_RECOVERY_PATH={cloud.folder}",
+        ),
+    )
+
+    assert done.code == 0, done
+    assert b"attempt 2 of 2 begins" in done.err, done
+    assert sorted(line for line in done.lines if b"sum" in line) == [b"[0] sum 3.0", b"[1] sum 3.0"]
+
+
+@mindspore
+def test_a_scheduler_that_dies_is_no_rank_that_fails(cloud, poll):
+    """The job ends, and its record names the scheduler."""
+    python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
+    cloud.write("train.py", PRELUDE + 'open(f"{results}/up-{rank}", "w").close(); time.sleep(600)')
+    cloud.write("job.yaml", f"process: {{python: {python}}}\n")
+    words = ("--config", "job.yaml", "--launcher", "dynamic-cluster", "--nodes", "2", "train.py")
+    job = cloud.detach("-e", "GLOG_v=3", *words)
+    cloud.await_left("up-0", "up-1", limit_s=LIMIT_S)
+    [scheduler] = cloud.find(lambda _, words: "--scheduler" in words)
+
+    os.kill(scheduler, signal.SIGKILL)
+
+    done = cloud.cli("wait", job)
+    assert done.code == 137, done
+    status = cloud.status(job)
+    failure = status["failure"]
+    assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
+    assert failure["message"] == "the scheduler of the ranks was killed by SIGKILL", status
+    assert (failure["node"], failure["rank"]) == (0, None), status
+
+
+@mindspore
+def test_cancel_reaches_every_rank_with_its_grace(cloud):
+    """Through msrun, which would kill them at once."""
+    python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
+    text = """
+import signal
+def end(number, frame):
+    open(f"{results}/bye-{rank}", "w").close()
+    sys.stdout.flush()
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+open(f"{results}/up-{rank}", "w").close()
+while True: time.sleep(0.05)
+"""
+    cloud.write("train.py", PRELUDE + text)
+    cloud.write("job.yaml", f"process: {{python: {python}}}\n")
+    words = ("--config", "job.yaml", "--launcher", "msrun", "--nodes", "2", "train.py")
+    job = cloud.detach("-e", "GLOG_v=3", *words)
+    cloud.await_left("up-0", "up-1", limit_s=LIMIT_S)
+
+    assert cloud.cli("cancel", job).code == 0
+
+    assert cloud.status(job)["state"] == "CANCELLED"
+    assert len(cloud.left("bye-*")) == 2
+
+
+@mindspore
+def test_the_quick_start_learns_the_same_on_every_rank(cloud):
+    """Four ranks on two nodes, data-parallel: the losses of the document's table, 0.37 to 0.24."""
+    python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
+    text = (EXAMPLE / "job.yaml").read_text()
+    job = cloud.write("job.yaml", f"{text}  python: {python}\n")
+
+    done = cloud.submit(
+        *("--config", job, "--source", EXAMPLE, "train.py", "--unknown", "option"), limit_s=LIMIT_S
+    )
+
+    assert done.code == 0, done
+    told: dict[int, list[float]] = {}
+    for line in done.lines:
+        found = re.match(rb"\[(\d)\] rank \1 of 4 epoch \d step \d loss ([\d.]+)", line)
+        if found:
+            told.setdefault(int(found[1]), []).append(float(found[2]))
+    assert sorted(told) == [0, 1, 2, 3], done
+    assert all(losses == told[0] for losses in told.values()), told
+    losses = told[0]
+    assert len(losses) == 20
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] > 0.37
+    assert losses[-1] < 0.24
+
+
+def test_a_launcher_that_fails_on_one_node_ends_the_job(cloud):
+    """The ranks of the other would wait for those that never start; this Python is a stand-in."""
+    cloud.write("train.py", "")
+    python = cloud.folder / "python"
+    python.write_text("""\
+#!/bin/sh
+case "$1 $VC_TASK_INDEX" in
+    -c*) echo 2.10.0 ;;
+    "-m 1") echo "cannot open libmindspore.so" && exit 3 ;;
+    *) exec sleep 600 ;;
+esac
+""")
+    python.chmod(0o755)
+    cloud.write("job.yaml", f"process: {{python: {python}}}\n")
+
+    done = cloud.submit("--config", "job.yaml", "--launcher", "msrun", "--nodes", "2", "train.py")
+
+    assert done.code == 125, done
+    status = cloud.status(done.job)
+    failure = status["failure"]
+    assert (status["state"], status["cause"]) == ("FAILED", "entry"), status
+    assert failure["message"] == (
+        "msrun on node 1 ended with exit code 3 before all ranks had started"
+    ), status
+    assert failure["last_lines"] == ["cannot open libmindspore.so"], status
+
+
+def test_modes_that_need_an_accelerator_are_refused_on_a_cpu(cloud):
+    """Before anything is sent, with the mode to use."""
+    cloud.write("job.yaml", "launcher: msrun\nmindspore: {parallel_mode: auto_parallel}\n")
+    cloud.write("train.py", "")
+
+    done = cloud.submit("--config", "job.yaml", "train.py")
+
+    assert done.code == 2, done
+    assert b"auto_parallel does not work on CPU: use data_parallel" in done.err, done
+
+
+@mindspore
+def test_the_refusal_is_mindspore_s_own(cloud):
+    """The flag starts it all the same, and the framework says that it cannot."""
+    python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
+    text = (EXAMPLE / "job.yaml").read_text().replace("data_parallel", "semi_auto_parallel")
+    job = cloud.write("job.yaml", f"{text}  python: {python}\n")
+
+    done = cloud.submit(
+        *("--config", job, "--source", EXAMPLE, "--no-hardware-check"),
+        *("--nodes", "1", "train.py"),
+        limit_s=LIMIT_S,
+    )
+
+    assert done.code == 1, done
+    status = cloud.status(done.job)
+    assert (status["state"], status["cause"]) == ("FAILED", "user"), status
+    text = " ".join(status["failure"]["last_lines"])
+    assert "only support" in text, status
+
+
+# -- rank tables, without MindSpore -------------------------------------------------------------
+
+TOLD = """\
+import json, os
+table = json.load(open(os.environ["RANK_TABLE_FILE"]))
+names = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID")
+told = {name: os.environ[name] for name in names}
+path = f"{os.environ['RESULTS']}/{told['RANK_ID']}"
+open(path, "w").write(json.dumps([told, table, os.environ["VC_TASK_INDEX"]]))
+"""
+
+
+def test_ranks_of_a_table_are_told_who_they_are(cloud):
+    """On two nodes with two devices each, which the job file lists."""
+    cloud.write("train.py", TOLD)
+    cloud.write(
+        "job.yaml",
+        """
+launcher: rank-table
+nodes: 2
+procs_per_node: 2
+mindspore:
+  device_target: Ascend
+  devices:
+    - 10.0.0.1 0=192.168.1.1 1=192.168.2.1
+    - 10.0.0.2 0=192.168.1.2 1=192.168.2.2
+""",
+    )
+
+    done = cloud.submit("--config", "job.yaml", "train.py")
+
+    assert done.code == 0, done
+    left = {name: json.loads(text) for name, text in cloud.left().items()}
+    assert {name: told for name, (told, _, _) in left.items()} == {
+        str(rank): {
+            "RANK_ID": str(rank),
+            "RANK_SIZE": "4",
+            "DEVICE_ID": str(rank % 2),
+            "ASCEND_DEVICE_ID": str(rank % 2),
+        }
+        for rank in range(4)
+    }
+    assert [left[str(rank)][2] for rank in range(4)] == ["0", "0", "1", "1"]
+    tables = [table for _, table, _ in left.values()]
+    assert all(table == tables[0] for table in tables)
+    assert [server["server_id"] for server in tables[0]["server_list"]] == ["10.0.0.1", "10.0.0.2"]
+
+
+def test_the_platform_s_table_is_used_where_there_is_one(cloud):
+    """``RANK_TABLE_FILE`` names it, or its folder."""
+    cloud.write("train.py", TOLD)
+    instance = {
+        "pod_name": "p-0",
+        "server_id": "10.0.0.1",
+        "devices": [{"device_id": "3", "device_ip": "192.168.4.1"}],
+    }
+    (cloud.folder / "jobstart_hccl.json").write_text(
+        json.dumps({"status": "completed", "group_list": [{"instance_list": [instance]}]})
+    )
+    cloud.write("job.yaml", "launcher: rank-table\nmindspore: {device_target: Ascend}\n")
+
+    done = cloud.submit("--config", "job.yaml", "-e", f"RANK_TABLE_FILE={cloud.folder}", "train.py")
+
+    assert done.code == 0, done
+    told, table, _ = json.loads(cloud.left()["0"])
+    assert told == {"RANK_ID": "0", "RANK_SIZE": "1", "DEVICE_ID": "3", "ASCEND_DEVICE_ID": "3"}
+    assert table["version"] == "1.0"
+
+
+def test_a_dry_run_needs_no_table(cloud):
+    """It shows the ranks, and a table without the addresses that only the platform knows."""
+    cloud.write("train.py", "")
+    cloud.write("job.yaml", "launcher: rank-table\nmindspore: {device_target: Ascend}\n")
+
+    done = cloud.submit(
+        *("--config", "job.yaml", "--nodes", "2", "--procs-per-node", "2"),
+        *("--dry-run", "--json", "train.py"),
+    )
+
+    assert done.code == 0, done
+    plans = json.loads(done.out)["plans"]
+    ranks = [process["env"]["RANK_ID"] for plan in plans for process in plan["processes"]]
+    assert ranks == ["0", "1", "2", "3"]
+    assert '"device_ip": "?"' in plans[0]["files"][0]["text"]
+
+
+def test_a_job_without_a_rank_table_is_told_what_to_do(cloud):
+    """When the platform has given none in time."""
+    cloud.write("train.py", "")
+    cloud.write("job.yaml", "launcher: rank-table\nmindspore: {device_target: Ascend}\n")
+
+    done = cloud.submit(
+        *("--config", "job.yaml", "--start-timeout-min", "0.02"),
+        *("-e", f"RANK_TABLE_FILE={cloud.folder}/none.json", "train.py"),
+    )
+
+    assert done.code == 125, done
+    assert b"none.json: not there in 1.2 s" in done.err + done.out, done
+    assert b"mindspore.devices" in done.err + done.out, done
+
+
+@pytest.mark.parametrize("device", ["CPU", "GPU"])
+def test_a_rank_table_is_refused_where_there_is_no_ascend(cloud, device):
+    """With the launcher to use; a flag overrides."""
+    cloud.write("train.py", TOLD)
+    text = f"mindspore: {{device_target: {device}, devices: [s 0=1.1.1.1]}}\n"
+    cloud.write("job.yaml", "launcher: rank-table\n" + text)
+
+    refused = cloud.submit("--config", "job.yaml", "train.py")
+    forced = cloud.submit("--config", "job.yaml", "--no-hardware-check", "train.py")
+
+    assert refused.code == 2, refused
+    assert f"rank-table does not work on {device}: use msrun".encode() in refused.err, refused
+    assert forced.code == 0, forced
+    assert list(cloud.left()) == ["0"]

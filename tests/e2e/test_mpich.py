@@ -1,0 +1,95 @@
+"""MPICH in the place of Open MPI, as .ci/mpich brings it: $CLOUDJOB_TEST_MPICH (.ci/run heavy)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytestmark = [pytest.mark.one_mpi, pytest.mark.mpich]
+
+SIZE = ("--nodes", "2", "--procs-per-node", "2")
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@pytest.fixture
+def submit(cloud):
+    """Submit with MPICH's mpirun first on PATH; mpi4py takes its library, too."""
+    folder = os.environ["CLOUDJOB_TEST_MPICH"]
+    libraries = ("-e", f"LD_LIBRARY_PATH={folder}/libraries", "-e", "MPI4PY_MPIABI=mpich")
+
+    def run(*words: str):
+        path = f"{folder}/usr/bin:{SYSTEM_PATH}"
+        return cloud.submit(*SIZE, *libraries, *words, env={"PATH": path})
+
+    return run
+
+
+def test_ranks_of_all_nodes_form_one_world(cloud, submit):
+    """They add up, and each knows its node."""
+    cloud.write(
+        "job.py",
+        """\
+from mpi4py import MPI
+import os
+comm = MPI.COMM_WORLD
+name = MPI.Get_library_version().split()[0]
+print(name, comm.allreduce(comm.rank), comm.size, os.environ["VC_TASK_INDEX"])
+""",
+    )
+
+    done = submit("job.py")
+
+    assert done.code == 0, done
+    assert sorted(done.lines) == [b"[%d] MPICH 6 4 %d" % (rank, rank // 2) for rank in range(4)]
+
+
+def test_a_rank_that_raises_in_a_collective_ends_the_job(cloud, submit):
+    """The others, which wait for it, are ended."""
+    cloud.write(
+        "job.py",
+        """\
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 3:
+    raise ValueError("that was it")
+MPI.COMM_WORLD.Barrier()
+""",
+    )
+
+    done = submit("job.py")
+
+    assert done.code == 1, done
+    failure = cloud.status(done.job)["failure"]
+    assert (failure["node"], failure["rank"]) == (1, 3)
+    assert failure["message"] == "ValueError: that was it"
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "told"),
+    [
+        ("OPENMPI_MCA_ARGS", "-mca btl tcp,self", "mca btl tcp,self"),
+        ("OPENMPI_EXTRA_ARGS", "--report-bindings", "report-bindings"),
+        ("OPENMPI_BIND_ARGS", "-bind-to core -map-by ppr:1:node", "map-by ppr:1:node"),
+    ],
+)
+def test_an_option_of_open_mpi_alone_is_refused(cloud, submit, name, words, told):
+    """It would mean something else, or nothing."""
+    cloud.write("job.py", "")
+
+    done = submit("-e", f"{name}={words}", "--launcher", "mpirun", "job.py")
+
+    assert done.code == 125, done
+    assert f"{told}: MPICH 4.0 has no such option of mpirun" in done.err.decode(), done
+
+
+def test_options_that_both_have_are_passed_on(cloud, submit):
+    """Binding, and a variable by name and by value."""
+    cloud.write("job.py", "import os\nprint(len(os.sched_getaffinity(0)), os.environ['ASKED'])")
+
+    done = submit(
+        *("-e", "OPENMPI_BIND_ARGS=-bind-to core -map-by slot"),
+        *("-e", "OPENMPI_X_ARGS=-x ASKED=yes", "--launcher", "mpirun", "job.py"),
+    )
+
+    assert done.code == 0, done
+    assert sorted(done.lines) == [b"[%d] 1 yes" % rank for rank in range(4)]

@@ -1,0 +1,44 @@
+"""MindSpore in real containers, whose network is that of several machines."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.docker, pytest.mark.mindspore]
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mindspore_quickstart"
+LIMIT_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def image(build):
+    """The image with MindSpore, which pip brings with this machine's certificates."""
+    bundle = os.environ.get("PIP_CERT") or "/etc/ssl/certs/ca-certificates.crt"
+    return build("mindspore", "--ca-bundle", bundle)
+
+
+@pytest.mark.parametrize("launcher", ["msrun", "mindspore-mpi"])
+def test_the_quick_start_runs_in_containers(cloud, image, launcher):
+    """Two nodes with addresses of their own: every rank has the same losses, which fall."""
+    words = ("--config", EXAMPLE / "job.yaml", "--source", EXAMPLE, "--image", image)
+
+    done = cloud.run(
+        *("submit", "--backend", "docker", *words),
+        *("--launcher", launcher, "--procs-per-node", "1", "train.py"),
+        limit_s=LIMIT_S,
+    )
+
+    assert done.code == 0, done
+    told: dict[int, list[float]] = {}
+    for line in done.out.splitlines():
+        found = re.match(rb"\[(\d)\] rank \1 of 2 epoch \d step \d loss ([\d.]+)", line)
+        if found:
+            told.setdefault(int(found[1]), []).append(float(found[2]))
+    assert sorted(told) == [0, 1], done
+    assert told[0] == told[1]
+    assert told[0][0] > 0.37
+    assert told[0][-1] < 0.24

@@ -1,0 +1,118 @@
+"""A worker on its own: a real one in a process, and a test in the place of the head."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
+WORKER = """\
+import json, sys
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.launchers.common import Process
+from jobentry.plan import LaunchPlan
+from jobentry.worker import Worker
+folder, processes = sys.argv[1], json.loads(sys.argv[2])
+plan = LaunchPlan(
+    "worker", tuple(Process(name, tuple(argv), {}) for name, argv in processes), 2, True, (), folder
+)
+node = NodeEnv(job="j", node=1, hosts=("head", "here"))
+worker = Worker(node, NodePaths(folder, folder, folder, folder, folder), plan, dict)
+print("up", flush=True)
+sys.exit(worker.run())
+"""
+
+
+class Watch:
+    """The worker, and the head's end of its two lines."""
+
+    def __init__(self, folder: Path, processes: list[tuple[str, list[str]]]) -> None:
+        for name in ("events", "to-head", "from-head"):
+            os.mkfifo(folder / name)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, folder, json.dumps(processes)],
+            env={"PYTHONPATH": str(ENTRYPOINTS), "PATH": os.environ["PATH"]},
+            stdout=subprocess.PIPE,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"up\n"
+        self.to_worker = (folder / "from-head").open("wb", buffering=0)
+        self.from_worker = (folder / "to-head").open("rb")
+
+    def say(self, word: str, **values: Any) -> None:
+        """Say a word to the worker."""
+        self.to_worker.write(json.dumps({"word": word, **values}).encode() + b"\n")
+
+    def hear(self, word: str) -> dict[str, Any]:
+        """Return the values of the next word, which must be this one."""
+        values: dict[str, Any] = json.loads(self.from_worker.readline())
+        assert values.pop("word") == word, values
+        return values
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Any]:
+    """Start a worker with these processes to launch; it is gone when the test has ended."""
+    started: list[Watch] = []
+
+    def start(*processes: tuple[str, list[str]]) -> Watch:
+        started.append(Watch(tmp_path, list(processes)))
+        return started[0]
+
+    yield start
+    for value in started:
+        value.process.kill()
+        value.process.wait()
+        for file in (value.process.stdout, value.to_worker, value.from_worker):
+            assert file is not None
+            file.close()
+
+
+@pytest.mark.parametrize("first", [[], [("stays", ["sleep", "600"])]], ids=["alone", "second"])
+def test_a_launcher_that_cannot_be_started_is_over(watch: Any, first: Any):
+    """The head hears at once with which code and why, and what was started already is ended."""
+    head = watch(*first, ("torchrun", ["/no/such/torchrun", "-m", "x"]))
+    head.say("hello")
+    head.hear("ready")
+
+    head.say("launch")
+
+    fault = "starting /no/such/torchrun: No such file or directory"
+    assert head.hear("over") == {"name": "torchrun", "code": 127, "lines": [fault]}
+    path = Path(f"/proc/{head.process.pid}/task/{head.process.pid}/children")
+    deadline = time.monotonic() + 30
+    while any(is_running(int(child)) for child in path.read_text().split()):
+        assert time.monotonic() < deadline, path.read_text()
+        time.sleep(0.01)
+    head.say("end", code=7, is_over=True)
+    assert head.process.wait(60) == 7
+
+
+def is_running(process: int) -> bool:
+    """Whether a process is there, and not one that has ended and nobody has waited for."""
+    try:
+        return b") Z " not in Path(f"/proc/{process}/stat").read_bytes()
+    except OSError:
+        return False
+
+
+def test_a_launcher_that_ends_is_over_with_its_last_lines(watch: Any):
+    """And its exit code."""
+    head = watch(("torchrun", ["sh", "-c", "echo one; echo two >&2; exit 3"]))
+    head.say("hello")
+    head.hear("ready")
+
+    head.say("launch")
+
+    assert head.hear("over") == {"name": "torchrun", "code": 3, "lines": ["one", "two"]}
+    head.say("end", code=3, is_over=True)
+    assert head.process.wait(60) == 3
