@@ -179,7 +179,7 @@ def _mpi_labels(pod: Object, name: str, role: str, index: int) -> None:
 
 
 def _mpi_ssh(pod: Object, job: Object) -> None:
-    """setupSSHOnPod: the mode is a secret's usual one, but below /root/.ssh."""
+    """setupSSHOnPod: the mode is a secret's usual one, but in the folder of root."""
     path = job["spec"]["sshAuthMountPath"]
     secret: Object = {
         "secretName": f"{job['metadata']['name']}-ssh",
@@ -189,8 +189,7 @@ def _mpi_ssh(pod: Object, job: Object) -> None:
             {"key": "ssh-publickey", "path": "authorized_keys"},
         ],
     }
-    if path == "/root/.ssh":
-        secret["defaultMode"] = 0o600
+    assert not path.startswith("/root"), "there the mode would be another"
     pod["spec"].setdefault("volumes", []).append({"name": "ssh-auth", "secret": secret})
     container = pod["spec"]["containers"][0]
     container.setdefault("volumeMounts", []).append({"name": "ssh-auth", "mountPath": path})
