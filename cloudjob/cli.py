@@ -119,7 +119,7 @@ def _send(spec: JobSpec, options: argparse.Namespace) -> int:
     from cloudjob import pipeline
 
     if options.dry_run:
-        preview = pipeline.preview(spec, _home())
+        preview = pipeline.preview(spec, _home(), as_text=not options.json)
         _tell_launcher(preview.choice)
         _print_preview(preview, is_json=options.json)
         return 0

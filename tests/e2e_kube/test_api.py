@@ -8,13 +8,14 @@ import urllib.error
 from collections.abc import Callable
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
 from cloudjob.backends.kubernetes import request
 from cloudjob.backends.kubernetes.request import ENGINES
 from tests import operators
-from tests.cloudjob.test_kubernetes_build import EVERYTHING, build
+from tests.cloudjob.test_kubernetes_build import EVERYTHING, build, strict
 from tests.cluster import Cluster
 from tests.e2e_kube.conftest import PLURALS, RESOURCES, Lab
 
@@ -86,6 +87,54 @@ def without_admission(pod: dict[str, Any]) -> dict[str, Any]:
     found["spec"].pop("priorityClassName", None)
     found["metadata"].pop("ownerReferences")
     return found
+
+
+@pytest.fixture(scope="module")
+def openapi(cluster: Cluster) -> dict[str, Any]:
+    """What the server itself says of its objects, with nothing that it does not name."""
+    definitions = strict(cluster.ask("GET", "/openapi/v2")["definitions"])
+    for found in definitions.values():
+        if found.get("format") == "int-or-string":
+            found["type"] = ["integer", "string"]
+    return definitions
+
+
+def against(openapi: dict[str, Any], item: dict[str, Any]) -> list[str]:
+    """Return what the server's own description has against an object of its core."""
+    schema = {
+        "$ref": f"#/definitions/io.k8s.api.core.v1.{item['kind']}",
+        "definitions": openapi,
+    }
+    found = jsonschema.Draft202012Validator(schema).iter_errors(item)
+    return [f"{'/'.join(map(str, error.path))}: {error.message}" for error in found]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_kubernetes_itself_knows_every_field(engine: str, openapi: dict[str, Any]):
+    """ConfigMap, Secret and pods, strictly: also what an operator's CRD does not look into."""
+    made = build(engine, EVERYTHING)
+    items = [*request.objects(made, b"")[:-1], *operators.made_of(dict(made.body)).pods]
+
+    assert {item["kind"] for item in items} == {"ConfigMap", "Secret", "Pod"}
+    assert [fault for item in items for fault in against(openapi, item)] == []
+
+
+@pytest.mark.parametrize(
+    ("patch", "said"),
+    [
+        ({"hostNetwrk": True}, "hostNetwrk"),
+        ({"tolerations": [{"key": "a", "efect": "NoSchedule"}]}, "efect"),
+        ({"terminationGracePeriodSeconds": "soon"}, "'soon' is not of type"),
+    ],
+)
+def test_what_kubernetes_does_not_know_is_found(
+    openapi: dict[str, Any], patch: dict[str, Any], said: str
+):
+    """Faults that can be made by hand in ``kubernetes.pod``."""
+    made = build("volcano", {"pod": {"spec": patch}})
+    (pod, *_) = operators.made_of(dict(made.body)).pods
+
+    assert any(said in fault for fault in against(openapi, pod))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
