@@ -16,7 +16,7 @@ from cloudjob.backends.kubernetes import request
 from cloudjob.backends.kubernetes.request import ENGINES
 from tests import operators
 from tests.cloudjob.test_kubernetes_build import EVERYTHING, build, strict
-from tests.cluster import Cluster
+from tests.cluster import ROOT, Cluster
 from tests.e2e_kube.conftest import PLURALS, RESOURCES, Lab
 
 pytestmark = pytest.mark.kubernetes
@@ -399,6 +399,44 @@ def test_who_may_not_is_told_what_is_missing(volcano_lab: Lab):
     assert "list pods" not in done.err
     assert "Traceback" not in done.err
     assert lab.get(lab.core("ConfigMap"))["items"] == []
+
+
+def test_the_role_in_the_documentation_is_enough(volcano_lab: Lab, until: Callable[..., None]):
+    """For a job's whole life: what docs/kubernetes.md says, and nothing else, in one namespace."""
+    lab = volcano_lab
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    text = next(part for part in page.split("```") if part.startswith("yaml\napiVersion: rbac"))
+    role = yaml.safe_load(text.removeprefix("yaml\n"))
+    path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{lab.namespace}"
+    lab.cluster.ask("POST", f"{path}/roles", role)
+    name = role["metadata"]["name"]
+    binding = {
+        "apiVersion": role["apiVersion"],
+        "kind": "RoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "User", "name": "guest", "apiGroup": "rbac.authorization.k8s.io"}],
+    }
+    lab.cluster.ask("POST", f"{path}/rolebindings", binding)
+    config = lab.cluster.kubeconfig(token=lab.cluster.guest, namespace=lab.namespace)
+    lab.environ["KUBECONFIG"] = str(config)
+
+    job = lab.submit("-n", "2")
+    pods = lab.operate(job)
+    lab.begin(*pods)
+    lab.phase(job, "Running")
+    lab.log(pods[0]).write(b"[0] hello")
+    assert lab.status(job)["state"] == "RUNNING"
+    assert lab.run("logs", job).out == "[0] hello\n"
+    assert lab.run("events", job).code == 0
+    cancelling = lab.start("cancel", "--now", job)
+    until(lambda: stopped(lab, job), "request to stop the job")
+    until(lambda: not lab.get(lab.core("Pod"))["items"], "end of the pods")
+    lab.phase(job, "Aborted")
+    assert lab.end(cancelling).code == 0
+    done = lab.run("rm", job)
+    assert done.code == 0, done
+    assert left(lab, job) == []
 
 
 def test_who_is_not_known_is_told_so(volcano_lab: Lab):

@@ -1,8 +1,8 @@
 """The kubernetes backend: an operator's job, with what ModelArts gives to each of its pods.
 
 A handle says all that is needed to find a job again, whatever the current context is by then:
-``kubernetes://context/namespace/engine/job``; where the job file names a kubeconfig, ``+`` and its
-path follow the context.
+``kubernetes://context/namespace/engine/job``; where the job file or ``$KUBECONFIG`` names files,
+``+`` and their paths follow the context.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _LAST_WORDS_S = 5.0
 CANCELLED = "cloudjob.cancelled"
 _POD_GROUP = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
 _AUTO = "auto"
+_DEFAULT_FILE = str(Path.home() / ".kube" / "config")
 
 
 class _Handle(NamedTuple):
@@ -164,9 +165,11 @@ class KubernetesBackend:
         client = self._client(where.site)
         job = self._job(client, where)
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
-        pods, _ = logs.pods(client, self._place(where, None))
-        is_waiting = where.engine.stage(job, is_cancelled).state is JobState.PENDING
-        said = _said(client, where, job) if is_waiting else []
+        now = where.engine.stage(job, is_cancelled).state
+        # Of a job that runs the pods say nothing new, and may be a thousand.
+        runs = now is JobState.RUNNING
+        pods = [] if runs else logs.pods(client, self._place(where, None))[0]
+        said = _said(client, where, job) if now is JobState.PENDING else []
         return state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, said=said)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
@@ -336,14 +339,10 @@ def _parted(handle: str) -> _Handle:
         context, plus, file = parts[0].partition("+")
         name = unquote(context)
         is_inside = name == sites.IN_CLUSTER and not plus
-        files = unquote(file) if plus else "" if is_inside else _files()
+        files = unquote(file) if plus else "" if is_inside else _DEFAULT_FILE
         site = Site(files, name, parts[1], is_named=bool(plus))
         return _Handle(site, ENGINES[parts[2]], Names(parts[3], parts[1]))
     raise JobNotFound(f"looking for {handle}: this is no handle of kubernetes")
-
-
-def _files() -> str:
-    return os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
 
 
 def _events(client: Client, called: Names) -> list[dict[str, Any]]:

@@ -167,6 +167,9 @@ class Client:
         """
         answer = self._asked(_Ask("GET", path, doing, query, read_s=_SILENCE_S))
         try:
+            if answer.status == refusals.UNAUTHORISED:
+                # As for every request: the next one logs in again.
+                self._opened = None
             if answer.status >= 400:
                 raise refusals.refused(doing, answer.status, answer.data)
             yield _pieces(answer, doing)

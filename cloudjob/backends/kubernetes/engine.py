@@ -41,6 +41,7 @@ class Stage(NamedTuple):
     Args:
         message: Why, where the operator says so.
         ended_at: RFC 3339 as the API writes it; empty when it has not ended, or not said when.
+        started_at: When it began to run; empty when that is not said.
         attempt_at: When the last attempt began; empty while there was only one.
         has_asked: Whether the operator itself ended the pods.
     """
@@ -49,6 +50,7 @@ class Stage(NamedTuple):
     native: str
     message: str = ""
     ended_at: str = ""
+    started_at: str = ""
     attempt_at: str = ""
     has_asked: bool = False
 

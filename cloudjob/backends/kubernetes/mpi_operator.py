@@ -142,6 +142,7 @@ def _stage(
         native=name,
         message=": ".join(word for word in words if word) if state is JobState.FAILED else "",
         ended_at=str(ended_at) if state.is_final else "",
+        started_at=str(status.get("startTime") or "") if state is JobState.RUNNING else "",
         has_asked=name == "Suspended",
     )
 

@@ -25,7 +25,7 @@ class Site:
     Args:
         kubeconfig: The files that say how to reach it, joined as in ``$KUBECONFIG``; empty within
             a pod, and when there is none.
-        is_named: Whether the files are the job file's own, and not those of the environment.
+        is_named: Whether the files are others than kubectl would use with an empty environment.
         context: The name of the context in them; empty when there is none.
     """
 
@@ -41,11 +41,11 @@ def find(options: Mapping[str, object], environ: Mapping[str, str], user_home: P
     Raises:
         UsageError: The kubeconfig cannot be read, or has no such context.
     """
-    named = os.path.expanduser(str(options.get("kubeconfig") or ""))  # noqa: PTH111
+    named = _absolute(str(options.get("kubeconfig") or "") or environ.get(_KUBECONFIG, ""))
     wanted = str(options.get("context") or "")
     namespace = str(options.get("namespace") or "")
     default = str(user_home / ".kube" / "config")
-    files = named or environ.get(_KUBECONFIG) or (default if Path(default).exists() else "")
+    files = named or (default if Path(default).exists() else "")
     if wanted == IN_CLUSTER or (not files and (_SERVICE_ACCOUNT / "token").exists()):
         return Site("", IN_CLUSTER, namespace or _own_namespace())
     contexts, current = _contexts(files)
@@ -58,6 +58,12 @@ def find(options: Mapping[str, object], environ: Mapping[str, str], user_home: P
         )
     own = str((contexts.get(context) or {}).get("namespace") or "")
     return Site(files, context, namespace or own or _DEFAULT_NAMESPACE, is_named=bool(named))
+
+
+def _absolute(files: str) -> str:
+    """Return files that mean the same from any folder: they stand in the job's handle."""
+    paths = filter(None, files.split(os.pathsep))
+    return os.pathsep.join(str(Path(path).expanduser().absolute()) for path in paths)
 
 
 def _contexts(files: str) -> tuple[dict[str, Any], str]:

@@ -100,8 +100,8 @@ def status_of(
     status = NativeStatus(
         state=stage.state,
         native=_native(stage, nodes, said),
-        started_at=min(starts, default=None),
-        attempt_at=_milli(stage.attempt_at),
+        started_at=min(starts, default="") or _moment(stage.started_at) or None,
+        attempt_at=_moment(stage.attempt_at),
         has_asked=stage.has_asked,
     )
     return _ended(status, stage, nodes) if stage.state.is_final else status
@@ -200,7 +200,3 @@ def _moment(text: object) -> str:
         return ""
     whole, _, fraction = word.rstrip("Z").partition(".")
     return f"{whole}.{(fraction + '000')[:3]}Z"
-
-
-def _milli(text: str) -> str:
-    return _moment(text) if text else ""

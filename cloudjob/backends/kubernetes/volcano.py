@@ -108,6 +108,7 @@ def stage(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
         native=phase or "new",
         message=message,
         ended_at=changed_at if state.is_final else "",
+        started_at=changed_at if phase == "Running" else "",
         attempt_at=changed_at if is_again else "",
         has_asked=phase in ("Aborted", "Terminated") or bool(status.get("retryCount")),
     )
