@@ -169,3 +169,11 @@ class Writer(Protocol):
 
     def text(self, request: Any) -> str:
         """Return ``request`` as that tool takes it, secrets as ``***``."""
+
+
+@runtime_checkable
+class Waiter(Protocol):
+    """A platform on which a job may wait long, and that knows for what."""
+
+    def waits_for(self, handle: str) -> str:
+        """Return what keeps the job from running; empty when nothing is known to."""

@@ -251,6 +251,28 @@ def test_a_job_that_cannot_run_says_why(volcano_lab: Lab):
     assert "node 0: ErrImagePull: not found, and 1 more" in lab.status(job)["native_state"]
 
 
+def test_who_waits_with_a_job_is_told_for_what(volcano_lab: Lab, until: Callable[..., None]):
+    """``submit`` says it by itself: nobody else would look."""
+    lab = volcano_lab
+    submitting = lab.start("submit", "--config", "job.yaml", "train.py")
+    until(lambda: lab.get(lab.path())["items"], "job")
+    job = lab.get(lab.path())["items"][0]["metadata"]["name"]
+    (pod,) = lab.operate(job)
+    lab.phase(job, "Pending")
+    reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    lab.pod_status(pod, {"conditions": [{**reason, "message": "no room"}]})
+    assert submitting.stderr is not None
+    said = ""
+    while "waits" not in said:
+        said = submitting.stderr.readline()
+        assert said, "it has ended without a word"
+    assert f"job {job} waits: Pending (node 0: Unschedulable: no room)" in said
+    lab.begin(pod)
+    lab.finish(pod)
+    lab.phase(job, "Completed")
+    assert lab.end(submitting).code == 0
+
+
 def test_a_quota_that_stands_in_the_way_is_named(volcano_lab: Lab):
     """There are no pods that could say it; the controller's event does."""
     lab = volcano_lab

@@ -172,6 +172,12 @@ class KubernetesBackend:
         said = _said(client, where, job) if now is JobState.PENDING else []
         return state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, said=said)
 
+    def waits_for(self, handle: str) -> str:
+        """Return what keeps the job from running: no room, no image, a quota."""
+        status = self._status(handle)
+        is_known = status.state is JobState.PENDING and "(" in status.native
+        return status.native if is_known else ""
+
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
         where = _parted(handle)
