@@ -16,8 +16,9 @@ import pytest
 
 from cloudjob.backends.kubernetes import request
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
-from cloudjob.backends.kubernetes.client import Patience
+from cloudjob.backends.kubernetes.client import Client, Patience
 from cloudjob.backends.kubernetes.request import ENGINES
+from cloudjob.backends.kubernetes.site import find
 from cloudjob.errors import BackendError, NotAuthorised
 from tests.cloudjob.test_kubernetes_build import submission
 from tests.cluster import Cluster, write_kubeconfig
@@ -165,11 +166,11 @@ def test_a_token_that_stays_bad_is_no_endless_loop(way: Way, tmp_path: Path):
     config = way.lab.cluster.kubeconfig(
         server=way.proxy.endpoint, token="nobody", namespace=way.lab.namespace
     )
-    backend = way.backend_of(tmp_path, config)
+    client = Client(find({"kubeconfig": str(config)}, {}, tmp_path), patience=QUICK)
     with pytest.raises(NotAuthorised):
-        backend.send(backend.build(submission("volcano")))
+        client.get(way.lab.core("Pod"), "looking for pods")
 
-    assert len(way.proxy.seen("POST", "/configmaps")) == 2
+    assert len(way.proxy.seen("GET", "/pods")) == 2
 
 
 # -- streams --------------------------------------------------------------------------------------
