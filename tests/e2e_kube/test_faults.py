@@ -211,7 +211,9 @@ def text(count: int) -> bytes:
 
 
 @pytest.mark.parametrize("is_one_moment", [False, True], ids=["each its time", "one moment"])
-def test_a_log_that_is_cut_again_and_again_has_each_line_once(way: Way, is_one_moment: bool):
+def test_a_log_that_is_cut_again_and_again_has_each_line_once(
+    way: Way, until: Callable[..., None], is_one_moment: bool
+):
     """In the middle of a line, and without a word: as when a kubelet is restarted."""
     lab = way.lab
     handle = way.send()
@@ -222,9 +224,11 @@ def test_a_log_that_is_cut_again_and_again_has_each_line_once(way: Way, is_one_m
     try:
         log = lab.log(pod)
         following = Following(way.backend, handle)
+        until(lambda: way.proxy.seen("GET", "follow=true"), "a stream")
         for number, line in enumerate(lines(40)):
             second = 0 if is_one_moment else number
             log.write(line, at=f"2026-11-21T10:00:{second:02d}.000000001Z")
+        until(lambda: len(way.proxy.seen("GET", "follow=true")) > 2, "a stream after each cut")
         lab.finish(pod)
         lab.phase(words_of(handle), "Completed")
 
