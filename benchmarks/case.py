@@ -77,6 +77,7 @@ def cases(line_count: int) -> tuple[Case, ...]:
         *(_containers(count, rounds) for count, rounds in _CONTAINERS.items()),
         *(_submit(count, rounds) for count, rounds in _SUBMITS.items()),
         *(_probe(count) for count in _WORKERS),
+        _slurm(),
         _log("log", line_count, None),
         _log("log-5x", many, 2),
         *(_store(way, size) for size in ("big", "small") for way in ("up", "down")),
@@ -177,6 +178,20 @@ def _probe(count: int) -> Case:
         simulation.FIGURES,
         (Subject("jobentry", take=partial(_simulated, count)),),
         rounds=3,
+    )
+
+
+def _slurm() -> Case:
+    return Case(
+        "slurm-2",
+        "submit to done on a real Slurm: a no-op script once on each of 2 nodes, beside srun",
+        ("wall_s",),
+        (
+            Subject("srun", take=lambda bench: bench.cluster.srun()),
+            Subject("sbatch", take=lambda bench: bench.cluster.sbatch()),
+            Subject("cloudjob", take=lambda bench: bench.cluster.submit("python")),
+            Subject("cloudjob, mpirun", take=lambda bench: bench.cluster.submit("mpirun")),
+        ),
     )
 
 

@@ -14,7 +14,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import floor, measure, packaging, report, result, server, subject, venv
+from benchmarks import (
+    floor,
+    measure,
+    modelarts,
+    packaging,
+    report,
+    result,
+    server,
+    slurm,
+    subject,
+    venv,
+)
 from benchmarks.case import Case, cases
 from benchmarks.nodes import Pool
 from benchmarks.subject import Bench
@@ -28,13 +39,14 @@ _PEERS = (
     *("boto3", "obstore", "s5cmd", "minio"),
 )
 _STORE = "store"
+_SLURM = "slurm"
 _SIZE = "size"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure what the options choose; 1 with --check when a floor does not hold."""
     args = _parse(argv)
-    every = (*cases(args.lines), *packaging.cases())
+    every = (*cases(args.lines), *packaging.cases(), *modelarts.cases())
     chosen = [case for case in every if _is_chosen(case, args.only)]
     if args.list:
         print("\n".join(f"{case.name:10}{case.title}" for case in every))
@@ -46,6 +58,8 @@ def main(argv: list[str] | None = None) -> int:
         # Before we become the parent of every orphan: the server is none of what is measured.
         if any(case.group == _STORE for case in chosen):
             bench = opened.enter_context(_with_store(bench))
+        if any(case.group == _SLURM for case in chosen):
+            bench = opened.enter_context(_with_slurm(bench))
         measure.adopt_orphans()
         facts = report.machine(_versions(bench), args.rounds)
         names = frozenset(args.subjects)
@@ -84,7 +98,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     known = {
         word
-        for case in (*cases(args.lines), *packaging.cases())
+        for case in (*cases(args.lines), *packaging.cases(), *modelarts.cases())
         for word in (case.name, case.group)
     } | {_SIZE}
     unknown = sorted(set(args.only) - known)
@@ -149,6 +163,17 @@ def _with_store(bench: Bench) -> Iterator[Bench]:
             bench = replace(bench, store=running)
         except venv.NotRun as error:
             print(f"no server for the clients of S3: {error}", file=sys.stderr)
+        yield bench
+
+
+@contextlib.contextmanager
+def _with_slurm(bench: Bench) -> Iterator[Bench]:
+    """Add a cluster; without one, its case says that it did not run."""
+    with contextlib.ExitStack() as opened:
+        try:
+            bench = replace(bench, slurm=opened.enter_context(slurm.running(bench.cloudjob)))
+        except venv.NotRun as error:
+            print(f"no Slurm: {error}", file=sys.stderr)
         yield bench
 
 

@@ -43,6 +43,7 @@ def floors() -> tuple[Floor, ...]:
         _over("entry", "jobentry", 0.2),
         *(_over(f"launchers-{name}", "jobentry", 0.3, other="by hand") for name in _LAUNCHERS),
         _over("containers-2", "cloudjob", 1.5, "first_line_s"),
+        _over("slurm-2", "cloudjob", 1.0, other="srun"),
         *(_ahead(count) for count in (2, 4, 8, 16, 32)),
         Floor("probe-1000", "probe-1000: brought up in less than 10 s", _is_up),
         Floor("probe-2000", "probe: CPU of the head grows linearly, 250 to 2,000", _is_linear),
@@ -58,6 +59,9 @@ def floors() -> tuple[Floor, ...]:
         _most("package-edit", "sent_bytes", 64 * 1024 + 4523, "64 KiB and the file"),
         _most("package-large", "rss_mib", 100, "100 MiB of memory"),
         _times("package-unpack", "tar", 1.25, "1.25 times the wall time of tar"),
+        _most("modelarts-submit", "request_s", 0.5, "0.5 s for its requests"),
+        _most("modelarts-list", "page_ms", 100, "100 ms for a page"),
+        _most("modelarts-list", "grown_mib", 8, "8 MiB more for 600 pages"),
         Floor("log-5x", "log-5x: five times the log, the same memory (+8 MiB at most)", _is_flat),
     )
 

@@ -33,8 +33,8 @@ def cases() -> tuple[Case, ...]:
             _FIGURES,
             (
                 Subject("tar", partial(_tar, tree=source)),
-                Subject("cloudjob", partial(_pack_only, tree=source), inspect=_told),
-                Subject("skypilot's zip", zipped, rounds=2, inspect=_told),
+                Subject("cloudjob", partial(_pack_only, tree=source), inspect=told),
+                Subject("skypilot's zip", zipped, rounds=2, inspect=told),
                 Subject("torchx's copy", partial(_other, mode="copy", tree=source)),
             ),
             watches_memory=True,
@@ -43,13 +43,13 @@ def cases() -> tuple[Case, ...]:
             "package-again",
             "the same 10,000 files once more, nothing changed",
             _FIGURES,
-            (Subject("cloudjob", partial(_pack, tree=many, before=_nothing), inspect=_told),),
+            (Subject("cloudjob", partial(_pack, tree=many, before=_nothing), inspect=told),),
         ),
         Case(
             "package-edit",
             "one line edited in one of 10,000 files",
             _FIGURES,
-            (Subject("cloudjob", partial(_pack, tree=many, before=_edit), inspect=_told),),
+            (Subject("cloudjob", partial(_pack, tree=many, before=_edit), inspect=told),),
         ),
         Case(
             "package-git",
@@ -57,7 +57,7 @@ def cases() -> tuple[Case, ...]:
             _FIGURES,
             (
                 Subject("tar", partial(_tar, tree=_heavy_git)),
-                Subject("cloudjob", partial(_pack, tree=_heavy_git), inspect=_told),
+                Subject("cloudjob", partial(_pack, tree=_heavy_git), inspect=told),
             ),
         ),
         Case(
@@ -66,7 +66,7 @@ def cases() -> tuple[Case, ...]:
             _FIGURES,
             (
                 Subject("tar", partial(_tar, tree=_large)),
-                Subject("cloudjob", partial(_pack_only, tree=_large), inspect=_told),
+                Subject("cloudjob", partial(_pack_only, tree=_large), inspect=told),
             ),
             rounds=2,
             watches_memory=True,
@@ -122,7 +122,7 @@ def _pack(
     """Pack a tree: for the first time, or, with ``before``, once more after that was done to it."""
     home = run / "home"
     home.mkdir()
-    argv = (_python(bench), str(_DRIVER), "pack", str(tree()), str(home), *words)
+    argv = (python_of(bench), str(_DRIVER), "pack", str(tree()), str(home), *words)
     # Rules are compiled once for all.
     warm = home.parent / "rules"
     kept = CACHE / "rules"
@@ -147,7 +147,7 @@ def _pack_only(bench: Bench, run: Path, tree: Tree) -> Command:
 
 def _unpack(bench: Bench, run: Path, tree: Tree) -> Command:
     home = CACHE / "trees" / f"{tree().name}.home"
-    python = _python(bench)
+    python = python_of(bench)
     if not home.exists():
         home.mkdir()
         argv = (python, str(_DRIVER), "pack", str(tree()), str(home))
@@ -162,14 +162,16 @@ def _other(bench: Bench, run: Path, mode: str, tree: Tree) -> Command:
     return bench.command(argv, run, "noop.py")
 
 
-def _python(bench: Bench) -> str:
+def python_of(bench: Bench) -> str:
+    """Return the interpreter that has cloudjob."""
     python = bench.cloudjob.parent / "python"
     if not python.exists():
         raise NotRun("cloudjob is not installed: run scripts/demo or give --cloudjob")
     return str(python)
 
 
-def _told(sample: Sample) -> Figures:
+def told(sample: Sample) -> Figures:
+    """Return the figures that a driver printed as JSON."""
     try:
         told = json.loads(sample.stdout.read_text())
     except ValueError as error:

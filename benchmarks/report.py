@@ -34,6 +34,10 @@ _UNITS = {
     "lost_lines": ("lines lost", 0),
     "lost_bytes": ("bytes lost", 0),
     "sent_bytes": ("bytes sent", 0),
+    "request_s": ("requests s", 3),
+    "page_ms": ("page ms", 1),
+    "server_rss_mib": ("RSS MiB, emulator", 1),
+    "grown_mib": ("grown by MiB", 1),
     "is_exact": ("same sha256 (1: yes)", 0),
 }
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"

@@ -13,6 +13,7 @@ from benchmarks import venv
 from benchmarks.measure import Command
 from benchmarks.nodes import Pool
 from benchmarks.server import Server
+from benchmarks.slurm import Cluster
 from benchmarks.venv import ROOT, NotRun
 
 _AGENT = ROOT / "benchmarks" / "agent"
@@ -36,6 +37,14 @@ class Bench:
     zipapp: Path | None
     pool: Pool
     store: Server | None = None
+    slurm: Cluster | None = None
+
+    @property
+    def cluster(self) -> Cluster:
+        """The Slurm of a case that needs one."""
+        if self.slurm is None:
+            raise NotRun("there is no Slurm")
+        return self.slurm
 
     @property
     def python(self) -> str:

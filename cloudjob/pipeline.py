@@ -19,7 +19,7 @@ from cloudjob import detection, layers
 from cloudjob import spec as specs
 from cloudjob import submission as submissions
 from cloudjob.backends import open_backend
-from cloudjob.backends.base import Backend, Check, Writer
+from cloudjob.backends.base import Backend, Check, Foreteller, Writer
 from cloudjob.detection import Choice
 from cloudjob.errors import CloudJobError, NotReady, SpecError
 from cloudjob.home import records_path, store_uri
@@ -81,7 +81,7 @@ def submit(
             submission = _prepare(spec, paths, store, package, kept.layers)
             request = backend.build(submission)
             # Known here before it is there: whatever a submit leaves that is killed is a job's.
-            db.add(_record(submission, package, uri))
+            db.add(_record(submission, package, uri, _handle(backend, request)))
             claim.check()
             _put(store, paths, submission, layers.descriptor(package, kept.layers))
             _bring(store, paths, kept, backend.companions(request))
@@ -296,14 +296,19 @@ def _undone(store: ObjectStore, db: Records, job: str) -> Iterator[None]:
         raise
 
 
-def _record(submission: Submission, package: CodePackage, store: str) -> JobRecord:
+def _handle(backend: Backend[Any], request: Any) -> str:
+    """Return the handle of a job that is not sent yet, where that is known."""
+    return backend.handle(request) if isinstance(backend, Foreteller) else ""
+
+
+def _record(submission: Submission, package: CodePackage, store: str, handle: str) -> JobRecord:
     spec = submission.spec
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     return JobRecord(
         job=submission.job,
         name=spec.name,
         backend=spec.backend,
-        handle="",
+        handle=handle,
         state="PENDING",
         nodes=spec.nodes,
         procs_per_node=spec.procs_per_node,

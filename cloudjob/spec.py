@@ -13,7 +13,7 @@ from cloudjob.errors import SpecError
 from jobentry.contract import env
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 
-BACKENDS = ("process", "docker", "modelarts", "kubernetes")
+BACKENDS = ("process", "docker", "modelarts", "kubernetes", "slurm")
 LAUNCHER_NAMES = (AUTO, *LAUNCHERS)
 ISOLATIONS = ("auto", "none")
 ADDRESSINGS = ("auto", "path", "virtual")
@@ -280,6 +280,54 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
                    "no key for; null takes a key away."),
         Field(name="job", kind="tree", default={}, metavar="TREE",
               help="Merged into the job's manifest in the same way."),
+    ),
+    "slurm": (
+        Field(name="host", kind="str", metavar="HOST",
+              help="The login node, by its name in your ssh configuration; empty where Slurm's "
+                   "own commands are."),
+        Field(name="folder", kind="str", metavar="DIR",
+              help="Where the folders of jobs lie, seen by every node under the same path; by "
+                   "default below $CLOUDJOB_HOME, with a host ~/.cloudjob/slurm there."),
+        Field(name="scratch", kind="str", default="/tmp", metavar="DIR",
+              help="A folder of each node's own disk, where code and inputs are unpacked."),
+        Field(name="partition", kind="str", metavar="NAME", help="#SBATCH --partition."),
+        Field(name="account", kind="str", metavar="NAME", help="#SBATCH --account."),
+        Field(name="qos", kind="str", metavar="NAME", help="#SBATCH --qos."),
+        Field(name="reservation", kind="str", metavar="NAME", help="#SBATCH --reservation."),
+        Field(name="constraint", kind="str", metavar="FEATURES", help="#SBATCH --constraint."),
+        Field(name="nodelist", kind="str", metavar="NODES", help="#SBATCH --nodelist."),
+        Field(name="exclude", kind="str", metavar="NODES", help="#SBATCH --exclude."),
+        Field(name="time_min", kind="int", default=0, metavar="T", least=0, most=_YEAR_MIN,
+              help="#SBATCH --time, in minutes; by default room for timeout_min, else the "
+                   "partition's own limit."),
+        Field(name="cpus_per_rank", kind="int", default=1, metavar="C", least=1, most=4096,
+              help="#SBATCH --cpus-per-task: processors of each rank."),
+        Field(name="memory_gib", kind="float", default=0.0, metavar="GIB", least=0, most=65536,
+              help="#SBATCH --mem: memory of each node; 0 is the partition's own default."),
+        Field(name="gpus", kind="int", default=0, metavar="G", least=0, most=64,
+              help="#SBATCH --gpus-per-node."),
+        Field(name="gres", kind="str", metavar="LIST",
+              help="#SBATCH --gres: other devices of each node, nvme:1 for example."),
+        Field(name="exclusive", kind="str", default="false", metavar="YES",
+              allowed=("false", "true"), help="#SBATCH --exclusive: no other job on the nodes."),
+        Field(name="requeue", kind="str", default="false", metavar="YES",
+              allowed=("false", "true"),
+              help="#SBATCH --requeue: Slurm starts the job again after it was preempted or has "
+                   "lost a node."),
+        Field(name="warn_s", kind="int", default=0, metavar="S", least=0, most=65535,
+              help="#SBATCH --signal: how long before its time limit or preemption the ranks are "
+                   "sent SIGTERM; by default grace_s and half a minute for outputs."),
+        Field(name="mpi", kind="str", default="ssh", metavar="HOW", allowed=("ssh", "pmix"),
+              help="How the launcher mpirun starts ranks: mpirun over an sshd of the job's own, or "
+                   "Slurm's srun with its PMIx."),
+        Field(name="python", kind="str", metavar="PATH",
+              help="The interpreter that runs the script; by default that of the active virtual "
+                   "environment, else the one that runs cloudjob; with a host the one on PATH."),
+        Field(name="setup", kind="list", default=(), metavar="LINE",
+              help="Lines of shell that each node runs first, in a login shell: module load "
+                   "openmpi."),
+        Field(name="sbatch", kind="list", default=(), metavar="OPTION",
+              help="More options, as they stand behind #SBATCH."),
     ),
     "mindspore": (
         Field(name="device_target", kind="str", default="CPU", metavar="DEVICE",

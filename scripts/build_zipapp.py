@@ -11,7 +11,7 @@ import sys
 import tokenize
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -33,7 +33,10 @@ def zipapp(entrypoints: Path) -> bytes:
             info = zipfile.ZipInfo(path.relative_to(entrypoints).as_posix(), _DATE)
             info.external_attr = 0o644 << 16
             info.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(info, narrow(bare(path.read_text("utf-8"))))
+            source = bare(path.read_text("utf-8"))
+            if path.name != "__init__.py":
+                source = untyped(source)
+            archive.writestr(info, narrow(source))
     return data.getvalue()
 
 
@@ -43,14 +46,52 @@ def bare(source: str) -> str:
     Only who reads the sources needs them, and they are a third of what goes to every node. The
     lines stay, so a traceback names the line of the source.
     """
-    lines = source.split("\n")
-    cuts = _comments(source) + _docstrings(source) + _annotations(source)
-    for begin, end, text in sorted(cuts, reverse=True):
-        (first, start), (last, stop) = begin, end
-        rest = lines[last][stop:]
-        lines[first] = (lines[first][:start] + text + rest).rstrip()
-        lines[first + 1 : last + 1] = [""] * (last - first)
-    return "\n".join(lines)
+    return _without(source, _comments(source) + _docstrings(source) + _annotations(source))
+
+
+def untyped(source: str) -> str:
+    """Return Python without imports that only annotations need: these are never evaluated.
+
+    What is not imported costs no start, and no room.
+    """
+    tree = ast.parse(source)
+    checks = [node for node in ast.walk(tree) if _is_for_types(node)]
+    used = _used(tree)
+    cuts = [((node.lineno - 1, node.col_offset), _end(source, node), "") for node in checks]
+    inside = {id(each) for node in checks for each in ast.walk(node)}
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module != "__future__"
+            and id(node) not in inside
+        ):
+            kept = [name for name in node.names if (name.asname or name.name) in used]
+            if len(kept) < len(node.names):
+                text = ast.unparse(ast.ImportFrom(node.module, kept, node.level)) if kept else ""
+                cuts.append(((node.lineno - 1, node.col_offset), _end(source, node), text))
+    return _without(source, cuts)
+
+
+def _is_for_types(node: ast.AST) -> TypeGuard[ast.If]:
+    test = node.test if isinstance(node, ast.If) else None
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
+
+
+def _used(tree: ast.AST) -> set[str]:
+    """Return the names that are looked up when the module runs."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        for name, value in ast.iter_fields(node):
+            is_skipped = _is_for_types(node) or (
+                isinstance(node, ast.AnnAssign) and name == "annotation"
+            )
+            values = value if isinstance(value, list) else [value]
+            waiting += [each for each in values if isinstance(each, ast.AST) and not is_skipped]
+    return found
 
 
 def narrow(source: str) -> str:
@@ -65,6 +106,17 @@ def narrow(source: str) -> str:
         if number not in inside:
             text = line.lstrip(" ")
             lines[number] = " " * ((len(line) - len(text)) // 4) + text
+    return "\n".join(lines)
+
+
+def _without(source: str, cuts: list[_Cut]) -> str:
+    """Return Python with other texts in the places of some, every line in its place."""
+    lines = source.split("\n")
+    for begin, end, text in sorted(cuts, reverse=True):
+        (first, start), (last, stop) = begin, end
+        rest = lines[last][stop:]
+        lines[first] = (lines[first][:start] + text + rest).rstrip()
+        lines[first + 1 : last + 1] = [""] * (last - first)
     return "\n".join(lines)
 
 

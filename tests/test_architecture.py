@@ -134,6 +134,28 @@ def test_every_module_of_the_zipapp_can_be_imported_alone(zipapp: Path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_no_name_is_missing_in_the_zipapp(zipapp: Path):
+    """What only annotations name is not imported there; every function finds what it looks up."""
+    code = (
+        "import builtins, dis, importlib, sys, types, zipfile; sys.path.insert(0, sys.argv[1])\n"
+        "def loaded(code):\n"
+        "    for step in dis.get_instructions(code):\n"
+        "        if step.opname == 'LOAD_GLOBAL': yield step.argval\n"
+        "    for inner in code.co_consts:\n"
+        "        if isinstance(inner, types.CodeType): yield from loaded(inner)\n"
+        "archive = zipfile.ZipFile(sys.argv[1])\n"
+        "for name in archive.namelist():\n"
+        "    if name != '__main__.py':\n"
+        "        module = name[:-3].replace('/', '.').replace('.__init__', '')\n"
+        "        known = vars(importlib.import_module(module)).keys() | vars(builtins).keys()\n"
+        "        missing = set(loaded(compile(archive.read(name), name, 'exec'))) - known\n"
+        "        if missing: print(name, sorted(missing))\n"
+    )
+    done = run(sys.executable, "-I", "-S", "-W", "error", "-c", code, zipapp)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize("name", PURE)
 def test_what_decides_does_nothing(name: str):
     """Plans, launchers and the contract are functions from values to values."""
@@ -186,11 +208,26 @@ def test_the_zipapp_is_reproducible(tmp_path: Path, zipapp: Path):
     assert zipapp.stat().st_mode & 0o777 == 0o755
 
 
+class Plain(ast.NodeTransformer):
+    """Takes away what a module imports: another test sees that nothing is missing."""
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        """Take it away."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        """Take away what is there for the checker of types."""
+        is_checker = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        return None if is_checker else self.generic_visit(node)
+
+
 def test_the_zipapp_has_the_code_of_the_sources(zipapp: Path):
-    """Without comments, docstrings and annotations of functions; every line where it was."""
+    """Without comments, docstrings, annotations of functions and what these need imported.
+
+    Every line is where it was.
+    """
 
     def code(text: str) -> str:
-        tree = ast.parse(text)
+        tree = Plain().visit(ast.parse(text))
         for node in ast.walk(tree):
             kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
             if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:

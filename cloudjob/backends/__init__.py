@@ -17,6 +17,7 @@ _BACKENDS = {
     "docker": ("cloudjob.backends.docker.backend", "DockerBackend"),
     "modelarts": ("cloudjob.backends.modelarts.backend", "ModelArtsBackend"),
     "kubernetes": ("cloudjob.backends.kubernetes.backend", "KubernetesBackend"),
+    "slurm": ("cloudjob.backends.slurm.backend", "SlurmBackend"),
 }
 
 

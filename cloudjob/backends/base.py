@@ -11,6 +11,7 @@ from cloudjob.status import JobState
 from cloudjob.submission import Submission
 
 Request = TypeVar("Request")
+Told = TypeVar("Told", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class NativeStatus:
         has_asked: Whether the platform itself asked the head to end, so that a record which says
             ``cancelled`` is only the answer to that.
         reason: What only the platform can know of a failure: a node ran out of memory.
+        cause: Whose doing a failure without a record is; the platform's when it does not say.
     """
 
     state: JobState
@@ -36,6 +38,7 @@ class NativeStatus:
     reason: str = ""
     attempt_at: str = ""
     has_asked: bool = False
+    cause: str = ""
 
 
 class Check(NamedTuple):
@@ -177,3 +180,14 @@ class Waiter(Protocol):
 
     def waits_for(self, handle: str) -> str:
         """Return what keeps the job from running; empty when nothing is known to."""
+
+
+@runtime_checkable
+class Foreteller(Protocol[Told]):
+    """A platform on which a job's handle is known before the job is sent.
+
+    So a job is found again whose submitter was killed while it was sent.
+    """
+
+    def handle(self, request: Told) -> str:
+        """Return what ``send`` will return."""

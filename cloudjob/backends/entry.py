@@ -1,4 +1,4 @@
-"""What any platform has to bring to a node: the entry, its door, and the key for ssh."""
+"""What any platform has to bring to a node: the entry and its door."""
 
 from __future__ import annotations
 
@@ -16,15 +16,3 @@ def files() -> dict[str, bytes]:
     if not boot.exists():
         boot = package.parent / "entrypoints" / BOOT
     return {ENTRY: (package / ENTRY).read_bytes(), BOOT: boot.read_bytes()}
-
-
-def new_key() -> bytes:
-    """Return a fresh ed25519 private key in OpenSSH's own format."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    return Ed25519PrivateKey.generate().private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )

@@ -180,6 +180,7 @@ class ProcessMachines:
     def _node(
         self, row: JobRow, index: int, key: str, nodes: Path, run_dir: str, *, is_isolated: bool
     ) -> Any:
+        from cloudjob.backends import interpreters
         from cloudjob.backends.process import backend
         from cloudjob.backends.process.node import NodeRequest
 
@@ -188,7 +189,7 @@ class ProcessMachines:
         address = backend.address_of(index)
         # A preset starts `python`, and with it comes what else lies beside it, mpirun for one.
         path = f"{Path(own.python).parent}:{own.path}"
-        libmpi = backend.libmpi_of(shutil.which("mpirun", path=path) or "", own.python)
+        libmpi = interpreters.libmpi_of(shutil.which("mpirun", path=path) or "", own.python)
         env = {
             "PATH": path,
             "LANG": "C.UTF-8",

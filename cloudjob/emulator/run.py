@@ -117,7 +117,14 @@ class Run:
                 self._finish("Failed")
                 return
             row = self._need()
-            end = self._attend(row)
+            try:
+                end = self._attend(row)
+            except JobNotFound:
+                if not self._need().is_stopping:
+                    raise
+                # It was stopped before any of its nodes had begun.
+                self._finish("Terminated")
+                return
             row = self._need()
             self._close_record(row, end)
             if not self._again(row, end):

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from jobentry import hidden, plan
-from jobentry.contract import env, exits, names, paths, variables
+from jobentry.contract import env, exits, launchers, names, paths, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import LAUNCHERS, Launcher
 from jobentry.contract.paths import NodePaths
@@ -406,7 +406,7 @@ def _start_module(
     # One that cannot be started is for the ranks to say.
     with contextlib.suppress(OSError):
         return subprocess.Popen(
-            [interpreter, "-c", _ASK_MODULE, module],
+            [interpreter, "-c", _ASK_MODULE, module, str(node.nodes)],
             env=dict(environment),
             cwd=environment["PWD"],
             stdin=subprocess.DEVNULL,
@@ -416,15 +416,17 @@ def _start_module(
     return None
 
 
-# Without an import, which takes seconds. It may be the user's own, which has no version.
+# Without an import, which takes seconds. It may be the user's own, which has no version; that is
+# looked up, for some hundredths of a second, only where other nodes may have another.
 _ASK_MODULE = """\
 import importlib.util, sys
 name = sys.argv[1]
 if not importlib.util.find_spec(name):
     sys.exit("none")
 try:
-    from importlib.metadata import version
-    print(version(name))
+    if sys.argv[2] != "1":
+        from importlib.metadata import version
+        print(version(name))
 except Exception:
     print("of no version")
 """
@@ -469,15 +471,12 @@ def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool
         )
     text = _said(version, "mpirun")
     program = str(version.args[0])  # type: ignore[index]
-    for family, words, oldest, newest in mpirun.FAMILIES:
-        found = re.search(words, text)
-        if found is None:
-            continue
-        numbers = (int(found.group(1)), int(found.group(2)))
-        if oldest <= numbers <= newest:
-            return mpirun.Mpi(program, numbers, family)
+    found = launchers.mpi(text)
+    if found and found.is_driven:
+        return mpirun.Mpi(program, found.version, found.family)
+    if found:
         raise EntryError(
-            "%s is %s %d.%d, which we cannot drive" % (program, family, *numbers),
+            "%s is %s %d.%d, which we cannot drive" % (program, found.family, *found.version),
             hint="use Open MPI 4.1 or 5.0",
         )
     raise EntryError(

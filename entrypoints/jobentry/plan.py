@@ -52,6 +52,7 @@ _MPI_LAUNCHERS = {
 }
 _LAUNCHERS = {
     "horovod-gloo": "horovod.gloo",
+    "srun": "srun.launch",
     "torchrun": "torchrun.launch",
     "msrun": "mindspore.msrun",
     "dynamic-cluster": "mindspore.dynamic_cluster",

@@ -61,7 +61,7 @@ def compared(row: Row, head: Row) -> Row:
 # A fact, what a difference is called, what to do about it, and how many of its numbers count.
 _DIFFERENCES: tuple[tuple[str, str, str, int | None], ...] = (
     ("code", "other code", _SAME_CODE, None),
-    ("mpi", "another Open MPI", _SAME_VERSION.format("mpirun"), None),
+    ("mpi", "another MPI", _SAME_VERSION.format("mpirun"), None),
     ("module", "another version of what the launcher needs", _SAME_MODULE, None),
     ("python", "another Python", _SAME_VERSION.format("python3"), 2),
 )

@@ -163,6 +163,16 @@ def test_a_folder_of_the_users_hides_a_framework_of_its_name(choose):
     )
 
 
+def test_a_folder_of_notes_hides_nothing(choose):
+    """Python goes on past a folder without __init__.py when there is a package of its name."""
+    notes = {"horovod/notes.md": "", "torch/config.yaml": ""}
+
+    assert choose("import horovod.torch", files=notes).launcher == "horovod"
+    assert choose("import torch.distributed", files=notes).launcher == "torchrun"
+    hidden = {"torch/__init__.py": "", "horovod/__init__.py": ""}
+    assert choose("import horovod.torch, torch.distributed", files=hidden).launcher == "mpirun"
+
+
 @pytest.mark.parametrize(
     "text",
     [b"print 'old'", b"\xff\xfe\x00", b"(" * 5000, b"-" * 90_000 + b"1", b"x = 1\n" * 200_000],

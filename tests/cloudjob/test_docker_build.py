@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudjob import doctor, images
-from cloudjob.backends import entry
 from cloudjob.backends.docker import delivery, engine, logs, request, share, state
+from cloudjob.backends.keys import new_key
 from cloudjob.errors import BackendError, SpecError, UsageError
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
@@ -165,7 +165,7 @@ def test_what_is_delivered_is_the_users_alone():
 
 def test_every_key_is_fresh():
     """Two jobs never share a key, and ssh reads its form."""
-    one, two = entry.new_key(), entry.new_key()
+    one, two = new_key(), new_key()
 
     assert one != two
     assert one.startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----\n")
@@ -434,6 +434,27 @@ def test_a_good_image_passes():
 
 
 @pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("mpirun (Open MPI) 5.0.11", "Open MPI 5.0 (/usr/bin/mpirun)"),
+        ("HYDRA build details:\n    Version:     4.0.2\n", "MPICH 4.0 (/usr/bin/mpirun)"),
+        (
+            "Intel(R) MPI Library for Linux* OS, Version 2021.19.0 Build 20260929 (id: 1821d9b)",
+            "Intel MPI 2021.19 (/usr/bin/mpirun)",
+        ),
+    ],
+)
+def test_each_mpi_that_is_driven_passes(text: str, shown: str):
+    """By what it says of its version."""
+    checks = {
+        check.name: check
+        for check in doctor._image_checks({**GOOD, "mpirun.version": text}, CONFIG)
+    }
+
+    assert (checks["mpirun"].is_ok, checks["mpirun"].found) == (True, shown)
+
+
+@pytest.mark.parametrize(
     ("change", "config", "name"),
     [
         ({"python3.version": "3.7.9"}, {}, "python3"),
@@ -441,7 +462,8 @@ def test_a_good_image_passes():
         ({"ssh": None}, {}, "ssh"),
         ({"sshd.test": "bad"}, {}, "sshd"),
         ({"mpirun": None}, {}, "mpirun"),
-        ({"mpirun.version": "HYDRA build details:"}, {}, "mpirun"),
+        ({"mpirun.version": "HYDRA build details:\n    Version:   3.1"}, {}, "mpirun"),
+        ({"mpirun.version": "Platform MPI 9.1"}, {}, "mpirun"),
         ({"mpirun.version": "mpirun (Open MPI) 3.1.0"}, {}, "mpirun"),
         ({"passwd": None}, {}, "user"),
         ({"passwd.shell": None}, {}, "user"),

@@ -226,7 +226,7 @@ def test_no_mpirun_anywhere(cloud, script):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("echo 'HYDRA build details:'; echo ' Version: 4.1'", "Open MPI"),
+        ("echo 'HYDRA build details:'; echo ' Version: 3.1'", "MPICH"),
         ("echo 'mpirun (Open MPI) 3.1.6'", "3.1"),
         ("echo 'mpirun (Open MPI) 6.0.0'", "6.0"),
         ("exit 1", "mpirun"),

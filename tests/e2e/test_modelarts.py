@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -480,37 +479,3 @@ def test_events_of_a_backend_without_any_are_told(cloud: Any):
 
     assert found.code == 2
     assert b"the backend process keeps none" in found.err
-
-
-def test_the_requests_of_a_submit_take_less_than_half_a_second(arts: Any):
-    """All but packing and transfer; best of five, so a busy machine does not count."""
-    from cloudjob.backends.modelarts.backend import ModelArtsBackend
-    from cloudjob.spec import JobSpec
-    from cloudjob.submission import Code, prepare
-
-    times = []
-    for number in range(5):
-        spec = JobSpec(script="t.py", nodes=2, backend="modelarts")
-        job = f"quick-{number}-{time.time_ns():x}"
-        begun = time.monotonic()
-        backend = ModelArtsBackend(arts.home, {}, environ={}, user_home=arts.folder)
-        base = f"obs://cloudjob/{job}"
-        submission = prepare(
-            spec,
-            job,
-            code=Code(f"{base}/code.json", "sha256:0"),
-            record_uri=f"{base}/record/exit.json",
-            outputs_uri=f"{base}/outputs",
-        )
-        request = backend.build(submission)
-        wrong = [check for check in backend.checks(spec, backend.store()[0]) if not check.is_ok]
-        try:
-            handle = backend.send(request)
-        except Exception as error:  # noqa: BLE001 (the code folder is empty: the last request)
-            handle = str(error)
-        times.append(time.monotonic() - begun)
-        if handle.startswith("modelarts"):
-            backend.remove(handle)
-        assert wrong == []
-
-    assert min(times) < 0.5, times

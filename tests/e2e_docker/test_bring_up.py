@@ -179,7 +179,7 @@ def test_nodes_with_different_open_mpis_are_refused_with_their_versions(cloud, f
 
     done = cloud.submit("--nodes", "2", "--image", faulty, "-e", "FAULT=mpi:1")
 
-    refused(cloud, done, node=1, message="another Open MPI: 5.0, and the head has 4.1")
+    refused(cloud, done, node=1, message="another MPI: 5.0, and the head has 4.1")
     assert "hint: node 1: every node needs the same image" in done.err
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from cloudjob.backends.entry import new_key
+from cloudjob.backends.keys import new_key
 
 pytestmark = pytest.mark.docker
 

@@ -288,10 +288,11 @@ def test_a_machine_without_open_mpi(machine: Machine):
     [
         ("mpirun (Open MPI) 3.1.6", "{mpirun} is Open MPI 3.1, which we cannot drive"),
         ("mpirun (Open MPI) 6.0.0", "{mpirun} is Open MPI 6.0, which we cannot drive"),
+        ("HYDRA build details: Version: 3.1", "{mpirun} is MPICH 3.1, which we cannot drive"),
         (
-            "HYDRA build details: Version: 4.0",
-            "asking {mpirun} for its version: it is not Open MPI "
-            "(it says 'HYDRA build details: Version: 4.0')",
+            "Platform MPI 9.1",
+            "asking {mpirun} for its version: it is no MPI that we can drive"
+            " (it says 'Platform MPI 9.1')",
         ),
     ],
 )

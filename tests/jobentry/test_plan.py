@@ -75,7 +75,8 @@ def test_every_launcher_makes_a_plan(launcher: str):
     node = NODE._replace(launcher=launcher)
     made = plan.make(node, {"PWD": "/code"}, PATHS, TOOLS, ("x.py",))
 
-    assert made.is_everywhere != LAUNCHERS[launcher].needs_mpi
+    is_led = LAUNCHERS[launcher].needs_mpi or launcher == "srun"
+    assert made.is_everywhere != is_led
     assert made.processes
 
 
@@ -151,3 +152,22 @@ def test_secrets_are_masked():
         "cwd": "/c",
     }
     assert json.loads(json.dumps(shown)) == shown
+
+
+def test_srun_on_the_head_starts_the_doors_of_all_nodes():
+    """Variables by their names alone, and none of what is one node's own or secret."""
+    node = NODE._replace(launcher="srun", slots=2, env_names=("A",), secret_names=("TOKEN",))
+    environment = {"PWD": "/code", "A": "b", "TOKEN": "t", "MA_X": "1", "HOME": "/h", "B": "c"}
+    made = plan.make(node, environment, PATHS, TOOLS, ("x.py", "--lr", "1"))
+    worker = plan.make(node._replace(node=1), environment, PATHS, TOOLS, ("x.py",))
+
+    (process,) = made.processes
+    assert process.argv == (
+        *("srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--distribution=block"),
+        *("--overlap", "--mpi=pmix", "--export=CLOUDJOB_NODE_DIR,A,MA_X", "--input=none"),
+        *("--quiet", "--kill-on-bad-exit=0", "--wait=0", "--chdir=/"),
+        *("/usr/bin/python3", "-I", "/e.pyz", "--rank", "--"),
+        *("/usr/bin/python", "/e.pyz", "--script", "x.py", "--lr", "1"),
+    )
+    assert process.env == {name: value for name, value in environment.items() if name != "TOKEN"}
+    assert (made.ranks, worker.ranks, worker.processes) == (4, 4, ())

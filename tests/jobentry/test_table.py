@@ -7,7 +7,7 @@ import pytest
 from jobentry import table
 from jobentry.table import Row
 
-FACTS = {"code": "sha256:1", "mpi": "4.1", "python": "3.11.2"}
+FACTS = {"module": "0.28.1", "code": "sha256:1", "mpi": "4.1", "python": "3.11.2"}
 HEAD = Row(0, "a", "10.0.0.1", True, facts=FACTS)
 
 
@@ -47,12 +47,17 @@ def test_a_large_table_shows_those_that_lack_something():
         ({}, ""),
         ({"python": "3.11.9"}, ""),
         ({"code": "sha256:2"}, "other code: sha256:2, and the head has sha256:1"),
-        ({"mpi": "5.0"}, "another Open MPI: 5.0, and the head has 4.1"),
+        ({"mpi": "5.0"}, "another MPI: 5.0, and the head has 4.1"),
+        ({"mpi": "MPICH 4.0"}, "another MPI: MPICH 4.0, and the head has 4.1"),
+        (
+            {"module": "none"},
+            "another version of what the launcher needs: none, and the head has 0.28.1",
+        ),
         ({"python": "3.1.2"}, "another Python: 3.1.2, and the head has 3.11.2"),
     ],
 )
 def test_nodes_that_differ_do_not_fit(facts, trouble):
-    """Code, Open MPI, and the first two numbers of Python; each with both versions and a hint."""
+    """Code, MPI, framework and the first numbers of Python; each with both versions and a hint."""
     found = table.compared(Row(1, "b", facts={**FACTS, **facts}), HEAD)
 
     assert found.trouble == trouble

@@ -156,7 +156,7 @@ def test_a_worker_that_does_not_fit_is_named(watch: Callable[..., Watch]):
     head.until(lambda: not head.workers.absent)
 
     (row,) = head.workers.unfit()
-    assert (row.node, row.trouble) == (2, "another Open MPI: 5.0, and the head has 4.1")
+    assert (row.node, row.trouble) == (2, "another MPI: 5.0, and the head has 4.1")
 
 
 def test_a_clock_that_is_far_off_is_warned_of(watch: Callable[..., Watch]):

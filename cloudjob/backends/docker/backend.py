@@ -22,7 +22,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudjob.backends import entry
 from cloudjob.backends.base import Check, NativeStatus
 from cloudjob.backends.docker import delivery, engine, logs, share
 from cloudjob.backends.docker import request as requests
@@ -35,6 +34,7 @@ from cloudjob.backends.docker.request import (
     DockerRequest,
 )
 from cloudjob.backends.docker.state import Container, blamed, container, status_of
+from cloudjob.backends.keys import new_key
 from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
@@ -441,7 +441,7 @@ def _network_words(request: DockerRequest) -> dict[str, Any]:
 def _make_containers(
     client: Any, request: DockerRequest, addresses: list[str], *, with_entry: bool
 ) -> None:
-    key = entry.new_key() if request.has_key else b""
+    key = new_key() if request.has_key else b""
     hosts = tuple(node.host for node in request.nodes)
     has_driver = _has_log_driver(client)
     known = [

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from cloudjob.backends import entry
 from cloudjob.backends.base import Check, Event, Metric, NativeStatus
+from cloudjob.backends.keys import new_key
 from cloudjob.backends.kubernetes import logs, refusals, state
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes import site as sites
@@ -110,12 +110,16 @@ class KubernetesBackend:
         """Return the variables that the entry of each node would be given."""
         return tuple(requests.environments(request))
 
+    def handle(self, request: KubernetesRequest) -> str:
+        """Return what ``send`` will return."""
+        return _handle(_Handle(self._site, request.engine, request.called), request.job)
+
     def send(self, request: KubernetesRequest) -> str:
         """Make the job with what it needs, and return its handle."""
         site = self._site
         client = self._client(site)
         where = _Handle(site, request.engine, request.called)
-        key = entry.new_key() if request.has_key else b""
+        key = new_key() if request.has_key else b""
         kinds = {CONFIG_MAP.kind: CONFIG_MAP, SECRET.kind: SECRET}
         try:
             made = [

@@ -23,9 +23,9 @@ SSH_PATH = "/run/cloudjob-ssh"
 HOST_FILE = "/etc/mpi/hostfile"
 
 _BOOT = f"{pod.ENTRY_PATH}/boot.sh"
-# What the operator tells Open MPI of ssh is not what the entry tells it. The entry's words win, with
-# 4.1 and with 5.0 (tried); but 5.0 stumbles over a value with "=" in other places, and no script
-# that calls Open MPI itself should meet it.
+# What the operator tells Open MPI of ssh is not what the entry tells it. The entry's words win,
+# with 4.1 and with 5.0 (tried); but 5.0 stumbles over a value with "=" in other places, and no
+# script that calls Open MPI itself should meet it.
 _LAUNCHER = f'unset OMPI_MCA_plm_rsh_args; exec sh {_BOOT} "$@"'
 # All workers have one template; which of them this is stands at the end of its name.
 _WORKER = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cloudjob.backends import entry
+from cloudjob.backends.keys import new_key
 from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts.request import ModelArtsRequest
 from jobentry.contract import names, paths
@@ -26,7 +27,7 @@ def companions(request: ModelArtsRequest) -> dict[str, bytes]:
     if request.env:
         found[paths.DELIVERED_ENV] = requests.delivered_env(request)
     if request.has_key:
-        found[paths.DELIVERED_SSH_KEY] = entry.new_key()
+        found[paths.DELIVERED_SSH_KEY] = new_key()
     if request.words:
         found[requests.BOOT_FILE] = _BOOT_PY.encode("ascii")
         words = (word.encode("utf-8") + b"\0" for word in request.words)

@@ -21,6 +21,7 @@ from typing import Any
 
 import cloudjob
 from cloudjob import submission as submissions
+from cloudjob.backends import interpreters
 from cloudjob.backends.base import Check, NativeStatus
 from cloudjob.backends.process import controller, isolation
 from cloudjob.backends.process.node import NodeRequest
@@ -335,61 +336,15 @@ def machine_of(options: dict[str, Any], home: Path) -> Machine:
                 hint="pip install 'cloudjob[mpi]', or apt-get install openmpi-bin",
             )
         path = f"{path}{os.pathsep}{own}"
-    python = _python(options)
+    python = interpreters.python_of(str(options.get("python") or ""), "process.python")
     return Machine(
         path=path,
         library_path=os.environ.get("LD_LIBRARY_PATH", ""),
-        libmpi=libmpi_of(shutil.which("mpirun", path=path) or "", python),
+        libmpi=interpreters.libmpi_of(shutil.which("mpirun", path=path) or "", python),
         python=python,
         entry_python=sys.executable,
-        zipapp=_entry(home),
+        zipapp=interpreters.entry_of(home),
     )
-
-
-def _entry(home: Path) -> str:
-    """The entry with bytecode for our Python, made when it is first used."""
-    zipapp = Path(cloudjob.__file__).parent / "jobentry.pyz"
-    found = zipapp.stat()
-    name = f"{found.st_mtime_ns:x}-{found.st_size:x}-{sys.implementation.cache_tag}.pyz"
-    compiled = home / "entry" / name
-    if not compiled.exists():
-        with _translated("making the entry", compiled):
-            compiled.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            words = [sys.executable, "-I", "-S", str(zipapp), "--compile", str(compiled)]
-            # It is only faster with bytecode; what is wrong with the disk shows soon enough.
-            subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    return str(compiled if compiled.exists() else zipapp)
-
-
-def libmpi_of(mpirun: str, python: str) -> str:
-    """Return the library of this mpirun, when mpi4py would take that of a wheel elsewhere.
-
-    Ranks of one MPI under the mpirun of another work by luck; what they say when they fail is lost.
-    """
-    prefix = Path(mpirun).resolve().parent.parent
-    environment = Path(python).parent.parent
-    if prefix == environment or not any((environment / "lib").glob("libmpi.so*")):
-        return ""
-    found = sorted(prefix.glob("lib/libmpi.so.*")) + sorted(prefix.glob("lib/*/libmpi.so.*"))
-    return str(found[0]) if found else ""
-
-
-def _python(options: dict[str, Any]) -> str:
-    """The interpreter of the script: asked for, or the active environment's, or our own."""
-    asked = str(options.get("python") or "")
-    if asked:
-        found = shutil.which(asked)
-        if found is None:
-            raise BackendError(
-                f"looking for process.python: {asked}: there is no such program",
-                hint="give the path of a Python interpreter",
-            )
-        return str(Path(found).absolute())
-    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        prefix = os.environ.get(variable)
-        if prefix and os.access(f"{prefix}/bin/python", os.X_OK):
-            return f"{prefix}/bin/python"
-    return sys.executable
 
 
 def _short_temporary_folder() -> str:

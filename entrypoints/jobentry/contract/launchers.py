@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Mapping, NamedTuple
 
 
@@ -34,6 +35,7 @@ AUTO = "auto"
 
 LAUNCHERS: Mapping[str, Launcher] = {
     "mpirun": Launcher("Open MPI's mpirun on the head", needs_mpi=True),
+    "srun": Launcher("Slurm's srun with PMIx on the head, in a job of Slurm"),
     "horovod": Launcher("Horovod under Open MPI's mpirun", needs_mpi=True, module="horovod"),
     "horovod-gloo": Launcher("Horovod over Gloo, without any MPI", module="horovod"),
     "torchrun": Launcher("PyTorch's torchrun on every node, meeting at the head", module="torch"),
@@ -54,3 +56,30 @@ LAUNCHERS: Mapping[str, Launcher] = {
     "python": Launcher("the script once on every node, nothing added", is_one_a_node=True),
     "command": Launcher("any command once on every node", is_one_a_node=True, takes_command=True),
 }
+
+OPEN_MPI = "Open MPI"
+INTEL_MPI = "Intel MPI"
+# What an mpirun says of its version, and the oldest and the newest that we drive.
+_FAMILIES = (
+    (OPEN_MPI, r"\(Open MPI\) (\d+)\.(\d+)", (4, 0), (5, 0)),
+    ("MPICH", r"HYDRA build details:\s+Version:\s+(\d+)\.(\d+)", (3, 2), (5, 99)),
+    (INTEL_MPI, r"Intel\(R\) MPI Library .*Version (\d+)\.(\d+)", (2019, 0), (2099, 0)),
+)
+
+
+class Mpi(NamedTuple):
+    """Whose an mpirun is, its version, and whether we can drive it."""
+
+    family: str
+    version: tuple[int, int]
+    is_driven: bool
+
+
+def mpi(text: str) -> Mpi | None:
+    """Return what ``mpirun --version`` says; None for one that we do not know."""
+    for family, words, oldest, newest in _FAMILIES:
+        found = re.search(words, text)
+        if found:
+            numbers = (int(found.group(1)), int(found.group(2)))
+            return Mpi(family, numbers, oldest <= numbers <= newest)
+    return None

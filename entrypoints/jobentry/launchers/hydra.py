@@ -11,6 +11,7 @@ from __future__ import annotations
 import posixpath
 from typing import Sequence
 
+from jobentry.contract.launchers import INTEL_MPI
 from jobentry.launchers import mpirun
 from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Process, Site, program
 from jobentry.launchers.mpirun import Mpi
@@ -34,7 +35,7 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
     plain, binding = _options(site, mpi)
     environ = dict(site.environment)
     own = {}
-    if mpi.family == mpirun.INTEL:
+    if mpi.family == INTEL_MPI:
         own = {_PIN: environ.get(_PIN, "off")}
     environ.update(own)
     node = node._replace(env_names=(*node.env_names, *own))
@@ -79,7 +80,7 @@ def _options(site: Site, mpi: Mpi) -> tuple[list[mpirun.Option], tuple[str, ...]
         for option in found
         if option.name not in ("x", "bind-to") and (option.name, option.words) != _BY_SLOT
     ]
-    if mpi.family == mpirun.INTEL:
+    if mpi.family == INTEL_MPI:
         strange += ["bind-to " + option.words[0] for option in binding if option.words != _NONE]
         binding = []
     if strange:

@@ -15,6 +15,7 @@ from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from jobentry.contract import env, names
 from jobentry.contract.env import NodeEnv
+from jobentry.contract.launchers import OPEN_MPI
 from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Process, Site, program
 
 DEFAULT_BIND_ARGS = "-bind-to none -map-by slot"
@@ -24,16 +25,6 @@ DEFAULT_X_ARGS = (
 )
 DEFAULT_MCA_ARGS = "-mca pml ob1 -mca btl ^openib -mca plm_rsh_no_tree_spawn true"
 DEFAULT_EXTRA_ARGS = ""
-
-OPEN_MPI = "Open MPI"
-MPICH = "MPICH"
-INTEL = "Intel MPI"
-# What an mpirun says of its version, and the oldest and the newest that we drive.
-FAMILIES = (
-    (OPEN_MPI, r"\(Open MPI\) (\d+)\.(\d+)", (4, 0), (5, 0)),
-    (MPICH, r"HYDRA build details:\s+Version:\s+(\d+)\.(\d+)", (3, 2), (5, 99)),
-    (INTEL, r"Intel\(R\) MPI Library .*Version (\d+)\.(\d+)", (2019, 0), (2099, 0)),
-)
 
 # How many words follow an option; an option that is not here is passed on with what follows it.
 _MCA_OPTIONS = ("mca", "gmca", "omca", "prtemca", "pmixmca")

@@ -141,6 +141,20 @@ def test_terminate_asks_first(api: Api):
     assert (status, values["error_code"]) == (409, "ModelArts.2796")
 
 
+def test_terminate_before_there_are_nodes(api: Api):
+    """At whatever moment of its start a job is stopped, it is Terminated and not Abnormal."""
+    jobs = []
+    for number in range(8):
+        jobs.append(api.create("sleep 60", nodes=2))
+        # The moment is what differs, from before its code is there to when its nodes begin.
+        time.sleep(number * 0.03)
+        api.ask("POST", f"{{p}}/training-jobs/{jobs[-1]}/actions", {"action_type": "terminate"})
+
+    found = [api.await_phase(job)["status"]["phase"] for job in jobs]
+
+    assert found == ["Terminated"] * 8, [api.events(job) for job in jobs]
+
+
 def test_terminate_ends_what_does_not_listen(api: Api):
     """After the grace period."""
     job = api.create("trap '' TERM; echo up; while :; do sleep 0.1; done")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -128,25 +127,16 @@ def test_what_makes_no_sense_is_refused(full: Api, body: dict[str, Any], code: s
     assert (status, values["error_code"]) == (400, f"ModelArts.{code}")
 
 
-def test_a_page_of_ten_thousand_is_quick_and_memory_stays(full: Api):
-    """Under 100 ms, the best of many, also the last page and a filtered one; memory is flat."""
-    asked = [
-        {"limit": 50},
-        {"limit": 50, "offset": 199},
-        {"limit": 50, "filters": [{"key": "name", "operator": "like", "value": ["7"]}]},
-    ]
-    best = [10.0] * len(asked)
+def test_pages_of_ten_thousand_leave_the_memory_as_it_is(full: Api):
+    """How long one takes is a benchmark's to say (modelarts-list)."""
+    asked = {"limit": 50, "offset": 199}
     for _ in range(20):
-        for index, body in enumerate(asked):
-            begun = time.monotonic()
-            full.ok("POST", SEARCH, body)
-            best[index] = min(best[index], time.monotonic() - begun)
+        full.ok("POST", SEARCH, asked)
     before = memory_kb(full)
     for _ in range(300):
-        full.ok("POST", SEARCH, asked[1])
+        full.ok("POST", SEARCH, asked)
     grown = memory_kb(full) - before
 
-    assert max(best) < 0.1, best
     assert grown < 20_000
     assert memory_kb(full) < 400_000
 

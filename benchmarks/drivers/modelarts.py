@@ -1,0 +1,134 @@
+"""The backend modelarts and its emulator, both on this machine: one step, for one measurement.
+
+modelarts.py submit HOME         all requests of a submit, but those that move code
+modelarts.py list HOME COUNT     pages of a list of that many jobs, and the emulator's memory
+
+It starts an emulator below HOME, and ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_SUBMITS, _PAGES = 5, 200
+_SETTINGS = "engine: process\nrequests_per_min: 1000000\n"
+
+
+def submit(home: Path, _address: Any) -> dict[str, float]:
+    """Look, and create a job: from an open backend to its handle."""
+    from cloudjob.backends.modelarts.backend import ModelArtsBackend
+    from cloudjob.spec import JobSpec
+    from cloudjob.store import open_store
+    from cloudjob.submission import Code, prepare
+
+    took = []
+    for number in range(_SUBMITS):
+        spec = JobSpec(script="t.py", nodes=2, backend="modelarts")
+        job = f"quick-{number}"
+        backend = ModelArtsBackend(home, {}, environ={}, user_home=home)
+        uri, access = backend.store()
+        os.environ.update(access)
+        # The service looks for the code folder of a job.
+        open_store(uri).put_bytes(b"", f"{job}/node/boot.sh")
+        base = f"obs://cloudjob/{job}"
+        submission = prepare(
+            spec, job, code=Code(f"{base}/code.json", "sha256:0"),
+            record_uri=f"{base}/record/exit.json", outputs_uri=f"{base}/outputs",
+        )  # fmt: skip
+        fresh = ModelArtsBackend(home, {}, environ={}, user_home=home)
+        begun = time.monotonic()
+        request = fresh.build(submission)
+        wrong = [check for check in fresh.checks(spec, uri) if not check.is_ok]
+        handle = fresh.send(request)
+        took.append(time.monotonic() - begun)
+        assert not wrong, wrong
+        fresh.remove(handle)
+    return {"request_s": statistics.median(took)}
+
+
+def list_(home: Path, address: Any, count: str) -> dict[str, float]:
+    """Ask for the first page, the last one and a filtered one, again and again."""
+    from cloudjob.backends.modelarts.backend import ModelArtsBackend
+
+    _fill(home, int(count))
+    client = ModelArtsBackend(home, {}, environ={}, user_home=home)._client()
+    last = (int(count) - 1) // 50
+    asked: list[dict[str, Any]] = [
+        {"limit": 50},
+        {"limit": 50, "offset": last},
+        {"limit": 50, "filters": [{"key": "name", "operator": "like", "value": ["7"]}]},
+    ]
+    took: list[list[float]] = [[] for _ in asked]
+    before = 0.0
+    for number in range(_PAGES):
+        for body, each in zip(asked, took, strict=True):
+            begun = time.monotonic()
+            found = client.call("POST", "/training-job-searches", "searching jobs", body=body)
+            each.append(time.monotonic() - begun)
+            assert len(found["items"]) == 50, found["total"]
+        if number == _PAGES // 10:
+            before = _rss_mib(address["pid"])
+    after = _rss_mib(address["pid"])
+    slowest_s = max(statistics.median(each) for each in took)
+    return {"page_ms": 1000 * slowest_s, "server_rss_mib": after, "grown_mib": after - before}
+
+
+def _fill(home: Path, count: int) -> None:
+    """Put jobs into the database, as those of an earlier time."""
+    from cloudjob.emulator import wanted
+    from cloudjob.emulator.database import Database, JobRow
+    from cloudjob.emulator.settings import defaults
+
+    asked = {
+        "kind": "job",
+        "metadata": {"name": "old"},
+        "algorithm": {"engine": {"image_url": "a/b:c"}, "command": "true"},
+        "spec": {"resource": {"flavor_id": "modelarts.vm.cpu.2u", "node_count": 1}},
+    }
+    body = wanted.job(asked, None, defaults())
+    database = Database(home / "emulator" / "state.db")
+    with database.transaction():
+        for index in range(count):
+            phase = ("Completed", "Failed", "Terminated")[index % 3]
+            body["metadata"]["name"] = name = f"old-{index:05d}"
+            row = JobRow(
+                id=f"{index:08d}-0000-0000-0000-000000000000", name=name, workspace="0", kind="job",
+                phase=phase, secondary=phase, priority=1, algorithm_name="", user_name="emulator",
+                create_ms=1_000_000 + index, start_ms=1, end_ms=2, nodes=1, pool="", is_stopping=0,
+                body=body, run={},
+            )  # fmt: skip
+            database.add_job(row, (), {})
+    database.close()
+
+
+def _rss_mib(process: int) -> float:
+    text = Path(f"/proc/{process}/status").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+def _emulator(home: Path, *words: str) -> str:
+    argv = (sys.executable, "-m", "cloudjob.cli", "emulator", *words)
+    env = {**os.environ, "CLOUDJOB_HOME": str(home)}
+    return subprocess.run(argv, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+if __name__ == "__main__":
+    steps = {"submit": submit, "list": list_}
+    place = Path(sys.argv[2])
+    place.mkdir(parents=True, exist_ok=True)
+    settings = place / "settings.yaml"
+    settings.write_text(_SETTINGS)
+    up = json.loads(_emulator(place, "up", "--settings", str(settings), "--json"))
+    try:
+        figures = steps[sys.argv[1]](place, up, *sys.argv[3:])
+    finally:
+        _emulator(place, "down")
+    print(json.dumps(figures))

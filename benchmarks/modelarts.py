@@ -1,0 +1,44 @@
+"""The cases of ModelArts: what its requests cost, against the emulator on this machine."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from benchmarks.case import Case, Subject
+from benchmarks.measure import Command
+from benchmarks.packaging import python_of, told
+from benchmarks.subject import Bench
+from benchmarks.venv import ROOT
+
+_DRIVER = ROOT / "benchmarks" / "drivers" / "modelarts.py"
+_JOBS = 10_000
+
+
+def cases() -> tuple[Case, ...]:
+    """Return every case of ModelArts."""
+    return (
+        _case("submit", "the requests of a submit, without packing and transfer", ("request_s",)),
+        _case(
+            "list",
+            f"a page of a list of {_JOBS:,} jobs, 600 times",
+            ("page_ms", "server_rss_mib", "grown_mib"),
+            str(_JOBS),
+        ),
+    )
+
+
+def _case(name: str, title: str, figures: tuple[str, ...], *words: str) -> Case:
+    command = partial(_drive, step=name, words=words)
+    return Case(
+        f"modelarts-{name}",
+        title,
+        figures,
+        (Subject("cloudjob", command, inspect=told),),
+        rounds=3,
+    )
+
+
+def _drive(bench: Bench, run: Path, step: str, words: tuple[str, ...]) -> Command:
+    argv = (python_of(bench), str(_DRIVER), step, str(run / "home"), *words)
+    return bench.command(argv, run, "noop.py")

@@ -1,0 +1,98 @@
+"""A no-op on a real Slurm of two nodes on this machine: srun by hand, and a submit to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.measure import Failed
+from benchmarks.venv import ROOT, NotRun
+from tests.slurm import Slurm, missing
+
+NODES = 2
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_LIMIT_S = 120
+_RAN = b"noop ran"
+
+
+class Cluster:
+    """A Slurm whose nodes see the script, and the cloudjob that submits to it."""
+
+    def __init__(self, slurm: Slurm, cloudjob: Path) -> None:
+        self._slurm = slurm
+        self._cloudjob = cloudjob
+        self._source = slurm.folder / "noop"
+        self._source.mkdir()
+        shutil.copy(ROOT / "benchmarks" / "jobs" / "noop.py", self._source)
+
+    def srun(self) -> dict[str, float]:
+        """Run the script once on each node, by hand."""
+        python = str(self._cloudjob.with_name("python"))
+        words = ("srun", "--quiet", f"--nodes={NODES}", f"--ntasks={NODES}", python, "noop.py")
+        return self._timed(*words)
+
+    def sbatch(self) -> dict[str, float]:
+        """Run that srun in a batch job and wait for it: what queue and batch cost by themselves."""
+        python = str(self._cloudjob.with_name("python"))
+        line = f"srun --quiet --ntasks={NODES} {python} noop.py"
+        words = ("sbatch", "--parsable", f"--nodes={NODES}", "--output=out", f"--wrap={line}")
+        # sbatch --wait looks every other second only.
+        text = 'rm -f out; "$@" && until [ "$(grep -c ran out 2>/dev/null)" = "$0" ]; do :; done'
+        return self._timed("sh", "-c", f"{text}; cat out", str(NODES), *words)
+
+    def submit(self, launcher: str) -> dict[str, float]:
+        """Do the same through cloudjob, from the submit to its end."""
+        words = ("--backend", "slurm", "--nodes", str(NODES), "--launcher", launcher, "noop.py")
+        return self._timed(str(self._cloudjob), "submit", *words)
+
+    def _timed(self, *words: str) -> dict[str, float]:
+        """Return how long a command took on the login node.
+
+        Raises:
+            Failed: It ended badly, or the output of some node did not come out.
+        """
+        # What the last one has left of its end is nobody's time.
+        self._slurm.await_idle()
+        home = self._slurm.folder / "home"
+        env = {
+            "PATH": _SYSTEM_PATH,
+            "HOME": str(self._slurm.folder),
+            "LANG": "C.UTF-8",
+            "SLURM_CONF": str(self._slurm.conf),
+            "CLOUDJOB_HOME": str(home),
+        }
+        begun = time.perf_counter()
+        done = subprocess.run(
+            self._slurm.words(*words),
+            cwd=self._source,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+        wall_s = time.perf_counter() - begun
+        ran = done.stdout.count(_RAN)
+        if done.returncode or ran != NODES:
+            said = os.fsdecode(done.stderr[-300:])
+            raise Failed(f"exit {done.returncode}, {ran} of {NODES} nodes ran: {said}")
+        return {"wall_s": wall_s}
+
+
+@contextlib.contextmanager
+def running(cloudjob: Path) -> Iterator[Cluster]:
+    """Start a Slurm.
+
+    Raises:
+        NotRun: This machine cannot run one.
+    """
+    why = missing()
+    if why:
+        raise NotRun(why)
+    with Slurm(nodes=NODES) as slurm:
+        yield Cluster(slurm, cloudjob)

@@ -1,0 +1,386 @@
+"""The slurm backend: one sbatch script a job, which runs our entry once on each node.
+
+All that is known of a job lies in its folder, which the nodes share; its handle says where:
+``slurm://HOST/FOLDER/JOB``, without a host where Slurm's commands are on this machine. So any shell
+finds it again, also when Slurm has forgotten it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from cloudjob.backends import entry as entries
+from cloudjob.backends.base import Check, NativeStatus
+from cloudjob.backends.slurm import checks, mirror, refusals, script, state
+from cloudjob.backends.slurm import request as requests
+from cloudjob.backends.slurm import site as sites
+from cloudjob.backends.slurm.request import SlurmRequest
+from cloudjob.backends.slurm.site import Done, Place, Site
+from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.spec import JobSpec
+from cloudjob.status import JobState
+from cloudjob.submission import Submission
+from jobentry.contract import paths, variables
+
+_SCHEME = "slurm://"
+# The folder is asked often and Slurm's controller seldom: it serves a whole cluster.
+_POLL_S, _FAR_POLL_S = 0.1, 1.0
+_ASK_S = 2.0
+# When a job has ended only Slurm's last word is missing.
+_ASK_LAST_S = 0.25
+# How long a controller may be silent while somebody waits for a job.
+_PATIENCE_S = 900.0
+_LOG_POLL_S = {False: 0.05, True: 1.0}
+# How long a job that is removed may take to be gone from Slurm.
+_END_S = 120.0
+# How long a submit may take from its first file to the last.
+_SUBMIT_MIN = 3
+_CANCELLED = "cancelled"
+_NO_JOB = ("Invalid job id", "invalid job id")
+
+
+class _Handle(NamedTuple):
+    host: str
+    folder: str
+    job: str
+
+    @property
+    def place(self) -> Place:
+        """The machine with the job's folder."""
+        return sites.place_of(self.host)
+
+
+class _Look(NamedTuple):
+    """What was found at one moment."""
+
+    marks: state.Marks
+    id: str
+    is_cancelled: bool
+
+
+class _Answer(NamedTuple):
+    facts: state.Facts
+    asked_at: float
+    heard_at: float
+
+
+class SlurmBackend:
+    """Runs jobs on Slurm; see ``Backend`` for what it promises."""
+
+    brings_code = False
+
+    def __init__(self, home: Path, options: dict[str, Any]) -> None:
+        self._home = home
+        self._options = options
+        self._found: Site | None = None
+        # What Slurm said of a job, when it was asked and when it last answered.
+        self._facts: dict[str, _Answer] = {}
+        # What a job's folder on another machine had, and when.
+        self._looks: dict[str, tuple[float, _Look]] = {}
+
+    @property
+    def poll_s(self) -> float:
+        """How long to wait between two looks at a job."""
+        return _FAR_POLL_S if self._options.get("host") else _POLL_S
+
+    def store(self) -> tuple[str, Mapping[str, str]]:
+        """Return nothing: objects lie in a folder of this machine."""
+        return "", {}
+
+    def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
+        """Look for what a job needs, before anything is packed or sent."""
+        return checks.look(self._site, spec)
+
+    def companions(self, request: SlurmRequest) -> dict[str, bytes]:
+        """Return nothing: they lie in the job's own folder."""
+        return {}
+
+    # -- forward ------------------------------------------------------------------------------
+
+    def build(self, submission: Submission) -> SlurmRequest:
+        """Return the request for ``submission``."""
+        return requests.build(submission, self._site)
+
+    def show(self, request: SlurmRequest) -> dict[str, Any]:
+        """Return ``request`` as plain JSON values, secrets as ``***``."""
+        return requests.show(request)
+
+    def environments(self, request: SlurmRequest) -> tuple[Mapping[str, str], ...]:
+        """Return the variables that the entry of each node would be given."""
+        return request.environments
+
+    def send(self, request: SlurmRequest) -> str:
+        """Start the job and return its handle."""
+        place = sites.place_of(self._site.host)
+        folder = place.put(request.folder, self._files(request))
+        try:
+            self._submit(request, place, folder)
+        except BaseException:
+            place.run("", f"rm -rf {sites.quoted(folder)}")
+            raise
+        return self.handle(request)
+
+    def handle(self, request: SlurmRequest) -> str:
+        """Return what ``send`` will return."""
+        folder = request.folder if request.folder.startswith("/") else "/" + request.folder
+        return f"{_SCHEME}{self._site.host}{quote(folder, safe='/~')}"
+
+    def _files(self, request: SlurmRequest) -> dict[str, bytes]:
+        files = {
+            script.JOB_SCRIPT: os.fsencode(request.job_script),
+            script.NODE_SCRIPT: os.fsencode(request.node_script),
+            "jobentry.pyz": Path(request.entry).read_bytes(),
+            paths.DELIVERED_ENV: variables.dump(request.env),
+        }
+        if not self._site.entry_python:
+            files["boot.sh"] = entries.files()[entries.BOOT]
+        if request.local:
+            files.update(mirror.package(request.local, request.job, request.layers))
+        return files
+
+    def _submit(self, request: SlurmRequest, place: Place, folder: str) -> None:
+        if request.folder != folder:
+            # Places below the folder are known now.
+            env = variables.dump(requests.located(request, folder))
+            done = place.run(folder, f"cat >{paths.DELIVERED_ENV}", env)
+            if done.code:
+                raise BackendError(f"writing the variables of {request.job}: {done.words}")
+        sbatch = sites.clean(
+            f"sbatch --parsable --export=ALL {script.JOB_SCRIPT}", request.inherited
+        )
+        # By the shell, so that the number is kept whatever becomes of us.
+        done = place.run(folder, f"{sbatch} >{script.ID}.new && mv {script.ID}.new {script.ID}")
+        if done.code:
+            raise refusals.refused(f"submitting job {request.job} to Slurm", done.words)
+        if request.local:
+            mirror.remember(self._home, request.job, request.local)
+
+    # -- back ---------------------------------------------------------------------------------
+
+    def status(self, handle: str) -> NativeStatus:
+        """Say where the job stands."""
+        where = _parted(handle)
+        look = self._look(where)
+        if state.is_settled(look.marks):
+            facts = state.Facts()
+        else:
+            facts = self._ask(where, look)
+            if facts.state:
+                # What it noted while we asked is newer.
+                look = self._look(where)
+        if not (facts.state or look.id or look.marks.id) and self._is_new(where):
+            return NativeStatus(JobState.PENDING, "being submitted")
+        status = state.status_of(look.marks, facts, is_cancelled=look.is_cancelled)
+        if status.state.is_final:
+            self._settle(where)
+        return status
+
+    def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
+        """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
+        where = _parted(handle)
+        self._look(where)
+        offsets: dict[int, int] = {}
+        rests: dict[int, bytes] = {}
+        is_last = not follow
+        while True:
+            # Ask before reading: what was written before the end is then read after it.
+            is_last = is_last or self.status(handle).state.is_final
+            found = where.place.tails(where.folder, offsets)
+            for index, data in sorted(found.items()):
+                offsets[index] = offsets.get(index, 0) + len(data)
+                lines, mark, rest = (rests.pop(index, b"") + data).rpartition(b"\n")
+                rests[index] = rest
+                if mark and node in (None, index):
+                    yield index, lines + mark
+            if is_last and not found:
+                break
+            if not found:
+                yield -1, b""
+                time.sleep(_LOG_POLL_S[bool(where.host)])
+        for index, rest in sorted(rests.items()):
+            if rest and node in (None, index):
+                yield index, rest + b"\n"
+
+    def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
+        """Ask the job to end."""
+        where = _parted(handle)
+        look = self._look(where)
+        facts = self._ask(where, look, is_fresh=True)
+        if not facts.id or state.status_of(look.marks, facts, is_cancelled=False).state.is_final:
+            return
+        where.place.run(where.folder, f": >{_CANCELLED}")
+        # One that waits goes at once. One that runs hears it by its script, which alone knows the
+        # head: a signal to all that Slurm has started would end mpirun before the ranks.
+        waiting = f"scancel --state=PENDING {facts.id}"
+        running = f"scancel --batch --signal=USR2 {facts.id}"
+        text = f"scancel {facts.id}" if is_urgent else f"{waiting}; {running}"
+        done = where.place.run(where.folder, sites.clean(f"sh -c {shlex.quote(text)}"))
+        if done.code and "already completing or completed" not in done.words:
+            raise refusals.refused(f"cancelling {handle}", done.words)
+
+    def remove(self, handle: str) -> None:
+        """Leave nothing of the job; one that runs is ended first."""
+        where = _parted(handle)
+        try:
+            self._end(where)
+        except JobNotFound:
+            return
+        done = where.place.run("", f"rm -rf {sites.quoted(where.folder)}")
+        if done.code:
+            raise BackendError(f"removing {where.folder}: {done.words}")
+        mirror.forget(self._home, where.job)
+
+    # -- the cluster --------------------------------------------------------------------------
+
+    @property
+    def _site(self) -> Site:
+        if self._found is None:
+            self._found = sites.find(self._options, self._home)
+        return self._found
+
+    def _look(self, where: _Handle) -> _Look:
+        """Read what lies in the job's folder.
+
+        Raises:
+            JobNotFound: There is no such folder.
+        """
+        if not where.host:
+            return _look_here(where)
+        looked_at, look = self._looks.get(where.job) or (0.0, None)
+        if look is None or time.monotonic() - looked_at > _FAR_POLL_S / 2:
+            look = self._look_there(where)
+            self._looks[where.job] = (time.monotonic(), look)
+        return look
+
+    def _look_there(self, where: _Handle) -> _Look:
+        done = where.place.run("", _LOOK.format(folder=sites.quoted(where.folder)), is_reading=True)
+        if done.code == _NO_FOLDER:
+            raise JobNotFound(f"looking for {where.folder} on {where.host}: there is none")
+        if done.code:
+            raise BackendError(f"looking at {where.folder} on {where.host}: {done.words}")
+        first, _, text = done.out.decode("utf-8", "replace").partition("\n")
+        number, _, cancelled = first.partition(" ")
+        return _Look(state.read_marks(text), number, cancelled == "1")
+
+    def _ask(self, where: _Handle, look: _Look, *, is_fresh: bool = False) -> state.Facts:
+        """Ask Slurm for the job, unless it was asked just now."""
+        now = time.monotonic()
+        last = self._facts.get(where.job)
+        wait_s = _ASK_LAST_S if look.marks.code is not None else _ASK_S
+        if last and not is_fresh and now - last.asked_at < wait_s:
+            return last.facts
+        try:
+            facts, heard_at = self._asked(where, look.id or look.marks.id), now
+        except BackendError:
+            # A controller that is restarted ends no job, and nobody's wait for one.
+            if last is None or is_fresh or now - last.heard_at > _PATIENCE_S:
+                raise
+            facts, heard_at = last.facts, last.heard_at
+        self._facts[where.job] = _Answer(facts, time.monotonic(), heard_at)
+        return facts
+
+    def _asked(self, where: _Handle, number: str) -> state.Facts:
+        if not number:
+            # Its submitter was killed before it could write it down.
+            number = _first(_said(where, f"squeue -h -t all --name=cloudjob-{where.job} -o %A"))
+            if not number:
+                return state.Facts()
+            where.place.run(where.folder, f"echo {number} >{script.ID}")
+        # "123;cluster", where there are several.
+        number = number.partition(";")[0]
+        # An older cloudjob, or a hand, may have written there.
+        if not number.isdecimal():
+            return state.Facts()
+        text = _said(where, f"SLURM_TIME_FORMAT=%s scontrol --oneliner show job {number}")
+        facts = state.read_facts(text)
+        if facts.state:
+            return facts
+        text = _said(
+            where,
+            f"SLURM_TIME_FORMAT=%s sacct -n -P -X -j {number}"
+            " -o JobIDRaw,State,Reason,Start,End 2>/dev/null || :",
+        )
+        return state.read_accounting(text)
+
+    def _is_new(self, where: _Handle) -> bool:
+        """Whether its submitter may still be at it."""
+        text = f"find {script.JOB_SCRIPT} -mmin -{_SUBMIT_MIN}"
+        return bool(where.place.run(where.folder, text).out)
+
+    def _settle(self, where: _Handle) -> None:
+        """Bring home what the job has left, and let its secrets go."""
+        if mirror.bring_home(where.place, where.folder, self._home, where.job):
+            mirror.forget(self._home, where.job)
+        names = f"{paths.DELIVERED_ENV} {paths.DELIVERED_SSH_KEY} {paths.DELIVERED_SSH_KEY}.pub"
+        where.place.run(where.folder, f"rm -f {names}")
+
+    def _end(self, where: _Handle) -> None:
+        look = self._look(where)
+        facts = self._ask(where, look, is_fresh=True)
+        deadline = time.monotonic() + _END_S
+        has_cancelled = False
+        while facts.id and not state.is_over(facts):
+            if not has_cancelled:
+                where.place.run(where.folder, f"scancel {facts.id}")
+                has_cancelled = True
+            if time.monotonic() > deadline:
+                raise BackendError(
+                    f"removing {where.job}: Slurm's job {facts.id} does not end ({facts.state})",
+                    hint="try again in some minutes, or ask the administrator of the cluster",
+                )
+            time.sleep(_LOG_POLL_S[True] / 4)
+            facts = self._ask(where, look, is_fresh=True)
+
+
+_NO_FOLDER = 3
+_LOOK = (
+    "cd {folder} 2>/dev/null || exit 3; cancelled=0; [ ! -e cancelled ] || cancelled=1;"
+    ' echo "$(cat id 2>/dev/null) $cancelled"; cat state 2>/dev/null || :'
+)
+
+
+def _look_here(where: _Handle) -> _Look:
+    folder = Path(where.folder)
+    if not folder.is_dir():
+        raise JobNotFound(f"looking for {where.folder}: there is no such folder")
+    return _Look(
+        state.read_marks(_read(folder / script.STATE)),
+        _read(folder / script.ID).strip(),
+        (folder / _CANCELLED).exists(),
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise BackendError(f"reading {path}: {error.strerror}") from error
+
+
+def _said(where: _Handle, text: str) -> str:
+    """Return what one of Slurm's commands says; nothing for a job that it does not know."""
+    done: Done = where.place.run(where.folder, text, is_reading=True)
+    if done.code and not any(words in done.words for words in _NO_JOB):
+        raise refusals.refused(f"asking Slurm for {where.job}", done.words)
+    return done.out.decode("utf-8", "replace")
+
+
+def _first(text: str) -> str:
+    return text.split()[0] if text.split() else ""
+
+
+def _parted(handle: str) -> _Handle:
+    host, slash, folder = handle.removeprefix(_SCHEME).partition("/")
+    job = unquote(folder.rpartition("/")[2])
+    if not handle.startswith(_SCHEME) or not slash or not job:
+        raise JobNotFound(f"looking for {handle}: this is no handle of Slurm")
+    folder = unquote(folder)
+    return _Handle(host, folder if folder.startswith("~/") else "/" + folder, job)

@@ -1,0 +1,89 @@
+"""What a cluster has of what jobs need: `cloudjob doctor --backend slurm`, and each submit."""
+
+from __future__ import annotations
+
+from cloudjob.backends.base import Check
+from cloudjob.backends.slurm.site import Place, Site, place_of, quoted
+from cloudjob.errors import BackendError
+from cloudjob.spec import JobSpec
+
+_OLDEST = (20, 11)
+
+
+def look(site: Site, spec: JobSpec | None) -> list[Check]:
+    """Return what is there; before a submit only what costs next to nothing.
+
+    Args:
+        spec: The job; None for `cloudjob doctor`, which looks at everything.
+    """
+    place = place_of(site.host)
+    if spec is not None and spec.script:
+        return []
+    where = f" on {site.host}" if site.host else ""
+    try:
+        return [
+            _version(place, where),
+            _controller(place),
+            *_nodes(place),
+            _folder(place, site.folder),
+            _sacct(place),
+        ]
+    except BackendError as error:
+        return [Check("Slurm", False, error.message, error.hint)]
+
+
+def _version(place: Place, where: str) -> Check:
+    done = place.run("", "sbatch --version")
+    hint = "run this on a login node, or name one: slurm.host"
+    if done.code:
+        return Check("sbatch", False, f"none{where}: {done.words}", hint)
+    text = done.out.decode("utf-8", "replace").strip()
+    numbers = [int(n) for n in text.rpartition(" ")[2].split(".")[:2] if n.isdecimal()]
+    return Check(
+        "sbatch",
+        tuple(numbers) >= _OLDEST,
+        f"{text}{where}",
+        "cloudjob needs Slurm 20.11 or later, for srun --overlap",
+    )
+
+
+def _controller(place: Place) -> Check:
+    done = place.run("", "scontrol ping")
+    text = done.out.decode("utf-8", "replace")
+    lines = [line for line in text.splitlines() if " at " in line or "UP" in line or "DOWN" in line]
+    hint = "the controller is down, or this machine may not speak to it"
+    is_up = any(" is UP" in line for line in lines)
+    return Check("controller", is_up, "; ".join(lines) or done.words, hint)
+
+
+def _nodes(place: Place) -> list[Check]:
+    done = place.run("", "sinfo -h -o '%P %a %l %D %T %G'")
+    if done.code:
+        return [Check("partitions", False, done.words, "see the controller")]
+    lines = done.out.decode("utf-8", "replace").splitlines()
+    found = "; ".join(" ".join(line.split()) for line in lines)
+    hint = "no partition lists any node for you"
+    return [Check("partitions", bool(lines), found or "none", hint)]
+
+
+def _folder(place: Place, folder: str) -> Check:
+    path = quoted(folder)
+    done = place.run(
+        "", f"umask 077; mkdir -p {path} && t=$(mktemp {path}/probe-XXXXXX) && rm $t && echo {path}"
+    )
+    hint = "slurm.folder names another; it must be on a disk that all nodes share"
+    if done.code:
+        return Check("folder", False, done.words, hint)
+    return Check("folder", True, done.out.decode("utf-8", "replace").strip(), hint)
+
+
+def _sacct(place: Place) -> Check:
+    done = place.run("", "sacct -n -X -S now")
+    return Check(
+        "accounting",
+        done.code == 0,
+        "sacct answers" if done.code == 0 else done.words,
+        "without it, how a job ended is known only as long as Slurm keeps it (MinJobAge), if its"
+        " script was killed",
+        is_needed=False,
+    )

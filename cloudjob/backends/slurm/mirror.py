@@ -1,0 +1,94 @@
+"""With a login node elsewhere: the package goes with the job, and what it leaves comes home.
+
+A store that is a folder of this machine is none that the nodes could reach. So what a job needs of
+it lies in the job's own folder on the cluster, and when it has ended, its record and its outputs
+are copied to where the store has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tarfile
+from pathlib import Path
+
+from cloudjob.backends.slurm.site import Place
+from cloudjob.errors import BackendError
+from jobentry.contract import paths
+from jobentry.contract.paths import JobPaths
+
+_LEFT = ("record", "outputs")
+
+
+def package(store: str, job: str, layers: tuple[str, ...]) -> dict[str, bytes]:
+    """Return the files of a package, by where the entry looks for them."""
+    root = Path(store)
+    files = {paths.DELIVERED_CODE: (root / JobPaths(job).code).read_bytes()}
+    for path in layers:
+        files[Path(path).relative_to(root).as_posix()] = Path(path).read_bytes()
+    return files
+
+
+def remember(home: Path, job: str, store: str) -> None:
+    """Keep where the store of a job is."""
+    path = _note(home, job)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.write_text(json.dumps({"store": store}), encoding="ascii")
+
+
+def forget(home: Path, job: str) -> None:
+    """Forget the job."""
+    _note(home, job).unlink(missing_ok=True)
+
+
+def bring_home(place: Place, folder: str, home: Path, job: str) -> bool:
+    """Copy what a job that has ended has left to its store, if that is a folder of this machine.
+
+    Returns:
+        Whether there was something to do, and it was done.
+
+    Raises:
+        BackendError: It cannot be copied; the job is as it was.
+    """
+    try:
+        store = str(json.loads(_note(home, job).read_bytes())["store"])
+    except FileNotFoundError:
+        return False
+    names = " ".join(_LEFT)
+    done = place.run(
+        folder, f'for d in {names}; do [ ! -d "$d" ] || echo "$d"; done | tar -cf - -T -'
+    )
+    if done.code:
+        raise BackendError(f"bringing home what {job} has left: {done.words}")
+    target = Path(store, job)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(done.out)) as archive:
+            for member in archive:
+                _extract(archive, member, target)
+    except (OSError, tarfile.TarError) as error:
+        raise BackendError(f"bringing home what {job} has left: {target}: {error}") from error
+    return True
+
+
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Take one file; whatever else an archive may hold, objects are files below their folder."""
+    parts = Path(member.name).parts
+    if not member.isfile() or not parts or parts[0] not in _LEFT or ".." in parts:
+        return
+    source = archive.extractfile(member)
+    assert source is not None
+    path = target / member.name
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    with source, new.open("wb") as file:
+        while data := source.read(1 << 20):
+            file.write(data)
+    new.chmod(0o600)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    new.replace(path)
+
+
+def _note(home: Path, job: str) -> Path:
+    return home / "slurm-hosts" / f"{job}.json"

@@ -1,0 +1,39 @@
+"""What Slurm's commands say when they refuse, and what to try."""
+
+from __future__ import annotations
+
+from cloudjob.errors import BackendError
+
+_HINTS = (
+    ("not found", "run this on a login node, or name one: slurm.host"),
+    ("invalid partition", "sinfo -s lists the partitions; slurm.partition names one"),
+    ("Invalid account", "sacctmgr show assoc user=$USER lists yours; slurm.account, slurm.qos"),
+    ("Invalid qos", "sacctmgr show assoc user=$USER format=account,qos lists yours; slurm.qos"),
+    ("Invalid feature", "sinfo -o '%N %f' lists features; slurm.constraint names some"),
+    (
+        "time limit",
+        "slurm.time_min, or timeout_min, is above the partition's limit: sinfo -o '%P %l'",
+    ),
+    (
+        "Requested node configuration is not available",
+        "sinfo -o '%N %c %m %G' lists what nodes have",
+    ),
+    ("More processors requested", "fewer nodes or procs_per_node, or another slurm.partition"),
+    ("Node count specification invalid", "sinfo -s says how many nodes a partition has"),
+    ("Requested partition configuration not available", "sinfo -s: is the partition up?"),
+    ("Invalid generic resource", "sinfo -o '%N %G' lists devices; slurm.gpus, slurm.gres"),
+    ("violates accounting/QOS policy", "your account is at its limit, or needs slurm.account"),
+    ("requested reservation", "scontrol show reservation lists them; slurm.reservation"),
+    ("Unable to contact slurm controller", "scontrol ping; the controller may be down for a while"),
+    ("Socket timed out", "the controller is busy; try again in a minute"),
+    ("Access/permission denied", "your account may not do this: see the words of your site"),
+    ("unrecognized option", "slurm.sbatch holds an option that this version of Slurm has not"),
+)
+_DEFAULT = "sbatch --test-only job.sh in the job's folder says more"
+
+
+def refused(doing: str, words: str) -> BackendError:
+    """Return the error for what a command of Slurm said."""
+    said = words.removeprefix("sbatch: error: ").replace("Batch job submission failed: ", "")
+    hint = next((hint for part, hint in _HINTS if part.lower() in words.lower()), _DEFAULT)
+    return BackendError(f"{doing}: {said}", hint=hint)

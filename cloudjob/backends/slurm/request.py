@@ -1,0 +1,296 @@
+"""What Slurm is told of a job: two scripts, and the files that lie beside them. No I/O."""
+
+from __future__ import annotations
+
+import math
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from cloudjob import submission as submissions
+from cloudjob.backends.slurm import script
+from cloudjob.backends.slurm.site import Site
+from cloudjob.errors import SpecError
+from cloudjob.spec import MASK, JobSpec, section
+from cloudjob.submission import Submission
+from jobentry.contract import names
+
+# What a node finds out for itself, or the script of the nodes for it.
+_OF_NODE = (
+    names.VC_TASK_INDEX,
+    names.VK_TASK_INDEX,
+    names.VC_WORKER_HOSTS,
+    names.SSHD_PORT,
+    names.MA_CURRENT_IP,
+    names.MA_CURRENT_HOST_IP,
+    names.MA_CURRENT_INSTANCE_NAME,
+    names.MA_HOME,
+    names.MA_MOUNT_PATH,
+    names.MA_JOB_DIR,
+    names.MA_LOG_DIR,
+    "WORKSPACE",
+)
+# Options that are ours: another word would have the job lose its files, its signals or its nodes.
+_OURS = re.compile(
+    r"--?(job-name|J|output|o|error|e|open-mode|chdir|D|nodes|N|ntasks|n|ntasks-per-node"
+    r"|signal|array|a|export|wrap|parsable|wait|W|requeue|no-requeue)(?=$|[=\s\d])"
+)
+# A warning that comes later than this leaves outputs no time.
+_OUTPUTS_S = 30
+# How long staging and bring-up may take of what Slurm gives to the whole job.
+_ROOM_MIN = 10
+_MOST_WARN_S = 65535
+_SITE_DEFAULTS = ("partition", "account", "qos", "reservation")
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmRequest:
+    """What is laid into the job's folder, and submitted there.
+
+    Args:
+        folder: The job's folder; ``~`` at its beginning is the home on the login node.
+        job_script: What sbatch is given.
+        node_script: What every node runs.
+        env: The variables of all entries.
+        local: Where a store that is a folder of this machine has the package, and gets outputs and
+            the record; empty where the nodes reach the store themselves.
+        layers: The files of the package's layers there.
+        entry: The file of the entry.
+        inherited: The variables with a site's defaults that sbatch may see: it takes their word
+            before that of a script, so none of what the job itself says.
+        environments: What the entry of each node is given, as far as it is known before.
+    """
+
+    job: str
+    folder: str
+    job_script: str
+    node_script: str
+    env: Mapping[str, str] = field(repr=False)
+    entry: str
+    local: str
+    layers: tuple[str, ...]
+    secret_names: tuple[str, ...]
+    inherited: tuple[str, ...]
+    environments: tuple[Mapping[str, str], ...] = field(repr=False)
+
+
+def build(submission: Submission, site: Site) -> SlurmRequest:
+    """Return the request for ``submission``.
+
+    Raises:
+        SpecError: The job asks for what this backend cannot do.
+    """
+    spec = submission.spec
+    problems = list(_problems(spec))
+    if problems:
+        raise SpecError(problems)
+    folder = f"{site.folder}/{submission.job}"
+    # With a host the store's folder is another machine's: its files travel with the job.
+    local = _path(submission.code.uri) if site.host else ""
+    variables = _variables(submission, site, folder, is_local=bool(local))
+    return SlurmRequest(
+        job=submission.job,
+        folder=folder,
+        job_script=script.job_script(
+            _options(submission),
+            title=f"cloudjob's job {submission.job}: {spec.nodes} nodes of {spec.procs_per_node}",
+            nodes=spec.nodes,
+            retries=spec.retries,
+            requeues=section(spec, "slurm")["requeue"] == "true",
+            warn_s=_warn_s(spec),
+        ),
+        node_script=script.node_script(
+            script.NodeText(
+                job=submission.job,
+                scratch=str(section(spec, "slurm")["scratch"]).rstrip("/"),
+                setup=_words(spec, "setup"),
+                python=site.entry_python,
+                words=(spec.script, *spec.args),
+                paths=site.paths,
+                own_home="HOME" in spec.env,
+                keeps_record=bool(local),
+                cpus_per_rank=_cpus_per_rank(spec) if _is_srun(spec) else 0,
+            )
+        ),
+        env=variables,
+        entry=site.entry,
+        local=posixpath.dirname(posixpath.dirname(local)) if local else "",
+        layers=tuple(_path(uri) for uri in submission.code.layers) if local else (),
+        secret_names=submission.hidden_names,
+        inherited=tuple(
+            f"SBATCH_{name.upper()}" for name in _SITE_DEFAULTS if not section(spec, "slurm")[name]
+        ),
+        environments=tuple(_environments(submission, site, variables)),
+    )
+
+
+def show(request: SlurmRequest) -> dict[str, Any]:
+    """Return ``request`` as plain JSON values, secrets as ``***``."""
+    return {
+        "folder": request.folder,
+        script.JOB_SCRIPT: request.job_script.splitlines(),
+        script.NODE_SCRIPT: request.node_script.splitlines(),
+        "env": {
+            name: MASK if name in request.secret_names else value
+            for name, value in sorted(request.env.items())
+        },
+    }
+
+
+def located(request: SlurmRequest, folder: str) -> dict[str, str]:
+    """Return the variables of all entries, now that the job's folder has an absolute path."""
+    before = file_uri(request.folder)
+    return {
+        name: value.replace(before, file_uri(folder)) if name in _WITH_PLACES else value
+        for name, value in request.env.items()
+    }
+
+
+_WITH_PLACES = (names.CLOUDJOB_OUTPUTS,)
+
+
+def file_uri(path: str) -> str:
+    """Return the URI of a folder; a path that begins with ``~`` is not known yet."""
+    from urllib.parse import quote_from_bytes
+
+    return "file://" + quote_from_bytes(os.fsencode(path), safe="/~")
+
+
+def _variables(
+    submission: Submission, site: Site, folder: str, *, is_local: bool
+) -> dict[str, str]:
+    """Return what all entries are told; the script of the nodes adds what is each one's own."""
+    spec = submission.spec
+    node = submissions.node_env(submission, 0, submissions.host_names(submission))
+    node = node._replace(interpreter=site.python)
+    if is_local:
+        # The descriptor and the record are found by their names in the job's folder.
+        node = node._replace(code_uri="", record_uri="")
+        own = posixpath.dirname(submission.code.uri) + "/"
+        places = (
+            (name, f"{file_uri(folder)}/{uri.removeprefix(own)}" if uri.startswith(own) else uri)
+            for name, uri in submission.outputs
+        )
+        node = node._replace(outputs=tuple(places))
+    if _is_srun(spec):
+        node = node._replace(launcher="srun")
+    found = submissions.variables(submission, node, home="", address="")
+    gpus = int(str(section(spec, "slurm")["gpus"]))
+    if gpus and names.MA_NUM_GPUS not in spec.env:
+        found[names.MA_NUM_GPUS] = str(gpus)
+    if "HOME" not in spec.env:
+        del found["HOME"]
+    return {name: value for name, value in found.items() if name not in _OF_NODE}
+
+
+def _environments(
+    submission: Submission, site: Site, variables: Mapping[str, str]
+) -> Iterator[dict[str, str]]:
+    """Yield what each entry is given: host names and addresses are known when the job starts."""
+    hosts = submissions.host_names(submission)
+    for index in range(len(hosts)):
+        node = submissions.node_env(submission, index, hosts)
+        scratch = section(submission.spec, "slurm")["scratch"]
+        home = f"{scratch}/cloudjob-{submission.job}/home"
+        whole = submissions.variables(submission, node, home=home, address="0.0.0.0")
+        own = {name: whole[name] for name in (*_OF_NODE, "HOME") if name in whole}
+        yield {"PATH": os.defpath, **site.paths, **own, **variables}
+
+
+def _options(submission: Submission) -> list[str]:
+    """Return what stands behind each ``#SBATCH``."""
+    spec = submission.spec
+    options = section(spec, "slurm")
+    found = {
+        "job-name": f"cloudjob-{submission.job}",
+        "output": script.SLURM_LOG,
+        "open-mode": "append",
+        "nodes": str(spec.nodes),
+        "ntasks-per-node": str(spec.procs_per_node),
+        "cpus-per-task": str(options["cpus_per_rank"]),
+        "time": str(_time_min(spec) or ""),
+        "mem": _megabytes(float(str(options["memory_gib"]))),
+        "gpus-per-node": str(options["gpus"] or ""),
+        "signal": f"B:USR1@{_warn_s(spec)}",
+    }
+    names_of_site = ("partition", "account", "qos", "reservation", "constraint", "nodelist")
+    for name in (*names_of_site, "exclude", "gres"):
+        found[name] = str(options[name])
+    flags = ["exclusive"] if options["exclusive"] == "true" else []
+    # Said either way: a site may requeue by itself, and then a job would run twice.
+    flags.append("requeue" if options["requeue"] == "true" else "no-requeue")
+    return [
+        *(f"--{name}={value}" for name, value in found.items() if value),
+        *(f"--{name}" for name in flags),
+        *_words(spec, "sbatch"),
+    ]
+
+
+def _time_min(spec: JobSpec) -> int:
+    """The job's time on Slurm: its own limit, with room for what comes before and after."""
+    asked = int(str(section(spec, "slurm")["time_min"]))
+    if asked or not spec.timeout_min:
+        return asked
+    return math.ceil(spec.timeout_min + spec.grace_s / 60) + _ROOM_MIN
+
+
+def _warn_s(spec: JobSpec) -> int:
+    asked = int(str(section(spec, "slurm")["warn_s"])) or math.ceil(spec.grace_s) + _OUTPUTS_S
+    # A warning that is due before the job begins comes at once.
+    return min(asked, 30 * (_time_min(spec) or _MOST_WARN_S), _MOST_WARN_S)
+
+
+def _megabytes(gib: float) -> str:
+    return f"{math.ceil(gib * 1024)}M" if gib else ""
+
+
+def _cpus_per_rank(spec: JobSpec) -> int:
+    return int(str(section(spec, "slurm")["cpus_per_rank"]))
+
+
+def _is_srun(spec: JobSpec) -> bool:
+    is_pmix = spec.launcher == "mpirun" and section(spec, "slurm")["mpi"] == "pmix"
+    return is_pmix or spec.launcher == "srun"
+
+
+def _problems(spec: JobSpec) -> Iterator[str]:
+    options = section(spec, "slurm")
+    for key, beginnings in (("scratch", ("/",)), ("folder", ("/", "~/"))):
+        value = str(options[key])
+        if value and not value.startswith(beginnings):
+            yield f"slurm.{key}: is not an absolute path (given {value!r})"
+    for key in (*_SITE_DEFAULTS, "constraint", "nodelist", "exclude", "gres"):
+        value = str(options[key])
+        if value.split() not in ([], [value]):
+            yield f"slurm.{key}: holds a blank (given {value!r})"
+    yield from _option_problems(_words(spec, "sbatch"))
+
+
+def _option_problems(lines: tuple[str, ...]) -> Iterator[str]:
+    for index, line in enumerate(lines):
+        found = _OURS.match(line)
+        if found:
+            yield f"slurm.sbatch[{index}]: {found[0]} is set by cloudjob (given {line!r})"
+        elif not line.startswith("-") or "\n" in line:
+            yield (
+                f"slurm.sbatch[{index}]: is no option of sbatch (given {line!r}; "
+                "allowed like --licenses=matlab:1)"
+            )
+
+
+def _words(spec: JobSpec, key: str) -> tuple[str, ...]:
+    value = section(spec, "slurm")[key]
+    assert isinstance(value, (list, tuple))
+    return tuple(str(word) for word in value)
+
+
+def _path(uri: str) -> str:
+    """Return the path of a ``file://`` URI; empty for every other URI."""
+    if not uri.startswith("file://"):
+        return ""
+    path = uri.removeprefix("file://").removeprefix("localhost")
+    return os.fsdecode(unquote_to_bytes(os.fsencode(path)))

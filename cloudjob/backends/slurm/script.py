@@ -1,0 +1,273 @@
+"""The two scripts of a job on Slurm, as text: the one sbatch takes, and the one every node runs.
+
+They lie in the job's folder beside what they leave for those who look at the job: ``state`` (what
+has happened, a line each), ``node-I.log``, ``end-I`` (how the entry of node I has ended).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jobentry.contract import names, paths
+
+JOB_SCRIPT, NODE_SCRIPT = "job.sh", "node.sh"
+STATE, ID, SLURM_LOG = "state", "id", "slurm.log"
+# Slurm may warn a minute earlier than it was asked to (sbatch(1), --signal); a warning that comes
+# earlier still is of a preemption, and not of the end of the job's time.
+EARLY_S = 65
+# What Slurm tells of its own steps would have mpirun and some frameworks act on it.
+_KEPT = "SLURM_JOB_ID|SLURM_CONF"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeText:
+    """What the script of the nodes says.
+
+    Args:
+        python: The interpreter of the entry; empty to look for one on each node.
+        words: The script and its arguments.
+        paths: PATH and the like, which the nodes have in common with the submitter.
+        own_home: Whether HOME is the user's word and not ours.
+        keeps_record: Whether the record stays in the job's folder.
+        cpus_per_rank: For an srun that starts the ranks; 0 where none does.
+    """
+
+    job: str
+    scratch: str
+    setup: tuple[str, ...]
+    python: str
+    words: tuple[str, ...]
+    paths: Mapping[str, str]
+    own_home: bool
+    keeps_record: bool
+    cpus_per_rank: int = 0
+
+
+def job_script(
+    options: Sequence[str], *, title: str, nodes: int, retries: int, requeues: bool, warn_s: int
+) -> str:
+    """Return what sbatch is given.
+
+    Args:
+        options: What stands behind each ``#SBATCH``.
+        requeues: Whether a job that was preempted begins again.
+        warn_s: How long before the end of the job's time Slurm warns.
+    """
+    head = "".join(f"#SBATCH {option}\n" for option in options)
+    return _JOB.format(
+        head=head,
+        title=title,
+        nodes=nodes,
+        retries=retries,
+        requeue=int(requeues),
+        warn_s=warn_s,
+        due_s=warn_s + EARLY_S,
+        key=paths.DELIVERED_SSH_KEY,
+    )
+
+
+def node_script(node: NodeText) -> str:
+    """Return what every node runs."""
+    # Modules are functions of a login shell.
+    shell = "/bin/bash -l" if node.setup or not node.paths else "/bin/sh"
+    exports = "".join(f"export {name}={shlex.quote(v)}\n" for name, v in node.paths.items())
+    setup = "".join(f"{line}\n" for line in node.setup)
+    if node.python:
+        entry = f'{shlex.quote(node.python)} -I -S "$here/jobentry.pyz"'
+    else:
+        entry = 'sh "$here/boot.sh"'
+    return _NODE.format(
+        shell=shell,
+        scratch=shlex.quote(node.scratch),
+        job=node.job,
+        paths=exports,
+        setup=setup,
+        kept=_KEPT,
+        home="" if node.own_home else 'export HOME="$work/home"\n',
+        record=f'export {names.CLOUDJOB_RECORD_DIR}="$here/record"\n' if node.keeps_record else "",
+        cpus=_CPUS.format(cpus=node.cpus_per_rank) if node.cpus_per_rank else "",
+        entry=entry,
+        words=" ".join(shlex.quote(word) for word in node.words),
+    )
+
+
+_JOB = """\
+#!/bin/sh
+{head}
+# {title}
+# It runs one entry on each node (node.sh). What that is told, variables and secrets, lies in the
+# file env beside this script, for its owner alone: nothing of it passes through --export.
+umask 077
+nodes={nodes} retries={retries} requeue={requeue}
+why=
+rm -f asked hung entry.pid end-*
+
+# This node comes first: the head runs where Slurm sends the signals of the job.
+hosts=$SLURMD_NODENAME
+for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+    [ "$host" = "$SLURMD_NODENAME" ] || hosts=$hosts,$host
+done
+
+# The key that the nodes speak ssh with is made where it is used: nobody sends it anywhere.
+[ "$nodes" = 1 ] || [ -s {key} ] || ssh-keygen -q -t ed25519 -N '' -C cloudjob -f {key}
+
+note() {{
+    echo "$* $(date +%s)" >>state
+}}
+
+# How many seconds of the job's time are left, -1 where it has no limit.
+left() {{
+    squeue -h -j "$SLURM_JOB_ID" -o %L | awk -F '[-:]' '
+        /^[0-9:-]+$/ {{ for (i = 0; i < NF; i++) s += $(NF - i) * (i < 3 ? 60 ^ i : 86400) }}
+        END {{ print s == "" ? -1 : s }}'
+}}
+
+# ask WHY...: have the head end the job, which gives the ranks their grace and leaves a record.
+ask() {{
+    [ -n "$why" ] || note "asked $*"
+    why=$1
+    : >asked
+    [ -e end-0 ] || [ ! -s entry.pid ] || kill -TERM "$(cat entry.pid)" 2>/dev/null
+}}
+trap 'ask cancel' USR2
+trap 'ask warned "$(left)" {warn_s}' USR1
+trap 'ask slurm' TERM
+
+# A head that has ended is followed by its workers; one that stays longer hangs. A worker that has
+# ended badly and was never heard of is one that the head would wait for.
+watch() {{
+    trap - TERM
+    trap '' USR1 USR2
+    until [ -e end-0 ]; do
+        sleep 1
+        for end in end-*; do
+            [ -s "$end" ] && [ "$end" != end-0 ] && [ "$(cat "$end")" != 0 ] || continue
+            sleep 10
+            [ -e end-0 ] || [ -e asked ] || {{
+                note "lost ${{end#end-}} $(cat "$end")"
+                : >asked
+                kill -TERM "$(cat entry.pid)"
+            }}
+            until [ -e end-0 ]; do sleep 1; done
+        done
+    done
+    sleep 10
+    : >hung
+    kill -TERM "$1"
+}}
+
+run() {{
+    rm -f hung entry.pid end-*
+    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --overlap --cpu-bind=none \\
+        --mpi=none --export=ALL --input=none --quiet ./node.sh "$hosts" &
+    step=$!
+    watch "$step" &
+    watcher=$!
+    code=0
+    # A signal ends a wait, and not what is waited for.
+    wait "$step" || code=$?
+    while kill -0 "$step" 2>/dev/null; do
+        code=0
+        wait "$step" || code=$?
+    done
+    kill "$watcher" 2>/dev/null
+    lost=$code
+    [ ! -e hung ] || lost=1
+    [ ! -s end-0 ] || code=$(cat end-0)
+}}
+
+attempt=0
+while :; do
+    note "begin $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $hosts"
+    run
+    [ "$code" != 0 ] && [ -z "$why" ] && [ "$attempt" -lt "$retries" ] || break
+    attempt=$((attempt + 1))
+    echo "cloudjob: the job failed; attempt $((attempt + 1)) of $((retries + 1)) begins" \\
+        >>node-0.log
+done
+# again: whether it was not the job's own fault. A node that is lost has the step fail or hang, as
+# no task does by itself; a warning that comes early is of a preemption.
+again() {{
+    [ -n "$why" ] || return "$((lost == 0))"
+    [ "$why" = warned ] || return 1
+    time=$(left)
+    [ "$time" -lt 0 ] || [ "$time" -gt {due_s} ]
+}}
+if [ "$requeue" = 1 ] && [ "$code" != 0 ] && again; then
+    scontrol requeue "$SLURM_JOB_ID" && sleep 600
+fi
+note "end $code"
+exit "$code"
+"""
+
+# Until 22.05 srun took the first from its job by itself.
+_CPUS = """\
+export SLURM_CPUS_PER_TASK={cpus} SRUN_CPUS_PER_TASK={cpus}
+"""
+
+_NODE = """\
+#!{shell}
+# node.sh HOST,HOST...: this node's part of the job, whose nodes are these, the head first.
+mask=$(umask)
+umask 077
+here=$PWD hosts=$1
+index=0
+for host in $(echo "$hosts" | tr , ' '); do
+    [ "$host" != "$SLURMD_NODENAME" ] || break
+    index=$((index + 1))
+done
+exec >>"node-$index.log" 2>&1 </dev/null
+
+# leave CODE: say how this node has ended. Slurm is told nothing: the job ends as its head does.
+leave() {{
+    echo "$1" >"end-$index.new"
+    mv "end-$index.new" "end-$index"
+    exit 0
+}}
+
+# The same path on every node, for mpirun; each on a disk of its own. A job that starts again finds
+# what a node that was killed has left.
+work={scratch}/cloudjob-{job}
+[ "$(cat "$work/host" 2>/dev/null)" != "$SLURMD_NODENAME" ] || rm -rf "$work"
+if ! mkdir "$work" || ! mkdir "$work/home" "$work/tmp"; then
+    echo "cloudjob: making $work on $SLURMD_NODENAME failed"
+    [ ! -s "$work/host" ] || echo "cloudjob: it is $(cat "$work/host")'s: nodes share this disk"
+    echo "cloudjob: hint: slurm.scratch names a folder of each node's own disk"
+    leave 125
+fi
+echo "$SLURMD_NODENAME" >"$work/host"
+{paths}{setup}
+for name in $(env | sed -n 's/^\\(S\\(LURM\\|BATCH\\|RUN\\)[A-Z0-9_]*\\)=.*/\\1/p'); do
+    case $name in {kept}) ;; *) unset "$name" ;; esac
+done
+address=$(getent ahosts "$host" | sed 's/ .*//;q')
+{home}export MA_HOME="$work/home" MA_MOUNT_PATH="$work/home/modelarts" TMPDIR="$work/tmp"
+export MA_JOB_DIR="$MA_MOUNT_PATH/user-job-dir" MA_LOG_DIR="$MA_MOUNT_PATH/log"
+export WORKSPACE="$MA_JOB_DIR/code" MA_CURRENT_INSTANCE_NAME="$host"
+export MA_CURRENT_IP="${{address:-127.0.0.1}}" MA_CURRENT_HOST_IP="${{address:-127.0.0.1}}"
+export VC_WORKER_HOSTS="$hosts" VC_TASK_INDEX="$index" VK_TASK_INDEX="$index"
+# Two jobs of one node, whose numbers lie near each other, need two ports.
+export SSHD_PORT=$((10000 + SLURM_JOB_ID % 10000))
+export CLOUDJOB_NODE_DIR="$work/node" CLOUDJOB_DELIVERY="$here"
+{record}{cpus}umask "$mask"
+{entry} \\
+    {words} &
+entry=$!
+if [ "$index" = 0 ]; then
+    (umask 077 && echo "$entry" >entry.pid)
+    [ ! -e asked ] || kill -TERM "$entry"
+fi
+# Slurm signals every process of a node: the entry hears it by itself, and ends in its own time.
+trap : TERM INT HUP USR1 USR2
+code=0
+wait "$entry" || code=$?
+while kill -0 "$entry" 2>/dev/null; do
+    code=0
+    wait "$entry" || code=$?
+done
+umask 077
+rm -rf "$work"
+leave "$code"
+"""

@@ -1,0 +1,323 @@
+"""What the job's folder and Slurm say of a job, and what that means. No I/O."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+
+from cloudjob.backends.base import NativeStatus
+from cloudjob.backends.slurm.script import EARLY_S
+from cloudjob.status import JobState
+from jobentry.contract.exits import TIMED_OUT
+
+# Slurm's word -> where the job stands; any other word is UNKNOWN. (squeue(1), JOB STATE CODES)
+_STATES = {
+    "PENDING": JobState.PENDING,
+    "CONFIGURING": JobState.PENDING,
+    "REQUEUED": JobState.PENDING,
+    "REQUEUE_FED": JobState.PENDING,
+    "REQUEUE_HOLD": JobState.PENDING,
+    "RESV_DEL_HOLD": JobState.PENDING,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "RUNNING": JobState.RUNNING,
+    "COMPLETING": JobState.RUNNING,
+    "STAGE_OUT": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "COMPLETED": JobState.SUCCEEDED,
+    "FAILED": JobState.FAILED,
+    "TIMEOUT": JobState.FAILED,
+    "DEADLINE": JobState.FAILED,
+    "NODE_FAIL": JobState.FAILED,
+    "BOOT_FAIL": JobState.FAILED,
+    "OUT_OF_MEMORY": JobState.FAILED,
+    "PREEMPTED": JobState.FAILED,
+    "LAUNCH_FAILED": JobState.FAILED,
+    "RECONFIG_FAIL": JobState.FAILED,
+    "CANCELLED": JobState.CANCELLED,
+    "REVOKED": JobState.CANCELLED,
+}
+_WHY = {
+    "TIMEOUT": "the job's time on Slurm was over",
+    "DEADLINE": "Slurm's deadline for the job had come",
+    "NODE_FAIL": "a node has failed",
+    "BOOT_FAIL": "a node did not boot",
+    "OUT_OF_MEMORY": "out of memory: a node used more than Slurm had given it (slurm.memory_gib)",
+    "PREEMPTED": "Slurm gave its nodes to a job of higher priority (slurm.requeue starts it again)",
+    "LAUNCH_FAILED": "Slurm could not start it on its nodes",
+    "RECONFIG_FAIL": "Slurm could not set up its nodes",
+    "FAILED": "the job's script failed before a node was started",
+}
+# Why a job waits, in a user's words; by how Slurm's word begins. (squeue(1), JOB REASON CODES)
+_WAITS = (
+    ("Resources", "waits for free nodes"),
+    ("Priority", "waits behind jobs of higher priority"),
+    ("BeginTime", "waits for its time to begin"),
+    ("Dependency", "waits for another job"),
+    ("Reservation", "waits for its reservation"),
+    ("Licenses", "waits for a licence"),
+    ("ReqNodeNotAvail", "a node that it asks for is down, drained or reserved"),
+    ("Nodes required for job are DOWN", "nodes that it asks for are down or drained"),
+    ("NodeDown", "a node that it asks for is down"),
+    ("PartitionNodeLimit", "asks for more nodes than the partition has or allows"),
+    ("PartitionTimeLimit", "asks for more time than the partition allows"),
+    ("PartitionDown", "its partition is down"),
+    ("PartitionInactive", "its partition starts no jobs now"),
+    ("PartitionConfig", "its partition does not allow what it asks for"),
+    ("BadConstraints", "no node has what it asks for"),
+    ("JobHeldUser", "is held: scontrol release starts it"),
+    ("JobHeldAdmin", "is held by the administrator"),
+    ("JobArrayTaskLimit", "waits for other tasks of its array"),
+    ("InvalidAccount", "its account is none of yours"),
+    ("InvalidQOS", "its QOS is none of yours"),
+    ("AccountNotAllowed", "its partition does not take its account"),
+    ("QOSNotAllowed", "its partition does not take its QOS"),
+    ("QOS", "its QOS has reached a limit"),
+    ("MaxQOS", "its QOS has reached a limit"),
+    ("Assoc", "its account has reached a limit"),
+    ("MaxMem", "asks for more memory than is allowed"),
+    ("MaxCpu", "asks for more processors than are allowed"),
+    ("launch failed requeued held", "is held after a node could not start it: scontrol release"),
+    ("user env retrieval failed", "is held after a node could not log you in: scontrol release"),
+    ("job requeued in held state", "is held: scontrol release starts it"),
+)
+_FACT = re.compile(
+    r"(?:^|\s)(JobId|JobState|Reason|Restarts|ExitCode|StartTime|EndTime|BatchHost)="
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What the script has noted in the job's folder, of its last beginning.
+
+    Args:
+        id: Slurm's number of the job; empty when it has not begun.
+        asked: Why the script has asked the head to end: ``cancel``, ``warned``, ``slurm``, or
+            nothing.
+        left_s: How much time Slurm said was left at its warning, None for no limit.
+        due_s: At how much time left a warning is of the end of the job's time.
+        lost: The worker that ended badly with its exit code, when the head would have waited.
+        code: The job's exit code; None while it runs, or when the script was killed.
+    """
+
+    id: str = ""
+    restarts: int = 0
+    began_at: float = 0.0
+    hosts: tuple[str, ...] = ()
+    asked: str = ""
+    left_s: float | None = None
+    due_s: float = 0.0
+    lost: tuple[int, int] | None = None
+    code: int | None = None
+    ended_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What Slurm says; an empty state: it knows nothing of the job (any more)."""
+
+    id: str = ""
+    state: str = ""
+    reason: str = ""
+    restarts: int = 0
+    started_at: float = 0.0
+    ended_at: float = 0.0
+
+
+def read_marks(text: str) -> Marks:
+    """Return what the lines of the file ``state`` say; a line that is cut is passed over."""
+    marks = Marks()
+    for line in text.splitlines():
+        words = line.split()
+        try:
+            marks = _with_line(marks, words, float(words[-1]))
+        except (IndexError, ValueError):
+            continue
+    return marks
+
+
+def _with_line(marks: Marks, words: list[str], at: float) -> Marks:
+    if words[0] == "begin":
+        return Marks(
+            id=words[1], restarts=int(words[2]), began_at=at, hosts=tuple(words[3].split(","))
+        )
+    if words[0] == "asked":
+        if len(words) < 5:
+            return replace(marks, asked=words[1])
+        left_s, due_s = float(words[2]), float(words[3]) + EARLY_S
+        return replace(marks, asked=words[1], left_s=None if left_s < 0 else left_s, due_s=due_s)
+    if words[0] == "lost":
+        return replace(marks, lost=(int(words[1]), int(words[2])))
+    if words[0] == "end":
+        return replace(marks, code=int(words[1]), ended_at=at)
+    return marks
+
+
+def read_facts(text: str) -> Facts:
+    """Return what ``scontrol --oneliner show job`` says, with times in seconds since the epoch."""
+    places = list(_FACT.finditer(text))
+    found: dict[str, str] = {}
+    for place in places:
+        # Reasons may have blanks; the next NAME= ends them.
+        rest = re.split(r"\s+[A-Za-z][A-Za-z_:/]*=", text[place.end() :], maxsplit=1)[0]
+        found.setdefault(place[1], rest.strip())
+    if "JobState" not in found:
+        return Facts()
+    return Facts(
+        id=found.get("JobId", ""),
+        state=found["JobState"].split()[0] if found["JobState"] else "",
+        reason=_said(found.get("Reason", "")),
+        restarts=_whole(found.get("Restarts", "")),
+        started_at=_seconds(found.get("StartTime", "")),
+        ended_at=_seconds(found.get("EndTime", "")),
+    )
+
+
+def read_accounting(text: str) -> Facts:
+    """Return what ``sacct --parsable2`` says: JobIDRaw, State, Reason, Start, End, of one job."""
+    for line in text.splitlines():
+        cells = line.split("|")
+        # The steps of the job have lines, too.
+        if len(cells) >= 5 and cells[0].isdecimal() and cells[1]:
+            # "CANCELLED by 1000"
+            state = cells[1].split()[0].rstrip("+")
+            return Facts(
+                cells[0], state, _said(cells[2]), 0, _seconds(cells[3]), _seconds(cells[4])
+            )
+    return Facts()
+
+
+def is_settled(marks: Marks) -> bool:
+    """Whether the folder alone says how the job has ended."""
+    return marks.code == 0 and not marks.asked
+
+
+def is_over(facts: Facts) -> bool:
+    """Whether Slurm has done with the job."""
+    return _STATES.get(facts.state, JobState.UNKNOWN).is_final
+
+
+def status_of(marks: Marks, facts: Facts, *, is_cancelled: bool) -> NativeStatus:
+    """Return where the job stands.
+
+    Args:
+        is_cancelled: Whether somebody has cancelled it through cloudjob.
+    """
+    state = _STATES.get(facts.state, JobState.UNKNOWN) if facts.state else None
+    is_again = facts.restarts > marks.restarts
+    status = NativeStatus(
+        JobState.UNKNOWN,
+        _native(facts),
+        started_at=rfc3339(marks.began_at or facts.started_at) if marks.id else None,
+        attempt_at=rfc3339(marks.began_at),
+    )
+    has_ended_well = facts.state == "COMPLETED" and not marks.code and not is_cancelled
+    if (is_settled(marks) and not is_again) or has_ended_well:
+        return replace(
+            status,
+            state=JobState.SUCCEEDED,
+            native=facts.state or "COMPLETED",
+            ended_at=rfc3339(marks.ended_at or facts.ended_at) or None,
+            exit_code=0,
+        )
+    if state is not None and not state.is_final:
+        return _not_ended(replace(status, state=state), facts)
+    ended_at = marks.ended_at or facts.ended_at or marks.began_at
+    status = replace(
+        status,
+        state=JobState.FAILED,
+        native=facts.state or ("FAILED" if marks.code else "gone"),
+        ended_at=rfc3339(ended_at) or None,
+        exit_code=marks.code,
+        reason=_WHY[facts.state] if facts.state == "OUT_OF_MEMORY" else "",
+    )
+    if is_cancelled or facts.state in ("CANCELLED", "REVOKED") or marks.asked == "cancel":
+        return replace(status, state=JobState.CANCELLED)
+    if state is JobState.UNKNOWN and marks.code is None:
+        return replace(status, state=JobState.UNKNOWN, ended_at=None)
+    return _failed(status, marks, facts)
+
+
+def _not_ended(status: NativeStatus, facts: Facts) -> NativeStatus:
+    # While it waits again, what it did before is over.
+    if status.state is JobState.PENDING:
+        return replace(status, started_at=None)
+    return replace(status, started_at=status.started_at or rfc3339(facts.started_at) or None)
+
+
+def _failed(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStatus:
+    if facts.state in ("TIMEOUT", "DEADLINE") or _was_time(marks):
+        return replace(
+            status,
+            exit_code=TIMED_OUT,
+            message=f"{_WHY['TIMEOUT']} (slurm.time_min, or the partition's limit)",
+            has_asked=True,
+            cause="timeout",
+        )
+    if marks.asked == "warned" or facts.state == "PREEMPTED":
+        return replace(status, message=_WHY["PREEMPTED"], has_asked=True)
+    if marks.lost is not None:
+        node, code = marks.lost
+        host = marks.hosts[node] if node < len(marks.hosts) else "?"
+        return replace(
+            status,
+            exit_code=code,
+            message=f"node {node} ({host}) ended with exit code {code}",
+            node=node,
+            has_asked=True,
+        )
+    if marks.code is not None and not marks.asked:
+        host = marks.hosts[0] if marks.hosts else "?"
+        message = f"node 0 ({host}) ended with exit code {marks.code}"
+        return replace(status, message=message, node=0)
+    why = _WHY.get(facts.state, "")
+    if not facts.state:
+        begun = "its script was killed" if marks.id else "it never began"
+        why = f"Slurm knows the job no more, and {begun}"
+    if facts.reason:
+        why = f"{why} ({facts.reason})"
+    return replace(status, message=why, has_asked=True)
+
+
+def _was_time(marks: Marks) -> bool:
+    return marks.asked == "warned" and marks.left_s is not None and marks.left_s <= marks.due_s
+
+
+def _native(facts: Facts) -> str:
+    """Return Slurm's word, and for a job that waits why."""
+    if not facts.state:
+        return "unknown to Slurm"
+    if not facts.reason or _STATES.get(facts.state) is not JobState.PENDING:
+        return facts.state
+    return f"{facts.state} ({facts.reason}: {waits(facts.reason)})"
+
+
+def waits(reason: str) -> str:
+    """Return why a job waits, in a user's words."""
+    for beginning, words in _WAITS:
+        if reason.lstrip("(").startswith(beginning):
+            return words
+    return "waits"
+
+
+def rfc3339(seconds: float) -> str:
+    """Return a time in RFC 3339 UTC with milliseconds; empty for never."""
+    if not 0 < seconds < 253_402_300_800:
+        return ""
+    moment = datetime.fromtimestamp(seconds, tz=timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _said(reason: str) -> str:
+    return "" if reason in ("None", "(null)", "N/A") else reason
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
+
+def _seconds(text: str) -> float:
+    return float(text) if text.isascii() and text.isdecimal() and len(text) < 12 else 0.0

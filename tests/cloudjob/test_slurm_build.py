@@ -1,0 +1,330 @@
+"""What Slurm is given for a job: scripts, variables and files. Nothing is run but the shell."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudjob import config
+from cloudjob.backends.slurm import refusals, request, script, site
+from cloudjob.backends.slurm.site import Site
+from cloudjob.errors import SpecError
+from cloudjob.spec import JobSpec, problems
+from cloudjob.submission import Code, Submission, prepare
+from jobentry.contract import env, variables
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+HERE = Site(
+    host="",
+    folder="/home/me/.local/share/cloudjob/slurm",
+    paths={"PATH": "/opt/venv/bin:/usr/bin", "LANG": "C.UTF-8"},
+    python="/opt/venv/bin/python",
+    entry_python="/opt/venv/bin/python",
+    entry="/opt/venv/lib/cloudjob/jobentry.pyz",
+)
+FAR = HERE._replace(host="login1", folder="~/.cloudjob/slurm", paths={}, python="", entry_python="")
+WHOLE = {
+    "partition": "gpu",
+    "account": "lab",
+    "qos": "normal",
+    "reservation": "course",
+    "constraint": "a100&ib",
+    "nodelist": "n[1-4]",
+    "exclude": "n3",
+    "time_min": 90,
+    "cpus_per_rank": 8,
+    "memory_gib": 64.0,
+    "gpus": 4,
+    "gres": "nvme:1",
+    "exclusive": "true",
+    "requeue": "true",
+    "warn_s": 300,
+    "scratch": "/local",
+    "setup": ("module load openmpi/4.1", "export UCX_TLS=rc"),
+    "sbatch": ("--licenses=matlab:1", "--mail-type=END"),
+}
+
+
+def submission(**values: object) -> Submission:
+    """Return a job of two nodes of four ranks."""
+    given = {
+        "script": "train.py",
+        "args": ("--name", "it's $HOME"),
+        "nodes": 2,
+        "procs_per_node": 4,
+        "backend": "slurm",
+        "env": {"SEED": "7"},
+        "secrets": {"TOKEN": "s3cr3t"},
+        "outputs": {"MODEL": "", "LOGS": "s3://b/logs"},
+        **values,
+    }
+    spec = JobSpec(**given)
+    assert problems(spec) == []
+    return prepare(
+        spec,
+        "train-2k83xnf2",
+        code=Code(
+            "file:///st%20ore/train-2k83xnf2/code.json", "sha256:00", ("file:///x/layers/a",)
+        ),
+        record_uri="file:///st%20ore/train-2k83xnf2/record/exit.json",
+        outputs_uri="file:///st%20ore/train-2k83xnf2/outputs",
+    )
+
+
+def built(where: Site = HERE, **values: object) -> request.SlurmRequest:
+    """Return the request for a job."""
+    return request.build(submission(**values), where)
+
+
+def golden(name: str, text: str) -> None:
+    """Compare a text with the one that is kept; a new one is written and looked at by hand."""
+    path = GOLDEN / name
+    if not path.exists():
+        path.write_text(text)
+        pytest.fail(f"wrote {path}: look at it")
+    assert text == path.read_text()
+
+
+def test_the_script_of_a_plain_job():
+    """Readable, and down to the last letter."""
+    golden("slurm-job.sh", built().job_script)
+
+
+def test_the_script_of_every_node():
+    """The words of the job are quoted for the shell; secrets are not in it."""
+    golden("slurm-node.sh", built().node_script)
+
+
+def test_every_key_is_one_line_of_the_script():
+    """In the order of sbatch's manual, what is not given left out."""
+    lines = built(sections={"slurm": WHOLE}).job_script.splitlines()
+
+    assert [line for line in lines if line.startswith("#SBATCH")] == [
+        "#SBATCH --job-name=cloudjob-train-2k83xnf2",
+        "#SBATCH --output=slurm.log",
+        "#SBATCH --open-mode=append",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=4",
+        "#SBATCH --cpus-per-task=8",
+        "#SBATCH --time=90",
+        "#SBATCH --mem=65536M",
+        "#SBATCH --gpus-per-node=4",
+        "#SBATCH --signal=B:USR1@300",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --account=lab",
+        "#SBATCH --qos=normal",
+        "#SBATCH --reservation=course",
+        "#SBATCH --constraint=a100&ib",
+        "#SBATCH --nodelist=n[1-4]",
+        "#SBATCH --exclude=n3",
+        "#SBATCH --gres=nvme:1",
+        "#SBATCH --exclusive",
+        "#SBATCH --requeue",
+        "#SBATCH --licenses=matlab:1",
+        "#SBATCH --mail-type=END",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "time", "warning"),
+    [
+        ({}, "", "B:USR1@40"),
+        ({"timeout_min": 30.0, "grace_s": 120.0}, "--time=42", "B:USR1@150"),
+        ({"timeout_min": 30.0, "sections": {"slurm": {"time_min": 31}}}, "--time=31", "B:USR1@40"),
+        # A warning that was due before the job begins would end it at once.
+        ({"sections": {"slurm": {"time_min": 1, "warn_s": 600}}}, "--time=1", "B:USR1@30"),
+        ({"grace_s": 86_400.0}, "", "B:USR1@65535"),
+    ],
+)
+def test_the_time_has_room_for_what_comes_before_and_after(values, time, warning):
+    """The job's own limit is the entry's; Slurm's is the net below it."""
+    text = built(**values).job_script
+
+    assert (f"#SBATCH {time}\n" in text) if time else ("--time" not in text)
+    assert f"#SBATCH --signal={warning}\n" in text
+
+
+def test_variables_lie_in_a_file_and_not_in_a_script():
+    """All that the nodes have in common; what is each one's own is found there."""
+    made = built()
+
+    assert made.env["TOKEN"] == "s3cr3t"
+    assert made.env["SEED"] == "7"
+    assert made.env["MA_SCRIPT_INTERPRETER"] == "/opt/venv/bin/python"
+    assert not {"VC_TASK_INDEX", "VC_WORKER_HOSTS", "SSHD_PORT", "HOME", "MA_HOME"} & set(made.env)
+    assert "s3cr3t" not in made.job_script + made.node_script
+    shown = json.dumps(request.show(made))
+    assert "s3cr3t" not in shown
+    assert '"TOKEN": "***"' in shown
+
+
+def test_what_each_entry_is_given_is_a_job_of_these_nodes():
+    """A dry run plans with it."""
+    nodes = [env.read(environ) for environ in built().environments]
+
+    assert [node.node for node in nodes] == [0, 1]
+    assert {node.nodes for node in nodes} == {2}
+    assert {node.slots for node in nodes} == {4}
+    assert {node.secret_names for node in nodes} == {("TOKEN",)}
+
+
+def test_with_a_host_the_files_of_a_folder_travel():
+    """Code, record and outputs of the job's own are in its folder there; other places stay."""
+    made = built(FAR)
+    there = request.located(made, "/home/me there/.cloudjob/slurm/train-2k83xnf2")
+
+    assert made.local == "/st ore"
+    assert made.layers == ("/x/layers/a",)
+    assert not {"CLOUDJOB_CODE_URI", "CLOUDJOB_RECORD_URI"} & set(there)
+    assert json.loads(there["CLOUDJOB_OUTPUTS"]) == {
+        "MODEL": "file:///home/me%20there/.cloudjob/slurm/train-2k83xnf2/outputs/MODEL",
+        "LOGS": "s3://b/logs",
+    }
+    assert 'CLOUDJOB_RECORD_DIR="$here/record"' in made.node_script
+    assert 'sh "$here/boot.sh"' in made.node_script
+    assert made.node_script.startswith("#!/bin/bash -l\n")
+
+
+def test_lines_of_setup_run_in_a_login_shell():
+    """Modules are functions of one."""
+    text = built(sections={"slurm": WHOLE}).node_script
+
+    assert text.startswith("#!/bin/bash -l\n")
+    assert "module load openmpi/4.1\nexport UCX_TLS=rc\n" in text
+    assert "work=/local/cloudjob-train-2k83xnf2\n" in text
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "srun"])
+def test_with_pmix_the_head_starts_ranks_by_srun(launcher):
+    """Which takes its processors from variables that older versions set by themselves."""
+    options = {"mpi": "pmix", "cpus_per_rank": 3}
+    made = built(launcher=launcher, sections={"slurm": options})
+
+    assert made.env["CLOUDJOB_LAUNCHER"] == "srun"
+    assert "SLURM_CPUS_PER_TASK=3 SRUN_CPUS_PER_TASK=3" in made.node_script
+
+
+def test_sites_defaults_reach_sbatch_only_where_the_job_says_nothing():
+    """As sbatch takes a variable's word before its script's."""
+    made = built(sections={"slurm": {"partition": "gpu"}})
+
+    assert made.inherited == ("SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sbatch": ("--nodes=3",)}, "slurm.sbatch[0]: --nodes is set by cloudjob"),
+        ({"sbatch": ("-N3",)}, "slurm.sbatch[0]: -N is set by cloudjob"),
+        ({"sbatch": ("--export=ALL",)}, "slurm.sbatch[0]: --export is set by cloudjob"),
+        ({"sbatch": ("licenses=x",)}, "slurm.sbatch[0]: is no option of sbatch"),
+        ({"sbatch": ("--x\n#SBATCH --y",)}, "slurm.sbatch[0]: is no option of sbatch"),
+        ({"partition": "a b"}, "slurm.partition: holds a blank"),
+        ({"gres": "gpu:1\n#SBATCH --y"}, "slurm.gres: holds a blank"),
+        ({"folder": "jobs"}, "slurm.folder: is not an absolute path"),
+        ({"scratch": "tmp"}, "slurm.scratch: is not an absolute path"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_sent(options, message):
+    """With its key."""
+    with pytest.raises(SpecError, match="^" + message.replace("[", r"\[").replace("]", r"\]")):
+        built(sections={"slurm": options})
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "python"])
+def test_what_has_no_mpi_has_no_pmix(launcher):
+    """A profile may say it for all jobs."""
+    made = built(launcher=launcher, procs_per_node=1, sections={"slurm": {"mpi": "pmix"}})
+
+    assert made.env["CLOUDJOB_LAUNCHER"] == launcher
+
+
+def test_a_key_that_is_none_names_the_nearest(tmp_path):
+    """From a job file, with its line."""
+    path = tmp_path / "job.yaml"
+    path.write_text("backend: slurm\nscript: a.py\nslurm:\n  partion: gpu\n")
+
+    with pytest.raises(SpecError, match=r"job\.yaml:4: slurm\.partion: .*did you mean 'partition'"):
+        config.load({}, job_file=str(path), cwd=tmp_path, environ={})
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), max_size=4))
+def test_the_words_of_the_script_survive_the_shell(words):
+    """Blanks, quotes, newlines: the shell that runs node.sh reads them back."""
+    text = script.node_script(
+        script.NodeText("j", "/tmp", (), "/bin/python", ("a.py", *words), {"P": "x"}, False, False)
+    )
+    at = text.index('jobentry.pyz" \\\n') + len('jobentry.pyz" \\\n')
+    line = text[at : text.index(" &\nentry=$!")]
+
+    assert shlex.split(line) == ["a.py", *words]
+
+
+@pytest.mark.parametrize("options", [{}, WHOLE])
+@pytest.mark.parametrize("where", [HERE, FAR], ids=["here", "far"])
+def test_the_scripts_are_good_shell(options, where, tmp_path):
+    """As a shell and shellcheck read them."""
+    made = built(where, sections={"slurm": options})
+    for name, text in (("job.sh", made.job_script), ("node.sh", made.node_script)):
+        path = tmp_path / name
+        path.write_text(text)
+        done = subprocess.run(["sh", "-n", path], capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_sbatch_sees_next_to_nothing_of_the_shell(monkeypatch):
+    """What it sees it would take along to the nodes."""
+    monkeypatch.setenv("STRAY", "x")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "lab of mine")
+    done = site.Here().run("/", site.clean("env", ("SBATCH_ACCOUNT", "SBATCH_QOS")))
+    names = {line.partition("=")[0] for line in done.out.decode().splitlines()}
+
+    assert "SBATCH_ACCOUNT=lab of mine" in done.out.decode().splitlines()
+    assert names <= {"PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF", "SBATCH_ACCOUNT"}
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "hint"),
+    [
+        (
+            "sbatch: error: invalid partition specified: x; sbatch: error: Batch job submission "
+            "failed: Invalid partition name specified",
+            "submitting: invalid partition specified: x",
+            "sinfo -s",
+        ),
+        ("sh: 1: sbatch: not found", "submitting: sh: 1: sbatch: not found", "slurm.host"),
+        ("sbatch: error: something new", "submitting: something new", "--test-only"),
+    ],
+)
+def test_a_refusal_says_what_to_do(said, message, hint):
+    """In Slurm's own words, without its ceremony."""
+    error = refusals.refused("submitting", said)
+
+    assert error.message.startswith(message)
+    assert hint in error.hint
+
+
+def test_the_tails_of_logs_are_read_as_they_are(tmp_path):
+    """Here and by the shell alike: any bytes, from any offset, logs that came later."""
+    (tmp_path / "node-0.log").write_bytes(b"abc\n\0\xff 1 2\n")
+    (tmp_path / "node-11.log").write_bytes(b"5 6\nlast")
+    (tmp_path / "node-2.log").write_bytes(b"")
+    text = site.tails_text({0: 4, 1: 0})
+    done = site.Here().run(str(tmp_path), text)
+
+    expected = {0: b"\0\xff 1 2\n", 11: b"5 6\nlast"}
+    assert site.Here().tails(str(tmp_path), {0: 4, 1: 0}) == expected
+    assert site.read_tails(done.out) == expected
+
+
+def test_variables_of_all_bytes_are_delivered():
+    """The file that the entry reads has what the request has."""
+    values = {"A": "\udcff \n=", "B": ""}
+
+    assert variables.load(variables.dump(values)) == values

@@ -1,0 +1,212 @@
+"""Whole jobs on a real Slurm of two nodes, each test with a state folder of its own.
+
+With ``CLOUDJOB_REQUIRE_ALL=1`` a machine that cannot run Slurm fails these tests instead of
+skipping them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import slurm
+from tests.slurm import Slurm
+
+BIN = Path(sys.executable).parent
+LIMIT_S = 120.0
+_NUMBERS = itertools.count()
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: bytes
+    err: str
+
+    def __str__(self) -> str:
+        out = self.out[-3000:].decode("utf-8", "replace")
+        return f"exit {self.code}\n--- out\n{out}\n--- err\n{self.err[-3000:]}"
+
+    @property
+    def job(self) -> str:
+        found = re.search(
+            r"slurm://\S*/([a-z0-9-]+)\b", self.err + self.out.decode("utf-8", "replace")
+        )
+        assert found, self
+        return found[1]
+
+
+@dataclass
+class Cloud:
+    """The command line on the login node, with folders that all nodes see."""
+
+    folder: Path
+    slurm: Slurm
+    environ: dict[str, str] = field(default_factory=dict)
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for path in (self.source, self.results):
+            path.mkdir(parents=True)
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "source"
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results"
+
+    def write(self, name: str, text: str) -> None:
+        path = self.source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        env = {
+            "PATH": SYSTEM_PATH,
+            "HOME": str(self.folder),
+            "SLURM_CONF": str(self.slurm.conf),
+            "CLOUDJOB_HOME": str(self.home),
+            **self.environ,
+        }
+        process = subprocess.Popen(
+            self.slurm.words(str(BIN / "cloudjob"), *words),
+            cwd=self.source,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *words: str, limit_s: float = LIMIT_S) -> Done:
+        process = self.start(*words)
+        try:
+            out, err = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            err += b"\n(killed by the test: it took too long)"
+        return Done(process.returncode, out, err.decode("utf-8", "replace"))
+
+    def submit(self, *words: str, limit_s: float = LIMIT_S) -> Done:
+        results = f"RESULTS={self.results}"
+        return self.run("submit", "--backend", "slurm", "-e", results, *words, limit_s=limit_s)
+
+    def detached(self, *words: str) -> str:
+        done = self.submit("--detach", *words)
+        assert done.code == 0, done
+        return done.job
+
+    def status(self, job: str) -> dict[str, Any]:
+        done = self.run("status", job, "--json")
+        assert done.code == 0, done
+        status: dict[str, Any] = json.loads(done.out)
+        return status
+
+    def job_folder(self, job: str) -> Path:
+        return self.home / "slurm" / job
+
+    def number(self, job: str) -> str:
+        """Slurm's number of a job."""
+        return (self.job_folder(job) / "id").read_text().strip()
+
+    def await_left(self, *names: str, limit_s: float = LIMIT_S) -> None:
+        poll(
+            lambda: all((self.results / name).exists() for name in names),
+            lambda: f"{names}: {sorted(p.name for p in self.results.iterdir())}; {self.words()}",
+            limit_s,
+        )
+
+    def words(self) -> str:
+        """What Slurm and the jobs say, for a message."""
+        logs = [p for p in self.home.glob("slurm/*/*") if p.suffix == ".log" or p.name == "state"]
+        texts = [f"{path.name}: {path.read_text()[-800:]}" for path in logs]
+        return "\n".join([self.slurm.run("squeue", "-t", "all"), *texts])
+
+    def end(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+        self.slurm.run("scancel", "--user=root")
+        self.slurm.run("scancel", "--user=root", "--state=RUNNING", "--full", "--signal=KILL")
+
+
+def poll(is_so: Callable[[], Any], what: Callable[[], str] | str, limit_s: float = LIMIT_S) -> Any:
+    """Wait until a condition holds and return it; fail at the deadline."""
+    end = time.monotonic() + limit_s
+    while not (value := is_so()):
+        if time.monotonic() > end:
+            pytest.fail(f"after {limit_s} s not: {what if isinstance(what, str) else what()}")
+        time.sleep(0.1)
+    return value
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.slurm)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Slurm]:
+    """A controller and two nodes."""
+    why = slurm.missing()
+    if why and os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1":
+        pytest.fail(why)
+    if why:
+        pytest.skip(why)
+    with Slurm(nodes=2) as value:
+        yield value
+
+
+@pytest.fixture
+def cloud(cluster: Slurm, request: pytest.FixtureRequest) -> Iterator[Cloud]:
+    """The command line; when the test has ended, its nodes are idle and empty."""
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[:30]
+    value = Cloud(cluster.folder / "tests" / f"{next(_NUMBERS)}-{name}", cluster)
+    yield value
+    value.end()
+    cluster.await_idle()
+    left = left_on_nodes(cluster)
+    assert not left, f"left behind: {left}"
+
+
+def left_on_nodes(cluster: Slurm) -> dict[str, list[str]]:
+    """Return what jobs have left in /tmp of the nodes, a moment after their end."""
+    found: dict[str, list[str]] = {}
+    end = time.monotonic() + 5
+    while True:
+        for node in cluster.nodes:
+            listed = cluster.run("ls", "/tmp", node=node).split()
+            found[node] = [name for name in listed if name.startswith("cloudjob-")]
+        if not any(found.values()) or time.monotonic() > end:
+            return {node: names for node, names in found.items() if names}
+        time.sleep(0.1)

@@ -1,0 +1,145 @@
+"""What befalls jobs on a cluster: their time, drained and dead nodes, and other jobs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.e2e_slurm.test_jobs import PRELUDE, SAVES, SIZE
+
+RANKS = range(4)
+# Begins once badly, in that it is ended from outside; the second time it runs to its end.
+AGAIN = (
+    PRELUDE
+    + """
+again = os.path.exists(f"{results}/up-{rank}")
+def end(number, frame):
+    leave(f"saved-{rank}")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+leave(f"again-{rank}" if again else f"up-{rank}")
+if not again:
+    time.sleep(300)
+"""
+)
+
+
+@pytest.fixture
+def nodes(cluster):
+    """Change the nodes; when the test has ended each is as it was."""
+    yield cluster
+    for node in cluster.nodes:
+        cluster.run("scontrol", "update", f"nodename={node}", "state=resume", is_checked=False)
+
+
+def ups(*ranks: int, word: str = "up") -> list[str]:
+    """Return what ranks leave, all of them unless some are named."""
+    return [f"{word}-{rank}" for rank in (ranks or RANKS)]
+
+
+def test_before_its_time_is_over_a_job_may_save(cloud):
+    """Slurm's warning reaches every rank, with the job's own grace; the cause is the time."""
+    cloud.write("train.py", SAVES)
+    cloud.write("job.yaml", "slurm: {partition: tiny, time_min: 1}\n")
+    done = cloud.submit("--config", "job.yaml", "--procs-per-node", "2", "train.py")
+    status = cloud.status(done.job)
+
+    assert done.code == 124, done
+    assert (status["state"], status["cause"]) == ("FAILED", "timeout")
+    assert "the job's time on Slurm was over (slurm.time_min" in status["failure"]["message"]
+    assert {path.name for path in cloud.results.glob("saved-*")} == {"saved-0", "saved-1"}
+
+
+def test_a_node_that_is_drained_finishes_its_job(cloud, nodes):
+    """The job goes on; the next one waits, and says why."""
+    cloud.write("train.py", PRELUDE + "leave(f'up-{rank}')\nawait_file('go')\n")
+    first = cloud.detached(*SIZE, "train.py")
+    cloud.await_left(*ups())
+    nodes.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
+    second = cloud.detached(*SIZE, "train.py")
+    native = cloud.status(second)["native_state"]
+    state = cloud.status(first)["state"]
+    (cloud.results / "go").touch()
+    done = cloud.run("wait", first)
+    nodes.run("scontrol", "update", "nodename=n2", "state=resume")
+    again = cloud.run("wait", second)
+
+    assert (state, done.code, again.code) == ("RUNNING", 0, 0), f"{done}\n{again}"
+    assert native.startswith("PENDING (")
+    assert "waits" in native or "drained" in native
+
+
+def test_a_job_whose_node_dies_has_failed(cloud, nodes):
+    """Slurm says so when it has noticed; nobody has cancelled it."""
+    cloud.write("train.py", SAVES)
+    job = cloud.detached(*SIZE, "train.py")
+    cloud.await_left(*ups())
+    nodes.kill_node("n2")
+    done = cloud.run("wait", job)
+    status = cloud.status(job)
+    nodes.start_node("n2")
+    nodes.await_idle()
+
+    assert done.code != 0, done
+    assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
+    assert "n2" in status["failure"]["message"] or "node" in status["failure"]["message"]
+
+
+@pytest.mark.parametrize("by", ["hand", "a dead node"])
+def test_a_job_that_is_requeued_runs_again(cloud, nodes, by):
+    """With the same code, variables and id, on nodes that need not be the same."""
+    cloud.write("train.py", AGAIN)
+    cloud.write("job.yaml", "slurm: {requeue: true}\n")
+    job = cloud.detached("--config", "job.yaml", *SIZE, "train.py")
+    cloud.await_left(*ups())
+    number = cloud.number(job)
+    if by == "hand":
+        nodes.run("scontrol", "requeue", number)
+    else:
+        nodes.kill_node("n2")
+        nodes.start_node("n2")
+    done = cloud.run("wait", job)
+    status = cloud.status(job)
+
+    assert (done.code, status["state"]) == (0, "SUCCEEDED"), f"{done}\n{cloud.words()}"
+    assert {path.name for path in cloud.results.glob("again-*")} == set(ups(word="again"))
+    assert "Restarts=1" in nodes.run("scontrol", "show", "job", number)
+
+
+def test_a_preempted_job_saves_and_runs_again(cloud, nodes):
+    """Its ranks are told before another job gets the nodes; it begins again when that ends."""
+    cloud.write("train.py", AGAIN)
+    cloud.write("low.yaml", "slurm: {partition: low, requeue: true}\n")
+    cloud.write("high.yaml", "slurm: {partition: high, exclusive: true}\n")
+    cloud.write("short.py", "")
+    job = cloud.detached("--config", "low.yaml", *SIZE, "train.py")
+    cloud.await_left(*ups())
+    other = cloud.submit("--config", "high.yaml", "--nodes", "2", "short.py")
+    done = cloud.run("wait", job, limit_s=180)
+
+    assert other.code == 0, other
+    assert done.code == 0, done
+    left = {path.name for path in cloud.results.iterdir()}
+    assert left >= {*ups(word="saved"), *ups(word="again")}
+
+
+def test_a_controller_that_is_restarted_ends_nobodys_wait(cloud, nodes):
+    """The job goes on without it, and whoever follows the job does, too."""
+    cloud.write("train.py", PRELUDE + "leave(f'up-{rank}')\nawait_file('go')\nprint('done')\n")
+    following = cloud.start(
+        "submit", "--backend", "slurm", "-e", f"RESULTS={cloud.results}", "train.py"
+    )
+    cloud.await_left("up-0")
+    nodes.stop_controller()
+    alone = cloud.run("status", "train")
+    time.sleep(3)  # longer than the follower waits before it asks the controller again
+    ended_early = following.poll()
+    nodes.start_controller()
+    (cloud.results / "go").touch()
+    out, err = following.communicate(timeout=60)
+
+    assert alone.code == 5, alone
+    assert "error: asking Slurm for train-" in alone.err
+    assert ended_early is None
+    assert (following.returncode, out) == (0, b"[0] done\n"), err

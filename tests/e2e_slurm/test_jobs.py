@@ -1,0 +1,326 @@
+"""What users do with jobs on Slurm, and what Slurm does with them."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e_slurm.conftest import SYSTEM_PATH
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
+SIZE = ("--nodes", "2", "--procs-per-node", "2")
+# What scripts begin with: they have no MPI, so it costs them nothing.
+PRELUDE = """\
+import os, signal, sys, time
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMIX_RANK") or 0)
+node = int(os.environ["VC_TASK_INDEX"])
+results = os.environ["RESULTS"]
+def leave(name, text=""):
+    with open(f"{results}/{name}.new", "w") as file:
+        file.write(str(text))
+    os.rename(f"{results}/{name}.new", f"{results}/{name}")
+def await_file(name, limit_s=90):
+    end = time.monotonic() + limit_s
+    while not os.path.exists(f"{results}/{name}"):
+        if time.monotonic() > end:
+            raise TimeoutError(name)
+        time.sleep(0.05)
+"""
+# Waits to be ended, and then saves for longer than Slurm's or mpirun's own patience.
+SAVES = (
+    PRELUDE
+    + """
+def end(number, frame):
+    time.sleep(3)
+    leave(f"saved-{rank}")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+leave(f"up-{rank}")
+time.sleep(300)
+"""
+)
+
+
+def test_a_job_that_ran_here_runs_there_with_another_backend(cloud):
+    """The same job file: training on two nodes of two ranks, the same numbers, the same outputs."""
+    for path in EXAMPLE.iterdir():
+        if path.is_file():
+            cloud.write(path.name, path.read_text())
+    cloud.write(
+        "job.yaml",
+        """
+        backend: process
+        nodes: 2
+        procs_per_node: 2
+        script: train.py
+        args: [--epochs, "3"]
+        outputs: {model: ""}
+        """,
+    )
+    here = cloud.run("submit", "--config", "job.yaml")
+    job_file = (cloud.source / "job.yaml").read_text()
+    cloud.write("job.yaml", job_file.replace("backend: process", "backend: slurm"))
+    there = cloud.run("submit", "--config", "job.yaml")
+    cloud.run("outputs", there.job, "--to", str(cloud.folder / "fetched"))
+
+    assert (here.code, there.code) == (0, 0), f"{here}\n{there}"
+    said = [re.sub(r"in [\d.]+ s", "", done.out.decode()) for done in (here, there)]
+    assert "identical on all 4 ranks" in said[1]
+    assert re.findall(r"accuracy \S+", said[0]) == (re.findall(r"accuracy \S+", said[1]))
+    assert [p.name for p in (cloud.folder / "fetched").rglob("*.npz")] == ["digits.npz"]
+
+
+def test_ranks_of_two_nodes_are_where_they_say(cloud):
+    """Slurm's hosts are the job's; nothing of Slurm's steps reaches mpirun or the ranks."""
+    cloud.write(
+        "train.py",
+        PRELUDE
+        + """
+import socket
+slurm = sorted(name for name in os.environ if name.startswith(("SLURM", "SBATCH", "SRUN")))
+leave(f"rank-{rank}", [node, socket.gethostname(), os.environ["VC_WORKER_HOSTS"], slurm])
+""",
+    )
+    done = cloud.submit(*SIZE, "train.py")
+
+    assert done.code == 0, done
+    left = {path.name: path.read_text() for path in cloud.results.iterdir()}
+    names = ["SLURM_CONF", "SLURM_JOB_ID"]
+    assert left == {
+        f"rank-{rank}": str([rank // 2, f"n{rank // 2 + 1}", "n1,n2", names]) for rank in range(4)
+    }
+
+
+def test_the_exact_variables_and_secrets_reach_every_rank(cloud):
+    """Past --export and argv: no script, command line or log of Slurm has a secret in it."""
+    values = {"BLANK": " a b ", "QUOTES": '"it\'s" $HOME `id` \\', "NEWLINE": "a\nb", "EMPTY": ""}
+    cloud.environ.update(TOKEN="s3cr3t, with blanks", SBATCH_EXPORT="NONE", MA_STRAY="of the shell")
+    cloud.write(
+        "train.py",
+        PRELUDE
+        + f"""
+import json
+names = {[*values, "TOKEN", "MA_STRAY"]}
+leave(f"rank-{{rank}}", json.dumps({{name: os.environ.get(name) for name in names}}))
+if rank == 0:
+    await_file("go")
+""",
+    )
+    words = [word for name, value in values.items() for word in ("-e", f"{name}={value}")]
+    job = cloud.detached(*SIZE, *words, "--secret", "TOKEN", "train.py")
+    cloud.await_left(*(f"rank-{rank}" for rank in range(4)))
+    number = cloud.number(job)
+    shown = cloud.slurm.run("scontrol", "show", "job", "-d", number)
+    shown += cloud.slurm.run("scontrol", "write", "batch_script", number, "-")
+    shown += cloud.slurm.run("ps", "-eo", "args")
+    folder = cloud.job_folder(job)
+    paths = (folder, folder / "env", folder / "ssh-key")
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in paths]
+    (cloud.results / "go").touch()
+    done = cloud.run("wait", job)
+
+    assert done.code == 0, done
+    expected = {**values, "TOKEN": "s3cr3t, with blanks", "MA_STRAY": None}
+    for rank in range(4):
+        assert json.loads((cloud.results / f"rank-{rank}").read_text()) == expected
+    assert "s3cr3t" not in shown
+    assert "train.py" in shown
+    assert modes == [0o700, 0o600, 0o600]
+    # When it has ended, what was secret is gone.
+    assert not {"env", "ssh-key"} & {path.name for path in cloud.job_folder(job).iterdir()}
+
+
+def test_a_failed_rank_is_named(cloud):
+    """The exit code is the rank's, the report names its node, and cloudjob ends with it."""
+    cloud.write("train.py", PRELUDE + "if rank == 3: sys.exit(7)\nawait_file('never')\n")
+    done = cloud.submit(*SIZE, "train.py")
+    status = cloud.status(done.job)
+
+    assert done.code == 7, done
+    assert (status["state"], status["cause"], status["exit_code"]) == ("FAILED", "user", 7)
+    failure = status["failure"]
+    assert (failure["rank"], failure["node"], failure["host"]) == (3, 1, "n2")
+
+
+def test_a_cancelled_job_has_its_grace(cloud):
+    """Also a grace that is longer than what mpirun and Slurm give by themselves."""
+    cloud.write("train.py", SAVES)
+    job = cloud.detached(*SIZE, "train.py")
+    cloud.await_left(*(f"up-{rank}" for rank in range(4)))
+    cancelled = cloud.run("cancel", job)
+    done = cloud.run("wait", job)
+    status = cloud.status(job)
+
+    assert cancelled.code == 0, cancelled
+    assert (done.code, status["state"], status["cause"]) == (143, "CANCELLED", "cancelled"), done
+    assert {path.name for path in cloud.results.glob("saved-*")} == {
+        f"saved-{rank}" for rank in range(4)
+    }
+
+
+def test_a_job_that_waits_says_why_and_can_be_cancelled(cloud):
+    """The reason is Slurm's, with what it means; such a job is gone at once."""
+    cloud.write("train.py", PRELUDE + "await_file('go')\n")
+    cloud.write("job.yaml", "slurm: {sbatch: [--hold]}\n")
+    job = cloud.detached("--config", "job.yaml", "train.py")
+    status = cloud.status(job)
+    cloud.run("cancel", job)
+    done = cloud.run("wait", job)
+
+    assert status["state"] == "PENDING"
+    assert status["native_state"] == ("PENDING (JobHeldUser: is held: scontrol release starts it)")
+    assert cloud.status(job)["state"] == "CANCELLED", done
+
+
+def test_a_bare_scancel_is_a_cancel(cloud):
+    """Somebody stops it past us: the job is cancelled all the same."""
+    cloud.write("train.py", SAVES)
+    job = cloud.detached(*SIZE, "train.py")
+    cloud.await_left(*(f"up-{rank}" for rank in range(4)))
+    cloud.slurm.run("scancel", cloud.number(job))
+    cloud.run("wait", job)
+
+    assert cloud.status(job)["state"] == "CANCELLED"
+
+
+# Submits, and then kills who has called it before he can write down what it said.
+SBATCH = """\
+#!/bin/sh
+number=$(/usr/bin/sbatch "$@") || exit
+cloudjob=$(ps -o ppid= -p "$PPID")
+kill -9 "$PPID" $cloudjob
+"""
+
+
+def test_a_job_is_found_again_when_its_submitter_was_killed(cloud):
+    """At the worst moment: Slurm has the job, and nobody has heard its number."""
+    sbatch = cloud.folder / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(SBATCH)
+    sbatch.chmod(0o755)
+    cloud.environ["PATH"] = f"{sbatch.parent}:{SYSTEM_PATH}"
+    cloud.write("train.py", PRELUDE + "print('hello', rank)\n")
+    cloud.write("job.yaml", "slurm: {sbatch: [--hold]}\n")
+    killed = cloud.submit("--config", "job.yaml", "train.py")
+    cloud.environ["PATH"] = SYSTEM_PATH
+    kept = [path.name for path in cloud.home.glob("slurm/*/*")]
+    (job,) = (item["job"] for item in json.loads(cloud.run("list", "--json").out))
+    waiting = cloud.status(job)
+    number = cloud.number(job)
+    cloud.slurm.run("scontrol", "release", number)
+    done = cloud.run("wait", job)
+    log = cloud.run("logs", job)
+
+    assert killed.code == -9, killed
+    assert "job.sh" in kept
+    assert "id" not in kept
+    assert (waiting["state"], done.code) == ("PENDING", 0), done
+    assert f"JobName=cloudjob-{job}" in cloud.slurm.run("scontrol", "show", "job", number)
+    assert log.out == b"[0] hello 0\n"
+
+
+def test_a_removed_job_leaves_nothing(cloud, cluster):
+    """In Slurm, in its folder, in the store; also one that runs, as a sweep would remove it."""
+    cloud.write("train.py", SAVES)
+    job = cloud.detached(*SIZE, "train.py")
+    cloud.await_left("up-3")
+    number = cloud.number(job)
+    refused = cloud.run("rm", job)
+    code = (
+        "import sys, pathlib; from cloudjob.backends import open_backend; "
+        "open_backend('slurm', pathlib.Path(sys.argv[1])).remove(sys.argv[2])"
+    )
+    handle = f"slurm://{cloud.job_folder(job)}"
+    cluster.run(sys.executable, "-c", code, str(cloud.home), handle)
+    removed = cloud.run("rm", job)
+
+    assert (refused.code, removed.code) == (2, 0), f"{refused}\n{removed}"
+    assert not cloud.job_folder(job).exists()
+    assert "CANCELLED" in cluster.run("squeue", "-h", "-t", "all", "-j", number, "-o", "%T")
+    assert json.loads(cloud.run("list", "--json").out) == []
+
+
+def test_retries_start_the_whole_job_again(cloud):
+    """The first attempt's failure is no failure of the job."""
+    cloud.write(
+        "train.py",
+        PRELUDE + "if not os.path.exists(results + '/once'):\n"
+        "    leave('once')\n    sys.exit(3)\nleave(f'again-{rank}')\n",
+    )
+    done = cloud.submit("--nodes", "2", "--retries", "1", "train.py")
+
+    assert done.code == 0, done
+    assert cloud.status(done.job)["state"] == "SUCCEEDED"
+    assert "attempt 2 of 2 begins" in done.err
+
+
+def test_a_refused_job_leaves_nothing(cloud):
+    """What Slurm said, what to do, and no trace."""
+    cloud.write("train.py", "")
+    cloud.write("job.yaml", "slurm: {partition: mian}\n")
+    done = cloud.submit("--config", "job.yaml", "train.py")
+
+    assert done.code == 5, done
+    assert "invalid partition specified: mian" in done.err
+    assert "hint: sinfo -s lists the partitions" in done.err
+    assert list(cloud.home.glob("slurm/*")) == []
+    assert json.loads(cloud.run("list", "--json").out) == []
+
+
+def test_doctor_says_what_the_cluster_has(cloud):
+    """Version, controller, partitions and a folder; accounting may be missing."""
+    done = cloud.run("doctor", "--backend", "slurm")
+    text = done.out.decode() + done.err
+
+    assert done.code == 0, done
+    for words in ("slurm-wlm 22.05", "is UP", "main*", str(cloud.home / "slurm")):
+        assert words in text
+
+
+@pytest.mark.parametrize("size", [("--nodes", "1", "--procs-per-node", "2"), SIZE], ids=["1", "2"])
+def test_ranks_can_be_started_by_srun_and_its_pmix(cloud, size):
+    """MPI meets through Slurm's PMIx; variables, secrets and logs are as with mpirun."""
+    cloud.environ["TOKEN"] = "s3cr3t"
+    cloud.write("job.yaml", "slurm: {mpi: pmix}\n")
+    cloud.write(
+        "train.py",
+        PRELUDE
+        + """
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+total = world.allreduce(world.rank + 1)
+leave(f"rank-{world.rank}", [node, world.size, total, os.environ["TOKEN"], os.environ["A"]])
+print("hello", world.rank)
+""",
+    )
+    words = ("--config", "job.yaml", "--secret", "TOKEN", "-e", "A= b ")
+    done = cloud.submit(*size, *words, "train.py")
+
+    ranks = 2 * int(size[1])
+    total = ranks * (ranks + 1) // 2
+    assert done.code == 0, done
+    assert {path.name: path.read_text() for path in cloud.results.iterdir()} == {
+        f"rank-{rank}": str([rank // 2, ranks, total, "s3cr3t", " b "]) for rank in range(ranks)
+    }
+    assert sorted(done.out.splitlines()) == [b"[%d] hello %d" % (r, r) for r in range(ranks)]
+
+
+def test_under_srun_a_failed_rank_ends_the_others_with_their_grace(cloud):
+    """As with mpirun: one rank leaves MPI badly, the others are told and may save."""
+    cloud.write("job.yaml", "slurm: {mpi: pmix}\n")
+    body = SAVES.replace(
+        'leave(f"up-{rank}")',
+        "leave(f'up-{rank}')\nif rank == 1:\n"
+        "    [await_file(f'up-{r}') for r in range(4)]\n    sys.exit(5)",
+    )
+    cloud.write("train.py", body)
+    done = cloud.submit("--config", "job.yaml", *SIZE, "train.py")
+    status = cloud.status(done.job)
+
+    assert done.code == 5, done
+    assert (status["failure"]["rank"], status["failure"]["host"]) == (1, "n1")

@@ -1,0 +1,114 @@
+#!/bin/sh
+#SBATCH --job-name=cloudjob-train-2k83xnf2
+#SBATCH --output=slurm.log
+#SBATCH --open-mode=append
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=1
+#SBATCH --signal=B:USR1@40
+#SBATCH --no-requeue
+
+# cloudjob's job train-2k83xnf2: 2 nodes of 4
+# It runs one entry on each node (node.sh). What that is told, variables and secrets, lies in the
+# file env beside this script, for its owner alone: nothing of it passes through --export.
+umask 077
+nodes=2 retries=0 requeue=0
+why=
+rm -f asked hung entry.pid end-*
+
+# This node comes first: the head runs where Slurm sends the signals of the job.
+hosts=$SLURMD_NODENAME
+for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+    [ "$host" = "$SLURMD_NODENAME" ] || hosts=$hosts,$host
+done
+
+# The key that the nodes speak ssh with is made where it is used: nobody sends it anywhere.
+[ "$nodes" = 1 ] || [ -s ssh-key ] || ssh-keygen -q -t ed25519 -N '' -C cloudjob -f ssh-key
+
+note() {
+    echo "$* $(date +%s)" >>state
+}
+
+# How many seconds of the job's time are left, -1 where it has no limit.
+left() {
+    squeue -h -j "$SLURM_JOB_ID" -o %L | awk -F '[-:]' '
+        /^[0-9:-]+$/ { for (i = 0; i < NF; i++) s += $(NF - i) * (i < 3 ? 60 ^ i : 86400) }
+        END { print s == "" ? -1 : s }'
+}
+
+# ask WHY...: have the head end the job, which gives the ranks their grace and leaves a record.
+ask() {
+    [ -n "$why" ] || note "asked $*"
+    why=$1
+    : >asked
+    [ -e end-0 ] || [ ! -s entry.pid ] || kill -TERM "$(cat entry.pid)" 2>/dev/null
+}
+trap 'ask cancel' USR2
+trap 'ask warned "$(left)" 40' USR1
+trap 'ask slurm' TERM
+
+# A head that has ended is followed by its workers; one that stays longer hangs. A worker that has
+# ended badly and was never heard of is one that the head would wait for.
+watch() {
+    trap - TERM
+    trap '' USR1 USR2
+    until [ -e end-0 ]; do
+        sleep 1
+        for end in end-*; do
+            [ -s "$end" ] && [ "$end" != end-0 ] && [ "$(cat "$end")" != 0 ] || continue
+            sleep 10
+            [ -e end-0 ] || [ -e asked ] || {
+                note "lost ${end#end-} $(cat "$end")"
+                : >asked
+                kill -TERM "$(cat entry.pid)"
+            }
+            until [ -e end-0 ]; do sleep 1; done
+        done
+    done
+    sleep 10
+    : >hung
+    kill -TERM "$1"
+}
+
+run() {
+    rm -f hung entry.pid end-*
+    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --overlap --cpu-bind=none \
+        --mpi=none --export=ALL --input=none --quiet ./node.sh "$hosts" &
+    step=$!
+    watch "$step" &
+    watcher=$!
+    code=0
+    # A signal ends a wait, and not what is waited for.
+    wait "$step" || code=$?
+    while kill -0 "$step" 2>/dev/null; do
+        code=0
+        wait "$step" || code=$?
+    done
+    kill "$watcher" 2>/dev/null
+    lost=$code
+    [ ! -e hung ] || lost=1
+    [ ! -s end-0 ] || code=$(cat end-0)
+}
+
+attempt=0
+while :; do
+    note "begin $SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0} $hosts"
+    run
+    [ "$code" != 0 ] && [ -z "$why" ] && [ "$attempt" -lt "$retries" ] || break
+    attempt=$((attempt + 1))
+    echo "cloudjob: the job failed; attempt $((attempt + 1)) of $((retries + 1)) begins" \
+        >>node-0.log
+done
+# again: whether it was not the job's own fault. A node that is lost has the step fail or hang, as
+# no task does by itself; a warning that comes early is of a preemption.
+again() {
+    [ -n "$why" ] || return "$((lost == 0))"
+    [ "$why" = warned ] || return 1
+    time=$(left)
+    [ "$time" -lt 0 ] || [ "$time" -gt 105 ]
+}
+if [ "$requeue" = 1 ] && [ "$code" != 0 ] && again; then
+    scontrol requeue "$SLURM_JOB_ID" && sleep 600
+fi
+note "end $code"
+exit "$code"

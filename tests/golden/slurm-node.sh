@@ -1,0 +1,65 @@
+#!/bin/sh
+# node.sh HOST,HOST...: this node's part of the job, whose nodes are these, the head first.
+mask=$(umask)
+umask 077
+here=$PWD hosts=$1
+index=0
+for host in $(echo "$hosts" | tr , ' '); do
+    [ "$host" != "$SLURMD_NODENAME" ] || break
+    index=$((index + 1))
+done
+exec >>"node-$index.log" 2>&1 </dev/null
+
+# leave CODE: say how this node has ended. Slurm is told nothing: the job ends as its head does.
+leave() {
+    echo "$1" >"end-$index.new"
+    mv "end-$index.new" "end-$index"
+    exit 0
+}
+
+# The same path on every node, for mpirun; each on a disk of its own. A job that starts again finds
+# what a node that was killed has left.
+work=/tmp/cloudjob-train-2k83xnf2
+[ "$(cat "$work/host" 2>/dev/null)" != "$SLURMD_NODENAME" ] || rm -rf "$work"
+if ! mkdir "$work" || ! mkdir "$work/home" "$work/tmp"; then
+    echo "cloudjob: making $work on $SLURMD_NODENAME failed"
+    [ ! -s "$work/host" ] || echo "cloudjob: it is $(cat "$work/host")'s: nodes share this disk"
+    echo "cloudjob: hint: slurm.scratch names a folder of each node's own disk"
+    leave 125
+fi
+echo "$SLURMD_NODENAME" >"$work/host"
+export PATH=/opt/venv/bin:/usr/bin
+export LANG=C.UTF-8
+
+for name in $(env | sed -n 's/^\(S\(LURM\|BATCH\|RUN\)[A-Z0-9_]*\)=.*/\1/p'); do
+    case $name in SLURM_JOB_ID|SLURM_CONF) ;; *) unset "$name" ;; esac
+done
+address=$(getent ahosts "$host" | sed 's/ .*//;q')
+export HOME="$work/home"
+export MA_HOME="$work/home" MA_MOUNT_PATH="$work/home/modelarts" TMPDIR="$work/tmp"
+export MA_JOB_DIR="$MA_MOUNT_PATH/user-job-dir" MA_LOG_DIR="$MA_MOUNT_PATH/log"
+export WORKSPACE="$MA_JOB_DIR/code" MA_CURRENT_INSTANCE_NAME="$host"
+export MA_CURRENT_IP="${address:-127.0.0.1}" MA_CURRENT_HOST_IP="${address:-127.0.0.1}"
+export VC_WORKER_HOSTS="$hosts" VC_TASK_INDEX="$index" VK_TASK_INDEX="$index"
+# Two jobs of one node, whose numbers lie near each other, need two ports.
+export SSHD_PORT=$((10000 + SLURM_JOB_ID % 10000))
+export CLOUDJOB_NODE_DIR="$work/node" CLOUDJOB_DELIVERY="$here"
+umask "$mask"
+/opt/venv/bin/python -I -S "$here/jobentry.pyz" \
+    train.py --name 'it'"'"'s $HOME' &
+entry=$!
+if [ "$index" = 0 ]; then
+    (umask 077 && echo "$entry" >entry.pid)
+    [ ! -e asked ] || kill -TERM "$entry"
+fi
+# Slurm signals every process of a node: the entry hears it by itself, and ends in its own time.
+trap : TERM INT HUP USR1 USR2
+code=0
+wait "$entry" || code=$?
+while kill -0 "$entry" 2>/dev/null; do
+    code=0
+    wait "$entry" || code=$?
+done
+umask 077
+rm -rf "$work"
+leave "$code"

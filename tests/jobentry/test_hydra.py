@@ -1,0 +1,101 @@
+"""MPICH's and Intel MPI's mpirun: the same job in their words."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobentry import plan
+from jobentry.contract import launchers
+from jobentry.contract.env import NodeEnv, OpenMpi
+from jobentry.contract.paths import NodePaths
+from jobentry.launchers.common import ArgsError, File
+from jobentry.launchers.mpirun import Mpi
+from jobentry.plan import Tools
+
+NODE = NodeEnv(
+    job="j", hosts=("a", "b"), slots=2, secret_names=("TOKEN",), open_mpi=OpenMpi(x_args="")
+)
+PATHS = NodePaths("/h", "/j", "/m", "/l", "/n")
+MPICH = Mpi("/opt/mpi/mpirun", (4, 0), "MPICH")
+INTEL = Mpi("/opt/mpi/mpirun", (2021, 19), launchers.INTEL_MPI)
+RANK = ("python3", "/e.pyz", "--rank", "--", "python", "/e.pyz", "--script", "x.py")
+
+
+def make(mpi, words=("x.py",), environment=(), **node):
+    """Return the plan of the head."""
+    environ = {"PWD": "/code", "MA_X": "a b", "TOKEN": "s", **dict(environment)}
+    tools = Tools(mpi, "python", ("python3", "/e.pyz"))
+    return plan.make(NODE._replace(**node), environ, PATHS, tools, words)
+
+
+def test_mpich_over_ssh():
+    """The host file in its form, each value by its name, and ssh told where and how."""
+    made = make(MPICH, ssh_key="file:///key")
+
+    (process,) = made.processes
+    assert process.argv == (
+        *("/opt/mpi/mpiexec.hydra", "-n", "4", "-f", "/n/hostfile", "-localhost", "a"),
+        *("-launcher", "ssh", "-bind-to", "none", "-genvlist", "MA_X", *RANK),
+    )
+    assert process.env["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-F /n/ssh-config -p 38888"
+    assert "TOKEN" not in process.env
+    assert made.files == (File("/n/hostfile", 0o600, "a:2\nb:2\n"),)
+    assert (made.ranks, made.is_everywhere) == (4, False)
+
+
+def test_intel_mpi_through_a_remote_shell():
+    """Which is called as it is; pinning is a variable's matter."""
+    made = make(INTEL, remote_shell="/shell", env_names=("SEED",), environment={"SEED": "=;"})
+
+    (process,) = made.processes
+    assert process.argv == (
+        *("/opt/mpi/mpiexec.hydra", "-n", "4", "-f", "/n/hostfile", "-localhost", "a"),
+        *("-launcher", "rsh", "-launcher-exec", "/shell"),
+        *("-genvlist", "MA_X,SEED,I_MPI_PIN", *RANK),
+    )
+    assert (process.env["SEED"], process.env["I_MPI_PIN"]) == ("=;", "off")
+    assert make(INTEL, environment={"I_MPI_PIN": "on"}).processes[0].env["I_MPI_PIN"] == "on"
+
+
+def test_the_default_variables_of_the_platform_are_carried():
+    """Those of ``OPENMPI_X_ARGS``, as with Open MPI."""
+    (process,) = make(MPICH, open_mpi=OpenMpi()).processes
+
+    at = process.argv.index("-genvlist")
+    assert process.argv[at + 1].startswith("MA_X,HOROVOD_MPI_THREADS_DISABLE,NCCL_DEBUG,")
+    assert process.env["NCCL_SOCKET_FAMILY"] == "AF_INET"
+
+
+def test_a_word_that_would_start_a_second_program():
+    """A colon is written in another way, as for Open MPI."""
+    (process,) = make(MPICH, ("x.py", ":", "50%")).processes
+
+    assert process.argv[-4:] == ("--script", "x.py", "%3A", "50%25")
+
+
+@pytest.mark.parametrize(
+    ("mpi", "given", "told"),
+    [
+        (MPICH, {"mca_args": "-mca btl self"}, ["mca btl self: MPICH 4.0 has no such option"]),
+        (MPICH, {"bind_args": "--map-by core"}, ["map-by core: MPICH 4.0"]),
+        (INTEL, {"bind_args": "--bind-to core"}, ["bind-to core: Intel MPI 2021.19"]),
+        (
+            MPICH,
+            {"extra_args": "--display-map", "mca_args": "--mca a b"},
+            ["mca a b: MPICH", "display-map: MPICH"],
+        ),
+    ],
+)
+def test_what_has_no_equal_is_refused(mpi, given, told):
+    """Every word of it."""
+    with pytest.raises(ArgsError) as caught:
+        make(mpi, open_mpi=OpenMpi(x_args="", **given))
+
+    assert len(caught.value.problems) == len(told)
+    assert all(map(str.startswith, caught.value.problems, told))
+
+
+def test_ranks_without_room_are_refused():
+    """As with Open MPI."""
+    with pytest.raises(ArgsError, match="have room for 4"):
+        make(MPICH, open_mpi=OpenMpi(x_args="", np=5))

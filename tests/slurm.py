@@ -1,0 +1,320 @@
+"""A real Slurm of Debian's packages on this machine: each node in namespaces of its own.
+
+Every node has its own address, host name, /etc/hosts and /tmp, so names resolve, ports are free and
+Open MPI speaks over a network, as between machines; other folders they share. The controller has
+such namespaces, too, and is the login node: what submits runs there (``Slurm.words``). It needs
+root, and listens nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+PROGRAMS = ("slurmctld", "slurmd", "munged", "ip", "nsenter", "unshare")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_START_S = 60.0
+# A command may have any PATH.
+NSENTER = "/usr/bin/nsenter"
+ROOT = Path(__file__).parents[1]
+# A name, hosts, and a /tmp of its own, in which this project is where it was.
+_HOLD = """
+hostname "$1"
+mount --bind "$2/hosts" /etc/hosts
+mkdir -p "$2/root"
+mount --bind "$3" "$2/root"
+mount -t tmpfs -o mode=1777 tmp /tmp
+if [ ! -e "$3" ]; then
+    mkdir -p "$3"
+    mount --bind "$2/root" "$3"
+fi
+ip link set lo up
+echo ready
+exec sleep infinity
+"""
+_NETWORK = "10.251.7"
+
+_CONF = """\
+ClusterName=cloudjob
+SlurmctldHost=login({network}.1)
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
+CryptoType=crypto/munge
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmctldPort=6817
+SlurmdPort=6818
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=10000,bf_interval=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
+SlurmdParameters=config_overrides
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=5
+InactiveLimit=0
+MinJobAge=300
+MailProg=/bin/true
+MpiDefault=none
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=5
+PartitionName=low Nodes=ALL Default=NO MaxTime=60 State=UP PriorityTier=1 GraceTime=20
+PartitionName=high Nodes=ALL Default=NO MaxTime=60 State=UP PriorityTier=9
+PartitionName=tiny Nodes={first} Default=NO MaxTime=1 State=UP PriorityTier=5
+"""
+
+
+def missing() -> str:
+    """Return why no Slurm can run here, empty when one can."""
+    absent = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
+    if absent:
+        return f"there is no {', '.join(absent)} (Debian: slurm-wlm, munge, iproute2)"
+    return "" if os.geteuid() == 0 else "it takes root to make the nodes' namespaces"
+
+
+class Slurm:
+    """A controller and its nodes; use it as a context manager."""
+
+    def __init__(self, nodes: int = 2) -> None:
+        # Sockets lie there, whose paths are short; and not in /tmp, which each node has for itself.
+        self.folder = Path(tempfile.mkdtemp(prefix="cj-slurm-", dir="/var/tmp"))
+        self.folder.chmod(0o755)
+        self.nodes = tuple(f"n{index}" for index in range(1, nodes + 1))
+        self.conf = self.folder / "slurm.conf"
+        self._holders: dict[str, subprocess.Popen[bytes]] = {}
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Slurm:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What Slurm's commands need."""
+        return {"SLURM_CONF": str(self.conf), "PATH": _PATH}
+
+    def words(self, *words: str, node: str = "login") -> list[str]:
+        """Return the command that runs ``words`` on a node."""
+        holder = str(self._holders[node].pid)
+        return [NSENTER, "-t", holder, "-n", "-u", "-m", "--wd=.", *words]
+
+    def run(self, *words: str, node: str = "login", is_checked: bool = True) -> str:
+        """Run one of Slurm's commands on the login node and return what it says."""
+        done = subprocess.run(
+            self.words(*words, node=node),
+            env={**os.environ, **self.environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+            text=True,
+            check=False,
+        )
+        if done.returncode and is_checked:
+            raise RuntimeError(f"{words}: exit code {done.returncode}: {done.stderr}{done.stdout}")
+        return done.stdout
+
+    def start(self) -> None:
+        """Bring everything up, and wait until every node can take a job."""
+        for name in ("state", *(f"spool-{node}" for node in self.nodes)):
+            (self.folder / name).mkdir()
+        hosts = {"login": f"{_NETWORK}.1"}
+        hosts.update((node, f"{_NETWORK}.{i}") for i, node in enumerate(self.nodes, 11))
+        text = "127.0.0.1 localhost\n" + "".join(f"{a} {n}\n" for n, a in hosts.items())
+        (self.folder / "hosts").write_text(text)
+        self._write_conf(hosts)
+        for name in hosts:
+            self._hold(name)
+        self._wire(hosts)
+        self._start_munge()
+        self.start_controller()
+        for node in self.nodes:
+            self.start_node(node)
+        self.await_idle()
+
+    def start_node(self, node: str) -> None:
+        """Start the daemon of a node."""
+        self._start(node, "slurmd", "-D", "-N", node)
+
+    def start_controller(self) -> None:
+        """Start the controller, which finds its jobs again."""
+        self._start("login", "slurmctld", "-D", "-i")
+
+    def stop_controller(self) -> None:
+        """End the controller; the jobs go on."""
+        daemon = self._daemons.pop("slurmctld")
+        daemon.terminate()
+        daemon.wait()
+
+    def start_sshd(self, config: Path) -> None:
+        """Let people log in to the login node."""
+        self._start("login", "/usr/sbin/sshd", "-D", "-e", "-f", str(config))
+
+    def stop_sshd(self) -> None:
+        """Let nobody log in any more."""
+        daemon = self._daemons.pop("sshd")
+        daemon.kill()
+        daemon.wait()
+
+    def kill_node(self, node: str) -> None:
+        """End a node as if its power had gone: the daemon and all that it has started."""
+        daemon = self._daemons.pop(node)
+        daemon.kill()
+        daemon.wait()
+        inside = Path(f"/proc/{self._holders[node].pid}/ns/net").readlink()
+        for _ in range(100):
+            found = [pid for pid in _pids() if pid != self._holders[node].pid]
+            found = [pid for pid in found if _net(pid) == inside]
+            if not found:
+                # What a machine without power forgets.
+                self.run("sh", "-c", "rm -rf /tmp/cloudjob-*", node=node)
+                return
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        raise RuntimeError(f"processes of {node} do not end: {found}")
+
+    def await_idle(self, limit_s: float = _START_S) -> None:
+        """Wait until every node is idle."""
+        end = time.monotonic() + limit_s
+        said = ""
+        while time.monotonic() < end:
+            with contextlib.suppress(RuntimeError):
+                said = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T")
+                if sorted(said.split()) == sorted([*self.nodes, *["idle"] * len(self.nodes)]):
+                    return
+            if any(daemon.poll() is not None for daemon in self._daemons.values()):
+                break
+            time.sleep(0.1)
+        raise RuntimeError(f"the nodes are not idle: {said}\n{self.logs()}")
+
+    def logs(self) -> str:
+        """Return the last of what the daemons said."""
+        texts = [f"{p.name}: {p.read_text()[-2000:]}" for p in sorted(self.folder.glob("*.log"))]
+        return "\n".join(texts)
+
+    def stop(self) -> None:
+        """Leave nothing of it."""
+        for process in (*self._daemons.values(), *self._holders.values()):
+            process.kill()
+            process.wait()
+        inside = {
+            pid for pid in _pids() if str(self.folder).encode() in _read(f"/proc/{pid}/environ")
+        }
+        for pid in inside - {os.getpid()}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _write_conf(self, hosts: Mapping[str, str]) -> None:
+        nodes = "\n".join(
+            f"NodeName={node} NodeAddr={hosts[node]} NodeHostname={node} CPUs=4 RealMemory=2000 "
+            "State=UNKNOWN"
+            for node in self.nodes
+        )
+        self.conf.write_text(
+            _CONF.format(folder=self.folder, network=_NETWORK, nodes=nodes, first=self.nodes[0])
+        )
+
+    def _hold(self, name: str) -> None:
+        """Make the namespaces of a node, which last as long as this process."""
+        holder = subprocess.Popen(
+            [
+                *("unshare", "-n", "-u", "-m", "--propagation", "private"),
+                *("sh", "-ec", _HOLD, "sh", name, str(self.folder), str(ROOT)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env={"PATH": _PATH},
+        )
+        self._holders[name] = holder
+        assert holder.stdout is not None
+        with holder.stdout as said:
+            is_ready = said.readline() == b"ready\n"
+        if not is_ready:
+            raise RuntimeError(f"this machine makes no namespaces for {name}")
+
+    def _wire(self, hosts: Mapping[str, str]) -> None:
+        """Join all nodes by a switch that lies in the login node's namespace."""
+        ip = ("ip",)
+        self.run(*ip, "link", "add", "switch", "type", "bridge")
+        self.run(*ip, "addr", "add", f"{hosts['login']}/24", "dev", "switch")
+        self.run(*ip, "link", "set", "switch", "up")
+        for node in self.nodes:
+            to = str(self._holders[node].pid)
+            self.run(*ip, "link", "add", f"to-{node}", "type", "veth")
+            peer = self.run("sh", "-c", f"ip -o link show to-{node} | sed 's/.*@//; s/:.*//'")
+            peer = peer.strip()
+            self.run(*ip, "link", "set", peer, "netns", to, "name", "eth0")
+            self.run(*ip, "link", "set", f"to-{node}", "master", "switch", "up")
+            self.run(*ip, "addr", "add", f"{hosts[node]}/24", "dev", "eth0", node=node)
+            self.run(*ip, "link", "set", "eth0", "up", node=node)
+
+    def _start_munge(self) -> None:
+        key = self.folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o400)
+        names = ("key-file", "socket", "pid-file", "log-file", "seed-file")
+        files = ("munge.key", "munge.sock", "munge.pid", "munge.log", "munge.seed")
+        words = [f"--{n}={self.folder / f}" for n, f in zip(names, files, strict=True)]
+        self._start("login", "munged", "--foreground", "--force", *words)
+        end = time.monotonic() + _START_S
+        while not (self.folder / "munge.sock").exists():
+            if time.monotonic() > end:
+                raise RuntimeError(f"munged does not start: {self.logs()}")
+            time.sleep(0.02)
+
+    def _start(self, node: str, *words: str) -> None:
+        name = Path(words[0]).name
+        log = (self.folder / f"{name}-{node}.out.log").open("ab")
+        with log:
+            process = subprocess.Popen(
+                self.words(*words, node=node),
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._daemons[node if name == "slurmd" else name] = process
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+
+
+def _net(pid: int) -> Path | None:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/ns/net").readlink()
+    return None
+
+
+def _read(path: str) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(path).read_bytes()
+    return b""
