@@ -30,6 +30,8 @@ _DESCRIPTION = "Takes a training script to the cloud; what runs here runs there 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 _SPEC_HINT = "`cloudjob submit --help` lists the options, docs/job-file.md every key"
+# Between two looks at what a job waits for.
+_LOOK_S = 10.0
 _SHOWN_LEFT_OUT = 5
 
 
@@ -119,7 +121,7 @@ def _send(spec: JobSpec, options: argparse.Namespace) -> int:
     from cloudjob import pipeline
 
     if options.dry_run:
-        preview = pipeline.preview(spec, _home())
+        preview = pipeline.preview(spec, _home(), as_text=not options.json)
         _tell_launcher(preview.choice)
         _print_preview(preview, is_json=options.json)
         return 0
@@ -600,12 +602,36 @@ def _attend(job: Job, *, is_json: bool) -> JobStatus:
     return status
 
 
+class _Waiting:
+    """Says what a job waits for, as long as it has written nothing."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._said = ""
+        self._look_at = 0.0
+
+    def heard(self, data: bytes) -> None:
+        """Take in what came; nothing is a reason to look, now and then."""
+        import time
+
+        if data:
+            self._look_at = float("inf")
+        elif time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_S
+            word = self._job.waits_for()
+            if word not in ("", self._said):
+                _say(f"job {self._job.id} waits: {_printable(word)}")
+                self._said = word
+
+
 def _stream(job: Job, descriptor: int, *, follow: bool, options: argparse.Namespace | None) -> None:
     from cloudjob.console import Screen
 
     node = options.node if options else None
     screen = Screen(is_live=os.isatty(descriptor), rank=options.rank if options else None)
+    waiting = _Waiting(job)
     for piece in job.pieces(node, follow=follow):
+        waiting.heard(piece.data)
         if piece.data:
             ranks, words = screen.show(piece.data)
             _write(descriptor, ranks)
@@ -681,6 +707,9 @@ def _print_status(status: JobStatus) -> None:
 
 
 def _print_preview(preview: Preview, *, is_json: bool) -> None:
+    if preview.text:
+        print(preview.text, end="")
+        return
     import json
 
     package = preview.package

@@ -19,7 +19,7 @@ from cloudjob import layers
 from cloudjob import outputs as kept
 from cloudjob import status as statuses
 from cloudjob.backends import open_backend
-from cloudjob.backends.base import Backend, Event, Metric, NativeStatus, Observer
+from cloudjob.backends.base import Backend, Event, Metric, NativeStatus, Observer, Waiter
 from cloudjob.errors import BackendError, CloudJobError, JobNotFound, StoreError, UsageError
 from cloudjob.home import records_path, store_uri
 from cloudjob.layers import Collected
@@ -119,6 +119,16 @@ class Job:
                 db.update(self.id, state=status.state.value, final_json=text)
             self._record = self._record._replace(final_json=text)
         return status
+
+    def waits_for(self) -> str:
+        """Return what keeps the job from running; empty when nothing is known to."""
+        if not (isinstance(self._backend, Waiter) and self.handle):
+            return ""
+        try:
+            return self._backend.waits_for(self.handle)
+        except BackendError:
+            # Who follows the log will say it, or it passes.
+            return ""
 
     def wait(self) -> JobStatus:
         """Return the status when the job has ended."""

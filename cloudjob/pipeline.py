@@ -19,7 +19,7 @@ from cloudjob import detection, layers
 from cloudjob import spec as specs
 from cloudjob import submission as submissions
 from cloudjob.backends import open_backend
-from cloudjob.backends.base import Backend, Check, Foreteller
+from cloudjob.backends.base import Backend, Check, Foreteller, Writer
 from cloudjob.detection import Choice
 from cloudjob.errors import CloudJobError, NotReady, SpecError
 from cloudjob.home import records_path, store_uri
@@ -99,6 +99,8 @@ class Preview:
     Args:
         choice: The launcher that was chosen, when the job names none.
         plans: One object a node, as ``jobentry --dry-run --json`` prints it.
+        text: Instead of plans, the request as the platform's own tool takes it, where it has one
+            and that was asked for.
     """
 
     package: CodePackage
@@ -106,10 +108,15 @@ class Preview:
     submission: dict[str, Any]
     request: dict[str, Any]
     plans: tuple[dict[str, Any], ...]
+    text: str = ""
 
 
-def preview(spec: JobSpec, home: Path) -> Preview:
-    """Return what ``submit`` would do, and do nothing."""
+def preview(spec: JobSpec, home: Path, *, as_text: bool = False) -> Preview:
+    """Return what ``submit`` would do, and do nothing.
+
+    Args:
+        as_text: Whether the request is wanted as the platform's own tool takes it.
+    """
     backend = _open_backend(spec, home)
     uri, store = _open_store(spec, backend, home)
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch:
@@ -117,6 +124,7 @@ def preview(spec: JobSpec, home: Path) -> Preview:
     spec, choice = _with_launcher(spec)
     submission = _prepare(spec, JobPaths(new_id(spec.name)), store, package, package.layers)
     request = backend.build(submission)
+    text = backend.text(request) if as_text and isinstance(backend, Writer) else ""
     return Preview(
         package=package,
         choice=choice,
@@ -124,8 +132,9 @@ def preview(spec: JobSpec, home: Path) -> Preview:
         request=backend.show(request),
         plans=tuple(
             _plan(environment, (spec.script, *spec.args))
-            for environment in backend.environments(request)
+            for environment in ([] if text else backend.environments(request))
         ),
+        text=text,
     )
 
 

@@ -13,10 +13,14 @@ from cloudjob.errors import SpecError
 from jobentry.contract import env
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 
-BACKENDS = ("process", "docker", "modelarts", "slurm")
+BACKENDS = ("process", "docker", "modelarts", "kubernetes", "slurm")
 LAUNCHER_NAMES = (AUTO, *LAUNCHERS)
 ISOLATIONS = ("auto", "none")
 ADDRESSINGS = ("auto", "path", "virtual")
+KUBERNETES_ENGINES = ("auto", "volcano", "mpi-operator")
+LAUNCHER_CREATIONS = ("AtStartup", "WaitForWorkersReady")
+PULL_POLICIES = ("", "Always", "IfNotPresent", "Never")
+HOMES = ("empty", "image")
 RESTORES = env.RESTORES
 
 MASK = "***"
@@ -215,6 +219,67 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         Field(name="body", kind="tree", default={}, metavar="TREE",
               help="Merged into the body of the request: what cloudjob has no key for; null takes "
                    "a key away."),
+    ),
+    "kubernetes": (
+        Field(name="engine", kind="str", default="auto", metavar="NAME",
+              allowed=KUBERNETES_ENGINES,
+              help="The operator that runs the job; auto asks the cluster which one it has."),
+        Field(name="context", kind="str", metavar="NAME",
+              help="The context of the kubeconfig; by default its current one."),
+        Field(name="kubeconfig", kind="str", metavar="PATH",
+              help="The file that says how to reach the cluster; by default $KUBECONFIG, then "
+                   "~/.kube/config, then the service account of the pod that cloudjob runs in."),
+        Field(name="namespace", kind="str", metavar="NAME",
+              help="Where the job is made; by default the namespace of the context."),
+        Field(name="queue", kind="str", metavar="NAME",
+              help="The queue that the job waits in; by default the scheduler's own."),
+        Field(name="cpus", kind="float", default=0.0, metavar="C", least=0, most=4096,
+              help="Processors that a node asks for and may use; 0 asks for none."),
+        Field(name="memory_gib", kind="float", default=0.0, metavar="GIB", least=0, most=65536,
+              help="Memory that a node asks for and may use; 0 asks for none."),
+        Field(name="shm_gib", kind="float", default=2.0, metavar="GIB", least=0, most=65536,
+              help="Room in /dev/shm, where ranks of one node exchange their data; it counts as "
+                   "memory. 0 leaves the runtime's 64 MiB."),
+        Field(name="gpus", kind="int", default=0, metavar="N", least=0, most=64,
+              help="GPUs of a node."),
+        Field(name="gpu_resource", kind="str", default="nvidia.com/gpu", metavar="NAME",
+              help="The resource that `gpus` counts; huawei.com/Ascend910 for example."),
+        Field(name="node_selector", kind="map", default={}, metavar="LABEL: VALUE",
+              help="Labels of the machines that may run a node."),
+        Field(name="tolerations", kind="tree", default=(), metavar="LIST",
+              help="Taints of machines that do not matter, as Kubernetes has them."),
+        Field(name="volumes", kind="tree", default=(), metavar="LIST",
+              help="Volumes as Kubernetes has them, each with its mountPath, and with subPath and "
+                   "readOnly where wanted, beside its name."),
+        Field(name="service_account", kind="str", metavar="NAME",
+              help="The service account of the pods; without one they get no token."),
+        Field(name="image_pull_secrets", kind="list", default=(), metavar="NAME",
+              help="Secrets with which the image is pulled."),
+        Field(name="image_pull_policy", kind="str", metavar="WHEN", allowed=PULL_POLICIES,
+              help="When the image is pulled; empty leaves it to the cluster."),
+        Field(name="priority_class", kind="str", metavar="NAME",
+              help="The priority class of job and pods."),
+        Field(name="user", kind="str", default="1000:100", metavar="UID:GID",
+              help="Whom the pods run as; empty for the user of the image."),
+        Field(name="home", kind="str", default="empty", metavar="WHAT", allowed=HOMES,
+              help="What /home/ma-user is: empty is a fresh folder, so that any image works; image "
+                   "is what the image has there."),
+        Field(name="launcher_creation", kind="str", default="AtStartup", metavar="WHEN",
+              allowed=LAUNCHER_CREATIONS,
+              help="With mpi-operator: when node 0 is made, at once or when the other pods are "
+                   "ready."),
+        Field(name="keep_min", kind="float", default=0.0, metavar="T", least=0, most=_YEAR_MIN,
+              help="Minutes after which the cluster deletes a job that has ended; 0 keeps it until "
+                   "`cloudjob rm`."),
+        Field(name="labels", kind="map", default={}, metavar="NAME: VALUE",
+              help="Labels of the job and its pods."),
+        Field(name="annotations", kind="map", default={}, metavar="NAME: VALUE",
+              help="Annotations of the job and its pods."),
+        Field(name="pod", kind="tree", default={}, metavar="TREE",
+              help="Merged into each pod's template as a strategic merge patch: what cloudjob has "
+                   "no key for; null takes a key away."),
+        Field(name="job", kind="tree", default={}, metavar="TREE",
+              help="Merged into the job's manifest in the same way."),
     ),
     "slurm": (
         Field(name="host", kind="str", metavar="HOST",

@@ -19,6 +19,7 @@ import random
 import shutil
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -318,8 +319,10 @@ class FaultProxy:
     (``HTTP_PROXY=http://127.0.0.1:PORT``), so names that nobody can resolve reach the server too.
     """
 
-    def __init__(self, upstream_port: int) -> None:
+    def __init__(self, upstream_port: int, *, tls: ssl.SSLContext | None = None) -> None:
+        """Stand before a server; with ``tls`` it is spoken to so, and the proxy without."""
         self._upstream = ("127.0.0.1", upstream_port)
+        self._tls = tls
         self._rules: list[_Rule] = []
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -405,11 +408,17 @@ class FaultProxy:
             _answer(client, fault)
             return
         upstream = socket.create_connection(self._upstream, LIMIT_S)
+        if self._tls is not None:
+            upstream = self._tls.wrap_socket(upstream)
         with self._kept(upstream):
             upstream.sendall(_one_request_a_connection(head))
             back = threading.Thread(target=self._back, args=(upstream, client, fault), daemon=True)
-            back.start()
+            if self._tls is None:
+                back.start()
             self._forth(client, upstream, fault, rest, _body_bytes(request))
+            if self._tls is not None:
+                # No two threads may use one connection of TLS at once.
+                back.start()
             back.join()
 
     def _noted(self, head: bytes) -> Request:
@@ -574,6 +583,9 @@ def _reset(found: socket.socket) -> None:
     """Close with RST, as a broken connection does."""
     with contextlib.suppress(OSError):
         found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if isinstance(found, ssl.SSLSocket):
+            found.close()
+            return
         # close() alone would wait for the other thread that reads from it.
         duplicate = found.dup()
         found.close()

@@ -16,6 +16,7 @@ _BACKENDS = {
     "process": ("cloudjob.backends.process.backend", "ProcessBackend"),
     "docker": ("cloudjob.backends.docker.backend", "DockerBackend"),
     "modelarts": ("cloudjob.backends.modelarts.backend", "ModelArtsBackend"),
+    "kubernetes": ("cloudjob.backends.kubernetes.backend", "KubernetesBackend"),
     "slurm": ("cloudjob.backends.slurm.backend", "SlurmBackend"),
 }
 

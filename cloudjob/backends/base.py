@@ -167,6 +167,22 @@ class Observer(Protocol):
 
 
 @runtime_checkable
+class Writer(Protocol):
+    """A platform with a tool of its own that takes a request as text."""
+
+    def text(self, request: Any) -> str:
+        """Return ``request`` as that tool takes it, secrets as ``***``."""
+
+
+@runtime_checkable
+class Waiter(Protocol):
+    """A platform on which a job may wait long, and that knows for what."""
+
+    def waits_for(self, handle: str) -> str:
+        """Return what keeps the job from running; empty when nothing is known to."""
+
+
+@runtime_checkable
 class Foreteller(Protocol[Told]):
     """A platform on which a job's handle is known before the job is sent.
 

@@ -266,7 +266,7 @@ def test_every_fault_of_every_file_is_reported_at_once(job, tmp_path):
         ("env: &a {A: *a}", "job.yaml:1: env.A: must be one text or number"),
         ('env: {A: "\\0"}', "job.yaml:1: env.A: holds a NUL character"),
         ("secrets: TOKEN", "job.yaml:1: secrets: must be a mapping, or a list of names"),
-        ("kubernetes: {engine: volcano}", "job.yaml:1: kubernetes: no such key"),
+        ("nomad: {engine: volcano}", "job.yaml:1: nomad: no such key"),
         ("sections: {}", "job.yaml:1: sections: no such key"),
         ("backend: dokcer", "job.yaml:1: backend: is not known, did you mean 'docker'?"),
         ("launcher: mpirum", "job.yaml:1: launcher: is not known, did you mean 'mpirun'?"),

@@ -64,7 +64,7 @@ def test_every_fault_is_reported_at_once():
         "nodes: is out of range (given 0; allowed 1 to 10000)",
         "retries: is out of range (given 11; allowed 0 to 10)",
         "backend: is not known, did you mean 'process'? (given 'proces'; allowed process, docker, "
-        "modelarts, slurm)",
+        "modelarts, kubernetes, slurm)",
         "env.1A: is not a variable's name (given '1A'; allowed letters, digits and '_', "
         "not a digit first)",
     ]

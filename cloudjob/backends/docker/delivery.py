@@ -6,10 +6,9 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-import cloudjob
+from cloudjob.backends import entry as entries
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.request import GROUP_ID, USER_ID, NodeRequest
 from jobentry.contract import variables
@@ -62,7 +61,7 @@ def archive(node: NodeRequest, hosts: tuple[str, ...], key: bytes, *, with_entry
 
 def entry() -> bytes:
     """Return the entry of this cloudjob."""
-    return Path(cloudjob.__file__).with_name("jobentry.pyz").read_bytes()
+    return entries.files()[entries.ENTRY]
 
 
 def entry_digest() -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import cloudjob
+from cloudjob.backends import entry
 from cloudjob.backends.keys import new_key
 from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts.request import ModelArtsRequest
 from jobentry.contract import names, paths
 
-_BOOT = "boot.sh"
-_ENTRY = "jobentry.pyz"
 # What a preset engine runs: it takes a file of Python, and no words of ours.
 _BOOT_PY = f"""\
 import os
@@ -21,17 +17,13 @@ here = os.path.dirname(os.path.abspath(__file__))
 with open(os.path.join(here, "{paths.DELIVERED_WORDS}"), "rb") as file:
     words = [os.fsdecode(word) for word in file.read().split(b"\\0")[:-1]]
 os.environ["{names.CLOUDJOB_DELIVERY}"] = here
-os.execv("/bin/sh", ["sh", os.path.join(here, "{_BOOT}"), *words, *sys.argv[1:]])
+os.execv("/bin/sh", ["sh", os.path.join(here, "{entry.BOOT}"), *words, *sys.argv[1:]])
 """
 
 
 def companions(request: ModelArtsRequest) -> dict[str, bytes]:
     """Return what lies beside the code, by name; secrets are among it."""
-    package = Path(cloudjob.__file__).parent
-    boot = package / _BOOT
-    if not boot.exists():
-        boot = package.parent / "entrypoints" / _BOOT
-    found = {_ENTRY: (package / _ENTRY).read_bytes(), _BOOT: boot.read_bytes()}
+    found = entry.files()
     if request.env:
         found[paths.DELIVERED_ENV] = requests.delivered_env(request)
     if request.has_key:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-import cloudjob
+from cloudjob.backends import entry as entries
 from cloudjob.backends.base import Check, NativeStatus
 from cloudjob.backends.slurm import checks, mirror, refusals, script, state
 from cloudjob.backends.slurm import request as requests
@@ -139,7 +139,7 @@ class SlurmBackend:
             paths.DELIVERED_ENV: variables.dump(request.env),
         }
         if not self._site.entry_python:
-            files["boot.sh"] = _boot()
+            files["boot.sh"] = entries.files()[entries.BOOT]
         if request.local:
             files.update(mirror.package(request.local, request.job, request.layers))
         return files
@@ -384,11 +384,3 @@ def _parted(handle: str) -> _Handle:
         raise JobNotFound(f"looking for {handle}: this is no handle of Slurm")
     folder = unquote(folder)
     return _Handle(host, folder if folder.startswith("~/") else "/" + folder, job)
-
-
-def _boot() -> bytes:
-    package = Path(cloudjob.__file__).parent
-    boot = package / "boot.sh"
-    if not boot.exists():
-        boot = package.parent / "entrypoints" / "boot.sh"
-    return boot.read_bytes()

@@ -1,0 +1,18 @@
+"""What any platform has to bring to a node: the entry and its door."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cloudjob
+
+BOOT, ENTRY = "boot.sh", "jobentry.pyz"
+
+
+def files() -> dict[str, bytes]:
+    """Return the entry of this cloudjob and its door, by name; they lie side by side."""
+    package = Path(cloudjob.__file__).parent
+    boot = package / BOOT
+    if not boot.exists():
+        boot = package.parent / "entrypoints" / BOOT
+    return {ENTRY: (package / ENTRY).read_bytes(), BOOT: boot.read_bytes()}

@@ -1,0 +1,1 @@
+"""Jobs on Kubernetes, run by an operator that the cluster has."""

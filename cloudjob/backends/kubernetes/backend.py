@@ -1,0 +1,397 @@
+"""The kubernetes backend: an operator's job, with what ModelArts gives to each of its pods.
+
+A handle says all that is needed to find a job again, whatever the current context is by then:
+``kubernetes://context/namespace/engine/job``; where the job file or ``$KUBECONFIG`` names files,
+``+`` and their paths follow the context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from cloudjob.backends.base import Check, Event, Metric, NativeStatus
+from cloudjob.backends.keys import new_key
+from cloudjob.backends.kubernetes import logs, refusals, state
+from cloudjob.backends.kubernetes import request as requests
+from cloudjob.backends.kubernetes import site as sites
+from cloudjob.backends.kubernetes.client import EVENT, POD, Client, Patience
+from cloudjob.backends.kubernetes.engine import Engine, Resource
+from cloudjob.backends.kubernetes.logs import Place
+from cloudjob.backends.kubernetes.pod import JOB_LABEL, Names
+from cloudjob.backends.kubernetes.request import CONFIG_MAP, ENGINES, SECRET, KubernetesRequest
+from cloudjob.backends.kubernetes.site import Site
+from cloudjob.errors import BackendError, JobNotFound, UsageError
+from cloudjob.spec import JobSpec
+from cloudjob.status import JobState
+from cloudjob.submission import Submission
+
+_SCHEME = "kubernetes://"
+_POLL_S = 1.0
+# How long the logs of a cancelled job may take when it has ended.
+_LAST_WORDS_S = 5.0
+# Says on the job itself that it was cancelled, and not aborted by its operator.
+CANCELLED = "cloudjob.cancelled"
+_POD_GROUP = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
+_AUTO = "auto"
+_DEFAULT_FILE = str(Path.home() / ".kube" / "config")
+
+
+class _Handle(NamedTuple):
+    site: Site
+    engine: Engine
+    called: Names
+
+
+class KubernetesBackend:
+    """Runs jobs on a Kubernetes cluster; see ``Backend`` for what it promises."""
+
+    poll_s = _POLL_S
+    brings_code = False
+
+    def __init__(
+        self,
+        home: Path,
+        options: dict[str, Any],
+        *,
+        environ: Mapping[str, str] | None = None,
+        user_home: Path | None = None,
+        patience: Patience = Patience(),  # noqa: B008 (a frozen value)
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._home = home / "kubernetes"
+        self._options = options
+        self._environ = os.environ if environ is None else environ
+        self._user_home = user_home or Path.home()
+        self._patience = patience
+        self._pause = pause
+        self._found: Site | None = None
+        self._chosen: Engine | None = None
+        self._clients: dict[Site, Client] = {}
+        self._keeper: threading.Thread | None = None
+
+    def store(self) -> tuple[str, Mapping[str, str]]:
+        """Return nothing: a cluster has no store of its own."""
+        return "", {}
+
+    def companions(self, request: KubernetesRequest) -> dict[str, bytes]:
+        """Return nothing: the entry fetches its code."""
+        return {}
+
+    def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
+        """Look for what a job needs, before anything is packed or sent."""
+        from cloudjob.backends.kubernetes import checks
+
+        chosen = None if spec is None else self._engine
+        return checks.look(self._client(self._site), self._site, spec, chosen)
+
+    # -- forward ------------------------------------------------------------------------------
+
+    def build(self, submission: Submission) -> KubernetesRequest:
+        """Return the request for ``submission``."""
+        return requests.build(submission, self._engine, self._site.namespace)
+
+    def show(self, request: KubernetesRequest) -> dict[str, Any]:
+        """Return ``request`` as plain JSON values, secrets as ``***``."""
+        return requests.show(request)
+
+    def text(self, request: KubernetesRequest) -> str:
+        """Return ``request`` as YAML that kubectl takes, secrets as ``***``."""
+        return requests.text(request)
+
+    def environments(self, request: KubernetesRequest) -> tuple[Mapping[str, str], ...]:
+        """Return the variables that the entry of each node would be given."""
+        return tuple(requests.environments(request))
+
+    def handle(self, request: KubernetesRequest) -> str:
+        """Return what ``send`` will return."""
+        return _handle(_Handle(self._site, request.engine, request.called), request.job)
+
+    def send(self, request: KubernetesRequest) -> str:
+        """Make the job with what it needs, and return its handle."""
+        site = self._site
+        client = self._client(site)
+        where = _Handle(site, request.engine, request.called)
+        key = new_key() if request.has_key else b""
+        kinds = {CONFIG_MAP.kind: CONFIG_MAP, SECRET.kind: SECRET}
+        try:
+            made = [
+                client.create(
+                    kinds.get(item["kind"], request.engine.resource),
+                    request.called.namespace,
+                    item,
+                    JOB_LABEL,
+                )
+                for item in requests.objects(request, key)
+            ]
+            self._adopt(client, where, made[-1])
+        except BaseException:
+            with contextlib.suppress(BackendError):
+                self._delete(client, where)
+            raise
+        return _handle(where, request.job)
+
+    def _adopt(self, client: Client, where: _Handle, job: Mapping[str, Any]) -> None:
+        """Let the cluster delete what belongs to the job together with it."""
+        owner = {
+            "apiVersion": job["apiVersion"],
+            "kind": job["kind"],
+            "name": job["metadata"]["name"],
+            "uid": job["metadata"]["uid"],
+        }
+        body = {"metadata": {"ownerReferences": [owner]}}
+        for resource, name in ((CONFIG_MAP, where.called.entry), (SECRET, where.called.delivery)):
+            with contextlib.suppress(refusals.Missing):
+                path = resource.path(where.called.namespace, name)
+                client.patch(path, body, f"binding the {resource.kind} {name} to its job")
+
+    # -- back ---------------------------------------------------------------------------------
+
+    def status(self, handle: str) -> NativeStatus:
+        """Say where the job stands."""
+        status = self._status(handle)
+        keeper = self._keeper
+        if status.state.is_final and keeper is not None:
+            # Who waits for a cancelled job ends when it has; its last words are on their way.
+            keeper.join(_LAST_WORDS_S)
+            self._keeper = None
+        return status
+
+    def _status(self, handle: str) -> NativeStatus:
+        where = _parted(handle)
+        client = self._client(where.site)
+        job = self._job(client, where)
+        is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
+        now = where.engine.stage(job, is_cancelled).state
+        # Of a job that runs the pods say nothing new, and may be a thousand.
+        runs = now is JobState.RUNNING
+        pods = [] if runs else logs.pods(client, self._place(where, None))[0]
+        said = _said(client, where, job) if now is JobState.PENDING else []
+        return state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, said=said)
+
+    def waits_for(self, handle: str) -> str:
+        """Return what keeps the job from running: no room, no image, a quota."""
+        status = self._status(handle)
+        is_known = status.state is JobState.PENDING and "(" in status.native
+        return status.native if is_known else ""
+
+    def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
+        """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
+        where = _parted(handle)
+        client = self._client(where.site)
+        place = self._place(where, node)
+        if not follow:
+            yield from logs.read_all(client, place)
+            return
+
+        def has_ended() -> bool:
+            try:
+                return self._status(handle).state.is_final
+            except JobNotFound:
+                return True
+
+        yield from logs.follow(client, place, has_ended)
+
+    def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
+        """Ask the job to end; the cluster gives its pods their grace, and deletes them."""
+        where = _parted(handle)
+        client = self._client(where.site)
+        job = self._job(client, where)
+        if where.engine.stage(job, False).state.is_final:
+            return
+        self._keep_logs(handle)
+        doing = f"cancelling {handle}"
+        namespace, name = where.called.namespace, where.called.name
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        path = where.engine.resource.path(namespace, name)
+        client.patch(path, {"metadata": {"annotations": {CANCELLED: now}}}, doing)
+        method, resource, target, body = where.engine.stop(job)
+        if method == "POST":
+            client.create(resource, namespace, body, JOB_LABEL)
+        else:
+            client.patch(resource.path(namespace, target), body, doing)
+        if is_urgent:
+            query = self._place(where, None).selector
+            client.delete(POD.path(namespace), doing, query, gracePeriodSeconds=0)
+
+    def _keep_logs(self, handle: str) -> None:
+        """Keep what the pods have written, and what they write until they go: the logs go, too."""
+        for _ in self.logs(handle, None, follow=False):
+            pass
+
+        def follow() -> None:
+            with contextlib.suppress(BackendError):
+                for _ in self.logs(handle, None, follow=True):
+                    pass
+
+        self._keeper = threading.Thread(target=follow, daemon=True)
+        self._keeper.start()
+
+    def remove(self, handle: str) -> None:
+        """Leave nothing of the job in the cluster and here."""
+        where = _parted(handle)
+        self._delete(self._client(where.site), where)
+        shutil.rmtree(self._home / where.called.job, ignore_errors=True)
+
+    def events(self, handle: str) -> list[Event]:
+        """Return what happened to the job and its pods, the first first."""
+        where = _parted(handle)
+        found = _events(self._client(where.site), where.called)
+        return [
+            Event(
+                at=_time(item),
+                level="Warning" if item.get("type") == "Warning" else "Info",
+                source=f"{item['involvedObject'].get('kind')}/{item['involvedObject'].get('name')}",
+                message=f"{item.get('reason')}: {' '.join(str(item.get('message')).split())}",
+            )
+            for item in sorted(found, key=_time)
+        ]
+
+    def metrics(self, handle: str) -> list[Metric]:
+        """Say that there are none.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(
+            f"reading metrics of {handle}: the backend kubernetes keeps none",
+            hint="`kubectl top pods` shows what is used now",
+        )
+
+    # -- the cluster --------------------------------------------------------------------------
+
+    @property
+    def _site(self) -> Site:
+        if self._found is None:
+            self._found = sites.find(self._options, self._environ, self._user_home)
+        return self._found
+
+    @property
+    def _engine(self) -> Engine:
+        """The engine that the job file names, or the first that the cluster has."""
+        if self._chosen is None:
+            named = str(self._options.get("engine") or _AUTO)
+            self._chosen = ENGINES[named] if named != _AUTO else self._engine_there()
+        return self._chosen
+
+    def _engine_there(self) -> Engine:
+        from cloudjob.backends.kubernetes import checks
+
+        try:
+            found = checks.engines(self._client(self._site))
+        except BackendError as error:
+            error.hint = f"{error.hint}; with kubernetes.engine named, a dry run asks nothing"
+            raise
+        if not found:
+            raise BackendError(
+                f"looking for an operator in {self._site.context}: there is none that we know",
+                hint=f"install one of {', '.join(ENGINES)}; docs/kubernetes.md says how",
+            )
+        return found[0]
+
+    def _client(self, site: Site) -> Client:
+        if site not in self._clients:
+            self._clients[site] = Client(site, patience=self._patience, pause=self._pause)
+        return self._clients[site]
+
+    def _job(self, client: Client, where: _Handle) -> dict[str, Any]:
+        path = where.engine.resource.path(where.called.namespace, where.called.name)
+        doing = f"looking for the {where.engine.resource.kind} {where.called.name}"
+        return client.get(path, doing)
+
+    def _place(self, where: _Handle, node: int | None) -> Place:
+        called, node_of = where.called, where.engine.node_of
+        return Place(
+            namespace=called.namespace,
+            job=called.job,
+            node_of=lambda pod: node_of(called.name, pod),
+            node=node,
+            kept=self._home / called.job,
+        )
+
+    def _delete(self, client: Client, where: _Handle) -> None:
+        namespace, called = where.called.namespace, where.called
+        for resource, name in (
+            (where.engine.resource, called.name),
+            (SECRET, called.delivery),
+            (CONFIG_MAP, called.entry),
+        ):
+            # Its pods, services and the like go with the job, by their owner references.
+            client.delete(
+                resource.path(namespace, name),
+                f"removing the {resource.kind} {name}",
+                propagationPolicy="Background",
+            )
+
+
+def _handle(where: _Handle, job: str) -> str:
+    site = where.site
+    file = f"+{quote(site.kubeconfig, safe='')}" if site.is_named else ""
+    parts = (
+        f"{quote(site.context, safe='')}{file}",
+        where.called.namespace,
+        where.engine.name,
+        job,
+    )
+    return _SCHEME + "/".join(parts)
+
+
+def _parted(handle: str) -> _Handle:
+    parts = handle.removeprefix(_SCHEME).split("/")
+    if handle.startswith(_SCHEME) and len(parts) == 4 and parts[2] in ENGINES:
+        context, plus, file = parts[0].partition("+")
+        name = unquote(context)
+        is_inside = name == sites.IN_CLUSTER and not plus
+        files = unquote(file) if plus else "" if is_inside else _DEFAULT_FILE
+        site = Site(files, name, parts[1], is_named=bool(plus))
+        return _Handle(site, ENGINES[parts[2]], Names(parts[3], parts[1]))
+    raise JobNotFound(f"looking for {handle}: this is no handle of kubernetes")
+
+
+def _events(client: Client, called: Names) -> list[dict[str, Any]]:
+    """Return the events of the job's objects: all of them have names that begin with its own."""
+    found = client.list(EVENT.path(called.namespace), f"reading the events of {called.job}")
+    return [
+        item
+        for item in found["items"]
+        if _is_ours(str(item["involvedObject"].get("name") or ""), called.name)
+    ]
+
+
+def _is_ours(name: str, own: str) -> bool:
+    return name == own or name.startswith(f"{own}-")
+
+
+def _time(item: Mapping[str, Any]) -> str:
+    return str(item.get("lastTimestamp") or item.get("eventTime") or "")
+
+
+def _said(client: Client, where: _Handle, job: Mapping[str, Any]) -> list[str]:
+    """Return what queue and quota say against a job that has no pods, or not all of them."""
+    words: list[str] = []
+    namespace = where.called.namespace
+    # Who may not read these may still submit.
+    with contextlib.suppress(BackendError):
+        name = f"{where.called.name}-{job['metadata']['uid']}"
+        group = client.get(_POD_GROUP.path(namespace, name), "looking at the queue")
+        conditions = (group.get("status") or {}).get("conditions") or []
+        words += [
+            f"{item.get('reason')}: {item.get('message')}"
+            for item in conditions
+            if item.get("type") == "Unschedulable" and item.get("status") == "True"
+        ]
+    with contextlib.suppress(BackendError):
+        events = sorted(_events(client, where.called), key=_time, reverse=True)
+        words += [
+            f"{item.get('reason')}: {item.get('message')}"
+            for item in events
+            if item.get("type") == "Warning"
+        ]
+    return words

@@ -1,0 +1,106 @@
+"""What a job on a cluster needs, looked for before anything is packed or sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cloudjob.backends.base import Check
+from cloudjob.backends.kubernetes.client import Client
+from cloudjob.backends.kubernetes.engine import Engine, Resource
+from cloudjob.backends.kubernetes.refusals import Missing
+from cloudjob.backends.kubernetes.request import CONFIG_MAP, ENGINES, SECRET
+from cloudjob.backends.kubernetes.site import Site
+from cloudjob.errors import BackendError
+from cloudjob.spec import JobSpec, section
+
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_CRDS = "docs/kubernetes.md says how to install one"
+_QUEUE = "/apis/scheduling.volcano.sh/v1beta1/queues"
+
+
+def engines(client: Client) -> list[Engine]:
+    """Return the engines whose operator's resources the cluster has."""
+    return [engine for engine in ENGINES.values() if _has(client, engine.resource)]
+
+
+def look(client: Client, site: Site, spec: JobSpec | None, engine: Engine | None) -> list[Check]:
+    """Return what was looked for, the first first that all else depends on."""
+    try:
+        version = client.get("/version", f"asking {site.context} for its version")
+        found = engines(client)
+    except BackendError as error:
+        return [Check("cluster", False, error.message, error.hint)]
+    checks = [Check("cluster", True, f"{site.context}, Kubernetes {version.get('gitVersion')}")]
+    listed = ", ".join(item.name for item in found) or "none"
+    is_there = bool(found) if engine is None else engine in found
+    wanted = f", and the job asks for {engine.name}" if engine and not is_there else ""
+    checks.append(Check("operator", is_there, listed + wanted, _CRDS))
+    if not is_there:
+        return checks
+    checks += _rights(client, site, engine or found[0])
+    return checks + _queue(client, spec, engine or found[0])
+
+
+def _has(client: Client, resource: Resource) -> bool:
+    path = f"/apis/{resource.group}/{resource.version}"
+    try:
+        found = client.get(path, f"looking for {resource.kind} in the cluster")
+    except Missing:
+        return False
+    return any(item.get("name") == resource.plural for item in found.get("resources") or ())
+
+
+def _rights(client: Client, site: Site, engine: Engine) -> list[Check]:
+    """Ask the cluster what it would refuse."""
+    wanted = [
+        ("create", engine.resource, ""),
+        ("get", engine.resource, ""),
+        ("create", SECRET, ""),
+        ("create", CONFIG_MAP, ""),
+        ("list", Resource("", "v1", "pods", "Pod"), ""),
+        ("watch", Resource("", "v1", "pods", "Pod"), ""),
+        ("get", Resource("", "v1", "pods", "Pod"), "log"),
+    ]
+    missing = [
+        f"{verb} {resource.plural}{'/' + part if part else ''}"
+        for verb, resource, part in wanted
+        if not _may(client, site, verb, resource, part)
+    ]
+    found = f"not allowed in {site.namespace}: {', '.join(missing)}" if missing else site.namespace
+    hint = "docs/kubernetes.md has a Role with all that is needed"
+    return [Check("namespace", not missing, found, hint)]
+
+
+def _may(client: Client, site: Site, verb: str, resource: Resource, part: str) -> bool:
+    asked: dict[str, Any] = {
+        "namespace": site.namespace,
+        "verb": verb,
+        "group": resource.group,
+        "resource": resource.plural,
+    }
+    if part:
+        asked["subresource"] = part
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": asked},
+    }
+    answer = client.ask(_REVIEWS, body, f"asking whether we may {verb} {resource.plural}")
+    return bool((answer.get("status") or {}).get("allowed"))
+
+
+def _queue(client: Client, spec: JobSpec | None, engine: Engine) -> list[Check]:
+    """Volcano refuses no job whose queue is not there: it only never runs."""
+    wanted = str(section(spec, "kubernetes")["queue"]) if spec else ""
+    if not wanted or engine.name != "volcano":
+        return []
+    try:
+        queue = client.get(f"{_QUEUE}/{wanted}", f"looking for the queue {wanted}")
+    except Missing:
+        hint = "`kubectl get queues.scheduling.volcano.sh` lists them"
+        return [Check("queue", False, f"there is no queue {wanted}", hint)]
+    except BackendError as error:
+        return [Check("queue", False, error.message, error.hint, is_needed=False)]
+    phase = str((queue.get("status") or {}).get("state") or "Open")
+    hint = "choose another kubernetes.queue, or wait"
+    return [Check("queue", phase == "Open", f"{wanted} is {phase}", hint)]

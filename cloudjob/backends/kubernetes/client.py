@@ -1,0 +1,362 @@
+"""Requests to the API server: logged in as kubectl is, tried again when that may help."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from cloudjob.backends.kubernetes import refusals
+from cloudjob.backends.kubernetes.engine import Resource
+from cloudjob.backends.kubernetes.refusals import Refused
+from cloudjob.backends.kubernetes.site import IN_CLUSTER, Site
+from cloudjob.errors import BackendError, NotAuthorised
+
+Query = Mapping[str, str]
+POD = Resource("", "v1", "pods", "Pod")
+EVENT = Resource("", "v1", "events", "Event")
+
+_JSON, _MERGE = "application/json", "application/merge-patch+json"
+# More streams than a person watches; each takes a connection.
+_CONNECTIONS = 256
+_CONNECT_S = 10.0
+# A stream that says nothing for so long is opened again: it may be dead without anybody knowing.
+_SILENCE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long what goes wrong may go wrong.
+
+    Args:
+        total_s: After this a request is given up.
+        first_s: About how long the first pause is; each one is twice as long as the last.
+        most_s: No pause is longer, unless the server asks for it.
+        answer_s: How long one answer may take.
+    """
+
+    total_s: float = 60.0
+    first_s: float = 0.2
+    most_s: float = 5.0
+    answer_s: float = 30.0
+
+
+class Broken(BackendError):
+    """A connection broke, or was never made."""
+
+
+class _Ask(NamedTuple):
+    """One request.
+
+    Args:
+        doing: What it is for, as an error begins.
+        kind: The type of the body.
+        read_s: How long no byte may come.
+    """
+
+    method: str
+    path: str
+    doing: str
+    query: Query | None = None
+    body: Mapping[str, Any] | None = None
+    kind: str = _JSON
+    read_s: float = 0.0
+
+
+class Client:
+    """The API server of one site; any number of threads may use it."""
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        patience: Patience = Patience(),
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._site = site
+        self._patience = patience
+        self._pause = pause
+        self._opened: Any = None
+
+    @property
+    def site(self) -> Site:
+        """The cluster."""
+        return self._site
+
+    # -- objects ------------------------------------------------------------------------------
+
+    def get(self, path: str, doing: str, query: Query | None = None) -> dict[str, Any]:
+        """Return what lies at a path."""
+        return self._json(_Ask("GET", path, doing, query))
+
+    def create(
+        self, resource: Resource, namespace: str, body: Mapping[str, Any], label: str
+    ) -> dict[str, Any]:
+        """Create an object and return it.
+
+        An answer may get lost, and then the object is there: one of the same name with the same
+        value of this label is ours.
+        """
+        name = body["metadata"].get("name", "")
+        doing = f"creating the {resource.kind} {name or 'of a job'}"
+        try:
+            return self._json(_Ask("POST", resource.path(namespace), doing, body=body))
+        except Refused as error:
+            if error.status != refusals.CONFLICT or not name:
+                raise
+            found = self.get(resource.path(namespace, name), doing)
+            wanted = body["metadata"].get("labels", {}).get(label)
+            if found["metadata"].get("labels", {}).get(label) != wanted:
+                raise
+            return found
+
+    def ask(self, path: str, body: Mapping[str, Any], doing: str) -> dict[str, Any]:
+        """Post a question that is kept nowhere, and return the answer."""
+        return self._json(_Ask("POST", path, doing, body=body))
+
+    def patch(self, path: str, body: Mapping[str, Any], doing: str) -> dict[str, Any]:
+        """Merge ``body`` into an object and return that."""
+        return self._json(_Ask("PATCH", path, doing, body=body, kind=_MERGE))
+
+    def delete(self, path: str, doing: str, query: Query | None = None, **options: Any) -> bool:
+        """Delete an object, or all that a selector names; return whether there was one."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
+        try:
+            self._json(_Ask("DELETE", path, doing, query, body))
+        except refusals.Missing:
+            return False
+        return True
+
+    def list(self, path: str, doing: str, query: Query | None = None) -> dict[str, Any]:
+        """Return a list with all its pages."""
+        whole: dict[str, Any] = {}
+        items: list[Any] = []
+        more = ""
+        while True:
+            page = {**(query or {}), "limit": "500", **({"continue": more} if more else {})}
+            try:
+                whole = self.get(path, doing, page)
+            except Refused as error:
+                # The rest of the list is older than what the server keeps: once more from its
+                # beginning.
+                if error.status != refusals.GONE or not more:
+                    raise
+                more, items = "", []
+                continue
+            items += whole.get("items") or []
+            more = str((whole.get("metadata") or {}).get("continue") or "")
+            if not more:
+                return {**whole, "items": items}
+
+    # -- streams ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def stream(self, path: str, query: Query, doing: str) -> Iterator[Iterator[bytes]]:
+        """Open a stream and give its pieces as they come.
+
+        Raises:
+            Refused: The server does not want to.
+            Broken: The connection broke.
+        """
+        answer = self._asked(_Ask("GET", path, doing, query, read_s=_SILENCE_S))
+        try:
+            if answer.status == refusals.UNAUTHORISED:
+                # As for every request: the next one logs in again.
+                self._opened = None
+            if answer.status >= 400:
+                raise refusals.refused(doing, answer.status, answer.data)
+            yield _pieces(answer, doing)
+        finally:
+            answer.close()
+            answer.release_conn()
+
+    # -- one request --------------------------------------------------------------------------
+
+    def _json(self, ask: _Ask) -> dict[str, Any]:
+        """Ask until there is an answer, or the patience is at its end."""
+        deadline = time.monotonic() + self._patience.total_s
+        pause_s = self._patience.first_s
+        is_fresh = False
+        while True:
+            found, wait_s = self._tried(ask)
+            if isinstance(found, dict):
+                return found
+            status = found.status if isinstance(found, Refused) else 0
+            if status == refusals.UNAUTHORISED and not is_fresh:
+                # A token that has expired: the files, or the plugin, may have a new one.
+                self._opened, is_fresh = None, True
+                continue
+            may_pass = not status or _may_pass(ask, status)
+            if not may_pass or time.monotonic() + max(pause_s, wait_s) > deadline:
+                raise found
+            # Not all at the same moment who were refused at the same moment.
+            self._pause(max(wait_s, pause_s * random.uniform(0.5, 1.0)))
+            pause_s = min(2 * pause_s, self._patience.most_s)
+
+    def _tried(self, ask: _Ask) -> tuple[dict[str, Any] | Refused | Broken, float]:
+        """Ask once, and return what came back and for how long the server asks to wait."""
+        try:
+            answer = self._asked(ask)
+            data = _read(answer, ask.doing)
+        except Broken as error:
+            return error, 0.0
+        if answer.status < 400:
+            return _loaded(data, ask.doing), 0.0
+        wait_s = _seconds(answer.headers.get("Retry-After"))
+        is_made = ask.method == "POST"
+        return refusals.refused(ask.doing, answer.status, data, is_made=is_made), wait_s
+
+    def _asked(self, ask: _Ask) -> Any:
+        import urllib3
+
+        pool, configuration = self._connection()
+        query = f"?{urlencode(ask.query)}" if ask.query else ""
+        headers = {"Accept": "application/json, */*", "Content-Type": ask.kind}
+        headers.update(_login(configuration, ask.doing))
+        with _translated(ask.doing, configuration.host):
+            return pool.request(
+                ask.method,
+                configuration.host.rstrip("/") + ask.path + query,
+                body=None if ask.body is None else json.dumps(ask.body).encode("utf-8"),
+                headers=headers,
+                timeout=urllib3.Timeout(
+                    connect=_CONNECT_S, read=ask.read_s or self._patience.answer_s
+                ),
+                retries=False,
+                redirect=False,
+                preload_content=False,
+            )
+
+    def _connection(self) -> tuple[Any, Any]:
+        if self._opened is None:
+            self._opened = _open(self._site)
+        opened: tuple[Any, Any] = self._opened
+        return opened
+
+
+def _open(site: Site) -> tuple[Any, Any]:
+    """Return a pool of connections, and the configuration that knows how to log in.
+
+    Of the client library we take what is hard to do right: kubeconfig, plugins, certificates. The
+    requests are our own: its models know no operator, and its calls differ between its versions.
+    """
+    try:
+        from kubernetes import client, config
+        from kubernetes.client import rest
+    except ImportError as error:
+        raise BackendError(
+            "opening the kubernetes backend: the Kubernetes client is not installed",
+            hint="pip install 'cloudjob[kubernetes]'",
+        ) from error
+    configuration = client.Configuration()
+    configuration.connection_pool_maxsize = _CONNECTIONS
+    where = f"reading how to reach the cluster ({site.context or 'no context'})"
+    if not site.context:
+        raise NotAuthorised(
+            "looking for a cluster: there is no kubeconfig",
+            hint="set KUBECONFIG, or kubernetes.kubeconfig in the job file",
+        )
+    try:
+        if site.context == IN_CLUSTER and not site.kubeconfig:
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            config.load_kube_config(
+                config_file=site.kubeconfig,
+                context=site.context,
+                client_configuration=configuration,
+                persist_config=False,
+            )
+        return rest.RESTClientObject(configuration).pool_manager, configuration
+    except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise NotAuthorised(f"{where}: {said}", hint="does `kubectl get pods` work?") from error
+
+
+def _may_pass(ask: _Ask, status: int) -> bool:
+    """Whether a refusal may be another one next time."""
+    is_conflict = status == refusals.CONFLICT and ask.method == "PATCH"
+    return status in refusals.MAY_PASS or is_conflict
+
+
+def _login(configuration: Any, doing: str) -> dict[str, str]:
+    """Return the headers that say who we are; a plugin may be asked for it."""
+    import kubernetes.config
+
+    try:
+        settings = configuration.auth_settings()
+    except (kubernetes.config.ConfigException, OSError, ValueError) as error:
+        raise NotAuthorised(
+            f"{doing}: logging in: {error}", hint="does `kubectl get pods` work?"
+        ) from error
+    return {
+        str(item["key"]): str(item["value"])
+        for item in settings.values()
+        if item.get("in") == "header" and item.get("value")
+    }
+
+
+def _read(answer: Any, doing: str) -> bytes:
+    with _translated(doing, ""):
+        try:
+            data: bytes = answer.read()
+        finally:
+            answer.release_conn()
+    return data
+
+
+def _pieces(answer: Any, doing: str) -> Iterator[bytes]:
+    with _translated(doing, ""):
+        yield from answer.stream(1 << 16, decode_content=True)
+
+
+def _loaded(data: bytes, doing: str) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise BackendError(
+            f"{doing}: the answer is no JSON", hint="is this the address of an API server?"
+        ) from error
+    return dict(found)
+
+
+def _seconds(text: str | None) -> float:
+    """Return the pause that the server asks for; it is never a date."""
+    return float(text) if text and text.isascii() and text.isdecimal() else 0.0
+
+
+@contextlib.contextmanager
+def _translated(doing: str, host: str) -> Iterator[None]:
+    """Turn whatever the HTTP client and the system raise into ``Broken``."""
+    import urllib3.exceptions
+
+    try:
+        yield
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        said, hint = _why(error, host)
+        raise Broken(f"{doing}: {said}", hint=hint) from error
+
+
+def _why(error: BaseException, host: str) -> tuple[str, str]:
+    """Return what came back and what to try, from the innermost error that says something."""
+    at = f" at {host}" if host else ""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, ssl.SSLError):
+            return f"the server's certificate is not the one that the kubeconfig trusts{at}", (
+                "is certificate-authority-data of this context that of the cluster?"
+            )
+        if isinstance(found, ConnectionRefusedError):
+            return f"there is no API server{at}", "is this the right context?"
+        if isinstance(found, OSError) and found.errno:
+            return f"{os.strerror(found.errno)}{at}", "does `kubectl get pods` work?"
+        reason = getattr(found, "reason", None)
+        found = reason if isinstance(reason, BaseException) else found.__cause__
+    said = " ".join(str(error).split()) or type(error).__name__
+    return f"{said}{at}", "does `kubectl get pods` work?"

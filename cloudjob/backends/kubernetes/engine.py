@@ -1,0 +1,88 @@
+"""What an operator is to us: its resource, what it is told of a job, and what its words mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from cloudjob.backends.kubernetes.pod import Names
+from cloudjob.status import JobState
+from cloudjob.submission import Submission
+
+
+class Resource(NamedTuple):
+    """A kind of object in the API.
+
+    Args:
+        group: Empty for the API's own core.
+        plural: Its name in paths.
+    """
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+
+    @property
+    def api_version(self) -> str:
+        """What a manifest says of it."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str, name: str = "") -> str:
+        """Return the path of all such objects of a namespace, or of one."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        tail = f"/{name}" if name else ""
+        return f"{root}/namespaces/{namespace}/{self.plural}{tail}"
+
+
+class Stage(NamedTuple):
+    """Where a job stands by its operator's own word.
+
+    Args:
+        message: Why, where the operator says so.
+        ended_at: RFC 3339 as the API writes it; empty when it has not ended, or not said when.
+        started_at: When it began to run; empty when that is not said.
+        attempt_at: When the last attempt began; empty while there was only one.
+        has_asked: Whether the operator itself ended the pods.
+    """
+
+    state: JobState
+    native: str
+    message: str = ""
+    ended_at: str = ""
+    started_at: str = ""
+    attempt_at: str = ""
+    has_asked: bool = False
+
+
+class Engine(NamedTuple):
+    """An operator.
+
+    Args:
+        hosts: The network names of the nodes, from the job's name and how many there are.
+        manifest: The job's manifest.
+        left_out: Variables that the operator gives to each pod.
+        makes_key: Whether the operator makes a key for ssh.
+        node_of: The number of the node that a pod of this name is; None for none.
+        stage: Where a job stands, from its manifest with its status, and whether we have
+            cancelled it.
+        stop: What ends the pods of a job and keeps its manifest: method, resource, name and body.
+    """
+
+    name: str
+    resource: Resource
+    hosts: Callable[[str, int], tuple[str, ...]]
+    manifest: Callable[[Submission, Names, bool], dict[str, Any]]
+    environment: Callable[[Submission, Names, int], dict[str, str]]
+    makes_key: bool
+    node_of: Callable[[str, str], int | None]
+    stage: Callable[[Mapping[str, Any], bool], Stage]
+    stop: Callable[[Mapping[str, Any]], tuple[str, Resource, str, dict[str, Any]]]
+
+
+def numbered(pod: str, prefix: str) -> int | None:
+    """Return the number that follows the prefix in the name of a pod."""
+    number = pod.removeprefix(prefix)
+    if pod.startswith(prefix) and number.isascii() and number.isdecimal():
+        return int(number)
+    return None

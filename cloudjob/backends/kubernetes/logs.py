@@ -1,0 +1,456 @@
+"""Logs of pods: read whole, or followed with one watch and one stream a pod; kept as they are read.
+
+A log goes with its pod. So whatever is read of one lies in a file here when it has been read to its
+end, and is read from there when the pod is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloudjob.backends.kubernetes import refusals
+from cloudjob.backends.kubernetes.client import POD, Broken, Client
+from cloudjob.backends.kubernetes.pod import CONTAINER, JOB_LABEL
+from cloudjob.backends.kubernetes.refusals import Refused
+from cloudjob.backends.kubernetes.state import Pod, pod_of
+from cloudjob.errors import BackendError
+
+Piece = tuple[int, bytes]
+
+# How long a follower waits before it says that nothing is new.
+_IDLE_S = 0.2
+# Between two looks at a job of which no pod writes anything.
+_LOOK_S = 1.0
+# Before a stream, or the watch, is opened again.
+_AGAIN_S = 0.5
+# A watch is ended by the server after this, and begun again where it was.
+_WATCH_S = 300
+# Lines of which we remember that we have had them: a stream that is opened again begins at a whole
+# second, and lines of stdout and stderr may lie in a different order than their times.
+_WINDOW_S = 3.0
+
+
+@dataclass(slots=True)
+class Place:
+    """Which pods, and where their logs are kept.
+
+    Args:
+        node_of: The number of a node, from the name of its pod.
+        node: The one node that is asked for; None for all.
+        kept: The folder of what was read to its end.
+    """
+
+    namespace: str
+    job: str
+    node_of: Callable[[str], int | None]
+    node: int | None
+    kept: Path
+
+    @property
+    def pods(self) -> str:
+        """The path of the namespace's pods."""
+        return POD.path(self.namespace)
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """What finds the pods of the job."""
+        return {"labelSelector": f"{JOB_LABEL}={self.job}"}
+
+    def log(self, pod: str) -> str:
+        """The path of a pod's log."""
+        return f"{POD.path(self.namespace, pod)}/log"
+
+    def is_wanted(self, pod: Pod) -> bool:
+        """Whether the log of this pod is asked for."""
+        return pod.node is not None and self.node in (None, pod.node)
+
+
+def pods(client: Client, place: Place) -> tuple[list[Pod], str]:
+    """Return the pods of a job by node, and the moment at which that was so."""
+    found = client.list(place.pods, f"looking for the pods of job {place.job}", place.selector)
+    items = [pod_of(item, place.node_of) for item in found["items"]]
+    items.sort(key=lambda pod: (pod.node if pod.node is not None else -1, pod.created_at))
+    return items, str(found["metadata"].get("resourceVersion") or "")
+
+
+def read_all(client: Client, place: Place) -> Iterator[Piece]:
+    """Yield all that there is now, node by node."""
+    found, _ = pods(client, place)
+    there = {pod.uid for pod in found}
+    gone = [(node, path) for node, uid, path in _kept(place) if uid not in there]
+    for pod in found:
+        yield from _of_kept(gone, pod.node)
+        gone = [item for item in gone if item[0] != pod.node]
+        if place.is_wanted(pod) and pod.has_started:
+            yield from _read(client, place, pod)
+    for node in sorted({node for node, _ in gone}):
+        yield from _of_kept(gone, node)
+
+
+def follow(client: Client, place: Place, has_ended: Callable[[], bool]) -> Iterator[Piece]:
+    """Yield what is written until the job has ended; an empty piece means that nothing is new.
+
+    Args:
+        has_ended: Asks whether the job has; called only while no pod writes.
+    """
+    follower = _Follower(client, place)
+    try:
+        for node, _, path in _kept_of_gone(client, place):
+            yield node, path.read_bytes()
+        follower.start()
+        look_at = 0.0
+        while True:
+            piece = follower.next()
+            yield piece
+            if piece[1] or follower.is_busy or time.monotonic() < look_at:
+                continue
+            if has_ended() and follower.is_drained():
+                return
+            look_at = time.monotonic() + _LOOK_S
+    finally:
+        follower.stop()
+
+
+@dataclass(slots=True)
+class _Window:
+    """Which of the last lines we have had, so that each is given once.
+
+    Args:
+        since: The time of the youngest, as the server writes it.
+    """
+
+    since: str = ""
+    _had: Counter[bytes] = field(default_factory=Counter)
+    _order: deque[tuple[str, bytes]] = field(default_factory=deque)
+    _again: Counter[bytes] = field(default_factory=Counter)
+
+    def reopen(self) -> None:
+        """From here on lines come that we may have had."""
+        self._again = Counter(self._had)
+
+    def is_new(self, line: bytes) -> bool:
+        """Whether this line, its time before it, was not given yet."""
+        if self._again.get(line, 0):
+            self._again[line] -= 1
+            return False
+        moment = line.partition(b" ")[0].decode("ascii", "replace")
+        self.since = max(self.since, moment)
+        self._had[line] += 1
+        self._order.append((moment, line))
+        oldest = _earlier(self.since, _WINDOW_S)
+        while self._order and self._order[0][0] < oldest:
+            _, old = self._order.popleft()
+            self._had[old] -= 1
+            if not self._had[old]:
+                del self._had[old]
+        return True
+
+    @property
+    def query(self) -> dict[str, str]:
+        """From when on a stream that is opened again has to begin."""
+        # The API takes whole seconds, and one more for lines that lie in another order.
+        return {"sinceTime": _earlier(self.since, 1.0)} if self.since else {}
+
+
+class _Follower:
+    """The threads of one follower: one watches, one a pod reads."""
+
+    def __init__(self, client: Client, place: Place) -> None:
+        self._client = client
+        self._place = place
+        self._news: queue.Queue[Piece | BackendError] = queue.Queue(maxsize=1000)
+        self._lock = threading.Lock()
+        self._seen: set[str] = set()
+        self._over: set[str] = set()
+        self._reading: set[str] = set()
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Begin with what is there."""
+        found, version = pods(self._client, self._place)
+        self._take(found)
+        self._thread(lambda: self._watch(version))
+
+    def next(self) -> Piece:
+        """Return what is new."""
+        try:
+            news = self._news.get(timeout=_IDLE_S)
+        except queue.Empty:
+            return 0, b""
+        if isinstance(news, BackendError):
+            raise news
+        return news
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a pod is being read, or something was read that nobody has."""
+        with self._lock:
+            return bool(self._reading) or not self._news.empty()
+
+    def is_drained(self) -> bool:
+        """Whether all that the pods wrote was read; what the watch has missed is read now."""
+        found, _ = pods(self._client, self._place)
+        self._take(found)
+        return not self.is_busy
+
+    def stop(self) -> None:
+        """Let the threads end."""
+        self._stopped.set()
+
+    def _thread(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except BackendError as error:
+                self._put(error)
+
+        # A stream that says nothing cannot be told to end; the process may end before it does.
+        threading.Thread(target=run, daemon=True).start()
+
+    def _put(self, news: Piece | BackendError) -> None:
+        while not self._stopped.is_set():
+            with contextlib.suppress(queue.Full):
+                self._news.put(news, timeout=_IDLE_S)
+                return
+
+    def _take(self, found: list[Pod]) -> None:
+        for pod in found:
+            if not (self._place.is_wanted(pod) and pod.has_started):
+                continue
+            with self._lock:
+                if pod.is_over:
+                    self._over.add(pod.uid)
+                if pod.uid in self._seen:
+                    continue
+                self._seen.add(pod.uid)
+                self._reading.add(pod.uid)
+            self._thread(lambda pod=pod: self._read(pod))  # type: ignore[misc]
+
+    def _read(self, pod: Pod) -> None:
+        assert pod.node is not None
+        try:
+            with _keeping(self._place, pod) as keep:
+                for data in self._lines(pod):
+                    keep(data)
+                    self._put((pod.node, data))
+        finally:
+            with self._lock:
+                self._reading.discard(pod.uid)
+
+    def _lines(self, pod: Pod) -> Iterator[bytes]:
+        """Yield what a pod writes until it has ended, or is gone; each line once."""
+        window = _Window()
+        is_last = is_again = False
+        while not self._stopped.is_set():
+            is_last = is_last or pod.uid in self._over
+            try:
+                yield from self._opened(pod, window, is_last=is_last, is_again=is_again)
+                if is_last:
+                    return
+            except refusals.Missing:
+                return
+            except Refused as error:
+                # 400 is a container that is about to start.
+                if error.status not in (400, *refusals.MAY_PASS, refusals.UNAUTHORISED):
+                    raise
+            except Broken:
+                is_last = False
+            window.reopen()
+            is_again = True
+            if not self._is_over(pod):
+                self._stopped.wait(_AGAIN_S)
+
+    def _opened(
+        self, pod: Pod, window: _Window, *, is_last: bool, is_again: bool
+    ) -> Iterator[bytes]:
+        """Yield what is new in one stream, which ends when the server wants it to."""
+        query = {"container": CONTAINER, "timestamps": "true", **window.query}
+        query["follow"] = "false" if is_last else "true"
+        path, doing = self._place.log(pod.name), f"following node {pod.node}"
+        with self._client.stream(path, query, doing) as pieces:
+            # A log is asked for by name, and an operator gives a new pod the old name.
+            if is_again and self._now(pod) is None:
+                raise refusals.Missing(f"{doing}: it is gone", status=404, reason="NotFound")
+            yield from _new_lines(pieces, window, is_last=is_last)
+
+    def _is_over(self, pod: Pod) -> bool:
+        """Ask whether a pod whose stream ended has itself ended: servers end streams, too."""
+        if pod.uid not in self._over:
+            with contextlib.suppress(Broken):
+                now = self._now(pod)
+                if now is None or now.is_over:
+                    self._over.add(pod.uid)
+        return pod.uid in self._over
+
+    def _now(self, pod: Pod) -> Pod | None:
+        """Return the pod as it is now, None when it is gone or another has its name."""
+        path = POD.path(self._place.namespace, pod.name)
+        try:
+            found = self._client.get(path, f"looking at node {pod.node}")
+        except refusals.Missing:
+            return None
+        now = pod_of(found, self._place.node_of)
+        return now if now.uid == pod.uid else None
+
+    def _watch(self, version: str) -> None:
+        """Take pods as they come, from this moment on."""
+        while not self._stopped.is_set():
+            if not version:
+                # The server has forgotten the moment from which we would go on.
+                found, version = pods(self._client, self._place)
+                self._take(found)
+            try:
+                version = self._watched(version)
+            except Refused as error:
+                if error.status == refusals.GONE:
+                    version = ""
+                elif error.status not in (*refusals.MAY_PASS, refusals.UNAUTHORISED):
+                    raise
+            self._stopped.wait(_AGAIN_S)
+
+    def _watched(self, version: str) -> str:
+        """Watch until the server ends it, and return the last moment that we know."""
+        query = {
+            **self._place.selector,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(_WATCH_S),
+            "resourceVersion": version,
+        }
+        doing = f"watching the pods of job {self._place.job}"
+        # Cut in the middle of a line, it comes again from that moment.
+        with (
+            contextlib.suppress(Broken, ValueError),
+            self._client.stream(self._place.pods, query, doing) as pieces,
+        ):
+            for line in _split(pieces):
+                version = self._heard(json.loads(line), version)
+                if not version or self._stopped.is_set():
+                    break
+        return version
+
+    def _heard(self, event: dict[str, Any], version: str) -> str:
+        """Take one event and return the moment of it; empty when the server has forgotten it."""
+        found = event.get("object") or {}
+        if event.get("type") == "ERROR":
+            return ""
+        if event.get("type") == "DELETED":
+            with self._lock:
+                self._over.add(found["metadata"]["uid"])
+        elif event.get("type") in ("ADDED", "MODIFIED"):
+            self._take([pod_of(found, self._place.node_of)])
+        return str((found.get("metadata") or {}).get("resourceVersion") or version)
+
+
+def _read(client: Client, place: Place, pod: Pod) -> Iterator[Piece]:
+    assert pod.node is not None
+    doing = f"reading the log of node {pod.node}"
+    with _keeping(place, pod) as keep:
+        try:
+            with client.stream(place.log(pod.name), {"container": CONTAINER}, doing) as pieces:
+                for data in _whole_lines(pieces):
+                    keep(data)
+                    yield pod.node, data
+        except refusals.Missing:
+            return
+
+
+def _whole_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for piece in pieces:
+        whole, newline, rest = (rest + piece).rpartition(b"\n")
+        if newline:
+            yield whole + newline
+    if rest:
+        yield rest + b"\n"
+
+
+def _split(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    for whole in _whole_lines(pieces):
+        yield from whole.split(b"\n")[:-1]
+
+
+def _new_lines(pieces: Iterator[bytes], window: _Window, *, is_last: bool) -> Iterator[bytes]:
+    """Yield the lines that were not given yet, without their times.
+
+    Args:
+        is_last: Whether what follows the last end of a line is a line, too: the container ended in
+            the middle of it. Else the stream did, and the line comes again whole.
+    """
+    rest = b""
+    for piece in pieces:
+        whole, newline, rest = (rest + piece).rpartition(b"\n")
+        if newline:
+            lines = [line for line in whole.split(b"\n") if window.is_new(line)]
+            if lines:
+                yield b"".join(line.partition(b" ")[2] + b"\n" for line in lines)
+    if is_last and rest and window.is_new(rest):
+        yield rest.partition(b" ")[2] + b"\n"
+
+
+def _earlier(moment: str, seconds: float) -> str:
+    """Return a time of the API, so many seconds earlier, in whole seconds."""
+    try:
+        whole = time.strptime(moment[:19], "%Y-%m-%dT%H:%M:%S")
+    except ValueError:
+        return ""
+    import calendar
+
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(calendar.timegm(whole) - seconds))
+
+
+# -- what is kept here ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _keeping(place: Place, pod: Pod) -> Iterator[Callable[[bytes], object]]:
+    """Write down what is read of a pod; it stands for the pod when it is at least as long."""
+    path = place.kept / f"{pod.node}-{pod.uid}.log"
+    new = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.new")
+    try:
+        place.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with new.open("wb") as file:
+            try:
+                yield file.write
+            finally:
+                file.flush()
+                if not path.exists() or path.stat().st_size <= new.stat().st_size:
+                    new.replace(path)
+                else:
+                    new.unlink()
+    except OSError as error:
+        raise BackendError(
+            f"keeping the log of node {pod.node}: {error.filename or new}: {error.strerror}",
+            hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
+        ) from error
+
+
+def _kept(place: Place) -> list[tuple[int, str, Path]]:
+    """Return node, pod and file of each log that is kept, the oldest first."""
+    found = []
+    for path in place.kept.glob("*.log"):
+        number, _, uid = path.stem.partition("-")
+        if place.node in (None, int(number)):
+            found.append((path.stat().st_mtime, int(number), uid, path))
+    return [(node, uid, path) for _, node, uid, path in sorted(found)]
+
+
+def _kept_of_gone(client: Client, place: Place) -> list[tuple[int, str, Path]]:
+    there = {pod.uid for pod in pods(client, place)[0]}
+    return [item for item in _kept(place) if item[1] not in there]
+
+
+def _of_kept(gone: list[tuple[int, Path]], node: int | None) -> Iterator[Piece]:
+    for index, path in gone:
+        if index == node:
+            yield index, path.read_bytes()

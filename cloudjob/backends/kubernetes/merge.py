@@ -1,0 +1,89 @@
+"""What the user says of a manifest himself, merged as Kubernetes merges it. No I/O."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Lists whose items have a name, and by which key: what the API's own types say of them
+# (patchMergeKey in k8s.io/api/core/v1), and Volcano's tasks, for which nobody says it.
+_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "topologySpreadConstraints": "topologyKey",
+    "tasks": "name",
+}
+_DIRECTIVE = "$patch"
+
+
+def merged(manifest: Any, patch: Any, key: str = "") -> Any:
+    """Return ``manifest`` with a strategic merge patch over it.
+
+    None takes a key away; an item of a list that has names is merged into that of its name, or
+    follows the others; ``$patch: delete`` takes it away, ``$patch: replace`` takes its place. Any
+    other list is replaced as a whole.
+
+    Args:
+        key: The key under which it stands.
+    """
+    if isinstance(manifest, Mapping) and isinstance(patch, Mapping):
+        return _merged_mapping(manifest, patch)
+    if key in _KEYS and _is_list(manifest) and _is_list(patch):
+        return _merged_list(manifest, patch, _KEYS[key])
+    return _without_directives(patch)
+
+
+def _merged_mapping(manifest: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    if patch.get(_DIRECTIVE) == "replace":
+        return dict(_without_directives(patch))
+    made = dict(manifest)
+    for key, value in patch.items():
+        if value is None:
+            made.pop(key, None)
+        elif key != _DIRECTIVE:
+            made[key] = merged(made.get(key), value, key)
+    return made
+
+
+def _merged_list(items: Sequence[Any], patch: Sequence[Any], name: str) -> list[Any]:
+    made = list(items)
+    for change in patch:
+        at = next((i for i, item in enumerate(made) if _named(item, change, name)), None)
+        is_gone = isinstance(change, Mapping) and change.get(_DIRECTIVE) == "delete"
+        if at is None:
+            made += [] if is_gone else [_without_directives(change)]
+        elif is_gone:
+            del made[at]
+        else:
+            made[at] = merged(made[at], change)
+    return made
+
+
+def _named(item: Any, change: Any, name: str) -> bool:
+    both = isinstance(item, Mapping) and isinstance(change, Mapping)
+    return both and name in change and item.get(name) == change[name]
+
+
+def _without_directives(value: Any) -> Any:
+    """Return what stands where nothing was before, so that there is nothing to take away either."""
+    if isinstance(value, Mapping):
+        return {
+            key: _without_directives(item)
+            for key, item in value.items()
+            if key != _DIRECTIVE and item is not None
+        }
+    if _is_list(value):
+        return [_without_directives(item) for item in value]
+    return copy.copy(value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))

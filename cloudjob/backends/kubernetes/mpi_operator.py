@@ -1,0 +1,187 @@
+"""Kubeflow's MPI operator: its launcher is node 0 and runs ranks too, its workers are the others.
+
+What the operator makes is used: the key for ssh of each job, and its host file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cloudjob.backends.kubernetes import pod
+from cloudjob.backends.kubernetes.engine import Engine, Resource, Stage, numbered
+from cloudjob.backends.kubernetes.merge import merged
+from cloudjob.backends.kubernetes.pod import Names
+from cloudjob.spec import section
+from cloudjob.status import JobState
+from cloudjob.submission import Submission
+from jobentry.contract import names
+
+RESOURCE = Resource("kubeflow.org", "v2beta1", "mpijobs", "MPIJob")
+# Where the operator puts its key: not below the home, which is a volume of its own.
+SSH_PATH = "/run/cloudjob-ssh"
+HOST_FILE = "/etc/mpi/hostfile"
+
+_BOOT = f"{pod.ENTRY_PATH}/boot.sh"
+# What the operator tells Open MPI of ssh is not what the entry tells it. The entry's words win,
+# with 4.1 and with 5.0 (tried); but 5.0 stumbles over a value with "=" in other places, and no
+# script that calls Open MPI itself should meet it.
+_LAUNCHER = f'unset OMPI_MCA_plm_rsh_args; exec sh {_BOOT} "$@"'
+# All workers have one template; which of them this is stands at the end of its name.
+_WORKER = (
+    f'{names.VC_TASK_INDEX}=$((${{{names.MA_CURRENT_INSTANCE_NAME}##*-}} + 1)) exec sh {_BOOT} "$@"'
+)
+
+
+def hosts(name: str, nodes: int) -> tuple[str, ...]:
+    """Return the network names of the nodes."""
+    workers = (f"{name}-worker-{index}.{name}" for index in range(nodes - 1))
+    return (f"{name}-launcher.{name}", *workers)
+
+
+def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[str, Any]:
+    """Return the job's manifest."""
+    spec = submission.spec
+    options = section(spec, "kubernetes")
+    given = pod.variables(submission, hosts(called.name, spec.nodes), called.name, ())
+    key = {names.CLOUDJOB_SSH_KEY: f"file://{SSH_PATH}/id_rsa"} if spec.nodes > 1 else {}
+
+    def replica(count: int, shell: str, own: Mapping[str, str]) -> dict[str, Any]:
+        command = ["sh", "-c", shell, "jobentry"]
+        template = pod.template(
+            submission, called, given, command, {**own, **key}, has_delivery=has_delivery
+        )
+        # The operator wants to be asked for it in its own words, and warns of these.
+        policy = template["spec"].pop("restartPolicy")
+        return {"replicas": count, "restartPolicy": policy, "template": template}
+
+    launcher = {names.VC_TASK_INDEX: "0", names.OPENMPI_HOST_FILE_PATH: HOST_FILE}
+    replicas = {"Launcher": replica(1, _LAUNCHER, {**launcher, **_own_host_file(submission)})}
+    if spec.nodes > 1:
+        replicas["Worker"] = replica(spec.nodes - 1, _WORKER, {})
+    body: dict[str, Any] = {
+        "slotsPerWorker": spec.procs_per_node,
+        "runLauncherAsWorker": True,
+        "sshAuthMountPath": SSH_PATH,
+        "launcherCreationPolicy": options["launcher_creation"],
+        "mpiImplementation": "OpenMPI",
+        "runPolicy": _run_policy(submission, options),
+        "mpiReplicaSpecs": replicas,
+    }
+    metadata = {"name": called.name, "namespace": called.namespace}
+    made = {
+        "apiVersion": RESOURCE.api_version,
+        "kind": RESOURCE.kind,
+        "metadata": {**metadata, **pod.metadata(submission, options)},
+        "spec": body,
+    }
+    return dict(merged(made, options["job"]))
+
+
+def environment(submission: Submission, called: Names, node: int) -> dict[str, str]:
+    """Return the variables that the entry of a node is given."""
+    names_of = hosts(called.name, submission.spec.nodes)
+    given = pod.environment(submission, names_of, node, called.name)
+    if submission.spec.nodes > 1:
+        given[names.CLOUDJOB_SSH_KEY] = f"file://{SSH_PATH}/id_rsa"
+    if node == 0:
+        given[names.OPENMPI_HOST_FILE_PATH] = HOST_FILE
+    return {**given, **_own_host_file(submission)}
+
+
+def node_of(name: str, pod_name: str) -> int | None:
+    """Return the number of the node that this pod is."""
+    if pod_name.startswith(f"{name}-launcher"):
+        return 0
+    worker = numbered(pod_name, f"{name}-worker-")
+    return None if worker is None else worker + 1
+
+
+def stage(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
+    """Return where a job stands."""
+    status = job.get("status") or {}
+    held = [item for item in status.get("conditions") or [] if item.get("status") == "True"]
+    # The last to come true comes last; these stay true beside those that follow.
+    by_type = {str(item.get("type")): item for item in held}
+    for name, state in (
+        ("Failed", JobState.FAILED),
+        ("Succeeded", JobState.SUCCEEDED),
+        ("Suspended", JobState.CANCELLED),
+        ("Running", JobState.RUNNING),
+        ("Restarting", JobState.RUNNING),
+        ("Created", JobState.PENDING),
+    ):
+        if name in by_type:
+            return _stage(name, state, by_type[name], status, is_cancelled)
+    if by_type:
+        return Stage(JobState.UNKNOWN, ", ".join(by_type))
+    return Stage(JobState.PENDING, "new")
+
+
+def stop(job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
+    """Return the patch that suspends the job: the operator deletes its pods and keeps the rest."""
+    body = {"spec": {"runPolicy": {"suspend": True}}}
+    return "PATCH", RESOURCE, str(job["metadata"]["name"]), body
+
+
+def _stage(
+    name: str,
+    state: JobState,
+    condition: Mapping[str, Any],
+    status: Mapping[str, Any],
+    is_cancelled: bool,
+) -> Stage:
+    if name == "Suspended" and not is_cancelled:
+        # Somebody has put it aside; it may go on.
+        state = JobState.PENDING
+    if name == "Failed" and is_cancelled:
+        state = JobState.CANCELLED
+    words = [str(condition.get(key) or "") for key in ("reason", "message")]
+    ended_at = status.get("completionTime") or condition.get("lastTransitionTime") or ""
+    return Stage(
+        state=state,
+        native=name,
+        message=": ".join(word for word in words if word) if state is JobState.FAILED else "",
+        ended_at=str(ended_at) if state.is_final else "",
+        started_at=str(status.get("startTime") or "") if state is JobState.RUNNING else "",
+        has_asked=name == "Suspended",
+    )
+
+
+def _run_policy(submission: Submission, options: Mapping[str, object]) -> dict[str, Any]:
+    spec = submission.spec
+    # Those that end by themselves stay for their logs.
+    policy: dict[str, Any] = {"cleanPodPolicy": "Running", "backoffLimit": 0}
+    minutes = options["keep_min"]
+    assert isinstance(minutes, (int, float))
+    if minutes:
+        policy["ttlSecondsAfterFinished"] = round(minutes * 60)
+    deadline_s = pod.deadline_s(spec)
+    if deadline_s:
+        policy["activeDeadlineSeconds"] = deadline_s
+    scheduling: dict[str, Any] = {"minAvailable": spec.nodes}
+    if options["queue"]:
+        scheduling["queue"] = options["queue"]
+    if options["priority_class"]:
+        scheduling["priorityClass"] = options["priority_class"]
+    policy["schedulingPolicy"] = scheduling
+    return policy
+
+
+def _own_host_file(submission: Submission) -> dict[str, str]:
+    """The user's word comes last."""
+    path = submission.spec.env.get(names.OPENMPI_HOST_FILE_PATH)
+    return {names.OPENMPI_HOST_FILE_PATH: path} if path else {}
+
+
+ENGINE = Engine(
+    name="mpi-operator",
+    resource=RESOURCE,
+    hosts=hosts,
+    manifest=manifest,
+    environment=environment,
+    makes_key=True,
+    node_of=node_of,
+    stage=stage,
+    stop=stop,
+)

@@ -1,0 +1,309 @@
+"""The pod of a node, the same for every operator. No I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from cloudjob import submission as submissions
+from cloudjob.backends.kubernetes.merge import merged
+from cloudjob.spec import JobSpec, section
+from cloudjob.submission import Submission
+from jobentry.contract import env, names
+
+HOME = "/home/ma-user"
+# One container a pod; its name is the one by which a patch finds it.
+CONTAINER = "cloudjob"
+JOB_LABEL = "cloudjob.job"
+MANAGER_LABEL = "app.kubernetes.io/managed-by"
+# Where the entry lies in a pod, as in our own images, and where its secrets do.
+ENTRY_PATH = "/opt/cloudjob"
+DELIVERY_PATH = "/run/cloudjob"
+# How long after its grace a node may live that was asked to end.
+PATIENCE_S = 15
+# How long a pod may live after the job's own time-out has ended it.
+_DEADLINE_S = 600
+# An entry that may not use this between ranks would say so with each message (ADR 8, docker).
+_OPEN_MPI = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+# Each node has its own; the kubelet knows them when the pod has a place.
+_FIELDS = {
+    names.MA_CURRENT_IP: "status.podIP",
+    names.MA_CURRENT_HOST_IP: "status.hostIP",
+    names.MA_CURRENT_INSTANCE_NAME: "metadata.name",
+}
+PER_NODE = (*_FIELDS, names.VC_TASK_INDEX, names.VK_TASK_INDEX)
+
+
+class Names(NamedTuple):
+    """What the objects of one job are called."""
+
+    job: str
+    namespace: str
+
+    @property
+    def name(self) -> str:
+        """The job's manifest, its service, and the beginning of its pods' names.
+
+        A service's name begins with a letter (RFC 1035), and an id need not.
+        """
+        return self.job if self.job[0].isalpha() else f"job-{self.job}"
+
+    @property
+    def entry(self) -> str:
+        """The ConfigMap that holds the entry."""
+        return f"{self.name}-entry"
+
+    @property
+    def delivery(self) -> str:
+        """The Secret that holds variables and the key for ssh."""
+        return f"{self.name}-delivery"
+
+
+class Variables(NamedTuple):
+    """The variables of the pods.
+
+    Args:
+        shown: Those that stand in the pod's manifest.
+        hidden: Those that lie in a Secret: secrets, and what JSON cannot carry.
+    """
+
+    shown: Mapping[str, str]
+    hidden: Mapping[str, str]
+
+
+def variables(
+    submission: Submission, hosts: tuple[str, ...], name: str, left_out: tuple[str, ...]
+) -> Variables:
+    """Return the variables that all pods have in common.
+
+    Args:
+        left_out: What the operator gives to each pod.
+    """
+    given = {
+        **_OPEN_MPI,
+        **environment(submission, hosts, 0, name),
+        names.CLOUDJOB_DELIVERY: DELIVERY_PATH,
+    }
+    common = {name: value for name, value in given.items() if name not in (*PER_NODE, *left_out)}
+    hidden = {
+        name: value
+        for name, value in common.items()
+        if name in submission.hidden_names or not is_utf8(value)
+    }
+    return Variables({k: v for k, v in sorted(common.items()) if k not in hidden}, hidden)
+
+
+def environment(
+    submission: Submission, hosts: tuple[str, ...], index: int, name: str
+) -> dict[str, str]:
+    """Return the variables that the entry of a node is given."""
+    spec = submission.spec
+    node = submissions.node_env(submission, index, hosts)
+    given = submissions.variables(submission, node, home=HOME, address="0.0.0.0")
+    return {
+        **given,
+        names.MA_VJ_NAME: name,
+        **{key: value for key, value in _gpus(spec).items() if key not in spec.env},
+        **env.write(node),
+    }
+
+
+def template(
+    submission: Submission,
+    called: Names,
+    given: Variables,
+    command: list[str],
+    own: Mapping[str, str] | None = None,
+    *,
+    has_delivery: bool,
+) -> dict[str, Any]:
+    """Return the template of a pod.
+
+    Args:
+        command: What starts the entry; the script's words follow it.
+        own: More variables, for this kind of node alone.
+        has_delivery: Whether the job has a Secret.
+    """
+    spec = submission.spec
+    options = section(spec, "kubernetes")
+    shown = {**given.shown, **(own or {})}
+    if not has_delivery:
+        shown.pop(names.CLOUDJOB_DELIVERY)
+    volumes, mounts = _volumes(spec, called, has_delivery=has_delivery)
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": spec.image,
+        "command": [exact(word) for word in command],
+        "args": [exact(word) for word in (spec.script, *spec.args)],
+        "workingDir": HOME,
+        "env": [
+            *({"name": key, "value": exact(value)} for key, value in shown.items()),
+            *(
+                {"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+                for key, path in _FIELDS.items()
+            ),
+        ],
+        "volumeMounts": mounts,
+    }
+    container.update(_resources(spec))
+    if options["image_pull_policy"]:
+        container["imagePullPolicy"] = options["image_pull_policy"]
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": math.ceil(spec.grace_s) + PATIENCE_S,
+        # Variables of other services would only be in the way, and a token is a secret.
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": bool(options["service_account"]),
+        "containers": [container],
+        "volumes": volumes,
+    }
+    pod.update(_place(options))
+    _secure(pod, container, str(options["user"]))
+    made = {"metadata": metadata(submission, options), "spec": pod}
+    return dict(merged(made, options["pod"]))
+
+
+def metadata(submission: Submission, options: Mapping[str, object]) -> dict[str, Any]:
+    """Return the labels and annotations of the job's objects."""
+    labels, annotations = options["labels"], options["annotations"]
+    assert isinstance(labels, Mapping)
+    assert isinstance(annotations, Mapping)
+    made: dict[str, Any] = {
+        "labels": {**labels, JOB_LABEL: submission.job, MANAGER_LABEL: "cloudjob"}
+    }
+    if annotations:
+        made["annotations"] = dict(annotations)
+    return made
+
+
+def deadline_s(spec: JobSpec) -> int:
+    """Return when the cluster ends a pod whose entry could not; 0 is never."""
+    if not spec.timeout_min:
+        return 0
+    own_s = (spec.timeout_min + spec.start_timeout_min) * 60 + spec.grace_s
+    return math.ceil(own_s) + _DEADLINE_S
+
+
+def exact(text: str) -> str:
+    """Return text that the kubelet turns into this one: it replaces ``$(NAME)``, and ``$$``."""
+    return text.replace("$", "$$")
+
+
+def is_utf8(text: str) -> bool:
+    """Whether JSON can carry this text."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _gpus(spec: JobSpec) -> dict[str, str]:
+    """What ModelArts says on a flavor with GPUs; which interfaces to use the entry finds out."""
+    gpus = section(spec, "kubernetes")["gpus"]
+    return {names.MA_NUM_GPUS: str(gpus), "NCCL_DEBUG": "INFO"} if gpus else {}
+
+
+def _resources(spec: JobSpec) -> dict[str, Any]:
+    """What one pod asks for, and may use: the same, so that no other pod can take it away."""
+    options = section(spec, "kubernetes")
+    limits: dict[str, Any] = {}
+    if options["cpus"]:
+        limits["cpu"] = _quantity(_number(options["cpus"]), 1000, "", "m")
+    if options["memory_gib"]:
+        limits["memory"] = _quantity(_number(options["memory_gib"]), 1024, "Gi", "Mi")
+    if options["gpus"]:
+        limits[str(options["gpu_resource"])] = str(options["gpus"])
+    return {"resources": {"limits": limits, "requests": dict(limits)}} if limits else {}
+
+
+def _quantity(number: float, parts: int, whole: str, part: str) -> str:
+    """Return a number as Kubernetes writes it, in the smaller unit where it is not whole."""
+    if number == int(number):
+        return f"{int(number)}{whole}"
+    return f"{max(1, round(number * parts))}{part}"
+
+
+def _volumes(
+    spec: JobSpec, called: Names, *, has_delivery: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    options = section(spec, "kubernetes")
+    # All of it is the platform's in ModelArts' own images, and there only this is fresh.
+    home = HOME if options["home"] == "empty" else f"{HOME}/modelarts"
+    found: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (
+            {"name": "entry", "configMap": {"name": called.entry}},
+            {"mountPath": ENTRY_PATH, "readOnly": True},
+        ),
+        ({"name": "home", "emptyDir": {}}, {"mountPath": home}),
+        ({"name": "cache", "emptyDir": {}}, {"mountPath": "/cache"}),
+    ]
+    if has_delivery:
+        # Its group is the pod's fsGroup; without one only that of root is left.
+        mode = 0o440 if options["user"] else 0o444
+        secret = {"secretName": called.delivery, "defaultMode": mode}
+        found.append(
+            ({"name": "delivery", "secret": secret}, {"mountPath": DELIVERY_PATH, "readOnly": True})
+        )
+    if options["shm_gib"]:
+        size = _quantity(_number(options["shm_gib"]), 1024, "Gi", "Mi")
+        memory = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
+        found.append((memory, {"mountPath": "/dev/shm"}))
+    wanted = options["volumes"]
+    assert isinstance(wanted, (list, tuple))
+    found += [parted(volume) for volume in wanted]
+    return (
+        [volume for volume, _ in found],
+        [{"name": volume["name"], **mount} for volume, mount in found],
+    )
+
+
+_OF_MOUNT = ("mountPath", "subPath", "readOnly", "mountPropagation")
+
+
+def parted(volume: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a volume of the job file as the pod's volume and the container's mount."""
+    mount = {key: value for key, value in volume.items() if key in _OF_MOUNT}
+    return {key: value for key, value in volume.items() if key not in mount}, mount
+
+
+def _place(options: Mapping[str, object]) -> dict[str, Any]:
+    """Where the pods may run, and by whose right."""
+    selector, tolerations = options["node_selector"], options["tolerations"]
+    secrets = options["image_pull_secrets"]
+    assert isinstance(selector, Mapping)
+    assert isinstance(tolerations, (list, tuple))
+    assert isinstance(secrets, (list, tuple))
+    wanted = {
+        "nodeSelector": dict(selector),
+        "tolerations": list(tolerations),
+        "serviceAccountName": options["service_account"],
+        "imagePullSecrets": [{"name": name} for name in secrets],
+        "priorityClassName": options["priority_class"],
+    }
+    return {key: value for key, value in wanted.items() if value}
+
+
+def _secure(pod: dict[str, Any], container: dict[str, Any], user: str) -> None:
+    """As on the platform: nothing in a pod may become root, unless the user says so."""
+    if user:
+        uid, _, gid = user.partition(":")
+        group = int(gid or uid)
+        pod["securityContext"] = {
+            "runAsUser": int(uid),
+            "runAsGroup": group,
+            "fsGroup": group,
+            "runAsNonRoot": uid != "0",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+    if user.partition(":")[0] not in ("", "0"):
+        container["securityContext"] = {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, (int, float))
+    return float(value)

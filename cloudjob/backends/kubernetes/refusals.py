@@ -1,0 +1,77 @@
+"""What the API says against us, as errors with a hint."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from cloudjob.errors import BackendError, JobNotFound, NotAuthorised
+
+UNAUTHORISED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 401, 403, 404, 409, 410
+TOO_MANY = 429
+# Worth another try: nothing was done, or doing it twice is doing it once.
+MAY_PASS = (TOO_MANY, 500, 502, 503, 504)
+
+
+class Refused(BackendError):
+    """The API server has refused a request.
+
+    Args:
+        status: Of HTTP.
+        reason: The API's own word, ``AlreadyExists`` for example.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", status: int, reason: str) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.reason = reason
+
+
+class Denied(Refused, NotAuthorised):
+    """It does not know us, or does not let us."""
+
+
+class Missing(Refused, JobNotFound):
+    """There is no such object."""
+
+
+# What an answer says -> what to try. The first that fits.
+_HINTS = (
+    ("exceeded quota", "`kubectl describe quota` shows what is left; ask for less, or for more"),
+    ("no matches for kind", "is the operator installed? kubernetes.engine names another"),
+    ("is being deleted", "wait until it is gone, or name another kubernetes.namespace"),
+    ("namespaces", "kubernetes.namespace names another one"),
+    ("Request entity too large", "send fewer secrets, or shorter ones"),
+)
+_UNAUTHORISED = "the credentials of this context are not valid, or no longer: `kubectl get pods`"
+_FORBIDDEN = "`kubectl auth can-i --list` says what you may; docs/kubernetes.md what is needed"
+
+
+def refused(doing: str, status: int, body: bytes, *, is_made: bool = False) -> Refused:
+    """Return the error for an answer that refuses.
+
+    Args:
+        is_made: Whether something was to be made: then what is not there is not the job.
+    """
+    said, reason = _words(body)
+    message = f"{doing}: {said or f'HTTP {status}'}"
+    if status == UNAUTHORISED:
+        return Denied(message, hint=_UNAUTHORISED, status=status, reason=reason)
+    hint = next((hint for part, hint in _HINTS if part in said), "")
+    if status == FORBIDDEN and "exceeded quota" not in said:
+        return Denied(message, hint=_FORBIDDEN, status=status, reason=reason)
+    if status == NOT_FOUND and not is_made:
+        return Missing(message, hint=hint, status=status, reason=reason)
+    return Refused(message, hint=hint, status=status, reason=reason)
+
+
+def _words(body: bytes) -> tuple[str, str]:
+    """Return what a ``Status`` says, with each cause, and its reason."""
+    try:
+        found: Any = json.loads(body)
+    except ValueError:
+        return body.decode("utf-8", "replace").strip().partition("\n")[0][:500], ""
+    if not isinstance(found, dict):
+        return "", ""
+    said = " ".join(str(found.get("message") or "").split())
+    return said, str(found.get("reason") or "")

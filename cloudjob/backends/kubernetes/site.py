@@ -1,0 +1,96 @@
+"""Which cluster, and which namespace in it: the job file, the kubeconfig, or the pod we are in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudjob.errors import UsageError
+from cloudjob.spec import nearest
+
+# The context of a cloudjob that itself runs in a pod.
+IN_CLUSTER = "in-cluster"
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_KUBECONFIG = "KUBECONFIG"
+_DEFAULT_NAMESPACE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A cluster and a namespace.
+
+    Args:
+        kubeconfig: The files that say how to reach it, joined as in ``$KUBECONFIG``; empty within
+            a pod, and when there is none.
+        is_named: Whether the files are others than kubectl would use with an empty environment.
+        context: The name of the context in them; empty when there is none.
+    """
+
+    kubeconfig: str
+    context: str
+    namespace: str
+    is_named: bool = False
+
+
+def find(options: Mapping[str, object], environ: Mapping[str, str], user_home: Path) -> Site:
+    """Return where jobs go; nothing is asked.
+
+    Raises:
+        UsageError: The kubeconfig cannot be read, or has no such context.
+    """
+    named = _absolute(str(options.get("kubeconfig") or "") or environ.get(_KUBECONFIG, ""))
+    wanted = str(options.get("context") or "")
+    namespace = str(options.get("namespace") or "")
+    default = str(user_home / ".kube" / "config")
+    files = named or (default if Path(default).exists() else "")
+    if wanted == IN_CLUSTER or (not files and (_SERVICE_ACCOUNT / "token").exists()):
+        return Site("", IN_CLUSTER, namespace or _own_namespace())
+    contexts, current = _contexts(files)
+    context = wanted or current
+    if context and context not in contexts:
+        guess = nearest(context, contexts)
+        raise UsageError(
+            f"looking for the context {context} in {files or 'a kubeconfig'}: there is none{guess}",
+            hint=f"it has {', '.join(sorted(contexts))}" if contexts else "is the file right?",
+        )
+    own = str((contexts.get(context) or {}).get("namespace") or "")
+    return Site(files, context, namespace or own or _DEFAULT_NAMESPACE, is_named=bool(named))
+
+
+def _absolute(files: str) -> str:
+    """Return files that mean the same from any folder: they stand in the job's handle."""
+    paths = filter(None, files.split(os.pathsep))
+    return os.pathsep.join(str(Path(path).expanduser().absolute()) for path in paths)
+
+
+def _contexts(files: str) -> tuple[dict[str, Any], str]:
+    """Return the contexts by name, and the current one; the first file that says it wins."""
+    import yaml
+
+    contexts: dict[str, Any] = {}
+    current = ""
+    for path in filter(None, files.split(os.pathsep)):
+        try:
+            loaded = yaml.safe_load(Path(path).read_bytes()) or {}
+            found = {item["name"]: item.get("context") or {} for item in loaded.get("contexts", [])}
+            current = current or str(loaded.get("current-context") or "")
+        except FileNotFoundError:
+            # As kubectl: a file of the list that is not there yet.
+            continue
+        except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "this is no kubeconfig"
+            raise UsageError(
+                f"reading the kubeconfig {path}: {why}", hint="`kubectl config view` reads it, too"
+            ) from error
+        contexts = {**found, **contexts}
+    return contexts, current
+
+
+def _own_namespace() -> str:
+    try:
+        return (_SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
+    except OSError:
+        return _DEFAULT_NAMESPACE

@@ -1,0 +1,202 @@
+"""What a job's pods say of it, beside its operator. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloudjob.backends.base import NativeStatus
+from cloudjob.backends.kubernetes.engine import Engine, Stage
+from cloudjob.status import JobState
+
+# What a container waits for in the usual course of things.
+_USUAL = ("ContainerCreating", "PodInitializing", "")
+_OUT_OF_MEMORY = "OOMKilled"
+_OVER = ("Succeeded", "Failed")
+# Shown of one node's reason: a scheduler can write pages.
+_MAX_WORDS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One node as the API shows it.
+
+    Args:
+        node: None for a pod that is no node.
+        machine: The name of the machine that it runs on.
+        waits_for: Why it does not run, where that is not the usual course of things.
+        has_started: Whether its container has run, so that there is a log.
+        reason: Why it was ended, where not by its own will: ``OOMKilled``, ``Evicted``.
+        message: The cluster's words to that.
+    """
+
+    name: str
+    uid: str
+    node: int | None
+    phase: str
+    created_at: str
+    machine: str = ""
+    waits_for: str = ""
+    has_started: bool = False
+    started_at: str = ""
+    ended_at: str = ""
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+    memory: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its container will write nothing more."""
+        return self.phase in _OVER
+
+
+def pod_of(found: Mapping[str, Any], node_of: Callable[[str], int | None]) -> Pod:
+    """Return a pod of the API's list."""
+    metadata, status = found["metadata"], found.get("status") or {}
+    containers = status.get("containerStatuses") or [{}]
+    state = containers[0].get("state") or {}
+    ended = state.get("terminated") or {}
+    began = state.get("running") or ended
+    spec = found.get("spec") or {}
+    limits = ((spec.get("containers") or [{}])[0].get("resources") or {}).get("limits") or {}
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        node=node_of(metadata["name"]),
+        phase=str(status.get("phase") or ""),
+        created_at=_moment(metadata.get("creationTimestamp")),
+        machine=str(spec.get("nodeName") or ""),
+        waits_for=_waits_for(status, state),
+        has_started=bool(began),
+        started_at=_moment(began.get("startedAt")),
+        ended_at=_moment(ended.get("finishedAt")),
+        exit_code=ended.get("exitCode"),
+        reason=str(status.get("reason") or _own_reason(ended)),
+        message=_words(status.get("message") or ended.get("message") or ""),
+        memory=str(limits.get("memory") or ""),
+    )
+
+
+def status_of(
+    engine: Engine,
+    job: Mapping[str, Any],
+    pods: list[Pod],
+    *,
+    is_cancelled: bool,
+    said: Iterable[str] = (),
+) -> NativeStatus:
+    """Return where a job stands.
+
+    Args:
+        job: The operator's manifest with its status.
+        pods: Those of the job that there are.
+        said: What queue and quota say against a job that does not run yet.
+    """
+    stage = engine.stage(job, is_cancelled)
+    nodes = [pod for pod in pods if pod.node is not None]
+    starts = [pod.started_at for pod in nodes if pod.started_at]
+    status = NativeStatus(
+        state=stage.state,
+        native=_native(stage, nodes, said),
+        started_at=min(starts, default="") or _moment(stage.started_at) or None,
+        attempt_at=_moment(stage.attempt_at),
+        has_asked=stage.has_asked,
+    )
+    return _ended(status, stage, nodes) if stage.state.is_final else status
+
+
+def _ended(status: NativeStatus, stage: Stage, nodes: list[Pod]) -> NativeStatus:
+    head = next((pod for pod in nodes if pod.node == 0), None)
+    blamed = _blamed(nodes)
+    ends = [pod.ended_at for pod in nodes if pod.ended_at]
+    ended_at = (head.ended_at if head else "") or _moment(stage.ended_at) or max(ends, default="")
+    code = head.exit_code if head else None
+    message = ""
+    if stage.state is JobState.FAILED:
+        message = _message(blamed) if blamed else stage.message
+    return NativeStatus(
+        state=status.state,
+        native=status.native,
+        started_at=status.started_at,
+        ended_at=ended_at or None,
+        exit_code=0 if stage.state is JobState.SUCCEEDED else code,
+        message=message,
+        node=blamed.node if blamed and stage.state is JobState.FAILED else None,
+        reason=_reason(nodes),
+        attempt_at=status.attempt_at,
+        has_asked=status.has_asked,
+    )
+
+
+def _native(stage: Stage, nodes: list[Pod], said: Iterable[str]) -> str:
+    """Return the operator's word, and beside it what keeps the job from running."""
+    if stage.state.is_final:
+        return stage.native
+    waiting = sorted(
+        (pod for pod in nodes if pod.waits_for), key=lambda pod: (pod.node or 0, pod.name)
+    )
+    if waiting:
+        first = waiting[0]
+        more = f", and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+        return f"{stage.native} (node {first.node}: {first.waits_for}{more})"
+    words = next((_words(word) for word in said if word), "")
+    return f"{stage.native} ({words})" if words else stage.native
+
+
+def _waits_for(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+    waiting = state.get("waiting") or {}
+    reason = str(waiting.get("reason") or "")
+    if reason not in _USUAL:
+        return _words(f"{reason}: {waiting.get('message') or ''}".rstrip(": "))
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            reason, message = condition.get("reason") or "", condition.get("message") or ""
+            return _words(f"{reason}: {message}".strip(": "))
+    return ""
+
+
+def _own_reason(ended: Mapping[str, Any]) -> str:
+    """Return why a container ended, where that says more than its exit code."""
+    reason = str(ended.get("reason") or "")
+    return "" if reason in ("Completed", "Error") else reason
+
+
+def _blamed(nodes: list[Pod]) -> Pod | None:
+    """Return the node that says most of a failure: not one that was ended by us or others."""
+    bad = [pod for pod in nodes if pod.reason or pod.exit_code or pod.phase == "Failed"]
+    own = [pod for pod in bad if pod.reason or pod.exit_code not in (None, 143)]
+    return min(own or bad, key=lambda pod: (not pod.reason, pod.ended_at or "~"), default=None)
+
+
+def _message(pod: Pod) -> str:
+    if pod.reason:
+        words = f": {pod.message}" if pod.message else ""
+        return f"node {pod.node} ({pod.name}): {pod.reason}{words}"
+    return f"node {pod.node} ({pod.name}) ended with exit code {pod.exit_code}"
+
+
+def _reason(nodes: list[Pod]) -> str:
+    """Return what the entry cannot know: who ran out of memory, who was evicted and why."""
+    full = [pod for pod in nodes if pod.reason == _OUT_OF_MEMORY]
+    if full:
+        listed = ", ".join(f"node {pod.node} ({pod.name})" for pod in full)
+        limit = f", which may use {full[0].memory}" if full[0].memory else ""
+        return f"out of memory: {listed}{limit}"
+    ended = [pod for pod in nodes if pod.reason]
+    return _message(ended[0]) if ended else ""
+
+
+def _words(text: object) -> str:
+    words = " ".join(str(text).split())
+    return words if len(words) <= _MAX_WORDS else f"{words[: _MAX_WORDS - 3]}..."
+
+
+def _moment(text: object) -> str:
+    """Return the API's time, which has whole seconds, in RFC 3339 with milliseconds."""
+    word = str(text or "")
+    if not word:
+        return ""
+    whole, _, fraction = word.rstrip("Z").partition(".")
+    return f"{whole}.{(fraction + '000')[:3]}Z"

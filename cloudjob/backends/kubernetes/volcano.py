@@ -1,0 +1,171 @@
+"""Volcano: one task whose pods are the nodes, with the variables that ModelArts has from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cloudjob.backends.kubernetes import pod
+from cloudjob.backends.kubernetes.engine import Engine, Resource, Stage, numbered
+from cloudjob.backends.kubernetes.merge import merged
+from cloudjob.backends.kubernetes.pod import Names
+from cloudjob.spec import section
+from cloudjob.status import JobState
+from cloudjob.submission import Submission
+from jobentry.contract import names
+
+RESOURCE = Resource("batch.volcano.sh", "v1alpha1", "jobs", "Job")
+COMMAND = Resource("bus.volcano.sh", "v1alpha1", "commands", "Command")
+TASK = "worker"
+
+# The plugins env and svc give these to each pod.
+_GIVEN = (names.VC_WORKER_HOSTS, names.VC_WORKER_NUM)
+_STATES = {
+    "": JobState.PENDING,
+    "Pending": JobState.PENDING,
+    "Inqueue": JobState.PENDING,
+    "Running": JobState.RUNNING,
+    "Restarting": JobState.RUNNING,
+    "Completing": JobState.RUNNING,
+    "Aborting": JobState.RUNNING,
+    "Terminating": JobState.RUNNING,
+    "Completed": JobState.SUCCEEDED,
+    "Failed": JobState.FAILED,
+    "Aborted": JobState.FAILED,
+    "Terminated": JobState.FAILED,
+}
+
+
+def hosts(name: str, nodes: int) -> tuple[str, ...]:
+    """Return the network names of the nodes, as the plugin svc makes them."""
+    return tuple(f"{name}-{TASK}-{node}.{name}" for node in range(nodes))
+
+
+def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[str, Any]:
+    """Return the job's manifest."""
+    spec = submission.spec
+    options = section(spec, "kubernetes")
+    given = pod.variables(submission, hosts(called.name, spec.nodes), called.name, _GIVEN)
+    command = ["sh", f"{pod.ENTRY_PATH}/boot.sh"]
+    template = pod.template(submission, called, given, command, has_delivery=has_delivery)
+    deadline_s = pod.deadline_s(spec)
+    if deadline_s:
+        template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
+    body: dict[str, Any] = {
+        "schedulerName": "volcano",
+        # All nodes or none: a part of a job would only hold what others could use.
+        "minAvailable": spec.nodes,
+        "maxRetry": spec.retries + 1,
+        # A node asks for the others by name before they are ready, and is not refused.
+        "plugins": {"env": [], "svc": ["--publish-not-ready-addresses=true"]},
+        "policies": _policies(spec.retries),
+        "tasks": [{"name": TASK, "replicas": spec.nodes, "template": template}],
+    }
+    if options["queue"]:
+        body["queue"] = options["queue"]
+    if options["priority_class"]:
+        body["priorityClassName"] = options["priority_class"]
+    if options["keep_min"]:
+        body["ttlSecondsAfterFinished"] = round(_number(options["keep_min"]) * 60)
+    metadata = {"name": called.name, "namespace": called.namespace}
+    made = {
+        "apiVersion": RESOURCE.api_version,
+        "kind": RESOURCE.kind,
+        "metadata": {**metadata, **pod.metadata(submission, options)},
+        "spec": body,
+    }
+    return dict(merged(made, options["job"]))
+
+
+def environment(submission: Submission, called: Names, node: int) -> dict[str, str]:
+    """Return the variables that the entry of a node is given."""
+    names_of = hosts(called.name, submission.spec.nodes)
+    return pod.environment(submission, names_of, node, called.name)
+
+
+def node_of(name: str, pod_name: str) -> int | None:
+    """Return the number of the node that this pod is."""
+    return numbered(pod_name, f"{name}-{TASK}-")
+
+
+def stage(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
+    """Return where a job stands."""
+    status = job.get("status") or {}
+    said = status.get("state") or {}
+    phase = str(said.get("phase") or "")
+    state = _STATES.get(phase, JobState.UNKNOWN)
+    words = [str(said.get(key) or "") for key in ("reason", "message")]
+    message = ": ".join(word for word in words if word)
+    if state is JobState.FAILED and is_cancelled:
+        state = JobState.CANCELLED
+    elif phase in ("Aborted", "Terminated"):
+        message = message or "a pod was evicted, or somebody suspended the job"
+    changed_at = str(said.get("lastTransitionTime") or "")
+    # Volcano counts a restart before it begins, and writes the phases after it with new times.
+    is_again = bool(status.get("retryCount")) and not state.is_final
+    return Stage(
+        state=state,
+        native=phase or "new",
+        message=message,
+        ended_at=changed_at if state.is_final else "",
+        started_at=changed_at if phase == "Running" else "",
+        attempt_at=changed_at if is_again else "",
+        has_asked=phase in ("Aborted", "Terminated") or bool(status.get("retryCount")),
+    )
+
+
+def stop(job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
+    """Return the command that Volcano's own `vcctl job suspend` makes."""
+    metadata = job["metadata"]
+    target = {
+        "apiVersion": RESOURCE.api_version,
+        "kind": RESOURCE.kind,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+    }
+    body = {
+        "apiVersion": COMMAND.api_version,
+        "kind": COMMAND.kind,
+        "metadata": {
+            "generateName": f"{metadata['name']}-abort-",
+            "namespace": metadata["namespace"],
+            "ownerReferences": [target],
+        },
+        "action": "AbortJob",
+        "target": target,
+    }
+    return "POST", COMMAND, "", body
+
+
+def _policies(retries: int) -> list[dict[str, str]]:
+    """Return what happens when a pod is lost.
+
+    The entries see by themselves that a node has failed, and the head leaves its record; nothing
+    may end it meanwhile. But in the place of a pod that was deleted Volcano makes another, which
+    would wait for nodes that have ended.
+    """
+    if not retries:
+        return [{"event": "PodEvicted", "action": "AbortJob"}]
+    return [
+        {"event": "PodEvicted", "action": "RestartJob"},
+        {"event": "PodFailed", "action": "RestartJob"},
+    ]
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, (int, float))
+    return float(value)
+
+
+ENGINE = Engine(
+    name="volcano",
+    resource=RESOURCE,
+    hosts=hosts,
+    manifest=manifest,
+    environment=environment,
+    makes_key=False,
+    node_of=node_of,
+    stage=stage,
+    stop=stop,
+)

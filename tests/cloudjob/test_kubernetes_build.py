@@ -1,0 +1,565 @@
+"""What a cluster is told of a job, and what its answers mean. No cluster."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudjob.backends.kubernetes import mpi_operator, pod, request, state, volcano
+from cloudjob.backends.kubernetes.backend import KubernetesBackend
+from cloudjob.backends.kubernetes.merge import merged
+from cloudjob.backends.kubernetes.request import ENGINES
+from cloudjob.backends.kubernetes.site import Site, find
+from cloudjob.errors import SpecError, UsageError
+from cloudjob.spec import JobSpec
+from cloudjob.status import JobState
+from cloudjob.submission import Code, Submission
+from jobentry.contract import env, names, variables
+from tests import cluster, kubelet, operators
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+CRDS = {"volcano": "batch.volcano.sh_jobs", "mpi-operator": "kubeflow.org_mpijobs"}
+EVERYTHING: dict[str, Any] = {
+    "queue": "research",
+    "cpus": 1.5,
+    "memory_gib": 4.0,
+    "gpus": 8,
+    "node_selector": {"zone": "a"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "volumes": [
+        {"name": "data", "persistentVolumeClaim": {"claimName": "digits"}, "mountPath": "/data"}
+    ],
+    "service_account": "trainer",
+    "image_pull_secrets": ("registry",),
+    "image_pull_policy": "Always",
+    "priority_class": "high",
+    "keep_min": 60.0,
+    "labels": {"team": "vision"},
+    "annotations": {"note": "nightly"},
+    "pod": {"spec": {"hostIPC": True, "containers": [{"name": "cloudjob", "tty": True}]}},
+    "job": {"metadata": {"labels": {"cost": "7"}}},
+}
+
+
+def submission(engine: str = "volcano", options: Any = None, **values: Any) -> Submission:
+    """Return a job of three nodes."""
+    spec = {
+        "script": "train.py",
+        "args": ("--lr", "0.1", "$(HOME) $$"),
+        "image": "registry.example.com/base:1",
+        "nodes": 3,
+        "procs_per_node": 8,
+        "backend": "kubernetes",
+        "launcher": "mpirun",
+        "env": {"SEED": "7", "PRICE": "5$ or $(A)"},
+        "secrets": {"TOKEN": "s3cr3t"},
+        "timeout_min": 30.0,
+        "sections": {"kubernetes": {"engine": engine, **(options or {})}},
+        **values,
+    }
+    made = Submission(
+        spec=JobSpec(**spec),
+        job="train-2345678b",
+        code=Code(
+            uri="s3://bucket/x/train-2345678b/code.json",
+            digest="sha256:" + "0" * 64,
+            layers=("s3://bucket/x/layers/" + "1" * 64,),
+        ),
+        record_uri="s3://bucket/x/train-2345678b/record/exit.json",
+        outputs=(("OUT", "s3://bucket/x/train-2345678b/outputs/OUT"),),
+    )
+    return replace(made, access={names.CLOUDJOB_S3_SECRET_KEY: "very secret"})
+
+
+def build(engine: str = "volcano", options: Any = None, **values: Any):
+    """Return the request of a job of three nodes."""
+    return request.build(submission(engine, options, **values), ENGINES[engine], "lab")
+
+
+def strict(schema: Any) -> Any:
+    """Return a schema that refuses what it does not name, as an API server prunes it."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: strict(value) for key, value in schema.items()}
+    is_open = made.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in made
+    if isinstance(made.get("properties"), dict) and not is_open:
+        made["additionalProperties"] = False
+    if made.pop("x-kubernetes-int-or-string", False):
+        made["type"] = ["integer", "string"]
+    return made
+
+
+def check(manifest: dict[str, Any], engine: str) -> list[str]:
+    """Return what the CRD's schema has against a manifest."""
+    schema = copy.deepcopy(cluster.schema(CRDS[engine]))
+    # Of metadata, a CRD says nothing more than that it is an object.
+    schema["properties"]["metadata"] = {"type": "object"}
+    found = jsonschema.Draft202012Validator(strict(schema)).iter_errors(manifest)
+    return [f"{'/'.join(map(str, error.path))}: {error.message}" for error in found]
+
+
+# -- manifests ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_manifests_are_the_golden_ones(engine: str):
+    """All that is applied for a job with everything in it, but the entry's own bytes."""
+    shown = request.shown(build(engine, EVERYTHING))
+    shown[0]["binaryData"] = dict.fromkeys(shown[0]["binaryData"], "...")
+    path = GOLDEN / f"kubernetes-{engine}.yaml"
+    text = yaml.safe_dump_all(shown, sort_keys=False)
+
+    assert text == path.read_text(), f"when this is right, write it to {path.name}:\n{text}"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_the_operator_knows_every_field(engine: str, options: dict[str, Any], nodes: int):
+    """Strictly, against its CRD: the API server would drop a field that it does not know."""
+    made = build(engine, options, nodes=nodes)
+
+    assert check(dict(made.body), engine) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_check_of_schemas_finds_a_typo_deep_inside(engine: str):
+    """A field with one letter too few, and a number where text belongs."""
+    patch = {"spec": {"containers": [{"name": "cloudjob", "volumeMount": []}], "hostname": 7}}
+
+    found = "\n".join(check(dict(build(engine, {"pod": patch}).body), engine))
+
+    assert "volumeMount" in found
+    assert "7 is not of type 'string'" in found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_the_entry_of_each_pod_reads_what_it_would_be_told(engine: str, nodes: int):
+    """What operator and kubelet make of the manifests is the dialect of the container half."""
+    made = build(engine, nodes=nodes)
+    all_told = list(request.environments(made))
+    from_operator = operators.made_of(dict(made.body))
+    objects = kubelet.Objects(
+        [*request.objects(made, b"a key" * made.has_key), *from_operator.objects]
+    )
+
+    for index, item in enumerate(from_operator.pods):
+        started = kubelet.container(item, objects, ip=f"10.0.0.{index}")
+        given_ = kubelet.after_shell(started)
+        files = started.files
+        node = env.read({**given_, **variables.load(files["/run/cloudjob/env"].data)})
+        told = env.read(all_told[index])
+
+        assert node.node == index
+        assert node.hosts == told.hosts
+        assert node.hosts[index].partition(".")[0] == item["spec"]["hostname"]
+        assert node._replace(ssh_key="") == told._replace(ssh_key="")
+        assert started.args == ("train.py", "--lr", "0.1", "$(HOME) $$")
+        assert given_["PRICE"] == "5$ or $(A)"
+        assert given_["MA_CURRENT_IP"] == f"10.0.0.{index}"
+        assert given_["MA_CURRENT_INSTANCE_NAME"] == item["metadata"]["name"]
+        assert "/opt/cloudjob/jobentry.pyz" in files
+        assert ("/run/cloudjob/ssh-key" in files) == (engine == "volcano" and nodes > 1)
+        # What the operator lays there would break Open MPI 5.0.
+        assert "OMPI_MCA_plm_rsh_args" not in given_
+
+
+def test_volcano_gives_the_names_that_modelarts_gives():
+    """``MA_VJ_NAME``, the task and a number make a host, and the list of hosts is Volcano's own."""
+    made = build("volcano")
+    from_operator = operators.made_of(dict(made.body))
+    objects = kubelet.Objects([*request.objects(made, b""), *from_operator.objects])
+    given_ = kubelet.container(from_operator.pods[2], objects, ip="10.0.0.2").env
+    rule = "{MA_VJ_NAME}-{MA_TASK_NAME}-{VC_TASK_INDEX}.{MA_VJ_NAME}".format(**given_)
+
+    assert given_["VC_WORKER_HOSTS"].split(",")[2] == rule
+    assert given_["VC_WORKER_NUM"] == given_["MA_NUM_HOSTS"] == "3"
+    assert given_["VK_TASK_INDEX"] == given_["VC_TASK_INDEX"] == "2"
+
+
+def test_secrets_lie_in_the_secret_alone():
+    """Neither in the job's manifest nor in what a dry run shows; and no key is made for it."""
+    made = build("volcano")
+    key = request.objects(made, b"the key of ssh")[1]
+
+    assert "s3cr3t" not in json.dumps(dict(made.body)) + request.text(made)
+    assert "very secret" not in json.dumps(dict(made.body)) + request.text(made)
+    assert variables.load(base64.b64decode(key["data"]["env"]))["TOKEN"] == "s3cr3t"
+    assert base64.b64decode(key["data"]["ssh-key"]) == b"the key of ssh"
+
+
+def test_bytes_that_are_no_utf8_travel_in_the_secret():
+    """A manifest is JSON, which has no bytes."""
+    made = build("volcano", env={"RAW": "caf\udce9"}, secrets={})
+    data = request.objects(made, b"")[1]["data"]
+
+    assert variables.load(base64.b64decode(data["env"]))["RAW"] == "caf\udce9"
+    assert b"RAW=caf\xe9\0" in base64.b64decode(data["env"])
+
+
+def test_a_job_of_one_node_without_secrets_has_no_secret():
+    """Nothing is made that nobody reads."""
+    plain = replace(submission("volcano", nodes=1, secrets={}), access={})
+    made = request.build(plain, volcano.ENGINE, "lab")
+
+    assert made.secret is None
+    assert [item["kind"] for item in request.objects(made, b"")] == ["ConfigMap", "Job"]
+    assert names.CLOUDJOB_DELIVERY not in json.dumps(dict(made.body))
+
+
+def test_the_text_of_a_dry_run_is_what_is_applied():
+    """Document by document, but for what is secret."""
+    made = build("mpi-operator", EVERYTHING)
+    shown = list(yaml.safe_load_all(request.text(made)))
+
+    assert [item["kind"] for item in shown] == ["ConfigMap", "Secret", "MPIJob"]
+    assert shown[0] == request.objects(made, b"")[0]
+    assert shown[2] == dict(made.body)
+    assert shown[1]["stringData"]["env"].count("***") == 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_job_of_1000_nodes_is_quickly_made_and_small_enough(engine: str):
+    """Under a second of this machine's time, and within what an API server takes."""
+    begun = time.process_time()
+    made = build(engine, nodes=1000)
+    text = request.text(made)
+    spent_s = time.process_time() - begun
+    sizes = [len(json.dumps(item)) for item in request.objects(made, b"k" * 500)]
+
+    assert spent_s < 1.0
+    assert max(sizes) < request.MAX_OBJECT_BYTES
+    assert "train-2345678b" in text
+
+
+@pytest.mark.parametrize("job", ["7-segments-2345678b", "train-2345678b"])
+def test_a_service_can_have_the_name_of_the_job(job: str):
+    """It begins with a letter, and an id need not (RFC 1035)."""
+    assert pod.Names(job, "lab").name[0].isalpha()
+    assert pod.Names(job, "lab").name.endswith(job)
+
+
+# -- retries and policies -------------------------------------------------------------------------
+
+
+def test_volcano_aborts_a_job_that_has_lost_a_pod_and_leaves_a_failure_to_the_entry():
+    """Else it would make a new pod, which waits for nodes that have ended."""
+    spec = build("volcano").body["spec"]
+
+    assert spec["policies"] == [{"event": "PodEvicted", "action": "AbortJob"}]
+    assert spec["minAvailable"] == 3
+
+
+def test_volcano_starts_a_job_again_as_often_as_was_asked():
+    """Its own number counts the first start, too."""
+    spec = build("volcano", retries=2).body["spec"]
+
+    assert spec["maxRetry"] == 3
+    assert {item["event"]: item["action"] for item in spec["policies"]} == {
+        "PodEvicted": "RestartJob",
+        "PodFailed": "RestartJob",
+    }
+
+
+# -- merging --------------------------------------------------------------------------------------
+
+
+def test_a_patch_reaches_one_container_and_one_variable():
+    """As Kubernetes merges: items of lists by their names."""
+    patch = {
+        "spec": {
+            "containers": [
+                {
+                    "name": "cloudjob",
+                    "env": [{"name": "SEED", "value": "8"}, {"name": "NEW", "value": "1"}],
+                    "resources": None,
+                },
+                {"name": "sidecar", "image": "other"},
+            ],
+            "volumes": [{"name": "cache", "$patch": "delete"}],
+            "securityContext": {"$patch": "replace", "runAsUser": 7},
+        }
+    }
+    made = build("volcano", {**EVERYTHING, "pod": patch}).body["spec"]["tasks"][0]["template"]
+    containers = made["spec"]["containers"]
+    given_ = {item["name"]: item.get("value") for item in containers[0]["env"]}
+
+    assert [item["name"] for item in containers] == ["cloudjob", "sidecar"]
+    assert given_["SEED"] == "8"
+    assert given_["NEW"] == "1"
+    assert given_["MA_VJ_NAME"] == "train-2345678b"
+    assert "resources" not in containers[0]
+    assert "cache" not in [item["name"] for item in made["spec"]["volumes"]]
+    assert made["spec"]["securityContext"] == {"runAsUser": 7}
+
+
+_trees = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["a", "b", "env", "containers", "name"]), inner, max_size=3
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=50)
+@given(_trees, _trees)
+def test_merging_the_same_twice_changes_nothing_more(manifest: Any, patch: Any):
+    """And the manifest that was given stays as it was."""
+    before = copy.deepcopy(manifest)
+    once = merged(manifest, patch)
+
+    if isinstance(patch, dict) and not _has_nameless_items(patch):
+        assert merged(once, patch) == once
+    assert manifest == before
+
+
+def _has_nameless_items(value: Any) -> bool:
+    """Whether a list that is merged by name has items without one: they are added each time."""
+    if isinstance(value, dict):
+        return any(
+            (key in ("env", "containers") and isinstance(item, list)) or _has_nameless_items(item)
+            for key, item in value.items()
+        )
+    return isinstance(value, list) and any(map(_has_nameless_items, value))
+
+
+# -- what is wrong --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "values", "said"),
+    [
+        ("volcano", {"image": ""}, "image: is missing"),
+        ("mpi-operator", {"retries": 1}, "retries: the MPI operator starts only its launcher"),
+        ("volcano", {"args": ("a\udce9",)}, "args[0]: holds bytes that are no UTF-8"),
+        ("volcano", {"inputs": {"D": "file:///data/x"}}, "inputs.D: no pod has the folder"),
+        ("volcano", {"options": {"user": "me"}}, "kubernetes.user: is not UID:GID"),
+        ("volcano", {"options": {"volumes": [{"name": "x"}]}}, "volumes[0]: has no mountPath"),
+        ("volcano", {"nodes": 9000}, "nodes: the names of 9000 nodes are"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_sent(engine: str, values: Any, said: str):
+    """Each fault with its key."""
+    options = values.pop("options", None)
+    with pytest.raises(SpecError) as caught:
+        build(engine, options, **values)
+
+    assert any(said in problem for problem in caught.value.problems), caught.value.problems
+
+
+def test_a_folder_of_this_machine_is_fine_where_a_volume_brings_it():
+    """A network disk that has the same path here and there."""
+    volume = {"name": "nfs", "nfs": {"server": "s", "path": "/x"}, "mountPath": "/data"}
+
+    assert build("volcano", {"volumes": [volume]}, inputs={"D": "file:///data/digits"})
+
+
+# -- where it goes --------------------------------------------------------------------------------
+
+
+def test_the_namespace_is_that_of_the_context(tmp_path: Path):
+    """The job file's word comes first, then the context's, then Kubernetes' own."""
+    contexts = [
+        {"name": "one", "context": {"cluster": "c", "namespace": "lab"}},
+        {"name": "two", "context": {"cluster": "c"}},
+    ]
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump({"contexts": contexts, "current-context": "one"}))
+    environ = {"KUBECONFIG": f"{tmp_path / 'none'}:{path}"}
+
+    assert find({}, environ, tmp_path).namespace == "lab"
+    assert find({"context": "two"}, environ, tmp_path).namespace == "default"
+    assert find({"namespace": "mine"}, environ, tmp_path).namespace == "mine"
+    with pytest.raises(UsageError, match="there is none, did you mean 'one'"):
+        find({"context": "ones"}, environ, tmp_path)
+
+
+def test_a_dry_run_with_a_named_engine_needs_no_cluster(tmp_path: Path):
+    """There is no kubeconfig, and nothing is asked."""
+    backend = KubernetesBackend(tmp_path, {"engine": "volcano"}, environ={}, user_home=tmp_path)
+
+    assert backend.build(submission()).called.namespace == "default"
+
+
+# -- what the cluster says ------------------------------------------------------------------------
+
+
+def volcano_job(phase: str, **status: Any) -> dict[str, Any]:
+    """Return a Volcano job in this phase."""
+    said = {"phase": phase, "lastTransitionTime": "2026-11-21T10:00:09Z"}
+    return {"metadata": {"name": "j", "uid": "u"}, "status": {"state": said, **status}}
+
+
+def mpi_job(*conditions: str, reason: str = "", message: str = "") -> dict[str, Any]:
+    """Return an MPIJob of which these conditions hold."""
+    held = [{"type": c, "status": "True", "reason": reason, "message": message} for c in conditions]
+    return {"metadata": {"name": "j", "uid": "u"}, "status": {"conditions": held}}
+
+
+@pytest.mark.parametrize(
+    ("phase", "is_cancelled", "expected"),
+    [
+        ("", False, JobState.PENDING),
+        ("Pending", False, JobState.PENDING),
+        ("Running", False, JobState.RUNNING),
+        ("Restarting", False, JobState.RUNNING),
+        ("Aborting", True, JobState.RUNNING),
+        ("Completed", False, JobState.SUCCEEDED),
+        ("Failed", False, JobState.FAILED),
+        ("Aborted", True, JobState.CANCELLED),
+        ("Aborted", False, JobState.FAILED),
+        ("Terminated", False, JobState.FAILED),
+        ("Hibernating", False, JobState.UNKNOWN),
+    ],
+)
+def test_phases_of_volcano(phase: str, is_cancelled: bool, expected: JobState):
+    """Each word of its API, and one that nobody has heard of."""
+    assert volcano.stage(volcano_job(phase), is_cancelled).state is expected
+
+
+@pytest.mark.parametrize(
+    ("conditions", "is_cancelled", "expected"),
+    [
+        ((), False, JobState.PENDING),
+        (("Created",), False, JobState.PENDING),
+        (("Created", "Running"), False, JobState.RUNNING),
+        (("Created", "Succeeded"), False, JobState.SUCCEEDED),
+        (("Created", "Failed"), False, JobState.FAILED),
+        (("Created", "Suspended"), True, JobState.CANCELLED),
+        (("Created", "Suspended"), False, JobState.PENDING),
+        (("Levitating",), False, JobState.UNKNOWN),
+    ],
+)
+def test_conditions_of_the_mpi_operator(
+    conditions: tuple[str, ...], is_cancelled: bool, expected: JobState
+):
+    """The one that weighs most of those that hold."""
+    assert mpi_operator.stage(mpi_job(*conditions), is_cancelled).state is expected
+
+
+def pod_in(node: int, phase: str, **status: Any) -> state.Pod:
+    """Return a pod of Volcano as the API shows it."""
+    limits = {"resources": {"limits": {"memory": "4Gi"}}}
+    found = {
+        "metadata": {"name": f"j-worker-{node}", "uid": f"u{node}", "creationTimestamp": ""},
+        "spec": {"containers": [limits]},
+        "status": {"phase": phase, **status},
+    }
+    return state.pod_of(found, lambda name: volcano.node_of("j", name))
+
+
+def ended(node: int, code: int, reason: str = "Error", at: str = "2026-11-21T10:00:05Z"):
+    """Return a pod whose container has ended."""
+    over = {"exitCode": code, "reason": reason, "finishedAt": at, "startedAt": at}
+    phase = "Failed" if code else "Succeeded"
+    return pod_in(node, phase, containerStatuses=[{"state": {"terminated": over}}])
+
+
+def seen(job: dict[str, Any], *pods: state.Pod, is_cancelled: bool = False, said: Any = ()):
+    """Return the status of a job of Volcano."""
+    return state.status_of(
+        volcano.ENGINE, job, list(pods), is_cancelled=is_cancelled, said=list(said)
+    )
+
+
+def test_a_pod_that_no_machine_can_take_says_why():
+    """Beside the operator's own word, where ``status`` shows it."""
+    reason = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/4 nodes are available: 4 Insufficient nvidia.com/gpu.",
+    }
+    found = seen(volcano_job("Pending"), pod_in(1, "Pending", conditions=[reason]))
+
+    assert found.state is JobState.PENDING
+    assert found.native == (
+        "Pending (node 1: Unschedulable: 0/4 nodes are available: 4 Insufficient nvidia.com/gpu.)"
+    )
+
+
+def test_an_image_that_cannot_be_pulled_says_so():
+    """The kubelet goes on trying, so nobody else would."""
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling "x:1"'}}
+    found = seen(
+        volcano_job("Pending"),
+        pod_in(0, "Pending", containerStatuses=[{"state": waiting}]),
+        pod_in(1, "Pending", containerStatuses=[{"state": waiting}]),
+    )
+
+    assert found.native == (
+        'Pending (node 0: ImagePullBackOff: Back-off pulling "x:1", and 1 more)'
+    )
+
+
+def test_a_job_without_pods_says_what_the_quota_says():
+    """There is no pod that could."""
+    found = seen(volcano_job("Pending"), said=["FailedCreate: exceeded quota: gpus"])
+
+    assert found.native == "Pending (FailedCreate: exceeded quota: gpus)"
+
+
+def test_a_node_that_ran_out_of_memory_is_named():
+    """The entry only saw a rank killed."""
+    found = seen(volcano_job("Failed"), ended(0, 1), ended(1, 137, "OOMKilled"))
+
+    assert found.state is JobState.FAILED
+    assert found.reason == "out of memory: node 1 (j-worker-1), which may use 4Gi"
+    assert found.node == 1
+
+
+def test_an_evicted_pod_is_blamed_and_not_who_was_told_to_end():
+    """With the kubelet's words."""
+    evicted = pod_in(2, "Failed", reason="Evicted", message="The node was low on resource: memory.")
+    found = seen(volcano_job("Aborted"), ended(0, 143), evicted)
+
+    assert found.message == "node 2 (j-worker-2): Evicted: The node was low on resource: memory."
+    assert found.node == 2
+    assert found.has_asked
+
+
+def test_a_cancelled_job_blames_nobody():
+    """Its nodes were asked to end."""
+    found = seen(volcano_job("Aborted"), ended(0, 143), is_cancelled=True)
+
+    assert found.state is JobState.CANCELLED
+    assert found.message == ""
+    assert found.node is None
+
+
+def test_times_are_those_of_the_containers():
+    """In RFC 3339 with milliseconds."""
+    found = seen(volcano_job("Completed"), ended(0, 0, "Completed"))
+
+    assert found.started_at == found.ended_at == "2026-11-21T10:00:05.000Z"
+    assert found.exit_code == 0
+
+
+def test_a_restarted_job_says_when_its_attempt_began():
+    """So that the record of an earlier attempt is not taken for this one's."""
+    assert seen(volcano_job("Running", retryCount=1)).attempt_at == "2026-11-21T10:00:09.000Z"
+    assert seen(volcano_job("Running")).attempt_at == ""
+
+
+def test_a_site_is_a_key():
+    """Clients are kept by it."""
+    assert {Site("a", "b", "c"): 1}[Site("a", "b", "c")] == 1

@@ -1,0 +1,381 @@
+"""A cluster of Kubernetes without machines: a real etcd, a real API server, and a kubelet's logs.
+
+The programs are those that ``.ci/kube-apiserver`` builds, in ``$CLOUDJOB_TEST_KUBERNETES``. Nothing
+runs a pod here: who tests makes the pods that an operator would, and says what became of them, as a
+kubelet does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import http.server
+import json
+import os
+import secrets
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+START_S = 60.0
+MERGE = "application/merge-patch+json"
+
+
+def programs() -> Path:
+    """Return the folder of the API server's programs."""
+    return Path(os.environ["CLOUDJOB_TEST_KUBERNETES"])
+
+
+def crds() -> Path:
+    """Return the folder of the operators' CRDs: beside the project, or in ``$CLOUDJOB_CRDS``."""
+    folder = Path(os.environ.get("CLOUDJOB_CRDS") or ROOT.parent / "shared" / "reference" / "crds")
+    if not folder.is_dir():
+        if os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1":
+            raise FileNotFoundError(f"the operators' CRDs: {folder}")
+        pytest.skip(f"there are no CRDs in {folder}")
+    return folder
+
+
+@functools.cache
+def crd(name: str) -> dict[str, Any]:
+    """Return one CRD, by the name of its file without the suffix."""
+    # They are large: the loader in Python takes seconds for one.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loaded: dict[str, Any] = yaml.load((crds() / f"{name}.yaml").read_bytes(), Loader=loader)
+    return loaded
+
+
+def schema(name: str) -> dict[str, Any]:
+    """Return the schema of a CRD's first version that is served."""
+    found = next(item for item in crd(name)["spec"]["versions"] if item["served"])
+    made: dict[str, Any] = found["schema"]["openAPIV3Schema"]
+    return made
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+class Cluster:
+    """An API server on loopback; ``admin`` may do everything, ``guest`` only read pods."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.admin, self.guest = secrets.token_hex(8), secrets.token_hex(8)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._context = ssl._create_unverified_context()
+        self.kubelet = Kubelet(folder)
+
+    @property
+    def endpoint(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        etcd = free_port()
+        self._start(
+            *("etcd", f"--data-dir={self.folder / 'etcd'}", f"--listen-client-urls={_url(etcd)}"),
+            *(f"--advertise-client-urls={_url(etcd)}", f"--listen-peer-urls={_url(free_port())}"),
+            # What is lost when the machine fails is lost with the tests.
+            "--unsafe-no-fsync",
+        )
+        key = self.folder / "service-account.key"
+        words = ["openssl", "genrsa", "-out", str(key), "2048"]
+        subprocess.run(words, check=True, capture_output=True)
+        tokens = self.folder / "tokens.csv"
+        tokens.write_text(f"{self.admin},admin,1,system:masters\n{self.guest},guest,2\n")
+        self._start(
+            *(str(programs() / "kube-apiserver"), f"--etcd-servers={_url(etcd)}"),
+            *("--bind-address=127.0.0.1", f"--secure-port={self.port}"),
+            f"--cert-dir={self.folder / 'certificates'}",
+            *(f"--token-auth-file={tokens}", "--authorization-mode=RBAC"),
+            *("--service-cluster-ip-range=10.96.0.0/16", f"--service-account-key-file={key}"),
+            f"--service-account-signing-key-file={key}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            # There is no controller that would make service accounts; and a toleration that the
+            # server adds to ours would look like one that it has changed.
+            "--disable-admission-plugins=ServiceAccount,DefaultTolerationSeconds",
+            # Short, so that a watch is ended now and then in these tests, too.
+            "--min-request-timeout=30",
+        )
+        deadline = time.monotonic() + START_S
+        while True:
+            self._check_alive()
+            with contextlib.suppress(OSError, urllib.error.URLError):
+                self.ask("GET", "/readyz", is_json=False)
+                break
+            assert time.monotonic() < deadline, f"no API server: {self.said()}"
+            time.sleep(0.2)
+        self.kubelet.start()
+        self._add_crds()
+        self._add_node()
+        self._add_guest()
+
+    def stop(self) -> None:
+        """End it."""
+        # They would wait for streams to end, and what they know is not needed any more.
+        for process in reversed(self._processes):
+            process.kill()
+            process.wait()
+        self.kubelet.stop()
+
+    def controllers(self, *names: str) -> None:
+        """Start controllers; ``garbagecollector`` deletes what has lost its owner."""
+        self._start(
+            *(str(programs() / "kube-controller-manager"), f"--controllers={','.join(names)}"),
+            *(f"--kubeconfig={self.kubeconfig()}", "--leader-elect=false", "--port=0"),
+            f"--secure-port={free_port()}",
+        )
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        kind: str = "application/json",
+        is_json: bool = True,
+    ) -> Any:
+        """Ask the API server as its administrator; a refusal is an ``HTTPError``."""
+        request = urllib.request.Request(
+            self.endpoint + path,
+            data=None if body is None else json.dumps(body).encode(),
+            method=method,
+            headers={"Authorization": f"Bearer {self.admin}", "Content-Type": kind},
+        )
+        with urllib.request.urlopen(request, context=self._context, timeout=30) as answer:
+            data = answer.read()
+        return json.loads(data) if is_json else data
+
+    def kubeconfig(self, *, server: str = "", token: str = "", namespace: str = "default") -> Path:
+        """Return a new kubeconfig."""
+        cluster: dict[str, Any] = {"server": server or self.endpoint}
+        if not server:
+            authority = self.folder / "certificates" / "apiserver.crt"
+            cluster["certificate-authority"] = str(authority)
+        return write_kubeconfig(self.folder, cluster, {"token": token or self.admin}, namespace)
+
+    def namespace(self) -> str:
+        """Make a namespace and return its name."""
+        name = f"lab-{secrets.token_hex(4)}"
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        self.ask("POST", "/api/v1/namespaces", body)
+        return name
+
+    def said(self) -> str:
+        """Return the last words of the programs, for a person."""
+        logs = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"{path.name}: {path.read_text()[-1500:]}" for path in logs)
+
+    def _start(self, program: str, *words: str) -> None:
+        found = shutil.which(program)
+        assert found, f"there is no {program}"
+        with (self.folder / f"{Path(program).name}.log").open("wb") as log:
+            self._processes.append(subprocess.Popen([found, *words], stdout=log, stderr=log))
+
+    def _check_alive(self) -> None:
+        for process in self._processes:
+            assert process.poll() is None, self.said()
+
+    def _add_crds(self) -> None:
+        for path in sorted(crds().glob("*.*_*.yaml")):
+            body = crd(path.stem)
+            self.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)
+        deadline = time.monotonic() + START_S
+        for group in (
+            "batch.volcano.sh/v1alpha1",
+            "kubeflow.org/v2beta1",
+            "bus.volcano.sh/v1alpha1",
+        ):
+            while True:
+                with contextlib.suppress(urllib.error.HTTPError):
+                    if self.ask("GET", f"/apis/{group}")["resources"]:
+                        break
+                assert time.monotonic() < deadline, f"there is no {group}"
+                time.sleep(0.1)
+
+    def _add_node(self) -> None:
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "machine-0"}}
+        self.ask("POST", "/api/v1/nodes", body)
+        status = {
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self.kubelet.port}},
+        }
+        self.ask("PATCH", "/api/v1/nodes/machine-0/status", {"status": status}, kind=MERGE)
+
+    def _add_guest(self) -> None:
+        group = "rbac.authorization.k8s.io"
+        rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}
+        named = {"metadata": {"name": "guest"}, "apiVersion": f"{group}/v1"}
+        path = f"/apis/{group}/v1"
+        role = {**named, "kind": "ClusterRole", "rules": [rule]}
+        self.ask("POST", f"{path}/clusterroles", role)
+        binding = {
+            **named,
+            "kind": "ClusterRoleBinding",
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "guest"},
+            "subjects": [{"kind": "User", "name": "guest", "apiGroup": group}],
+        }
+        self.ask("POST", f"{path}/clusterrolebindings", binding)
+
+
+def write_kubeconfig(
+    folder: Path, cluster: dict[str, Any], user: dict[str, Any], namespace: str = "default"
+) -> Path:
+    """Write a kubeconfig of one context, ``test``, and return it."""
+    path = folder / f"kubeconfig-{secrets.token_hex(4)}"
+    context = {"cluster": "test", "user": "test", "namespace": namespace}
+    text = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "test", "user": user}],
+        "contexts": [{"name": "test", "context": context}],
+    }
+    path.write_text(yaml.safe_dump(text))
+    path.chmod(0o600)
+    return path
+
+
+@dataclass
+class Log:
+    """What a container has written: each line with its time, as the kubelet keeps it."""
+
+    lines: list[tuple[str, bytes]] = field(default_factory=list)
+    is_over: bool = False
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def write(self, *lines: bytes, at: str = "") -> None:
+        """Add lines, all of one moment where one is named."""
+        with self.changed:
+            self.lines += [(at or _now(), line) for line in lines]
+            self.changed.notify_all()
+
+    def end(self) -> None:
+        """Let those who follow come to their end."""
+        with self.changed:
+            self.is_over = True
+            self.changed.notify_all()
+
+    def since(self, moment: str, begin: int, *, follow: bool) -> Iterator[tuple[str, bytes]]:
+        """Yield lines as they come."""
+        at = begin
+        while True:
+            with self.changed:
+                while follow and at >= len(self.lines) and not self.is_over:
+                    self.changed.wait(1.0)
+                found = self.lines[at:]
+                at = len(self.lines)
+            for time_, line in found:
+                # As a kubelet compares: whole seconds against nanoseconds.
+                if not moment or time_ >= moment.rstrip("Z"):
+                    yield time_, line
+            if not follow or (self.is_over and at >= len(self.lines)):
+                return
+
+
+class Kubelet:
+    """What an API server asks of a machine: the logs of its containers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.port = free_port()
+        self.logs: dict[str, Log] = {}
+        self.asked: list[str] = []
+        # Each stream ends after so many lines, without a word, as when a kubelet is restarted.
+        self.cut_after = 0
+        self._server: http.server.ThreadingHTTPServer | None = None
+
+    def log(self, namespace: str, pod: str) -> Log:
+        """Return the log of a pod."""
+        return self.logs.setdefault(f"{namespace}/{pod}", Log())
+
+    def forget(self, namespace: str, pod: str) -> None:
+        """Let a log go with its pod."""
+        self.logs.pop(f"{namespace}/{pod}", Log()).end()
+
+    def start(self) -> None:
+        """Listen, with a certificate of its own."""
+        folder = self._folder
+        words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+        words += ["-keyout", str(folder / "kubelet.key"), "-out", str(folder / "kubelet.crt")]
+        subprocess.run([*words, "-subj", "/CN=machine-0"], check=True, capture_output=True)
+        kubelet = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                kubelet.asked.append(self.path)
+                kubelet._serve(self)
+
+            def log_message(self, *words: Any) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self._server.daemon_threads = True
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "kubelet.crt", folder / "kubelet.key")
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        """Listen no more."""
+        for log in self.logs.values():
+            log.end()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def _serve(self, handler: http.server.BaseHTTPRequestHandler) -> None:
+        where = urlsplit(handler.path)
+        query = {name: values[0] for name, values in parse_qs(where.query).items()}
+        namespace, pod = where.path.split("/")[2:4]
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/plain")
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        follow = query.get("follow") == "true"
+        with_times = query.get("timestamps") == "true"
+        lines = self.log(namespace, pod).since(query.get("sinceTime", ""), 0, follow=follow)
+        with contextlib.suppress(OSError):
+            for number, (moment, line) in enumerate(lines, 1):
+                data = (moment.encode() + b" " if with_times else b"") + line + b"\n"
+                if follow and self.cut_after and number > self.cut_after:
+                    # The half of a line, and the end of the stream.
+                    data = data[: len(data) // 2]
+                handler.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+                handler.wfile.flush()
+                if follow and self.cut_after and number > self.cut_after:
+                    break
+            handler.wfile.write(b"0\r\n\r\n")
+            handler.wfile.flush()
+
+
+def _now() -> str:
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return now.strftime("%Y-%m-%dT%H:%M:%S.%f") + "000Z"
+
+
+def _url(port: int) -> str:
+    return f"http://127.0.0.1:{port}"

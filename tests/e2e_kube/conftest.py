@@ -1,0 +1,248 @@
+"""Jobs on a real API server, with the operator and the kubelet played by the tests.
+
+``.ci/run heavy`` builds the programs and names them in ``$CLOUDJOB_TEST_KUBERNETES``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import operators
+from tests.cluster import MERGE, Cluster, Log
+
+BIN = Path(sys.executable).parent
+LIMIT_S = 120.0
+RESOURCES = {
+    "volcano": "/apis/batch.volcano.sh/v1alpha1/namespaces/{}/jobs",
+    "mpi-operator": "/apis/kubeflow.org/v2beta1/namespaces/{}/mpijobs",
+}
+PLURALS = {"ConfigMap": "configmaps", "Secret": "secrets", "Service": "services", "Pod": "pods"}
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """An API server with the operators' CRDs."""
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def __str__(self) -> str:
+        return f"exit {self.code}\n--- out\n{self.out[-3000:]}\n--- err\n{self.err[-3000:]}"
+
+    @property
+    def job(self) -> str:
+        found = re.search(r"kubernetes://[^\s/]+/[^/]+/[^/]+/([a-z0-9-]+)", self.err + self.out)
+        assert found, self
+        return found[1]
+
+
+@dataclass
+class Lab:
+    """A namespace, the command line, and what an operator and a kubelet would do in it."""
+
+    cluster: Cluster
+    folder: Path
+    engine: str = "volcano"
+    namespace: str = ""
+    environ: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.namespace = self.cluster.namespace()
+        self.source.mkdir(parents=True)
+        (self.folder / "store").mkdir()
+        (self.source / "train.py").write_text("print('hello')\n")
+        self.environ["KUBECONFIG"] = str(self.cluster.kubeconfig(namespace=self.namespace))
+        self.environ["CLOUDJOB_HOME"] = str(self.folder / "home")
+        self.write()
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "source"
+
+    def write(self, **options: Any) -> None:
+        """Write the job file."""
+        store = str(self.folder / "store")
+        volume = {"name": "store", "hostPath": {"path": store}, "mountPath": store}
+        section = {"engine": self.engine, "volumes": [volume], "cpus": 1, **options}
+        text = {
+            "backend": "kubernetes",
+            "store": f"file://{store}",
+            "image": "cloudjob/base:latest",
+            "kubernetes": section,
+        }
+        (self.source / "job.yaml").write_text(yaml.safe_dump(text))
+
+    # -- the command line ---------------------------------------------------------------------
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [BIN / "cloudjob", *words],
+            cwd=self.source,
+            env={**os.environ, **self.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self, process: subprocess.Popen[str], limit_s: float = LIMIT_S) -> Done:
+        try:
+            out, err = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            err += "\n(killed by the test: it took too long)"
+        return Done(process.returncode, out, err)
+
+    def run(self, *words: str) -> Done:
+        return self.end(self.start(*words))
+
+    def submit(self, *words: str) -> str:
+        """Submit a job and return its id."""
+        done = self.run("submit", "--config", "job.yaml", "--detach", *words, "train.py")
+        assert done.code == 0, done
+        return done.job
+
+    def status(self, job: str) -> dict[str, Any]:
+        done = self.run("status", job, "--json")
+        assert done.code == 0, done
+        found: dict[str, Any] = json.loads(done.out)
+        return found
+
+    # -- the operator -------------------------------------------------------------------------
+
+    def path(self, job: str = "") -> str:
+        return RESOURCES[self.engine].format(self.namespace) + (f"/{job}" if job else "")
+
+    def core(self, kind: str, name: str = "") -> str:
+        tail = f"/{name}" if name else ""
+        return f"/api/v1/namespaces/{self.namespace}/{PLURALS[kind]}{tail}"
+
+    def get(self, path: str) -> Any:
+        """Return an object, None where there is none."""
+        try:
+            return self.cluster.ask("GET", path)
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+            return None
+
+    def operate(self, job: str) -> list[str]:
+        """Make what the operator makes of a job, and return the names of its pods by node."""
+        manifest = self.get(self.path(job))
+        made = operators.made_of(manifest, manifest["metadata"]["uid"])
+        for item in [*made.objects, *made.pods]:
+            with contextlib.suppress(KeyError):
+                del item["spec"]["schedulerName"]
+            self.cluster.ask("POST", self.core(item["kind"]), item)
+        return [item["metadata"]["name"] for item in made.pods]
+
+    def phase(self, job: str, phase: str, **more: Any) -> None:
+        """Let the operator say where the job stands."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        if self.engine == "volcano":
+            status: Any = {"state": {"phase": phase, "lastTransitionTime": now}, **more}
+        else:
+            held = {"type": phase, "status": "True", "lastTransitionTime": now, **more}
+            status = {"conditions": [held]}
+        self.cluster.ask("PATCH", self.path(job) + "/status", {"status": status}, kind=MERGE)
+
+    # -- the kubelet --------------------------------------------------------------------------
+
+    def log(self, pod: str) -> Log:
+        """Return what the container of a pod has written."""
+        return self.cluster.kubelet.log(self.namespace, pod)
+
+    def pod_status(self, pod: str, status: dict[str, Any]) -> None:
+        path = self.core("Pod", pod) + "/status"
+        self.cluster.ask("PATCH", path, {"status": status}, kind=MERGE)
+
+    def begin(self, *pods: str) -> None:
+        """Give pods a machine and let their containers run."""
+        for pod in pods:
+            binding = {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": pod},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": "machine-0"},
+            }
+            self.cluster.ask("POST", self.core("Pod", pod) + "/binding", binding)
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            state = {"running": {"startedAt": now}}
+            self.pod_status(pod, {"phase": "Running", "containerStatuses": [_container(state)]})
+
+    def finish(self, pod: str, code: int = 0, reason: str = "", **more: Any) -> None:
+        """Let the container of a pod end."""
+        self.log(pod).end()
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        over = {"exitCode": code, "startedAt": now, "finishedAt": now}
+        over["reason"] = reason or ("Error" if code else "Completed")
+        phase = "Failed" if code else "Succeeded"
+        state = {"terminated": over}
+        status = {"phase": phase, "containerStatuses": [_container(state)], **more}
+        self.pod_status(pod, status)
+
+    def delete(self, pod: str) -> None:
+        self.cluster.ask("DELETE", self.core("Pod", pod), {"gracePeriodSeconds": 0})
+
+
+def _container(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": "cloudjob",
+        "image": "x",
+        "imageID": "",
+        "restartCount": 0,
+        "ready": "running" in state,
+        "state": state,
+    }
+
+
+@pytest.fixture(params=["volcano", "mpi-operator"])
+def lab(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path) -> Lab:
+    """A namespace of its own, with each operator."""
+    return Lab(cluster, tmp_path / "lab", engine=request.param)
+
+
+@pytest.fixture
+def volcano_lab(cluster: Cluster, tmp_path: Path) -> Lab:
+    """A namespace of its own, with Volcano."""
+    return Lab(cluster, tmp_path / "lab")
+
+
+@pytest.fixture
+def until() -> Callable[..., None]:
+    """A function that waits until a claim holds."""
+
+    def poll(claim: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
+        end = time.monotonic() + limit_s
+        while not claim():
+            assert time.monotonic() < end, f"after {limit_s:g} s there is no {what}"
+            time.sleep(0.1)
+
+    return poll

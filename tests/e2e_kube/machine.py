@@ -1,0 +1,278 @@
+"""A machine of the cluster and its operators: pods become containers of this machine's engine.
+
+The manifests are those that the API server has kept. An operator makes pods of them
+(``tests.operators``), a kubelet makes a container of each (``tests.kubelet``), says what became of
+it, and gives its log; policies are followed as Volcano and the MPI operator follow them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tarfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import docker
+
+from tests import kubelet, operators
+from tests.e2e_kube.conftest import Lab
+
+LABEL = "cloudjob-test.namespace"
+_POLL_S = 0.2
+
+
+class Machine:
+    """Runs the pods of one job until it has ended."""
+
+    def __init__(self, lab: Lab, engine: docker.APIClient, image: str) -> None:
+        self.lab = lab
+        self._engine = engine
+        self._image = image
+        self._alive: dict[str, str] = {}
+        self._threads: list[threading.Thread] = []
+        self._stop = threading.Event()
+        self.network = f"cloudjob-test-{lab.namespace}"
+        self.faults: list[BaseException] = []
+        self.attempts = 0
+
+    def __enter__(self) -> Machine:
+        self._engine.create_network(self.network, labels={LABEL: self.lab.namespace})
+        thread = threading.Thread(target=self._guarded, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+        for item in self._ours():
+            with contextlib.suppress(docker.errors.APIError):
+                self._engine.remove_container(item["Id"], force=True, v=True)
+        self._engine.remove_network(self.network)
+        assert self.faults == []
+
+    def _ours(self) -> list[dict[str, Any]]:
+        filters = {"label": f"{LABEL}={self.lab.namespace}"}
+        found: list[dict[str, Any]] = self._engine.containers(all=True, filters=filters)
+        return found
+
+    def _guarded(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 (told of at the end)
+            self.faults.append(error)
+
+    # -- the operator -------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Take the one job of the namespace and bring it to its end."""
+        while not self._stop.is_set():
+            jobs = self.lab.get(self.lab.path())["items"]
+            if jobs:
+                break
+            time.sleep(_POLL_S)
+        else:
+            return
+        name = jobs[0]["metadata"]["name"]
+        retries = 0
+        while not self._stop.is_set():
+            self._begin(name)
+            self.lab.phase(name, "Running", **({"retryCount": retries} if retries else {}))
+            phase = self._follow(name)
+            if phase != "Restarting":
+                self.lab.phase(name, phase, **({"retryCount": retries} if retries else {}))
+                return
+            retries += 1
+            self.lab.phase(name, "Restarting", retryCount=retries)
+            self._delete_pods(keep_ended=False)
+            if retries >= self._manifest(name)["spec"]["maxRetry"]:
+                self.lab.phase(name, "Failed", retryCount=retries)
+                return
+
+    def _follow(self, name: str) -> str:
+        """Return the phase in which the pods, and who asks, bring the job."""
+        is_volcano = self.lab.engine == "volcano"
+        while not self._stop.is_set():
+            ended = self._ended()
+            phase = self._volcano(name, ended) if is_volcano else self._mpi(name, ended)
+            if phase:
+                return phase
+            time.sleep(_POLL_S)
+        return "Unknown"
+
+    def _volcano(self, name: str, ended: dict[str, int]) -> str:
+        """pkg/controllers/job/state/running.go, and the policies."""
+        spec = self._manifest(name)["spec"]
+        group = "/apis/bus.volcano.sh/v1alpha1/namespaces/{}/commands"
+        for command in self.lab.get(group.format(self.lab.namespace))["items"]:
+            assert command["action"] == "AbortJob"
+            self._delete_pods(keep_ended=True)
+            return "Aborted"
+        actions = {item["event"]: item["action"] for item in spec["policies"]}
+        if any(ended.values()) and "PodFailed" in actions:
+            assert actions["PodFailed"] == "RestartJob"
+            return "Restarting"
+        if len(ended) == spec["tasks"][0]["replicas"]:
+            good = sum(not code for code in ended.values())
+            return "Completed" if good >= spec["minAvailable"] else "Failed"
+        return ""
+
+    def _mpi(self, name: str, ended: dict[str, int]) -> str:
+        """pkg/controller/mpi_job_controller.go: updateMPIJobStatus, cleanUpWorkerPods."""
+        policy = self._manifest(name)["spec"]["runPolicy"]
+        if policy.get("suspend"):
+            self._delete_pods(keep_ended=False)
+            return "Suspended"
+        launcher = next((code for pod, code in ended.items() if "-launcher-" in pod), None)
+        if launcher is None:
+            return ""
+        assert policy["cleanPodPolicy"] == "Running"
+        self._delete_pods(keep_ended=True)
+        return "Failed" if launcher else "Succeeded"
+
+    def _manifest(self, name: str) -> dict[str, Any]:
+        manifest: dict[str, Any] = self.lab.get(self.lab.path(name))
+        return manifest
+
+    # -- the kubelet --------------------------------------------------------------------------
+
+    def _begin(self, name: str) -> None:
+        """Make the pods and start a container for each."""
+        manifest = self._manifest(name)
+        self._let_in()
+        if self.attempts:
+            uid = manifest["metadata"]["uid"]
+            pods = operators.made_of(manifest, uid).pods
+            for item in pods:
+                item["spec"].pop("schedulerName", None)
+                self.lab.cluster.ask("POST", self.lab.core("Pod"), item)
+            found = [item["metadata"]["name"] for item in pods]
+        else:
+            found = self.lab.operate(name)
+        self.attempts += 1
+        objects = kubelet.Objects(
+            [
+                {**item, "kind": kind}
+                for kind in ("ConfigMap", "Secret")
+                for item in self.lab.get(self.lab.core(kind))["items"]
+            ]
+        )
+        for index, pod in enumerate(found):
+            self._start(self.lab.get(self.lab.core("Pod", pod)), objects, index)
+
+    def _let_in(self) -> None:
+        """Let the pods' user write to the store, as the owner of a network disk would."""
+        for folder, _, files in os.walk(self.lab.folder / "store"):
+            Path(folder).chmod(0o777)
+            for file in files:
+                Path(folder, file).chmod(0o666)
+
+    def _start(self, pod: dict[str, Any], objects: kubelet.Objects, index: int) -> None:
+        name = pod["metadata"]["name"]
+        # The address is known before the container: it stands in its variables.
+        pool = self._engine.inspect_network(self.network)["IPAM"]["Config"][0]["Subnet"]
+        ip = pool.rpartition(".")[0] + f".{10 + index + 20 * self.attempts}"
+        started = kubelet.container(pod, objects, ip=ip)
+        short = f"{started.host}.{started.domain}"
+        names = [started.host, short, f"{short}.{self.lab.namespace}.svc"]
+        endpoint = {"Aliases": names, "IPAMConfig": None}
+        config = {
+            "Image": self._image,
+            "Entrypoint": list(started.command),
+            "Cmd": list(started.args),
+            "Env": [f"{key}={value}" for key, value in started.env.items()],
+            "Hostname": started.host,
+            "User": f"{started.user}:{started.group}",
+            "WorkingDir": started.folder,
+            "Labels": {LABEL: self.lab.namespace},
+            "HostConfig": {
+                "NetworkMode": self.network,
+                "ShmSize": started.shm_bytes,
+                "CapDrop": ["ALL"],
+                "SecurityOpt": ["no-new-privileges:true"],
+                "Binds": [f"{source}:{path}" for path, source in started.binds.items()],
+            },
+            "NetworkingConfig": {"EndpointsConfig": {self.network: endpoint}},
+        }
+        made = self._engine.create_container_from_config(config)["Id"]
+        self._engine.put_archive(made, "/", _volumes(started))
+        self._engine.start(made)
+        self._alive[name] = made
+        self.lab.begin(name)
+        thread = threading.Thread(target=self._log, args=(name, made), daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _log(self, pod: str, container: str) -> None:
+        """Give the log to who asks the kubelet."""
+        log = self.lab.log(pod)
+        rest = b""
+        stream = self._engine.logs(container, stream=True, follow=True, timestamps=True)
+        for piece in stream:
+            whole, newline, rest = (rest + piece).rpartition(b"\n")
+            for line in whole.split(b"\n") if newline else ():
+                moment, _, text = line.partition(b" ")
+                log.write(text, at=moment.decode())
+
+    def _ended(self) -> dict[str, int]:
+        """Return the exit codes of the containers that have ended, and tell the API server."""
+        for pod, container in list(self._alive.items()):
+            state = self._engine.inspect_container(container)["State"]
+            if state["Running"]:
+                continue
+            del self._alive[pod]
+            time.sleep(0.3)  # the log's last lines are on their way through the engine
+            reason = "OOMKilled" if state["OOMKilled"] else ""
+            self.lab.finish(pod, state["ExitCode"], reason)
+        codes = {}
+        for item in self.lab.get(self.lab.core("Pod"))["items"]:
+            states = (item["status"].get("containerStatuses") or [{}])[0].get("state") or {}
+            if "terminated" in states:
+                codes[item["metadata"]["name"]] = states["terminated"]["exitCode"]
+        return codes
+
+    def _delete_pods(self, *, keep_ended: bool) -> None:
+        """Delete pods with their grace, as the API server and a kubelet do it together."""
+        stopping = []
+        for pod, container in list(self._alive.items()):
+            spec = self.lab.get(self.lab.core("Pod", pod))["spec"]
+            grace_s = spec["terminationGracePeriodSeconds"]
+            words = {"timeout": grace_s}
+            stop = threading.Thread(target=self._engine.stop, args=(container,), kwargs=words)
+            stop.start()
+            stopping.append((pod, stop))
+            del self._alive[pod]
+        for pod, stop in stopping:
+            stop.join()
+            time.sleep(0.3)  # as above
+            self.lab.log(pod).end()
+            self.lab.delete(pod)
+        if not keep_ended:
+            for item in self.lab.get(self.lab.core("Pod"))["items"]:
+                self.lab.delete(item["metadata"]["name"])
+        kubelet_ = self.lab.cluster.kubelet
+        for key in list(kubelet_.logs):
+            namespace, _, pod = key.partition("/")
+            if namespace == self.lab.namespace and not self.lab.get(self.lab.core("Pod", pod)):
+                kubelet_.forget(namespace, pod)
+
+
+def _volumes(started: kubelet.Started) -> bytes:
+    """Return the volumes as a tar: files are root's and of the pod's group, folders are open."""
+    group = int(started.group)
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as members:
+        for path in started.empty:
+            member = tarfile.TarInfo(path.lstrip("/"))
+            member.type, member.mode, member.gid = tarfile.DIRTYPE, 0o2777, group
+            members.addfile(member)
+        for path, file in started.files.items():
+            member = tarfile.TarInfo(path.lstrip("/"))
+            member.mode, member.gid, member.size = file.mode, group, len(file.data)
+            members.addfile(member, io.BytesIO(file.data))
+    return data.getvalue()

@@ -1,0 +1,521 @@
+"""The command line against a real API server."""
+
+from __future__ import annotations
+
+import copy
+import json
+import urllib.error
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from cloudjob.backends.kubernetes import request
+from cloudjob.backends.kubernetes.request import ENGINES
+from tests import operators
+from tests.cloudjob.test_kubernetes_build import EVERYTHING, build, strict
+from tests.cluster import ROOT, Cluster
+from tests.e2e_kube.conftest import PLURALS, RESOURCES, Lab
+
+pytestmark = pytest.mark.kubernetes
+
+
+def missing(sent: Any, back: Any, where: str = "") -> list[str]:
+    """Return what was sent and did not come back."""
+    if isinstance(sent, dict) and isinstance(back, dict):
+        return [
+            fault
+            for key, value in sent.items()
+            # What is empty need not be kept, and what was text lies beside it as bytes.
+            for fault in (
+                missing(value, back[key], f"{where}.{key}")
+                if key in back
+                else [f"{where}.{key} is gone"]
+                * (value not in ({}, [], "") and key != "stringData")
+            )
+        ]
+    if isinstance(sent, list) and isinstance(back, list):
+        if len(sent) != len(back):
+            return [f"{where}: {len(sent)} items were sent, {len(back)} came back"]
+        pairs = enumerate(zip(sent, back, strict=True))
+        return [fault for i, (a, b) in pairs for fault in missing(a, b, f"{where}[{i}]")]
+    return [] if sent == back else [f"{where}: {sent!r} became {back!r}"]
+
+
+def applied(cluster: Cluster, namespace: str, item: dict[str, Any]) -> dict[str, Any]:
+    """Create an object and return what the server has kept of it."""
+    engine = {"Job": "volcano", "MPIJob": "mpi-operator"}.get(item["kind"], "")
+    path = RESOURCES[engine] if engine else f"/api/v1/namespaces/{{}}/{PLURALS[item['kind']]}"
+    sent = {**item, "metadata": {**item["metadata"], "namespace": namespace}}
+    cluster.ask("POST", path.format(namespace), sent)
+    kept: dict[str, Any] = cluster.ask(
+        "GET", f"{path.format(namespace)}/{item['metadata']['name']}"
+    )
+    return kept
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_what_is_applied_comes_back(
+    cluster: Cluster, engine: str, options: dict[str, Any], nodes: int
+):
+    """Each field of each manifest, and of the pods that the operator makes: nothing was dropped."""
+    namespace = cluster.namespace()
+    made = build(engine, options, nodes=nodes)
+    own = request.objects(made, b"key" * made.has_key)
+    body = copy.deepcopy(dict(made.body))
+    body["metadata"]["namespace"] = namespace
+    from_operator = operators.made_of(body)
+    pods = [without_admission(item) for item in from_operator.pods]
+    faults = [
+        fault
+        for item in [*own, *from_operator.objects, *pods]
+        for fault in missing(
+            {k: v for k, v in item.items() if k != "metadata"}, applied(cluster, namespace, item)
+        )
+    ]
+
+    assert faults == []
+
+
+def without_admission(pod: dict[str, Any]) -> dict[str, Any]:
+    """Return a pod without the class that this cluster has not, and with an owner that is none."""
+    found = copy.deepcopy(pod)
+    found["spec"].pop("priorityClassName", None)
+    found["metadata"].pop("ownerReferences")
+    return found
+
+
+@pytest.fixture(scope="module")
+def openapi(cluster: Cluster) -> dict[str, Any]:
+    """What the server itself says of its objects, with nothing that it does not name."""
+    definitions = strict(cluster.ask("GET", "/openapi/v2")["definitions"])
+    for found in definitions.values():
+        if found.get("format") == "int-or-string":
+            found["type"] = ["integer", "string"]
+    return definitions
+
+
+def against(openapi: dict[str, Any], item: dict[str, Any]) -> list[str]:
+    """Return what the server's own description has against an object of its core."""
+    schema = {
+        "$ref": f"#/definitions/io.k8s.api.core.v1.{item['kind']}",
+        "definitions": openapi,
+    }
+    found = jsonschema.Draft202012Validator(schema).iter_errors(item)
+    return [f"{'/'.join(map(str, error.path))}: {error.message}" for error in found]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_kubernetes_itself_knows_every_field(engine: str, openapi: dict[str, Any]):
+    """ConfigMap, Secret and pods, strictly: also what an operator's CRD does not look into."""
+    made = build(engine, EVERYTHING)
+    items = [*request.objects(made, b"")[:-1], *operators.made_of(dict(made.body)).pods]
+
+    assert {item["kind"] for item in items} == {"ConfigMap", "Secret", "Pod"}
+    assert [fault for item in items for fault in against(openapi, item)] == []
+
+
+@pytest.mark.parametrize(
+    ("patch", "said"),
+    [
+        ({"hostNetwrk": True}, "hostNetwrk"),
+        ({"tolerations": [{"key": "a", "efect": "NoSchedule"}]}, "efect"),
+        ({"terminationGracePeriodSeconds": "soon"}, "'soon' is not of type"),
+    ],
+)
+def test_what_kubernetes_does_not_know_is_found(
+    openapi: dict[str, Any], patch: dict[str, Any], said: str
+):
+    """Faults that can be made by hand in ``kubernetes.pod``."""
+    made = build("volcano", {"pod": {"spec": patch}})
+    (pod, *_) = operators.made_of(dict(made.body)).pods
+
+    assert any(said in fault for fault in against(openapi, pod))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_field_that_the_server_drops_is_found(cluster: Cluster, engine: str):
+    """The comparison can fail: a key of a pod that no version of Kubernetes has."""
+    made = build(engine, {"pod": {"spec": {"hostNetwrk": True}}})
+    body = dict(made.body)
+
+    faults = missing(body["spec"], applied(cluster, cluster.namespace(), body)["spec"])
+
+    assert faults
+    assert all(fault.endswith("hostNetwrk is gone") for fault in faults)
+
+
+def test_what_a_dry_run_prints_is_taken(lab: Lab):
+    """Document by document, as ``kubectl apply`` sends them."""
+    lab.write(
+        **{
+            key: value
+            for key, value in EVERYTHING.items()
+            if key not in ("volumes", "image_pull_secrets")
+        }
+    )
+    done = lab.run("submit", "--config", "job.yaml", "-n", "2", "--dry-run", "train.py")
+    assert done.code == 0, done
+    documents = list(yaml.safe_load_all(done.out))
+
+    for item in documents:
+        assert (
+            missing(item["metadata"], applied(lab.cluster, lab.namespace, item)["metadata"]) == []
+        )
+    assert documents[0]["kind"] == "ConfigMap"
+
+
+def test_the_engine_is_the_one_that_the_cluster_has(lab: Lab):
+    """Unnamed, the first that is there; this cluster has both."""
+    lab.write(engine="auto")
+    done = lab.run("submit", "--config", "job.yaml", "--dry-run", "train.py")
+
+    assert "kind: Job\n" in done.out, done
+
+
+# -- a job's life ---------------------------------------------------------------------------------
+
+
+def test_a_job_from_its_submission_to_its_end(lab: Lab, until: Callable[..., None]):
+    """Pending, running, ended; the log of each node as it comes; and then nothing is left."""
+    job = lab.submit("-n", "2")
+    assert lab.status(job)["state"] == "PENDING"
+    pods = lab.operate(job)
+    lab.begin(*pods)
+    lab.phase(job, "Running")
+    assert lab.status(job)["state"] == "RUNNING"
+    following = lab.start("logs", job, "-f")
+    for index, pod in enumerate(pods):
+        lab.log(pod).write(b"[%d] one" % index, b"[%d] two" % index)
+    for pod in pods:
+        lab.finish(pod)
+    lab.phase(job, "Completed" if lab.engine == "volcano" else "Succeeded")
+
+    said = lab.end(following)
+    status = lab.status(job)
+    assert sorted(said.out.split("\n")[:-1]) == ["[0] one", "[0] two", "[1] one", "[1] two"]
+    assert said.code == 0, said
+    assert status["state"] == "SUCCEEDED"
+    assert status["exit_code"] == 0
+    assert status["started_at"] <= status["ended_at"]
+    assert lab.run("logs", job, "--node", "1").out == "[1] one\n[1] two\n"
+    assert lab.run("rm", job).code == 0
+    assert lab.get(lab.path(job)) is None
+    assert left(lab, job) == []
+
+
+def left(lab: Lab, job: str) -> list[str]:
+    """Return the names of what is left of a job."""
+    return [
+        item["metadata"]["name"]
+        for kind in ("ConfigMap", "Secret")
+        for item in lab.get(lab.core(kind))["items"]
+        if item["metadata"]["name"].startswith(job)
+        and "-svc" not in item["metadata"]["name"]
+        # Those of the operator go by its owner references; nobody looks after these here.
+        and not item["metadata"]["name"].endswith(("-config", "-ssh"))
+    ]
+
+
+def test_what_a_job_needs_belongs_to_it(lab: Lab):
+    """So that it goes with the job, whoever deletes that."""
+    job = lab.submit("-n", "2", "-e", "A=b")
+    uid = lab.get(lab.path(job))["metadata"]["uid"]
+
+    kinds = ["ConfigMap"] + ["Secret"] * (lab.engine == "volcano")
+    for kind, name in zip(kinds, ("entry", "delivery"), strict=False):
+        owners = lab.get(lab.core(kind, f"{job}-{name}"))["metadata"]["ownerReferences"]
+        assert [owner["uid"] for owner in owners] == [uid]
+
+
+def test_a_job_that_cannot_run_says_why(volcano_lab: Lab):
+    """The scheduler's words, the kubelet's, and those of a quota."""
+    lab = volcano_lab
+    job = lab.submit("-n", "2")
+    pods = lab.operate(job)
+    lab.phase(job, "Pending")
+    reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    reason["message"] = "0/4 nodes are available"
+    lab.pod_status(pods[1], {"conditions": [reason]})
+    assert lab.status(job)["native_state"] == (
+        "Pending (node 1: Unschedulable: 0/4 nodes are available)"
+    )
+
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
+    state = {"name": "cloudjob", "image": "x", "imageID": "", "restartCount": 0, "ready": False}
+    lab.pod_status(pods[0], {"containerStatuses": [{**state, "state": waiting}]})
+    assert "node 0: ErrImagePull: not found, and 1 more" in lab.status(job)["native_state"]
+
+
+def test_who_waits_with_a_job_is_told_for_what(volcano_lab: Lab, until: Callable[..., None]):
+    """``submit`` says it by itself: nobody else would look."""
+    lab = volcano_lab
+    submitting = lab.start("submit", "--config", "job.yaml", "train.py")
+    until(lambda: lab.get(lab.path())["items"], "job")
+    job = lab.get(lab.path())["items"][0]["metadata"]["name"]
+    (pod,) = lab.operate(job)
+    lab.phase(job, "Pending")
+    reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    lab.pod_status(pod, {"conditions": [{**reason, "message": "no room"}]})
+    assert submitting.stderr is not None
+    said = ""
+    while "waits" not in said:
+        said = submitting.stderr.readline()
+        assert said, "it has ended without a word"
+    assert f"job {job} waits: Pending (node 0: Unschedulable: no room)" in said
+    lab.begin(pod)
+    lab.finish(pod)
+    lab.phase(job, "Completed")
+    assert lab.end(submitting).code == 0
+
+
+def test_a_quota_that_stands_in_the_way_is_named(volcano_lab: Lab):
+    """There are no pods that could say it; the controller's event does."""
+    lab = volcano_lab
+    job = lab.submit("-n", "2")
+    lab.phase(job, "Pending")
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{job}.1", "namespace": lab.namespace},
+        "involvedObject": {"kind": "Job", "name": job, "namespace": lab.namespace},
+        "type": "Warning",
+        "reason": "FailedCreate",
+        "message": "pods is forbidden: exceeded quota: gpus",
+        "lastTimestamp": "2026-11-21T10:00:00Z",
+    }
+    lab.cluster.ask("POST", f"/api/v1/namespaces/{lab.namespace}/events", event)
+
+    assert lab.status(job)["native_state"] == (
+        "Pending (FailedCreate: pods is forbidden: exceeded quota: gpus)"
+    )
+    shown = lab.run("events", job)
+    assert "FailedCreate: pods is forbidden: exceeded quota: gpus" in shown.out, shown
+
+
+def test_a_node_that_ran_out_of_memory_is_named_by_status(lab: Lab):
+    """And the job has failed."""
+    job = lab.submit("-n", "2")
+    pods = lab.operate(job)
+    lab.begin(*pods)
+    lab.finish(pods[1], 137, "OOMKilled")
+    lab.finish(pods[0], 1)
+    lab.phase(job, "Failed")
+
+    status = lab.status(job)
+    assert status["state"] == "FAILED"
+    assert f"out of memory: node 1 ({pods[1]})" in status["failure"]["message"]
+    assert status["cause"] == "platform"
+
+
+# -- cancelling and removing ----------------------------------------------------------------------
+
+
+def stopped(lab: Lab, job: str) -> bool:
+    """Whether the operator was asked to end the pods of a job."""
+    if lab.engine == "volcano":
+        path = f"/apis/bus.volcano.sh/v1alpha1/namespaces/{lab.namespace}/commands"
+        return bool(lab.get(path)["items"])
+    return bool(lab.get(lab.path(job))["spec"]["runPolicy"].get("suspend"))
+
+
+def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):
+    """Volcano by a command, the MPI operator by suspending; the log until then stays here."""
+    job = lab.submit("-n", "2")
+    pods = lab.operate(job)
+    lab.begin(*pods)
+    lab.phase(job, "Running")
+    log = lab.log(pods[0])
+    log.write(b"[0] before the end")
+    cancelling = lab.start("cancel", job)
+    until(lambda: stopped(lab, job), "request to stop the job")
+    manifest = lab.get(lab.path(job))
+    assert "cloudjob.cancelled" in manifest["metadata"]["annotations"]
+    if lab.engine == "volcano":
+        path = f"/apis/bus.volcano.sh/v1alpha1/namespaces/{lab.namespace}/commands"
+        (command,) = lab.get(path)["items"]
+        assert command["action"] == "AbortJob"
+        assert command["target"]["uid"] == manifest["metadata"]["uid"]
+    else:
+        assert manifest["spec"]["runPolicy"]["suspend"] is True
+    asked = lab.cluster.kubelet.asked
+    until(lambda: any(pods[0] in path and "follow=true" in path for path in asked), "a stream")
+    log.write(b"[0] in its grace")
+    for pod in pods:
+        lab.log(pod).end()
+        lab.delete(pod)
+    lab.phase(job, "Aborted" if lab.engine == "volcano" else "Suspended")
+    done = lab.end(cancelling)
+    assert done.code == 0, done
+    status = lab.status(job)
+    assert status["state"] == "CANCELLED"
+    assert status["cause"] == "cancelled"
+    assert lab.run("logs", job).out == "[0] before the end\n[0] in its grace\n"
+    assert lab.run("cancel", job).code == 0
+
+
+def test_a_pod_that_vanishes_does_not_take_its_log_with_it(
+    volcano_lab: Lab, until: Callable[..., None]
+):
+    """Who follows has read it, and it stays; the pod in its place is another one."""
+    lab = volcano_lab
+    job = lab.submit("-n", "1")
+    (pod,) = lab.operate(job)
+    lab.begin(pod)
+    lab.phase(job, "Running")
+    following = lab.start("logs", job, "-f")
+    lab.log(pod).write(b"[0] first")
+    asked = lab.cluster.kubelet.asked
+    until(lambda: any(pod in path and "follow=true" in path for path in asked), "a stream")
+    lab.log(pod).end()
+    lab.delete(pod)
+    lab.cluster.kubelet.forget(lab.namespace, pod)
+    manifest = lab.get(lab.path(job))
+    (again,) = operators.made_of(manifest, manifest["metadata"]["uid"]).pods
+    del again["spec"]["schedulerName"]
+    until(lambda: lab.get(lab.core("Pod", pod)) is None, "end of the pod")
+    lab.cluster.ask("POST", lab.core("Pod"), again)
+    lab.log(pod).write(b"[0] second")
+    lab.begin(pod)
+    lab.finish(pod)
+    lab.phase(job, "Completed")
+
+    assert lab.end(following).out == "[0] first\n[0] second\n"
+    assert lab.run("logs", job).out == "[0] first\n[0] second\n"
+
+
+def test_the_cluster_itself_deletes_what_belongs_to_a_job(
+    cluster: Cluster, volcano_lab: Lab, until: Callable[..., None]
+):
+    """Somebody deletes the job with kubectl; the garbage collector takes the rest away."""
+    lab = volcano_lab
+    cluster.controllers("garbagecollector")
+    job = lab.submit("-n", "2")
+    lab.operate(job)
+    lab.cluster.ask("DELETE", lab.path(job), {"propagationPolicy": "Background"})
+
+    until(lambda: left(lab, job) == [], "end of ConfigMap and Secret")
+    until(lambda: lab.get(lab.core("Pod"))["items"] == [], "end of the pods")
+    status = lab.status(job)
+    assert status["state"] == "UNKNOWN", json.dumps(status)
+
+
+# -- who may do what ------------------------------------------------------------------------------
+
+
+def test_who_may_not_is_told_what_is_missing(volcano_lab: Lab):
+    """Before anything is packed or sent, with the rights by name; exit code 5."""
+    lab = volcano_lab
+    config = lab.cluster.kubeconfig(token=lab.cluster.guest, namespace=lab.namespace)
+    lab.environ["KUBECONFIG"] = str(config)
+    done = lab.run("submit", "--config", "job.yaml", "train.py")
+
+    assert done.code == 5, done
+    assert "not allowed" in done.err
+    assert "create jobs" in done.err
+    assert "create secrets" in done.err
+    assert "list pods" not in done.err
+    assert "Traceback" not in done.err
+    assert lab.get(lab.core("ConfigMap"))["items"] == []
+
+
+def test_the_role_in_the_documentation_is_enough(volcano_lab: Lab, until: Callable[..., None]):
+    """For a job's whole life: what docs/kubernetes.md says, and nothing else, in one namespace."""
+    lab = volcano_lab
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    text = next(part for part in page.split("```") if part.startswith("yaml\napiVersion: rbac"))
+    role = yaml.safe_load(text.removeprefix("yaml\n"))
+    path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{lab.namespace}"
+    lab.cluster.ask("POST", f"{path}/roles", role)
+    name = role["metadata"]["name"]
+    binding = {
+        "apiVersion": role["apiVersion"],
+        "kind": "RoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "User", "name": "guest", "apiGroup": "rbac.authorization.k8s.io"}],
+    }
+    lab.cluster.ask("POST", f"{path}/rolebindings", binding)
+    config = lab.cluster.kubeconfig(token=lab.cluster.guest, namespace=lab.namespace)
+    lab.environ["KUBECONFIG"] = str(config)
+
+    job = lab.submit("-n", "2")
+    pods = lab.operate(job)
+    lab.begin(*pods)
+    lab.phase(job, "Running")
+    lab.log(pods[0]).write(b"[0] hello")
+    assert lab.status(job)["state"] == "RUNNING"
+    assert lab.run("logs", job).out == "[0] hello\n"
+    assert lab.run("events", job).code == 0
+    cancelling = lab.start("cancel", "--now", job)
+    until(lambda: stopped(lab, job), "request to stop the job")
+    until(lambda: not lab.get(lab.core("Pod"))["items"], "end of the pods")
+    lab.phase(job, "Aborted")
+    assert lab.end(cancelling).code == 0
+    done = lab.run("rm", job)
+    assert done.code == 0, done
+    assert left(lab, job) == []
+
+
+def test_who_is_not_known_is_told_so(volcano_lab: Lab):
+    """A token that is none."""
+    lab = volcano_lab
+    config = lab.cluster.kubeconfig(token="nobody", namespace=lab.namespace)
+    lab.environ["KUBECONFIG"] = str(config)
+    done = lab.run("submit", "--config", "job.yaml", "train.py")
+
+    assert done.code == 5, done
+    assert "Unauthorized" in done.err
+    assert "credentials" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_doctor_looks_at_a_cluster(volcano_lab: Lab):
+    """Its version, its operators, and what we may."""
+    done = volcano_lab.run("doctor", "--backend", "kubernetes")
+
+    assert done.code == 0, done
+    assert "Kubernetes v1." in done.out
+    assert "volcano, mpi-operator" in done.out
+
+
+def test_a_queue_that_is_not_there_is_said_before_anything_is_sent(volcano_lab: Lab):
+    """Volcano would take the job, and never run it."""
+    lab = volcano_lab
+    lab.write(queue="reserach")
+    done = lab.run("submit", "--config", "job.yaml", "train.py")
+
+    assert done.code == 5, done
+    assert "there is no queue reserach" in done.err
+
+
+def test_a_namespace_that_is_not_there_leaves_nothing(volcano_lab: Lab):
+    """One line, a hint, and no job in the records."""
+    lab = volcano_lab
+    lab.write(namespace="nowhere")
+    done = lab.run("submit", "--config", "job.yaml", "train.py")
+
+    assert done.code == 5, done
+    assert 'namespaces "nowhere" not found' in done.err
+    assert "kubernetes.namespace" in done.err
+    assert lab.run("list", "--json").out.strip() == "[]"
+
+
+def test_a_name_that_is_taken_by_others_is_not_ours(cluster: Cluster, volcano_lab: Lab):
+    """An object of that name without our label stays as it is."""
+    made = build("volcano", nodes=1)
+    config = request.objects(made, b"")[0]
+    name = config["metadata"]["name"]
+    other = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name},
+        "data": {"a": "b"},
+    }
+    cluster.ask("POST", volcano_lab.core("ConfigMap"), other)
+    with pytest.raises(urllib.error.HTTPError, match="409"):
+        cluster.ask("POST", volcano_lab.core("ConfigMap"), {**config, "metadata": {"name": name}})

@@ -1,0 +1,341 @@
+"""What goes wrong between us and an API server, over real HTTP: nothing is lost or done twice."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudjob.backends.kubernetes import request
+from cloudjob.backends.kubernetes.backend import KubernetesBackend
+from cloudjob.backends.kubernetes.client import Client, Patience
+from cloudjob.backends.kubernetes.request import ENGINES
+from cloudjob.backends.kubernetes.site import find
+from cloudjob.errors import BackendError, NotAuthorised
+from tests.cloudjob.test_kubernetes_build import submission
+from tests.cluster import Cluster, write_kubeconfig
+from tests.e2e_kube.conftest import Lab
+from tests.servers import LOST_ANSWER, Fault, FaultProxy
+
+pytestmark = pytest.mark.kubernetes
+
+QUICK = Patience(total_s=20.0, first_s=0.05, most_s=0.5, answer_s=10.0)
+
+
+class Way:
+    """A backend that reaches the cluster through a proxy."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab = lab
+        self.proxy = FaultProxy(lab.cluster.port, tls=ssl._create_unverified_context())
+        config = lab.cluster.kubeconfig(server=self.proxy.endpoint, namespace=lab.namespace)
+        self.backend = self.backend_of(folder, config)
+
+    def backend_of(self, folder: Path, config: Path) -> KubernetesBackend:
+        options = {"engine": self.lab.engine, "kubeconfig": str(config)}
+        return KubernetesBackend(folder / "home", options, environ={}, patience=QUICK)
+
+    def send(self, nodes: int = 1) -> str:
+        """Send a job and return its handle."""
+        return self.backend.send(self.backend.build(submission(self.lab.engine, nodes=nodes)))
+
+    def fail(self, fault: Fault, method: str, text: str, **more: Any) -> None:
+        """Let this happen to the next request of this method with this text in its target."""
+        self.proxy.add(fault, when=lambda r: r.method == method and text in r.target, **more)
+
+
+@pytest.fixture
+def way(volcano_lab: Lab, tmp_path: Path) -> Iterator[Way]:
+    """A backend behind a proxy that breaks what passes by."""
+    made = Way(volcano_lab, tmp_path)
+    yield made
+    made.proxy.close()
+
+
+def words_of(handle: str) -> str:
+    """Return the id of the job."""
+    return handle.rpartition("/")[2]
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 504])
+def test_a_server_that_is_busy_is_asked_again(way: Way, status: int):
+    """After the pause that it asks for, where it asks for one."""
+    headers = {"Retry-After": "1"} if status == 429 else {}
+    way.fail(Fault(status=status, body=b"busy", headers=headers), "POST", "/jobs", times=2)
+    begun = time.monotonic()
+    handle = way.send()
+
+    assert way.lab.get(way.lab.path(words_of(handle)))
+    assert len(way.proxy.seen("POST", "/jobs")) == 3
+    assert status != 429 or time.monotonic() - begun >= 2
+
+
+@pytest.mark.parametrize("kind", ["/configmaps", "/secrets", "/jobs"])
+def test_a_create_whose_answer_got_lost_makes_one_object(way: Way, kind: str):
+    """The second create is refused (409 AlreadyExists), and what is there is ours."""
+    way.fail(LOST_ANSWER, "POST", kind)
+    handle = way.send(nodes=2)
+    job = way.lab.get(way.lab.path(words_of(handle)))
+
+    assert len(way.proxy.seen("POST", kind)) == 2
+    owned = way.lab.get(way.lab.core("Secret", f"{words_of(handle)}-delivery"))
+    assert owned["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
+
+
+def test_an_object_of_somebody_else_is_not_taken_for_ours(way: Way):
+    """The same name without our label: the job is not made, and nothing of ours stays."""
+    made = request.build(submission("volcano"), ENGINES["volcano"], way.lab.namespace)
+    other = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": made.called.delivery}}
+    way.lab.cluster.ask("POST", way.lab.core("Secret"), other)
+
+    with pytest.raises(BackendError, match="already exists"):
+        way.send()
+
+    assert way.lab.get(way.lab.path(made.called.name)) is None
+    assert way.lab.get(way.lab.core("ConfigMap", made.called.entry)) is None
+
+
+def test_a_conflict_of_a_patch_is_tried_again(way: Way):
+    """Two writers at the same moment: the server asks one of them to look again."""
+    body = {"kind": "Status", "reason": "Conflict", "code": 409}
+    way.fail(Fault(status=409, body=json.dumps(body).encode()), "PATCH", "/configmaps")
+    handle = way.send()
+
+    found = way.lab.get(way.lab.core("ConfigMap", f"{words_of(handle)}-entry"))
+    assert found["metadata"]["ownerReferences"]
+
+
+def test_a_server_that_stays_away_is_given_up_in_one_line(way: Way):
+    """With what was done, and where."""
+    way.proxy.close()
+    backend = KubernetesBackend(
+        Path("/nowhere"), way.backend._options, environ={}, patience=Patience(total_s=1.0)
+    )
+    with pytest.raises(BackendError) as caught:
+        backend.send(backend.build(submission("volcano")))
+
+    assert "there is no API server at http://127.0.0.1" in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_token_that_has_expired_is_asked_for_again(way: Way, tmp_path: Path):
+    """The plugin of the kubeconfig is run again when the server says 401, once a request."""
+    count = tmp_path / "count"
+    plugin = tmp_path / "login"
+    plugin.write_text(
+        f"#!{sys.executable}\n"
+        "import json, pathlib\n"
+        f"count = pathlib.Path({str(count)!r})\n"
+        "number = int(count.read_text()) + 1 if count.exists() else 1\n"
+        "count.write_text(str(number))\n"
+        f"token = {way.lab.cluster.admin!r} if number > 1 else 'expired'\n"
+        "print(json.dumps({'kind': 'ExecCredential', 'status': {'token': token},\n"
+        "                  'apiVersion': 'client.authentication.k8s.io/v1beta1'}))\n"
+    )
+    plugin.chmod(plugin.stat().st_mode | stat.S_IXUSR)
+    user = {
+        "exec": {
+            "apiVersion": "client.authentication.k8s.io/v1beta1",
+            "command": str(plugin),
+            "interactiveMode": "Never",
+        }
+    }
+    cluster = {"server": way.lab.cluster.endpoint, "insecure-skip-tls-verify": True}
+    config = write_kubeconfig(tmp_path, cluster, user, way.lab.namespace)
+    backend = way.backend_of(tmp_path, config)
+    with pytest.warns(Warning, match="Unverified HTTPS"):
+        handle = backend.send(backend.build(submission("volcano")))
+
+    assert way.lab.get(way.lab.path(words_of(handle)))
+    assert count.read_text() == "2"
+
+
+def test_a_token_that_stays_bad_is_no_endless_loop(way: Way, tmp_path: Path):
+    """Asked for once more, and then it is the user's turn."""
+    config = way.lab.cluster.kubeconfig(
+        server=way.proxy.endpoint, token="nobody", namespace=way.lab.namespace
+    )
+    client = Client(find({"kubeconfig": str(config)}, {}, tmp_path), patience=QUICK)
+    with pytest.raises(NotAuthorised):
+        client.get(way.lab.core("Pod"), "looking for pods")
+
+    assert len(way.proxy.seen("GET", "/pods")) == 2
+
+
+# -- streams --------------------------------------------------------------------------------------
+
+
+class Following(threading.Thread):
+    """Follows a job's log in a thread."""
+
+    def __init__(self, backend: KubernetesBackend, handle: str) -> None:
+        super().__init__(daemon=True)
+        self._pieces = backend.logs(handle, None, follow=True)
+        self.data: dict[int, bytes] = {}
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for node, data in self._pieces:
+                self.data[node] = self.data.get(node, b"") + data
+        except Exception as error:  # noqa: BLE001 (the test looks at it)
+            self.error = error
+
+    def end(self) -> dict[int, bytes]:
+        self.join(60)
+        assert not self.is_alive(), "it still follows"
+        assert self.error is None, self.error
+        return self.data
+
+
+def lines(count: int) -> list[bytes]:
+    """Return lines of a log."""
+    return [b"line %d" % number for number in range(count)]
+
+
+def text(count: int) -> bytes:
+    """Return the log that has them."""
+    return b"".join(line + b"\n" for line in lines(count))
+
+
+@pytest.mark.parametrize("is_one_moment", [False, True], ids=["each its time", "one moment"])
+def test_a_log_that_is_cut_again_and_again_has_each_line_once(
+    way: Way, until: Callable[..., None], is_one_moment: bool
+):
+    """In the middle of a line, and without a word: as when a kubelet is restarted."""
+    lab = way.lab
+    handle = way.send()
+    (pod,) = lab.operate(words_of(handle))
+    lab.begin(pod)
+    lab.phase(words_of(handle), "Running")
+    lab.cluster.kubelet.cut_after = 13
+    try:
+        log = lab.log(pod)
+        following = Following(way.backend, handle)
+        until(lambda: way.proxy.seen("GET", "follow=true"), "a stream")
+        for number, line in enumerate(lines(40)):
+            second = 0 if is_one_moment else number
+            log.write(line, at=f"2026-11-21T10:00:{second:02d}.000000001Z")
+        until(lambda: len(way.proxy.seen("GET", "follow=true")) > 2, "a stream after each cut")
+        lab.finish(pod)
+        lab.phase(words_of(handle), "Completed")
+
+        assert following.end() == {0: text(40)}
+    finally:
+        lab.cluster.kubelet.cut_after = 0
+    assert b"".join(data for _, data in way.backend.logs(handle, None, follow=False)) == text(40)
+
+
+def test_a_log_whose_connection_breaks_has_each_line_once(way: Way, until: Callable[..., None]):
+    """Between us and the API server, in the middle of a line."""
+    lab = way.lab
+    handle = way.send()
+    (pod,) = lab.operate(words_of(handle))
+    lab.begin(pod)
+    lab.phase(words_of(handle), "Running")
+    way.fail(Fault(cut_response_at=300), "GET", "/log", times=2)
+    following = Following(way.backend, handle)
+    until(lambda: way.proxy.seen("GET", "/log"), "a stream")
+    for number, line in enumerate(lines(30)):
+        lab.log(pod).write(line, at=f"2026-11-21T10:00:00.{number:09d}Z")
+    until(lambda: len(way.proxy.seen("GET", "/log")) > 2, "a stream after each break")
+    lab.finish(pod)
+    lab.phase(words_of(handle), "Completed")
+
+    assert following.end() == {0: text(30)}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(status=410, body=b'{"kind": "Status", "code": 410, "reason": "Expired"}'),
+        Fault(status=429, body=b"busy"),
+        Fault(cut_response_at=700),
+        Fault(cut_response_at=700, resets=False),
+    ],
+    ids=["410", "429", "reset", "end"],
+)
+def test_a_watch_that_breaks_misses_no_pod(way: Way, until: Callable[..., None], fault: Fault):
+    """It goes on where it was, or begins anew where the server has forgotten that moment."""
+    lab = way.lab
+    handle = way.send(nodes=2)
+    way.fail(fault, "GET", "watch=true", times=2)
+    following = Following(way.backend, handle)
+    until(lambda: way.proxy.seen("GET", "watch=true"), "a watch")
+    pods = lab.operate(words_of(handle))
+    for pod in pods:
+        lab.log(pod).write(b"line 0")
+        lab.begin(pod)
+    lab.phase(words_of(handle), "Running")
+    until(lambda: len(following.data) == 2 and all(following.data.values()), "lines of both")
+    for pod in pods:
+        lab.finish(pod)
+    lab.phase(words_of(handle), "Completed")
+
+    assert following.end() == {0: text(1), 1: text(1)}
+
+
+def test_a_watch_that_says_in_its_stream_that_it_is_too_old_begins_anew(
+    way: Way, until: Callable[..., None]
+):
+    """As an event of the type ERROR with the code 410: that is how a server usually says it."""
+    lab = way.lab
+    handle = way.send()
+    event = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}
+    body = json.dumps(event).encode() + b"\n"
+    way.fail(Fault(status=200, body=body), "GET", "watch=true")
+    following = Following(way.backend, handle)
+    until(lambda: len(way.proxy.seen("GET", "watch=true")) > 1, "a second watch")
+    (pod,) = lab.operate(words_of(handle))
+    lab.log(pod).write(b"line 0")
+    lab.begin(pod)
+    lab.finish(pod)
+    lab.phase(words_of(handle), "Completed")
+
+    assert following.end() == {0: text(1)}
+    lists = [r for r in way.proxy.seen("GET", "/pods?") if "watch" not in r.target]
+    assert len(lists) >= 2
+
+
+def test_100_pods_cost_one_watch_and_a_stream_each(cluster: Cluster, tmp_path: Path):
+    """However long they write: nothing is asked for again and again."""
+    lab = Lab(cluster, tmp_path / "lab")
+    way = Way(lab, tmp_path)
+    try:
+        handle = way.send(nodes=100)
+        pods = lab.operate(words_of(handle))
+        lab.begin(*pods)
+        lab.phase(words_of(handle), "Running")
+        following = Following(way.backend, handle)
+        for pod in pods:
+            lab.log(pod).write(*lines(5))
+        deadline = time.monotonic() + 60
+        while sum(map(len, following.data.values())) < 100 * len(text(5)):
+            assert time.monotonic() < deadline, len(following.data)
+            time.sleep(0.1)
+        asked = len(way.proxy.requests)
+        time.sleep(3)
+        watches = way.proxy.seen("GET", "watch=true")
+        streams = way.proxy.seen("GET", "follow=true")
+        assert (len(watches), len(streams)) == (1, 100)
+        assert len(way.proxy.requests) == asked, "while pods write, nothing else is asked"
+        for pod in pods:
+            lab.finish(pod)
+        lab.phase(words_of(handle), "Completed")
+        assert following.end() == {node: text(5) for node in range(100)}
+        assert len(way.proxy.seen("GET", "watch=true")) == 1
+        assert len(way.proxy.seen("GET", "follow=true")) == 100
+    finally:
+        way.proxy.close()

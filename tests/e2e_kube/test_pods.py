@@ -1,0 +1,173 @@
+"""The manifests are run: each pod is a container, with what operator and kubelet put into it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from tests.e2e_kube.conftest import BIN, Lab
+from tests.e2e_kube.machine import Machine
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.docker]
+
+TRAIN = """
+import os, socket, sys
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+size = int(os.environ["OMPI_COMM_WORLD_SIZE"])
+print("rank", rank, "of", size, "on", socket.gethostname(), os.environ["PRICE"],
+      os.environ["TOKEN"] == "a b$(HOME)$$", os.environ["MA_CURRENT_INSTANCE_NAME"], sys.argv[1:],
+      len(open("/dev/shm/x" + str(rank), "w").name))
+"""
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[docker.APIClient]:
+    """A client of the engine of this machine."""
+    try:
+        client = docker.APIClient(**docker.utils.kwargs_from_env(), version="auto")
+    except docker.errors.DockerException as error:
+        if os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1":
+            raise
+        pytest.skip(f"no container engine here: {error}")
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def image() -> Callable[[str], str]:
+    """Build an image of ours, and return its name."""
+    # What is inside reaches the index of packages by the certificates that this machine trusts.
+    bundle = os.environ.get("PIP_CERT") or "/etc/ssl/certs/ca-certificates.crt"
+
+    def build(name: str) -> str:
+        words = [BIN / "cloudjob", "image", "build", name]
+        if name != "base":
+            words += ["--ca-bundle", bundle]
+        done = subprocess.run(words, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:].decode()
+        return done.stdout.decode().strip()
+
+    return build
+
+
+@pytest.mark.parametrize("name", ["base", "openmpi5"])
+def test_a_job_of_mpi_runs_on_both_lines_of_open_mpi(
+    lab: Lab, engine: docker.APIClient, image: Callable[[str], str], name: str
+):
+    """Two nodes with two ranks each: variables, a secret, arguments, shm and names are right."""
+    (lab.source / "train.py").write_text(TRAIN)
+    lab.environ["TOKEN"] = "a b$(HOME)$$"
+    words = ["-n", "2", "--procs-per-node", "2", "-e", "PRICE=5$(A)", "--secret", "TOKEN"]
+    with Machine(lab, engine, image(name)):
+        done = lab.run("submit", "--config", "job.yaml", *words, "train.py", "$(B)", "$$")
+
+    assert done.code == 0, done
+    job = done.job
+    hosts = {
+        "volcano": [f"{job}-worker-0", f"{job}-worker-1"],
+        "mpi-operator": [f"{job}-launcher", f"{job}-worker-0"],
+    }[lab.engine]
+    for rank in range(4):
+        host = hosts[rank // 2]
+        (line,) = [x for x in done.out.split("\n") if x.startswith(f"[{rank}] ")]
+        assert f"rank {rank} of 4 on {host} 5$(A) True {host}" in line
+        assert "['$(B)', '$$']" in line
+    status = lab.status(job)
+    assert status["state"] == "SUCCEEDED"
+    assert {phase["name"] for phase in status["phases"]} >= {"stage"}
+
+
+def test_a_rank_that_fails_ends_the_job_with_its_code(
+    lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
+):
+    """The record of the head says which; submit ends with the script's own code."""
+    (lab.source / "train.py").write_text(
+        "import os, sys, time\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"
+        "    print('no good'); sys.exit(3)\n"
+        "time.sleep(600)\n"
+    )
+    with Machine(lab, engine, image("base")):
+        done = lab.run("submit", "--config", "job.yaml", "-n", "2", "train.py")
+
+    assert done.code == 3, done
+    status = lab.status(done.job)
+    assert status["state"] == "FAILED"
+    assert status["cause"] == "user"
+    assert (status["failure"]["node"], status["failure"]["rank"]) == (1, 1)
+    assert "[1] no good" in done.out
+
+
+def test_a_cancelled_job_has_its_grace_and_its_last_words(
+    lab: Lab, engine: docker.APIClient, image: Callable[[str], str], until: Callable[..., None]
+):
+    """The operator deletes the pods; what they write until they are gone is kept."""
+    (lab.source / "train.py").write_text(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "print('begun', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with Machine(lab, engine, image("base")):
+        job = lab.submit("-n", "2")
+        until(lambda: lab.run("logs", job).out.count("begun") == 2, "begun on both nodes")
+        done = lab.run("cancel", job)
+
+    assert done.code == 0, done
+    assert lab.status(job)["state"] == "CANCELLED"
+    assert lab.run("logs", job).out.count("saved") == 2
+
+
+def test_volcano_starts_a_failed_job_again(
+    volcano_lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
+):
+    """As a whole, with new pods of the old names; the log has both attempts."""
+    lab = volcano_lab
+    mark = Path(lab.folder, "store", "mark")
+    (lab.source / "train.py").write_text(
+        "import os, sys\n"
+        f"if not os.path.exists({str(mark)!r}):\n"
+        f"    open({str(mark)!r}, 'a').close()\n"
+        "    print('first attempt', flush=True); sys.exit(9)\n"
+        "print('second attempt')\n"
+    )
+    with Machine(lab, engine, image("base")) as machine:
+        done = lab.run("submit", "--config", "job.yaml", "--retries", "1", "train.py")
+
+    assert machine.attempts == 2
+    assert done.code == 0, done
+    assert [line for line in done.out.split("\n") if line] == [
+        "[0] first attempt",
+        "[0] second attempt",
+    ], done
+    assert lab.status(done.job)["state"] == "SUCCEEDED"
+
+
+def test_an_image_of_others_runs_with_nothing_of_ours_in_it(
+    volcano_lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
+):
+    """It has python3 and no more: the entry comes by the ConfigMap, home and cache are fresh."""
+    lab = volcano_lab
+    (lab.source / "train.py").write_text(
+        "import json, os, sys\n"
+        "print(json.dumps({'home': os.access(os.environ['HOME'], os.W_OK), 'uid': os.getuid(),\n"
+        "                  'cache': os.access('/cache', os.W_OK)}))\n"
+    )
+    lines = "USER 0\nRUN rm -r /opt/cloudjob /home/ma-user && userdel ma-user\nENTRYPOINT []\n"
+    dockerfile = io.BytesIO(f"FROM {image('base')}\n{lines}".encode())
+    tag = f"cloudjob-test/bare-{os.getpid()}"
+    said = list(engine.build(fileobj=dockerfile, tag=tag, rm=True, decode=True))
+    assert not [line for line in said if "error" in line], said
+    with Machine(lab, engine, tag):
+        done = lab.run("submit", "--config", "job.yaml", "--launcher", "python", "train.py")
+
+    assert done.code == 0, done
+    assert json.loads(done.out.partition("] ")[2]) == {"home": True, "uid": 1000, "cache": True}
+    engine.remove_image(tag, force=True)

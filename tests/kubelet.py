@@ -1,0 +1,173 @@
+"""What a kubelet makes of a pod before its container starts: variables, files, the command.
+
+``$(NAME)`` is replaced as ``third_party/forked/golang/expansion/expand.go`` does it, variables are
+read in their order and the last of a name wins, volumes become files with their modes.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+Object = dict[str, Any]
+
+
+class File(NamedTuple):
+    """A file of a ConfigMap or a Secret."""
+
+    data: bytes
+    mode: int
+
+
+class Objects:
+    """ConfigMaps and Secrets by name; what has ``stringData`` is read as the server would."""
+
+    def __init__(self, found: list[Object]) -> None:
+        self._data: dict[tuple[str, str], dict[str, bytes]] = {}
+        for item in found:
+            if item["kind"] not in ("ConfigMap", "Secret"):
+                continue
+            data = {}
+            for key, text in (item.get("data") or {}).items():
+                is_secret = item["kind"] == "Secret"
+                data[key] = base64.b64decode(text) if is_secret else text.encode()
+            for key, text in (item.get("binaryData") or {}).items():
+                data[key] = base64.b64decode(text)
+            self._data[(item["kind"], item["metadata"]["name"])] = data
+
+    def of(self, kind: str, name: str) -> dict[str, bytes]:
+        """Return the data of one; a pod whose volume is not there never starts."""
+        return self._data[(kind, name)]
+
+
+@dataclass(frozen=True)
+class Started:
+    """A container as a runtime is told of it."""
+
+    image: str
+    command: tuple[str, ...]
+    args: tuple[str, ...]
+    env: dict[str, str]
+    files: dict[str, File]
+    empty: tuple[str, ...]
+    binds: dict[str, str]
+    user: str
+    group: str
+    folder: str
+    host: str
+    domain: str
+    shm_bytes: int
+
+
+def container(pod: Object, objects: Objects, *, ip: str) -> Started:
+    """Return the one container of a pod."""
+    spec = pod["spec"]
+    (found,) = spec["containers"]
+    env: dict[str, str] = {}
+    for item in found.get("env") or ():
+        env[item["name"]] = _value(item, pod, objects, env, ip)
+    files, empty, binds, shm_bytes = _volumes(spec, found, objects)
+    security = spec.get("securityContext") or {}
+    return Started(
+        image=found["image"],
+        command=tuple(expanded(word, env) for word in found.get("command") or ()),
+        args=tuple(expanded(word, env) for word in found.get("args") or ()),
+        env=env,
+        files=files,
+        empty=tuple(empty),
+        binds=binds,
+        user=str(security.get("runAsUser", "")),
+        group=str(security.get("runAsGroup", "")),
+        folder=found.get("workingDir", ""),
+        host=spec["hostname"],
+        domain=spec["subdomain"],
+        shm_bytes=shm_bytes,
+    )
+
+
+def expanded(text: str, env: dict[str, str]) -> str:
+    """Return text with ``$(NAME)`` replaced and ``$$`` as ``$``."""
+
+    def one(found: re.Match[str]) -> str:
+        if found[0] == "$$":
+            return "$"
+        # What is not set stays as it stands.
+        return env.get(found[1], found[0]) if found[1] is not None else found[0]
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)|\$.", one, text, flags=re.DOTALL)
+
+
+def after_shell(started: Started) -> dict[str, str]:
+    """Return the variables that our own shell lines leave for the entry, by letting a shell run."""
+    if started.command[1:2] != ("-c",):
+        return dict(started.env)
+    import subprocess
+
+    shell = started.command[2].replace("exec sh /opt/cloudjob/boot.sh", "exec env -0 true ")
+    shell = re.sub(r'exec env -0 true\s+"\$@"', "exec env -0", shell)
+    done = subprocess.run(
+        ["sh", "-c", shell, *started.command[3:]],
+        env={"PATH": os.environ["PATH"], **started.env},
+        capture_output=True,
+        check=True,
+    )
+    pairs = (item.partition("=") for item in os.fsdecode(done.stdout).split("\0") if item)
+    return {name: value for name, _, value in pairs if name not in ("PATH", "PWD", "_", "SHLVL")}
+
+
+def _value(item: Object, pod: Object, objects: Objects, env: dict[str, str], ip: str) -> str:
+    if "valueFrom" not in item:
+        return expanded(item.get("value", ""), env)
+    ((kind, source),) = item["valueFrom"].items()
+    if kind == "configMapKeyRef":
+        return objects.of("ConfigMap", source["name"])[source["key"]].decode()
+    assert kind == "fieldRef", kind
+    known = {
+        "status.podIP": ip,
+        "status.hostIP": "192.0.2.1",
+        "metadata.name": pod["metadata"]["name"],
+    }
+    return known[source["fieldPath"]]
+
+
+def _volumes(
+    spec: Object, found: Object, objects: Objects
+) -> tuple[dict[str, File], list[str], dict[str, str], int]:
+    volumes = {item["name"]: item for item in spec.get("volumes") or ()}
+    files: dict[str, File] = {}
+    empty: list[str] = []
+    binds: dict[str, str] = {}
+    shm_bytes = 0
+    for mount in found.get("volumeMounts") or ():
+        volume, path = volumes[mount["name"]], mount["mountPath"]
+        (kind,) = set(volume) - {"name"}
+        source = volume[kind]
+        if kind == "emptyDir" and source.get("medium") == "Memory":
+            assert path == "/dev/shm"
+            shm_bytes = _bytes(source["sizeLimit"])
+        elif kind == "emptyDir":
+            empty.append(path)
+        elif kind == "hostPath":
+            binds[path] = source["path"]
+        else:
+            for name, file in _files(kind, source, objects).items():
+                files[f"{path}/{name}"] = file
+    return files, empty, binds, shm_bytes
+
+
+def _files(kind: str, source: Object, objects: Objects) -> dict[str, File]:
+    is_secret = kind == "secret"
+    assert is_secret or kind == "configMap", kind
+    name = source["secretName"] if is_secret else source["name"]
+    data = objects.of("Secret" if is_secret else "ConfigMap", name)
+    mode = source.get("defaultMode", 0o644)
+    items = source.get("items") or [{"key": key, "path": key} for key in data]
+    return {item["path"]: File(data[item["key"]], item.get("mode", mode)) for item in items}
+
+
+def _bytes(quantity: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)(Gi|Mi)", quantity).groups()  # type: ignore[union-attr]
+    return int(number) << (30 if unit == "Gi" else 20)

@@ -1,0 +1,265 @@
+"""What the operators make of a job's manifest, done as their sources do it.
+
+Volcano: ``pkg/controllers/job/job_controller_util.go`` (createJobPod), ``plugins/{env,svc}``.
+MPI operator: ``pkg/controller/mpi_job_controller.go`` (newLauncherPodTemplate, newWorker,
+setupSSHOnPod, newConfigMap). Only what our manifests use is here, and what they do not use is an
+error.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Object = dict[str, Any]
+
+
+class Made(NamedTuple):
+    """What an operator makes: pods, and the objects that they read."""
+
+    pods: list[Object]
+    objects: list[Object]
+
+
+def made_of(job: Object, uid: str = "") -> Made:
+    """Return what the operator of this manifest makes of it."""
+    return {"Job": volcano, "MPIJob": mpi_operator}[job["kind"]](job, uid)
+
+
+# -- Volcano ------------------------------------------------------------------------------------
+
+
+def volcano(job: Object, uid: str = "") -> Made:
+    """Return what Volcano's job controller makes, with the plugins that the job names."""
+    assert job["apiVersion"] == "batch.volcano.sh/v1alpha1"
+    spec, name = job["spec"], job["metadata"]["name"]
+    namespace = job["metadata"]["namespace"]
+    assert set(spec["plugins"]) <= {"env", "svc"}, "what other plugins do is not known here"
+    assert set(spec["plugins"]["svc"]) <= {"--publish-not-ready-addresses=true"}
+    owner = _owner(job, uid)
+    objects = [_service_of(name, namespace, owner), _volcano_hosts(job, owner)]
+    pods = []
+    for task in spec["tasks"]:
+        for index in range(task["replicas"]):
+            pod = _pod(task["template"], f"{name}-{task['name']}-{index}", namespace, owner)
+            pod["metadata"]["labels"] |= {
+                "volcano.sh/job-name": name,
+                "volcano.sh/task-spec": task["name"],
+                "volcano.sh/task-index": str(index),
+                "volcano.sh/job-namespace": namespace,
+            }
+            pod["metadata"].setdefault("annotations", {})["volcano.sh/task-index"] = str(index)
+            pod["spec"].setdefault("schedulerName", spec["schedulerName"])
+            _volcano_env(pod, index)
+            _volcano_svc(pod, job)
+            pods.append(pod)
+    return Made(pods, objects)
+
+
+def _volcano_env(pod: Object, index: int) -> None:
+    """plugins/env: OnPodCreate."""
+    for container in pod["spec"]["containers"]:
+        container.setdefault("env", []).extend(
+            {"name": key, "value": str(index)} for key in ("VK_TASK_INDEX", "VC_TASK_INDEX")
+        )
+
+
+def _volcano_svc(pod: Object, job: Object) -> None:
+    """plugins/svc: OnPodCreate."""
+    name = job["metadata"]["name"]
+    pod["spec"].setdefault("hostname", pod["metadata"]["name"])
+    pod["spec"].setdefault("subdomain", name)
+    for container in pod["spec"]["containers"]:
+        for task in job["spec"]["tasks"]:
+            word = task["name"].replace("-", "_").upper()
+            for key in (f"VC_{word}_HOSTS", f"VC_{word}_NUM"):
+                source = {"configMapKeyRef": {"name": f"{name}-svc", "key": key}}
+                container["env"].append({"name": key, "valueFrom": source})
+        mount = {"name": f"{name}-svc", "mountPath": "/etc/volcano"}
+        container.setdefault("volumeMounts", []).append(mount)
+    volume = {"name": f"{name}-svc", "configMap": {"name": f"{name}-svc"}}
+    pod["spec"].setdefault("volumes", []).append(volume)
+
+
+def _volcano_hosts(job: Object, owner: list[Object]) -> Object:
+    """plugins/svc: GenerateHosts."""
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    data = {}
+    for task in job["spec"]["tasks"]:
+        hosts = [f"{name}-{task['name']}-{i}.{name}" for i in range(task["replicas"])]
+        word = task["name"].replace("-", "_").upper()
+        data[f"{task['name']}.host"] = "\n".join(hosts)
+        data[f"VC_{word}_NUM"] = str(len(hosts))
+        data[f"VC_{word}_HOSTS"] = ",".join(hosts)
+    return _config_map(f"{name}-svc", namespace, data, owner)
+
+
+# -- the MPI operator ---------------------------------------------------------------------------
+
+
+def mpi_operator(job: Object, uid: str = "") -> Made:
+    """Return what the MPI operator makes; the launcher's pod as its batch Job would."""
+    assert job["apiVersion"] == "kubeflow.org/v2beta1"
+    spec, name = job["spec"], job["metadata"]["name"]
+    namespace = job["metadata"]["namespace"]
+    assert spec["runLauncherAsWorker"]
+    assert spec["mpiImplementation"] == "OpenMPI"
+    owner = _owner(job, uid)
+    replicas = spec["mpiReplicaSpecs"]
+    workers = replicas.get("Worker", {"replicas": 0})["replicas"]
+    slots = spec.get("slotsPerWorker", 1)
+    hosts = [f"{name}-launcher", *(f"{name}-worker-{i}" for i in range(workers))]
+    file = "".join(f"{host}.{name}.{namespace}.svc slots={slots}\n" for host in hosts)
+    objects = [
+        _service_of(name, namespace, owner),
+        _config_map(
+            f"{name}-config",
+            namespace,
+            {"hostfile": file, "discover_hosts.sh": "#!/bin/sh\n"},
+            owner,
+        ),
+        _ssh_secret(name, namespace, owner),
+    ]
+    pods = [_launcher(job, namespace, owner, slots)]
+    for index in range(workers):
+        pod = _pod(replicas["Worker"]["template"], f"{name}-worker-{index}", namespace, owner)
+        pod["spec"]["restartPolicy"] = replicas["Worker"]["restartPolicy"]
+        _mpi_labels(pod, name, "worker", index + 1)
+        pod["spec"]["hostname"], pod["spec"]["subdomain"] = f"{name}-worker-{index}", name
+        container = pod["spec"]["containers"][0]
+        assert container.get("command") or container.get("args"), "else it would be an sshd"
+        container.setdefault("env", []).append({"name": "K_MPI_JOB_ROLE", "value": "worker"})
+        _mpi_ssh(pod, job)
+        pods.append(pod)
+    return Made(pods, objects)
+
+
+def _launcher(job: Object, namespace: str, owner: list[Object], slots: int) -> Object:
+    name = job["metadata"]["name"]
+    replica = job["spec"]["mpiReplicaSpecs"]["Launcher"]
+    # The batch Job gives its pod a name with something random behind it.
+    pod = _pod(replica["template"], f"{name}-launcher-x7k2p", namespace, owner)
+    pod["spec"]["restartPolicy"] = replica["restartPolicy"]
+    _mpi_labels(pod, name, "launcher", 0)
+    pod["spec"]["hostname"], pod["spec"]["subdomain"] = f"{name}-launcher", name
+    container = pod["spec"]["containers"][0]
+    container.setdefault("env", []).extend(
+        [
+            {"name": "K_MPI_JOB_ROLE", "value": "launcher"},
+            {"name": "OMPI_MCA_orte_keep_fqdn_hostnames", "value": "true"},
+            {"name": "OMPI_MCA_orte_default_hostfile", "value": "/etc/mpi/hostfile"},
+            {"name": "OMPI_MCA_plm_rsh_args", "value": "-o ConnectionAttempts=10"},
+            {"name": "OMPI_MCA_orte_set_default_slots", "value": str(slots)},
+        ]
+    )
+    _mpi_ssh(pod, job)
+    items = [
+        {"key": "hostfile", "path": "hostfile", "mode": 0o444},
+        {"key": "discover_hosts.sh", "path": "discover_hosts.sh", "mode": 0o555},
+    ]
+    volume = {"name": f"{name}-config", "items": items}
+    pod["spec"].setdefault("volumes", []).append({"name": "mpi-job-config", "configMap": volume})
+    container.setdefault("volumeMounts", []).append(
+        {"name": "mpi-job-config", "mountPath": "/etc/mpi"}
+    )
+    return pod
+
+
+def _mpi_labels(pod: Object, name: str, role: str, index: int) -> None:
+    pod["metadata"]["labels"] |= {
+        "training.kubeflow.org/operator-name": "mpi-operator",
+        "training.kubeflow.org/job-name": name,
+        "training.kubeflow.org/job-role": role,
+        "training.kubeflow.org/replica-index": str(index),
+    }
+
+
+def _mpi_ssh(pod: Object, job: Object) -> None:
+    """setupSSHOnPod: the mode is a secret's usual one, but in the folder of root."""
+    path = job["spec"]["sshAuthMountPath"]
+    secret: Object = {
+        "secretName": f"{job['metadata']['name']}-ssh",
+        "items": [
+            {"key": "ssh-privatekey", "path": "id_rsa"},
+            {"key": "ssh-publickey", "path": "id_rsa.pub"},
+            {"key": "ssh-publickey", "path": "authorized_keys"},
+        ],
+    }
+    assert not path.startswith("/root"), "there the mode would be another"
+    pod["spec"].setdefault("volumes", []).append({"name": "ssh-auth", "secret": secret})
+    container = pod["spec"]["containers"][0]
+    container.setdefault("volumeMounts", []).append({"name": "ssh-auth", "mountPath": path})
+
+
+def _ssh_secret(name: str, namespace: str, owner: list[Object]) -> Object:
+    """newSSHAuthSecret: ECDSA P-521, in the PEM of SEC 1."""
+    with tempfile.TemporaryDirectory() as folder:
+        key = Path(folder, "key")
+        words = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f"]
+        subprocess.run([*words, str(key)], check=True)
+        data = {
+            "ssh-privatekey": key.read_bytes(),
+            "ssh-publickey": key.with_suffix(".pub").read_bytes(),
+        }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/ssh-auth",
+        "metadata": {"name": f"{name}-ssh", "namespace": namespace, "ownerReferences": owner},
+        "data": {name: base64.b64encode(value).decode() for name, value in data.items()},
+    }
+
+
+# -- both ---------------------------------------------------------------------------------------
+
+
+def _pod(template: Object, name: str, namespace: str, owner: list[Object]) -> Object:
+    found = copy.deepcopy(template)
+    metadata = found.get("metadata") or {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            **metadata,
+            "labels": dict(metadata.get("labels") or {}),
+            "name": name,
+            "namespace": namespace,
+            "ownerReferences": owner,
+        },
+        "spec": found["spec"],
+    }
+
+
+def _owner(job: Object, uid: str) -> list[Object]:
+    return [
+        {
+            "apiVersion": job["apiVersion"],
+            "kind": job["kind"],
+            "name": job["metadata"]["name"],
+            "uid": uid or "00000000-0000-0000-0000-000000000000",
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]
+
+
+def _service_of(name: str, namespace: str, owner: list[Object]) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": namespace, "ownerReferences": owner},
+        "spec": {"clusterIP": "None", "selector": {"volcano.sh/job-name": name}},
+    }
+
+
+def _config_map(name: str, namespace: str, data: dict[str, str], owner: list[Object]) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": namespace, "ownerReferences": owner},
+        "data": data,
+    }
