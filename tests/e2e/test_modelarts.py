@@ -167,7 +167,8 @@ def test_a_preset_engine_runs_the_job_through_our_boot_file(arts: Any):
     script = arts.script('leave(f"rank-{rank}", f"{size} {sys.argv[1]}")')
     engine = "PyTorch:pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"
     (arts.source / "job.yaml").write_text(f'modelarts: {{engine: "{engine}"}}\n')
-    done = submitted(arts, "--config", "job.yaml", "--procs-per-node", "2", script, "word")
+    size = ("--launcher", "mpirun", "--procs-per-node", "2")
+    done = submitted(arts, "--config", "job.yaml", *size, script, "word")
 
     assert done.code == 0, done
     assert arts.left("rank-*") == {"rank-0": b"2 word", "rank-1": b"2 word"}
