@@ -420,7 +420,7 @@ def test_the_checks_take_as_long_as_one_question(service: FakeModelArts, backend
     looked(service, backend, outputs={"O": "obs://bucket/mine"})
 
     assert len(service.seen) == 6
-    assert time.monotonic() - begun < 6 * 0.2
+    assert time.monotonic() - begun < 5 * 0.2
 
 
 def test_without_a_job_there_is_a_list_of_what_there_is(
