@@ -80,6 +80,13 @@ SAME = {
         print(sys.modules["__main__"].__file__, __builtins__ is __import__("builtins"))
         print(sorted(name for name in globals() if name != "__annotations__"))
         print([name for name in sys.modules if "jobentry" in name])
+        print([type(each).__name__ for each in sys.meta_path])
+        """,
+    "no module of ours": """
+        try:
+            import jobentry.rank
+        except ImportError as error:
+            print(error)
         """,
     "annotations": """
         x: int = 1
