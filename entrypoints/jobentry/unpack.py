@@ -338,7 +338,9 @@ def _write_part(places: Iterable[_Place], withheld: int) -> None:
         for path, mode in place.targets:
             descriptor = _create(path, mode, withheld)
             try:
-                _write(descriptor, data)
+                if os.write(descriptor, data) != len(data):
+                    os.lseek(descriptor, 0, os.SEEK_SET)
+                    _write(descriptor, data)
             finally:
                 os.close(descriptor)
 
