@@ -24,6 +24,7 @@ from cloudjob.spec import (
     NAME_RULE,
     RESERVED_PREFIXES,
     SECTIONS,
+    SOURCE_LIMIT_MB,
     STORE_SECTIONS,
     VARIABLE_FIELDS,
     VARIABLE_RULE,
@@ -136,7 +137,9 @@ def load(
     layers = [_file_layer(file, problems) for file in files]
     if copied is not None:
         layers.insert(0, _copied_layer(*copied, cwd, problems))
-    values = {key: value for layer in [*layers, flag_layer] for key, value in layer.items()}
+    layers.append(flag_layer)
+    values = {key: value for layer in layers for key, value in layer.items()}
+    values.update(_source_limit(layers, values))
     spec = _spec(_with_secrets(values, environ, problems), cwd)
     for key, what in faults(spec):
         if needs_script or key != "script" or spec.script:
@@ -482,6 +485,20 @@ def _spec(values: _Layer, cwd: Path) -> JobSpec:
             words[field] = value.value
     sections = {name: _section(name, maps.pop(name)) for name in SECTIONS if name in maps}
     return JobSpec(**words, **maps, sections=sections)
+
+
+def _source_limit(layers: Sequence[_Layer], values: _Layer) -> _Layer:
+    """Return the limit of the source, when the backend has one of its own.
+
+    The nearest layer that speaks of either wins, and in one layer the backend's own.
+    """
+    backend = values["backend"].value if "backend" in values else _field("backend").default
+    own = f"{backend}.{SOURCE_LIMIT_MB}"
+    if own not in values or values[own].value <= 0:
+        return {}
+    nearest_of = [layer[key] for layer in layers for key in (SOURCE_LIMIT_MB, own) if key in layer]
+    # Both say the same from here on: a copy of the job has this limit, whatever comes of layers.
+    return dict.fromkeys((SOURCE_LIMIT_MB, own), nearest_of[-1])
 
 
 def _section(name: str, values: Mapping[str, object]) -> dict[str, object]:

@@ -33,6 +33,7 @@ MAX_RANKS = 100_000
 _YEAR_MIN = 525_600
 _DAY_S = 86_400
 
+SOURCE_LIMIT_MB = "source_limit_mb"
 NAME_RULE = r"[A-Za-z0-9_-]{1,64}"
 VARIABLE_RULE = r"[A-Za-z_][A-Za-z0-9_]*"
 # ModelArts refuses user variables that begin with MA_; CLOUDJOB_ is how our two halves speak.
@@ -120,7 +121,7 @@ FIELDS: tuple[Field, ...] = (
           least=0, most=_DAY_S, help="Seconds between SIGTERM and SIGKILL."),
     Field(name="store", kind="str", flag="--store", metavar="URI",
           help="Where code and outputs are kept; by default a folder below $CLOUDJOB_HOME."),
-    Field(name="source_limit_mb", kind="float", default=100.0, flag="--source-limit-mb",
+    Field(name=SOURCE_LIMIT_MB, kind="float", default=100.0, flag="--source-limit-mb",
           metavar="MB", least=0, help="The largest source folder that is packed, in megabytes."),
     Field(name="links", kind="str", default="keep", flag="--follow-links", const="follow",
           allowed=("keep", "follow"),
@@ -144,6 +145,12 @@ _STORE_FIELDS = (
           help="The profile of AWS's files that has the keys."),
 )
 
+# Nodes that fetch over a slow line bear less than a folder on this machine.
+_SOURCE_LIMIT = Field(
+    name=SOURCE_LIMIT_MB, kind="float", default=0.0, metavar="MB", least=0,
+    help="The largest source folder that is packed for this backend, in megabytes; 0 is what "
+         "source_limit_mb says.")
+
 SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
     "process": (
         Field(name="python", kind="str", metavar="PATH",
@@ -151,6 +158,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
                    "environment, else the one that runs cloudjob."),
         Field(name="isolation", kind="str", default="auto", metavar="HOW", allowed=ISOLATIONS,
               help="Whether the emulated nodes are kept apart from each other."),
+        _SOURCE_LIMIT,
     ),
     "docker": (
         Field(name="cpus", kind="float", default=0.0, metavar="C", least=0, most=4096,
@@ -161,6 +169,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
               help="Room in /dev/shm, where ranks of one node exchange their data."),
         Field(name="gpus", kind="int", default=0, metavar="G", least=0, most=64,
               help="GPUs of a node."),
+        _SOURCE_LIMIT,
     ),
     "modelarts": (
         Field(name="region", kind="str", metavar="REGION",
@@ -219,6 +228,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         Field(name="body", kind="tree", default={}, metavar="TREE",
               help="Merged into the body of the request: what cloudjob has no key for; null takes "
                    "a key away."),
+        _SOURCE_LIMIT,
     ),
     "kubernetes": (
         Field(name="engine", kind="str", default="auto", metavar="NAME",
@@ -280,6 +290,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
                    "no key for; null takes a key away."),
         Field(name="job", kind="tree", default={}, metavar="TREE",
               help="Merged into the job's manifest in the same way."),
+        _SOURCE_LIMIT,
     ),
     "slurm": (
         Field(name="host", kind="str", metavar="HOST",
@@ -328,6 +339,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
                    "openmpi."),
         Field(name="sbatch", kind="list", default=(), metavar="OPTION",
               help="More options, as they stand behind #SBATCH."),
+        _SOURCE_LIMIT,
     ),
     "mindspore": (
         Field(name="device_target", kind="str", default="CPU", metavar="DEVICE",

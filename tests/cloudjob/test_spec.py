@@ -208,7 +208,11 @@ def test_a_section_is_complete():
     """What a job leaves out of a backend's section has its default there."""
     value = spec(sections={"process": {"isolation": "none"}})
 
-    assert section(value, "process") == {"python": "", "isolation": "none"}
+    assert section(value, "process") == {
+        "python": "",
+        "isolation": "none",
+        "source_limit_mb": 0.0,
+    }
     assert set(section(spec(), "process")) == {f.name for f in SECTIONS["process"]}
 
 
