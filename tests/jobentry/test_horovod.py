@@ -11,7 +11,7 @@ from jobentry import plan, rendezvous
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers.common import ArgsError
-from jobentry.launchers.mpirun import Mpi
+from jobentry.launchers.mpi import Mpi
 from jobentry.plan import Tools
 
 NODE = NodeEnv(job="j", hosts=("a", "b"), slots=2, start_timeout_s=90, open_mpi=OpenMpi(x_args=""))

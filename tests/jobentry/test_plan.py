@@ -13,7 +13,7 @@ from jobentry.contract.launchers import LAUNCHERS
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import common
 from jobentry.launchers.common import File, Process
-from jobentry.launchers.mpirun import Mpi
+from jobentry.launchers.mpi import Mpi
 from jobentry.plan import LaunchPlan, Tools
 
 NODE = NodeEnv(job="j", hosts=("a", "b"), open_mpi=OpenMpi(x_args=""))

@@ -8,6 +8,7 @@ from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.launchers import mpirun
 from jobentry.launchers.common import ArgsError, Launch, Process, Site, door, port, program
+from jobentry.launchers.mpi import Mpi
 
 CONTROLLER = "HOROVOD_CONTROLLER"
 OPERATIONS = "HOROVOD_CPU_OPERATIONS"
@@ -16,7 +17,7 @@ TIMEOUT_S = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _OTHER = {"mpi": "horovod", "gloo": "horovod-gloo"}
 
 
-def mpi(site: Site, tool: mpirun.Mpi, words: Sequence[str]) -> Launch:
+def mpi(site: Site, tool: Mpi, words: Sequence[str]) -> Launch:
     """Return mpirun on the head, with ranks that find each other over MPI.
 
     Raises:
