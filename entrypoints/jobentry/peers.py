@@ -66,7 +66,10 @@ def shell_command(node: NodeEnv, host: str, command: str, ssh_config: str) -> li
     """Return the argv that runs ``command`` in a shell on ``host``."""
     if node.remote_shell:
         return [node.remote_shell, host, command]
-    return ["ssh", "-F", ssh_config, "-p", str(node.sshd_port), host, command]
+    # bash reads ~/.bashrc for a command that sshd runs, unless it is not the first shell (SHLVL). A
+    # user's takes its time there, modules and conda, for a line that needs nothing of it.
+    words = ["-F", ssh_config, "-o", "SetEnv=SHLVL=1", "-p", str(node.sshd_port)]
+    return ["ssh", *words, host, command]
 
 
 class Peer:
