@@ -28,7 +28,7 @@ _LOST = 128 + signal.SIGKILL
 class Place(NamedTuple):
     """A node that takes part: its number, and its name in the network."""
 
-    index: int
+    node: int
     host: str
 
 
@@ -149,13 +149,13 @@ class _Starter:
             "HOROVOD_CROSS_RANK": slot.cross_rank,
             "HOROVOD_CROSS_SIZE": slot.cross_size,
             # Horovod's own number changes while a rank runs; that of its log does not.
-            "CLOUDJOB_RANK": place.index * self._settings["slots"] + local,
+            "CLOUDJOB_RANK": place.node * self._settings["slots"] + local,
         }
         return ["%s=%s" % item for item in {**self._env, **told}.items()]
 
     def _start(self, place: Place, door: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
         """Start a door; return what runs it here, and its process group there (0: not known)."""
-        if place.index == 0:
+        if place.node == 0:
             process = subprocess.Popen(door, stdin=subprocess.DEVNULL, start_new_session=True)
             return process, process.pid
         command = "echo $$; exec " + " ".join(map(shlex.quote, door))
@@ -173,7 +173,7 @@ class _Starter:
         if not group:
             return
         command = "kill -s %d -- -%d" % (number, group)
-        shell = [] if place.index == 0 else [*self._settings["shell"], place.host]
+        shell = [] if place.node == 0 else [*self._settings["shell"], place.host]
         words = [*shell, command] if shell else ["/bin/sh", "-c", command]
         nothing = subprocess.DEVNULL
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):

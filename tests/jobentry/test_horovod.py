@@ -81,7 +81,10 @@ def test_an_elastic_job_has_a_driver_on_the_head_and_nothing_on_the_workers():
     assert json.loads(file.text) == {
         "members": "/n/members",
         "shell": ["ssh", "-F", "/n/ssh-config", "-p", "38888"],
-        "door": "python3 /e.pyz --rank --gloo -- python /e.pyz --script x.py".split(),
+        "door": [
+            *("python3", "/e.pyz", "--rank", "--gloo", "--"),
+            *("python", "/e.pyz", "--script", "x.py"),
+        ],
         "env": {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
