@@ -106,7 +106,8 @@ with tf.train.MonitoredTrainingSession(
     end = time.monotonic() + 120
     while session.run([first, second]) != [3.0, 20.0] and time.monotonic() < end:
         time.sleep(0.05)
-    print("sums", [*map(float, session.run([first, second]))], first.device, second.device, flush=True)
+    sums = [*map(float, session.run([first, second]))]
+    print("sums", sums, first.device, second.device, flush=True)
 """,
     )
 

@@ -18,15 +18,15 @@ from jobentry.launchers.mpi import Mpi
 # Where msrun wants a scheduler there is one already. No module of ours: none is on the path, and
 # each rank would pay for them. The variables are those that were changed for msrun, as they were.
 _DOOR = """\
-import os
-if os.environ.get("MS_ROLE") != "MS_SCHED":
+from os import environ, execv
+if environ.get("MS_ROLE") != "MS_SCHED":
     for name, value in %r.items():
-        os.environ.pop(name, None)
+        environ.pop(name, None)
         if value is not None:
-            os.environ[name] = value
-    os.environ[%r] = os.environ["MS_NODE_ID"]
+            environ[name] = value
+    environ[%r] = environ["MS_NODE_ID"]
     words = %r
-    os.execv(words[0], words)
+    execv(words[0], words)
 """
 
 
