@@ -46,7 +46,7 @@ def missing(sent: Any, back: Any, where: str = "") -> list[str]:
 
 def applied(cluster: Cluster, namespace: str, item: dict[str, Any]) -> dict[str, Any]:
     """Create an object and return what the server has kept of it."""
-    engine = {"Job": "volcano", "MPIJob": "mpi-operator"}.get(item["kind"], "")
+    engine = {"Job": "volcano", "MPIJob": "mpi-operator", "MSJob": "ms-operator"}.get(item["kind"], "")
     path = RESOURCES[engine] if engine else f"/api/v1/namespaces/{{}}/{PLURALS[item['kind']]}"
     sent = {**item, "metadata": {**item["metadata"], "namespace": namespace}}
     cluster.ask("POST", path.format(namespace), sent)
@@ -115,7 +115,8 @@ def test_kubernetes_itself_knows_every_field(engine: str, openapi: dict[str, Any
     made = build(engine, EVERYTHING)
     items = [*request.objects(made, b"")[:-1], *operators.made_of(dict(made.body)).pods]
 
-    assert {item["kind"] for item in items} == {"ConfigMap", "Secret", "Pod"}
+    kinds = {"ConfigMap", "Secret", "Pod", *["Service"] * (engine == "ms-operator")}
+    assert {item["kind"] for item in items} == kinds
     assert [fault for item in items for fault in against(openapi, item)] == []
 
 
@@ -226,8 +227,12 @@ def test_what_a_job_needs_belongs_to_it(lab: Lab):
     job = lab.submit("-n", "2", "-e", "A=b")
     uid = lab.get(lab.path(job))["metadata"]["uid"]
 
-    kinds = ["ConfigMap"] + ["Secret"] * (lab.engine == "volcano")
-    for kind, name in zip(kinds, ("entry", "delivery"), strict=False):
+    wanted = {
+        "volcano": [("ConfigMap", "entry"), ("Secret", "delivery")],
+        "mpi-operator": [("ConfigMap", "entry")],
+        "ms-operator": [("ConfigMap", "entry"), ("Secret", "delivery"), ("Service", "worker-0")],
+    }
+    for kind, name in wanted[lab.engine]:
         owners = lab.get(lab.core(kind, f"{job}-{name}"))["metadata"]["ownerReferences"]
         assert [owner["uid"] for owner in owners] == [uid]
 
@@ -320,11 +325,12 @@ def stopped(lab: Lab, job: str) -> bool:
     if lab.engine == "volcano":
         path = f"/apis/bus.volcano.sh/v1alpha1/namespaces/{lab.namespace}/commands"
         return bool(lab.get(path)["items"])
-    return bool(lab.get(lab.path(job))["spec"]["runPolicy"].get("suspend"))
+    policy = lab.get(lab.path(job))["spec"]["runPolicy"]
+    return bool(policy.get("suspend") or policy.get("activeDeadlineSeconds") == 1)
 
 
 def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):
-    """Volcano by a command, the MPI operator by suspending; the log until then stays here."""
+    """Volcano by a command, the others by a word in the job; the log until then stays here."""
     job = lab.submit("-n", "2")
     pods = lab.operate(job)
     lab.begin(*pods)
@@ -340,15 +346,18 @@ def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):
         (command,) = lab.get(path)["items"]
         assert command["action"] == "AbortJob"
         assert command["target"]["uid"] == manifest["metadata"]["uid"]
-    else:
+    elif lab.engine == "mpi-operator":
         assert manifest["spec"]["runPolicy"]["suspend"] is True
+    else:
+        assert manifest["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
     asked = lab.cluster.kubelet.asked
     until(lambda: any(pods[0] in path and "follow=true" in path for path in asked), "a stream")
     log.write(b"[0] in its grace")
     for pod in pods:
         lab.log(pod).end()
         lab.delete(pod)
-    lab.phase(job, "Aborted" if lab.engine == "volcano" else "Suspended")
+    last = {"volcano": "Aborted", "mpi-operator": "Suspended", "ms-operator": "Failed"}
+    lab.phase(job, last[lab.engine])
     done = lab.end(cancelling)
     assert done.code == 0, done
     status = lab.status(job)
@@ -480,7 +489,7 @@ def test_doctor_looks_at_a_cluster(volcano_lab: Lab):
 
     assert done.code == 0, done
     assert "Kubernetes v1." in done.out
-    assert "volcano, mpi-operator" in done.out
+    assert "volcano, mpi-operator, ms-operator" in done.out
 
 
 def test_a_queue_that_is_not_there_is_said_before_anything_is_sent(volcano_lab: Lab):
