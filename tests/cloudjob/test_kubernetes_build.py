@@ -107,7 +107,9 @@ def strict(schema: Any) -> Any:
         return schema
     made = {key: strict(value) for key, value in schema.items()}
     is_open = made.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in made
-    if isinstance(made.get("properties"), dict) and not is_open:
+    # An object of which nothing is said is emptied.
+    is_object = isinstance(made.get("properties"), dict) or made.get("type") == "object"
+    if is_object and not is_open:
         made["additionalProperties"] = False
     if made.pop("x-kubernetes-int-or-string", False):
         made["type"] = ["integer", "string"]
@@ -118,7 +120,7 @@ def check(manifest: dict[str, Any], engine: str) -> list[str]:
     """Return what the CRD's schema has against a manifest."""
     schema = copy.deepcopy(cluster.schema(CRDS[engine]))
     # Of metadata, a CRD says nothing more than that it is an object.
-    schema["properties"]["metadata"] = {"type": "object"}
+    schema["properties"]["metadata"] = {"type": "object", "additionalProperties": {}}
     found = jsonschema.Draft202012Validator(strict(schema)).iter_errors(manifest)
     return [f"{'/'.join(map(str, error.path))}: {error.message}" for error in found]
 
@@ -232,10 +234,10 @@ def test_each_node_of_the_mindspore_operator_has_a_service_of_its_own():
 def test_the_pods_of_the_mindspore_operator_are_nodes_in_their_order(nodes: int):
     """With one node there is no scheduler, and its worker is the head."""
     made = build("ms-operator", nodes=nodes)
-    pods = [item["metadata"] for item in operators.made_of(dict(made.body)).pods]
+    pods = operators.made_of(dict(made.body)).pods
 
     assert [ms_operator.node_of("train-2345678b", pod) for pod in pods] == [*range(nodes)]
-    assert ms_operator.node_of("train-2345678b", {"name": "train-2345678b-x"}) is None
+    assert ms_operator.node_of("train-2345678b", {"metadata": {"name": "train-2345678b-x"}}) is None
 
 
 def test_secrets_lie_in_the_secret_alone():
@@ -399,6 +401,11 @@ def _has_nameless_items(value: Any) -> bool:
         ("ms-operator", {"retries": 1}, "retries: the MindSpore operator starts no job again"),
         (
             "ms-operator",
+            {"options": {"pod": {"metadata": {"labels": {"a": "b"}}}}},
+            "kubernetes.pod.metadata: the MindSpore operator keeps no labels",
+        ),
+        (
+            "ms-operator",
             {"launcher": "torchrun"},
             "launcher: kubernetes.engine ms-operator starts MindSpore's cluster and nothing else "
             "(given torchrun; allowed dynamic-cluster, msrun; or another engine)",
@@ -549,10 +556,11 @@ def test_a_job_of_mindspore_s_operator_ends_with_its_head(
         codes = head["state"].get("terminated", {}).values()
         phase = "Failed" if any(codes) else "Succeeded" if codes else "Running"
         found = {
-            "metadata": {"name": "j-scheduler-0", "uid": "u", "labels": {"cloudjob.head": "true"}},
+            "metadata": {"name": "j-scheduler-0", "uid": "u"},
+            "spec": HEAD,
             "status": {"phase": phase, "containerStatuses": [head]},
         }
-        pods = [state.pod_of(found, lambda metadata: ms_operator.node_of("j", metadata))]
+        pods = [state.pod_of(found, lambda found: ms_operator.node_of("j", found))]
     status = state.status_of(ms_operator.ENGINE, mpi_job(said), pods, is_cancelled=False)
 
     assert status.state is expected
@@ -564,15 +572,18 @@ def test_a_head_that_was_deleted_is_not_waited_for():
         "metadata": {
             "name": "j-scheduler-0",
             "uid": "u",
-            "labels": {"cloudjob.head": "true"},
             "deletionTimestamp": "2026-11-21T10:00:00Z",
         },
+        "spec": HEAD,
         "status": {"phase": "Running", "containerStatuses": [{"state": {"running": {"x": 1}}}]},
     }
-    pods = [state.pod_of(found, lambda metadata: ms_operator.node_of("j", metadata))]
+    pods = [state.pod_of(found, lambda found: ms_operator.node_of("j", found))]
     status = state.status_of(ms_operator.ENGINE, mpi_job("Failed"), pods, is_cancelled=False)
 
     assert status.state is JobState.FAILED
+
+
+HEAD = {"containers": [{"env": [{"name": "VC_TASK_INDEX", "value": "0"}]}]}
 
 
 def pod_in(node: int, phase: str, **status: Any) -> state.Pod:
@@ -583,7 +594,7 @@ def pod_in(node: int, phase: str, **status: Any) -> state.Pod:
         "spec": {"containers": [limits]},
         "status": {"phase": phase, **status},
     }
-    return state.pod_of(found, lambda metadata: volcano.node_of("j", metadata))
+    return state.pod_of(found, lambda found: volcano.node_of("j", found))
 
 
 def ended(node: int, code: int, reason: str = "Error", at: str = "2026-11-21T10:00:05Z"):

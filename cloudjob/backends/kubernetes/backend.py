@@ -324,9 +324,10 @@ class KubernetesBackend:
         return Place(
             namespace=called.namespace,
             job=called.job,
-            node_of=lambda metadata: node_of(called.name, metadata),
+            node_of=lambda pod: node_of(called.name, pod),
             node=node,
             kept=self._home / called.job,
+            labels=where.engine.selector(called),
             container=where.engine.container,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from cloudjob.backends.kubernetes.pod import CONTAINER, Names
+from cloudjob.backends.kubernetes.pod import CONTAINER, JOB_LABEL, Names
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
 
@@ -55,6 +55,11 @@ class Stage(NamedTuple):
     has_asked: bool = False
 
 
+def own_selector(called: Names) -> str:
+    """Return the selector of the label that we give to pods."""
+    return f"{JOB_LABEL}={called.job}"
+
+
 def no_services(submission: Submission, called: Names) -> list[dict[str, Any]]:
     """Return nothing: the operator gives names to all nodes."""
     return []
@@ -68,8 +73,8 @@ class Engine(NamedTuple):
         manifest: The job's manifest.
         left_out: Variables that the operator gives to each pod.
         makes_key: Whether the operator makes a key for ssh.
-        node_of: The number of the node that a pod is, from the job's name and the pod's metadata;
-            None for none.
+        node_of: The number of the node that a pod is, from the job's name and the pod; None for
+            none.
         stage: Where a job stands, from its manifest with its status, and whether we have
             cancelled it.
         stop: What ends the pods of a job and keeps its manifest: method, resource, name and body.
@@ -77,6 +82,7 @@ class Engine(NamedTuple):
         container: The name that the container has in its pods.
         launchers: Those that it can be used with; empty for all.
         runs: What these are, in words.
+        selector: What finds the pods of a job, as a selector of labels.
         services: The services that the nodes need and the operator does not make.
         is_early: Whether it takes a job for ended while the head may still have work to do.
     """
@@ -94,6 +100,7 @@ class Engine(NamedTuple):
     container: str = CONTAINER
     launchers: tuple[str, ...] = ()
     runs: str = ""
+    selector: Callable[[Names], str] = own_selector
     services: Callable[[Submission, Names], list[dict[str, Any]]] = no_services
     is_early: bool = False
 

@@ -20,7 +20,6 @@ from typing import Any
 
 from cloudjob.backends.kubernetes import refusals
 from cloudjob.backends.kubernetes.client import POD, Broken, Client
-from cloudjob.backends.kubernetes.pod import CONTAINER, JOB_LABEL
 from cloudjob.backends.kubernetes.refusals import Refused
 from cloudjob.backends.kubernetes.state import Pod, pod_of
 from cloudjob.errors import BackendError
@@ -45,7 +44,8 @@ class Place:
     """Which pods, and where their logs are kept.
 
     Args:
-        node_of: The number of a node, from the metadata of its pod.
+        node_of: The number of a node, from its pod.
+        labels: The selector that finds the pods.
         node: The one node that is asked for; None for all.
         kept: The folder of what was read to its end.
     """
@@ -55,7 +55,8 @@ class Place:
     node_of: Callable[[Mapping[str, Any]], int | None]
     node: int | None
     kept: Path
-    container: str = CONTAINER
+    labels: str
+    container: str
 
     @property
     def pods(self) -> str:
@@ -65,7 +66,7 @@ class Place:
     @property
     def selector(self) -> dict[str, str]:
         """What finds the pods of the job."""
-        return {"labelSelector": f"{JOB_LABEL}={self.job}"}
+        return {"labelSelector": self.labels}
 
     def log(self, pod: str) -> str:
         """The path of a pod's log."""

@@ -88,11 +88,12 @@ def environment(submission: Submission, called: Names, node: int) -> dict[str, s
     return {**given, **_own_host_file(submission)}
 
 
-def node_of(name: str, metadata: Mapping[str, Any]) -> int | None:
+def node_of(name: str, found: Mapping[str, Any]) -> int | None:
     """Return the number of the node that this pod is."""
-    if metadata["name"].startswith(f"{name}-launcher"):
+    called = found["metadata"]["name"]
+    if called.startswith(f"{name}-launcher"):
         return 0
-    worker = numbered(metadata["name"], f"{name}-worker-")
+    worker = numbered(called, f"{name}-worker-")
     return None if worker is None else worker + 1
 
 

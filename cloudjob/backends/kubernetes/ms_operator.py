@@ -22,8 +22,8 @@ from jobentry.contract import names
 RESOURCE = Resource("mindspore.gitee.com", "v1", "msjobs", "MSJob")
 # Only a container of this name is told of the scheduler, and only its exit code counts.
 CONTAINER = "mindspore"
-# Which pod of a job is the head, as the names of the pods differ with the number of nodes.
-HEAD_LABEL = "cloudjob.head"
+# Of the pods' own labels and annotations its CRD keeps nothing, so pods are found by the operator's.
+_LABEL = "training.kubeflow.org/job-name"
 SCHEDULER_PORT = "MS_SCHED_PORT"
 # By this name the operator finds the port, and opens it; the number is its own default.
 _PORT_NAME, _PORT = "msjob-port", 2222
@@ -63,8 +63,7 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
         if deadline_s:
             # The operator has one for the job, and looks at it only when something else happens.
             template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
-        if is_head:
-            template["metadata"]["labels"][HEAD_LABEL] = "true"
+        del template["metadata"]
         # The operator wants to be asked for it in its own words, and warns of these.
         policy = template["spec"].pop("restartPolicy")
         return {"replicas": count, "restartPolicy": policy, "template": template}
@@ -97,7 +96,6 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
 def services(submission: Submission, called: Names) -> list[dict[str, Any]]:
     """Return a service for each worker: the head reaches them by name, and pods have none here."""
     own = pod.metadata(submission, {**section(submission.spec, "kubernetes"), "annotations": {}})
-    labels = own["labels"]
     given = pod.environment(submission, ("localhost",), 0, "")
     return [
         {
@@ -109,7 +107,7 @@ def services(submission: Submission, called: Names) -> list[dict[str, Any]]:
                 # They are asked for before they are ready, and not refused.
                 "publishNotReadyAddresses": True,
                 "selector": {
-                    pod.JOB_LABEL: labels[pod.JOB_LABEL],
+                    _LABEL: called.name,
                     "replica-type": "worker",
                     "replica-index": str(index),
                 },
@@ -127,12 +125,19 @@ def environment(submission: Submission, called: Names, node: int) -> dict[str, s
     return {**given, **({SCHEDULER_PORT: str(_port(submission.spec))} if nodes > 1 else {})}
 
 
-def node_of(name: str, metadata: Mapping[str, Any]) -> int | None:
+def node_of(name: str, found: Mapping[str, Any]) -> int | None:
     """Return the number of the node that this pod is."""
-    if (metadata.get("labels") or {}).get(HEAD_LABEL) == "true":
+    # By its name the only worker of a job of one node is like the first of several.
+    (container, *_) = (found.get("spec") or {}).get("containers") or [{}]
+    if {"name": names.VC_TASK_INDEX, "value": "0"} in (container.get("env") or ()):
         return 0
-    worker = numbered(metadata["name"], f"{name}-worker-")
+    worker = numbered(found["metadata"]["name"], f"{name}-worker-")
     return None if worker is None else worker + 1
+
+
+def selector(called: Names) -> str:
+    """Return what finds the pods of a job."""
+    return f"{_LABEL}={called.name}"
 
 
 def stage(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
@@ -200,6 +205,7 @@ ENGINE = Engine(
     container=CONTAINER,
     launchers=("dynamic-cluster", "msrun"),
     runs="MindSpore's cluster",
+    selector=selector,
     services=services,
     is_early=True,
 )

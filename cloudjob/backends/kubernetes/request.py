@@ -180,6 +180,12 @@ def _problems(submission: Submission, engine: Engine) -> Iterator[str]:
         yield "image: is missing (allowed: an image that the cluster can pull)"
     if spec.retries and engine.no_retries:
         yield f"retries: {engine.no_retries} (given {spec.retries}; allowed 0; volcano can)"
+    patch = options["pod"]
+    if engine.name == "ms-operator" and isinstance(patch, Mapping) and patch.get("metadata"):
+        yield (
+            "kubernetes.pod.metadata: the MindSpore operator keeps no labels and annotations of "
+            "pods (allowed: spec)"
+        )
     if engine.launchers and spec.launcher not in engine.launchers:
         yield (
             f"launcher: kubernetes.engine {engine.name} starts {engine.runs} and nothing else "

@@ -66,7 +66,7 @@ def pod_of(found: Mapping[str, Any], node_of: Callable[[Mapping[str, Any]], int 
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
-        node=node_of(metadata),
+        node=node_of(found),
         phase=str(status.get("phase") or ""),
         created_at=_moment(metadata.get("creationTimestamp")),
         machine=str(spec.get("nodeName") or ""),
