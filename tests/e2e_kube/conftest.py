@@ -173,7 +173,7 @@ class Lab:
             status: Any = {"state": {"phase": phase, "lastTransitionTime": now}, **more}
         else:
             held = {"type": phase, "status": "True", "lastTransitionTime": now, **more}
-            status = {"conditions": [held], "startTime": now}
+            status = {"conditions": [held], "startTime": now, "replicaStatuses": {}}
         self.cluster.ask("PATCH", self.path(job) + "/status", {"status": status}, kind=MERGE)
 
     # -- the kubelet --------------------------------------------------------------------------
