@@ -26,18 +26,26 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 def zipapp(entrypoints: Path) -> bytes:
     """Return the zipapp of the sources under ``entrypoints``, the same bytes on any machine."""
+    texts = {}
+    for path in sorted(entrypoints.rglob("*.py")):
+        source = bare(path.read_text("utf-8"))
+        if path.name != "__init__.py":
+            source = untyped(source)
+        texts[path.relative_to(entrypoints).as_posix()] = narrow(source)
+    loader = texts.pop("loader.py")
     data = io.BytesIO()
     data.write(b"#!/usr/bin/env -S python3 -I -S\n")
-    with zipfile.ZipFile(data, "a", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for path in sorted(entrypoints.rglob("*.py")):
-            info = zipfile.ZipInfo(path.relative_to(entrypoints).as_posix(), _DATE)
-            info.external_attr = 0o644 << 16
-            info.compress_type = zipfile.ZIP_DEFLATED
-            source = bare(path.read_text("utf-8"))
-            if path.name != "__init__.py":
-                source = untyped(source)
-            archive.writestr(info, narrow(source))
+    with zipfile.ZipFile(data, "a") as archive:
+        _add(archive, "__main__.py", loader)
+        # One member, which entrypoints/loader.py takes apart.
+        _add(archive, "modules", "\0".join(["\n".join(texts), *texts.values()]))
     return data.getvalue()
+
+
+def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
+    info = zipfile.ZipInfo(name, _DATE)
+    info.external_attr = 0o644 << 16
+    archive.writestr(info, text, zipfile.ZIP_DEFLATED, compresslevel=9)
 
 
 def bare(source: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
 import os
 import re
 import resource
@@ -63,6 +62,22 @@ def zipapp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.fixture(scope="session")
+def unpacked(zipapp: Path) -> Path:
+    """What the zipapp holds, as the ordinary zipapp that it writes of itself."""
+    target = zipapp.with_name("unpacked.pyz")
+    done = run(sys.executable, "-I", "-S", zipapp, "--compile", target)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def texts(unpacked: Path) -> dict[str, str]:
+    """Return the sources in a zipapp, by their path."""
+    with zipfile.ZipFile(unpacked) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".py")]
+        return {name: archive.read(name).decode() for name in names}
+
+
 def imported(tree: ast.AST) -> Iterator[str]:
     """Yield the modules that a source names in its imports, but for those only of types."""
     for node in ast.iter_child_nodes(tree):
@@ -110,31 +125,32 @@ def test_the_import_rules_know_every_module_of_the_container_half():
     assert modules - forbidden == {"jobentry.contract"}
 
 
-def test_the_container_half_needs_only_the_standard_library(zipapp: Path):
+def test_the_container_half_needs_only_the_standard_library(zipapp: Path, unpacked: Path):
     """It must run in any image."""
     found = set()
-    with zipfile.ZipFile(zipapp) as archive:
-        for name in archive.namelist():
-            found |= {module.split(".")[0] for module in imported(ast.parse(archive.read(name)))}
+    loader = zipfile.ZipFile(zipapp).read("__main__.py").decode()
+    for text in (loader, *texts(unpacked).values()):
+        found |= {module.split(".")[0] for module in imported(ast.parse(text))}
 
     assert found - set(sys.stdlib_module_names) == {"jobentry"}
 
 
-def test_every_module_of_the_zipapp_can_be_imported_alone(zipapp: Path):
+def test_every_module_of_the_zipapp_can_be_imported_alone(unpacked: Path):
     """Without site-packages, without the user's folders, from the zipapp only."""
     code = (
-        "import importlib, sys, zipfile; sys.path.insert(0, sys.argv[1])\n"
-        "for name in zipfile.ZipFile(sys.argv[1]).namelist():\n"
+        "import importlib, sys; sys.path.insert(0, sys.argv[1])\n"
+        "for name in sys.argv[2:]:\n"
         "    if name != '__main__.py':\n"
         "        module = name[:-3].replace('/', '.').replace('.__init__', '')\n"
         "        assert sys.argv[1] in importlib.import_module(module).__file__\n"
     )
-    done = run(sys.executable, "-I", "-S", "-W", "error", "-c", code, zipapp)
+    words = (unpacked, *texts(unpacked))
+    done = run(sys.executable, "-I", "-S", "-W", "error", "-c", code, *words)
 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_no_name_is_missing_in_the_zipapp(zipapp: Path):
+def test_no_name_is_missing_in_the_zipapp(unpacked: Path):
     """What only annotations name is not imported there; every function finds what it looks up."""
     code = (
         "import builtins, dis, importlib, sys, types, zipfile; sys.path.insert(0, sys.argv[1])\n"
@@ -145,13 +161,13 @@ def test_no_name_is_missing_in_the_zipapp(zipapp: Path):
         "        if isinstance(inner, types.CodeType): yield from loaded(inner)\n"
         "archive = zipfile.ZipFile(sys.argv[1])\n"
         "for name in archive.namelist():\n"
-        "    if name != '__main__.py':\n"
+        "    if name.endswith('.py') and name != '__main__.py':\n"
         "        module = name[:-3].replace('/', '.').replace('.__init__', '')\n"
         "        known = vars(importlib.import_module(module)).keys() | vars(builtins).keys()\n"
         "        missing = set(loaded(compile(archive.read(name), name, 'exec'))) - known\n"
         "        if missing: print(name, sorted(missing))\n"
     )
-    done = run(sys.executable, "-I", "-S", "-W", "error", "-c", code, zipapp)
+    done = run(sys.executable, "-I", "-S", "-W", "error", "-c", code, unpacked)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -199,12 +215,13 @@ def test_the_zipapp_is_small(zipapp: Path):
     assert zipapp.stat().st_size <= 100 * 1024
 
 
-def test_the_zipapp_is_reproducible(tmp_path: Path, zipapp: Path):
+def test_the_zipapp_is_reproducible(tmp_path: Path, zipapp: Path, unpacked: Path):
     """The same sources make the same bytes, and nothing else is in them."""
     sources = {path.relative_to(ROOT / "entrypoints").as_posix() for path in CONTAINER}
 
     assert built(tmp_path / "again.pyz") == zipapp.read_bytes()
-    assert set(zipfile.ZipFile(io.BytesIO(zipapp.read_bytes())).namelist()) == sources
+    assert zipfile.ZipFile(zipapp).namelist() == ["__main__.py", "modules"]
+    assert texts(unpacked).keys() == sources - {"loader.py"}
     assert zipapp.stat().st_mode & 0o777 == 0o755
 
 
@@ -220,7 +237,7 @@ class Plain(ast.NodeTransformer):
         return None if is_checker else self.generic_visit(node)
 
 
-def test_the_zipapp_has_the_code_of_the_sources(zipapp: Path):
+def test_the_zipapp_has_the_code_of_the_sources(zipapp: Path, unpacked: Path):
     """Without comments, docstrings, annotations of functions and what these need imported.
 
     Every line is where it was.
@@ -240,13 +257,13 @@ def test_the_zipapp_has_the_code_of_the_sources(zipapp: Path):
         lines = [getattr(node, "lineno", 0) for node in ast.walk(tree) if hasattr(node, "op")]
         return f"{ast.dump(tree)} {lines}"
 
-    with zipfile.ZipFile(zipapp) as archive:
-        for path in CONTAINER:
-            name = path.relative_to(ROOT / "entrypoints").as_posix()
-            packed = archive.read(name).decode()
+    packed = texts(unpacked)
+    packed["loader.py"] = zipfile.ZipFile(zipapp).read("__main__.py").decode()
+    for path in CONTAINER:
+        name = path.relative_to(ROOT / "entrypoints").as_posix()
 
-            assert code(packed) == code(path.read_text()), name
-            assert packed.count("\n") == path.read_text().count("\n"), name
+        assert code(packed[name]) == code(path.read_text()), name
+        assert packed[name].count("\n") == path.read_text().count("\n"), name
 
 
 def test_the_zipapp_starts_quickly(zipapp: Path):

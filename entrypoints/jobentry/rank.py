@@ -191,11 +191,15 @@ def _listen(told: Callable[[int, FrameType | None], None]) -> int:
 
 def _start(command: list[str], environment: dict[str, str]) -> int:
     die_with_parent = _die_with_parent()
+    parent = os.getpid()
     child = os.fork()
     if child:
         return child
     try:
         die_with_parent()
+        if os.getppid() != parent:
+            # The kernel tells of a death only whom it knew before: it was a moment too early.
+            os._exit(128 + signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         for number in (*_SIGNALS, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)

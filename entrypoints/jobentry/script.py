@@ -67,6 +67,9 @@ def _become(words: list[str]) -> ModuleType:
     module.__spec__ = None
     module.__package__ = None
     sys.modules["__main__"] = module
+    # Without entrypoints/loader.py: a module of the user may be called as one of ours.
+    ours: object = __spec__.loader
+    sys.meta_path[:] = [each for each in sys.meta_path if each is not ours]
     for name in [name for name in sys.modules if name.partition(".")[0] == "jobentry"]:
         del sys.modules[name]
     return module

@@ -67,6 +67,7 @@ class NodeLoop:
                 self.on_end(end)
             elif word == "start":
                 rank = int(line.split()[1])
+                self._watch(self.ranks.doors[rank])
                 self.relay.add(rank)
                 self.on_start(rank)
 
@@ -108,6 +109,19 @@ class NodeLoop:
         self.ranks.release()
         sweep(keep)
         self.relay.finish()
+
+    def _watch(self, door: int) -> None:
+        """Let the end of a door wake the loop: mpirun kills the others a moment after the first."""
+        try:
+            ended: int = getattr(os, "pidfd_open")(door)  # noqa: B009 (Python 3.8 has none)
+        except (AttributeError, OSError):
+            return
+
+        def forget() -> None:
+            self.selector.unregister(ended)
+            os.close(ended)
+
+        self.selector.register(ended, selectors.EVENT_READ, forget)
 
     def _listen(self) -> None:
         wake, self._wake = os.pipe()

@@ -414,9 +414,9 @@ def test_a_clock_that_is_wrong(bucket: Bucket, proxy: Callable[[], FaultProxy]):
     objects.write(b"x", bucket.uri + "/a")
 
     # The real server did not agree with the proxy, and said so in the same way.
-    dates = [request.headers["x-amz-date"][:4] for request in made.requests]
-    assert dates[1] == "2032"
-    assert len(dates) == 3
+    years = [request.headers["x-amz-date"][:4] for request in made.requests]
+    assert years[1] == "2032"
+    assert years[0] == years[-1] != "2032"
     assert bucket.get("a") == b"x"
 
 

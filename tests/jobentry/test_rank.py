@@ -252,6 +252,32 @@ def test_the_program_dies_with_its_door(node: Node, until: Callable[..., None]):
     until(is_gone)
 
 
+def test_a_program_whose_door_died_too_early_does_not_start(tmp_path: Path):
+    """The kernel tells of a parent's death only those that had asked before."""
+    text = """
+import os, sys
+from jobentry import rank
+parent = os.getpid()
+def asks_too_late():
+    while os.getppid() == parent:
+        pass
+rank._die_with_parent = lambda: asks_too_late
+rank._start(["touch", "started"], dict(os.environ))
+"""
+    door = subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        # Until the program has ended too: it holds the other end.
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=True,
+    )
+
+    assert door.stdout == b""
+    assert not (tmp_path / "started").exists()
+
+
 def test_a_door_stays_while_the_job_is_stopped(node: Node, until: Callable[..., None]):
     """Mpirun ends every rank when the first one goes, so nobody goes before the others are done."""
     door = node.start("sh", "-c", "until [ -e go ]; do sleep 0.05; done", PWD=str(node.folder))
