@@ -414,6 +414,11 @@ def _has_nameless_items(value: Any) -> bool:
         ("volcano", {"inputs": {"D": "file:///data/x"}}, "inputs.D: no pod has the folder"),
         ("volcano", {"options": {"user": "me"}}, "kubernetes.user: is not UID:GID"),
         ("volcano", {"options": {"volumes": [{"name": "x"}]}}, "volumes[0]: has no mountPath"),
+        (
+            "volcano",
+            {"options": {"presigned_h": 24.0}, "inputs": {"D": "s3://bucket/d"}},
+            "kubernetes.presigned_h: an address is of one object, and outputs.OUT, inputs.D may",
+        ),
         ("volcano", {"nodes": 9000}, "nodes: the names of 9000 nodes are"),
     ],
 )

@@ -87,7 +87,8 @@ class Lab:
         return self.folder / "source"
 
     def write(self, **options: Any) -> None:
-        """Write the job file."""
+        """Write the job file; other sections are merged into it."""
+        sections = {name: options.pop(name) for name in ("mindspore",) if name in options}
         store = str(self.folder / "store")
         volume = {"name": "store", "hostPath": {"path": store}, "mountPath": store}
         section = {"engine": self.engine, "volumes": [volume], "cpus": 1, **options}
@@ -96,6 +97,7 @@ class Lab:
             "store": f"file://{store}",
             "image": "cloudjob/base:latest",
             "kubernetes": section,
+            **sections,
         }
         if self.engine == "ms-operator":
             text["launcher"] = "dynamic-cluster"

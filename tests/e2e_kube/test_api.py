@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
 import urllib.error
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,10 +18,12 @@ import yaml
 
 from cloudjob.backends.kubernetes import request
 from cloudjob.backends.kubernetes.request import ENGINES
-from tests import operators
+from jobentry.contract import variables
+from tests import kubelet, operators
 from tests.cloudjob.test_kubernetes_build import EVERYTHING, build, strict
 from tests.cluster import ROOT, Cluster
 from tests.e2e_kube.conftest import PLURALS, RESOURCES, Lab
+from tests.servers import ACCESS_KEY, SECRET_KEY, Server
 
 pytestmark = pytest.mark.kubernetes
 
@@ -411,6 +417,53 @@ def test_the_cluster_itself_deletes_what_belongs_to_a_job(
     until(lambda: lab.get(lab.core("Pod"))["items"] == [], "end of the pods")
     status = lab.status(job)
     assert status["state"] == "UNKNOWN", json.dumps(status)
+
+
+def test_pods_with_signed_addresses_need_no_keys_of_the_store(
+    volcano_lab: Lab,
+    seaweedfs: Server,
+    new_bucket: Callable[[Server], str],
+    tmp_path: Path,
+):
+    """What the pod is given is enough for the entry: it reads the package and leaves the record."""
+    lab = volcano_lab
+    lab.write(presigned_h=1, volumes=[])
+    lab.environ |= {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_ENDPOINT_URL": seaweedfs.endpoint,
+        "AWS_REGION": "cn-north-4",
+    }
+    uri = f"s3://{new_bucket(seaweedfs)}/jobs"
+    job = lab.submit("--store", uri, "--launcher", "python")
+    (pod,) = lab.operate(job)
+    lab.begin(pod)
+    lab.phase(job, "Running")
+    kinds = ("ConfigMap", "Secret")
+    items = [{**x, "kind": kind} for kind in kinds for x in lab.get(lab.core(kind))["items"]]
+    started = kubelet.container(lab.get(lab.core("Pod", pod)), kubelet.Objects(items), ip="127.0.0.1")
+    delivered = variables.load(started.files["/run/cloudjob/env"].data)
+    assert set(delivered) == {"CLOUDJOB_SIGNED_URIS"}
+    assert SECRET_KEY.encode() not in b"".join(file.data for file in started.files.values())
+
+    (tmp_path / "delivery").mkdir()
+    (tmp_path / "delivery" / "env").write_bytes(started.files["/run/cloudjob/env"].data)
+    home = str(tmp_path / "home")
+    environ = {name: value.replace("/home/ma-user", home) for name, value in started.env.items()}
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", ROOT / "cloudjob" / "jobentry.pyz", *started.args],
+        env={**environ, "PATH": os.environ["PATH"], "CLOUDJOB_DELIVERY": f"{tmp_path}/delivery"},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done
+    assert b"hello" in done.stdout, done
+    lab.finish(pod)
+    lab.phase(job, "Completed")
+    status = lab.status(job)
+    assert (status["state"], status["cause"]) == ("SUCCEEDED", None), status
+    assert [phase["name"] for phase in status["phases"]][:1] == ["stage"], "it left its record"
 
 
 # -- who may do what ------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -225,18 +226,53 @@ def test_a_failed_rank_ends_the_job_also_where_the_operator_ends_it_early(
     assert [path.read_text() for path in sorted((lab.folder / "kept").rglob("x"))] == ["kept"]
 
 
+def test_a_cancelled_cluster_of_mindspore_has_its_grace(
+    mindspore_lab: Lab,
+    engine: docker.APIClient,
+    image: Callable[[str], str],
+    until: Callable[..., None],
+):
+    """The operator, for which its time is over, deletes the pods."""
+    lab = mindspore_lab
+    words = with_stand_in(
+        lab,
+        "import signal, sys, time\n"
+        "from mindspore.communication import init\n"
+        "init()\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "print('begun', flush=True)\n"
+        "time.sleep(600)\n",
+    )
+    with Machine(lab, engine, image("base")):
+        done = lab.run("submit", *words, "--detach", "-n", "2", "train.py")
+        job = done.job
+        until(lambda: lab.run("logs", job).out.count("begun") == 2, "begun on both nodes")
+        done = lab.run("cancel", job)
+
+    assert done.code == 0, done
+    status = lab.status(job)
+    assert (status["state"], status["cause"]) == ("CANCELLED", "cancelled"), status
+    assert lab.run("logs", job).out.count("saved") == 2
+
+
 @pytest.mark.mindspore
 def test_the_quick_start_of_mindspore_runs_in_the_pods_of_its_operator(
     mindspore_lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
 ):
-    """With MindSpore itself: two pods learn the same."""
+    """With MindSpore itself: the ranks of two pods learn the same."""
     lab = mindspore_lab
+    lab.write(mindspore={"device_target": "CPU", "parallel_mode": "data_parallel"})
     for path in (ROOT / "examples" / "mindspore_quickstart").glob("*.py"):
         (lab.source / path.name).write_bytes(path.read_bytes())
     with Machine(lab, engine, image("mindspore")):
-        done = lab.run("submit", "--config", "job.yaml", "-n", "2", "train.py")
+        done = lab.run("submit", "--config", "job.yaml", "-n", "2", "-e", "GLOG_v=3", "train.py")
 
     assert done.code == 0, done
+    told: dict[str, list[str]] = {}
+    for rank, loss in re.findall(r"\[(\d)\] rank \1 of 2 .* loss ([\d.]+)", done.out):
+        told.setdefault(rank, []).append(loss)
+    assert told["0"] == told["1"], done
+    assert float(told["0"][-1]) < 0.24 < 0.37 < float(told["0"][0])
     assert lab.status(done.job)["state"] == "SUCCEEDED"
 
 

@@ -198,9 +198,29 @@ def _problems(submission: Submission, engine: Engine) -> Iterator[str]:
         if not pod.is_utf8(word):
             key = f"args[{index - 1}]" if index else "script"
             yield f"{key}: holds bytes that are no UTF-8, which a manifest cannot hold"
+    if options["presigned_h"]:
+        yield from _signing_problems(submission)
     yield from _volume_problems(options["volumes"])
     yield from _place_problems(submission, options["volumes"])
     yield from _size_problems(submission, engine)
+
+
+def _signing_problems(submission: Submission) -> Iterator[str]:
+    """Yield what an address for each object does not do: it names no folder."""
+    spec, key = submission.spec, "kubernetes.presigned_h"
+    if _path(submission.code.uri):
+        yield f"{key}: a folder has no addresses (allowed with a store of s3:// or obs://)"
+    named = [f"outputs.{name}" for name, uri in submission.outputs if not _path(uri)]
+    named += [f"inputs.{name}" for name, uri in spec.inputs.items() if _is_of_store(uri)]
+    if named:
+        yield (
+            f"{key}: an address is of one object, and {', '.join(named)} may be of many (allowed "
+            "without them, or 0 hours)"
+        )
+
+
+def _is_of_store(uri: str) -> bool:
+    return uri.startswith(("s3://", "obs://"))
 
 
 def _volume_problems(volumes: object) -> Iterator[str]:
