@@ -17,7 +17,7 @@ BACKENDS = ("process", "docker", "modelarts", "kubernetes", "slurm")
 LAUNCHER_NAMES = (AUTO, *LAUNCHERS)
 ISOLATIONS = ("auto", "none")
 ADDRESSINGS = ("auto", "path", "virtual")
-KUBERNETES_ENGINES = ("auto", "volcano", "mpi-operator")
+KUBERNETES_ENGINES = ("auto", "volcano", "mpi-operator", "ms-operator")
 LAUNCHER_CREATIONS = ("AtStartup", "WaitForWorkersReady")
 PULL_POLICIES = ("", "Always", "IfNotPresent", "Never")
 HOMES = ("empty", "image")
@@ -285,6 +285,10 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         Field(name="keep_min", kind="float", default=0.0, metavar="T", least=0, most=_YEAR_MIN,
               help="Minutes after which the cluster deletes a job that has ended; 0 keeps it until "
                    "`cloudjob rm`."),
+        Field(name="presigned_h", kind="float", default=0.0, metavar="H", least=0, most=168,
+              help="For how many hours the pods get signed addresses of package and record, instead "
+                   "of the keys of the store; for jobs without outputs and without inputs of it. "
+                   "0 gives them the keys."),
         Field(name="labels", kind="map", default={}, metavar="NAME: VALUE",
               help="Labels of the job and its pods."),
         Field(name="annotations", kind="map", default={}, metavar="NAME: VALUE",
