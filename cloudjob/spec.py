@@ -17,7 +17,7 @@ BACKENDS = ("process", "docker", "modelarts", "kubernetes", "slurm")
 LAUNCHER_NAMES = (AUTO, *LAUNCHERS)
 ISOLATIONS = ("auto", "none")
 ADDRESSINGS = ("auto", "path", "virtual")
-KUBERNETES_ENGINES = ("auto", "volcano", "mpi-operator")
+KUBERNETES_ENGINES = ("auto", "volcano", "mpi-operator", "ms-operator")
 LAUNCHER_CREATIONS = ("AtStartup", "WaitForWorkersReady")
 PULL_POLICIES = ("", "Always", "IfNotPresent", "Never")
 HOMES = ("empty", "image")
@@ -117,6 +117,10 @@ FIELDS: tuple[Field, ...] = (
           help="Minutes that the nodes may take to find each other, and the ranks to start."),
     Field(name="retries", kind="int", default=0, flag="--retries", metavar="R",
           least=0, most=10, help="How often a failed job is started again."),
+    Field(name="min_nodes", kind="int", default=0, flag="--min-nodes", metavar="N",
+          least=0, most=10_000,
+          help="With how few of its nodes an elastic job (the launcher horovod-elastic) goes on; 0 "
+               "is 1 with that launcher, and all of them with any other."),
     Field(name="grace_s", kind="float", default=10.0, flag="--grace-s", metavar="S",
           least=0, most=_DAY_S, help="Seconds between SIGTERM and SIGKILL."),
     Field(name="store", kind="str", flag="--store", metavar="URI",
@@ -281,6 +285,10 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         Field(name="keep_min", kind="float", default=0.0, metavar="T", least=0, most=_YEAR_MIN,
               help="Minutes after which the cluster deletes a job that has ended; 0 keeps it until "
                    "`cloudjob rm`."),
+        Field(name="presigned_h", kind="float", default=0.0, metavar="H", least=0, most=168,
+              help="For how many hours the pods get signed addresses of package and record, instead "
+                   "of the keys of the store; for jobs without outputs and without inputs of it. "
+                   "0 gives them the keys."),
         Field(name="labels", kind="map", default={}, metavar="NAME: VALUE",
               help="Labels of the job and its pods."),
         Field(name="annotations", kind="map", default={}, metavar="NAME: VALUE",
@@ -366,6 +374,9 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
 STORE_SECTIONS = ("s3", "obs")
 FRAMEWORK_SECTIONS = ("mindspore",)
 
+# Those that leave a job alone when it has lost a node.
+ELASTIC_BACKENDS = ("process",)
+
 VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")
 
 
@@ -397,6 +408,7 @@ class JobSpec:
     timeout_min: float = 0.0
     start_timeout_min: float = 10.0
     retries: int = 0
+    min_nodes: int = 0
     grace_s: float = 10.0
     store: str = ""
     source_limit_mb: float = 100.0
@@ -473,6 +485,7 @@ def faults(spec: JobSpec) -> list[tuple[str, str]]:
         *_variable_faults(spec),
         *_collisions(spec),
         *_input_nodes_faults(spec),
+        *_elastic_faults(spec),
         *_section_faults(spec.sections),
         *mindspore.faults(_for_mindspore(spec)),
     ]
@@ -679,6 +692,28 @@ def _input_nodes_faults(spec: JobSpec) -> Iterator[tuple[str, str]]:
             yield key, f"does not list nodes (given {given(text)}; allowed like 0 or 0,2-3)"
         elif not any(env.is_listed(node, text) for node in range(spec.nodes)):
             yield key, f"is none of the nodes (given {given(text)}; allowed 0 to {spec.nodes - 1})"
+
+
+def _elastic_faults(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    launcher = LAUNCHERS.get(spec.launcher)
+    is_elastic = launcher is not None and launcher.is_elastic
+    if is_elastic and spec.backend in BACKENDS and spec.backend not in ELASTIC_BACKENDS:
+        yield (
+            "launcher",
+            f"is not for this backend, which ends a job that has lost a node (given"
+            f" {spec.launcher} with {spec.backend}; allowed with {', '.join(ELASTIC_BACKENDS)})",
+        )
+    if spec.min_nodes and not is_elastic and spec.launcher != AUTO:
+        yield (
+            "min_nodes",
+            f"is for the launcher horovod-elastic; with {spec.launcher} all nodes are needed"
+            f" (given {spec.min_nodes})",
+        )
+    elif spec.min_nodes > spec.nodes:
+        yield (
+            "min_nodes",
+            f"is more than the job has (given {spec.min_nodes}; allowed 0 to {spec.nodes})",
+        )
 
 
 def _section_faults(sections: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, str]]:

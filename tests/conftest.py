@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +24,17 @@ settings.register_profile(
     derandomize=os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1",
 )
 settings.load_profile("cloudjob")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note for CI, which runs a test twice where need be, the tests whose first run failed."""
+    path = os.environ.get("CLOUDJOB_CI_FAILED_ONCE")
+    # A worker of xdist reports to the main process, which comes here, too.
+    if path and report.outcome == "rerun" and "PYTEST_XDIST_WORKER" not in os.environ:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = " ".join(crash.message.split())[:300] if crash else report.when
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid}: {why}\n")
 
 
 @pytest.fixture(scope="session")

@@ -67,6 +67,7 @@ class NodeLoop:
                 self.on_end(end)
             elif word == "start":
                 rank = int(line.split()[1])
+                self._watch(self.ranks.doors[rank])
                 self.relay.add(rank)
                 self.on_start(rank)
 
@@ -77,6 +78,10 @@ class NodeLoop:
     def drop(self, name: str) -> None:
         """Forget what ``at`` planned under this name."""
         self._timers.pop(name, None)
+
+    def is_planned(self, name: str) -> bool:
+        """Whether ``at`` has planned something under this name that has not happened yet."""
+        return name in self._timers
 
     def step(self) -> None:
         """Wait for the next thing to happen, and deal with it."""
@@ -108,6 +113,19 @@ class NodeLoop:
         self.ranks.release()
         sweep(keep)
         self.relay.finish()
+
+    def _watch(self, door: int) -> None:
+        """Let the end of a door wake the loop: mpirun kills the others a moment after the first."""
+        try:
+            ended: int = getattr(os, "pidfd_open")(door)  # noqa: B009 (Python 3.8 has none)
+        except (AttributeError, OSError):
+            return
+
+        def forget() -> None:
+            self.selector.unregister(ended)
+            os.close(ended)
+
+        self.selector.register(ended, selectors.EVENT_READ, forget)
 
     def _listen(self) -> None:
         wake, self._wake = os.pipe()

@@ -299,8 +299,11 @@ def _call(call: _Call, take: web.Read[Result], doing: str, what: str = "") -> Re
 def _exchange(
     make: Callable[[], _Call], take: web.Read[Result], doing: str, what: str, tries: web.Tries
 ) -> Result:
-    """Make a request; where only the clock, the region or the keys were wrong, once more."""
-    for is_last in (False, False, True):
+    """Make a request; where only the clock, the region or the keys were wrong, once more for each.
+
+    All three may be wrong at once, and the clock twice: a proxy may answer with a time of its own.
+    """
+    for is_last in (False, False, False, False, True):
         try:
             return web.exchange(lambda: _wire(make()), take, doing, what, tries, listing.fault)
         except web.Refused as error:
