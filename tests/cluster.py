@@ -205,6 +205,7 @@ class Cluster:
             "batch.volcano.sh/v1alpha1",
             "kubeflow.org/v2beta1",
             "bus.volcano.sh/v1alpha1",
+            "mindspore.gitee.com/v1",
         ):
             while True:
                 with contextlib.suppress(urllib.error.HTTPError):

@@ -8,7 +8,7 @@ nearer layers win key by key and each value still knows where it was written.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,11 +16,21 @@ from typing import Any
 
 from cloudjob.config.env_file import read_env_file
 from cloudjob.config.files import files_of, reason
-from cloudjob.config.layer import MAPS, Layer, Value, layer_of_flags, layer_of_job
+from cloudjob.config.layer import MAPS, Layer, Value, field_of, layer_of_flags, layer_of_job
 from cloudjob.config.reader import layer_of_file
 from cloudjob.config.schema import json_schema
 from cloudjob.errors import SpecError
-from cloudjob.spec import FIELDS, MASK, MAX_WORD_BYTES, SECTIONS, JobSpec, faults, one_line, section
+from cloudjob.spec import (
+    FIELDS,
+    MASK,
+    MAX_WORD_BYTES,
+    SECTIONS,
+    SOURCE_LIMIT_MB,
+    JobSpec,
+    faults,
+    one_line,
+    section,
+)
 
 __all__ = ["Loaded", "json_schema", "load", "read_env_file", "show"]
 
@@ -71,7 +81,9 @@ def load(
     layers = [layer_of_file(file, problems) for file in files]
     if copied is not None:
         layers.insert(0, layer_of_job(*copied, cwd, problems))
-    values = {key: value for layer in [*layers, flag_layer] for key, value in layer.items()}
+    layers.append(flag_layer)
+    values = {key: value for layer in layers for key, value in layer.items()}
+    values.update(_source_limit(layers, values))
     spec = _spec(_with_secrets(values, environ, problems), cwd)
     for key, what in faults(spec):
         if needs_script or key != "script" or spec.script:
@@ -146,6 +158,20 @@ def _spec(values: Layer, cwd: Path) -> JobSpec:
             words[field] = value.value
     sections = {name: _section(name, maps.pop(name)) for name in SECTIONS if name in maps}
     return JobSpec(**words, **maps, sections=sections)
+
+
+def _source_limit(layers: Sequence[Layer], values: Layer) -> Layer:
+    """Return the limit of the source, when the backend has one of its own.
+
+    The nearest layer that speaks of either wins, and in one layer the backend's own.
+    """
+    backend = values["backend"].value if "backend" in values else field_of("backend").default
+    own = f"{backend}.{SOURCE_LIMIT_MB}"
+    if own not in values or values[own].value <= 0:
+        return {}
+    nearest_of = [layer[key] for layer in layers for key in (SOURCE_LIMIT_MB, own) if key in layer]
+    # Both say the same from here on: a copy of the job has this limit, whatever comes of layers.
+    return dict.fromkeys((SOURCE_LIMIT_MB, own), nearest_of[-1])
 
 
 def _section(name: str, values: Mapping[str, object]) -> dict[str, object]:

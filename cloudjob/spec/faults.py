@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from cloudjob import mindspore
 from cloudjob.errors import SpecError
 from cloudjob.spec.fields import (
+    BACKENDS,
+    ELASTIC_BACKENDS,
     FIELDS,
     MASK,
     MAX_RANKS,
@@ -23,7 +25,7 @@ from cloudjob.spec.fields import (
 from cloudjob.spec.job import JobSpec, section
 from cloudjob.spec.words import given, nearest, number_range, one_line
 from jobentry.contract import env
-from jobentry.contract.launchers import LAUNCHERS
+from jobentry.contract.launchers import AUTO, LAUNCHERS
 
 
 def check(spec: JobSpec) -> None:
@@ -53,6 +55,7 @@ def faults(spec: JobSpec) -> list[tuple[str, str]]:
         *_variable_faults(spec),
         *_collisions(spec),
         *_input_nodes_faults(spec),
+        *_elastic_faults(spec),
         *_section_faults(spec.sections),
         *mindspore.faults(_for_mindspore(spec)),
     ]
@@ -223,6 +226,28 @@ def _input_nodes_faults(spec: JobSpec) -> Iterator[tuple[str, str]]:
             yield key, f"does not list nodes (given {given(text)}; allowed like 0 or 0,2-3)"
         elif not any(env.is_listed(node, text) for node in range(spec.nodes)):
             yield key, f"is none of the nodes (given {given(text)}; allowed 0 to {spec.nodes - 1})"
+
+
+def _elastic_faults(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    launcher = LAUNCHERS.get(spec.launcher)
+    is_elastic = launcher is not None and launcher.is_elastic
+    if is_elastic and spec.backend in BACKENDS and spec.backend not in ELASTIC_BACKENDS:
+        yield (
+            "launcher",
+            f"is not for this backend, which ends a job that has lost a node (given"
+            f" {spec.launcher} with {spec.backend}; allowed with {', '.join(ELASTIC_BACKENDS)})",
+        )
+    if spec.min_nodes and not is_elastic and spec.launcher != AUTO:
+        yield (
+            "min_nodes",
+            f"is for the launcher horovod-elastic; with {spec.launcher} all nodes are needed"
+            f" (given {spec.min_nodes})",
+        )
+    elif spec.min_nodes > spec.nodes:
+        yield (
+            "min_nodes",
+            f"is more than the job has (given {spec.min_nodes}; allowed 0 to {spec.nodes})",
+        )
 
 
 def _section_faults(sections: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, str]]:

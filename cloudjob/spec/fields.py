@@ -14,7 +14,7 @@ BACKENDS = ("process", "docker", "modelarts", "kubernetes", "slurm")
 LAUNCHER_NAMES = (AUTO, *LAUNCHERS)
 ISOLATIONS = ("auto", "none")
 ADDRESSINGS = ("auto", "path", "virtual")
-KUBERNETES_ENGINES = ("auto", "volcano", "mpi-operator")
+KUBERNETES_ENGINES = ("auto", "volcano", "mpi-operator", "ms-operator")
 LAUNCHER_CREATIONS = ("AtStartup", "WaitForWorkersReady")
 PULL_POLICIES = ("", "Always", "IfNotPresent", "Never")
 HOMES = ("empty", "image")
@@ -30,6 +30,7 @@ MAX_RANKS = 100_000
 _YEAR_MIN = 525_600
 _DAY_S = 86_400
 
+SOURCE_LIMIT_MB = "source_limit_mb"
 NAME_RULE = r"[A-Za-z0-9_-]{1,64}"
 VARIABLE_RULE = r"[A-Za-z_][A-Za-z0-9_]*"
 # ModelArts refuses user variables that begin with MA_; CLOUDJOB_ is how our two halves speak.
@@ -113,11 +114,15 @@ FIELDS: tuple[Field, ...] = (
           help="Minutes that the nodes may take to find each other, and the ranks to start."),
     Field(name="retries", kind="int", default=0, flag="--retries", metavar="R",
           least=0, most=10, help="How often a failed job is started again."),
+    Field(name="min_nodes", kind="int", default=0, flag="--min-nodes", metavar="N",
+          least=0, most=10_000,
+          help="With how few of its nodes an elastic job (the launcher horovod-elastic) goes on; 0 "
+               "is 1 with that launcher, and all of them with any other."),
     Field(name="grace_s", kind="float", default=10.0, flag="--grace-s", metavar="S",
           least=0, most=_DAY_S, help="Seconds between SIGTERM and SIGKILL."),
     Field(name="store", kind="str", flag="--store", metavar="URI",
           help="Where code and outputs are kept; by default a folder below $CLOUDJOB_HOME."),
-    Field(name="source_limit_mb", kind="float", default=100.0, flag="--source-limit-mb",
+    Field(name=SOURCE_LIMIT_MB, kind="float", default=100.0, flag="--source-limit-mb",
           metavar="MB", least=0, help="The largest source folder that is packed, in megabytes."),
     Field(name="links", kind="str", default="keep", flag="--follow-links", const="follow",
           allowed=("keep", "follow"),
@@ -141,6 +146,12 @@ _STORE_FIELDS = (
           help="The profile of AWS's files that has the keys."),
 )
 
+# Nodes that fetch over a slow line bear less than a folder on this machine.
+_SOURCE_LIMIT = Field(
+    name=SOURCE_LIMIT_MB, kind="float", default=0.0, metavar="MB", least=0,
+    help="The largest source folder that is packed for this backend, in megabytes; 0 is what "
+         "source_limit_mb says.")
+
 SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
     "process": (
         Field(name="python", kind="str", metavar="PATH",
@@ -148,6 +159,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
                    "environment, else the one that runs cloudjob."),
         Field(name="isolation", kind="str", default="auto", metavar="HOW", allowed=ISOLATIONS,
               help="Whether the emulated nodes are kept apart from each other."),
+        _SOURCE_LIMIT,
     ),
     "docker": (
         Field(name="cpus", kind="float", default=0.0, metavar="C", least=0, most=4096,
@@ -158,6 +170,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
               help="Room in /dev/shm, where ranks of one node exchange their data."),
         Field(name="gpus", kind="int", default=0, metavar="G", least=0, most=64,
               help="GPUs of a node."),
+        _SOURCE_LIMIT,
     ),
     "modelarts": (
         Field(name="region", kind="str", metavar="REGION",
@@ -216,6 +229,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         Field(name="body", kind="tree", default={}, metavar="TREE",
               help="Merged into the body of the request: what cloudjob has no key for; null takes "
                    "a key away."),
+        _SOURCE_LIMIT,
     ),
     "kubernetes": (
         Field(name="engine", kind="str", default="auto", metavar="NAME",
@@ -268,6 +282,10 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         Field(name="keep_min", kind="float", default=0.0, metavar="T", least=0, most=_YEAR_MIN,
               help="Minutes after which the cluster deletes a job that has ended; 0 keeps it until "
                    "`cloudjob rm`."),
+        Field(name="presigned_h", kind="float", default=0.0, metavar="H", least=0, most=168,
+              help="For how many hours the pods get signed addresses of package and record, in place "
+                   "of the keys of the store; for jobs without outputs and without inputs of it. "
+                   "0 gives them the keys."),
         Field(name="labels", kind="map", default={}, metavar="NAME: VALUE",
               help="Labels of the job and its pods."),
         Field(name="annotations", kind="map", default={}, metavar="NAME: VALUE",
@@ -277,6 +295,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
                    "no key for; null takes a key away."),
         Field(name="job", kind="tree", default={}, metavar="TREE",
               help="Merged into the job's manifest in the same way."),
+        _SOURCE_LIMIT,
     ),
     "slurm": (
         Field(name="host", kind="str", metavar="HOST",
@@ -325,6 +344,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
                    "openmpi."),
         Field(name="sbatch", kind="list", default=(), metavar="OPTION",
               help="More options, as they stand behind #SBATCH."),
+        _SOURCE_LIMIT,
     ),
     "mindspore": (
         Field(name="device_target", kind="str", default="CPU", metavar="DEVICE",
@@ -350,5 +370,8 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
 # Sections that are not a backend's: those of the stores of these schemes, and of a framework.
 STORE_SECTIONS = ("s3", "obs")
 FRAMEWORK_SECTIONS = ("mindspore",)
+
+# Those that leave a job alone when it has lost a node.
+ELASTIC_BACKENDS = ("process",)
 
 VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")

@@ -39,6 +39,7 @@ class JobSpec:
     timeout_min: float = 0.0
     start_timeout_min: float = 10.0
     retries: int = 0
+    min_nodes: int = 0
     grace_s: float = 10.0
     store: str = ""
     source_limit_mb: float = 100.0

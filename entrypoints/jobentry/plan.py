@@ -52,6 +52,7 @@ _MPI_LAUNCHERS = {
 }
 _LAUNCHERS = {
     "horovod-gloo": "horovod.gloo",
+    "horovod-elastic": "horovod.elastic",
     "srun": "srun.launch",
     "torchrun": "torchrun.launch",
     "msrun": "mindspore.msrun",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
 import urllib.error
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,10 +18,12 @@ import yaml
 
 from cloudjob.backends.kubernetes import request
 from cloudjob.backends.kubernetes.request import ENGINES
-from tests import operators
+from jobentry.contract import variables
+from tests import kubelet, operators
 from tests.cloudjob.test_kubernetes_build import EVERYTHING, build, strict
 from tests.cluster import ROOT, Cluster
 from tests.e2e_kube.conftest import PLURALS, RESOURCES, Lab
+from tests.servers import ACCESS_KEY, SECRET_KEY, Server
 
 pytestmark = pytest.mark.kubernetes
 
@@ -46,7 +52,7 @@ def missing(sent: Any, back: Any, where: str = "") -> list[str]:
 
 def applied(cluster: Cluster, namespace: str, item: dict[str, Any]) -> dict[str, Any]:
     """Create an object and return what the server has kept of it."""
-    engine = {"Job": "volcano", "MPIJob": "mpi-operator"}.get(item["kind"], "")
+    engine = {"Job": "volcano", "MPIJob": "mpi-operator", "MSJob": "ms-operator"}.get(item["kind"], "")
     path = RESOURCES[engine] if engine else f"/api/v1/namespaces/{{}}/{PLURALS[item['kind']]}"
     sent = {**item, "metadata": {**item["metadata"], "namespace": namespace}}
     cluster.ask("POST", path.format(namespace), sent)
@@ -115,7 +121,8 @@ def test_kubernetes_itself_knows_every_field(engine: str, openapi: dict[str, Any
     made = build(engine, EVERYTHING)
     items = [*request.objects(made, b"")[:-1], *operators.made_of(dict(made.body)).pods]
 
-    assert {item["kind"] for item in items} == {"ConfigMap", "Secret", "Pod"}
+    kinds = {"ConfigMap", "Secret", "Pod", *["Service"] * (engine == "ms-operator")}
+    assert {item["kind"] for item in items} == kinds
     assert [fault for item in items for fault in against(openapi, item)] == []
 
 
@@ -226,8 +233,12 @@ def test_what_a_job_needs_belongs_to_it(lab: Lab):
     job = lab.submit("-n", "2", "-e", "A=b")
     uid = lab.get(lab.path(job))["metadata"]["uid"]
 
-    kinds = ["ConfigMap"] + ["Secret"] * (lab.engine == "volcano")
-    for kind, name in zip(kinds, ("entry", "delivery"), strict=False):
+    wanted = {
+        "volcano": [("ConfigMap", "entry"), ("Secret", "delivery")],
+        "mpi-operator": [("ConfigMap", "entry")],
+        "ms-operator": [("ConfigMap", "entry"), ("Secret", "delivery"), ("Service", "worker-0")],
+    }
+    for kind, name in wanted[lab.engine]:
         owners = lab.get(lab.core(kind, f"{job}-{name}"))["metadata"]["ownerReferences"]
         assert [owner["uid"] for owner in owners] == [uid]
 
@@ -320,11 +331,12 @@ def stopped(lab: Lab, job: str) -> bool:
     if lab.engine == "volcano":
         path = f"/apis/bus.volcano.sh/v1alpha1/namespaces/{lab.namespace}/commands"
         return bool(lab.get(path)["items"])
-    return bool(lab.get(lab.path(job))["spec"]["runPolicy"].get("suspend"))
+    policy = lab.get(lab.path(job))["spec"]["runPolicy"]
+    return bool(policy.get("suspend") or policy.get("activeDeadlineSeconds") == 1)
 
 
 def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):
-    """Volcano by a command, the MPI operator by suspending; the log until then stays here."""
+    """Volcano by a command, the others by a word in the job; the log until then stays here."""
     job = lab.submit("-n", "2")
     pods = lab.operate(job)
     lab.begin(*pods)
@@ -340,15 +352,18 @@ def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):
         (command,) = lab.get(path)["items"]
         assert command["action"] == "AbortJob"
         assert command["target"]["uid"] == manifest["metadata"]["uid"]
-    else:
+    elif lab.engine == "mpi-operator":
         assert manifest["spec"]["runPolicy"]["suspend"] is True
+    else:
+        assert manifest["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
     asked = lab.cluster.kubelet.asked
     until(lambda: any(pods[0] in path and "follow=true" in path for path in asked), "a stream")
     log.write(b"[0] in its grace")
     for pod in pods:
         lab.log(pod).end()
         lab.delete(pod)
-    lab.phase(job, "Aborted" if lab.engine == "volcano" else "Suspended")
+    last = {"volcano": "Aborted", "mpi-operator": "Suspended", "ms-operator": "Failed"}
+    lab.phase(job, last[lab.engine])
     done = lab.end(cancelling)
     assert done.code == 0, done
     status = lab.status(job)
@@ -402,6 +417,53 @@ def test_the_cluster_itself_deletes_what_belongs_to_a_job(
     until(lambda: lab.get(lab.core("Pod"))["items"] == [], "end of the pods")
     status = lab.status(job)
     assert status["state"] == "UNKNOWN", json.dumps(status)
+
+
+def test_pods_with_signed_addresses_need_no_keys_of_the_store(
+    volcano_lab: Lab,
+    seaweedfs: Server,
+    new_bucket: Callable[[Server], str],
+    tmp_path: Path,
+):
+    """What the pod is given is enough for the entry: it reads the package and leaves the record."""
+    lab = volcano_lab
+    lab.write(presigned_h=1, volumes=[])
+    lab.environ |= {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_ENDPOINT_URL": seaweedfs.endpoint,
+        "AWS_REGION": "cn-north-4",
+    }
+    uri = f"s3://{new_bucket(seaweedfs)}/jobs"
+    job = lab.submit("--store", uri, "--launcher", "python")
+    (pod,) = lab.operate(job)
+    lab.begin(pod)
+    lab.phase(job, "Running")
+    kinds = ("ConfigMap", "Secret")
+    items = [{**x, "kind": kind} for kind in kinds for x in lab.get(lab.core(kind))["items"]]
+    started = kubelet.container(lab.get(lab.core("Pod", pod)), kubelet.Objects(items), ip="127.0.0.1")
+    delivered = variables.load(started.files["/run/cloudjob/env"].data)
+    assert set(delivered) == {"CLOUDJOB_SIGNED_URIS"}
+    assert SECRET_KEY.encode() not in b"".join(file.data for file in started.files.values())
+
+    (tmp_path / "delivery").mkdir()
+    (tmp_path / "delivery" / "env").write_bytes(started.files["/run/cloudjob/env"].data)
+    home = str(tmp_path / "home")
+    environ = {name: value.replace("/home/ma-user", home) for name, value in started.env.items()}
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", ROOT / "cloudjob" / "jobentry.pyz", *started.args],
+        env={**environ, "PATH": os.environ["PATH"], "CLOUDJOB_DELIVERY": f"{tmp_path}/delivery"},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done
+    assert b"hello" in done.stdout, done
+    lab.finish(pod)
+    lab.phase(job, "Completed")
+    status = lab.status(job)
+    assert (status["state"], status["cause"]) == ("SUCCEEDED", None), status
+    assert [phase["name"] for phase in status["phases"]][:1] == ["stage"], "it left its record"
 
 
 # -- who may do what ------------------------------------------------------------------------------
@@ -480,7 +542,7 @@ def test_doctor_looks_at_a_cluster(volcano_lab: Lab):
 
     assert done.code == 0, done
     assert "Kubernetes v1." in done.out
-    assert "volcano, mpi-operator" in done.out
+    assert "volcano, mpi-operator, ms-operator" in done.out
 
 
 def test_a_queue_that_is_not_there_is_said_before_anything_is_sent(volcano_lab: Lab):

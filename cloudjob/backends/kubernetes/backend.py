@@ -26,7 +26,13 @@ from cloudjob.backends.kubernetes.client import EVENT, POD, Client, Patience
 from cloudjob.backends.kubernetes.engine import Engine, Resource
 from cloudjob.backends.kubernetes.logs import Place
 from cloudjob.backends.kubernetes.pod import JOB_LABEL, Names
-from cloudjob.backends.kubernetes.request import CONFIG_MAP, ENGINES, SECRET, KubernetesRequest
+from cloudjob.backends.kubernetes.request import (
+    CONFIG_MAP,
+    ENGINES,
+    SECRET,
+    SERVICE,
+    KubernetesRequest,
+)
 from cloudjob.backends.kubernetes.site import Site
 from cloudjob.errors import BackendError, JobNotFound, UsageError
 from cloudjob.spec import JobSpec
@@ -41,6 +47,7 @@ _LAST_WORDS_S = 5.0
 CANCELLED = "cloudjob.cancelled"
 _POD_GROUP = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
 _AUTO = "auto"
+_OF_KIND = {resource.kind: resource for resource in (CONFIG_MAP, SECRET, SERVICE)}
 _DEFAULT_FILE = str(Path.home() / ".kube" / "config")
 
 
@@ -120,25 +127,30 @@ class KubernetesBackend:
         client = self._client(site)
         where = _Handle(site, request.engine, request.called)
         key = new_key() if request.has_key else b""
-        kinds = {CONFIG_MAP.kind: CONFIG_MAP, SECRET.kind: SECRET}
+        items = requests.objects(request, key)
+        namespace = request.called.namespace
         try:
-            made = [
-                client.create(
-                    kinds.get(item["kind"], request.engine.resource),
-                    request.called.namespace,
-                    item,
-                    JOB_LABEL,
-                )
-                for item in requests.objects(request, key)
-            ]
-            self._adopt(client, where, made[-1])
+            for item in items[:-1]:
+                client.create(_OF_KIND[item["kind"]], namespace, item, JOB_LABEL)
+            job = client.create(request.engine.resource, namespace, items[-1], JOB_LABEL)
+            self._adopt(client, where, items[:-1], job)
         except BaseException:
             with contextlib.suppress(BackendError):
                 self._delete(client, where)
+                for item in items:
+                    if item["kind"] == SERVICE.kind:
+                        name = item["metadata"]["name"]
+                        client.delete(SERVICE.path(namespace, name), f"removing {name}")
             raise
         return _handle(where, request.job)
 
-    def _adopt(self, client: Client, where: _Handle, job: Mapping[str, Any]) -> None:
+    def _adopt(
+        self,
+        client: Client,
+        where: _Handle,
+        items: list[dict[str, Any]],
+        job: Mapping[str, Any],
+    ) -> None:
         """Let the cluster delete what belongs to the job together with it."""
         owner = {
             "apiVersion": job["apiVersion"],
@@ -147,10 +159,11 @@ class KubernetesBackend:
             "uid": job["metadata"]["uid"],
         }
         body = {"metadata": {"ownerReferences": [owner]}}
-        for resource, name in ((CONFIG_MAP, where.called.entry), (SECRET, where.called.delivery)):
+        for item in items:
             with contextlib.suppress(refusals.Missing):
-                path = resource.path(where.called.namespace, name)
-                client.patch(path, body, f"binding the {resource.kind} {name} to its job")
+                kind, name = item["kind"], item["metadata"]["name"]
+                path = _OF_KIND[kind].path(where.called.namespace, name)
+                client.patch(path, body, f"binding the {kind} {name} to its job")
 
     # -- back ---------------------------------------------------------------------------------
 
@@ -314,6 +327,8 @@ class KubernetesBackend:
             node_of=lambda pod: node_of(called.name, pod),
             node=node,
             kept=self._home / called.job,
+            labels=where.engine.selector(called),
+            container=where.engine.container,
         )
 
     def _delete(self, client: Client, where: _Handle) -> None:
