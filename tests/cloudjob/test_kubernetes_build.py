@@ -217,7 +217,9 @@ def test_each_node_of_the_mindspore_operator_has_a_service_of_its_own():
     pods = [item["metadata"] for item in from_operator.pods]
     reached = {
         service["metadata"]["name"]: [
-            pod["name"] for pod in pods if service["spec"]["selector"].items() <= pod["labels"].items()
+            pod["name"]
+            for pod in pods
+            if service["spec"]["selector"].items() <= pod["labels"].items()
         ]
         for service in services
     }
@@ -552,9 +554,7 @@ def test_a_job_of_mindspore_s_operator_that_waits_is_cancelled_at_once(
         ("Failed", None, JobState.FAILED),
     ],
 )
-def test_a_job_of_mindspore_s_operator_ends_with_its_head(
-    said: str, head: Any, expected: JobState
-):
+def test_a_job_of_mindspore_s_operator_ends_with_its_head(said: str, head: Any, expected: JobState):
     """The operator looks at the workers, and the head still keeps outputs and leaves a record."""
     pods = []
     if head is not None:

@@ -52,7 +52,9 @@ def missing(sent: Any, back: Any, where: str = "") -> list[str]:
 
 def applied(cluster: Cluster, namespace: str, item: dict[str, Any]) -> dict[str, Any]:
     """Create an object and return what the server has kept of it."""
-    engine = {"Job": "volcano", "MPIJob": "mpi-operator", "MSJob": "ms-operator"}.get(item["kind"], "")
+    engine = {"Job": "volcano", "MPIJob": "mpi-operator", "MSJob": "ms-operator"}.get(
+        item["kind"], ""
+    )
     path = RESOURCES[engine] if engine else f"/api/v1/namespaces/{{}}/{PLURALS[item['kind']]}"
     sent = {**item, "metadata": {**item["metadata"], "namespace": namespace}}
     cluster.ask("POST", path.format(namespace), sent)
@@ -441,7 +443,9 @@ def test_pods_with_signed_addresses_need_no_keys_of_the_store(
     lab.phase(job, "Running")
     kinds = ("ConfigMap", "Secret")
     items = [{**x, "kind": kind} for kind in kinds for x in lab.get(lab.core(kind))["items"]]
-    started = kubelet.container(lab.get(lab.core("Pod", pod)), kubelet.Objects(items), ip="127.0.0.1")
+    started = kubelet.container(
+        lab.get(lab.core("Pod", pod)), kubelet.Objects(items), ip="127.0.0.1"
+    )
     delivered = variables.load(started.files["/run/cloudjob/env"].data)
     assert set(delivered) == {"CLOUDJOB_SIGNED_URIS"}
     assert SECRET_KEY.encode() not in b"".join(file.data for file in started.files.values())

@@ -138,7 +138,8 @@ COMMUNICATION = """
 import json, os, socket
 
 def init():
-    role, at = os.environ["MS_ROLE"], (os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"]))
+    role = os.environ["MS_ROLE"]
+    at = os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])
     ranks = int(os.environ["MS_WORKER_NUM"])
     if role == "MS_SCHED":
         with socket.create_server(at) as server:
