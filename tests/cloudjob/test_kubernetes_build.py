@@ -304,6 +304,14 @@ def test_a_service_can_have_the_name_of_the_job(job: str):
     assert pod.Names(job, "lab").name.endswith(job)
 
 
+@pytest.mark.parametrize("policy", ["AtStartup", "WaitForWorkersReady"])
+def test_the_mpi_operator_is_told_when_to_make_node_0(policy: str):
+    """By its own word; with the second its other pods run, and wait for the head, before it."""
+    made = build("mpi-operator", {"launcher_creation": policy})
+
+    assert made.body["spec"]["launcherCreationPolicy"] == policy
+
+
 # -- retries and policies -------------------------------------------------------------------------
 
 

@@ -173,6 +173,23 @@ def test_a_token_that_stays_bad_is_no_endless_loop(way: Way, tmp_path: Path):
     assert len(way.proxy.seen("GET", "/pods")) == 2
 
 
+def test_a_list_whose_rest_is_too_old_is_asked_for_again_from_its_beginning(
+    way: Way, tmp_path: Path
+):
+    """A page names the next one, and by then the server has forgotten it (410)."""
+    handle = way.send(nodes=3)
+    pods = way.lab.operate(words_of(handle))
+    client = way.backend._client(way.backend._site)
+    page = {"kind": "PodList", "items": [{"old": 1}], "metadata": {"continue": "then"}}
+    way.fail(Fault(status=200, body=json.dumps(page).encode()), "GET", "/pods?limit")
+    body = b'{"kind": "Status", "code": 410, "reason": "Expired"}'
+    way.fail(Fault(status=410, body=body), "GET", "continue=then")
+    found = client.list(way.lab.core("Pod"), "looking for pods")
+
+    assert [item["metadata"]["name"] for item in found["items"]] == pods
+    assert len(way.proxy.seen("GET", "/pods?limit")) == 3
+
+
 # -- streams --------------------------------------------------------------------------------------
 
 
@@ -262,10 +279,11 @@ def test_a_log_whose_connection_breaks_has_each_line_once(way: Way, until: Calla
     [
         Fault(status=410, body=b'{"kind": "Status", "code": 410, "reason": "Expired"}'),
         Fault(status=429, body=b"busy"),
+        Fault(status=401, body=b'{"kind": "Status", "code": 401, "reason": "Unauthorized"}'),
         Fault(cut_response_at=700),
         Fault(cut_response_at=700, resets=False),
     ],
-    ids=["410", "429", "reset", "end"],
+    ids=["410", "429", "401", "reset", "end"],
 )
 def test_a_watch_that_breaks_misses_no_pod(way: Way, until: Callable[..., None], fault: Fault):
     """It goes on where it was, or begins anew where the server has forgotten that moment."""
@@ -307,6 +325,25 @@ def test_a_watch_that_says_in_its_stream_that_it_is_too_old_begins_anew(
     assert following.end() == {0: text(1)}
     lists = [r for r in way.proxy.seen("GET", "/pods?") if "watch" not in r.target]
     assert len(lists) >= 2
+
+
+def test_a_log_is_followed_on_when_a_token_has_expired(way: Way, until: Callable[..., None]):
+    """The first stream is refused (401); the next one logs in again, and no line is missing."""
+    lab = way.lab
+    handle = way.send()
+    (pod,) = lab.operate(words_of(handle))
+    lab.log(pod).write(b"line 0")
+    lab.begin(pod)
+    lab.phase(words_of(handle), "Running")
+    body = b'{"kind": "Status", "code": 401, "reason": "Unauthorized"}'
+    way.fail(Fault(status=401, body=body), "GET", "follow=true", times=2)
+    following = Following(way.backend, handle)
+    until(lambda: following.data.get(0), "the first line")
+    lab.finish(pod)
+    lab.phase(words_of(handle), "Completed")
+
+    assert following.end() == {0: text(1)}
+    assert len(way.proxy.seen("GET", "follow=true")) >= 3
 
 
 def test_100_pods_cost_one_watch_and_a_stream_each(cluster: Cluster, tmp_path: Path):
