@@ -16,14 +16,14 @@ from jobentry.launchers.common import PRIVATE, File, Launch, Process, Site, door
 # What msrun starts instead of a script: its own parser mixes the script's words up with its own. It
 # becomes the door of a rank; where msrun wants a scheduler, there is one already.
 _DOOR = """\
-import os
-if os.environ.get("MS_ROLE") != "MS_SCHED":
+from os import environ, execv
+if environ.get("MS_ROLE") != "MS_SCHED":
     for name, value in %r.items():
-        os.environ.pop(name, None)
+        environ.pop(name, None)
         if value is not None:
-            os.environ[name] = value
-    os.environ[%r] = os.environ["MS_NODE_ID"]
-    os.execv(%r, %r)
+            environ[name] = value
+    environ[%r] = environ["MS_NODE_ID"]
+    execv(%r, %r)
 """
 
 
