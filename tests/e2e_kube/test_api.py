@@ -288,6 +288,26 @@ def test_who_waits_with_a_job_is_told_for_what(volcano_lab: Lab, until: Callable
     assert lab.end(submitting).code == 0
 
 
+def test_a_queue_that_is_full_is_named(lab: Lab):
+    """Volcano says it in the job's pod group, which each operator names in its own way."""
+    job = lab.submit("-n", "2")
+    uid = lab.get(lab.path(job))["metadata"]["uid"]
+    group = {
+        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "kind": "PodGroup",
+        "metadata": {"name": f"{job}-{uid}" if lab.engine == "volcano" else job},
+        "spec": {"minMember": 2},
+    }
+    words = {"reason": "NotEnoughResources", "message": "2/2 tasks in gang unschedulable"}
+    group["status"] = {"conditions": [{"type": "Unschedulable", "status": "True", **words}]}
+    path = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{lab.namespace}/podgroups"
+    lab.cluster.ask("POST", path, group)
+    lab.phase(job, "Pending" if lab.engine == "volcano" else "Created")
+
+    said = lab.status(job)["native_state"]
+    assert said.endswith("(NotEnoughResources: 2/2 tasks in gang unschedulable)"), said
+
+
 def test_a_quota_that_stands_in_the_way_is_named(volcano_lab: Lab):
     """There are no pods that could say it; the controller's event does."""
     lab = volcano_lab

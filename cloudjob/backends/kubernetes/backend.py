@@ -394,7 +394,9 @@ def _said(client: Client, where: _Handle, job: Mapping[str, Any]) -> list[str]:
     namespace = where.called.namespace
     # Who may not read these may still submit.
     with contextlib.suppress(BackendError):
-        name = f"{where.called.name}-{job['metadata']['uid']}"
+        # Volcano's own jobs have it under a name with their uid; other operators under the job's.
+        is_own = where.engine.name == "volcano"
+        name = where.called.name + (f"-{job['metadata']['uid']}" if is_own else "")
         group = client.get(_POD_GROUP.path(namespace, name), "looking at the queue")
         conditions = (group.get("status") or {}).get("conditions") or []
         words += [
