@@ -106,6 +106,21 @@ def test_an_object_of_somebody_else_is_not_taken_for_ours(way: Way):
     assert way.lab.get(way.lab.core("ConfigMap", made.called.entry)) is None
 
 
+def test_services_of_a_job_that_cannot_be_made_do_not_stay(mindspore_lab: Lab, tmp_path: Path):
+    """One of them is refused, and those that were made go with the rest."""
+    way = Way(mindspore_lab, tmp_path)
+    try:
+        fault = Fault(status=403, body=b'{"kind": "Status", "message": "no more", "code": 403}')
+        way.proxy.add(fault, when=lambda r: r.method == "POST" and "/services" in r.target, skip=5)
+        with pytest.raises(BackendError, match=r"creating the Service .*: no more"):
+            way.send(nodes=20)
+    finally:
+        way.proxy.close()
+
+    for kind in ("Service", "ConfigMap", "Secret"):
+        assert mindspore_lab.get(mindspore_lab.core(kind))["items"] == [], kind
+
+
 def test_a_conflict_of_a_patch_is_tried_again(way: Way):
     """Two writers at the same moment: the server asks one of them to look again."""
     body = {"kind": "Status", "reason": "Conflict", "code": 409}
