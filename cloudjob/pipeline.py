@@ -29,8 +29,9 @@ from cloudjob.package import CodePackage, Memory, Options, cache, pack
 from cloudjob.records import JobRecord, Records
 from cloudjob.spec import JobSpec, masked, section
 from cloudjob.store import full_uri, open_store
-from cloudjob.store.base import ObjectStore, Tell, quiet
+from cloudjob.store.base import ObjectStore, Signer, Tell, quiet
 from cloudjob.submission import Code, Submission, prepare
+from jobentry.contract import names
 from jobentry.contract.launchers import AUTO
 from jobentry.contract.packages import Layer
 from jobentry.contract.paths import JobPaths
@@ -238,7 +239,21 @@ def _prepare(
         record_uri=store.uri(paths.record),
         outputs_uri=store.uri(paths.outputs),
     )
-    return replace(submission, access=store.access())
+    return replace(submission, access=_access(spec, paths, store, code_layers))
+
+
+def _access(
+    spec: JobSpec, paths: JobPaths, store: ObjectStore, code_layers: tuple[Layer, ...]
+) -> dict[str, str]:
+    """Return keys of the store, or addresses of all that the job reads and writes in it."""
+    hours = section(spec, spec.backend).get("presigned_h")
+    if not (isinstance(hours, (int, float)) and hours and isinstance(store, Signer)):
+        return store.access()
+    limit_s = round(hours * 3600)
+    wanted = [("GET", paths.code), *(("GET", layer.key) for layer in code_layers)]
+    wanted.append(("PUT", paths.record))
+    signed = {store.uri(key): store.sign(method, key, limit_s) for method, key in wanted}
+    return {names.CLOUDJOB_SIGNED_URIS: json.dumps(signed)}
 
 
 def _check(checks: Iterable[Check], warn: Callable[[Check], None]) -> None:

@@ -82,8 +82,8 @@ def container(pod: Object, objects: Objects, *, ip: str) -> Started:
         user=str(security.get("runAsUser", "")),
         group=str(security.get("runAsGroup", "")),
         folder=found.get("workingDir", ""),
-        host=spec["hostname"],
-        domain=spec["subdomain"],
+        host=spec.get("hostname") or pod["metadata"]["name"],
+        domain=spec.get("subdomain", ""),
         shm_bytes=shm_bytes,
     )
 

@@ -2,8 +2,9 @@
 
 Volcano: ``pkg/controllers/job/job_controller_util.go`` (createJobPod), ``plugins/{env,svc}``.
 MPI operator: ``pkg/controller/mpi_job_controller.go`` (newLauncherPodTemplate, newWorker,
-setupSSHOnPod, newConfigMap). Only what our manifests use is here, and what they do not use is an
-error.
+setupSSHOnPod, newConfigMap). MindSpore's operator: ``pkg/controllers/v1/msjob_controller.go``
+(createNewPod, CreateNewService, SetClusterSpec) and its defaults. Only what our manifests use is
+here, and what they do not use is an error.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Made(NamedTuple):
 
 def made_of(job: Object, uid: str = "") -> Made:
     """Return what the operator of this manifest makes of it."""
-    return {"Job": volcano, "MPIJob": mpi_operator}[job["kind"]](job, uid)
+    of_kind = {"Job": volcano, "MPIJob": mpi_operator, "MSJob": ms_operator}
+    return of_kind[job["kind"]](job, uid)
 
 
 # -- Volcano ------------------------------------------------------------------------------------
@@ -214,7 +216,89 @@ def _ssh_secret(name: str, namespace: str, owner: list[Object]) -> Object:
     }
 
 
-# -- both ---------------------------------------------------------------------------------------
+# -- MindSpore's operator -------------------------------------------------------------------------
+
+MS_ROLES = {"scheduler": "MS_SCHED", "worker": "MS_WORKER"}
+# Where the API server would give the service an address.
+CLUSTER_IP = "10.96.77.7"
+
+
+def ms_operator(job: Object, uid: str = "") -> Made:
+    """Return what MindSpore's operator makes: pods without names, and the scheduler's service."""
+    assert job["apiVersion"] == "mindspore.gitee.com/v1"
+    replicas, name = job["spec"]["msReplicaSpecs"], job["metadata"]["name"]
+    namespace = job["metadata"]["namespace"]
+    assert set(replicas) <= {"Scheduler", "Worker"}
+    assert "Worker" in replicas, "a job without workers never ends"
+    owner = _owner(job, uid)
+    services, pods = [], []
+    if "Scheduler" in replicas:
+        services.append(_ms_service(job, replicas["Scheduler"], owner))
+    for kind, replica in replicas.items():
+        role = kind.lower()
+        for index in range(replica["replicas"]):
+            pod = _pod(replica["template"], f"{name}-{role}-{index}", namespace, owner)
+            pod["metadata"]["labels"] |= _ms_labels(name, role, index)
+            assert "restartPolicy" not in pod["spec"], "it would warn of it"
+            pod["spec"]["restartPolicy"] = replica["restartPolicy"]
+            for container in pod["spec"]["containers"]:
+                if services and container["name"] == "mindspore":
+                    workers = str(replicas["Worker"]["replicas"])
+                    container.setdefault("env", []).extend(_ms_env(role, services[0], workers))
+            pods.append(pod)
+    return Made(pods, services)
+
+
+def _ms_labels(name: str, role: str, index: int) -> dict[str, str]:
+    """GenLabels of kubeflow/common 0.4.1, and those of createNewPod."""
+    return {
+        "training.kubeflow.org/operator-name": "msjob-controller",
+        "group-name": "mindspore.gitee.com",
+        "training.kubeflow.org/job-name": name,
+        "job-name": name,
+        "replica-type": role,
+        "replica-index": str(index),
+        "training.kubeflow.org/replica-type": role,
+        "training.kubeflow.org/replica-index": str(index),
+    }
+
+
+def _ms_service(job: Object, replica: Object, owner: list[Object]) -> Object:
+    """CreateNewService: with an address of its own, and the ports of the container alone."""
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    (found,) = [c for c in replica["template"]["spec"]["containers"] if c["name"] == "mindspore"]
+    labels = _ms_labels(name, "scheduler", 0)
+    ports = [{"name": item["name"], "port": item["containerPort"]} for item in found["ports"]]
+    assert any(item["name"] == "msjob-port" for item in ports), "else it would add 2222"
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": f"{name}-scheduler-0",
+            "namespace": namespace,
+            "labels": labels,
+            "ownerReferences": owner,
+        },
+        "spec": {"selector": labels, "ports": ports},
+    }
+
+
+def _ms_env(role: str, service: Object, workers: str) -> list[Object]:
+    """SetClusterSpec: after what the manifest says, so these win."""
+    (port,) = [x["port"] for x in service["spec"]["ports"] if x["name"] == "msjob-port"]
+    own_ip = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    host = own_ip if role == "scheduler" else {"value": CLUSTER_IP}
+    return [
+        {"name": "MS_SCHED_HOST", **host},
+        {"name": "MS_NODE_ID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "MS_SCHED_PORT", "value": str(port)},
+        {"name": "MS_SERVER_NUM", "value": "0"},
+        {"name": "MS_WORKER_NUM", "value": workers},
+        {"name": "MS_ROLE", "value": MS_ROLES[role]},
+    ]
+
+
+# -- all ---------------------------------------------------------------------------------------
 
 
 def _pod(template: Object, name: str, namespace: str, owner: list[Object]) -> Object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 Tell = Callable[[int], None]
 
@@ -78,4 +78,13 @@ class ObjectStore(Protocol):
     @property
     def clock_ahead_s(self) -> float:
         """How far this machine's clock is ahead of the store's, by its last answer."""
+        ...
+
+
+@runtime_checkable
+class Signer(Protocol):
+    """A store that lets others in for a time, to single objects."""
+
+    def sign(self, method: str, key: str, limit_s: int) -> str:
+        """Return the address at which anybody may ``method`` the object for so long."""
         ...

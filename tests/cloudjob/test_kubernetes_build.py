@@ -16,7 +16,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudjob.backends.kubernetes import mpi_operator, pod, request, state, volcano
+from cloudjob.backends.kubernetes import (
+    conditions,
+    ms_operator,
+    pod,
+    request,
+    state,
+    volcano,
+)
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
 from cloudjob.backends.kubernetes.merge import merged
 from cloudjob.backends.kubernetes.request import ENGINES
@@ -30,7 +37,11 @@ from tests import cluster, kubelet, operators
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
-CRDS = {"volcano": "batch.volcano.sh_jobs", "mpi-operator": "kubeflow.org_mpijobs"}
+CRDS = {
+    "volcano": "batch.volcano.sh_jobs",
+    "mpi-operator": "kubeflow.org_mpijobs",
+    "ms-operator": "mindspore.gitee.com_msjobs",
+}
 EVERYTHING: dict[str, Any] = {
     "queue": "research",
     "cpus": 1.5,
@@ -62,7 +73,7 @@ def submission(engine: str = "volcano", options: Any = None, **values: Any) -> S
         "nodes": 3,
         "procs_per_node": 8,
         "backend": "kubernetes",
-        "launcher": "mpirun",
+        "launcher": "dynamic-cluster" if engine == "ms-operator" else "mpirun",
         "env": {"SEED": "7", "PRICE": "5$ or $(A)"},
         "secrets": {"TOKEN": "s3cr3t"},
         "timeout_min": 30.0,
@@ -96,7 +107,9 @@ def strict(schema: Any) -> Any:
         return schema
     made = {key: strict(value) for key, value in schema.items()}
     is_open = made.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in made
-    if isinstance(made.get("properties"), dict) and not is_open:
+    # An object of which nothing is said is emptied.
+    is_object = isinstance(made.get("properties"), dict) or made.get("type") == "object"
+    if is_object and not is_open:
         made["additionalProperties"] = False
     if made.pop("x-kubernetes-int-or-string", False):
         made["type"] = ["integer", "string"]
@@ -107,7 +120,7 @@ def check(manifest: dict[str, Any], engine: str) -> list[str]:
     """Return what the CRD's schema has against a manifest."""
     schema = copy.deepcopy(cluster.schema(CRDS[engine]))
     # Of metadata, a CRD says nothing more than that it is an object.
-    schema["properties"]["metadata"] = {"type": "object"}
+    schema["properties"]["metadata"] = {"type": "object", "additionalProperties": {}}
     found = jsonschema.Draft202012Validator(strict(schema)).iter_errors(manifest)
     return [f"{'/'.join(map(str, error.path))}: {error.message}" for error in found]
 
@@ -167,16 +180,16 @@ def test_the_entry_of_each_pod_reads_what_it_would_be_told(engine: str, nodes: i
 
         assert node.node == index
         assert node.hosts == told.hosts
-        assert node.hosts[index].partition(".")[0] == item["spec"]["hostname"]
+        assert node.hosts[index].partition(".")[0] == started.host
         assert node._replace(ssh_key="") == told._replace(ssh_key="")
         assert started.args == ("train.py", "--lr", "0.1", "$(HOME) $$")
         assert given_["PRICE"] == "5$ or $(A)"
         assert given_["MA_CURRENT_IP"] == f"10.0.0.{index}"
         assert given_["MA_CURRENT_INSTANCE_NAME"] == item["metadata"]["name"]
         assert "/opt/cloudjob/jobentry.pyz" in files
-        assert ("/run/cloudjob/ssh-key" in files) == (engine == "volcano" and nodes > 1)
-        # What the operator lays there would break Open MPI 5.0.
-        assert "OMPI_MCA_plm_rsh_args" not in given_
+        assert ("/run/cloudjob/ssh-key" in files) == (engine != "mpi-operator" and nodes > 1)
+        # What the operators lay there would break Open MPI 5.0, or make one rank of a node.
+        assert not {"OMPI_MCA_plm_rsh_args", "MS_ROLE", "MS_NODE_ID", "MS_WORKER_NUM"} & {*given_}
 
 
 def test_volcano_gives_the_names_that_modelarts_gives():
@@ -190,6 +203,43 @@ def test_volcano_gives_the_names_that_modelarts_gives():
     assert given_["VC_WORKER_HOSTS"].split(",")[2] == rule
     assert given_["VC_WORKER_NUM"] == given_["MA_NUM_HOSTS"] == "3"
     assert given_["VK_TASK_INDEX"] == given_["VC_TASK_INDEX"] == "2"
+
+
+def test_each_node_of_the_mindspore_operator_has_a_service_of_its_own():
+    """Its pods have no names; the head's service, with MindSpore's port, is the operator's."""
+    made = build("ms-operator", env={"MS_SCHED_PORT": "7001"})
+    from_operator = operators.made_of(dict(made.body))
+    services = [
+        item
+        for item in [*request.objects(made, b""), *from_operator.objects]
+        if item["kind"] == "Service"
+    ]
+    pods = [item["metadata"] for item in from_operator.pods]
+    reached = {
+        service["metadata"]["name"]: [
+            pod["name"]
+            for pod in pods
+            if service["spec"]["selector"].items() <= pod["labels"].items()
+        ]
+        for service in services
+    }
+
+    hosts = request.environments(made).__next__()["VC_WORKER_HOSTS"].split(",")
+    assert reached == {host: [host] for host in hosts}
+    assert [pod["name"] for pod in pods] == hosts
+    ports = {service["metadata"]["name"]: service["spec"]["ports"] for service in services}
+    assert ports[hosts[0]] == [{"name": "msjob-port", "port": 7001}]
+    assert ports[hosts[1]] == [{"name": "ssh", "port": 38888}]
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_the_pods_of_the_mindspore_operator_are_nodes_in_their_order(nodes: int):
+    """With one node there is no scheduler, and its worker is the head."""
+    made = build("ms-operator", nodes=nodes)
+    pods = operators.made_of(dict(made.body)).pods
+
+    assert [ms_operator.node_of("train-2345678b", pod) for pod in pods] == [*range(nodes)]
+    assert ms_operator.node_of("train-2345678b", {"metadata": {"name": "train-2345678b-x"}}) is None
 
 
 def test_secrets_lie_in_the_secret_alone():
@@ -252,6 +302,14 @@ def test_a_service_can_have_the_name_of_the_job(job: str):
     """It begins with a letter, and an id need not (RFC 1035)."""
     assert pod.Names(job, "lab").name[0].isalpha()
     assert pod.Names(job, "lab").name.endswith(job)
+
+
+@pytest.mark.parametrize("policy", ["AtStartup", "WaitForWorkersReady"])
+def test_the_mpi_operator_is_told_when_to_make_node_0(policy: str):
+    """By its own word; with the second its other pods run, and wait for the head, before it."""
+    made = build("mpi-operator", {"launcher_creation": policy})
+
+    assert made.body["spec"]["launcherCreationPolicy"] == policy
 
 
 # -- retries and policies -------------------------------------------------------------------------
@@ -350,10 +408,27 @@ def _has_nameless_items(value: Any) -> bool:
     [
         ("volcano", {"image": ""}, "image: is missing"),
         ("mpi-operator", {"retries": 1}, "retries: the MPI operator starts only its launcher"),
+        ("ms-operator", {"retries": 1}, "retries: the MindSpore operator starts no job again"),
+        (
+            "ms-operator",
+            {"options": {"pod": {"metadata": {"labels": {"a": "b"}}}}},
+            "kubernetes.pod.metadata: the MindSpore operator keeps no labels",
+        ),
+        (
+            "ms-operator",
+            {"launcher": "torchrun"},
+            "launcher: kubernetes.engine ms-operator starts MindSpore's cluster and nothing else "
+            "(given torchrun; allowed dynamic-cluster, msrun; or another engine)",
+        ),
         ("volcano", {"args": ("a\udce9",)}, "args[0]: holds bytes that are no UTF-8"),
         ("volcano", {"inputs": {"D": "file:///data/x"}}, "inputs.D: no pod has the folder"),
         ("volcano", {"options": {"user": "me"}}, "kubernetes.user: is not UID:GID"),
         ("volcano", {"options": {"volumes": [{"name": "x"}]}}, "volumes[0]: has no mountPath"),
+        (
+            "volcano",
+            {"options": {"presigned_h": 24.0}, "inputs": {"D": "s3://bucket/d"}},
+            "kubernetes.presigned_h: an address is of one object, and outputs.OUT, inputs.D may",
+        ),
         ("volcano", {"nodes": 9000}, "nodes: the names of 9000 nodes are"),
     ],
 )
@@ -437,7 +512,7 @@ def test_phases_of_volcano(phase: str, is_cancelled: bool, expected: JobState):
 
 
 @pytest.mark.parametrize(
-    ("conditions", "is_cancelled", "expected"),
+    ("held", "is_cancelled", "expected"),
     [
         ((), False, JobState.PENDING),
         (("Created",), False, JobState.PENDING),
@@ -450,10 +525,78 @@ def test_phases_of_volcano(phase: str, is_cancelled: bool, expected: JobState):
     ],
 )
 def test_conditions_of_the_mpi_operator(
-    conditions: tuple[str, ...], is_cancelled: bool, expected: JobState
+    held: tuple[str, ...], is_cancelled: bool, expected: JobState
 ):
     """The one that weighs most of those that hold."""
-    assert mpi_operator.stage(mpi_job(*conditions), is_cancelled).state is expected
+    assert conditions.stage(mpi_job(*held), is_cancelled).state is expected
+
+
+@pytest.mark.parametrize(
+    ("held", "is_cancelled", "started_at", "expected"),
+    [
+        (("Created",), False, "", JobState.PENDING),
+        (("Created", "Running"), True, "2026-11-21T10:00:00Z", JobState.RUNNING),
+        (("Created", "Failed"), True, "2026-11-21T10:00:00Z", JobState.CANCELLED),
+        (("Created",), True, "", JobState.CANCELLED),
+    ],
+)
+def test_a_job_of_mindspore_s_operator_that_waits_is_cancelled_at_once(
+    held: tuple[str, ...], is_cancelled: bool, started_at: str, expected: JobState
+):
+    """The operator looks at its time only when it has begun."""
+    job = mpi_job(*held)
+    job["status"]["startTime"] = started_at
+
+    assert ms_operator.stage(job, is_cancelled).state is expected
+
+
+@pytest.mark.parametrize(
+    ("said", "head", "expected"),
+    [
+        ("Succeeded", {"state": {"running": {"startedAt": "x"}}}, JobState.RUNNING),
+        ("Failed", {"state": {"running": {"startedAt": "x"}}}, JobState.RUNNING),
+        ("Succeeded", {"state": {"terminated": {"exitCode": 0}}}, JobState.SUCCEEDED),
+        ("Succeeded", {"state": {"terminated": {"exitCode": 125}}}, JobState.FAILED),
+        ("Failed", {"state": {"terminated": {"exitCode": 3}}}, JobState.FAILED),
+        ("Failed", {"state": {"waiting": {"reason": "ErrImagePull"}}}, JobState.FAILED),
+        ("Failed", None, JobState.FAILED),
+    ],
+)
+def test_a_job_of_mindspore_s_operator_ends_with_its_head(said: str, head: Any, expected: JobState):
+    """The operator looks at the workers, and the head still keeps outputs and leaves a record."""
+    pods = []
+    if head is not None:
+        codes = head["state"].get("terminated", {}).values()
+        phase = "Failed" if any(codes) else "Succeeded" if codes else "Running"
+        found = {
+            "metadata": {"name": "j-scheduler-0", "uid": "u"},
+            "spec": HEAD,
+            "status": {"phase": phase, "containerStatuses": [head]},
+        }
+        pods = [state.pod_of(found, lambda found: ms_operator.node_of("j", found))]
+    status = state.status_of(ms_operator.ENGINE, mpi_job(said), pods, is_cancelled=False)
+
+    assert status.state is expected
+
+
+def test_a_head_that_was_deleted_is_not_waited_for():
+    """Its machine may be gone, and then it never ends."""
+    found = {
+        "metadata": {
+            "name": "j-scheduler-0",
+            "uid": "u",
+            "deletionTimestamp": "2026-11-21T10:00:00Z",
+        },
+        "spec": HEAD,
+        "status": {"phase": "Running", "containerStatuses": [{"state": {"running": {"x": 1}}}]},
+    }
+    pods = [state.pod_of(found, lambda found: ms_operator.node_of("j", found))]
+    status = state.status_of(ms_operator.ENGINE, mpi_job("Failed"), pods, is_cancelled=False)
+
+    assert status.state is JobState.FAILED
+
+
+HEAD = {"containers": [{"env": [{"name": "VC_TASK_INDEX", "value": "0"}]}]}
 
 
 def pod_in(node: int, phase: str, **status: Any) -> state.Pod:
@@ -464,7 +607,7 @@ def pod_in(node: int, phase: str, **status: Any) -> state.Pod:
         "spec": {"containers": [limits]},
         "status": {"phase": phase, **status},
     }
-    return state.pod_of(found, lambda name: volcano.node_of("j", name))
+    return state.pod_of(found, lambda found: volcano.node_of("j", found))
 
 
 def ended(node: int, code: int, reason: str = "Error", at: str = "2026-11-21T10:00:05Z"):

@@ -10,9 +10,11 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cloudjob.store.s3 import S3Store, place
 from jobentry import objects
 from jobentry.objects import ObjectError, ObjectMissing, access, s3, sign, web
 from tests.servers import (
@@ -81,6 +84,10 @@ class Bucket:
         """Return what boto3 gets."""
         data: bytes = self.judge.get_object(Bucket=self.name, Key=key)["Body"].read()
         return data
+
+    def put(self, key: str, data: bytes) -> None:
+        """Let boto3 put."""
+        self.judge.put_object(Bucket=self.name, Key=key, Body=data)
 
     def keys(self) -> list[str]:
         """Return what boto3 lists."""
@@ -507,6 +514,72 @@ def test_presigned_uris(bucket: Bucket, server: Server, tmp_path: Path):
     objects.fetch(presigned("get_object"), str(tmp_path / "out"))
 
     assert bucket.get("a") == (tmp_path / "out").read_bytes() == data
+
+
+@pytest.fixture
+def signed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """A function that signs addresses of an object on the laptop, and takes the keys away."""
+    options = f"endpoint={bucket.judge.meta.endpoint_url}&region=cn-north-4"
+    keys = {"ACCESS_KEY_ID": ACCESS_KEY, "SECRET_ACCESS_KEY": SECRET_KEY}
+    environ = {f"{kind}_{name}": key for kind in ("AWS", "OBS") for name, key in keys.items()}
+    store = S3Store(place.read(f"{bucket.uri}?{options}"), environ=environ)
+
+    def sign(method: str, key: str, limit_s: int = 600) -> str:
+        uri = store.uri(key)
+        table = {uri: store.sign(method, key, limit_s)}
+        monkeypatch.setenv("CLOUDJOB_SIGNED_URIS", json.dumps(table))
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "none")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
+        return uri
+
+    return sign
+
+
+@pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
+def test_an_object_is_reached_by_a_signed_address(
+    bucket: Bucket, signed: Callable[..., str], tmp_path: Path
+):
+    """Under its own URI and without keys: read whole and in part, and written."""
+    bucket.put("a b", data := os.urandom(100_000))
+    uri = signed("GET", "a b")
+    objects.fetch(uri, str(tmp_path / "out"))
+
+    assert objects.read(uri) == (tmp_path / "out").read_bytes() == data
+    assert objects.read_range(uri, 7, 5) == data[7:12]
+    with pytest.raises(ObjectError, match="403"):
+        objects.write(b"no", uri)
+    objects.write(b"record", signed("PUT", "exit.json"))
+    assert bucket.get("exit.json") == b"record"
+
+
+@pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
+def test_a_signed_address_whose_time_is_over_says_so(bucket: Bucket, signed: Callable[..., str]):
+    """What was signed, when and for how long; and not the signature."""
+    bucket.put("a", b"x")
+    uri = signed("GET", "a", 1)
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            objects.read(uri)
+        except ObjectError as error:
+            found = error
+            break
+        assert time.monotonic() < deadline, "the address is good for ever"
+        time.sleep(0.2)
+
+    assert "403" in str(found)
+    assert re.search(r"signed this address at \d{8}T\d{6}Z for 1 seconds", found.hint)
+    assert "X-Amz" not in str(found) + found.hint
+
+
+@pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
+def test_an_object_without_a_signed_address_needs_keys(bucket: Bucket, signed: Callable[..., str]):
+    """The address of one object opens no other."""
+    bucket.put("b", b"x")
+    signed("GET", "a")
+
+    with pytest.raises(ObjectError, match="403"):
+        objects.read(bucket.uri + "/b")
 
 
 def test_little_memory_for_a_gigabyte(

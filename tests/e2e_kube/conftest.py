@@ -29,6 +29,7 @@ LIMIT_S = 120.0
 RESOURCES = {
     "volcano": "/apis/batch.volcano.sh/v1alpha1/namespaces/{}/jobs",
     "mpi-operator": "/apis/kubeflow.org/v2beta1/namespaces/{}/mpijobs",
+    "ms-operator": "/apis/mindspore.gitee.com/v1/namespaces/{}/msjobs",
 }
 PLURALS = {"ConfigMap": "configmaps", "Secret": "secrets", "Service": "services", "Pod": "pods"}
 
@@ -86,7 +87,8 @@ class Lab:
         return self.folder / "source"
 
     def write(self, **options: Any) -> None:
-        """Write the job file."""
+        """Write the job file; other sections are merged into it."""
+        sections = {name: options.pop(name) for name in ("mindspore",) if name in options}
         store = str(self.folder / "store")
         volume = {"name": "store", "hostPath": {"path": store}, "mountPath": store}
         section = {"engine": self.engine, "volumes": [volume], "cpus": 1, **options}
@@ -95,7 +97,10 @@ class Lab:
             "store": f"file://{store}",
             "image": "cloudjob/base:latest",
             "kubernetes": section,
+            **sections,
         }
+        if self.engine == "ms-operator":
+            text["launcher"] = "dynamic-cluster"
         (self.source / "job.yaml").write_text(yaml.safe_dump(text))
 
     # -- the command line ---------------------------------------------------------------------
@@ -170,7 +175,7 @@ class Lab:
             status: Any = {"state": {"phase": phase, "lastTransitionTime": now}, **more}
         else:
             held = {"type": phase, "status": "True", "lastTransitionTime": now, **more}
-            status = {"conditions": [held]}
+            status = {"conditions": [held], "startTime": now, "replicaStatuses": {}}
         self.cluster.ask("PATCH", self.path(job) + "/status", {"status": status}, kind=MERGE)
 
     # -- the kubelet --------------------------------------------------------------------------
@@ -195,7 +200,9 @@ class Lab:
             self.cluster.ask("POST", self.core("Pod", pod) + "/binding", binding)
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             state = {"running": {"startedAt": now}}
-            self.pod_status(pod, {"phase": "Running", "containerStatuses": [_container(state)]})
+            self.pod_status(
+                pod, {"phase": "Running", "containerStatuses": [self._container(state)]}
+            )
 
     def finish(self, pod: str, code: int = 0, reason: str = "", **more: Any) -> None:
         """Let the container of a pod end."""
@@ -205,16 +212,19 @@ class Lab:
         over["reason"] = reason or ("Error" if code else "Completed")
         phase = "Failed" if code else "Succeeded"
         state = {"terminated": over}
-        status = {"phase": phase, "containerStatuses": [_container(state)], **more}
+        status = {"phase": phase, "containerStatuses": [self._container(state)], **more}
         self.pod_status(pod, status)
+
+    def _container(self, state: dict[str, Any]) -> dict[str, Any]:
+        return _container("mindspore" if self.engine == "ms-operator" else "cloudjob", state)
 
     def delete(self, pod: str) -> None:
         self.cluster.ask("DELETE", self.core("Pod", pod), {"gracePeriodSeconds": 0})
 
 
-def _container(state: dict[str, Any]) -> dict[str, Any]:
+def _container(name: str, state: dict[str, Any]) -> dict[str, Any]:
     return {
-        "name": "cloudjob",
+        "name": name,
         "image": "x",
         "imageID": "",
         "restartCount": 0,
@@ -224,6 +234,18 @@ def _container(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(params=["volcano", "mpi-operator"])
+def mpi_lab(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path) -> Lab:
+    """A namespace of its own, with each operator that can start Open MPI."""
+    return Lab(cluster, tmp_path / "lab", engine=request.param)
+
+
+@pytest.fixture
+def mindspore_lab(cluster: Cluster, tmp_path: Path) -> Lab:
+    """A namespace of its own, with MindSpore's operator."""
+    return Lab(cluster, tmp_path / "lab", engine="ms-operator")
+
+
+@pytest.fixture(params=["volcano", "mpi-operator", "ms-operator"])
 def lab(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path) -> Lab:
     """A namespace of its own, with each operator."""
     return Lab(cluster, tmp_path / "lab", engine=request.param)

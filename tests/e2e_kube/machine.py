@@ -2,7 +2,7 @@
 
 The manifests are those that the API server has kept. An operator makes pods of them
 (``tests.operators``), a kubelet makes a container of each (``tests.kubelet``), says what became of
-it, and gives its log; policies are followed as Volcano and the MPI operator follow them.
+it, and gives its log; policies are followed as the operators follow them.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class Machine:
             phase = self._follow(name)
             if phase != "Restarting":
                 self.lab.phase(name, phase, **({"retryCount": retries} if retries else {}))
+                self._outlive(name)
                 return
             retries += 1
             self.lab.phase(name, "Restarting", retryCount=retries)
@@ -96,10 +97,14 @@ class Machine:
 
     def _follow(self, name: str) -> str:
         """Return the phase in which the pods, and who asks, bring the job."""
-        is_volcano = self.lab.engine == "volcano"
+        policies = {
+            "volcano": self._volcano,
+            "mpi-operator": self._mpi,
+            "ms-operator": self._mindspore,
+        }
         while not self._stop.is_set():
             ended = self._ended()
-            phase = self._volcano(name, ended) if is_volcano else self._mpi(name, ended)
+            phase = policies[self.lab.engine](name, ended)
             if phase:
                 return phase
             time.sleep(_POLL_S)
@@ -135,6 +140,27 @@ class Machine:
         self._delete_pods(keep_ended=True)
         return "Failed" if launcher else "Succeeded"
 
+    def _mindspore(self, name: str, ended: dict[str, int]) -> str:
+        """pkg/controllers/v1/msjob_controller.go: ReconcileJobs, UpdateJobStatus."""
+        spec = self._manifest(name)["spec"]
+        if spec["runPolicy"].get("activeDeadlineSeconds") == 1:
+            return "Failed"
+        assert spec["successPolicy"] == "AllWorkers"
+        workers = [code for pod, code in ended.items() if "-worker-" in pod]
+        if not any(workers) and len(workers) == spec["msReplicaSpecs"]["Worker"]["replicas"]:
+            return "Succeeded"
+        return "Failed" if any(ended.values()) else ""
+
+    def _outlive(self, name: str) -> None:
+        """Let the pods go on that the operator leaves alone when it takes the job for ended."""
+        if self.lab.engine != "ms-operator":
+            return
+        if self._manifest(name)["spec"]["runPolicy"]["cleanPodPolicy"] == "Running":
+            self._delete_pods(keep_ended=True)
+        while self._alive and not self._stop.is_set():
+            self._ended()
+            time.sleep(_POLL_S)
+
     def _manifest(self, name: str) -> dict[str, Any]:
         manifest: dict[str, Any] = self.lab.get(self.lab.path(name))
         return manifest
@@ -162,7 +188,10 @@ class Machine:
                 for item in self.lab.get(self.lab.core(kind))["items"]
             ]
         )
-        for index, pod in enumerate(found):
+        # An MPIJob may want its launcher, the first, to be made when the workers are ready.
+        is_last = manifest["spec"].get("launcherCreationPolicy") == "WaitForWorkersReady"
+        pods = [*enumerate(found)]
+        for index, pod in [*pods[1:], pods[0]] if is_last else pods:
             self._start(self.lab.get(self.lab.core("Pod", pod)), objects, index)
 
     def _let_in(self) -> None:
@@ -178,8 +207,7 @@ class Machine:
         pool = self._engine.inspect_network(self.network)["IPAM"]["Config"][0]["Subnet"]
         ip = pool.rpartition(".")[0] + f".{10 + index + 20 * self.attempts}"
         started = kubelet.container(pod, objects, ip=ip)
-        short = f"{started.host}.{started.domain}"
-        names = [started.host, short, f"{short}.{self.lab.namespace}.svc"]
+        names = self._names(pod, started)
         endpoint = {"Aliases": names, "IPAMConfig": None}
         config = {
             "Image": self._image,
@@ -207,6 +235,17 @@ class Machine:
         thread = threading.Thread(target=self._log, args=(name, made), daemon=True)
         thread.start()
         self._threads.append(thread)
+
+    def _names(self, pod: dict[str, Any], started: kubelet.Started) -> list[str]:
+        """Return the names by which others find a pod: its own, and those of its services."""
+        names = [started.host] if started.domain else []
+        names += [f"{started.host}.{started.domain}"] if started.domain else []
+        labels = pod["metadata"]["labels"].items()
+        for item in self.lab.get(self.lab.core("Service"))["items"]:
+            selector = item["spec"].get("selector")
+            if selector and selector.items() <= labels:
+                names.append(item["metadata"]["name"])
+        return [*names, *(f"{name}.{self.lab.namespace}.svc" for name in names)]
 
     def _log(self, pod: str, container: str) -> None:
         """Give the log to who asks the kubelet."""

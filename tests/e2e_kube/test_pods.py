@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import docker
 import pytest
 
+from tests.cluster import Cluster
 from tests.e2e_kube.conftest import BIN, Lab
 from tests.e2e_kube.machine import Machine
 
@@ -25,6 +27,9 @@ print("rank", rank, "of", size, "on", socket.gethostname(), os.environ["PRICE"],
       os.environ["TOKEN"] == "a b$(HOME)$$", os.environ["MA_CURRENT_INSTANCE_NAME"], sys.argv[1:],
       len(open("/dev/shm/x" + str(rank), "w").name))
 """
+
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -57,11 +62,25 @@ def image() -> Callable[[str], str]:
     return build
 
 
+def test_workers_of_the_mpi_operator_may_come_before_their_launcher(
+    cluster: Cluster, tmp_path: Path, engine: docker.APIClient, image: Callable[[str], str]
+):
+    """``launcher_creation: WaitForWorkersReady``: they wait for the head."""
+    lab = Lab(cluster, tmp_path / "lab", engine="mpi-operator")
+    lab.write(launcher_creation="WaitForWorkersReady")
+    with Machine(lab, engine, image("base")):
+        done = lab.run("submit", "--config", "job.yaml", "-n", "2", "train.py")
+
+    assert done.code == 0, done
+    assert sorted(done.out.split()) == ["[0]", "[1]", "hello", "hello"]
+
+
 @pytest.mark.parametrize("name", ["base", "openmpi5"])
 def test_a_job_of_mpi_runs_on_both_lines_of_open_mpi(
-    lab: Lab, engine: docker.APIClient, image: Callable[[str], str], name: str
+    mpi_lab: Lab, engine: docker.APIClient, image: Callable[[str], str], name: str
 ):
     """Two nodes with two ranks each: variables, a secret, arguments, shm and names are right."""
+    lab = mpi_lab
     (lab.source / "train.py").write_text(TRAIN)
     lab.environ["TOKEN"] = "a b$(HOME)$$"
     words = ["-n", "2", "--procs-per-node", "2", "-e", "PRICE=5$(A)", "--secret", "TOKEN"]
@@ -85,9 +104,10 @@ def test_a_job_of_mpi_runs_on_both_lines_of_open_mpi(
 
 
 def test_a_rank_that_fails_ends_the_job_with_its_code(
-    lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
+    mpi_lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
 ):
     """The record of the head says which; submit ends with the script's own code."""
+    lab = mpi_lab
     (lab.source / "train.py").write_text(
         "import os, sys, time\n"
         "if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"
@@ -106,9 +126,10 @@ def test_a_rank_that_fails_ends_the_job_with_its_code(
 
 
 def test_a_cancelled_job_has_its_grace_and_its_last_words(
-    lab: Lab, engine: docker.APIClient, image: Callable[[str], str], until: Callable[..., None]
+    mpi_lab: Lab, engine: docker.APIClient, image: Callable[[str], str], until: Callable[..., None]
 ):
     """The operator deletes the pods; what they write until they are gone is kept."""
+    lab = mpi_lab
     (lab.source / "train.py").write_text(
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
@@ -123,6 +144,151 @@ def test_a_cancelled_job_has_its_grace_and_its_last_words(
     assert done.code == 0, done
     assert lab.status(job)["state"] == "CANCELLED"
     assert lab.run("logs", job).out.count("saved") == 2
+
+
+# A cluster of MindSpore as its nodes see it: a scheduler on the address and the port that it is
+# told, with which all ranks register. An image with MindSpore is four gigabytes.
+COMMUNICATION = """
+import json, os, socket
+
+def init():
+    role = os.environ["MS_ROLE"]
+    at = os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])
+    ranks = int(os.environ["MS_WORKER_NUM"])
+    if role == "MS_SCHED":
+        with socket.create_server(at) as server:
+            lines = [server.accept()[0].makefile("rw") for _ in range(ranks)]
+        found = sorted(int(line.readline()) for line in lines)
+        for line in lines:
+            print(json.dumps([found, at[1]]), file=line, flush=True)
+        [line.read() for line in lines]
+        return None
+    while True:
+        try:
+            line = socket.create_connection(at, 5).makefile("rw")
+            break
+        except ConnectionRefusedError:
+            pass
+    print(os.environ["MS_NODE_ID"], file=line, flush=True)
+    return json.loads(line.readline())
+"""
+CLUSTER = """
+import os, socket
+from mindspore.communication import init
+print(init(), socket.gethostname(), os.environ["RANK_ID"], os.environ.get("MS_SERVER_NUM"))
+"""
+CODE = "/home/ma-user/modelarts/user-job-dir/code"
+
+
+def with_stand_in(lab: Lab, text: str) -> list[str]:
+    """Put the stand-in for MindSpore beside the script, and return what a submit needs for it."""
+    (lab.source / "mindspore").mkdir()
+    (lab.source / "mindspore" / "__init__.py").write_text("")
+    (lab.source / "mindspore" / "communication.py").write_text(COMMUNICATION)
+    (lab.source / "train.py").write_text(text)
+    return ["--config", "job.yaml", "-e", f"PYTHONPATH={CODE}"]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_cluster_of_mindspore_is_formed_in_the_pods_of_its_operator(
+    mindspore_lab: Lab, engine: docker.APIClient, image: Callable[[str], str], nodes: int
+):
+    """All ranks of all pods find the scheduler behind the operator's service, on its port."""
+    lab = mindspore_lab
+    words = with_stand_in(lab, CLUSTER)
+    with Machine(lab, engine, image("base")):
+        done = lab.run("submit", *words, "-n", str(nodes), "--procs-per-node", "2", "train.py")
+
+    assert done.code == 0, done
+    ranks = [*range(2 * nodes)]
+    hosts = [f"{done.job}-worker-0", f"{done.job}-worker-0"]
+    if nodes == 2:
+        hosts = [f"{done.job}-scheduler-0"] * 2 + hosts
+    lines = sorted(line for line in done.out.split("\n") if line)
+    for rank, line in zip(ranks, lines, strict=True):
+        assert line.startswith(f"[{rank}] [{ranks}, "), done
+        assert line.endswith(f"] {hosts[rank]} {rank} None"), done
+        assert nodes == 1 or "], 2222] " in line, done
+    status = lab.status(done.job)
+    assert status["state"] == "SUCCEEDED"
+    assert status["exit_code"] == 0
+
+
+def test_a_failed_rank_ends_the_job_also_where_the_operator_ends_it_early(
+    mindspore_lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
+):
+    """For the operator it ends with a worker's pod; the head has yet to keep what is an output."""
+    lab = mindspore_lab
+    words = with_stand_in(
+        lab,
+        "import os, sys, time\n"
+        "from mindspore.communication import init\n"
+        "init()\n"
+        "open(os.path.join(os.environ['OUT'], 'x'), 'w').write('kept')\n"
+        "if os.environ['RANK_ID'] == '1':\n"
+        "    print('no good'); sys.exit(3)\n"
+        "time.sleep(600)\n",
+    )
+    with Machine(lab, engine, image("base")):
+        done = lab.run("submit", *words, "-n", "2", "--output", "OUT=", "train.py")
+        kept = lab.run("outputs", done.job, "--to", str(lab.folder / "kept"))
+
+    assert done.code == 3, done
+    status = lab.status(done.job)
+    assert (status["state"], status["cause"]) == ("FAILED", "user"), status
+    assert (status["failure"]["node"], status["failure"]["rank"]) == (1, 1), status
+    assert kept.code == 0, kept
+    assert [path.read_text() for path in sorted((lab.folder / "kept").rglob("x"))] == ["kept"]
+
+
+def test_a_cancelled_cluster_of_mindspore_has_its_grace(
+    mindspore_lab: Lab,
+    engine: docker.APIClient,
+    image: Callable[[str], str],
+    until: Callable[..., None],
+):
+    """The operator, for which its time is over, deletes the pods."""
+    lab = mindspore_lab
+    words = with_stand_in(
+        lab,
+        "import signal, sys, time\n"
+        "from mindspore.communication import init\n"
+        "init()\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "print('begun', flush=True)\n"
+        "time.sleep(600)\n",
+    )
+    with Machine(lab, engine, image("base")):
+        done = lab.run("submit", *words, "--detach", "-n", "2", "train.py")
+        job = done.job
+        until(lambda: lab.run("logs", job).out.count("begun") == 2, "begun on both nodes")
+        done = lab.run("cancel", job)
+
+    assert done.code == 0, done
+    status = lab.status(job)
+    assert (status["state"], status["cause"]) == ("CANCELLED", "cancelled"), status
+    assert lab.run("logs", job).out.count("saved") == 2
+
+
+@pytest.mark.mindspore
+def test_the_quick_start_of_mindspore_runs_in_the_pods_of_its_operator(
+    mindspore_lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
+):
+    """With MindSpore itself: the ranks of two pods learn the same."""
+    lab = mindspore_lab
+    lab.write(mindspore={"device_target": "CPU", "parallel_mode": "data_parallel"})
+    for path in (ROOT / "examples" / "mindspore_quickstart").glob("*.py"):
+        (lab.source / path.name).write_bytes(path.read_bytes())
+    with Machine(lab, engine, image("mindspore")):
+        done = lab.run("submit", "--config", "job.yaml", "-n", "2", "-e", "GLOG_v=3", "train.py")
+
+    assert done.code == 0, done
+    told: dict[str, list[str]] = {}
+    for rank, loss in re.findall(r"\[(\d)\] rank \1 of 2 .* loss ([\d.]+)", done.out):
+        told.setdefault(rank, []).append(loss)
+    assert told["0"] == told["1"], done
+    assert float(told["0"][-1]) < 0.24 < 0.37 < float(told["0"][0])
+    assert lab.status(done.job)["state"] == "SUCCEEDED"
 
 
 def test_volcano_starts_a_failed_job_again(

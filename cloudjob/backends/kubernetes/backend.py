@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -26,7 +27,13 @@ from cloudjob.backends.kubernetes.client import EVENT, POD, Client, Patience
 from cloudjob.backends.kubernetes.engine import Engine, Resource
 from cloudjob.backends.kubernetes.logs import Place
 from cloudjob.backends.kubernetes.pod import JOB_LABEL, Names
-from cloudjob.backends.kubernetes.request import CONFIG_MAP, ENGINES, SECRET, KubernetesRequest
+from cloudjob.backends.kubernetes.request import (
+    CONFIG_MAP,
+    ENGINES,
+    SECRET,
+    SERVICE,
+    KubernetesRequest,
+)
 from cloudjob.backends.kubernetes.site import Site
 from cloudjob.errors import BackendError, JobNotFound, UsageError
 from cloudjob.spec import JobSpec
@@ -41,6 +48,9 @@ _LAST_WORDS_S = 5.0
 CANCELLED = "cloudjob.cancelled"
 _POD_GROUP = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
 _AUTO = "auto"
+# So many objects are made at a time.
+_AT_ONCE = 8
+_OF_KIND = {resource.kind: resource for resource in (CONFIG_MAP, SECRET, SERVICE)}
 _DEFAULT_FILE = str(Path.home() / ".kube" / "config")
 
 
@@ -120,25 +130,34 @@ class KubernetesBackend:
         client = self._client(site)
         where = _Handle(site, request.engine, request.called)
         key = new_key() if request.has_key else b""
-        kinds = {CONFIG_MAP.kind: CONFIG_MAP, SECRET.kind: SECRET}
+        *items, body = requests.objects(request, key)
+        namespace = request.called.namespace
+
+        def create(item: dict[str, Any]) -> None:
+            client.create(_OF_KIND[item["kind"]], namespace, item, JOB_LABEL)
+
+        def remove(item: dict[str, Any]) -> None:
+            kind, name = item["kind"], item["metadata"]["name"]
+            client.delete(_OF_KIND[kind].path(namespace, name), f"removing the {kind} {name}")
+
         try:
-            made = [
-                client.create(
-                    kinds.get(item["kind"], request.engine.resource),
-                    request.called.namespace,
-                    item,
-                    JOB_LABEL,
-                )
-                for item in requests.objects(request, key)
-            ]
-            self._adopt(client, where, made[-1])
+            _for_each(items, create)
+            job = client.create(request.engine.resource, namespace, body, JOB_LABEL)
+            self._adopt(client, where, items, job)
         except BaseException:
             with contextlib.suppress(BackendError):
                 self._delete(client, where)
+                _for_each([item for item in items if item["kind"] == SERVICE.kind], remove)
             raise
         return _handle(where, request.job)
 
-    def _adopt(self, client: Client, where: _Handle, job: Mapping[str, Any]) -> None:
+    def _adopt(
+        self,
+        client: Client,
+        where: _Handle,
+        items: list[dict[str, Any]],
+        job: Mapping[str, Any],
+    ) -> None:
         """Let the cluster delete what belongs to the job together with it."""
         owner = {
             "apiVersion": job["apiVersion"],
@@ -147,10 +166,14 @@ class KubernetesBackend:
             "uid": job["metadata"]["uid"],
         }
         body = {"metadata": {"ownerReferences": [owner]}}
-        for resource, name in ((CONFIG_MAP, where.called.entry), (SECRET, where.called.delivery)):
+
+        def adopt(item: dict[str, Any]) -> None:
+            kind, name = item["kind"], item["metadata"]["name"]
+            path = _OF_KIND[kind].path(where.called.namespace, name)
             with contextlib.suppress(refusals.Missing):
-                path = resource.path(where.called.namespace, name)
-                client.patch(path, body, f"binding the {resource.kind} {name} to its job")
+                client.patch(path, body, f"binding the {kind} {name} to its job")
+
+        _for_each(items, adopt)
 
     # -- back ---------------------------------------------------------------------------------
 
@@ -314,6 +337,8 @@ class KubernetesBackend:
             node_of=lambda pod: node_of(called.name, pod),
             node=node,
             kept=self._home / called.job,
+            labels=where.engine.selector(called),
+            container=where.engine.container,
         )
 
     def _delete(self, client: Client, where: _Handle) -> None:
@@ -329,6 +354,15 @@ class KubernetesBackend:
                 f"removing the {resource.kind} {name}",
                 propagationPolicy="Background",
             )
+
+
+def _for_each(items: list[dict[str, Any]], act: Callable[[dict[str, Any]], None]) -> None:
+    """Do ``act`` to each, a few at a time: of services there may be hundreds."""
+    if items:
+        act(items[0])
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for _ in pool.map(act, items[1:]):
+                pass
 
 
 def _handle(where: _Handle, job: str) -> str:
@@ -379,7 +413,9 @@ def _said(client: Client, where: _Handle, job: Mapping[str, Any]) -> list[str]:
     namespace = where.called.namespace
     # Who may not read these may still submit.
     with contextlib.suppress(BackendError):
-        name = f"{where.called.name}-{job['metadata']['uid']}"
+        # Volcano's own jobs have it under a name with their uid; other operators under the job's.
+        is_own = where.engine.name == "volcano"
+        name = where.called.name + (f"-{job['metadata']['uid']}" if is_own else "")
         group = client.get(_POD_GROUP.path(namespace, name), "looking at the queue")
         conditions = (group.get("status") or {}).get("conditions") or []
         words += [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from cloudjob.backends.kubernetes.pod import Names
+from cloudjob.backends.kubernetes.pod import CONTAINER, JOB_LABEL, Names
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
 
@@ -55,6 +55,16 @@ class Stage(NamedTuple):
     has_asked: bool = False
 
 
+def own_selector(called: Names) -> str:
+    """Return the selector of the label that we give to pods."""
+    return f"{JOB_LABEL}={called.job}"
+
+
+def no_services(_submission: Submission, _called: Names) -> list[dict[str, Any]]:
+    """Return nothing: the operator gives names to all nodes."""
+    return []
+
+
 class Engine(NamedTuple):
     """An operator.
 
@@ -63,10 +73,18 @@ class Engine(NamedTuple):
         manifest: The job's manifest.
         left_out: Variables that the operator gives to each pod.
         makes_key: Whether the operator makes a key for ssh.
-        node_of: The number of the node that a pod of this name is; None for none.
+        node_of: The number of the node that a pod is, from the job's name and the pod; None for
+            none.
         stage: Where a job stands, from its manifest with its status, and whether we have
             cancelled it.
         stop: What ends the pods of a job and keeps its manifest: method, resource, name and body.
+        no_retries: Why it cannot start a job again; empty when it can.
+        container: The name that the container has in its pods.
+        launchers: Those that it can be used with; empty for all.
+        runs: What these are, in words.
+        selector: What finds the pods of a job, as a selector of labels.
+        services: The services that the nodes need and the operator does not make.
+        is_early: Whether it takes a job for ended while the head may still have work to do.
     """
 
     name: str
@@ -75,9 +93,16 @@ class Engine(NamedTuple):
     manifest: Callable[[Submission, Names, bool], dict[str, Any]]
     environment: Callable[[Submission, Names, int], dict[str, str]]
     makes_key: bool
-    node_of: Callable[[str, str], int | None]
+    node_of: Callable[[str, Mapping[str, Any]], int | None]
     stage: Callable[[Mapping[str, Any], bool], Stage]
     stop: Callable[[Mapping[str, Any]], tuple[str, Resource, str, dict[str, Any]]]
+    no_retries: str = ""
+    container: str = CONTAINER
+    launchers: tuple[str, ...] = ()
+    runs: str = ""
+    selector: Callable[[Names], str] = own_selector
+    services: Callable[[Submission, Names], list[dict[str, Any]]] = no_services
+    is_early: bool = False
 
 
 def numbered(pod: str, prefix: str) -> int | None:

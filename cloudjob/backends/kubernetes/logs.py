@@ -13,14 +13,13 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cloudjob.backends.kubernetes import refusals
 from cloudjob.backends.kubernetes.client import POD, Broken, Client
-from cloudjob.backends.kubernetes.pod import CONTAINER, JOB_LABEL
 from cloudjob.backends.kubernetes.refusals import Refused
 from cloudjob.backends.kubernetes.state import Pod, pod_of
 from cloudjob.errors import BackendError
@@ -45,16 +44,19 @@ class Place:
     """Which pods, and where their logs are kept.
 
     Args:
-        node_of: The number of a node, from the name of its pod.
+        node_of: The number of a node, from its pod.
+        labels: The selector that finds the pods.
         node: The one node that is asked for; None for all.
         kept: The folder of what was read to its end.
     """
 
     namespace: str
     job: str
-    node_of: Callable[[str], int | None]
+    node_of: Callable[[Mapping[str, Any]], int | None]
     node: int | None
     kept: Path
+    labels: str
+    container: str
 
     @property
     def pods(self) -> str:
@@ -64,7 +66,7 @@ class Place:
     @property
     def selector(self) -> dict[str, str]:
         """What finds the pods of the job."""
-        return {"labelSelector": f"{JOB_LABEL}={self.job}"}
+        return {"labelSelector": self.labels}
 
     def log(self, pod: str) -> str:
         """The path of a pod's log."""
@@ -274,7 +276,7 @@ class _Follower:
         self, pod: Pod, window: _Window, *, is_last: bool, is_again: bool
     ) -> Iterator[bytes]:
         """Yield what is new in one stream, which ends when the server wants it to."""
-        query = {"container": CONTAINER, "timestamps": "true", **window.query}
+        query = {"container": self._place.container, "timestamps": "true", **window.query}
         query["follow"] = "false" if is_last else "true"
         path, doing = self._place.log(pod.name), f"following node {pod.node}"
         with self._client.stream(path, query, doing) as pieces:
@@ -355,9 +357,10 @@ class _Follower:
 def _read(client: Client, place: Place, pod: Pod) -> Iterator[Piece]:
     assert pod.node is not None
     doing = f"reading the log of node {pod.node}"
+    query = {"container": place.container}
     with _keeping(place, pod) as keep:
         try:
-            with client.stream(place.log(pod.name), {"container": CONTAINER}, doing) as pieces:
+            with client.stream(place.log(pod.name), query, doing) as pieces:
                 for data in _whole_lines(pieces):
                     keep(data)
                     yield pod.node, data

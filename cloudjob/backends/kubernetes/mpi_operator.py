@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cloudjob.backends.kubernetes import pod
-from cloudjob.backends.kubernetes.engine import Engine, Resource, Stage, numbered
+from cloudjob.backends.kubernetes import conditions, pod
+from cloudjob.backends.kubernetes.engine import Engine, Resource, numbered
 from cloudjob.backends.kubernetes.merge import merged
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.spec import section
-from cloudjob.status import JobState
 from cloudjob.submission import Submission
 from jobentry.contract import names
 
@@ -89,63 +88,19 @@ def environment(submission: Submission, called: Names, node: int) -> dict[str, s
     return {**given, **_own_host_file(submission)}
 
 
-def node_of(name: str, pod_name: str) -> int | None:
+def node_of(name: str, found: Mapping[str, Any]) -> int | None:
     """Return the number of the node that this pod is."""
-    if pod_name.startswith(f"{name}-launcher"):
+    called = found["metadata"]["name"]
+    if called.startswith(f"{name}-launcher"):
         return 0
-    worker = numbered(pod_name, f"{name}-worker-")
+    worker = numbered(called, f"{name}-worker-")
     return None if worker is None else worker + 1
-
-
-def stage(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
-    """Return where a job stands."""
-    status = job.get("status") or {}
-    held = [item for item in status.get("conditions") or [] if item.get("status") == "True"]
-    # The last to come true comes last; these stay true beside those that follow.
-    by_type = {str(item.get("type")): item for item in held}
-    for name, state in (
-        ("Failed", JobState.FAILED),
-        ("Succeeded", JobState.SUCCEEDED),
-        ("Suspended", JobState.CANCELLED),
-        ("Running", JobState.RUNNING),
-        ("Restarting", JobState.RUNNING),
-        ("Created", JobState.PENDING),
-    ):
-        if name in by_type:
-            return _stage(name, state, by_type[name], status, is_cancelled)
-    if by_type:
-        return Stage(JobState.UNKNOWN, ", ".join(by_type))
-    return Stage(JobState.PENDING, "new")
 
 
 def stop(job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
     """Return the patch that suspends the job: the operator deletes its pods and keeps the rest."""
     body = {"spec": {"runPolicy": {"suspend": True}}}
     return "PATCH", RESOURCE, str(job["metadata"]["name"]), body
-
-
-def _stage(
-    name: str,
-    state: JobState,
-    condition: Mapping[str, Any],
-    status: Mapping[str, Any],
-    is_cancelled: bool,
-) -> Stage:
-    if name == "Suspended" and not is_cancelled:
-        # Somebody has put it aside; it may go on.
-        state = JobState.PENDING
-    if name == "Failed" and is_cancelled:
-        state = JobState.CANCELLED
-    words = [str(condition.get(key) or "") for key in ("reason", "message")]
-    ended_at = status.get("completionTime") or condition.get("lastTransitionTime") or ""
-    return Stage(
-        state=state,
-        native=name,
-        message=": ".join(word for word in words if word) if state is JobState.FAILED else "",
-        ended_at=str(ended_at) if state.is_final else "",
-        started_at=str(status.get("startTime") or "") if state is JobState.RUNNING else "",
-        has_asked=name == "Suspended",
-    )
 
 
 def _run_policy(submission: Submission, options: Mapping[str, object]) -> dict[str, Any]:
@@ -182,6 +137,8 @@ ENGINE = Engine(
     environment=environment,
     makes_key=True,
     node_of=node_of,
-    stage=stage,
+    stage=conditions.stage,
     stop=stop,
+    no_retries="the MPI operator starts only its launcher again, and the workers of a job that "
+    "failed have ended",
 )

@@ -13,19 +13,20 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from cloudjob.backends import entry
-from cloudjob.backends.kubernetes import mpi_operator, pod, volcano
+from cloudjob.backends.kubernetes import mpi_operator, ms_operator, pod, volcano
 from cloudjob.backends.kubernetes.engine import Engine, Resource
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.errors import SpecError
-from cloudjob.spec import MASK, MAX_WORD_BYTES, given, section
+from cloudjob.spec import MASK, MAX_WORD_BYTES, JobSpec, given, section
 from cloudjob.submission import Submission
 from jobentry.contract import names, paths, variables
 
 ENGINES: Mapping[str, Engine] = {
-    engine.name: engine for engine in (volcano.ENGINE, mpi_operator.ENGINE)
+    engine.name: engine for engine in (volcano.ENGINE, mpi_operator.ENGINE, ms_operator.ENGINE)
 }
 CONFIG_MAP = Resource("", "v1", "configmaps", "ConfigMap")
 SECRET = Resource("", "v1", "secrets", "Secret")
+SERVICE = Resource("", "v1", "services", "Service")
 # What the API server, and etcd behind it, take of one object.
 MAX_OBJECT_BYTES = 1_572_864
 MAX_SECRET_BYTES = 1_048_576
@@ -42,6 +43,7 @@ class KubernetesRequest:
         secret: None when there is nothing to hide. The key for ssh is made when it is sent.
         hidden: The variables in the Secret.
         submission: What it was made of.
+        services: Those that give names to nodes, where the operator does not.
         body: The operator's manifest.
     """
 
@@ -51,6 +53,7 @@ class KubernetesRequest:
     config_map: Mapping[str, Any] = field(repr=False)
     secret: Mapping[str, Any] | None
     hidden: Mapping[str, str] = field(repr=False)
+    services: list[dict[str, Any]] = field(repr=False)
     body: Mapping[str, Any]
     has_key: bool
     submission: Submission = field(repr=False)
@@ -78,6 +81,7 @@ def build(submission: Submission, engine: Engine, namespace: str) -> KubernetesR
         config_map=_config_map(submission, called),
         secret=_secret(submission, called) if has_delivery else None,
         hidden=hidden,
+        services=engine.services(submission, called),
         body=engine.manifest(submission, called, has_delivery),
         has_key=has_key,
         submission=submission,
@@ -104,7 +108,7 @@ def objects(request: KubernetesRequest, key: bytes) -> list[dict[str, Any]]:
         if key:
             data[paths.DELIVERED_SSH_KEY] = _base64(key)
         made.append({**request.secret, "data": data})
-    return [*made, dict(request.body)]
+    return [*made, *request.services, dict(request.body)]
 
 
 def shown(request: KubernetesRequest) -> list[dict[str, Any]]:
@@ -117,7 +121,7 @@ def shown(request: KubernetesRequest) -> list[dict[str, Any]]:
         if request.has_key:
             text[paths.DELIVERED_SSH_KEY] = MASK
         made.append({**request.secret, "stringData": text})
-    return copy.deepcopy([*made, dict(request.body)])
+    return copy.deepcopy([*made, *request.services, dict(request.body)])
 
 
 def show(request: KubernetesRequest) -> dict[str, Any]:
@@ -174,11 +178,7 @@ def _problems(submission: Submission, engine: Engine) -> Iterator[str]:
     options = section(spec, "kubernetes")
     if not spec.image:
         yield "image: is missing (allowed: an image that the cluster can pull)"
-    if spec.retries and engine.name == "mpi-operator":
-        yield (
-            "retries: the MPI operator starts only its launcher again, and the workers of a job "
-            f"that failed have ended (given {spec.retries}; allowed 0; volcano can)"
-        )
+    yield from _engine_problems(spec, engine)
     user = str(options["user"])
     if user and not _USER.fullmatch(user):
         yield f"kubernetes.user: is not UID:GID (given {given(user)}; allowed like 1000:100)"
@@ -186,9 +186,46 @@ def _problems(submission: Submission, engine: Engine) -> Iterator[str]:
         if not pod.is_utf8(word):
             key = f"args[{index - 1}]" if index else "script"
             yield f"{key}: holds bytes that are no UTF-8, which a manifest cannot hold"
+    if options["presigned_h"]:
+        yield from _signing_problems(submission)
     yield from _volume_problems(options["volumes"])
     yield from _place_problems(submission, options["volumes"])
     yield from _size_problems(submission, engine)
+
+
+def _engine_problems(spec: JobSpec, engine: Engine) -> Iterator[str]:
+    """Yield what the operator cannot do."""
+    if spec.retries and engine.no_retries:
+        yield f"retries: {engine.no_retries} (given {spec.retries}; allowed 0; volcano can)"
+    patch = section(spec, "kubernetes")["pod"]
+    if engine.name == "ms-operator" and isinstance(patch, Mapping) and patch.get("metadata"):
+        yield (
+            "kubernetes.pod.metadata: the MindSpore operator keeps no labels and annotations of "
+            "pods (allowed: spec)"
+        )
+    if engine.launchers and spec.launcher not in engine.launchers:
+        yield (
+            f"launcher: kubernetes.engine {engine.name} starts {engine.runs} and nothing else "
+            f"(given {spec.launcher}; allowed {', '.join(engine.launchers)}; or another engine)"
+        )
+
+
+def _signing_problems(submission: Submission) -> Iterator[str]:
+    """Yield what an address for each object does not do: it names no folder."""
+    spec, key = submission.spec, "kubernetes.presigned_h"
+    if _path(submission.code.uri):
+        yield f"{key}: a folder has no addresses (allowed with a store of s3:// or obs://)"
+    named = [f"outputs.{name}" for name, uri in submission.outputs if not _path(uri)]
+    named += [f"inputs.{name}" for name, uri in spec.inputs.items() if _is_of_store(uri)]
+    if named:
+        yield (
+            f"{key}: an address is of one object, and {', '.join(named)} may be of many (allowed "
+            "without them, or 0 hours)"
+        )
+
+
+def _is_of_store(uri: str) -> bool:
+    return uri.startswith(("s3://", "obs://"))
 
 
 def _volume_problems(volumes: object) -> Iterator[str]:

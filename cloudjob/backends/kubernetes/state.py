@@ -29,6 +29,7 @@ class Pod:
         has_started: Whether its container has run, so that there is a log.
         reason: Why it was ended, where not by its own will: ``OOMKilled``, ``Evicted``.
         message: The cluster's words to that.
+        is_leaving: Whether it was deleted, and is in its grace.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Pod:
     reason: str = ""
     message: str = ""
     memory: str = ""
+    is_leaving: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -52,7 +54,7 @@ class Pod:
         return self.phase in _OVER
 
 
-def pod_of(found: Mapping[str, Any], node_of: Callable[[str], int | None]) -> Pod:
+def pod_of(found: Mapping[str, Any], node_of: Callable[[Mapping[str, Any]], int | None]) -> Pod:
     """Return a pod of the API's list."""
     metadata, status = found["metadata"], found.get("status") or {}
     containers = status.get("containerStatuses") or [{}]
@@ -64,7 +66,7 @@ def pod_of(found: Mapping[str, Any], node_of: Callable[[str], int | None]) -> Po
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
-        node=node_of(metadata["name"]),
+        node=node_of(found),
         phase=str(status.get("phase") or ""),
         created_at=_moment(metadata.get("creationTimestamp")),
         machine=str(spec.get("nodeName") or ""),
@@ -76,6 +78,7 @@ def pod_of(found: Mapping[str, Any], node_of: Callable[[str], int | None]) -> Po
         reason=str(status.get("reason") or _own_reason(ended)),
         message=_words(status.get("message") or ended.get("message") or ""),
         memory=str(limits.get("memory") or ""),
+        is_leaving=bool(metadata.get("deletionTimestamp")),
     )
 
 
@@ -94,8 +97,10 @@ def status_of(
         pods: Those of the job that there are.
         said: What queue and quota say against a job that does not run yet.
     """
-    stage = engine.stage(job, is_cancelled)
     nodes = [pod for pod in pods if pod.node is not None]
+    stage = engine.stage(job, is_cancelled)
+    if engine.is_early and stage.state.is_final:
+        stage = _with_head(stage, nodes)
     starts = [pod.started_at for pod in nodes if pod.started_at]
     status = NativeStatus(
         state=stage.state,
@@ -105,6 +110,20 @@ def status_of(
         has_asked=stage.has_asked,
     )
     return _ended(status, stage, nodes) if stage.state.is_final else status
+
+
+def _with_head(stage: Stage, nodes: list[Pod]) -> Stage:
+    """Return where a job stands whose operator looks at the workers alone."""
+    head = next((pod for pod in nodes if pod.node == 0), None)
+    if head is None or head.is_leaving:
+        return stage
+    if head.has_started and not head.is_over:
+        # It keeps outputs, and leaves the record.
+        native = f"{stage.native}, and its head still runs"
+        return stage._replace(state=JobState.RUNNING, native=native, message="", ended_at="")
+    if stage.state is JobState.SUCCEEDED and (head.exit_code or head.phase == "Failed"):
+        return stage._replace(state=JobState.FAILED)
+    return stage
 
 
 def _ended(status: NativeStatus, stage: Stage, nodes: list[Pod]) -> NativeStatus:

@@ -83,9 +83,9 @@ def environment(submission: Submission, called: Names, node: int) -> dict[str, s
     return pod.environment(submission, names_of, node, called.name)
 
 
-def node_of(name: str, pod_name: str) -> int | None:
+def node_of(name: str, found: Mapping[str, Any]) -> int | None:
     """Return the number of the node that this pod is."""
-    return numbered(pod_name, f"{name}-{TASK}-")
+    return numbered(found["metadata"]["name"], f"{name}-{TASK}-")
 
 
 def stage(job: Mapping[str, Any], is_cancelled: bool) -> Stage:

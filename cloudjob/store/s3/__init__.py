@@ -17,7 +17,7 @@ from cloudjob.store.files import replacing
 from cloudjob.store.s3 import download, keys, local, place, upload
 from cloudjob.store.s3.keys import KeyRing
 from cloudjob.store.s3.place import Place
-from cloudjob.store.s3.wire import Patience, Request, Wire, document, query, text
+from cloudjob.store.s3.wire import Patience, Request, Wire, document, presigned, query, text
 from jobentry.contract import names
 
 # How many keys a service names at a time.
@@ -152,6 +152,14 @@ class S3Store:
             names.CLOUDJOB_S3_SESSION_TOKEN: current.token,
         }
         return {name: value for name, value in variables.items() if value}
+
+    def sign(self, method: str, key: str, limit_s: int) -> str:
+        """Return the address at which anybody may ``method`` the object for so long.
+
+        Temporary keys end earlier, and what they have signed with them.
+        """
+        place.check("sign", key)
+        return presigned(method, self._wire.endpoint, self._key(key), self._keys.current(), limit_s)
 
     def sweep(self, older_than_s: float) -> int:
         """Remove what writers that were killed so long ago have left half done."""

@@ -448,6 +448,17 @@ def signed(request: Request, endpoint: Endpoint, target: str, keys: Keys) -> dic
     return dict(made.headers.items())
 
 
+def presigned(method: str, endpoint: Endpoint, key: str, keys: Keys, limit_s: int) -> str:
+    """Return the address of an object with a signature in it."""
+    from botocore.auth import S3SigV4QueryAuth
+    from botocore.awsrequest import AWSRequest
+
+    scheme = endpoint.url.partition(":")[0]
+    made: Any = AWSRequest(method, f"{scheme}://{endpoint.host}{endpoint.target(key)}")
+    S3SigV4QueryAuth(keys, "s3", endpoint.region, expires=limit_s).add_auth(made)
+    return str(made.url)
+
+
 @functools.cache
 def _auth() -> Any:
     """Return botocore's signer of S3, for bodies that are not signed."""

@@ -10,6 +10,8 @@ import importlib
 import os
 from typing import Any, Iterator
 
+from jobentry import hidden
+from jobentry.contract import names
 from jobentry.objects import directory
 from jobentry.objects.base import (
     Entry,
@@ -140,6 +142,10 @@ def uri_below(uri: str, name: str) -> str:
 
 def _module(uri: str) -> Any:
     scheme = scheme_of(uri)
+    if _MODULES.get(scheme) == "s3" and names.CLOUDJOB_SIGNED_URIS in hidden.environ():
+        signed = importlib.import_module("jobentry.objects.signed")
+        if signed.knows(uri):
+            return signed
     if scheme in _MODULES:
         return importlib.import_module("jobentry.objects." + _MODULES[scheme])
     if scheme not in ("file", ""):

@@ -1,0 +1,209 @@
+"""MindSpore's operator: its scheduler is node 0 and runs ranks too, its workers are the others.
+
+Facts: the operator's source (ms-operator e361e2b, the last there is, with kubeflow/common 0.4.1).
+It makes a service for the scheduler alone, open on one port, and takes a job for ended when its
+workers have; both is made up for here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cloudjob.backends.kubernetes import conditions, pod
+from cloudjob.backends.kubernetes.engine import Engine, Resource, Stage, numbered
+from cloudjob.backends.kubernetes.merge import merged
+from cloudjob.backends.kubernetes.pod import Names
+from cloudjob.spec import JobSpec, section
+from cloudjob.status import JobState
+from cloudjob.submission import Submission
+from jobentry.contract import names
+
+RESOURCE = Resource("mindspore.gitee.com", "v1", "msjobs", "MSJob")
+# Only a container of this name is told of the scheduler, and only its exit code counts.
+CONTAINER = "mindspore"
+# Of labels and annotations of pods its CRD keeps nothing, so they are found by the operator's own.
+_LABEL = "training.kubeflow.org/job-name"
+SCHEDULER_PORT = "MS_SCHED_PORT"
+# By this name the operator finds the port, and opens it; the number is its own default.
+_PORT_NAME, _PORT = "msjob-port", 2222
+
+_BOOT = f"{pod.ENTRY_PATH}/boot.sh"
+# What the operator tells each pod is that it is one rank, or the scheduler. The entry tells its
+# ranks so itself; of the operator's words only the port of the service stays.
+_UNSET = "unset MS_ROLE MS_NODE_ID MS_WORKER_NUM MS_SERVER_NUM MS_SCHED_HOST"
+_HEAD = f'{_UNSET}; exec sh {_BOOT} "$@"'
+# All workers have one template; which of them this is stands at the end of its name.
+_WORKER = (
+    f"{_UNSET}; {names.VC_TASK_INDEX}=$((${{{names.MA_CURRENT_INSTANCE_NAME}##*-}} + 1)) "
+    f'exec sh {_BOOT} "$@"'
+)
+
+
+def hosts(name: str, nodes: int) -> tuple[str, ...]:
+    """Return the network names of the nodes: services, the operator's and ours."""
+    if nodes == 1:
+        return (f"{name}-worker-0",)
+    return (f"{name}-scheduler-0", *(f"{name}-worker-{index}" for index in range(nodes - 1)))
+
+
+def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[str, Any]:
+    """Return the job's manifest."""
+    spec = submission.spec
+    options = section(spec, "kubernetes")
+    given = pod.variables(submission, hosts(called.name, spec.nodes), called.name, ())
+
+    def replica(count: int, shell: str, *, is_head: bool) -> dict[str, Any]:
+        command = ["sh", "-c", shell, "jobentry"]
+        own = {names.VC_TASK_INDEX: "0"} if is_head else {}
+        template = pod.template(submission, called, given, command, own, has_delivery=has_delivery)
+        deadline_s = pod.deadline_s(spec)
+        if deadline_s:
+            # The operator has one for the job, and looks at it only when something else happens.
+            template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
+        del template["metadata"]
+        # The operator wants to be asked for it in its own words, and warns of these.
+        policy = template["spec"].pop("restartPolicy")
+        return {"replicas": count, "restartPolicy": policy, "template": template}
+
+    if spec.nodes == 1:
+        # A job without workers never ends for the operator, and its scheduler is not needed.
+        replicas = {"Worker": replica(1, _HEAD, is_head=True)}
+    else:
+        replicas = {
+            "Scheduler": replica(1, _HEAD, is_head=True),
+            "Worker": replica(spec.nodes - 1, _WORKER, is_head=False),
+        }
+    body: dict[str, Any] = {
+        "runPolicy": _run_policy(spec, options),
+        "successPolicy": "AllWorkers",
+        "msReplicaSpecs": replicas,
+    }
+    metadata = {"name": called.name, "namespace": called.namespace}
+    made = {
+        "apiVersion": RESOURCE.api_version,
+        "kind": RESOURCE.kind,
+        "metadata": {**metadata, **pod.metadata(submission, options)},
+        "spec": body,
+    }
+    made = dict(merged(made, options["job"]))
+    _name_containers(made, _port(spec))
+    return made
+
+
+def services(submission: Submission, called: Names) -> list[dict[str, Any]]:
+    """Return a service for each worker: the head reaches them by name, and pods have none here."""
+    own = pod.metadata(submission, {**section(submission.spec, "kubernetes"), "annotations": {}})
+    given = pod.environment(submission, ("localhost",), 0, "")
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name, "namespace": called.namespace, **own},
+            "spec": {
+                "clusterIP": "None",
+                # They are asked for before they are ready, and not refused.
+                "publishNotReadyAddresses": True,
+                "selector": {
+                    _LABEL: called.name,
+                    "replica-type": "worker",
+                    "replica-index": str(index),
+                },
+                "ports": [{"name": "ssh", "port": int(given[names.SSHD_PORT])}],
+            },
+        }
+        for index, name in enumerate(hosts(called.name, submission.spec.nodes)[1:])
+    ]
+
+
+def environment(submission: Submission, called: Names, node: int) -> dict[str, str]:
+    """Return the variables that the entry of a node is given."""
+    nodes = submission.spec.nodes
+    given = pod.environment(submission, hosts(called.name, nodes), node, called.name)
+    return {**given, **({SCHEDULER_PORT: str(_port(submission.spec))} if nodes > 1 else {})}
+
+
+def node_of(name: str, found: Mapping[str, Any]) -> int | None:
+    """Return the number of the node that this pod is."""
+    # By its name the only worker of a job of one node is like the first of several.
+    (container, *_) = (found.get("spec") or {}).get("containers") or [{}]
+    if {"name": names.VC_TASK_INDEX, "value": "0"} in (container.get("env") or ()):
+        return 0
+    worker = numbered(found["metadata"]["name"], f"{name}-worker-")
+    return None if worker is None else worker + 1
+
+
+def selector(called: Names) -> str:
+    """Return what finds the pods of a job."""
+    return f"{_LABEL}={called.name}"
+
+
+def stage(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
+    """Return where a job stands."""
+    found = conditions.stage(job, is_cancelled)
+    has_begun = bool((job.get("status") or {}).get("startTime"))
+    if is_cancelled and not has_begun and not found.state.is_final:
+        # It waits in a queue; should its turn come, the operator ends it at once.
+        return found._replace(state=JobState.CANCELLED)
+    return found._replace(has_asked=found.state is JobState.CANCELLED)
+
+
+def stop(job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
+    """Return the patch by which the job's time is over: the operator deletes the pods that run.
+
+    It can neither suspend a job nor abort it.
+    """
+    policy = {"activeDeadlineSeconds": 1, "cleanPodPolicy": "Running"}
+    return "PATCH", RESOURCE, str(job["metadata"]["name"]), {"spec": {"runPolicy": policy}}
+
+
+def _run_policy(spec: JobSpec, options: Mapping[str, object]) -> dict[str, Any]:
+    # With any other it would end the head when the workers have ended, and the head ends last.
+    policy: dict[str, Any] = {"cleanPodPolicy": "None"}
+    minutes = options["keep_min"]
+    assert isinstance(minutes, (int, float))
+    if minutes:
+        policy["ttlSecondsAfterFinished"] = round(minutes * 60)
+    scheduling: dict[str, Any] = {"minAvailable": spec.nodes}
+    if options["queue"]:
+        scheduling["queue"] = options["queue"]
+    if options["priority_class"]:
+        scheduling["priorityClass"] = options["priority_class"]
+    policy["schedulingPolicy"] = scheduling
+    return policy
+
+
+def _name_containers(job: Mapping[str, Any], port: int) -> None:
+    """Give ours the operator's name; in a job file it has one name for all operators."""
+    for replica in job["spec"]["msReplicaSpecs"].values():
+        for container in replica["template"]["spec"]["containers"]:
+            if container["name"] == pod.CONTAINER:
+                container["name"] = CONTAINER
+                port_there = {"name": _PORT_NAME, "containerPort": port}
+                container["ports"] = [*container.get("ports", ()), port_there]
+
+
+def _port(spec: JobSpec) -> int:
+    """Return the port of MindSpore's scheduler; what is no number the entry refuses."""
+    text = spec.env.get(SCHEDULER_PORT, "")
+    return int(text) if text.isascii() and text.isdecimal() else _PORT
+
+
+ENGINE = Engine(
+    name="ms-operator",
+    resource=RESOURCE,
+    hosts=hosts,
+    manifest=manifest,
+    environment=environment,
+    makes_key=False,
+    node_of=node_of,
+    stage=stage,
+    stop=stop,
+    no_retries="the MindSpore operator starts no job again as a whole",
+    container=CONTAINER,
+    launchers=("dynamic-cluster", "msrun"),
+    runs="MindSpore's cluster",
+    selector=selector,
+    services=services,
+    is_early=True,
+)
