@@ -9,12 +9,25 @@ from __future__ import annotations
 import posixpath
 from typing import Mapping, Sequence
 
+from jobentry.contract import names
 from jobentry.launchers import mpirun
 from jobentry.launchers.common import PRIVATE, File, Launch, Process, Site, door, port, program
 from jobentry.launchers.mpi import Mpi
 
 # What msrun starts instead of a script: its own parser mixes the script's words up with its own.
-_DOOR = "import sys\nsys.path.insert(0, %r)\nfrom jobentry import cluster\ncluster.door(%r, %r)\n"
+# Where msrun wants a scheduler there is one already. No module of ours: none is on the path, and
+# each rank would pay for them. The variables are those that were changed for msrun, as they were.
+_DOOR = """\
+import os
+if os.environ.get("MS_ROLE") != "MS_SCHED":
+    for name, value in %r.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    os.environ[%r] = os.environ["MS_NODE_ID"]
+    words = %r
+    os.execv(words[0], words)
+"""
 
 
 def dynamic_cluster(site: Site, words: Sequence[str]) -> Launch:
@@ -74,7 +87,7 @@ def msrun(site: Site, words: Sequence[str]) -> Launch:
     changed = {"GLOG_v": "3", "PATH": f"{folder}:{old}" if folder and old else folder or old}
     restored = {name: site.environment.get(name) for name in changed}
     entry = (*site.entry, "--rank", "--", *program(site, words))
-    text = _DOOR % (site.entry[-1], restored, entry)
+    text = _DOOR % (restored, names.CLOUDJOB_RANK, entry)
     return Launch(
         (*_scheduler(site, shared), Process("msrun", argv, {**site.environment, **changed})),
         ranks,
