@@ -22,7 +22,7 @@ from jobentry.contract import names
 RESOURCE = Resource("mindspore.gitee.com", "v1", "msjobs", "MSJob")
 # Only a container of this name is told of the scheduler, and only its exit code counts.
 CONTAINER = "mindspore"
-# Of the pods' own labels and annotations its CRD keeps nothing, so pods are found by the operator's.
+# Of labels and annotations of pods its CRD keeps nothing, so they are found by the operator's own.
 _LABEL = "training.kubeflow.org/job-name"
 SCHEDULER_PORT = "MS_SCHED_PORT"
 # By this name the operator finds the port, and opens it; the number is its own default.
@@ -56,9 +56,7 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
     def replica(count: int, shell: str, *, is_head: bool) -> dict[str, Any]:
         command = ["sh", "-c", shell, "jobentry"]
         own = {names.VC_TASK_INDEX: "0"} if is_head else {}
-        template = pod.template(
-            submission, called, given, command, own, has_delivery=has_delivery
-        )
+        template = pod.template(submission, called, given, command, own, has_delivery=has_delivery)
         deadline_s = pod.deadline_s(spec)
         if deadline_s:
             # The operator has one for the job, and looks at it only when something else happens.
