@@ -56,9 +56,7 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
     def replica(count: int, shell: str, *, is_head: bool) -> dict[str, Any]:
         command = ["sh", "-c", shell, "jobentry"]
         own = {names.VC_TASK_INDEX: "0"} if is_head else {}
-        template = pod.template(
-            submission, called, given, command, own, has_delivery=has_delivery
-        )
+        template = pod.template(submission, called, given, command, own, has_delivery=has_delivery)
         deadline_s = pod.deadline_s(spec)
         if deadline_s:
             # The operator has one for the job, and looks at it only when something else happens.
