@@ -129,6 +129,7 @@ class Cluster:
         self._add_crds()
         self._add_node()
         self._add_guest()
+        self._add_priority()
 
     def stop(self) -> None:
         """End it."""
@@ -222,6 +223,12 @@ class Cluster:
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self.kubelet.port}},
         }
         self.ask("PATCH", "/api/v1/nodes/machine-0/status", {"status": status}, kind=MERGE)
+
+    def _add_priority(self) -> None:
+        group = "scheduling.k8s.io"
+        found = {"apiVersion": f"{group}/v1", "kind": "PriorityClass", "value": 1000}
+        body = {**found, "metadata": {"name": "high"}}
+        self.ask("POST", f"/apis/{group}/v1/priorityclasses", body)
 
     def _add_guest(self) -> None:
         group = "rbac.authorization.k8s.io"

@@ -3,8 +3,8 @@
 Volcano: ``pkg/controllers/job/job_controller_util.go`` (createJobPod), ``plugins/{env,svc}``.
 MPI operator: ``pkg/controller/mpi_job_controller.go`` (newLauncherPodTemplate, newWorker,
 setupSSHOnPod, newConfigMap). MindSpore's operator: ``pkg/controllers/v1/msjob_controller.go``
-(createNewPod, CreateNewService, SetClusterSpec) and its defaults. Only what our manifests use is here, and what they do not use is an
-error.
+(createNewPod, CreateNewService, SetClusterSpec) and its defaults. Only what our manifests use is
+here, and what they do not use is an error.
 """
 
 from __future__ import annotations

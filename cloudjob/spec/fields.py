@@ -283,10 +283,9 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
               help="Minutes after which the cluster deletes a job that has ended; 0 keeps it until "
                    "`cloudjob rm`."),
         Field(name="presigned_h", kind="float", default=0.0, metavar="H", least=0, most=168,
-              help="For how many hours the pods get signed addresses of package and record, "
-                   "instead of the keys of the store; for jobs without outputs and without inputs "
-                   "of it. "
-                   "0 gives them the keys."),
+              help="For how many hours the pods get signed addresses of package and record, and no "
+                   "keys of the store; for jobs without outputs, and without inputs of s3:// or "
+                   "obs://. 0 gives them the keys."),
         Field(name="labels", kind="map", default={}, metavar="NAME: VALUE",
               help="Labels of the job and its pods."),
         Field(name="annotations", kind="map", default={}, metavar="NAME: VALUE",

@@ -559,6 +559,8 @@ def _stage(node: NodeEnv, where: NodePaths) -> tuple[str, Outputs | None]:
     if node.code_uri:
         from jobentry import unpack
 
+        if not node.code_uri.startswith("file:"):
+            time.sleep(unpack.turn_s(node.node, node.nodes))
         with _staging(unpack.UnpackError):
             unpack.fetch_code(node.code_uri, node.code_digest, folder)
     if node.inputs_here:

@@ -37,6 +37,10 @@ _FETCHERS = 4
 # Less is not worth a thread.
 _PART_BYTES = 8 * 1024 * 1024
 _MOST_PARTS = 4
+# So many nodes may ask a store at one moment; of more, so many in a second, up to a last turn.
+_AT_ONCE = 64
+_TURNS_PER_S = 100
+_LAST_TURN = 3000
 # What making a file costs, in bytes that could be written meanwhile.
 _FILE_BYTES = 20_000
 # The longest text of a link that Linux can follow.
@@ -45,6 +49,14 @@ _TARGET_LIMIT_BYTES = 4095
 
 class UnpackError(Exception):
     """Code cannot be unpacked: *doing what: to which thing: what came back*."""
+
+
+def turn_s(node: int, nodes: int) -> float:
+    """Return how long a node waits before it asks the store, so that not all ask at one moment.
+
+    The nodes of a large job take turns, as their retries would, but before the store refuses.
+    """
+    return 0.0 if nodes <= _AT_ONCE else min(node, _LAST_TURN) / _TURNS_PER_S
 
 
 def fetch_code(uri: str, digest: str, folder: str, *, limit_bytes: int = LIMIT_BYTES) -> None:

@@ -217,7 +217,9 @@ def test_each_node_of_the_mindspore_operator_has_a_service_of_its_own():
     pods = [item["metadata"] for item in from_operator.pods]
     reached = {
         service["metadata"]["name"]: [
-            pod["name"] for pod in pods if service["spec"]["selector"].items() <= pod["labels"].items()
+            pod["name"]
+            for pod in pods
+            if service["spec"]["selector"].items() <= pod["labels"].items()
         ]
         for service in services
     }
@@ -300,6 +302,14 @@ def test_a_service_can_have_the_name_of_the_job(job: str):
     """It begins with a letter, and an id need not (RFC 1035)."""
     assert pod.Names(job, "lab").name[0].isalpha()
     assert pod.Names(job, "lab").name.endswith(job)
+
+
+@pytest.mark.parametrize("policy", ["AtStartup", "WaitForWorkersReady"])
+def test_the_mpi_operator_is_told_when_to_make_node_0(policy: str):
+    """By its own word; with the second its other pods run, and wait for the head, before it."""
+    made = build("mpi-operator", {"launcher_creation": policy})
+
+    assert made.body["spec"]["launcherCreationPolicy"] == policy
 
 
 # -- retries and policies -------------------------------------------------------------------------
@@ -552,9 +562,7 @@ def test_a_job_of_mindspore_s_operator_that_waits_is_cancelled_at_once(
         ("Failed", None, JobState.FAILED),
     ],
 )
-def test_a_job_of_mindspore_s_operator_ends_with_its_head(
-    said: str, head: Any, expected: JobState
-):
+def test_a_job_of_mindspore_s_operator_ends_with_its_head(said: str, head: Any, expected: JobState):
     """The operator looks at the workers, and the head still keeps outputs and leaves a record."""
     pods = []
     if head is not None:

@@ -553,9 +553,7 @@ def test_an_object_is_reached_by_a_signed_address(
 
 
 @pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
-def test_a_signed_address_whose_time_is_over_says_so(
-    bucket: Bucket, signed: Callable[..., str]
-):
+def test_a_signed_address_whose_time_is_over_says_so(bucket: Bucket, signed: Callable[..., str]):
     """What was signed, when and for how long; and not the signature."""
     bucket.put("a", b"x")
     uri = signed("GET", "a", 1)

@@ -200,7 +200,9 @@ class Lab:
             self.cluster.ask("POST", self.core("Pod", pod) + "/binding", binding)
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             state = {"running": {"startedAt": now}}
-            self.pod_status(pod, {"phase": "Running", "containerStatuses": [self._container(state)]})
+            self.pod_status(
+                pod, {"phase": "Running", "containerStatuses": [self._container(state)]}
+            )
 
     def finish(self, pod: str, code: int = 0, reason: str = "", **more: Any) -> None:
         """Let the container of a pod end."""

@@ -188,7 +188,10 @@ class Machine:
                 for item in self.lab.get(self.lab.core(kind))["items"]
             ]
         )
-        for index, pod in enumerate(found):
+        # An MPIJob may want its launcher, the first, to be made when the workers are ready.
+        is_last = manifest["spec"].get("launcherCreationPolicy") == "WaitForWorkersReady"
+        pods = [*enumerate(found)]
+        for index, pod in [*pods[1:], pods[0]] if is_last else pods:
             self._start(self.lab.get(self.lab.core("Pod", pod)), objects, index)
 
     def _let_in(self) -> None:

@@ -21,11 +21,14 @@ from cloudjob.backends.kubernetes.request import ENGINES
 from jobentry.contract import variables
 from tests import kubelet, operators
 from tests.cloudjob.test_kubernetes_build import EVERYTHING, build, strict
-from tests.cluster import ROOT, Cluster
+from tests.cluster import MERGE, ROOT, Cluster
 from tests.e2e_kube.conftest import PLURALS, RESOURCES, Lab
 from tests.servers import ACCESS_KEY, SECRET_KEY, Server
 
 pytestmark = pytest.mark.kubernetes
+
+# What an operator says of a job that was cancelled.
+LAST = {"volcano": "Aborted", "mpi-operator": "Suspended", "ms-operator": "Failed"}
 
 
 def missing(sent: Any, back: Any, where: str = "") -> list[str]:
@@ -52,7 +55,9 @@ def missing(sent: Any, back: Any, where: str = "") -> list[str]:
 
 def applied(cluster: Cluster, namespace: str, item: dict[str, Any]) -> dict[str, Any]:
     """Create an object and return what the server has kept of it."""
-    engine = {"Job": "volcano", "MPIJob": "mpi-operator", "MSJob": "ms-operator"}.get(item["kind"], "")
+    engine = {"Job": "volcano", "MPIJob": "mpi-operator", "MSJob": "ms-operator"}.get(
+        item["kind"], ""
+    )
     path = RESOURCES[engine] if engine else f"/api/v1/namespaces/{{}}/{PLURALS[item['kind']]}"
     sent = {**item, "metadata": {**item["metadata"], "namespace": namespace}}
     cluster.ask("POST", path.format(namespace), sent)
@@ -75,7 +80,7 @@ def test_what_is_applied_comes_back(
     body = copy.deepcopy(dict(made.body))
     body["metadata"]["namespace"] = namespace
     from_operator = operators.made_of(body)
-    pods = [without_admission(item) for item in from_operator.pods]
+    pods = [without_owner(item) for item in from_operator.pods]
     faults = [
         fault
         for item in [*own, *from_operator.objects, *pods]
@@ -87,10 +92,9 @@ def test_what_is_applied_comes_back(
     assert faults == []
 
 
-def without_admission(pod: dict[str, Any]) -> dict[str, Any]:
-    """Return a pod without the class that this cluster has not, and with an owner that is none."""
+def without_owner(pod: dict[str, Any]) -> dict[str, Any]:
+    """Return a pod without its owner, which is none."""
     found = copy.deepcopy(pod)
-    found["spec"].pop("priorityClassName", None)
     found["metadata"].pop("ownerReferences")
     return found
 
@@ -284,6 +288,26 @@ def test_who_waits_with_a_job_is_told_for_what(volcano_lab: Lab, until: Callable
     assert lab.end(submitting).code == 0
 
 
+def test_a_queue_that_is_full_is_named(lab: Lab):
+    """Volcano says it in the job's pod group, which each operator names in its own way."""
+    job = lab.submit("-n", "2")
+    uid = lab.get(lab.path(job))["metadata"]["uid"]
+    group = {
+        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "kind": "PodGroup",
+        "metadata": {"name": f"{job}-{uid}" if lab.engine == "volcano" else job},
+        "spec": {"minMember": 2},
+    }
+    words = {"reason": "NotEnoughResources", "message": "2/2 tasks in gang unschedulable"}
+    group["status"] = {"conditions": [{"type": "Unschedulable", "status": "True", **words}]}
+    path = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{lab.namespace}/podgroups"
+    lab.cluster.ask("POST", path, group)
+    lab.phase(job, "Pending" if lab.engine == "volcano" else "Created")
+
+    said = lab.status(job)["native_state"]
+    assert said.endswith("(NotEnoughResources: 2/2 tasks in gang unschedulable)"), said
+
+
 def test_a_quota_that_stands_in_the_way_is_named(volcano_lab: Lab):
     """There are no pods that could say it; the controller's event does."""
     lab = volcano_lab
@@ -321,6 +345,66 @@ def test_a_node_that_ran_out_of_memory_is_named_by_status(lab: Lab):
     assert status["state"] == "FAILED"
     assert f"out of memory: node 1 ({pods[1]})" in status["failure"]["message"]
     assert status["cause"] == "platform"
+
+
+def test_an_evicted_node_is_named_with_the_kubelet_s_words(lab: Lab):
+    """It was its machine, not the script."""
+    job = lab.submit("-n", "2")
+    pods = lab.operate(job)
+    lab.begin(*pods)
+    lab.finish(pods[0], 1)
+    words = {"reason": "Evicted", "message": "The node was low on resource: memory."}
+    lab.pod_status(pods[1], {"phase": "Failed", **words})
+    lab.phase(job, "Aborted" if lab.engine == "volcano" else "Failed")
+
+    status = lab.status(job)
+    assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
+    said = f"node 1 ({pods[1]}): Evicted: The node was low on resource: memory."
+    assert said in status["failure"]["message"], status
+
+
+def test_a_quota_that_refuses_what_we_make_leaves_nothing(volcano_lab: Lab):
+    """The server's own words, what to try, and no part of a job."""
+    lab = volcano_lab
+    path = f"/api/v1/namespaces/{lab.namespace}/resourcequotas"
+    hard = {"count/jobs.batch.volcano.sh": "0"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
+    lab.cluster.ask("POST", path, {**quota, "spec": {"hard": hard}})
+    # As the quota controller counts.
+    used = {"status": {"hard": hard, "used": hard}}
+    lab.cluster.ask("PATCH", f"{path}/none/status", used, kind=MERGE)
+    done = lab.run("submit", "--config", "job.yaml", "-n", "2", "train.py")
+
+    assert done.code == 5, done
+    assert "exceeded quota: none" in done.err
+    assert "kubectl describe quota" in done.err
+    assert lab.get(lab.path())["items"] == []
+    for kind in ("ConfigMap", "Secret"):
+        assert lab.get(lab.core(kind))["items"] == []
+    assert lab.run("list", "--json").out.strip() == "[]"
+
+
+def test_a_job_that_the_cluster_has_deleted_after_its_time_is_still_known(lab: Lab):
+    """``keep_min`` is the operator's TTL; who has looked keeps state and logs."""
+    lab.write(keep_min=1)
+    job = lab.submit("-n", "2")
+    manifest = lab.get(lab.path(job))["spec"]
+    assert manifest.get("runPolicy", manifest)["ttlSecondsAfterFinished"] == 60
+    pods = lab.operate(job)
+    lab.begin(*pods)
+    lab.log(pods[0]).write(b"[0] one")
+    for pod in pods:
+        lab.finish(pod)
+    lab.phase(job, "Completed" if lab.engine == "volcano" else "Succeeded")
+    assert lab.status(job)["state"] == "SUCCEEDED"
+    assert lab.run("logs", job).out == "[0] one\n"
+    lab.cluster.ask("DELETE", lab.path(job))
+    for pod in pods:
+        lab.delete(pod)
+
+    assert lab.status(job)["state"] == "SUCCEEDED"
+    assert lab.run("logs", job).out == "[0] one\n"
+    assert lab.run("rm", job).code == 0
 
 
 # -- cancelling and removing ----------------------------------------------------------------------
@@ -362,8 +446,7 @@ def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):
     for pod in pods:
         lab.log(pod).end()
         lab.delete(pod)
-    last = {"volcano": "Aborted", "mpi-operator": "Suspended", "ms-operator": "Failed"}
-    lab.phase(job, last[lab.engine])
+    lab.phase(job, LAST[lab.engine])
     done = lab.end(cancelling)
     assert done.code == 0, done
     status = lab.status(job)
@@ -441,7 +524,9 @@ def test_pods_with_signed_addresses_need_no_keys_of_the_store(
     lab.phase(job, "Running")
     kinds = ("ConfigMap", "Secret")
     items = [{**x, "kind": kind} for kind in kinds for x in lab.get(lab.core(kind))["items"]]
-    started = kubelet.container(lab.get(lab.core("Pod", pod)), kubelet.Objects(items), ip="127.0.0.1")
+    started = kubelet.container(
+        lab.get(lab.core("Pod", pod)), kubelet.Objects(items), ip="127.0.0.1"
+    )
     delivered = variables.load(started.files["/run/cloudjob/env"].data)
     assert set(delivered) == {"CLOUDJOB_SIGNED_URIS"}
     assert SECRET_KEY.encode() not in b"".join(file.data for file in started.files.values())
@@ -485,9 +570,8 @@ def test_who_may_not_is_told_what_is_missing(volcano_lab: Lab):
     assert lab.get(lab.core("ConfigMap"))["items"] == []
 
 
-def test_the_role_in_the_documentation_is_enough(volcano_lab: Lab, until: Callable[..., None]):
+def test_the_role_in_the_documentation_is_enough(lab: Lab, until: Callable[..., None]):
     """For a job's whole life: what docs/kubernetes.md says, and nothing else, in one namespace."""
-    lab = volcano_lab
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     text = next(part for part in page.split("```") if part.startswith("yaml\napiVersion: rbac"))
     role = yaml.safe_load(text.removeprefix("yaml\n"))
@@ -516,7 +600,7 @@ def test_the_role_in_the_documentation_is_enough(volcano_lab: Lab, until: Callab
     cancelling = lab.start("cancel", "--now", job)
     until(lambda: stopped(lab, job), "request to stop the job")
     until(lambda: not lab.get(lab.core("Pod"))["items"], "end of the pods")
-    lab.phase(job, "Aborted")
+    lab.phase(job, LAST[lab.engine])
     assert lab.end(cancelling).code == 0
     done = lab.run("rm", job)
     assert done.code == 0, done

@@ -106,6 +106,21 @@ def test_an_object_of_somebody_else_is_not_taken_for_ours(way: Way):
     assert way.lab.get(way.lab.core("ConfigMap", made.called.entry)) is None
 
 
+def test_services_of_a_job_that_cannot_be_made_do_not_stay(mindspore_lab: Lab, tmp_path: Path):
+    """One of them is refused, and those that were made go with the rest."""
+    way = Way(mindspore_lab, tmp_path)
+    try:
+        fault = Fault(status=403, body=b'{"kind": "Status", "message": "no more", "code": 403}')
+        way.proxy.add(fault, when=lambda r: r.method == "POST" and "/services" in r.target, skip=5)
+        with pytest.raises(BackendError, match=r"creating the Service .*: no more"):
+            way.send(nodes=20)
+    finally:
+        way.proxy.close()
+
+    for kind in ("Service", "ConfigMap", "Secret"):
+        assert mindspore_lab.get(mindspore_lab.core(kind))["items"] == [], kind
+
+
 def test_a_conflict_of_a_patch_is_tried_again(way: Way):
     """Two writers at the same moment: the server asks one of them to look again."""
     body = {"kind": "Status", "reason": "Conflict", "code": 409}
@@ -171,6 +186,23 @@ def test_a_token_that_stays_bad_is_no_endless_loop(way: Way, tmp_path: Path):
         client.get(way.lab.core("Pod"), "looking for pods")
 
     assert len(way.proxy.seen("GET", "/pods")) == 2
+
+
+def test_a_list_whose_rest_is_too_old_is_asked_for_again_from_its_beginning(
+    way: Way, tmp_path: Path
+):
+    """A page names the next one, and by then the server has forgotten it (410)."""
+    handle = way.send(nodes=3)
+    pods = way.lab.operate(words_of(handle))
+    client = way.backend._client(way.backend._site)
+    page = {"kind": "PodList", "items": [{"old": 1}], "metadata": {"continue": "then"}}
+    way.fail(Fault(status=200, body=json.dumps(page).encode()), "GET", "/pods?limit")
+    body = b'{"kind": "Status", "code": 410, "reason": "Expired"}'
+    way.fail(Fault(status=410, body=body), "GET", "continue=then")
+    found = client.list(way.lab.core("Pod"), "looking for pods")
+
+    assert [item["metadata"]["name"] for item in found["items"]] == pods
+    assert len(way.proxy.seen("GET", "/pods?limit")) == 3
 
 
 # -- streams --------------------------------------------------------------------------------------
@@ -262,10 +294,11 @@ def test_a_log_whose_connection_breaks_has_each_line_once(way: Way, until: Calla
     [
         Fault(status=410, body=b'{"kind": "Status", "code": 410, "reason": "Expired"}'),
         Fault(status=429, body=b"busy"),
+        Fault(status=401, body=b'{"kind": "Status", "code": 401, "reason": "Unauthorized"}'),
         Fault(cut_response_at=700),
         Fault(cut_response_at=700, resets=False),
     ],
-    ids=["410", "429", "reset", "end"],
+    ids=["410", "429", "401", "reset", "end"],
 )
 def test_a_watch_that_breaks_misses_no_pod(way: Way, until: Callable[..., None], fault: Fault):
     """It goes on where it was, or begins anew where the server has forgotten that moment."""
@@ -307,6 +340,25 @@ def test_a_watch_that_says_in_its_stream_that_it_is_too_old_begins_anew(
     assert following.end() == {0: text(1)}
     lists = [r for r in way.proxy.seen("GET", "/pods?") if "watch" not in r.target]
     assert len(lists) >= 2
+
+
+def test_a_log_is_followed_on_when_a_token_has_expired(way: Way, until: Callable[..., None]):
+    """The first stream is refused (401); the next one logs in again, and no line is missing."""
+    lab = way.lab
+    handle = way.send()
+    (pod,) = lab.operate(words_of(handle))
+    lab.log(pod).write(b"line 0")
+    lab.begin(pod)
+    lab.phase(words_of(handle), "Running")
+    body = b'{"kind": "Status", "code": 401, "reason": "Unauthorized"}'
+    way.fail(Fault(status=401, body=body), "GET", "follow=true", times=2)
+    following = Following(way.backend, handle)
+    until(lambda: following.data.get(0), "the first line")
+    lab.finish(pod)
+    lab.phase(words_of(handle), "Completed")
+
+    assert following.end() == {0: text(1)}
+    assert len(way.proxy.seen("GET", "follow=true")) >= 3
 
 
 def test_100_pods_cost_one_watch_and_a_stream_each(cluster: Cluster, tmp_path: Path):

@@ -13,6 +13,7 @@ from pathlib import Path
 import docker
 import pytest
 
+from tests.cluster import Cluster
 from tests.e2e_kube.conftest import BIN, Lab
 from tests.e2e_kube.machine import Machine
 
@@ -59,6 +60,19 @@ def image() -> Callable[[str], str]:
         return done.stdout.decode().strip()
 
     return build
+
+
+def test_workers_of_the_mpi_operator_may_come_before_their_launcher(
+    cluster: Cluster, tmp_path: Path, engine: docker.APIClient, image: Callable[[str], str]
+):
+    """``launcher_creation: WaitForWorkersReady``: they wait for the head."""
+    lab = Lab(cluster, tmp_path / "lab", engine="mpi-operator")
+    lab.write(launcher_creation="WaitForWorkersReady")
+    with Machine(lab, engine, image("base")):
+        done = lab.run("submit", "--config", "job.yaml", "-n", "2", "train.py")
+
+    assert done.code == 0, done
+    assert sorted(done.out.split()) == ["[0]", "[1]", "hello", "hello"]
 
 
 @pytest.mark.parametrize("name", ["base", "openmpi5"])
@@ -138,7 +152,8 @@ COMMUNICATION = """
 import json, os, socket
 
 def init():
-    role, at = os.environ["MS_ROLE"], (os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"]))
+    role = os.environ["MS_ROLE"]
+    at = os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])
     ranks = int(os.environ["MS_WORKER_NUM"])
     if role == "MS_SCHED":
         with socket.create_server(at) as server:

@@ -123,6 +123,20 @@ def test_the_documented_command_for_open_mpi_5():
     )
 
 
+@pytest.mark.parametrize(
+    ("mpi", "nodes", "expected"), [(MPI_4, 1000, None), (MPI_5, 129, None), (MPI_5, 1000, "999")]
+)
+def test_open_mpi_5_opens_all_remote_shells_at_once(mpi: Mpi, nodes: int, expected: str | None):
+    """With fewer at once than nodes it was seen to hang; the user's word comes before ours."""
+    hosts = tuple(f"h{node}" for node in range(nodes))
+    many = NODE._replace(hosts=hosts)
+
+    assert mca(command(mpi=mpi, node=many)).get("plm_ssh_num_concurrent") == expected
+    own = OpenMpi(mca_args="-mca plm_rsh_num_concurrent 8")
+    found = mca(command(own, mpi=mpi, node=many))
+    assert "8" in (found.get("plm_ssh_num_concurrent"), found.get("plm_rsh_num_concurrent"))
+
+
 def test_every_variable_can_be_emptied():
     """Then only what the entry itself needs is left."""
     made = command(OpenMpi(bind_args="", x_args="", mca_args="", extra_args=""))

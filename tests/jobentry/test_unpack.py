@@ -575,3 +575,23 @@ def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path):
 
     with pytest.raises(UnpackError, match=r"unpack code: .* to /dev/null/code: "):
         unpack.fetch_code(package.uri(), package.digest, "/dev/null/code")
+
+
+# ---- when to ask
+
+
+@pytest.mark.parametrize(
+    ("nodes", "most_in_a_second", "last_s"), [(1, 1, 0), (64, 64, 0), (1000, 101, 9.99)]
+)
+def test_the_nodes_of_a_large_job_take_turns(nodes: int, most_in_a_second: int, last_s: float):
+    """A small job waits for nothing, and the head of a large one neither."""
+    turns = [unpack.turn_s(node, nodes) for node in range(nodes)]
+
+    assert turns[0] == 0
+    assert max(turns) == last_s
+    assert all(sum(0 <= other - turn < 1 for other in turns) <= most_in_a_second for turn in turns)
+
+
+def test_nobody_waits_for_his_turn_for_ever():
+    """Beyond some thousand nodes the last ones ask together."""
+    assert unpack.turn_s(9999, 10_000) == 30

@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -47,6 +48,8 @@ _LAST_WORDS_S = 5.0
 CANCELLED = "cloudjob.cancelled"
 _POD_GROUP = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
 _AUTO = "auto"
+# So many objects are made at a time.
+_AT_ONCE = 8
 _OF_KIND = {resource.kind: resource for resource in (CONFIG_MAP, SECRET, SERVICE)}
 _DEFAULT_FILE = str(Path.home() / ".kube" / "config")
 
@@ -118,20 +121,24 @@ class KubernetesBackend:
         client = self._client(site)
         where = _Handle(site, request.engine, request.called)
         key = new_key() if request.has_key else b""
-        items = requests.objects(request, key)
+        *items, body = requests.objects(request, key)
         namespace = request.called.namespace
+
+        def create(item: dict[str, Any]) -> None:
+            client.create(_OF_KIND[item["kind"]], namespace, item, JOB_LABEL)
+
+        def remove(item: dict[str, Any]) -> None:
+            kind, name = item["kind"], item["metadata"]["name"]
+            client.delete(_OF_KIND[kind].path(namespace, name), f"removing the {kind} {name}")
+
         try:
-            for item in items[:-1]:
-                client.create(_OF_KIND[item["kind"]], namespace, item, JOB_LABEL)
-            job = client.create(request.engine.resource, namespace, items[-1], JOB_LABEL)
-            self._adopt(client, where, items[:-1], job)
+            _for_each(items, create)
+            job = client.create(request.engine.resource, namespace, body, JOB_LABEL)
+            self._adopt(client, where, items, job)
         except BaseException:
             with contextlib.suppress(BackendError):
                 self._delete(client, where)
-                for item in items:
-                    if item["kind"] == SERVICE.kind:
-                        name = item["metadata"]["name"]
-                        client.delete(SERVICE.path(namespace, name), f"removing {name}")
+                _for_each([item for item in items if item["kind"] == SERVICE.kind], remove)
             raise
         return _handle(where, request.job)
 
@@ -150,11 +157,14 @@ class KubernetesBackend:
             "uid": job["metadata"]["uid"],
         }
         body = {"metadata": {"ownerReferences": [owner]}}
-        for item in items:
+
+        def adopt(item: dict[str, Any]) -> None:
+            kind, name = item["kind"], item["metadata"]["name"]
+            path = _OF_KIND[kind].path(where.called.namespace, name)
             with contextlib.suppress(refusals.Missing):
-                kind, name = item["kind"], item["metadata"]["name"]
-                path = _OF_KIND[kind].path(where.called.namespace, name)
                 client.patch(path, body, f"binding the {kind} {name} to its job")
+
+        _for_each(items, adopt)
 
     # -- back ---------------------------------------------------------------------------------
 
@@ -337,6 +347,15 @@ class KubernetesBackend:
             )
 
 
+def _for_each(items: list[dict[str, Any]], act: Callable[[dict[str, Any]], None]) -> None:
+    """Do ``act`` to each, a few at a time: of services there may be hundreds."""
+    if items:
+        act(items[0])
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for _ in pool.map(act, items[1:]):
+                pass
+
+
 def _handle(where: _Handle, job: str) -> str:
     site = where.site
     file = f"+{quote(site.kubeconfig, safe='')}" if site.is_named else ""
@@ -385,7 +404,9 @@ def _said(client: Client, where: _Handle, job: Mapping[str, Any]) -> list[str]:
     namespace = where.called.namespace
     # Who may not read these may still submit.
     with contextlib.suppress(BackendError):
-        name = f"{where.called.name}-{job['metadata']['uid']}"
+        # Volcano's own jobs have it under a name with their uid; other operators under the job's.
+        is_own = where.engine.name == "volcano"
+        name = where.called.name + (f"-{job['metadata']['uid']}" if is_own else "")
         group = client.get(_POD_GROUP.path(namespace, name), "looking at the queue")
         conditions = (group.get("status") or {}).get("conditions") or []
         words += [

@@ -6,9 +6,9 @@ from typing import Any
 
 from cloudjob.backends.base import Check
 from cloudjob.backends.kubernetes.client import Client
-from cloudjob.backends.kubernetes.engine import Engine, Resource
+from cloudjob.backends.kubernetes.engine import Engine, Resource, no_services
 from cloudjob.backends.kubernetes.refusals import Missing
-from cloudjob.backends.kubernetes.request import CONFIG_MAP, ENGINES, SECRET
+from cloudjob.backends.kubernetes.request import CONFIG_MAP, ENGINES, SECRET, SERVICE
 from cloudjob.backends.kubernetes.site import Site
 from cloudjob.errors import BackendError
 from cloudjob.spec import JobSpec, section
@@ -61,6 +61,8 @@ def _rights(client: Client, site: Site, engine: Engine) -> list[Check]:
         ("watch", Resource("", "v1", "pods", "Pod"), ""),
         ("get", Resource("", "v1", "pods", "Pod"), "log"),
     ]
+    if engine.services is not no_services:
+        wanted.append(("create", SERVICE, ""))
     missing = [
         f"{verb} {resource.plural}{'/' + part if part else ''}"
         for verb, resource, part in wanted

@@ -60,7 +60,7 @@ def own_selector(called: Names) -> str:
     return f"{JOB_LABEL}={called.job}"
 
 
-def no_services(submission: Submission, called: Names) -> list[dict[str, Any]]:
+def no_services(_submission: Submission, _called: Names) -> list[dict[str, Any]]:
     """Return nothing: the operator gives names to all nodes."""
     return []
 

@@ -22,7 +22,7 @@ from jobentry.contract import names
 RESOURCE = Resource("mindspore.gitee.com", "v1", "msjobs", "MSJob")
 # Only a container of this name is told of the scheduler, and only its exit code counts.
 CONTAINER = "mindspore"
-# Of the pods' own labels and annotations its CRD keeps nothing, so pods are found by the operator's.
+# Of labels and annotations of pods its CRD keeps nothing, so they are found by the operator's own.
 _LABEL = "training.kubeflow.org/job-name"
 SCHEDULER_PORT = "MS_SCHED_PORT"
 # By this name the operator finds the port, and opens it; the number is its own default.

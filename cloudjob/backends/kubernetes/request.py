@@ -17,7 +17,7 @@ from cloudjob.backends.kubernetes.engine import Engine, Resource
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.backends.words import file_path
 from cloudjob.errors import SpecError
-from cloudjob.spec import MASK, MAX_WORD_BYTES, given, section
+from cloudjob.spec import MASK, MAX_WORD_BYTES, JobSpec, given, section
 from cloudjob.submission import Submission
 from jobentry.contract import names, paths, variables
 
@@ -178,19 +178,7 @@ def _problems(submission: Submission, engine: Engine) -> Iterator[str]:
     options = section(spec, "kubernetes")
     if not spec.image:
         yield "image: is missing (allowed: an image that the cluster can pull)"
-    if spec.retries and engine.no_retries:
-        yield f"retries: {engine.no_retries} (given {spec.retries}; allowed 0; volcano can)"
-    patch = options["pod"]
-    if engine.name == "ms-operator" and isinstance(patch, Mapping) and patch.get("metadata"):
-        yield (
-            "kubernetes.pod.metadata: the MindSpore operator keeps no labels and annotations of "
-            "pods (allowed: spec)"
-        )
-    if engine.launchers and spec.launcher not in engine.launchers:
-        yield (
-            f"launcher: kubernetes.engine {engine.name} starts {engine.runs} and nothing else "
-            f"(given {spec.launcher}; allowed {', '.join(engine.launchers)}; or another engine)"
-        )
+    yield from _engine_problems(spec, engine)
     user = str(options["user"])
     if user and not _USER.fullmatch(user):
         yield f"kubernetes.user: is not UID:GID (given {given(user)}; allowed like 1000:100)"
@@ -203,6 +191,23 @@ def _problems(submission: Submission, engine: Engine) -> Iterator[str]:
     yield from _volume_problems(options["volumes"])
     yield from _place_problems(submission, options["volumes"])
     yield from _size_problems(submission, engine)
+
+
+def _engine_problems(spec: JobSpec, engine: Engine) -> Iterator[str]:
+    """Yield what the operator cannot do."""
+    if spec.retries and engine.no_retries:
+        yield f"retries: {engine.no_retries} (given {spec.retries}; allowed 0; volcano can)"
+    patch = section(spec, "kubernetes")["pod"]
+    if engine.name == "ms-operator" and isinstance(patch, Mapping) and patch.get("metadata"):
+        yield (
+            "kubernetes.pod.metadata: the MindSpore operator keeps no labels and annotations of "
+            "pods (allowed: spec)"
+        )
+    if engine.launchers and spec.launcher not in engine.launchers:
+        yield (
+            f"launcher: kubernetes.engine {engine.name} starts {engine.runs} and nothing else "
+            f"(given {spec.launcher}; allowed {', '.join(engine.launchers)}; or another engine)"
+        )
 
 
 def _signing_problems(submission: Submission) -> Iterator[str]:

@@ -14,19 +14,17 @@ from jobentry.launchers import mpirun
 from jobentry.launchers.common import PRIVATE, File, Launch, Process, Site, door, port, program
 from jobentry.launchers.mpi import Mpi
 
-# What msrun starts instead of a script: its own parser mixes the script's words up with its own.
-# Where msrun wants a scheduler there is one already. No module of ours: none is on the path, and
-# each rank would pay for them. The variables are those that were changed for msrun, as they were.
+# What msrun starts instead of a script: its own parser mixes the script's words up with its own. It
+# becomes the door of a rank; where msrun wants a scheduler, there is one already.
 _DOOR = """\
-import os
-if os.environ.get("MS_ROLE") != "MS_SCHED":
+from os import environ, execv
+if environ.get("MS_ROLE") != "MS_SCHED":
     for name, value in %r.items():
-        os.environ.pop(name, None)
+        environ.pop(name, None)
         if value is not None:
-            os.environ[name] = value
-    os.environ[%r] = os.environ["MS_NODE_ID"]
-    words = %r
-    os.execv(words[0], words)
+            environ[name] = value
+    environ[%r] = environ["MS_NODE_ID"]
+    execv(%r, %r)
 """
 
 
@@ -87,7 +85,7 @@ def msrun(site: Site, words: Sequence[str]) -> Launch:
     changed = {"GLOG_v": "3", "PATH": f"{folder}:{old}" if folder and old else folder or old}
     restored = {name: site.environment.get(name) for name in changed}
     entry = (*site.entry, "--rank", "--", *program(site, words))
-    text = _DOOR % (restored, names.CLOUDJOB_RANK, entry)
+    text = _DOOR % (restored, names.CLOUDJOB_RANK, entry[0], entry)
     return Launch(
         (*_scheduler(site, shared), Process("msrun", argv, {**site.environment, **changed})),
         ranks,

@@ -37,6 +37,8 @@ _RENAMED_IN_5 = {
     "oob_tcp_if_exclude": "prte_if_exclude",
 }
 _GONE_IN_5 = ("routed", "oob")
+# How many remote shells mpirun opens at once, unless it is told another number.
+_AT_ONCE = 128
 
 
 class Command(NamedTuple):
@@ -224,6 +226,9 @@ def _mca_words(
     shell.update({key: values.pop(key) for key in list(values) if key in shell})
     # With tree spawn 4.1 forgets the port on the second hop (it drops values with a blank).
     values.setdefault(("mca", prefix + "no_tree_spawn"), "true")
+    if mpi.version >= (5,) and node.nodes - 1 > _AT_ONCE:
+        # With fewer at once than there are nodes 5.0.11 hung in its start-up (2 of 2 tries).
+        values.setdefault(("mca", prefix + "num_concurrent"), str(node.nodes - 1))
     return (_mca_list(shell), _mca_list(values)), notes
 
 
