@@ -15,7 +15,7 @@ from cloudjob.backends import entry
 from cloudjob.backends.kubernetes import mpi_operator, ms_operator, pod, volcano
 from cloudjob.backends.kubernetes.engine import Engine, Resource
 from cloudjob.backends.kubernetes.pod import Names
-from cloudjob.backends.words import file_path
+from cloudjob.backends.words import file_path, is_utf8
 from cloudjob.errors import SpecError
 from cloudjob.spec import MASK, MAX_WORD_BYTES, JobSpec, given, section
 from cloudjob.submission import Submission
@@ -183,7 +183,7 @@ def _problems(submission: Submission, engine: Engine) -> Iterator[str]:
     if user and not _USER.fullmatch(user):
         yield f"kubernetes.user: is not UID:GID (given {given(user)}; allowed like 1000:100)"
     for index, word in enumerate((spec.script, *spec.args)):
-        if not pod.is_utf8(word):
+        if not is_utf8(word):
             key = f"args[{index - 1}]" if index else "script"
             yield f"{key}: holds bytes that are no UTF-8, which a manifest cannot hold"
     if options["presigned_h"]:
