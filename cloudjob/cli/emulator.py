@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from cloudjob.cli.options import add_command, json_flag, state_home, whole_number
+from cloudjob.cli.options import add_action, json_flag, state_home, whole_number
 from cloudjob.cli.say import print_json, say
 from cloudjob.errors import UsageError
 
@@ -78,25 +78,22 @@ def _print_emulator(values: dict[str, Any], *, is_json: bool) -> None:
             print(f"{key:<14} {value}")
 
 
-def add_emulator(commands: Any, *, is_asked: bool) -> None:
-    """Add the command emulator."""
-    parser = commands.add_parser("emulator", help="a ModelArts on this machine")
-    if not is_asked:
-        return
+def add_emulator(parser: argparse.ArgumentParser) -> None:
+    """Give the command emulator its actions."""
     from cloudjob.emulator.faults import KINDS
 
     inner = parser.add_subparsers(dest="action", metavar="COMMAND", required=True)
-    up = add_command(inner, "up", _emulator_up, "start it, and print where it is", job=False)
+    up = add_action(inner, "up", _emulator_up, "start it, and print where it is")
     up.add_argument("--settings", metavar="FILE.yaml", default="", help="what the account has")
     up.add_argument(
         "--port", type=whole_number, metavar="N", default=0, help="where the API listens"
     )
     json_flag(up)
-    add_command(inner, "down", _emulator_down, "end it; its jobs go on", job=False)
-    status = add_command(inner, "status", _emulator_status, "say what it does", job=False)
+    add_action(inner, "down", _emulator_down, "end it; its jobs go on")
+    status = add_action(inner, "status", _emulator_status, "say what it does")
     json_flag(status)
-    add_command(inner, "reset", _emulator_reset, "forget all jobs and objects", job=False)
-    fault = add_command(inner, "fault", _emulator_fault, "let something go wrong", job=False)
+    add_action(inner, "reset", _emulator_reset, "forget all jobs and objects")
+    fault = add_action(inner, "fault", _emulator_fault, "let something go wrong")
     fault.epilog = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
     fault.add_argument("kind", metavar="KIND", help="what goes wrong; or list, or clear")
     fault.add_argument("--count", type=whole_number, metavar="N", default=0, help="so many times")

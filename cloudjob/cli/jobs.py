@@ -7,15 +7,12 @@ import sys
 
 from cloudjob.cli.filters import filter_flags, filter_of
 from cloudjob.cli.follow import exit_code, print_status, report, status_json, stream
-from cloudjob.cli.options import add_command, json_flag, state_home, whole_number
+from cloudjob.cli.options import job_argument, json_flag, state_home, whole_number
 from cloudjob.cli.say import print_json, printable, say, tell_error
-from cloudjob.cli.submit import add_cp
 from cloudjob.errors import CloudJobError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from cloudjob.job import Filter
 
 
@@ -210,42 +207,79 @@ def _rm(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_one(commands: Any) -> None:
-    """Add the commands that follow one job."""
-    json_flag(add_command(commands, "status", _status, "say where a job stands"))
-    logs = add_command(commands, "logs", _logs, "show the log of a job")
-    logs.add_argument("-f", "--follow", action="store_true", help="until the job has ended")
-    logs.add_argument("--node", type=whole_number, metavar="I", help="only this node's")
-    logs.add_argument("--rank", type=whole_number, metavar="R", help="only this rank's")
-    logs.add_argument("--raw", action="store_true", help="the rank's bytes, without marks")
-    json_flag(add_command(commands, "wait", _wait, "wait for a job; exits with its exit code"))
+def add_status(parser: argparse.ArgumentParser) -> None:
+    """Give the command status its options."""
+    parser.set_defaults(run=_status)
+    job_argument(parser)
+    json_flag(parser)
 
 
-def add_left(commands: Any) -> None:
-    """Add the commands on what a job has left."""
-    outputs = add_command(commands, "outputs", _outputs, "list or fetch what a job left")
-    outputs.add_argument("--to", metavar="DIR", help="copy them below DIR")
-    rm = add_command(commands, "rm", _rm, "remove all that is left of a job", job=False)
-    rm.add_argument("job", nargs="?", metavar="JOB", help="its id, its name or its handle")
-    rm.add_argument("--force", action="store_true", help="its outputs too")
-    rm.add_argument("--orphans", action="store_true", help="what submits that broke off have left")
+def add_logs(parser: argparse.ArgumentParser) -> None:
+    """Give the command logs its options."""
+    parser.set_defaults(run=_logs)
+    job_argument(parser)
+    parser.add_argument("-f", "--follow", action="store_true", help="until the job has ended")
+    parser.add_argument("--node", type=whole_number, metavar="I", help="only this node's")
+    parser.add_argument("--rank", type=whole_number, metavar="R", help="only this rank's")
+    parser.add_argument("--raw", action="store_true", help="the rank's bytes, without marks")
 
 
-def add_many(commands: Any, *, is_cp: bool) -> None:
-    """Add the commands on several jobs, and those that compare or repeat one."""
-    listed = add_command(commands, "list", _list, "list the jobs submitted from here", job=False)
-    filter_flags(listed)
-    listed.add_argument("--limit", type=whole_number, metavar="N", help="only the newest N")
-    json_flag(listed)
-    cancel = add_command(commands, "cancel", _cancel, "end a job, or all that pass", job=False)
-    cancel.add_argument("job", nargs="?", metavar="JOB", help="its id, its name or its handle")
-    filter_flags(cancel)
-    cancel.add_argument("--all", action="store_true", help="every job that has not ended")
-    cancel.add_argument("--now", action="store_true", help="without the grace period")
-    add_cp(commands, is_asked=is_cp)
-    diff = add_command(commands, "diff", _diff, "show in what two jobs differ", job=False)
-    diff.add_argument("first", metavar="JOB", help="its id, its name or its handle")
-    diff.add_argument("second", metavar="OTHER", help="the other one")
-    json_flag(diff)
-    json_flag(add_command(commands, "events", _events, "show what happened to a job"))
-    json_flag(add_command(commands, "metrics", _metrics, "show what the nodes of a job used"))
+def add_wait(parser: argparse.ArgumentParser) -> None:
+    """Give the command wait its options."""
+    parser.set_defaults(run=_wait)
+    job_argument(parser)
+    json_flag(parser)
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Give the command list its options."""
+    parser.set_defaults(run=_list)
+    filter_flags(parser)
+    parser.add_argument("--limit", type=whole_number, metavar="N", help="only the newest N")
+    json_flag(parser)
+
+
+def add_cancel(parser: argparse.ArgumentParser) -> None:
+    """Give the command cancel its options."""
+    parser.set_defaults(run=_cancel)
+    job_argument(parser, nargs="?")
+    filter_flags(parser)
+    parser.add_argument("--all", action="store_true", help="every job that has not ended")
+    parser.add_argument("--now", action="store_true", help="without the grace period")
+
+
+def add_diff(parser: argparse.ArgumentParser) -> None:
+    """Give the command diff its options."""
+    parser.set_defaults(run=_diff)
+    parser.add_argument("first", metavar="JOB", help="its id, its name or its handle")
+    parser.add_argument("second", metavar="OTHER", help="the other one")
+    json_flag(parser)
+
+
+def add_events(parser: argparse.ArgumentParser) -> None:
+    """Give the command events its options."""
+    parser.set_defaults(run=_events)
+    job_argument(parser)
+    json_flag(parser)
+
+
+def add_metrics(parser: argparse.ArgumentParser) -> None:
+    """Give the command metrics its options."""
+    parser.set_defaults(run=_metrics)
+    job_argument(parser)
+    json_flag(parser)
+
+
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """Give the command outputs its options."""
+    parser.set_defaults(run=_outputs)
+    job_argument(parser)
+    parser.add_argument("--to", metavar="DIR", help="copy them below DIR")
+
+
+def add_rm(parser: argparse.ArgumentParser) -> None:
+    """Give the command rm its options."""
+    parser.set_defaults(run=_rm)
+    job_argument(parser, nargs="?")
+    parser.add_argument("--force", action="store_true", help="its outputs too")
+    parser.add_argument("--orphans", action="store_true", help="what submits that broke off left")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from cloudjob.cli.options import add_command, json_flag, state_home
+from cloudjob.cli.options import add_action, json_flag, state_home
 from cloudjob.cli.say import print_json, printable, say
 from cloudjob.cli.settings import described, full_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    pass
 
 
 def _image_build(options: argparse.Namespace) -> int:
@@ -54,23 +54,21 @@ def _doctors_store(options: argparse.Namespace) -> str:
     return full_store(described(options))
 
 
-def add_doctor(commands: Any) -> None:
-    """Add the command doctor."""
-    doctor = add_command(commands, "doctor", _doctor, "check this machine, or an image", job=False)
-    doctor.add_argument("--backend", metavar="NAME", default="", help="check what it needs")
-    doctor.add_argument("--image", metavar="REF", default="", help="check this container image")
-    doctor.add_argument("--store", metavar="URI", help="check this store")
-    doctor.add_argument("--config", metavar="FILE.yaml", help="check what this job file needs")
-    json_flag(doctor)
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """Give the command doctor its options."""
+    parser.set_defaults(run=_doctor)
+    parser.add_argument("--backend", metavar="NAME", default="", help="check what it needs")
+    parser.add_argument("--image", metavar="REF", default="", help="check this container image")
+    parser.add_argument("--store", metavar="URI", help="check this store")
+    parser.add_argument("--config", metavar="FILE.yaml", help="check what this job file needs")
+    json_flag(parser)
 
 
-def add_image(commands: Any) -> None:
-    """Add the command image."""
-    parser = commands.add_parser("image", help="build the images that jobs run in")
+def add_image(parser: argparse.ArgumentParser) -> None:
+    """Give the command image its actions."""
     inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     text = "build an image, unless all that goes into it is as it was"
-    build = inner.add_parser("build", help=text, description=text, allow_abbrev=False)
-    build.set_defaults(run=_image_build)
+    build = add_action(inner, "build", _image_build, text)
     build.add_argument("name", metavar="NAME", help="base, or one of the others in images/")
     build.add_argument("--base", metavar="REF", default="", help="begin with this image")
     build.add_argument(

@@ -48,15 +48,20 @@ class Parser(argparse.ArgumentParser):
         return options
 
 
-def add_command(
-    commands: Any, name: str, run: Callable[..., int], text: str, *, job: bool = True
-) -> Any:
-    """Add a command, which ``run`` runs, and return its parser."""
-    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+def add_action(
+    actions: Any, name: str, run: Callable[..., int], text: str, **more: Any
+) -> argparse.ArgumentParser:
+    """Add an action of a command, which ``run`` runs, and return its parser."""
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name, help=text, description=text, allow_abbrev=False, **more
+    )
     parser.set_defaults(run=run)
-    if job:
-        parser.add_argument("job", metavar="JOB", help="its id, its name or its handle")
     return parser
+
+
+def job_argument(parser: argparse.ArgumentParser, **more: Any) -> None:
+    """Add the argument that names a job."""
+    parser.add_argument("job", metavar="JOB", help="its id, its name or its handle", **more)
 
 
 def spec_flags(parser: Any) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from cloudjob.cli.options import json_flag, state_home
+from cloudjob.cli.options import add_action, json_flag, state_home
 from cloudjob.cli.say import print_json, printable, say, size
 from cloudjob.cli.settings import full_store, source_spec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    pass
 
 
 def _package_ls(options: argparse.Namespace) -> int:
@@ -73,16 +73,13 @@ def _store_gc(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_package(commands: Any) -> None:
-    """Add the command package."""
-    parser = commands.add_parser("package", help="what of the source goes into the package")
+def add_package(parser: argparse.ArgumentParser) -> None:
+    """Give the command package its actions."""
     inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     text = "list what goes, and what is left out and why"
-    ls = inner.add_parser("ls", help=text, description=text, allow_abbrev=False)
-    ls.set_defaults(run=_package_ls)
+    ls = add_action(inner, "ls", _package_ls, text)
     text = "say of a path whether it goes, and which line of which file decides"
-    explain = inner.add_parser("explain", help=text, description=text, allow_abbrev=False)
-    explain.set_defaults(run=_package_explain)
+    explain = add_action(inner, "explain", _package_explain, text)
     explain.add_argument("path", metavar="PATH", help="relative to the source")
     for each in (ls, explain):
         each.add_argument("--source", metavar="DIR", help="the folder (by default the current)")
@@ -94,13 +91,11 @@ def add_package(commands: Any) -> None:
         json_flag(each)
 
 
-def add_store(commands: Any) -> None:
-    """Add the command store."""
-    parser = commands.add_parser("store", help="look after the store of packages")
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """Give the command store its actions."""
     inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     text = "delete the layers of packages that no job needs"
-    gc = inner.add_parser("gc", help=text, description=text, allow_abbrev=False)
-    gc.set_defaults(run=_store_gc)
+    gc = add_action(inner, "gc", _store_gc, text)
     gc.add_argument("--dry-run", action="store_true", help="say what would be deleted")
     gc.add_argument("--keep-days", type=float, default=7.0, metavar="D",
                     help="keep the package of a job for so long after its end (7)")  # fmt: skip

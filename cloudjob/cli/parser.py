@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 
 from cloudjob import __version__
-from cloudjob.cli.emulator import add_emulator
-from cloudjob.cli.jobs import add_left, add_many, add_one
-from cloudjob.cli.machine import add_doctor, add_image
 from cloudjob.cli.options import Parser
-from cloudjob.cli.packages import add_package, add_store
-from cloudjob.cli.settings import add_config
-from cloudjob.cli.submit import add_submit
 
 _DESCRIPTION = "Takes a training script to the cloud; what runs here runs there unchanged."
+# Each command with what --help says of it, and the module whose ``add_COMMAND`` gives it its
+# options. Only that of the command that was asked for is imported.
+_COMMANDS = (
+    ("submit", "submit", "run a script as a job"),
+    ("status", "jobs", "say where a job stands"),
+    ("logs", "jobs", "show the log of a job"),
+    ("wait", "jobs", "wait for a job; exits with its exit code"),
+    ("list", "jobs", "list the jobs submitted from here"),
+    ("cancel", "jobs", "end a job, or all that pass"),
+    ("cp", "submit", "submit a job again, with changes"),
+    ("diff", "jobs", "show in what two jobs differ"),
+    ("events", "jobs", "show what happened to a job"),
+    ("metrics", "jobs", "show what the nodes of a job used"),
+    ("outputs", "jobs", "list or fetch what a job left"),
+    ("rm", "jobs", "remove all that is left of a job"),
+    ("image", "machine", "build the images that jobs run in"),
+    ("emulator", "emulator", "a ModelArts on this machine"),
+    ("doctor", "machine", "check this machine, or an image"),
+    ("config", "settings", "show the configuration and its origin"),
+    ("package", "packages", "what of the source goes into the package"),
+    ("store", "packages", "look after the store of packages"),
+)
 
 
 def parser_of(command: str) -> Parser:
@@ -21,16 +38,10 @@ def parser_of(command: str) -> Parser:
     parser = Parser(prog="cloudjob", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"cloudjob {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    add_submit(commands, is_asked=command == "submit")
-    add_one(commands)
-    add_many(commands, is_cp=command == "cp")
-    add_left(commands)
-    add_image(commands)
-    add_emulator(commands, is_asked=command == "emulator")
-    add_doctor(commands)
-    add_config(commands, is_asked=command == "config")
-    add_package(commands)
-    add_store(commands)
+    for name, module, text in _COMMANDS:
+        added = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        if name == command:
+            getattr(import_module(f"cloudjob.cli.{module}"), f"add_{name}")(added)
     parser.command = command
     return parser
 

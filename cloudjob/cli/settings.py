@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 
-from cloudjob.cli.options import given_flags, json_flag, spec_flags, state_home
+from cloudjob.cli.options import add_action, given_flags, json_flag, spec_flags, state_home
 from cloudjob.cli.say import print_json, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from cloudjob.spec import JobSpec
 
 
@@ -81,16 +79,11 @@ def source_spec(options: argparse.Namespace) -> JobSpec:
     ).spec
 
 
-def add_config(commands: Any, *, is_asked: bool) -> None:
-    """Add the command config."""
-    parser = commands.add_parser("config", help="show the configuration and its origin")
-    if not is_asked:
-        return
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Give the command config its actions."""
     inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    show = inner.add_parser("show", help="each value and where it comes from", allow_abbrev=False)
-    show.set_defaults(run=_config_show)
+    show = add_action(inner, "show", _config_show, "each value and where it comes from")
     spec_flags(show)
     json_flag(show)
     show.add_argument("script", nargs="?", metavar="SCRIPT")
-    schema = inner.add_parser("schema", help="the JSON Schema of a job file, for editors")
-    schema.set_defaults(run=_config_schema)
+    add_action(inner, "schema", _config_schema, "the JSON Schema of a job file, for editors")

@@ -6,13 +6,12 @@ import argparse
 import os
 
 from cloudjob.cli.follow import attend, exit_code, status_json
-from cloudjob.cli.options import add_command, given_flags, json_flag, spec_flags, state_home
+from cloudjob.cli.options import given_flags, job_argument, json_flag, spec_flags, state_home
 from cloudjob.cli.say import print_json, printable, say, show, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from cloudjob.backends.base import Check
     from cloudjob.console import Transfer
@@ -168,28 +167,24 @@ def _tell_sent(package: CodePackage, kept: Kept) -> None:
     say(f"sent {size(kept.sent_bytes)} of {whole}, {words}: {package.files} file(s)")
 
 
-def add_submit(commands: Any, *, is_asked: bool) -> None:
-    """Add the command submit."""
-    parser = add_command(commands, "submit", _submit, "run a script as a job", job=False)
-    if not is_asked:
-        return
-    spec_flags(parser)
-    parser.add_argument("--detach", action="store_true", help="print the handle and return")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
-    json_flag(parser)
+def add_submit(parser: argparse.ArgumentParser) -> None:
+    """Give the command submit its options."""
+    parser.set_defaults(run=_submit)
+    _submit_flags(parser)
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="relative to the source")
     parser.usage = "cloudjob submit [OPTIONS] SCRIPT [ARGS]..."
 
 
-def add_cp(commands: Any, *, is_asked: bool) -> None:
-    """Add the command cp."""
-    text = "submit a job again, with changes"
-    parser = add_command(commands, "cp", _cp, text)
-    if not is_asked:
-        return
+def add_cp(parser: argparse.ArgumentParser) -> None:
+    """Give the command cp its options."""
+    parser.set_defaults(run=_cp, script=None)
+    job_argument(parser)
+    _submit_flags(parser)
+    parser.usage = "cloudjob cp [OPTIONS] JOB [-- ARGS...]"
+
+
+def _submit_flags(parser: argparse.ArgumentParser) -> None:
     spec_flags(parser)
     parser.add_argument("--detach", action="store_true", help="print the handle and return")
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
     json_flag(parser)
-    parser.set_defaults(script=None)
-    parser.usage = "cloudjob cp [OPTIONS] JOB [-- ARGS...]"

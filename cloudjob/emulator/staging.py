@@ -9,7 +9,7 @@ from cloudjob.emulator import plan, wanted
 from cloudjob.emulator.answers import ApiError
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.ground import Ground
-from cloudjob.emulator.jobs import check_code_limits
+from cloudjob.emulator.limits import check_code_limits
 from cloudjob.emulator.logs import NodeLog
 from cloudjob.emulator.nodes import ImageMissing
 from cloudjob.emulator.obs import ObsError
