@@ -48,6 +48,8 @@ class Choice(NamedTuple):
 def choose(spec: JobSpec) -> Choice:
     """Return the launcher for a job that names none; the script lies in its source."""
     found = _in_imports(Path(spec.source), spec.script) or _in_image(spec)
+    if found and found.launcher == "horovod" and spec.min_nodes:
+        return Choice("horovod-elastic", f"{found.why}, and min_nodes is {spec.min_nodes}")
     if found and _is_gloo(spec, found.launcher):
         return Choice("horovod-gloo", f"{found.why}, and HOROVOD_CONTROLLER is gloo")
     if found:

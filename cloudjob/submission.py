@@ -88,6 +88,7 @@ def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeE
         grace_s=spec.grace_s,
         timeout_s=spec.timeout_min * 60,
         start_timeout_s=spec.start_timeout_min * 60,
+        min_nodes=_min_nodes(spec),
         open_mpi=_open_mpi(spec),
         mindspore=_mindspore(spec),
     )
@@ -151,10 +152,16 @@ def show(submission: Submission) -> dict[str, Any]:
         "flavor": spec.flavor,
         "timeout_min": spec.timeout_min,
         "start_timeout_min": spec.start_timeout_min,
+        "min_nodes": spec.min_nodes,
         "retries": spec.retries,
         "grace_s": spec.grace_s,
         "code": {"uri": submission.code.uri, "digest": submission.code.digest},
     }
+
+
+def _min_nodes(spec: JobSpec) -> int:
+    is_elastic = spec.launcher in LAUNCHERS and LAUNCHERS[spec.launcher].is_elastic
+    return max(1, spec.min_nodes) if is_elastic else 0
 
 
 def _mindspore(spec: JobSpec) -> MindSpore:

@@ -21,6 +21,10 @@ elif sys.argv[1:2] == ["--scheduler"]:
     from jobentry import cluster
 
     cluster.schedule()
+elif sys.argv[1:2] == ["--elastic"]:
+    from jobentry import elastic
+
+    sys.exit(elastic.main(sys.argv[2]))
 elif sys.argv[1:2] == ["--compile"]:
     from jobentry import bytecode
 

@@ -31,8 +31,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     path = os.environ.get("CLOUDJOB_CI_FAILED_ONCE")
     # A worker of xdist reports to the main process, which comes here, too.
     if path and report.outcome == "rerun" and "PYTEST_XDIST_WORKER" not in os.environ:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = " ".join(crash.message.split())[:300] if crash else report.when
         with Path(path).open("a", encoding="utf-8") as file:
-            file.write(report.nodeid + "\n")
+            file.write(f"{report.nodeid}: {why}\n")
 
 
 @pytest.fixture(scope="session")

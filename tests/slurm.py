@@ -16,10 +16,11 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "ip", "nsenter", "unshare")
+ACCOUNTING = ("slurmdbd", "mariadbd")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _START_S = 60.0
 # A command may have any PATH.
@@ -74,6 +75,8 @@ InactiveLimit=0
 MinJobAge=300
 MailProg=/bin/true
 MpiDefault=none
+GresTypes=gpu,nvme
+{accounting}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=5
 PartitionName=low Nodes=ALL Default=NO MaxTime=60 State=UP PriorityTier=1 GraceTime=20
@@ -81,24 +84,60 @@ PartitionName=high Nodes=ALL Default=NO MaxTime=60 State=UP PriorityTier=9
 PartitionName=tiny Nodes={first} Default=NO MaxTime=1 State=UP PriorityTier=5
 """
 
+# Files in the place of devices: Slurm counts them and tells a job which are its own.
+_GRES = """\
+NodeName={nodes} Name=gpu File=/dev/zero
+NodeName={nodes} Name=nvme Count=2
+"""
+_NO_ACCOUNTING = "AccountingStorageType=accounting_storage/none"
+_ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=login
+AccountingStoragePass={folder}/munge.sock
+AccountingStorageEnforce=associations,limits,qos
+"""
+_DBD = """\
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
+DbdHost=login
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={port}
+StorageLoc=slurm
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
+"""
+_DATABASE_PORT = 3306
 
-def missing() -> str:
-    """Return why no Slurm can run here, empty when one can."""
-    absent = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
+
+def missing(*more: str) -> str:
+    """Return why no Slurm can run here, empty when one can.
+
+    Args:
+        more: The names of programs that it needs besides.
+    """
+    absent = [name for name in (*PROGRAMS, *more) if shutil.which(name, path=_PATH) is None]
     if absent:
-        return f"there is no {', '.join(absent)} (Debian: slurm-wlm, munge, iproute2)"
+        packages = "slurm-wlm, munge, iproute2, slurmdbd, mariadb-server-core"
+        return f"there is no {', '.join(absent)} (Debian: {packages})"
     return "" if os.geteuid() == 0 else "it takes root to make the nodes' namespaces"
 
 
 class Slurm:
-    """A controller and its nodes; use it as a context manager."""
+    """A controller and its nodes; use it as a context manager.
 
-    def __init__(self, nodes: int = 2) -> None:
+    Args:
+        has_accounting: Whether there is a database of accounts, limits and jobs that have ended.
+    """
+
+    def __init__(self, nodes: int = 2, *, has_accounting: bool = False) -> None:
         # Sockets lie there, whose paths are short; and not in /tmp, which each node has for itself.
         self.folder = Path(tempfile.mkdtemp(prefix="cj-slurm-", dir="/var/tmp"))
         self.folder.chmod(0o755)
         self.nodes = tuple(f"n{index}" for index in range(1, nodes + 1))
         self.conf = self.folder / "slurm.conf"
+        self._has_accounting = has_accounting
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -151,6 +190,8 @@ class Slurm:
             self._hold(name)
         self._wire(hosts)
         self._start_munge()
+        if self._has_accounting:
+            self._start_accounting()
         self.start_controller()
         for node in self.nodes:
             self.start_node(node)
@@ -160,9 +201,9 @@ class Slurm:
         """Start the daemon of a node."""
         self._start(node, "slurmd", "-D", "-N", node)
 
-    def start_controller(self) -> None:
-        """Start the controller, which finds its jobs again."""
-        self._start("login", "slurmctld", "-D", "-i")
+    def start_controller(self, *, forgets: bool = False) -> None:
+        """Start the controller, which finds its jobs again unless it is to forget them."""
+        self._start("login", "slurmctld", "-D", "-c" if forgets else "-i")
 
     def stop_controller(self) -> None:
         """End the controller; the jobs go on."""
@@ -234,12 +275,19 @@ class Slurm:
     def _write_conf(self, hosts: Mapping[str, str]) -> None:
         nodes = "\n".join(
             f"NodeName={node} NodeAddr={hosts[node]} NodeHostname={node} CPUs=4 RealMemory=2000 "
-            "State=UNKNOWN"
+            f"Gres=gpu:1,nvme:2 Feature=common,only-{node} State=UNKNOWN"
             for node in self.nodes
         )
-        self.conf.write_text(
-            _CONF.format(folder=self.folder, network=_NETWORK, nodes=nodes, first=self.nodes[0])
+        accounting = _ACCOUNTING if self._has_accounting else _NO_ACCOUNTING
+        text = _CONF.format(
+            folder=self.folder,
+            network=_NETWORK,
+            accounting=accounting.format(folder=self.folder),
+            nodes=nodes,
+            first=self.nodes[0],
         )
+        self.conf.write_text(text)
+        (self.folder / "gres.conf").write_text(_GRES.format(nodes=",".join(self.nodes)))
 
     def _hold(self, name: str) -> None:
         """Make the namespaces of a node, which last as long as this process."""
@@ -283,10 +331,31 @@ class Slurm:
         files = ("munge.key", "munge.sock", "munge.pid", "munge.log", "munge.seed")
         words = [f"--{n}={self.folder / f}" for n, f in zip(names, files, strict=True)]
         self._start("login", "munged", "--foreground", "--force", *words)
+        self._await((self.folder / "munge.sock").exists, "munged")
+
+    def _start_accounting(self) -> None:
+        """Start the database and the daemon in front of it; the login node alone reaches them."""
+        data, dbd = self.folder / "database", self.folder / "slurmdbd.conf"
+        data.mkdir()
+        common = (f"--datadir={data}", "--user=root")
+        where = (f"--socket={self.folder}/db.sock", f"--pid-file={self.folder}/db.pid")
+        where = (*where, "--bind-address=127.0.0.1", f"--port={_DATABASE_PORT}")
+        # Nobody else is in this network, and nothing in it is anybody's.
+        words = ("mariadbd", "--no-defaults", "--skip-grant-tables", *common, *where)
+        self._start("login", *words, "--innodb-buffer-pool-size=16M")
+        dbd.write_text(_DBD.format(folder=self.folder, port=_DATABASE_PORT))
+        dbd.chmod(0o600)
+        # It would look again only after five seconds.
+        self._await((self.folder / "db.sock").exists, "mariadbd")
+        self._start("login", "slurmdbd", "-D")
+        add = ("sacctmgr", "-i", "add", "cluster", "cloudjob")
+        self._await(lambda: "already exist" in self.run(*add, is_checked=False), "slurmdbd")
+
+    def _await(self, is_up: Callable[[], bool], name: str) -> None:
         end = time.monotonic() + _START_S
-        while not (self.folder / "munge.sock").exists():
+        while not is_up():
             if time.monotonic() > end:
-                raise RuntimeError(f"munged does not start: {self.logs()}")
+                raise RuntimeError(f"{name} does not start: {self.logs()}")
             time.sleep(0.02)
 
     def _start(self, node: str, *words: str) -> None:

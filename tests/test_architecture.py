@@ -23,7 +23,7 @@ SCRIPTS = Path(sys.executable).parent
 
 # Who may write to stdout and stderr: the doors, and what shows the ranks' output.
 PRINTERS = {
-    "cloudjob/cli.py",
+    *(f"cloudjob/cli/{path.name}" for path in (ROOT / "cloudjob" / "cli").glob("*.py")),
     "entrypoints/jobentry/main.py",
     # What Python itself prints when it is given to sys.exit.
     "entrypoints/jobentry/script.py",

@@ -9,7 +9,8 @@ from typing import Any
 from cloudjob.emulator import views, wanted
 from cloudjob.emulator.answers import ApiError
 from cloudjob.emulator.database import JobRow
-from cloudjob.emulator.obs import Object, ObsError
+from cloudjob.emulator.limits import check_code_limits
+from cloudjob.emulator.obs import ObsError
 from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service, number
 from cloudjob.emulator.wanted import Place, inner, objects, texts
 from cloudjob.emulator.web import Answer, Request, Routes
@@ -282,21 +283,6 @@ class Jobs:
         if operator in ("in", "not"):
             return f"{column} {'NOT ' if operator == 'not' else ''}IN ({marks})", values
         raise ApiError("ModelArts.2789", f"{key} {operator}")
-
-
-def check_code_limits(found: list[Object], settings: Any) -> None:
-    """Refuse a code directory that is too large, too deep or of too many files.
-
-    Raises:
-        ApiError: It is.
-    """
-    files = [item for item in found if item.path and not item.path.endswith("/")]
-    if len(files) > settings.code_limit_files:
-        raise ApiError("ModelArts.2759", settings.code_limit_files)
-    if max((item.path.count("/") for item in files), default=0) > settings.code_limit_depth:
-        raise ApiError("ModelArts.2760", settings.code_limit_depth)
-    if sum(item.size_bytes for item in files) > settings.code_limit_bytes:
-        raise ApiError("ModelArts.2761", f"{settings.code_limit_bytes / (1 << 30):g}")
 
 
 def tag_condition(tag: dict[str, Any]) -> tuple[str, list[Any]]:

@@ -10,9 +10,9 @@ from cloudjob.emulator import logs as logs_
 from cloudjob.emulator import views
 from cloudjob.emulator.answers import ApiError
 from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.ground import export_log, logs_of
 from cloudjob.emulator.logs import NodeLog
 from cloudjob.emulator.obs import ObsError
-from cloudjob.emulator.run import export_log, logs_of
 from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service, number
 from cloudjob.emulator.web import Answer, Request, Routes
 

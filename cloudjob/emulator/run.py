@@ -4,48 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from cloudjob.emulator import plan, wanted
-from cloudjob.emulator.answers import ApiError
-from cloudjob.emulator.database import Database, JobRow
-from cloudjob.emulator.jobs import check_code_limits
+from cloudjob.emulator import wanted
+from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.ground import Ground
+from cloudjob.emulator.keeping import Keeper
 from cloudjob.emulator.logs import NodeLog, Writer
-from cloudjob.emulator.nodes import ImageMissing, Machines, NodeState
-from cloudjob.emulator.obs import LOG_BUCKET, Obs, ObsError
-from cloudjob.emulator.plan import Folder
-from cloudjob.emulator.settings import Settings
-from cloudjob.emulator.wanted import Place
+from cloudjob.emulator.nodes import NodeState
+from cloudjob.emulator.staging import Failed, check_nodes, image_of, prepare
 from cloudjob.errors import CloudJobError, JobNotFound
 
-_UPLOAD_TRIES = 3
 _IDLE_PERCENT = 0.5
 _ENGINE_S = 60.0
 DELETED = 2
-
-
-@dataclass(slots=True)
-class Context:
-    """What every run works with.
-
-    Args:
-        folder: The folder of all jobs.
-    """
-
-    settings: Settings
-    database: Database
-    obs: Obs
-    machines: Machines
-    folder: Path
-
-
-class Failed(Exception):
-    """The job cannot start, for a reason that its user must hear."""
 
 
 @dataclass(slots=True)
@@ -76,10 +51,9 @@ class _End:
 class Run:
     """Runs one job in a thread of its own."""
 
-    job: str
-    context: Context
+    ground: Ground
     lost: set[int] = field(default_factory=set)
-    _known: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _keeper: Keeper = field(init=False)
     _last_upload: float = 0.0
     _last_metric: float = 0.0
     _stop_at: float = 0.0
@@ -89,6 +63,9 @@ class Run:
     # When the job was last seen to do something, and how long its logs were then.
     _busy: tuple[float, int] = (0.0, 0)
 
+    def __post_init__(self) -> None:
+        self._keeper = Keeper(self.ground)
+
     # -- the whole ----------------------------------------------------------------------------
 
     def go(self) -> None:
@@ -96,15 +73,15 @@ class Run:
         try:
             self._go()
         except Exception as error:  # noqa: BLE001 (whatever it is, the job must not hang for ever)
-            self._event(f"The platform failed: {error!r}", "Error")
+            self.ground.event(f"The platform failed: {error!r}", "Error")
             self._end_all()
             self._finish("Abnormal", secondary="Unknown")
-        row = self._row()
+        row = self.ground.row()
         if row and row.is_stopping == DELETED:
             self.forget()
 
     def _go(self) -> None:
-        row = self._need()
+        row = self.ground.need()
         while True:
             if row.is_stopping and not self._has_nodes(row):
                 self._finish("Terminated")
@@ -112,32 +89,32 @@ class Run:
             try:
                 self._make_ready(row)
             except Failed as error:
-                self._event(str(error), "Error")
+                self.ground.event(str(error), "Error")
                 self._end_all()
                 self._finish("Failed")
                 return
-            row = self._need()
+            row = self.ground.need()
             try:
                 end = self._attend(row)
             except JobNotFound:
-                if not self._need().is_stopping:
+                if not self.ground.need().is_stopping:
                     raise
                 # It was stopped before any of its nodes had begun.
                 self._finish("Terminated")
                 return
-            row = self._need()
+            row = self.ground.need()
             self._close_record(row, end)
             if not self._again(row, end):
                 self._settle(row, end)
                 return
-            row = self._need()
+            row = self.ground.need()
 
     def _has_nodes(self, row: JobRow) -> bool:
         """Whether an attempt has nodes; a crash may have come before they were started."""
         if not row.run.get("handle"):
             return False
         try:
-            self.context.machines.states(row.run["handle"], row.nodes)
+            self.ground.context.machines.states(row.run["handle"], row.nodes)
         except JobNotFound:
             return False
         return True
@@ -153,21 +130,22 @@ class Run:
     def forget(self) -> None:
         """Remove all that is left of the job."""
         self._end_all()
-        self.context.database.remove_job(self.job)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self.ground.context.database.remove_job(self.ground.job)
+        shutil.rmtree(self.ground.folder, ignore_errors=True)
 
     # -- begin --------------------------------------------------------------------------------
 
     def _begin(self, row: JobRow) -> None:
         """Make the nodes ready and start them."""
-        context = self.context
+        context = self.ground.context
         run = row.run
         key = _key(row, int(run.get("attempt", 0)))
         is_in_place = bool(run.get("is_in_place"))
-        self._check_nodes(row)
-        image = self._image(row)
+        check_nodes(self.ground, row)
+        image = image_of(self.ground, row)
         if not is_in_place:
-            self._prepare(row, key)
+            self._keeper.forget()
+            prepare(self.ground, row, key)
         handle = context.machines.handle(key)
         # Known before it is started: after a crash in between it is looked for, and not found.
         run.update(key=key, log_key=key, handle=handle, image=image, is_in_place=False)
@@ -176,9 +154,9 @@ class Run:
         self._start(row, key, image)
 
     def _start(self, row: JobRow, key: str, image: str) -> None:
-        context = self.context
+        context = self.ground.context
         try:
-            context.machines.start(row, key, self._nodes, image)
+            context.machines.start(row, key, self.ground.nodes, image)
         except CloudJobError as error:
             raise Failed(f"Starting the nodes failed: {error.message}") from error
         now_ms = int(time.time() * 1000)
@@ -186,87 +164,15 @@ class Run:
         values = {"start_ms": now_ms} if is_first else {}
         if not context.database.change_phase(row.id, ("Pending", "Creating"), "Running", **values):
             return
-        self._event("Training job is running.")
+        self.ground.event("Training job is running.")
         for index in range(row.nodes):
-            self._event(f"[worker-{index}] training started.", source="Task")
-
-    def _check_nodes(self, row: JobRow) -> None:
-        """The check of the nodes that the platform makes for jobs with fault tolerance."""
-        if not wanted.retries(row.body):
-            return
-        for _ in range(wanted.retries(row.body) + 1):
-            bad = self.context.database.take_fault("bad-node", job=row.id)
-            if bad is None:
-                self._event("Node check passed on all nodes.", source="Task")
-                return
-            self._event(
-                f"[worker-{bad.node}] Node check failed; the node is isolated and replaced.",
-                "Warning",
-                "Task",
-            )
-        raise Failed("Node check failed too often.")
-
-    def _image(self, row: JobRow) -> str:
-        settings = self.context.settings
-        asked = row.body["algorithm"]["engine"]
-        image = plan.image(row, wanted.engine_of(asked, settings), settings)
-        name = plan.names(row)[0].partition(".")[0]
-        try:
-            if self.context.database.take_fault("image-pull", job=row.id):
-                raise ImageMissing(image)
-            self.context.machines.check_image(image)
-        except ImageMissing as error:
-            raise Failed(f'[Pod: {name}] Failed to pull image "{image}": not found') from error
-        except CloudJobError as error:
-            raise Failed(f"Looking for the image failed: {error.message}") from error
-        self._event(f'[Pod: {name}] Pulled: Successfully pulled image "{image}"', source="K8S")
-        return image
-
-    def _prepare(self, row: JobRow, key: str) -> None:
-        """Fill the folders of the nodes anew; each has its own copy."""
-        shutil.rmtree(self._nodes, ignore_errors=True)
-        self._known.clear()
-        for path in ("modelarts/inputs", "modelarts/outputs", "modelarts/log"):
-            for index in range(row.nodes):
-                self._local(index, f"{wanted.HOME}/{path}").mkdir(parents=True, exist_ok=True)
-        for item in plan.folders(row):
-            if item.kind == "output":
-                for index in range(row.nodes):
-                    self._local(index, item.path).mkdir(parents=True, exist_ok=True)
-            else:
-                self._fetch(row, key, item)
-        if self.context.machines.kind == "process":
-            for index in range(row.nodes):
-                self._local(index, plan.CACHE).mkdir(parents=True, exist_ok=True)
-
-    def _fetch(self, row: JobRow, key: str, item: Folder) -> None:
-        place = wanted.place(item.url)
-        what = "code" if item.kind == "code" else f"input(parameter name: {item.name})"
-        first = self._local(0, item.path)
-        begun = time.monotonic()
-        try:
-            if item.kind == "code":
-                found = self.context.obs.list(place.bucket, place.prefix)
-                check_code_limits(found, self.context.settings)
-            files, size = self.context.obs.download(place, first)
-        except (ApiError, ObsError) as error:
-            words = f"[worker-0] Download training {what} failed: {error}"
-            NodeLog(self._logs / "0").say(key, words)
-            raise Failed(words) from error
-        for index in range(1, row.nodes):
-            other = self._local(index, item.path)
-            shutil.copytree(first, other, dirs_exist_ok=True)
-        took = time.monotonic() - begun
-        for index in range(row.nodes):
-            words = f"Download training {what} finished: {files} files, {size} bytes"
-            NodeLog(self._logs / str(index)).say(key, f"{words}.")
-            self._event(f"[worker-{index}][time used: {took:.3f}s] {words}.", source="Task")
+            self.ground.event(f"[worker-{index}] training started.", source="Task")
 
     # -- while it runs ------------------------------------------------------------------------
 
     def _attend(self, row: JobRow) -> _End:
         """Wait until all nodes have ended, and do meanwhile what the platform does."""
-        context = self.context
+        context = self.ground.context
         handle, key = row.run["handle"], row.run["log_key"]
         pump = threading.Thread(target=self._pump, args=(row,), daemon=True)
         pump.start()
@@ -278,18 +184,18 @@ class Run:
             states = self._states(row)
             if all(state.exit_code is not None for state in states):
                 break
-            row = self._need()
+            row = self.ground.need()
             is_stopped = self._obey(row, handle) or is_stopped
             self._follow_failure(row, handle, states)
             self._do_periodic(row, handle)
             time.sleep(poll_s)
         pump.join(60)
-        row = self._need()
+        row = self.ground.need()
         is_stopped = is_stopped or bool(row.is_stopping)
         for index, state in enumerate(states):
             words = f"Training finished. Exit code {state.exit_code}."
-            self._event(f"[worker-{index}] {words}", source="Task")
-            log = NodeLog(self._logs / str(index))
+            self.ground.event(f"[worker-{index}] {words}", source="Task")
+            log = NodeLog(self.ground.logs / str(index))
             log.say(key, f"Training end with return code: {state.exit_code}", is_after=True)
         return _End(states, is_stopped=is_stopped, lost=frozenset(self.lost), is_hung=self._is_hung)
 
@@ -298,7 +204,7 @@ class Run:
         end = time.monotonic() + _ENGINE_S
         while True:
             try:
-                return self.context.machines.states(row.run["handle"], row.nodes)
+                return self.ground.context.machines.states(row.run["handle"], row.nodes)
             except JobNotFound:
                 raise
             except CloudJobError:
@@ -309,11 +215,11 @@ class Run:
     def _obey(self, row: JobRow, handle: str) -> bool:
         """End the job when somebody, or its time, wants that; say whether that is so."""
         if not row.is_stopping and self._is_overdue(row):
-            self._event("Training job has run as long as auto_stop allows.", "Warning")
-            self.context.database.change_phase(
+            self.ground.event("Training job has run as long as auto_stop allows.", "Warning")
+            self.ground.context.database.change_phase(
                 row.id, ("Running", "Pending"), "Terminating", is_stopping=1
             )
-            row = self._need()
+            row = self.ground.need()
         if not row.is_stopping:
             return False
         now = time.monotonic()
@@ -321,17 +227,17 @@ class Run:
             self._stop_at = now
             is_urgent = row.is_stopping == DELETED
             self._is_killed = is_urgent
-            self.context.machines.stop(handle, is_urgent=is_urgent)
-        elif not self._is_killed and now - self._stop_at > self.context.settings.grace_s:
+            self.ground.context.machines.stop(handle, is_urgent=is_urgent)
+        elif not self._is_killed and now - self._stop_at > self.ground.context.settings.grace_s:
             self._is_killed = True
-            self.context.machines.stop(handle, is_urgent=True)
+            self.ground.context.machines.stop(handle, is_urgent=True)
         return True
 
     def _is_overdue(self, row: JobRow) -> bool:
         stop = row.body["spec"].get("auto_stop")
         if not stop or not row.start_ms:
             return False
-        limit_s = float(stop["duration"]) * self.context.settings.hour_s
+        limit_s = float(stop["duration"]) * self.ground.context.settings.hour_s
         return time.time() - row.start_ms / 1000 > limit_s
 
     def _follow_failure(self, row: JobRow, handle: str, states: list[NodeState]) -> None:
@@ -342,23 +248,23 @@ class Run:
         now = time.monotonic()
         if not self._stop_at:
             self._stop_at = now
-            self.context.machines.stop(handle, is_urgent=False)
-        elif not self._is_killed and now - self._stop_at > self.context.settings.grace_s:
+            self.ground.context.machines.stop(handle, is_urgent=False)
+        elif not self._is_killed and now - self._stop_at > self.ground.context.settings.grace_s:
             self._is_killed = True
-            self.context.machines.stop(handle, is_urgent=True)
+            self.ground.context.machines.stop(handle, is_urgent=True)
 
     def _do_periodic(self, row: JobRow, handle: str) -> None:
-        settings = self.context.settings
+        settings = self.ground.context.settings
         now = time.monotonic()
         if now - self._last_upload >= settings.upload_period_s:
             self._last_upload = now
-            self._upload(row)
-            self._export_logs(row)
+            self._keeper.upload(row)
+            self._keeper.export_logs(row)
         if now - self._last_metric >= settings.metric_period_s:
             self._last_metric = now
-            used = self.context.machines.usage(handle, row.nodes)
+            used = self.ground.context.machines.usage(handle, row.nodes)
             for index, (cpu, memory) in enumerate(used):
-                self.context.database.add_metric(row.id, f"worker-{index}", cpu, memory)
+                self.ground.context.database.add_metric(row.id, f"worker-{index}", cpu, memory)
             self._look_for_hang(row, handle, max(cpu for cpu, _ in used))
 
     def _look_for_hang(self, row: JobRow, handle: str, cpu: float) -> None:
@@ -366,62 +272,34 @@ class Run:
         if row.body["metadata"]["annotations"].get(wanted.RETRY_HANG) != "true":
             return
         now = time.monotonic()
-        size = sum(NodeLog(self._logs / str(index)).size_bytes for index in range(row.nodes))
+        size = sum(NodeLog(self.ground.logs / str(index)).size_bytes for index in range(row.nodes))
         if cpu >= _IDLE_PERCENT or size != self._busy[1]:
             self._busy = (now, size)
-        elif not self._is_hung and now - self._busy[0] > self.context.settings.hang_s:
+        elif not self._is_hung and now - self._busy[0] > self.ground.context.settings.hang_s:
             self._is_hung = True
-            self._event("Training job hangs: no node computes or writes.", "Warning")
-            self.context.machines.stop(handle, is_urgent=True)
+            self.ground.event("Training job hangs: no node computes or writes.", "Warning")
+            self.ground.context.machines.stop(handle, is_urgent=True)
 
     def _pump(self, row: JobRow) -> None:
         """Take in the logs of all nodes until they end."""
-        limit = self.context.settings.log_limit_bytes
+        limit = self.ground.context.settings.log_limit_bytes
         writers = []
         for index in range(row.nodes):
-            log = NodeLog(self._logs / str(index))
+            log = NodeLog(self.ground.logs / str(index))
             # Machines that were started again tell everything from the beginning.
             earlier = [_key(row, attempt) for attempt in _attempts_before(row)]
             size = sum(path.stat().st_size for path in map(log.run_path, earlier) if path.exists())
             writers.append(Writer(log.run_path(row.run["log_key"]), limit, size))
         try:
-            for index, data in self.context.machines.logs(row.run["handle"]):
+            for index, data in self.ground.context.machines.logs(row.run["handle"]):
                 if 0 <= index < row.nodes and data:
                     writers[index].write(data)
         except CloudJobError as error:
-            self._event(f"Collecting logs failed: {error.message}", "Warning")
+            self.ground.event(f"Collecting logs failed: {error.message}", "Warning")
         except OSError:
             pass  # the job was deleted meanwhile
 
     # -- outputs and logs ---------------------------------------------------------------------
-
-    def _upload(self, row: JobRow) -> str:
-        """Upload what is new in the outputs; return what came in the way."""
-        for item in plan.folders(row):
-            if item.kind != "output":
-                continue
-            for index in range(row.nodes):
-                local = self._local(index, item.path)
-                begun = time.monotonic()
-                try:
-                    files, _ = self.context.obs.upload(local, wanted.place(item.url), self._known)
-                except ObsError as error:
-                    words = f"Upload training output(parameter name: {item.name}) failed: {error}"
-                    self._event(f"[worker-{index}] {words}", "Error", "Task")
-                    return words
-                if files:
-                    took = f"[worker-{index}][time used: {time.monotonic() - begun:.3f}s]"
-                    words = f"{took} Upload training output(parameter name: {item.name}) finished."
-                    self._event(words, source="Task")
-        return ""
-
-    def _export_logs(self, row: JobRow) -> None:
-        for index in range(row.nodes):
-            try:
-                export_log(self.context, row, index)
-            except ObsError as error:
-                self._event(f"[worker-{index}] Exporting the log failed: {error}", "Warning")
-
     # -- end ----------------------------------------------------------------------------------
 
     def _close_record(self, row: JobRow, end: _End) -> None:
@@ -439,7 +317,7 @@ class Run:
             if not end.is_good and not end.is_stopped:
                 record["end_reason"] = _reason(end)
                 record["end_related_task"] = f"worker-{end.first}"
-        self.context.database.update_job(row.id, run=run)
+        self.ground.context.database.update_job(row.id, run=run)
 
     def _again(self, row: JobRow, end: _End) -> bool:
         """Make the job ready for another attempt, if it may have one; say whether it may."""
@@ -452,7 +330,7 @@ class Run:
         wants = end.lost or is_always or end.is_hung
         if restarts >= wanted.retries(row.body) or not wants:
             return False
-        self._upload(row)
+        self._keeper.upload(row)
         recover = "pod_reschedule" if end.lost else "proc_restart"
         if run.get("running_records"):
             run["running_records"][-1]["end_recover"] = recover
@@ -466,95 +344,60 @@ class Run:
             run.update(handle="", is_in_place=not end.lost)
         self.lost.clear()
         self._stop_at, self._is_killed, self._is_hung = 0.0, False, False
-        self.context.database.update_job(row.id, run=run)
-        self._event(
+        self.ground.context.database.update_job(row.id, run=run)
+        self.ground.event(
             f"Training job is restarted ({recover}), {restarts + 1} of {wanted.retries(row.body)}.",
             "Warning",
         )
         if end.lost:
-            self.context.database.change_phase(row.id, ("Running",), "Pending")
+            self.ground.context.database.change_phase(row.id, ("Running",), "Pending")
         return True
 
     def _restart(self, handle: str) -> bool:
         try:
-            return self.context.machines.restart(handle)
+            return self.ground.context.machines.restart(handle)
         except CloudJobError as error:
-            self._event(f"Restarting in place failed: {error.message}", "Warning")
+            self.ground.event(f"Restarting in place failed: {error.message}", "Warning")
             return False
 
     def _settle(self, row: JobRow, end: _End) -> None:
         """Upload what is left, and say how the job ended."""
-        problem = "" if row.is_stopping == DELETED else self._last_uploads(row)
+        problem = "" if row.is_stopping == DELETED else self._keeper.upload_the_rest(row)
         self._end_all()
         for index in range(row.nodes):
             words = "output-handler failed" if problem else "output-handler finalized"
-            log = NodeLog(self._logs / str(index))
+            log = NodeLog(self.ground.logs / str(index))
             log.say(row.run["log_key"], words, is_after=True)
         if row.is_stopping != DELETED:
-            self._export_logs(row)
-        shutil.rmtree(self._nodes, ignore_errors=True)
+            self._keeper.export_logs(row)
+        shutil.rmtree(self.ground.nodes, ignore_errors=True)
         if end.is_stopped:
-            self._event("Training job terminated.", "Warning")
+            self.ground.event("Training job terminated.", "Warning")
             self._finish("Terminated")
         elif end.is_good and not problem:
-            self._event("Training job completed.")
+            self.ground.event("Training job completed.")
             self._finish("Completed")
         else:
-            self._event("Training job failed.", "Error")
+            self.ground.event("Training job failed.", "Error")
             self._finish("Failed")
 
-    def _last_uploads(self, row: JobRow) -> str:
-        problem = ""
-        for attempt in range(_UPLOAD_TRIES):
-            problem = self._upload(row)
-            if not problem:
-                break
-            time.sleep(attempt + 1)
-        return problem
-
     def _finish(self, phase: str, secondary: str = "") -> None:
-        row = self._row()
+        row = self.ground.row()
         if row is None:
             return
         now_ms = int(time.time() * 1000)
-        self.context.database.update_job(
-            self.job, phase=phase, secondary=secondary or phase, end_ms=now_ms
+        self.ground.context.database.update_job(
+            self.ground.job, phase=phase, secondary=secondary or phase, end_ms=now_ms
         )
 
     def _end_all(self) -> None:
         """Leave nothing of this attempt on the machines."""
-        row = self._row()
+        row = self.ground.row()
         if row and row.run.get("handle"):
             with contextlib.suppress(CloudJobError):
-                self.context.machines.remove(row.run["handle"])
+                self.ground.context.machines.remove(row.run["handle"])
 
     # -- where things are ---------------------------------------------------------------------
-
-    @property
-    def _folder(self) -> Path:
-        return self.context.folder / self.job
-
-    @property
-    def _nodes(self) -> Path:
-        return self._folder / "nodes"
-
-    @property
-    def _logs(self) -> Path:
-        return logs_of(self.context.folder, self.job)
-
-    def _local(self, index: int, path: str) -> Path:
-        return self.context.machines.folder(self._nodes, index, path)
-
-    def _row(self) -> JobRow | None:
-        return self.context.database.job(self.job)
-
-    def _need(self) -> JobRow:
-        row = self._row()
-        assert row is not None, "only we remove the job while we run it"
-        return row
-
-    def _event(self, message: str, level: str = "Info", source: str = "Job") -> None:
-        self.context.database.add_event(self.job, message, level, source)
 
 
 def _key(row: JobRow, attempt: int) -> str:
@@ -572,40 +415,6 @@ def _open_record(run: dict[str, Any], *, is_in_place: bool) -> None:
     kind = "restarted" if is_in_place else "init_or_rescheduled"
     record = {"start_at": int(time.time()), "start_type": kind}
     run.setdefault("running_records", []).append(record)
-
-
-def logs_of(folder: Path, job: str) -> Path:
-    """Return the folder of a job's logs."""
-    return folder / job / "logs"
-
-
-def log_place(row: JobRow, index: int) -> Place:
-    """Return where the log of a node goes in OBS."""
-    asked = row.body["spec"]["log_export_path"].get("obs_url")
-    name = f"modelarts-job-{row.id}-worker-{index}.log"
-    if not asked:
-        return Place(LOG_BUCKET, f"{row.id}/{name}")
-    place = wanted.place(asked)
-    return Place(place.bucket, place.prefix + name)
-
-
-def export_log(context: Context, row: JobRow, index: int) -> Place | None:
-    """Copy the log of a node to OBS; None when there is nothing yet.
-
-    Raises:
-        ObsError: OBS refused.
-    """
-    log = NodeLog(logs_of(context.folder, row.id) / str(index))
-    if not log.size_bytes:
-        return None
-    place = log_place(row, index)
-    if place.bucket == LOG_BUCKET:
-        context.obs.make_bucket(LOG_BUCKET)
-    with tempfile.TemporaryDirectory(dir=context.folder) as scratch:
-        path = Path(scratch, "log")
-        log.write_to(path)
-        context.obs.put(path, place)
-    return place
 
 
 def _reason(end: _End) -> str:

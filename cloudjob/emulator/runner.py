@@ -9,7 +9,8 @@ import time
 from typing import TYPE_CHECKING
 
 from cloudjob.emulator.answers import ApiError
-from cloudjob.emulator.run import DELETED, Context, Run
+from cloudjob.emulator.ground import Context, Ground
+from cloudjob.emulator.run import DELETED, Run
 from cloudjob.errors import CloudJobError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Runner:
         if is_active:
             self.wake()
         else:
-            Run(job, self.context).forget()
+            Run(Ground(job, self.context)).forget()
 
     def lose_node(self, row: JobRow, node: int) -> None:
         """Let a node of a running job be lost.
@@ -116,7 +117,7 @@ class Runner:
         return used + nodes <= most or (used == 0 and nodes > most)
 
     def _begin(self, job: str, pool: str, nodes: int) -> None:
-        run = Run(job, self.context)
+        run = Run(Ground(job, self.context))
         with self._lock:
             self._active[job] = (run, pool, nodes)
         threading.Thread(target=self._go, args=(run,), name=job, daemon=True).start()
@@ -125,13 +126,13 @@ class Runner:
         try:
             run.go()
         except Exception as error:  # noqa: BLE001 (a thread's end must be seen)
-            sys.stderr.write(f"job {run.job}: {error!r}\n")
+            sys.stderr.write(f"job {run.ground.job}: {error!r}\n")
         finally:
             with self._lock:
-                self._active.pop(run.job, None)
+                self._active.pop(run.ground.job, None)
             with contextlib.suppress(Exception):
-                row = self.context.database.job(run.job)
+                row = self.context.database.job(run.ground.job)
                 # Deleted in the moment between its end and ours.
                 if row and row.is_stopping == DELETED and row.is_final:
-                    Run(run.job, self.context).forget()
+                    Run(run.ground).forget()
             self.wake()

@@ -20,6 +20,7 @@ from cloudjob.emulator.catalog import Catalog
 from cloudjob.emulator.control import PREFIX, Control
 from cloudjob.emulator.database import Database
 from cloudjob.emulator.gate import Gate, Refusal, is_write
+from cloudjob.emulator.ground import Context
 from cloudjob.emulator.iam import Iam
 from cloudjob.emulator.jobs import Jobs
 from cloudjob.emulator.nodes import (
@@ -33,7 +34,6 @@ from cloudjob.emulator.nodes import (
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.parts import Parts
 from cloudjob.emulator.resign import Key, resigned
-from cloudjob.emulator.run import Context
 from cloudjob.emulator.runner import Runner
 from cloudjob.emulator.service import Service
 from cloudjob.emulator.settings import Settings, load

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from cloudjob.package import collector
 from cloudjob.package.tree import Seen
 from jobentry.contract.packages import Entry, Layer
 
@@ -86,6 +87,7 @@ def trusted(seen: Seen, now_ns: int) -> Seen | None:
     return seen if max(seen.mtime_ns, seen.ctime_ns) < now_ns - _TICK_NS else None
 
 
+@collector.stopped()
 def load(path: Path) -> Memory:
     """Return what is remembered; nothing when the file is not there or makes no sense."""
     try:

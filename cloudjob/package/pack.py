@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from cloudjob.package import check, layer, secrets
+from cloudjob.package import check, collector, layer, secrets
 from cloudjob.package.cache import Memory
 from cloudjob.package.contents import ChangedError
 from cloudjob.package.layer import Job
@@ -61,6 +61,7 @@ class Options(NamedTuple):
     cache_folder: Path | None = None
 
 
+@collector.stopped()
 def pack(
     source: Path,
     destination: Path,

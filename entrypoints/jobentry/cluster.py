@@ -1,4 +1,4 @@
-"""The scheduler of MindSpore's cluster."""
+"""MindSpore's cluster: what runs as its scheduler."""
 
 from __future__ import annotations
 

@@ -25,10 +25,18 @@ from jobentry.supervise import (
     remove_sessions,
     sweep,
 )
-from jobentry.verdict import Outcome, RankEnd, Starter, decide, served_no_more
+from jobentry.verdict import (
+    Outcome,
+    RankEnd,
+    Starter,
+    decide,
+    decide_elastic,
+    served_no_more,
+)
 from jobentry.workers import Workers
 
 if TYPE_CHECKING:
+    from jobentry.members import Members
     from jobentry.table import Row
 
 # How long a reason may still be on its way when mpirun has ended badly without one.
@@ -37,6 +45,8 @@ REASON_S = 1.0
 CAUSE_S = 0.2
 # How long the workers may take to clean up after a start that hung.
 CLEAN_UP_S = 10.0
+# How long an elastic job that has enough nodes waits for the others before it begins.
+GATHER_S = 10.0
 _LATE_RANK = (
     "starting the ranks: mpirun hung, and a rank started while it was ended: the script may have"
     " begun, so it is not started again"
@@ -81,6 +91,8 @@ class Head:
         self._stopped: Outcome | None = None
         self._attempt = 1
         self._is_hung = False
+        self._members: Members | None = _members(node, paths)
+        self._has_begun = False
         self._dirty: set[int] = set()
         # When the job was cancelled, on the clock that never jumps.
         self.stopped_at: float | None = None
@@ -125,17 +137,19 @@ class Head:
         self._loop.at("start", self._node.start_timeout_s, self._workers_are_late)
         try:
             self._workers.open()
-            while self._workers.absent:
+            self._gather()
+            while self._workers.absent and not self._has_begun:
                 self._loop.step()
                 if self._has_reason():
                     return self._outcome()
         except peers.PeerError as error:
             return Outcome(exits.ENTRY_FAILED, "entry", Failure(message=str(error)))
         finally:
-            self._workers.stop_looking()
+            self._has_begun = True
+            self._workers.stop_looking(for_good=self._members is None)
         for warning in self._workers.warnings():
             say(warning)
-        unfit = self._workers.unfit()
+        unfit = [row for row in self._workers.unfit() if row.facts or self._members is None]
         return self._refused(unfit[0]) if unfit else None
 
     def _refused(self, row: Row) -> Outcome:
@@ -159,6 +173,8 @@ class Head:
             self._pass_on(values["number"])
         elif word == "cleaned-up":
             self._dirty.discard(peer.index)
+        elif word == "ready" and self._members is not None:
+            self._came(peer.index)
         elif word == "over":
             self._ended_away(peer.index, Starter(**values))
 
@@ -167,9 +183,13 @@ class Head:
         say(message)
         self._away.discard(peer.index)
         code = exits.code_of_signal(signal.SIGKILL)
-        self._lost_nodes.append(
-            Failure(node=peer.index, host=peer.host, exit_code=code, message=message)
-        )
+        failure = Failure(node=peer.index, host=peer.host, exit_code=code, message=message)
+        if self._members is not None:
+            self._members.go(peer.index)
+            self._workers.look_again(peer)
+            self._gather(failure)
+            return
+        self._lost_nodes.append(failure)
         self._end_ranks()
 
     def _workers_are_late(self) -> None:
@@ -188,6 +208,53 @@ class Head:
         )
         self._stopped = Outcome(exits.ENTRY_FAILED, "entry", failure)
         self._abort()
+
+    # -- nodes that come and go ---------------------------------------------------------------
+
+    def _came(self, index: int) -> None:
+        """A worker is there: one of an elastic job may come at any time."""
+        assert self._members is not None
+        row = next((row for row in self._workers.unfit() if row.node == index), None)
+        if row is not None and self._has_begun:
+            say("node %d (%s) takes no part: it has %s" % (index, row.host, row.trouble))
+            return
+        self._members.come(index)
+        if self._has_begun:
+            say("node %d (%s) takes part" % (index, self._node.hosts[index]))
+        self._gather()
+
+    def _gather(self, lost: Failure | None = None) -> None:
+        """See whether an elastic job has the nodes to begin or to go on."""
+        members = self._members
+        if members is None:
+            return
+        if members.are_enough:
+            self._loop.drop("too-few")
+            if not self._has_begun and not self._loop.is_planned("begin"):
+                self._loop.at("begin", GATHER_S, self._begin)
+        elif lost is not None and self._has_begun:
+            patience_s = self._node.start_timeout_s
+            self._loop.at("too-few", patience_s, lambda: self._too_few(lost, patience_s))
+
+    def _can_go_on_without(self, node: int | None) -> bool:
+        """Whether the job goes on although a rank of that node has failed: it is used no more."""
+        if self._members is None or node is None:
+            return False
+        self._members.strike(node)
+        return self._members.are_enough
+
+    def _begin(self) -> None:
+        assert self._members is not None
+        self._has_begun = self._members.are_enough
+
+    def _too_few(self, lost: Failure, waited_s: float) -> None:
+        assert self._members is not None
+        text = "waiting for nodes: after %g s %d of %d are there, and the job needs %d (min_nodes)"
+        counts = (waited_s, self._members.count, self._node.nodes, self._node.min_nodes)
+        message = "%s; %s" % (text % counts, lost.message)
+        say(message)
+        self._lost_nodes.append(lost._replace(message=message))
+        self._end_ranks()
 
     def _give_up(self, failure: Failure) -> None:
         say(failure.message)
@@ -280,7 +347,8 @@ class Head:
             self._attempt,
             waited_s,
         )
-        if self._plan.is_everywhere or not start.may_try_again(self._attempt, self._started):
+        may_not = self._plan.is_everywhere or self._members is not None
+        if may_not or not start.may_try_again(self._attempt, self._started):
             self._give_up(failure._replace(last_lines=tuple(self._starters.lines)[-20:]))
             return
         say(f"{failure.message}: ending it, and starting it once more")
@@ -309,7 +377,8 @@ class Head:
             self._loop.step()
 
     def _is_clear(self, code: int) -> bool:
-        return self._has_reason() or (code == 0 and len(self._ends) >= self._ranks)
+        have_ended = len(self._ends) >= (self._ranks if self._members is None else 0)
+        return self._has_reason() or (code == 0 and have_ended)
 
     def _has_reason(self) -> bool:
         return bool(self._has_failed or self._lost_nodes or self._stopped)
@@ -318,7 +387,11 @@ class Head:
 
     def _rank_started(self, rank: int, node: int) -> None:
         self._started[rank] = node
-        if len(self._started) >= self._ranks:
+        if self._members is not None:
+            # From now on its driver sees to that.
+            self._ends.pop(rank, None)
+            self._loop.drop("start")
+        elif len(self._started) >= self._ranks:
             self._loop.drop("start")
         elif not self._has_reason() and not self._is_hung:
             self._await_ranks()
@@ -333,9 +406,11 @@ class Head:
             return
         self._ends[rank] = end
         if end.is_failure and not self._has_failed:
-            self._has_failed = True
             failure = end.failure
             say(f"rank {rank} on node {failure.node} ({failure.host}): {failure.message}")
+            self._has_failed = not self._can_go_on_without(failure.node)
+            if not self._has_failed:
+                return
             # Our signal must not reach the one to blame while it still writes its backtrace.
             self._loop.at("end-ranks", CAUSE_S if end.is_left_alone else 0.0, self._end_ranks)
 
@@ -416,6 +491,8 @@ class Head:
             return Outcome(failure.exit_code or 1, "platform", failure)
         if self._stopped:
             return self._stopped
+        if self._members is not None:
+            return decide_elastic(self._ends, self._starter_end())
         outcome = decide(self._ends, self._started, self._ranks, self._starter_end())
         if outcome.failure is None or outcome.failure.node is None or outcome.failure.host:
             return outcome
@@ -428,3 +505,14 @@ class Head:
         if not starters.code and self._away_end.code:
             return self._away_end
         return Starter(starters.name, starters.code, starters.lines)
+
+
+def _members(node: NodeEnv, paths: NodePaths) -> Members | None:
+    """Return who takes part in an elastic job, the head alone at first; None for other jobs."""
+    if not node.min_nodes:
+        return None
+    from jobentry.members import Members
+
+    members = Members(node, paths)
+    members.come(node.node)
+    return members

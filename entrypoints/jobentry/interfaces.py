@@ -13,7 +13,7 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
-from jobentry.launchers import mpirun
+from jobentry.launchers import mpi
 
 # What the platform sets on a flavor with GPUs. That, and the default of OPENMPI_X_ARGS, is nobody's
 # wish, so it may be mended; every other value is somebody's word.
@@ -167,7 +167,7 @@ def _sockets_of_open_mpi(node: NodeEnv, environ: Mapping[str, str], here: Here) 
     own = [interface.name for interface in here.interfaces if _is_own(interface)]
     is_asked = any(name in environ for name in (names.OMPI_TCP_INCLUDE, names.OMPI_TCP_EXCLUDE))
     is_asked = is_asked or any(
-        name.startswith("btl_tcp_if_") for name in mpirun.asked_parameters(node)
+        name.startswith("btl_tcp_if_") for name in mpi.asked_parameters(node)
     )
     if node.nodes == 1 or not own or is_asked:
         return Choice({})
@@ -180,7 +180,7 @@ def _sockets_of_open_mpi(node: NodeEnv, environ: Mapping[str, str], here: Here) 
 
 def _asked(node: NodeEnv, environ: Mapping[str, str], name: str) -> tuple[str | None, bool]:
     """Return what the ranks would be told, and whether that is somebody's own word."""
-    given = mpirun.exported_values(node).get(name)
+    given = mpi.exported_values(node).get(name)
     if given is not None and node.open_mpi.x_args is not None:
         return given, True
     if name in environ:

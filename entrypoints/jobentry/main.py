@@ -22,8 +22,8 @@ from jobentry.contract import env, exits, launchers, names, paths, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import LAUNCHERS, Launcher
 from jobentry.contract.paths import NodePaths
-from jobentry.launchers import mpirun
 from jobentry.launchers.common import ArgsError, File
+from jobentry.launchers.mpi import Mpi
 from jobentry.output import say
 
 if TYPE_CHECKING:
@@ -356,7 +356,7 @@ def _tools(
     interpreter = _interpreter(node, path)
     if not interpreter and not is_dry_run:
         raise EntryError("looking for python: there is none on PATH", exits.NOT_FOUND)
-    mpi = _mpi(path, version, is_dry_run=is_dry_run) if needs_mpi else mpirun.Mpi("", ())
+    mpi = _mpi(path, version, is_dry_run=is_dry_run) if needs_mpi else Mpi("", ())
     entry = (sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]))
     table = _rank_table(node, environment, is_dry_run=is_dry_run)
     return plan.Tools(mpi, interpreter or "python3", entry, table)
@@ -460,10 +460,10 @@ def _facts(node: NodeEnv, means: _Means) -> dict[str, Any]:
     return facts
 
 
-def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool) -> mpirun.Mpi:
+def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool) -> Mpi:
     if version is None:
         if is_dry_run:
-            return mpirun.Mpi("mpirun", (4, 1))
+            return Mpi("mpirun", (4, 1))
         raise EntryError(
             f"looking for mpirun: there is none on PATH ({path})",
             exits.NOT_FOUND,
@@ -473,7 +473,7 @@ def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool
     program = str(version.args[0])  # type: ignore[index]
     found = launchers.mpi(text)
     if found and found.is_driven:
-        return mpirun.Mpi(program, found.version, found.family)
+        return Mpi(program, found.version, found.family)
     if found:
         raise EntryError(
             "%s is %s %d.%d, which we cannot drive" % (program, found.family, *found.version),

@@ -16,6 +16,7 @@ import time
 from typing import Any, NamedTuple
 
 from jobentry.contract.env import NodeEnv
+from jobentry.launchers.common import remote_shell
 
 # The session ends when the worker's entry closes its FIFO; the entry sees the end of the head's
 # when the first cat, which reads the session's input, is gone. ``<&3``, because a shell gives a
@@ -64,9 +65,12 @@ class Lines:
 
 def shell_command(node: NodeEnv, host: str, command: str, ssh_config: str) -> list[str]:
     """Return the argv that runs ``command`` in a shell on ``host``."""
-    if node.remote_shell:
-        return [node.remote_shell, host, command]
-    return ["ssh", "-F", ssh_config, "-p", str(node.sshd_port), host, command]
+    shell = remote_shell(node, ssh_config)
+    if not node.remote_shell:
+        # bash reads ~/.bashrc for a command that sshd runs, unless it is not the first shell
+        # (SHLVL). A user's takes its time there, modules and conda, and our line needs none of it.
+        shell += ("-o", "SetEnv=SHLVL=1")
+    return [*shell, host, command]
 
 
 class Peer:
@@ -159,6 +163,12 @@ class Peer:
             self._session.wait()
         assert self._session.stdout is not None
         self._session.stdout.close()
+
+    def forget(self) -> None:
+        """Forget a worker whose session has ended: who answers next is another."""
+        self.close(patience_s=1.0)
+        self.facts = {}
+        self.is_idle = self.is_gone = False
 
     def words(self) -> str:
         """Return the last of what the remote shell said, in one line."""

@@ -8,8 +8,8 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.launchers import mpirun
 from jobentry.launchers.common import File, Launch, Process, Site
+from jobentry.launchers.mpi import Mpi
 
 
 class LaunchPlan(NamedTuple):
@@ -37,7 +37,7 @@ class LaunchPlan(NamedTuple):
 class Tools(NamedTuple):
     """What this node has: Open MPI, an interpreter for the script, our own entry, a rank table."""
 
-    mpi: mpirun.Mpi
+    mpi: Mpi
     interpreter: str
     entry: tuple[str, ...]
     rank_table: str = ""
@@ -52,6 +52,7 @@ _MPI_LAUNCHERS = {
 }
 _LAUNCHERS = {
     "horovod-gloo": "horovod.gloo",
+    "horovod-elastic": "horovod.elastic",
     "srun": "srun.launch",
     "torchrun": "torchrun.launch",
     "msrun": "mindspore.msrun",

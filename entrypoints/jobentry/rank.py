@@ -116,6 +116,11 @@ def _obey(options: list[str], environment: dict[str, str], rank: int) -> str:
         # MindSpore's cluster on a CPU does not know what mpirun tells its ranks.
         environment["MS_NODE_ID"] = environment["RANK_ID"] = str(rank)
         environment["DEVICE_ID"] = environment.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")
+    if "--gloo" in options:
+        # Which interface that is differs from node to node.
+        interface = environment.get(names.GLOO_SOCKET_IFNAME)
+        if interface:
+            environment.setdefault("HOROVOD_GLOO_IFACE", interface)
     if "--address" in options:
         import socket
 

@@ -58,6 +58,9 @@ class Ranks:
         if word == "start":
             rank, door, program = (int(text) for text in rest.split())
             self.doors[rank] = door
+            # An elastic job may start a rank again.
+            self.ends.pop(rank, None)
+            self._failing.pop(rank, None)
             self._programs[rank] = program
             if os.path.exists(self._stopping):
                 # It looked before the job was stopped, and was heard after it.

@@ -6,6 +6,7 @@ keys are pinned without a table of hosts, and a stranger's sshd on the same addr
 
 from __future__ import annotations
 
+import binascii
 import os
 import pwd
 import shutil
@@ -43,6 +44,7 @@ ClientAliveInterval 2
 ClientAliveCountMax 4
 UseDNS no
 PrintMotd no
+AcceptEnv SHLVL
 SetEnv CLOUDJOB_NODE_DIR={node_dir}
 """
 
@@ -69,6 +71,10 @@ Host *
     ForwardX11 no
     LogLevel ERROR
 """
+
+_BEGIN = b"-----BEGIN OPENSSH PRIVATE KEY-----"
+# One key that no password is needed for.
+_PLAIN = b"openssh-key-v1\0\0\0\0\4none\0\0\0\4none\0\0\0\0\0\0\0\1"
 
 
 class SshError(Exception):
@@ -114,7 +120,7 @@ def prepare(node: NodeEnv, where: NodePaths, key: bytes) -> None:
     """
     files = SshFiles(where.node_dir)
     _write(files.key, key if key.endswith(b"\n") else key + b"\n")
-    public = _public_key(files.key)
+    public = _public_part(key) or _public_key(files.key)
     values = {
         "port": node.sshd_port,
         "user": _user(),
@@ -160,6 +166,37 @@ def words(where: NodePaths) -> str:
     except OSError:
         return ""
     return "; ".join(line.strip() for line in lines[-4:] if line.strip())
+
+
+def _public_part(key: bytes) -> str:
+    """Return the public key that stands in clear in a private one; empty for what is not plain.
+
+    After a magic word and how the rest is encrypted comes how many keys there are, then the public
+    and the private part, each a length of 4 bytes and so many bytes (OpenSSH's PROTOCOL.key).
+    """
+    words = key.split()
+    if words[:4] != _BEGIN.split() or words[-4:] != _BEGIN.replace(b"BEGIN", b"END").split():
+        return ""
+    try:
+        data = binascii.a2b_base64(b"".join(words[4:-4]))
+        end = len(_PLAIN)
+        public, end = _string(data, end)
+        _, end = _string(data, end)
+        kind, _ = _string(public, 0)
+    except ValueError:
+        return ""
+    if not data.startswith(_PLAIN) or end != len(data):
+        return ""
+    return "%s %s" % (kind.decode("ascii"), binascii.b2a_base64(public, newline=False).decode())
+
+
+def _string(data: bytes, at: int) -> tuple[bytes, int]:
+    """Return the string that begins there, and where the next one does."""
+    begin = at + 4
+    end = begin + int.from_bytes(data[at:begin], "big")
+    if end > len(data):
+        raise ValueError
+    return data[begin:end], end
 
 
 def _public_key(key: str) -> str:

@@ -79,6 +79,10 @@ class NodeLoop:
         """Forget what ``at`` planned under this name."""
         self._timers.pop(name, None)
 
+    def is_planned(self, name: str) -> bool:
+        """Whether ``at`` has planned something under this name that has not happened yet."""
+        return name in self._timers
+
     def step(self) -> None:
         """Wait for the next thing to happen, and deal with it."""
         now = time.monotonic()

@@ -318,13 +318,14 @@ def _write_all(places: Sequence[_Place], withheld: int) -> None:
 def _split(places: Sequence[_Place]) -> list[Sequence[_Place]]:
     """Return the contents in stretches of about the same cost."""
     costs = [place.content.size_bytes + _FILE_BYTES for place in places]
-    count = min(len(os.sched_getaffinity(0)), _MOST_PARTS, sum(costs) // _PART_BYTES)
+    whole = sum(costs)
+    count = min(len(os.sched_getaffinity(0)), _MOST_PARTS, whole // _PART_BYTES)
     if count < 2:
         return [places]
     parts, begin, cost = [], 0, 0  # type: list[Sequence[_Place]], int, int
     for number, each in enumerate(costs, 1):
         cost += each
-        if cost >= sum(costs) * (len(parts) + 1) // count and len(parts) < count - 1:
+        if cost >= whole * (len(parts) + 1) // count and len(parts) < count - 1:
             parts.append(places[begin:number])
             begin = number
     return [*parts, places[begin:]]
@@ -349,7 +350,9 @@ def _write_part(places: Iterable[_Place], withheld: int) -> None:
         for path, mode in place.targets:
             descriptor = _create(path, mode, withheld)
             try:
-                _write(descriptor, data)
+                if os.write(descriptor, data) != len(data):
+                    os.lseek(descriptor, 0, os.SEEK_SET)
+                    _write(descriptor, data)
             finally:
                 os.close(descriptor)
 

@@ -12,6 +12,8 @@ from jobentry.contract.exits import Failure
 # A rank that fails closes its connections some milliseconds before it is gone. By then another
 # rank may have ended because of it, and the signal that this one caused may have reached it.
 _CLOSE_S = 0.1
+# What has happened longer ago than this, an elastic job had got over when it ended.
+_ROUND_S = 5.0
 
 
 class Outcome(NamedTuple):
@@ -96,6 +98,19 @@ def decide(
     message = f"{failure.message} before all ranks had started"
     failure = failure._replace(exit_code=exits.ENTRY_FAILED, message=message)
     return Outcome(exits.ENTRY_FAILED, "entry", failure)
+
+
+def decide_elastic(ends: Mapping[int, RankEnd], driver: Starter) -> Outcome:
+    """Return how a job ended whose ranks may come and go: its driver knows whether it is done.
+
+    Args:
+        ends: The ranks that have ended; what the driver got over is no failure of the job.
+    """
+    if driver.code == 0:
+        return Outcome(0)
+    last_at_s = max((end.at_s for end in ends.values()), default=0.0)
+    recent = {rank: end for rank, end in ends.items() if end.at_s > last_at_s - _ROUND_S}
+    return decide(recent, {}, 0, driver)
 
 
 def served_no_more(server: Starter, host: str, have_started: bool) -> Outcome:

@@ -74,7 +74,7 @@ class Workers:
     @property
     def are_idle(self) -> bool:
         """Whether no worker has a rank that runs."""
-        return all(peer.is_idle or peer.is_gone for peer in self.peers)
+        return all(peer.is_idle or peer.is_gone or not peer.is_ready for peer in self.peers)
 
     @property
     def processes(self) -> list[int]:
@@ -96,15 +96,25 @@ class Workers:
             self._steps = self._probe.steps
             self._loop.selector.register(self._probe, selectors.EVENT_READ, self._found)
 
-    def stop_looking(self) -> None:
-        """Give up on the workers that have not answered, or rest: all have."""
+    def stop_looking(self, *, for_good: bool = True) -> None:
+        """Give up on the workers that have not answered, or rest: all have.
+
+        Args:
+            for_good: Else those that come later are welcome all the same.
+        """
         self._loop.drop("late")
         if self._is_late and not self.absent:
             say("all workers are there after %.0f s" % (time.monotonic() - self._begun))
-        if self._probe:
+        if self._probe and for_good:
             self._loop.selector.unregister(self._probe)
             self._probe.close()
             self._probe = None
+
+    def look_again(self, peer: Peer) -> None:
+        """Look for a worker that is gone: it may come back."""
+        self._loop.own.discard(peer.process)
+        peer.forget()
+        self._again(peer)
 
     def tell(self, word: str, **values: Any) -> None:
         """Say ``word`` to every worker."""
@@ -235,6 +245,9 @@ class Workers:
             since = self._refused_since.setdefault(peer.index, time.monotonic())
             if not self._is_late and time.monotonic() - since > _REFUSED_S:
                 self._are_late()
+        self._again(peer)
+
+    def _again(self, peer: Peer) -> None:
         if self._probe:
             self._probe.again(peer.index)
             return

@@ -230,7 +230,7 @@ def test_every_fault_of_every_file_is_reported_at_once(job, tmp_path):
         "job.yaml:4: env.A: must be one text or number",
         "job.yaml:6: grace_s: is not a number (given '1 s'; allowed 0 to 86400)",
         "job.yaml:7: process.pyton: no such key, did you mean 'python'? "
-        "(allowed python, isolation)",
+        "(allowed python, isolation, source_limit_mb)",
         "secrets.T: is not set in your environment (allowed: set it, or name a @FILE)",
         "job.yaml:1: nodes: is out of range (given 0; allowed 1 to 10000)",
         "job.yaml:5: env.MA_X: uses a reserved name "
@@ -581,6 +581,36 @@ def test_a_section_says_what_is_wrong_with_it(job, text):
     """With the key, and the schema says so, too."""
     assert problems_of(job, text)[0].split(": ")[1].startswith("modelarts.")
     assert not accepts(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    ("user", "text", "flags", "wanted"),
+    [
+        ("", "process: {source_limit_mb: 7}", {}, (7, "job.yaml:1")),
+        ("", "process: {source_limit_mb: 7}\nsource_limit_mb: 9", {}, (7, "job.yaml:1")),
+        ("", "docker: {source_limit_mb: 7}", {}, (100, "default")),
+        ("", "docker: {source_limit_mb: 7}", {"backend": "docker"}, (7, "job.yaml:1")),
+        ("process: {source_limit_mb: 7}", "source_limit_mb: 9", {}, (9, "job.yaml:1")),
+        ("source_limit_mb: 9", "process: {source_limit_mb: 7}", {}, (7, "job.yaml:1")),
+        ("", "process: {source_limit_mb: 7}", {"source_limit_mb": 9}, (9, "--source-limit-mb")),
+        ("", "process: {source_limit_mb: 7}", {"source_limit_mb": 0}, (0, "--source-limit-mb")),
+        ("process: {source_limit_mb: 7}", "process: {source_limit_mb: 0}", {}, (100, "default")),
+        ("source_limit_mb: 9", "process: {source_limit_mb: 0}", {}, (9, "user.yaml:1")),
+    ],
+)
+def test_a_backend_has_a_limit_of_its_own(job, tmp_path, user, text, flags, wanted):
+    """The nearest layer decides, in one layer the backend's own; a copy of the job has it too."""
+    (tmp_path / "user.yaml").write_text(user)
+    environ = {"CLOUDJOB_CONFIG": str(tmp_path / "user.yaml")}
+
+    loaded = job(text, flags, environ=environ)
+
+    origin = {key: place for key, _, place in show(loaded)}["source_limit_mb"]
+    assert (loaded.spec.source_limit_mb, origin.rpartition("/")[2]) == wanted
+    copied = load(
+        {}, job_file=None, cwd=tmp_path, environ=environ, copied=("job x", masked(loaded.spec))
+    )
+    assert copied.spec == loaded.spec
 
 
 def test_a_job_that_is_copied_is_the_same_job(job, tmp_path, environ):

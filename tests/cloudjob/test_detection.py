@@ -221,6 +221,13 @@ def test_horovod_with_gloo_is_a_launcher_of_its_own(choose):
     )
 
 
+def test_horovod_that_may_lose_nodes_is_a_launcher_of_its_own(choose):
+    """Whatever its controller: that one is Gloo's."""
+    choice = choose("import horovod.torch", nodes=3, min_nodes=2)
+
+    assert choice == ("horovod-elastic", "train.py imports horovod, and min_nodes is 2")
+
+
 def test_all_that_can_be_chosen_is_there():
     """The names of the tables are launchers."""
     names = {*detection._OF_IMPORT.values(), *detection._OF_IMAGE.values()}

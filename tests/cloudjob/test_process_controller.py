@@ -31,6 +31,7 @@ def start(tmp_path):
             "grace_s": 1.0,
             "is_led": True,
             "keeps_homes": False,
+            "is_elastic": False,
             "nodes": [
                 {
                     "host": f"worker-{node}",

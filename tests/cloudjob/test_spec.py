@@ -114,6 +114,10 @@ def test_every_fault_is_reported_at_once():
         ({"inputs": {"D": "file:///d"}, "input_nodes": {"D": "first"}}, "input_nodes.D"),
         ({"inputs": {"D": "file:///d"}, "input_nodes": {"D": "1-2"}}, "input_nodes.D"),
         ({"restore_outputs": "some"}, "restore_outputs"),
+        ({"nodes": 2, "min_nodes": 3}, "min_nodes"),
+        ({"nodes": 2, "min_nodes": 3, "launcher": "horovod-elastic"}, "min_nodes"),
+        ({"nodes": 2, "min_nodes": 1, "launcher": "horovod"}, "min_nodes"),
+        ({"launcher": "horovod-elastic", "backend": "slurm"}, "launcher"),
         ({"output_sync_s": -1.0}, "output_sync_s"),
         ({"sections": {"process": {"pyton": "x"}}}, "process.pyton"),
         ({"sections": {"process": {"isolation": "full"}}}, "process.isolation"),
@@ -208,7 +212,11 @@ def test_a_section_is_complete():
     """What a job leaves out of a backend's section has its default there."""
     value = spec(sections={"process": {"isolation": "none"}})
 
-    assert section(value, "process") == {"python": "", "isolation": "none"}
+    assert section(value, "process") == {
+        "python": "",
+        "isolation": "none",
+        "source_limit_mb": 0.0,
+    }
     assert set(section(spec(), "process")) == {f.name for f in SECTIONS["process"]}
 
 

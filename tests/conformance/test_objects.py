@@ -63,7 +63,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(s3, "_keyring", access.Keyring())
     monkeypatch.setattr(s3, "_regions", {})
     monkeypatch.setattr(s3, "_ahead_s", 0.0)
-    quick = web.Patience(stall_s=3.0, total_s=40.0, pause_s=0.01, longest_pause_s=0.1)
+    quick = web.Patience(stall_s=5.0, total_s=90.0, pause_s=0.01, longest_pause_s=0.1)
     monkeypatch.setattr(web, "patience", lambda: quick)
     yield
     for kept in web._idle.values():
@@ -303,7 +303,8 @@ def test_what_obs_is_sent(
 
     bodies = [r for r in made.requests if int(r.headers.get("content-length", "0"))]
     is_obs = bucket.uri.startswith("obs")
-    assert len(bodies) == 5
+    # A server whose disk stalls is asked once more.
+    assert len({(request.method, request.target) for request in bodies}) == 5
     assert not any("transfer-encoding" in request.headers for request in made.requests)
     assert all("content-md5" in request.headers for request in bodies)
     assert {r.headers["x-amz-content-sha256"] == sign.UNSIGNED for r in bodies} == {is_obs}

@@ -260,6 +260,8 @@ def test_a_source_over_the_limit(cloud, script):
     done = cloud.cli("submit", "--source-limit-mb", "1", script)
 
     refused(done, 3, "big.bin", "middle.bin")
+    cloud.write("cloudjob.yaml", "process: {source_limit_mb: 2}\ndocker: {source_limit_mb: 9}\n")
+    refused(cloud.cli("submit", script), 3, "over the limit of 1.9 MiB", "big.bin")
 
 
 def test_files_that_look_like_secrets_are_left_out_with_a_word(cloud):

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.one_mpi
 EVERY_NODE = ("python", "pytorch-modelarts", "tensorflow", "command")
 # A framework's own launchers, with its marker.
 HEAVY = {
-    **{"torchrun": "torch", "horovod": "horovod", "horovod-gloo": "horovod"},
+    "torchrun": "torch",
+    **dict.fromkeys(("horovod", "horovod-gloo", "horovod-elastic"), "horovod"),
     **dict.fromkeys(("msrun", "dynamic-cluster", "mindspore-mpi"), "mindspore"),
 }
 # Another mpirun: the folder where .ci/mpich has laid it.
@@ -88,6 +89,9 @@ def words(cloud, launcher):
             lines = [f"10.0.0.{node} {devices}" for node in range(int(nodes))]
             cloud.write("job.yaml", f"mindspore: {{device_target: Ascend, devices: {lines}}}\n")
             found += ["--config", "job.yaml"]
+        if launcher == "horovod-elastic":
+            # As the others are: no node may be missing, and none is waited for for long.
+            found += ["--min-nodes", nodes, "--start-timeout-min", "0.5"]
         if launcher == "horovod":
             # The Open MPI that it is built for, and no other.
             cloud.environ["PATH"] = SYSTEM_PATH

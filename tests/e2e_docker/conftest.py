@@ -222,6 +222,37 @@ def derive(engine: docker.APIClient, base_image: str) -> Iterator[Callable[..., 
         engine.remove_image(tag, force=True)
 
 
+@pytest.fixture(scope="session")
+def with_entry(engine: docker.APIClient) -> Iterator[Callable[[str], str]]:
+    """Lay the entry of today over that of an image, as images/base.Dockerfile does."""
+    made: list[str] = []
+    root = Path(__file__).parents[2]
+    entry = ("cloudjob/jobentry.pyz", "entrypoints/boot.sh")
+    recipe = (root / "images" / "base.Dockerfile").read_text()
+    begin = recipe.index("COPY cloudjob/jobentry.pyz")
+    lines = recipe[begin : recipe.index("USER 1000:100", begin)]
+
+    def with_entry(image: str) -> str:
+        tag = f"cloudjob-test/{image.partition('/')[2].replace(':', '-')}-{os.getpid()}"
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w") as members:
+            for name in entry:
+                members.add(root / name, name)
+            text = f"FROM {image}\nUSER 0\n{lines}\nUSER 1000:100\n".encode()
+            member = tarfile.TarInfo("Dockerfile")
+            member.size = len(text)
+            members.addfile(member, io.BytesIO(text))
+        data.seek(0)
+        said = list(engine.build(fileobj=data, custom_context=True, tag=tag, rm=True, decode=True))
+        assert not [line for line in said if "error" in line], said
+        made.append(tag)
+        return tag
+
+    yield with_entry
+    for tag in made:
+        engine.remove_image(tag, force=True)
+
+
 @pytest.fixture
 def cloud(tmp_path: Path, engine: docker.APIClient, base_image: str) -> Iterator[Cloud]:
     """A command line of its own; at the end nothing of its jobs may be left in the engine."""

@@ -1,4 +1,7 @@
-"""MindSpore in real containers, whose network is that of several machines."""
+"""MindSpore in real containers, whose network is that of several machines.
+
+The image is ``$CLOUDJOB_TEST_MINDSPORE_IMAGE``, kept by ``.ci/mindspore-image`` (.ci/run heavy).
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,12 @@ LIMIT_S = 300.0
 
 
 @pytest.fixture(scope="module")
-def image(build):
-    """The image with MindSpore, which pip brings with this machine's certificates."""
-    bundle = os.environ.get("PIP_CERT") or "/etc/ssl/certs/ca-certificates.crt"
-    return build("mindspore", "--ca-bundle", bundle)
+def image(with_entry):
+    """The image with MindSpore, and in it the entry of today."""
+    return with_entry(os.environ["CLOUDJOB_TEST_MINDSPORE_IMAGE"])
 
 
-@pytest.mark.parametrize("launcher", ["msrun", "mindspore-mpi"])
+@pytest.mark.parametrize("launcher", ["msrun", "dynamic-cluster", "mindspore-mpi"])
 def test_the_quick_start_runs_in_containers(cloud, image, launcher):
     """Two nodes with addresses of their own: every rank has the same losses, which fall."""
     words = ("--config", EXAMPLE / "job.yaml", "--source", EXAMPLE, "--image", image)

@@ -14,16 +14,24 @@
 umask 077
 nodes=2 retries=0 requeue=0
 why=
-rm -f asked hung entry.pid end-*
+
+# A program costs a hundred times what a word of the shell costs: none is started without need.
+forget() {
+    for left in "$@"; do
+        [ ! -e "$left" ] || rm -f "$left"
+    done
+}
+forget asked
+
+# The key that the nodes speak ssh with is made where it is used: nobody sends it anywhere.
+[ "$nodes" = 1 ] || [ -s ssh-key ] || ssh-keygen -q -t ed25519 -N '' -C cloudjob -f ssh-key &
 
 # This node comes first: the head runs where Slurm sends the signals of the job.
 hosts=$SLURMD_NODENAME
 for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
     [ "$host" = "$SLURMD_NODENAME" ] || hosts=$hosts,$host
 done
-
-# The key that the nodes speak ssh with is made where it is used: nobody sends it anywhere.
-[ "$nodes" = 1 ] || [ -s ssh-key ] || ssh-keygen -q -t ed25519 -N '' -C cloudjob -f ssh-key
+wait
 
 note() {
     echo "$* $(date +%s)" >>state
@@ -71,7 +79,7 @@ watch() {
 }
 
 run() {
-    rm -f hung entry.pid end-*
+    forget hung entry.pid end-*
     srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --overlap --cpu-bind=none \
         --mpi=none --export=ALL --input=none --quiet ./node.sh "$hosts" &
     step=$!
@@ -87,7 +95,7 @@ run() {
     kill "$watcher" 2>/dev/null
     lost=$code
     [ ! -e hung ] || lost=1
-    [ ! -s end-0 ] || code=$(cat end-0)
+    [ ! -s end-0 ] || read -r code <end-0
 }
 
 attempt=0

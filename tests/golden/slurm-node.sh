@@ -4,10 +4,12 @@ mask=$(umask)
 umask 077
 here=$PWD hosts=$1
 index=0
-for host in $(echo "$hosts" | tr , ' '); do
+IFS=,
+for host in $hosts; do
     [ "$host" != "$SLURMD_NODENAME" ] || break
     index=$((index + 1))
 done
+unset IFS
 exec >>"node-$index.log" 2>&1 </dev/null
 
 # leave CODE: say how this node has ended. Slurm is told nothing: the job ends as its head does.
@@ -20,21 +22,33 @@ leave() {
 # The same path on every node, for mpirun; each on a disk of its own. A job that starts again finds
 # what a node that was killed has left.
 work=/tmp/cloudjob-train-2k83xnf2
-[ "$(cat "$work/host" 2>/dev/null)" != "$SLURMD_NODENAME" ] || rm -rf "$work"
+owner() {
+    owner=
+    [ ! -s "$work/host" ] || read -r owner <"$work/host"
+}
+owner
+[ "$owner" != "$SLURMD_NODENAME" ] || rm -rf "$work"
 if ! mkdir "$work" || ! mkdir "$work/home" "$work/tmp"; then
     echo "cloudjob: making $work on $SLURMD_NODENAME failed"
-    [ ! -s "$work/host" ] || echo "cloudjob: it is $(cat "$work/host")'s: nodes share this disk"
+    owner
+    [ -z "$owner" ] || echo "cloudjob: it is $owner's: nodes share this disk"
     echo "cloudjob: hint: slurm.scratch names a folder of each node's own disk"
     leave 125
 fi
 echo "$SLURMD_NODENAME" >"$work/host"
 export PATH=/opt/venv/bin:/usr/bin
 export LANG=C.UTF-8
-
-for name in $(env | sed -n 's/^\(S\(LURM\|BATCH\|RUN\)[A-Z0-9_]*\)=.*/\1/p'); do
-    case $name in SLURM_JOB_ID|SLURM_CONF) ;; *) unset "$name" ;; esac
+set -f
+for word in $(export -p); do
+    name=${word%%=*}
+    case $name in
+        SLURM_JOB_ID | SLURM_CONF | *[!A-Z0-9_]*) ;;
+        SLURM* | SBATCH* | SRUN*) unset "$name" ;;
+    esac
 done
-address=$(getent ahosts "$host" | sed 's/ .*//;q')
+set +f
+address=$(getent ahosts "$host")
+address=${address%%[[:space:]]*}
 export HOME="$work/home"
 export MA_HOME="$work/home" MA_MOUNT_PATH="$work/home/modelarts" TMPDIR="$work/tmp"
 export MA_JOB_DIR="$MA_MOUNT_PATH/user-job-dir" MA_LOG_DIR="$MA_MOUNT_PATH/log"

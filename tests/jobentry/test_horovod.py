@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ from jobentry import plan, rendezvous
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers.common import ArgsError
-from jobentry.launchers.mpirun import Mpi
+from jobentry.launchers.mpi import Mpi
 from jobentry.plan import Tools
 
 NODE = NodeEnv(job="j", hosts=("a", "b"), slots=2, start_timeout_s=90, open_mpi=OpenMpi(x_args=""))
@@ -66,6 +67,37 @@ def test_with_mpi_it_is_mpirun_that_carries_what_ranks_are_told():
     assert process.env["HOROVOD_CONTROLLER"] == "mpi"
     assert process.env["HOROVOD_CPU_OPERATIONS"] == "ccl"
     assert make("horovod", 1).processes == ()
+
+
+def test_an_elastic_job_has_a_driver_on_the_head_and_nothing_on_the_workers():
+    """What the driver needs stands in a file: what it starts, how, and how many ranks."""
+    head = make("horovod-elastic", HOROVOD_ELASTIC_TIMEOUT="7")
+
+    (driver,) = head.processes
+    assert (driver.name, driver.argv[-2:]) == ("horovod", ("--elastic", "/n/elastic.json"))
+    assert driver.is_server is False
+    (file,) = head.files
+    assert (file.path, file.mode) == ("/n/elastic.json", 0o600)
+    assert json.loads(file.text) == {
+        "members": "/n/members",
+        "shell": ["ssh", "-F", "/n/ssh-config", "-p", "38888"],
+        "door": [
+            *("python3", "/e.pyz", "--rank", "--gloo", "--"),
+            *("python", "/e.pyz", "--script", "x.py"),
+        ],
+        "env": {
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_ELASTIC": "1",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "a",
+        },
+        "slots": 2,
+        "min_ranks": 2,
+        "max_ranks": 4,
+        "timeout_s": 150,
+    }
+    worker = make("horovod-elastic", 1)
+    assert (worker.processes, worker.files, worker.is_everywhere) == ((), (), False)
 
 
 @pytest.mark.parametrize("launcher", ["horovod", "horovod-gloo"])

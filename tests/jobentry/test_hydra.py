@@ -9,7 +9,7 @@ from jobentry.contract import launchers
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers.common import ArgsError, File
-from jobentry.launchers.mpirun import Mpi
+from jobentry.launchers.mpi import Mpi
 from jobentry.plan import Tools
 
 NODE = NodeEnv(

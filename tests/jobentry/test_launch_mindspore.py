@@ -12,7 +12,7 @@ from jobentry.contract.env import MindSpore, NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import mindspore, mpirun
 from jobentry.launchers.common import ArgsError, Process, Site
-from jobentry.launchers.mpirun import Mpi
+from jobentry.launchers.mpi import Mpi
 from jobentry.verdict import Starter, served_no_more
 
 PATHS = NodePaths("/h", "/j", "/m", "/l", "/n")

@@ -10,7 +10,9 @@ from jobentry import rank
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.launchers import mpirun
-from jobentry.launchers.mpirun import ArgsError, Command, Mpi
+from jobentry.launchers.common import ArgsError
+from jobentry.launchers.mpi import Mpi, rank_program
+from jobentry.launchers.mpirun import Command
 
 MPI_4 = Mpi("/usr/bin/mpirun", (4, 1))
 MPI_5 = Mpi("/opt/bin/mpirun", (5, 0))
@@ -523,7 +525,7 @@ def test_no_value_stands_in_the_command(
 @given(st.lists(st.text(":%32A5a", max_size=6) | st.sampled_from([":", "%", "%3A", "%25"])))
 def test_a_program_survives_mpirun(program: list[str]):
     """Mpirun takes a word ``:`` for the start of another program; no word of ours is one."""
-    made = mpirun.rank_program(("python3", "entry"), program)
+    made = rank_program(("python3", "entry"), program)
 
     assert made[:3] == ("python3", "entry", "--rank")
     assert ":" not in made
@@ -532,7 +534,7 @@ def test_a_program_survives_mpirun(program: list[str]):
 
 def test_a_program_without_a_colon_is_as_it_is():
     """A list of processes shows the words that the user wrote."""
-    assert mpirun.rank_program(("e",), ("a", "100%", "b:c")) == (
+    assert rank_program(("e",), ("a", "100%", "b:c")) == (
         "e",
         "--rank",
         "--",
@@ -540,7 +542,7 @@ def test_a_program_without_a_colon_is_as_it_is():
         "100%",
         "b:c",
     )
-    assert mpirun.rank_program(("e",), ("a", "100%", ":")) == (
+    assert rank_program(("e",), ("a", "100%", ":")) == (
         "e", "--rank", "--percent", "--", "a", "100%25", "%3A",
     )  # fmt: skip
 

@@ -52,7 +52,7 @@ def test_a_command_goes_over_ssh():
     node = NodeEnv(hosts=("a", "b"), sshd_port=38888)
 
     assert peers.shell_command(node, "b", "echo 'x'", "/n/config") == [
-        "ssh", "-F", "/n/config", "-p", "38888", "b", "echo 'x'",
+        "ssh", "-F", "/n/config", "-p", "38888", "-o", "SetEnv=SHLVL=1", "b", "echo 'x'",
     ]  # fmt: skip
     assert peers.shell_command(node._replace(remote_shell="/agent"), "b", "x y", "/n/config") == [
         "/agent", "b", "x y",

@@ -13,7 +13,7 @@ from jobentry.contract.launchers import LAUNCHERS
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import common
 from jobentry.launchers.common import File, Process
-from jobentry.launchers.mpirun import Mpi
+from jobentry.launchers.mpi import Mpi
 from jobentry.plan import LaunchPlan, Tools
 
 NODE = NodeEnv(job="j", hosts=("a", "b"), open_mpi=OpenMpi(x_args=""))
@@ -75,7 +75,7 @@ def test_every_launcher_makes_a_plan(launcher: str):
     node = NODE._replace(launcher=launcher)
     made = plan.make(node, {"PWD": "/code"}, PATHS, TOOLS, ("x.py",))
 
-    is_led = LAUNCHERS[launcher].needs_mpi or launcher == "srun"
+    is_led = LAUNCHERS[launcher].needs_mpi or launcher in ("srun", "horovod-elastic")
     assert made.is_everywhere != is_led
     assert made.processes
 

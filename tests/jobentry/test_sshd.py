@@ -112,6 +112,31 @@ def test_the_job_s_key_opens_every_node(node: Node, tmp_path: Path, until: Calla
 
 
 @needs_ssh
+def test_our_line_waits_for_no_bashrc(node: Node, tmp_path: Path, until: Callable[..., None]):
+    """The session is told that it is not the first shell, and then bash reads no ~/.bashrc."""
+    node.start(key_pair(tmp_path / "key"))
+    until(is_up(node), 60)
+
+    done = node.ssh("tr '\\0' '\\n' </proc/$$/environ | grep -E '^(SHLVL|SSH_CLIENT)='")
+    told = dict(line.split("=", 1) for line in done.stdout.splitlines())
+
+    assert told.get("SHLVL") == "1", done
+    (tmp_path / ".bashrc").write_text("echo read\n")
+    environ = {"HOME": str(tmp_path), "PATH": os.defpath}
+    assert _bash({**environ, **told}) == ""
+    del told["SHLVL"]
+    assert _bash({**environ, **told}) == "read\n"
+
+
+def _bash(environ: dict[str, str]) -> str:
+    """Return what a bash says that sshd has started."""
+    done = subprocess.run(
+        ["bash", "-c", ":"], env=environ, stdin=subprocess.DEVNULL, capture_output=True, check=True
+    )
+    return done.stdout.decode()
+
+
+@needs_ssh
 def test_a_stranger_is_not_let_in(node: Node, tmp_path: Path, until: Callable[..., None]):
     """Another key, though it knows ours as the host's, opens nothing."""
     node.start(key_pair(tmp_path / "key"))
@@ -178,6 +203,42 @@ def test_files_are_ours_alone_and_written_anew(node: Node, tmp_path: Path):
 def test_a_key_without_its_last_newline_is_taken(node: Node, tmp_path: Path):
     """An editor, or a secret store, may have cut it off."""
     sshd.prepare(node.env, node.where, key_pair(tmp_path / "key").rstrip(b"\n"))
+
+
+@needs_ssh
+@pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
+def test_the_public_key_is_read_off_the_private_one(tmp_path: Path, kind: str):
+    """No program is asked for what stands in clear in it."""
+    key = key_pair(tmp_path / "key", kind)
+
+    assert sshd._public_part(key).split() == (tmp_path / "key.pub").read_text().split()[:2]
+
+
+@needs_ssh
+def test_what_stands_in_clear_is_not_taken_for_a_whole_key(node: Node, tmp_path: Path):
+    """One that is cut, or that nobody can open without its password, is refused at once."""
+    lines = key_pair(tmp_path / "key").splitlines(keepends=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-p", "-N", "secret", "-f", str(tmp_path / "key")], check=True
+    )
+
+    for key in (b"".join([*lines[:-2], lines[-1]]), (tmp_path / "key").read_bytes()):
+        assert sshd._public_part(key) == ""
+        with pytest.raises(sshd.SshError, match="reading the key of the job"):
+            sshd.prepare(node.env, node.where, key)
+
+
+@needs_ssh
+def test_a_key_of_an_older_format_is_taken(node: Node, tmp_path: Path):
+    """OpenSSL's, which other programs make."""
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "rsa", "-m", "PEM", "-N", "", "-f", str(tmp_path / "key")],
+        check=True,
+    )
+    sshd.prepare(node.env, node.where, (tmp_path / "key").read_bytes())
+
+    authorized = Path(sshd.SshFiles(node.where.node_dir).authorized)
+    assert authorized.read_text().split() == (tmp_path / "key.pub").read_text().split()[:2]
 
 
 @needs_ssh

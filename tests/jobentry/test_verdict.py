@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry.contract.exits import Failure
-from jobentry.verdict import Outcome, RankEnd, Starter, decide
+from jobentry.verdict import Outcome, RankEnd, Starter, decide, decide_elastic
 
 WELL = Starter("mpirun", 0, ())
 BADLY = Starter("mpirun", 1, ("a rank ended badly",))
@@ -214,3 +214,35 @@ def test_a_rank_that_left_with_0_may_be_gone_after_its_victim():
 
     assert outcome.failure is not None
     assert outcome.failure.rank == 1
+
+
+def test_what_an_elastic_job_got_over_is_no_failure_of_it():
+    """Its driver says whether it is done."""
+    ends = {0: end(0), 1: end(1, 7, at_s=50.0)}
+
+    assert decide_elastic(ends, Starter("horovod", 0, ())) == Outcome(0)
+
+
+def test_an_elastic_job_ends_with_the_first_failure_of_its_last_round():
+    """Not with one that it had got over long ago, nor with what followed from the first."""
+    ends = {
+        0: end(0, 5, at_s=10.0),
+        1: end(1, 1, at_s=99.9),
+        2: end(2, 7, at_s=99.0),
+        3: end(3, 143, at_s=100.0, number=15, was_told=True),
+    }
+
+    outcome = decide_elastic(ends, Starter("horovod", 7, ()))
+
+    assert (outcome.exit_code, outcome.cause) == (7, "user")
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 2
+
+
+def test_an_elastic_driver_that_gives_up_says_why_itself():
+    """There is no rank to blame."""
+    outcome = decide_elastic({0: end(0)}, Starter("horovod", 1, ("no hosts",)))
+
+    assert (outcome.exit_code, outcome.cause) == (1, "user")
+    assert outcome.failure is not None
+    assert outcome.failure.last_lines == ("no hosts",)

@@ -30,6 +30,7 @@ from cloudjob.spec import MASK, JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
 from jobentry.contract import names
+from jobentry.contract.launchers import LAUNCHERS
 
 _SCHEME = "process://local/"
 _POLL_S = 0.01
@@ -66,6 +67,7 @@ class ProcessRequest:
     Args:
         is_led: Whether the job ends with its head; else it ends when every node has, or one badly.
         keeps_homes: Whether the nodes' homes stay when the job has ended.
+        is_elastic: Whether the job goes on without a worker that is lost.
     """
 
     job: str
@@ -80,6 +82,7 @@ class ProcessRequest:
     secret_names: tuple[str, ...]
     is_led: bool = True
     keeps_homes: bool = False
+    is_elastic: bool = False
 
 
 class ProcessBackend:
@@ -288,6 +291,7 @@ def build(
         grace_s=submission.spec.grace_s,
         nodes=tuple(nodes),
         secret_names=submission.hidden_names,
+        is_elastic=LAUNCHERS[submission.spec.launcher].is_elastic,
     )
 
 

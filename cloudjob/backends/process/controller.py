@@ -57,6 +57,8 @@ class Controller:
         grace_s: The longest wait for an end that was asked for.
         is_led: Whether the job ends with its head; else it ends when every node has, or one badly.
         keeps_homes: Whether the nodes' homes stay when the job has ended.
+        is_elastic: Whether the job goes on without a worker that is lost. ``retries`` is then how
+            often one is started again.
     """
 
     folder: str
@@ -68,6 +70,7 @@ class Controller:
     nodes: list[_Node]
     is_led: bool = True
     keeps_homes: bool = False
+    is_elastic: bool = False
     is_cancelled: bool = False
     started_at: float = field(default_factory=time.time)
     _has_asked_head: bool = False
@@ -83,7 +86,7 @@ class Controller:
         selector = selectors.DefaultSelector()
         selector.register(wake, selectors.EVENT_READ)
         code = 1
-        for attempt in range(self.retries + 1):
+        for attempt in range(1 if self.is_elastic else self.retries + 1):
             self._start(attempt)
             code = self._watch(selector, wake)
             if code == 0 or self.is_cancelled:
@@ -95,17 +98,20 @@ class Controller:
         if attempt:
             self._log(f"the job failed; attempt {attempt + 1} of {self.retries + 1} begins")
         for node in self.nodes:
-            shutil.rmtree(node.request.tmp, ignore_errors=True)
-            os.makedirs(node.request.tmp, mode=0o700)
-            os.makedirs(node.request.home, mode=0o700, exist_ok=True)
-            node.exit_code = None
-            node.ended_at = 0.0
-            node.started_at = time.time()
+            self._prepare(node)
         for node in self.nodes:
             node.process = self._fork(node)
         self._save()
         if self.is_cancelled:
             self._forward(signal.SIGTERM)
+
+    def _prepare(self, node: _Node) -> None:
+        shutil.rmtree(node.request.tmp, ignore_errors=True)
+        os.makedirs(node.request.tmp, mode=0o700)
+        os.makedirs(node.request.home, mode=0o700, exist_ok=True)
+        node.exit_code = None
+        node.ended_at = 0.0
+        node.started_at = time.time()
 
     def _fork(self, node: _Node) -> int:
         controller = os.getpid()
@@ -137,12 +143,13 @@ class Controller:
                 os.read(wake, 4096)
             self._obey()
             if self._reap():
+                self._replace_lost()
                 self._save()
             if deadline is None and self._is_over():
                 deadline = time.monotonic() + LEAVE_S
                 # One that waits for a head that never came leaves at once.
                 self._forward(signal.SIGTERM)
-            if self.is_led:
+            if self.is_led and not self.is_elastic:
                 self._end_head_that_waits()
             if deadline is not None and time.monotonic() > deadline:
                 # SIGHUP makes a keeper end its node at once.
@@ -171,6 +178,17 @@ class Controller:
             self._has_asked_head = True
             with contextlib.suppress(OSError):
                 os.kill(head.process, signal.SIGTERM)
+
+    def _replace_lost(self) -> None:
+        """Start workers of an elastic job again that have ended badly, as often as that may be."""
+        head, *workers = self.nodes
+        for node in workers:
+            may_be = self.is_elastic and self.retries > 0 and not self.is_cancelled
+            if may_be and node.exit_code and head.is_running:
+                self.retries -= 1
+                self._log(f"{node.request.host} is lost and is started again")
+                self._prepare(node)
+                node.process = self._fork(node)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -287,6 +305,7 @@ def controller_of(request: dict[str, Any]) -> Controller:
         nodes=nodes,
         is_led=request["is_led"],
         keeps_homes=request["keeps_homes"],
+        is_elastic=request["is_elastic"],
     )
 
 

@@ -36,7 +36,10 @@ _ASK_S = 2.0
 _ASK_LAST_S = 0.25
 # How long a controller may be silent while somebody waits for a job.
 _PATIENCE_S = 900.0
-_LOG_POLL_S = {False: 0.05, True: 1.0}
+# Between two looks at a log: a hundredth of the time that it has been followed, within these.
+_LOG_POLL_S = (0.01, 0.1)
+_LOG_POLL_SHARE = 0.01
+_END_POLL_S = 0.25
 # How long a job that is removed may take to be gone from Slurm.
 _END_S = 120.0
 # How long a submit may take from its first file to the last.
@@ -83,6 +86,8 @@ class SlurmBackend:
         self._facts: dict[str, _Answer] = {}
         # What a job's folder on another machine had, and when.
         self._looks: dict[str, tuple[float, _Look]] = {}
+        # The jobs that have ended and whose folder has been looked after.
+        self._settled: set[str] = set()
 
     @property
     def poll_s(self) -> float:
@@ -160,6 +165,9 @@ class SlurmBackend:
             raise refusals.refused(f"submitting job {request.job} to Slurm", done.words)
         if request.local:
             mirror.remember(self._home, request.job, request.local)
+        # Nobody needs to ask at once for what was sent just now.
+        now = time.monotonic()
+        self._facts[request.job] = _Answer(state.Facts(state="PENDING"), now, now)
 
     # -- back ---------------------------------------------------------------------------------
 
@@ -187,6 +195,7 @@ class SlurmBackend:
         self._look(where)
         offsets: dict[int, int] = {}
         rests: dict[int, bytes] = {}
+        begun = time.monotonic()
         is_last = not follow
         while True:
             # Ask before reading: what was written before the end is then read after it.
@@ -202,7 +211,7 @@ class SlurmBackend:
                 break
             if not found:
                 yield -1, b""
-                time.sleep(_LOG_POLL_S[bool(where.host)])
+                time.sleep(_pause_s(time.monotonic() - begun, is_far=bool(where.host)))
         for index, rest in sorted(rests.items()):
             if rest and node in (None, index):
                 yield index, rest + b"\n"
@@ -315,10 +324,13 @@ class SlurmBackend:
 
     def _settle(self, where: _Handle) -> None:
         """Bring home what the job has left, and let its secrets go."""
+        if where.job in self._settled:
+            return
         if mirror.bring_home(where.place, where.folder, self._home, where.job):
             mirror.forget(self._home, where.job)
-        names = f"{paths.DELIVERED_ENV} {paths.DELIVERED_SSH_KEY} {paths.DELIVERED_SSH_KEY}.pub"
-        where.place.run(where.folder, f"rm -f {names}")
+        key = paths.DELIVERED_SSH_KEY
+        where.place.remove(where.folder, (paths.DELIVERED_ENV, key, f"{key}.pub"))
+        self._settled.add(where.job)
 
     def _end(self, where: _Handle) -> None:
         look = self._look(where)
@@ -334,7 +346,7 @@ class SlurmBackend:
                     f"removing {where.job}: Slurm's job {facts.id} does not end ({facts.state})",
                     hint="try again in some minutes, or ask the administrator of the cluster",
                 )
-            time.sleep(_LOG_POLL_S[True] / 4)
+            time.sleep(_END_POLL_S)
             facts = self._ask(where, look, is_fresh=True)
 
 
@@ -343,6 +355,14 @@ _LOOK = (
     "cd {folder} 2>/dev/null || exit 3; cancelled=0; [ ! -e cancelled ] || cancelled=1;"
     ' echo "$(cat id 2>/dev/null) $cancelled"; cat state 2>/dev/null || :'
 )
+
+
+def _pause_s(followed_s: float, *, is_far: bool) -> float:
+    """Return how long to wait before the next look at a log: a job that is short is told soon."""
+    if is_far:
+        return _FAR_POLL_S
+    shortest, longest = _LOG_POLL_S
+    return min(max(_LOG_POLL_SHARE * followed_s, shortest), longest)
 
 
 def _look_here(where: _Handle) -> _Look:

@@ -18,7 +18,7 @@ STATE, ID, SLURM_LOG = "state", "id", "slurm.log"
 # earlier still is of a preemption, and not of the end of the job's time.
 EARLY_S = 65
 # What Slurm tells of its own steps would have mpirun and some frameworks act on it.
-_KEPT = "SLURM_JOB_ID|SLURM_CONF"
+_KEPT = "SLURM_JOB_ID | SLURM_CONF"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +102,24 @@ _JOB = """\
 umask 077
 nodes={nodes} retries={retries} requeue={requeue}
 why=
-rm -f asked hung entry.pid end-*
+
+# A program costs a hundred times what a word of the shell costs: none is started without need.
+forget() {{
+    for left in "$@"; do
+        [ ! -e "$left" ] || rm -f "$left"
+    done
+}}
+forget asked
+
+# The key that the nodes speak ssh with is made where it is used: nobody sends it anywhere.
+[ "$nodes" = 1 ] || [ -s {key} ] || ssh-keygen -q -t ed25519 -N '' -C cloudjob -f {key} &
 
 # This node comes first: the head runs where Slurm sends the signals of the job.
 hosts=$SLURMD_NODENAME
 for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
     [ "$host" = "$SLURMD_NODENAME" ] || hosts=$hosts,$host
 done
-
-# The key that the nodes speak ssh with is made where it is used: nobody sends it anywhere.
-[ "$nodes" = 1 ] || [ -s {key} ] || ssh-keygen -q -t ed25519 -N '' -C cloudjob -f {key}
+wait
 
 note() {{
     echo "$* $(date +%s)" >>state
@@ -159,7 +167,7 @@ watch() {{
 }}
 
 run() {{
-    rm -f hung entry.pid end-*
+    forget hung entry.pid end-*
     srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --overlap --cpu-bind=none \\
         --mpi=none --export=ALL --input=none --quiet ./node.sh "$hosts" &
     step=$!
@@ -175,7 +183,7 @@ run() {{
     kill "$watcher" 2>/dev/null
     lost=$code
     [ ! -e hung ] || lost=1
-    [ ! -s end-0 ] || code=$(cat end-0)
+    [ ! -s end-0 ] || read -r code <end-0
 }}
 
 attempt=0
@@ -214,10 +222,12 @@ mask=$(umask)
 umask 077
 here=$PWD hosts=$1
 index=0
-for host in $(echo "$hosts" | tr , ' '); do
+IFS=,
+for host in $hosts; do
     [ "$host" != "$SLURMD_NODENAME" ] || break
     index=$((index + 1))
 done
+unset IFS
 exec >>"node-$index.log" 2>&1 </dev/null
 
 # leave CODE: say how this node has ended. Slurm is told nothing: the job ends as its head does.
@@ -230,19 +240,31 @@ leave() {{
 # The same path on every node, for mpirun; each on a disk of its own. A job that starts again finds
 # what a node that was killed has left.
 work={scratch}/cloudjob-{job}
-[ "$(cat "$work/host" 2>/dev/null)" != "$SLURMD_NODENAME" ] || rm -rf "$work"
+owner() {{
+    owner=
+    [ ! -s "$work/host" ] || read -r owner <"$work/host"
+}}
+owner
+[ "$owner" != "$SLURMD_NODENAME" ] || rm -rf "$work"
 if ! mkdir "$work" || ! mkdir "$work/home" "$work/tmp"; then
     echo "cloudjob: making $work on $SLURMD_NODENAME failed"
-    [ ! -s "$work/host" ] || echo "cloudjob: it is $(cat "$work/host")'s: nodes share this disk"
+    owner
+    [ -z "$owner" ] || echo "cloudjob: it is $owner's: nodes share this disk"
     echo "cloudjob: hint: slurm.scratch names a folder of each node's own disk"
     leave 125
 fi
 echo "$SLURMD_NODENAME" >"$work/host"
-{paths}{setup}
-for name in $(env | sed -n 's/^\\(S\\(LURM\\|BATCH\\|RUN\\)[A-Z0-9_]*\\)=.*/\\1/p'); do
-    case $name in {kept}) ;; *) unset "$name" ;; esac
+{paths}{setup}set -f
+for word in $(export -p); do
+    name=${{word%%=*}}
+    case $name in
+        {kept} | *[!A-Z0-9_]*) ;;
+        SLURM* | SBATCH* | SRUN*) unset "$name" ;;
+    esac
 done
-address=$(getent ahosts "$host" | sed 's/ .*//;q')
+set +f
+address=$(getent ahosts "$host")
+address=${{address%%[[:space:]]*}}
 {home}export MA_HOME="$work/home" MA_MOUNT_PATH="$work/home/modelarts" TMPDIR="$work/tmp"
 export MA_JOB_DIR="$MA_MOUNT_PATH/user-job-dir" MA_LOG_DIR="$MA_MOUNT_PATH/log"
 export WORKSPACE="$MA_JOB_DIR/code" MA_CURRENT_INSTANCE_NAME="$host"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shlex
@@ -118,6 +119,13 @@ class Place(Protocol):
             BackendError: It is there already, or there is no room.
         """
 
+    def remove(self, folder: str, names: Sequence[str]) -> None:
+        """Delete files of a folder, as far as they are there.
+
+        Raises:
+            BackendError: The machine cannot be reached, or gives no answer in time.
+        """
+
     def tails(self, folder: str, offsets: Mapping[int, int]) -> dict[int, bytes]:
         """Return what is new in the log of each node, from an offset on; 0 for a log not known."""
 
@@ -151,6 +159,12 @@ class Here:
                 hint="is there room, and may you write there? slurm.folder names another",
             ) from error
         return folder
+
+    def remove(self, folder: str, names: Sequence[str]) -> None:
+        """Delete files of a folder, as far as they are there."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                Path(folder, name).unlink()
 
     def tails(self, folder: str, offsets: Mapping[int, int]) -> dict[int, bytes]:
         """Return what is new in the log of each node."""
@@ -210,6 +224,10 @@ class Far:
                 hint="is there room, and may you write there? slurm.folder names another",
             )
         return os.fsdecode(done.out.rstrip(b"\n"))
+
+    def remove(self, folder: str, names: Sequence[str]) -> None:
+        """Delete files of a folder, as far as they are there."""
+        self.run(folder, f"rm -f {' '.join(names)}", is_reading=True)
 
     def tails(self, folder: str, offsets: Mapping[int, int]) -> dict[int, bytes]:
         """Return what is new in the log of each node."""

@@ -23,6 +23,7 @@ from jobentry.contract.names import (
     CLOUDJOB_INPUTS,
     CLOUDJOB_JOB,
     CLOUDJOB_LAUNCHER,
+    CLOUDJOB_MIN_NODES,
     CLOUDJOB_NODE_DIR,
     CLOUDJOB_OUTPUT_LIMIT_S,
     CLOUDJOB_OUTPUT_SYNC_S,
@@ -108,7 +109,11 @@ class MindSpore(NamedTuple):
 
 
 class NodeEnv(NamedTuple):
-    """What one node knows of itself and its job."""
+    """What one node knows of itself and its job.
+
+    Args:
+        min_nodes: With how few nodes the job goes on, the head among them; 0 where it needs all.
+    """
 
     job: str = "job"
     node: int = 0
@@ -134,6 +139,7 @@ class NodeEnv(NamedTuple):
     grace_s: float = DEFAULT_GRACE_S
     timeout_s: float = 0.0
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
+    min_nodes: int = 0
     open_mpi: OpenMpi = OpenMpi()
     mindspore: MindSpore = MindSpore()
 
@@ -222,6 +228,7 @@ def write(node: NodeEnv) -> dict[str, str]:
         **_outputs_text(node),
         OPENMPI_HOST_FILE_PATH: node.open_mpi.host_file,
         TUNE_ENV_FILE: node.open_mpi.tune_file,
+        CLOUDJOB_MIN_NODES: str(node.min_nodes or ""),
         CLOUDJOB_DEVICE_TARGET: node.mindspore.device_target,
         CLOUDJOB_PARALLEL_MODE: node.mindspore.parallel_mode,
         CLOUDJOB_SEARCH_MODE: node.mindspore.search_mode,
@@ -271,6 +278,7 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
         grace_s=reader.seconds(CLOUDJOB_GRACE_S, DEFAULT_GRACE_S),
         timeout_s=reader.seconds(CLOUDJOB_TIMEOUT_S, 0.0),
         start_timeout_s=reader.seconds(CLOUDJOB_START_TIMEOUT_S, DEFAULT_START_TIMEOUT_S),
+        min_nodes=reader.nodes(CLOUDJOB_MIN_NODES, len(hosts)),
         open_mpi=OpenMpi(
             np=reader.ranks(OPENMPI_NP),
             host_file=reader.path(OPENMPI_HOST_FILE_PATH),
@@ -322,6 +330,13 @@ class _Reader:
                 f"{name}={_shown(self.environ[name])!r}: a job has at least 1 rank"
             )
         return None
+
+    def nodes(self, name: str, most: int) -> int:
+        """Return ``name`` as a number of nodes that the job can have, 0 when it is not set."""
+        number = self.first_number((name,), 0)
+        if number > most:
+            self.problems.append("%s=%d: the job has %d nodes" % (name, number, most))
+        return number
 
     def path(self, name: str) -> str:
         """Return ``name`` as the path of a file; mpirun would take a relative one for another."""

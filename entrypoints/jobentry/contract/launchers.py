@@ -17,6 +17,7 @@ class Launcher(NamedTuple):
         module: What the interpreter of the nodes must be able to import; empty for nothing.
         devices: The device targets that it works on; empty for any.
         instead: The launcher for the other ones.
+        is_elastic: Whether nodes may come and go while the job runs.
     """
 
     help: str
@@ -26,6 +27,7 @@ class Launcher(NamedTuple):
     module: str = ""
     devices: tuple[str, ...] = ()
     instead: str = ""
+    is_elastic: bool = False
 
 
 # What the laptop takes when the job names none and nothing suggests another.
@@ -38,6 +40,9 @@ LAUNCHERS: Mapping[str, Launcher] = {
     "srun": Launcher("Slurm's srun with PMIx on the head, in a job of Slurm"),
     "horovod": Launcher("Horovod under Open MPI's mpirun", needs_mpi=True, module="horovod"),
     "horovod-gloo": Launcher("Horovod over Gloo, without any MPI", module="horovod"),
+    "horovod-elastic": Launcher(
+        "Horovod over Gloo, with nodes that may come and go", module="horovod", is_elastic=True
+    ),
     "torchrun": Launcher("PyTorch's torchrun on every node, meeting at the head", module="torch"),
     "msrun": Launcher("MindSpore's msrun on every node", module="mindspore"),
     "dynamic-cluster": Launcher("MindSpore's dynamic cluster, without msrun", module="mindspore"),

@@ -88,6 +88,8 @@ CLOUDJOB_DEVICES = "CLOUDJOB_DEVICES"
 CLOUDJOB_GRACE_S = "CLOUDJOB_GRACE_S"
 CLOUDJOB_TIMEOUT_S = "CLOUDJOB_TIMEOUT_S"
 CLOUDJOB_START_TIMEOUT_S = "CLOUDJOB_START_TIMEOUT_S"
+# With how few nodes an elastic job goes on.
+CLOUDJOB_MIN_NODES = "CLOUDJOB_MIN_NODES"
 # The number of a rank whose launcher has no word for it.
 CLOUDJOB_RANK = "CLOUDJOB_RANK"
 # Where a rank writes its log, and how its script says that it ended badly.

@@ -379,6 +379,8 @@ def _content(row: list[Any]) -> Content:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         _refuse("what should be text is none")
+    if value.isascii():
+        return value
     try:
         name_bytes(value)
     except UnicodeEncodeError:

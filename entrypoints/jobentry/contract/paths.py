@@ -91,6 +91,11 @@ class NodePaths(NamedTuple):
         return posixpath.join(self.node_dir, "env")
 
     @property
+    def members(self) -> str:
+        """The file in which the head says which nodes take part in an elastic job now."""
+        return posixpath.join(self.node_dir, "members")
+
+    @property
     def ssh_config(self) -> str:
         """How ssh reaches the other nodes."""
         return posixpath.join(self.node_dir, "ssh-config")

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import posixpath
 from typing import Mapping, Sequence
 
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.launchers import mpirun
-from jobentry.launchers.common import ArgsError, Launch, Process, Site, door, port, program
+from jobentry.launchers.common import (
+    PRIVATE,
+    ArgsError,
+    File,
+    Launch,
+    Process,
+    Site,
+    door,
+    port,
+    program,
+    remote_shell,
+)
+from jobentry.launchers.mpi import Mpi
 
 CONTROLLER = "HOROVOD_CONTROLLER"
 OPERATIONS = "HOROVOD_CPU_OPERATIONS"
 TIMELINE = "HOROVOD_TIMELINE"
 TIMEOUT_S = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+# The head gives up on nodes before Horovod does: it has more to say of those that are gone.
+_LATER_S = 60
 _OTHER = {"mpi": "horovod", "gloo": "horovod-gloo"}
 
 
-def mpi(site: Site, tool: mpirun.Mpi, words: Sequence[str]) -> Launch:
+def mpi(site: Site, tool: Mpi, words: Sequence[str]) -> Launch:
     """Return mpirun on the head, with ranks that find each other over MPI.
 
     Raises:
@@ -45,6 +61,37 @@ def gloo(site: Site, words: Sequence[str]) -> Launch:
         store = (*site.entry, "--rendezvous", str(number), str(node.nodes), str(node.slots))
         processes.insert(0, Process("rendezvous", store, site.environment, is_server=True))
     return Launch(tuple(processes), node.nodes * node.slots)
+
+
+def elastic(site: Site, words: Sequence[str]) -> Launch:
+    """Return Horovod's elastic driver on the head, which starts ranks on the nodes that are there.
+
+    Raises:
+        ArgsError: The job asks for another controller.
+    """
+    node = site.node
+    most = node.nodes * node.slots
+    if not node.is_head:
+        return Launch((), most, is_everywhere=False)
+    own = {
+        **_variables(site, "gloo"),
+        "HOROVOD_ELASTIC": "1",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": node.hosts[0],
+    }
+    settings = {
+        "members": site.paths.members,
+        "shell": remote_shell(node, site.paths.ssh_config),
+        "door": (*site.entry, "--rank", "--gloo", "--", *program(site, words)),
+        "env": own,
+        "slots": node.slots,
+        "min_ranks": max(1, node.min_nodes) * node.slots,
+        "max_ranks": most,
+        "timeout_s": int(node.start_timeout_s) + _LATER_S,
+    }
+    path = posixpath.join(site.paths.node_dir, "elastic.json")
+    argv = (site.interpreter, site.entry[-1], "--elastic", path)
+    driver = Process("horovod", argv, site.environment)
+    return Launch((driver,), most, False, (File(path, PRIVATE, json.dumps(settings)),))
 
 
 def _variables(site: Site, controller: str) -> dict[str, str]:

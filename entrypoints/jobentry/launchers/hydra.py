@@ -12,9 +12,9 @@ import posixpath
 from typing import Sequence
 
 from jobentry.contract.launchers import INTEL_MPI
-from jobentry.launchers import mpirun
+from jobentry.launchers import mpi as shared
 from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Process, Site, program
-from jobentry.launchers.mpirun import Mpi
+from jobentry.launchers.mpi import Mpi, Option
 
 # Pinning is a matter of its variables with Intel MPI, and off as the platform's default has it.
 _PIN = "I_MPI_PIN"
@@ -39,10 +39,10 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
         own = {_PIN: environ.get(_PIN, "off")}
     environ.update(own)
     node = node._replace(env_names=(*node.env_names, *own))
-    carried, notes = mpirun.carried(node, environ, plain)
-    ranks = mpirun.ranks(node)
-    mpirun.check_slots(ranks, node, plain)
-    environment = mpirun.environment(node, environ, carried)
+    carried, notes = shared.carried(node, environ, plain)
+    ranks = shared.ranks(node)
+    shared.check_slots(ranks, node, plain)
+    environment = shared.environment(node, environ, carried)
     if node.remote_shell:
         shell = ["-launcher", "rsh", "-launcher-exec", node.remote_shell]
     else:
@@ -56,7 +56,7 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
         *("-n", str(ranks), "-f", host_path, "-localhost", node.hosts[0], *shell),
         *binding,
         *("-genvlist", ",".join(name for name in carried if name in environment)),
-        *mpirun.rank_program(site.entry, program(site, words), options),
+        *shared.rank_program(site.entry, program(site, words), options),
     )
     text = "".join("%s:%d\n" % (host, node.slots) for host in node.hosts)
     return Launch(
@@ -68,12 +68,12 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
     )
 
 
-def _options(site: Site, mpi: Mpi) -> tuple[list[mpirun.Option], tuple[str, ...]]:
+def _options(site: Site, mpi: Mpi) -> tuple[list[Option], tuple[str, ...]]:
     """Return the job's own words for mpirun that Hydra knows, and how to bind."""
     given = site.node.open_mpi
     bind_args = "--bind-to none" if given.bind_args is None else given.bind_args
     asked = given._replace(mca_args=given.mca_args or "", bind_args=bind_args)
-    found = mpirun.user_options(site.node._replace(open_mpi=asked))
+    found = shared.user_options(site.node._replace(open_mpi=asked))
     binding = [option for option in found if option.name == "bind-to"]
     strange = [
         " ".join((option.name, *option.words))

@@ -12,6 +12,7 @@ from typing import Mapping, Sequence
 from jobentry.contract import names
 from jobentry.launchers import mpirun
 from jobentry.launchers.common import PRIVATE, File, Launch, Process, Site, door, port, program
+from jobentry.launchers.mpi import Mpi
 
 # What msrun starts instead of a script: its own parser mixes the script's words up with its own. It
 # becomes the door of a rank; where msrun wants a scheduler, there is one already.
@@ -92,7 +93,7 @@ def msrun(site: Site, words: Sequence[str]) -> Launch:
     )
 
 
-def mpi(site: Site, tools: mpirun.Mpi, words: Sequence[str]) -> Launch:
+def mpi(site: Site, tools: Mpi, words: Sequence[str]) -> Launch:
     """Return mpirun on the head, whose ranks form the cluster, and the scheduler beside it.
 
     GPU and Ascend need neither cluster nor scheduler: there MindSpore asks Open MPI itself.

@@ -10,54 +10,25 @@ parameter once, under the name that this version knows, and ``-x NAME`` without 
 
 from __future__ import annotations
 
-import shlex
 from typing import Iterable, Mapping, NamedTuple, Sequence
 
-from jobentry.contract import env, names
+from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import OPEN_MPI
 from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Process, Site, program
-
-DEFAULT_BIND_ARGS = "-bind-to none -map-by slot"
-DEFAULT_X_ARGS = (
-    "-x LD_LIBRARY_PATH -x HOROVOD_MPI_THREADS_DISABLE=1 -x NCCL_DEBUG=INFO "
-    "-x NCCL_SOCKET_IFNAME=ib0,bond0,eth0 -x NCCL_SOCKET_FAMILY=AF_INET -x NCCL_IB_DISABLE=0"
+from jobentry.launchers.mpi import (
+    BINDING,
+    MCA_OPTIONS,
+    Mpi,
+    Option,
+    carried,
+    check_slots,
+    environment,
+    rank_program,
+    ranks,
+    user_options,
 )
-DEFAULT_MCA_ARGS = "-mca pml ob1 -mca btl ^openib -mca plm_rsh_no_tree_spawn true"
-DEFAULT_EXTRA_ARGS = ""
 
-# How many words follow an option; an option that is not here is passed on with what follows it.
-_MCA_OPTIONS = ("mca", "gmca", "omca", "prtemca", "pmixmca")
-_ONE_WORD = frozenset(
-    [
-        "x",
-        "np",
-        "n",
-        "c",
-        "hostfile",
-        "machinefile",
-        "default-hostfile",
-        "host",
-        "H",
-        "tune",
-        "am",
-        "bind-to",
-        "map-by",
-        "rank-by",
-        "prefix",
-        "output-filename",
-        "output",
-        "wdir",
-        "wd",
-        "path",
-        "timeout",
-        "personality",
-        "stdin",
-        "cpu-list",
-        "cpu-set",
-    ]
-)
-_KNOWN = _ONE_WORD.union(_MCA_OPTIONS)
 # Open MPI 5.0 moved starting and stopping to PRRTE, which knows other names.
 _RENAMED_IN_5 = {
     "orte_rsh_agent": "plm_ssh_agent",
@@ -68,20 +39,6 @@ _RENAMED_IN_5 = {
 _GONE_IN_5 = ("routed", "oob")
 # How many remote shells mpirun opens at once, unless it is told another number.
 _AT_ONCE = 128
-
-
-class Mpi(NamedTuple):
-    """The MPI of this node: its mpirun (an absolute path), its version, and whose it is."""
-
-    mpirun: str
-    version: tuple[int, ...]
-    family: str = OPEN_MPI
-
-    @property
-    def name(self) -> str:
-        """What nodes must have in common: ``4.1`` of Open MPI, else ``MPICH 4.0``."""
-        numbers = "%d.%d" % self.version[:2]
-        return numbers if self.family == OPEN_MPI else f"{self.family} {numbers}"
 
 
 class Command(NamedTuple):
@@ -100,13 +57,6 @@ class Command(NamedTuple):
     host_file: str
     tune_file: str
     notes: tuple[str, ...]
-
-
-class Option(NamedTuple):
-    """One option of mpirun, without its dashes, and the words that follow it."""
-
-    name: str
-    words: tuple[str, ...]
 
 
 def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = ()) -> Launch:
@@ -205,13 +155,13 @@ def command(
     on_line = [name for name in values if name not in set(in_tune_file)]
     argv = [mpi.mpirun, "-np", str(np), "--hostfile", files[0]]
     argv += mca_words[0] + ["--tune", files[1]]
-    argv += [word for option in plain if option.name in _BINDING for word in _words(option)]
+    argv += [word for option in plain if option.name in BINDING for word in _words(option)]
     argv += [word for name in on_line for word in ("-x", name)]
     argv += mca_words[1]
     argv += [
         word
         for option in plain
-        if option.name not in _BINDING and option.name != "x"
+        if option.name not in BINDING and option.name != "x"
         for word in _words(option)
     ]
     return Command(
@@ -221,109 +171,6 @@ def command(
         tune_file=tune_file(in_tune_file),
         notes=tuple(notes),
     )
-
-
-def exported_values(node: NodeEnv) -> dict[str, str]:
-    """Return the values that stand in ``OPENMPI_X_ARGS`` or its default, by name."""
-    options = _readable_options(node)
-    pairs = (option.words[0].partition("=") for option in options if option.name == "x")
-    return {name: value for name, equals, value in pairs if equals}
-
-
-def asked_parameters(node: NodeEnv) -> frozenset[str]:
-    """Return the MCA parameters that stand in the four variables or their defaults."""
-    options = _readable_options(node)
-    return frozenset(option.words[0] for option in options if option.name in _MCA_OPTIONS)
-
-
-def _readable_options(node: NodeEnv) -> list[Option]:
-    """Return no option where some cannot be read: ``command`` says what is wrong with them."""
-    try:
-        return user_options(node)
-    except ArgsError:
-        return []
-
-
-def rank_program(
-    entry: Sequence[str], program: Sequence[str], options: Sequence[str] = ()
-) -> tuple[str, ...]:
-    """Return the command that runs ``program`` under our rank door, with ``options`` of the door.
-
-    mpirun takes a word ``:`` anywhere for the start of another program, so then every word is
-    written with percent signs, which the door takes away again.
-    """
-    if ":" not in program:
-        return (*entry, "--rank", *options, "--", *program)
-    words = (word.replace("%", "%25").replace(":", "%3A") for word in program)
-    return (*entry, "--rank", *options, "--percent", "--", *words)
-
-
-def ranks(node: NodeEnv) -> int:
-    """Return how many ranks the job has."""
-    return node.open_mpi.np or node.slots * node.nodes
-
-
-_BINDING = ("bind-to", "map-by", "rank-by")
-
-
-def user_options(node: NodeEnv) -> list[Option]:
-    """Return every option of the four variables, in their order; a default where one is not set.
-
-    Raises:
-        ArgsError: They cannot be read.
-    """
-    given = node.open_mpi
-    sources = (
-        (names.OPENMPI_BIND_ARGS, given.bind_args, DEFAULT_BIND_ARGS),
-        (names.OPENMPI_X_ARGS, given.x_args, DEFAULT_X_ARGS),
-        (names.OPENMPI_MCA_ARGS, given.mca_args, DEFAULT_MCA_ARGS),
-        (names.OPENMPI_EXTRA_ARGS, given.extra_args, DEFAULT_EXTRA_ARGS),
-    )
-    options: list[Option] = []
-    problems: list[str] = []
-    for variable, text, default in sources:
-        try:
-            options += _parse(shlex.split(default if text is None else text))
-        except ValueError as error:
-            problems.append(f"{variable}: {str(error).lower()}")
-    if problems:
-        raise ArgsError(problems)
-    return options
-
-
-def _parse(words: list[str]) -> list[Option]:
-    """Read mpirun's options; one dash or two, ``--name value`` or ``--name=value``."""
-    options: list[Option] = []
-    rest = list(words)
-    # Also as the value of an option: mpirun parts its words at ":" before it reads them.
-    if ":" in words:
-        raise ValueError("':' would start a second program")
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word.lstrip("-").partition("=")
-        count = 2 if name in _MCA_OPTIONS else 1 if name in _ONE_WORD else 0
-        if not word.startswith("-") or not name:
-            _check_loose(word, options)
-            options.append(Option("", (word,)))
-        elif equals and count == 1 and name != "x":
-            options.append(Option(name, (value,)))
-        elif len(rest) < count:
-            raise ValueError("%s needs %d more word%s" % (word, count, "s" * (count > 1)))
-        elif count:
-            options.append(Option(name, tuple(rest[:count])))
-            del rest[:count]
-        else:
-            options.append(Option(word.lstrip("-"), ()))
-    return options
-
-
-def _check_loose(word: str, before: list[Option]) -> None:
-    """What follows an option that we do not know belongs to it; nothing else may stand alone."""
-    if word.startswith("-"):
-        raise ValueError(f"{word[:80]!r} is no option")
-    if not before or before[-1].name in _KNOWN:
-        # mpirun would take it for the program to start.
-        raise ValueError(f"{word[:80]!r} is no option, and no option asks for it")
 
 
 def _words(option: Option) -> list[str]:
@@ -339,13 +186,13 @@ def _split(options: list[Option]) -> tuple[dict[tuple[str, str], str], list[Opti
     mca: dict[tuple[str, str], str] = {}
     plain: list[Option] = []
     for option in options:
-        if option.name in _MCA_OPTIONS:
+        if option.name in MCA_OPTIONS:
             mca[(option.name, option.words[0])] = option.words[1]
         elif option.name in ("np", "n", "c", "hostfile", "machinefile", "tune", "am"):
             raise ArgsError(
                 ["--{} {}: the entry sets this itself".format(option.name, " ".join(option.words))]
             )
-        elif option.name in _BINDING:
+        elif option.name in BINDING:
             # Only one of each: 4.1 refuses two.
             plain = [other for other in plain if other.name != option.name] + [option]
         else:
@@ -400,85 +247,3 @@ def _name_in(version: tuple[int, ...], name: str) -> str:
     if name.startswith("plm_rsh_"):
         return "plm_ssh_" + name[8:]
     return _RENAMED_IN_5.get(name, name)
-
-
-def carried(
-    node: NodeEnv, environ: Mapping[str, str], plain: list[Option]
-) -> tuple[dict[str, str], list[str]]:
-    """Return the variables that go from the head to all ranks, and notes.
-
-    Args:
-        plain: The options of mpirun; those named ``x`` add to what is carried anyway.
-    """
-    found = {
-        name: value
-        for name, value in environ.items()
-        if env.is_carried(name, node) and env.is_name(name)
-    }
-    exported, notes = _exported(node, environ, plain)
-    return _past_open_mpi({**found, **exported}), notes
-
-
-def _exported(
-    node: NodeEnv, environ: Mapping[str, str], plain: list[Option]
-) -> tuple[dict[str, str], list[str]]:
-    """Return what ``-x`` names: the user's word first, but a default is only a default."""
-    exported: dict[str, str] = {}
-    notes: list[str] = []
-    for option in plain:
-        if option.name != "x":
-            continue
-        name, equals, value = option.words[0].partition("=")
-        if not env.is_name(name):
-            raise ArgsError([f"{names.OPENMPI_X_ARGS}: cannot carry {option.words[0][:80]!r}"])
-        is_default = node.open_mpi.x_args is None
-        if name in node.secret_names:
-            notes.append(f"-x {name}: a secret, which reaches every rank without it")
-        elif equals and not (is_default and name in environ):
-            exported[name] = value
-        elif name in environ:
-            exported[name] = environ[name]
-        elif not is_default:
-            # 5.0.11 crashes (signal 11) when it is asked for a variable that is not set.
-            notes.append(f"-x {name}: not set here, so not carried")
-    return exported, notes
-
-
-def _past_open_mpi(carried: Mapping[str, str]) -> dict[str, str]:
-    """Give the exact value of what Open MPI changes a second name, which the rank's door undoes."""
-    result = {name: value for name, value in carried.items() if name not in ("TMPDIR", "PWD")}
-    for name in names.CHANGED_BY_OPEN_MPI:
-        if name in carried:
-            result[names.CLOUDJOB_EXACT_ + name] = carried[name]
-    return result
-
-
-def environment(
-    node: NodeEnv, environ: Mapping[str, str], carried: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the environment of mpirun, which carries every value by its name."""
-    result = {
-        name: value
-        for name, value in environ.items()
-        # With this variable set, any -x is an error on 4.1.
-        if name != "OMPI_MCA_mca_base_env_list" and name not in node.secret_names
-    }
-    for name, value in carried.items():
-        if name not in names.CHANGED_BY_OPEN_MPI:
-            result[name] = value
-    return result
-
-
-def check_slots(np: int, node: NodeEnv, plain: list[Option]) -> None:
-    """Open MPI 5.0.11 started fewer ranks than asked and ended with 0, so count here."""
-    room = node.slots * node.nodes
-    wide = any(
-        "oversubscribe" in " ".join((option.name, *option.words)).lower() for option in plain
-    )
-    if np > room and not wide and not node.open_mpi.host_file:
-        raise ArgsError(
-            [
-                "%s=%d, but %d node(s) with %d slot(s) have room for %d"
-                % (names.OPENMPI_NP, np, node.nodes, node.slots, room)
-            ]
-        )

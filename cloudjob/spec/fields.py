@@ -1,15 +1,12 @@
-"""What a job is, as one value, and everything that can be wrong with it. No I/O."""
+"""Every key of a job: what it is called, what it may hold and what it means."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from cloudjob import mindspore
-from cloudjob.errors import SpecError
 from jobentry.contract import env
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 
@@ -33,6 +30,7 @@ MAX_RANKS = 100_000
 _YEAR_MIN = 525_600
 _DAY_S = 86_400
 
+SOURCE_LIMIT_MB = "source_limit_mb"
 NAME_RULE = r"[A-Za-z0-9_-]{1,64}"
 VARIABLE_RULE = r"[A-Za-z_][A-Za-z0-9_]*"
 # ModelArts refuses user variables that begin with MA_; CLOUDJOB_ is how our two halves speak.
@@ -116,11 +114,15 @@ FIELDS: tuple[Field, ...] = (
           help="Minutes that the nodes may take to find each other, and the ranks to start."),
     Field(name="retries", kind="int", default=0, flag="--retries", metavar="R",
           least=0, most=10, help="How often a failed job is started again."),
+    Field(name="min_nodes", kind="int", default=0, flag="--min-nodes", metavar="N",
+          least=0, most=10_000,
+          help="With how few of its nodes an elastic job (the launcher horovod-elastic) goes on; 0 "
+               "is 1 with that launcher, and all of them with any other."),
     Field(name="grace_s", kind="float", default=10.0, flag="--grace-s", metavar="S",
           least=0, most=_DAY_S, help="Seconds between SIGTERM and SIGKILL."),
     Field(name="store", kind="str", flag="--store", metavar="URI",
           help="Where code and outputs are kept; by default a folder below $CLOUDJOB_HOME."),
-    Field(name="source_limit_mb", kind="float", default=100.0, flag="--source-limit-mb",
+    Field(name=SOURCE_LIMIT_MB, kind="float", default=100.0, flag="--source-limit-mb",
           metavar="MB", least=0, help="The largest source folder that is packed, in megabytes."),
     Field(name="links", kind="str", default="keep", flag="--follow-links", const="follow",
           allowed=("keep", "follow"),
@@ -144,6 +146,12 @@ _STORE_FIELDS = (
           help="The profile of AWS's files that has the keys."),
 )
 
+# Nodes that fetch over a slow line bear less than a folder on this machine.
+_SOURCE_LIMIT = Field(
+    name=SOURCE_LIMIT_MB, kind="float", default=0.0, metavar="MB", least=0,
+    help="The largest source folder that is packed for this backend, in megabytes; 0 is what "
+         "source_limit_mb says.")
+
 SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
     "process": (
         Field(name="python", kind="str", metavar="PATH",
@@ -151,6 +159,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
                    "environment, else the one that runs cloudjob."),
         Field(name="isolation", kind="str", default="auto", metavar="HOW", allowed=ISOLATIONS,
               help="Whether the emulated nodes are kept apart from each other."),
+        _SOURCE_LIMIT,
     ),
     "docker": (
         Field(name="cpus", kind="float", default=0.0, metavar="C", least=0, most=4096,
@@ -161,6 +170,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
               help="Room in /dev/shm, where ranks of one node exchange their data."),
         Field(name="gpus", kind="int", default=0, metavar="G", least=0, most=64,
               help="GPUs of a node."),
+        _SOURCE_LIMIT,
     ),
     "modelarts": (
         Field(name="region", kind="str", metavar="REGION",
@@ -219,6 +229,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         Field(name="body", kind="tree", default={}, metavar="TREE",
               help="Merged into the body of the request: what cloudjob has no key for; null takes "
                    "a key away."),
+        _SOURCE_LIMIT,
     ),
     "kubernetes": (
         Field(name="engine", kind="str", default="auto", metavar="NAME",
@@ -284,6 +295,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
                    "no key for; null takes a key away."),
         Field(name="job", kind="tree", default={}, metavar="TREE",
               help="Merged into the job's manifest in the same way."),
+        _SOURCE_LIMIT,
     ),
     "slurm": (
         Field(name="host", kind="str", metavar="HOST",
@@ -332,6 +344,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
                    "openmpi."),
         Field(name="sbatch", kind="list", default=(), metavar="OPTION",
               help="More options, as they stand behind #SBATCH."),
+        _SOURCE_LIMIT,
     ),
     "mindspore": (
         Field(name="device_target", kind="str", default="CPU", metavar="DEVICE",
@@ -358,344 +371,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
 STORE_SECTIONS = ("s3", "obs")
 FRAMEWORK_SECTIONS = ("mindspore",)
 
+# Those that leave a job alone when it has lost a node.
+ELASTIC_BACKENDS = ("process",)
+
 VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
-    """Everything a user says about one job; ``check`` says whether it makes sense.
-
-    Mappings are copied and read-only. An empty ``name`` becomes the script's.
-    Text may hold surrogate escapes, as ``sys.argv`` does for bytes that are not UTF-8.
-    """
-
-    script: str
-    args: tuple[str, ...] = ()
-    name: str = ""
-    nodes: int = 1
-    procs_per_node: int = 1
-    backend: str = "process"
-    launcher: str = AUTO
-    source: str = "."
-    env: Mapping[str, str] = field(default_factory=dict)
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    input_nodes: Mapping[str, str] = field(default_factory=dict)
-    outputs: Mapping[str, str] = field(default_factory=dict)
-    output_sync_s: float = 30.0
-    restore_outputs: str = "none"
-    image: str = ""
-    flavor: str = ""
-    timeout_min: float = 0.0
-    start_timeout_min: float = 10.0
-    retries: int = 0
-    grace_s: float = 10.0
-    store: str = ""
-    source_limit_mb: float = 100.0
-    links: str = "keep"
-    hardware_check: str = "on"
-    sections: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        frozen: dict[str, object] = {
-            "args": tuple(self.args),
-            "name": self.name or default_name(self.script),
-            "sections": _read_only({k: _read_only(v) for k, v in self.sections.items()}),
-        }
-        frozen.update(
-            (name, _read_only(getattr(self, name))) for name in (*VARIABLE_FIELDS, "input_nodes")
-        )
-        for name, value in frozen.items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def takes_command(self) -> bool:
-        """Whether the script is any command of the nodes, and not a file of the source."""
-        return self.launcher in LAUNCHERS and LAUNCHERS[self.launcher].takes_command
-
-
-def default_name(script: str) -> str:
-    """Return the job name a script gives: its stem, with what no platform accepts made ``-``."""
-    last = script.rpartition("/")[2]
-    stem = last.rpartition(".")[0] or last
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:64] or "job"
-
-
-def section(spec: JobSpec, name: str) -> Mapping[str, object]:
-    """Return the settings of one backend with its defaults filled in."""
-    defaults = {f.name: f.default for f in SECTIONS.get(name, ())}
-    return MappingProxyType({**defaults, **spec.sections.get(name, {})})
-
-
-def masked(spec: JobSpec) -> dict[str, object]:
-    """Return the job as plain JSON values with every secret as ``***``."""
-    shown: dict[str, object] = {f.name: _plain(getattr(spec, f.name)) for f in FIELDS}
-    shown["secrets"] = dict.fromkeys(spec.secrets, MASK)
-    sections = {
-        name: {key: _plain(value) for key, value in values.items()}
-        for name, values in spec.sections.items()
-    }
-    return {**shown, **sections}
-
-
-def check(spec: JobSpec) -> None:
-    """Do nothing for a job that makes sense.
-
-    Raises:
-        SpecError: with every fault of one that does not.
-    """
-    found = problems(spec)
-    if found:
-        raise SpecError(found)
-
-
-def problems(spec: JobSpec) -> list[str]:
-    """Return every fault, each ``field: what is wrong (given …; allowed …)``."""
-    return [f"{one_line(key)}: {what}" for key, what in faults(spec)]
-
-
-def faults(spec: JobSpec) -> list[tuple[str, str]]:
-    """Return each fault as its dotted key (``nodes``, ``env.A``, ``args[0]``) and what is wrong."""
-    return [
-        *_script_faults(spec),
-        *_name_faults(spec.name),
-        *_number_faults(spec),
-        *_word_faults("", FIELDS, {f.name: getattr(spec, f.name) for f in FIELDS}),
-        *_args_faults(spec.args),
-        *_variable_faults(spec),
-        *_collisions(spec),
-        *_input_nodes_faults(spec),
-        *_section_faults(spec.sections),
-        *mindspore.faults(_for_mindspore(spec)),
-    ]
-
-
-def _for_mindspore(spec: JobSpec) -> mindspore.Job:
-    settings = section(spec, "mindspore")
-    text = {name: str(settings[name]) for name in ("device_target", "parallel_mode", "search_mode")}
-    listed = settings["devices"]
-    return mindspore.Job(
-        launcher=spec.launcher,
-        nodes=spec.nodes,
-        procs_per_node=spec.procs_per_node,
-        is_checked=spec.hardware_check != "off",
-        devices=[str(line) for line in listed] if isinstance(listed, (list, tuple)) else (),
-        **text,
-    )
-
-
-def nearest(word: str, allowed: Iterable[str]) -> str:
-    """Return ``, did you mean 'x'?`` for the likeliest of ``allowed``, or nothing."""
-    import difflib
-
-    close = difflib.get_close_matches(word.lower().replace("-", "_"), list(allowed), n=1)
-    return f", did you mean '{close[0]}'?" if close else ""
-
-
-def given(value: object) -> str:
-    """Return a value as a message shows it: on one line, and not the whole of a long one."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def one_line(text: str) -> str:
-    """Return text that cannot break a line or a terminal."""
-    return text if text.isprintable() else repr(text)[1:-1]
-
-
-def number_range(field: Field) -> str:
-    """Return what a number may be, as messages and the documentation say it."""
-    if field.most is None:
-        return f"{field.least:g} or more"
-    return f"{field.least:g} to {field.most:.0f}"
-
-
-def _read_only(mapping: Mapping[str, object]) -> Mapping[str, object]:
-    return MappingProxyType(dict(mapping))
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _script_faults(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    script = spec.script
-    if not script:
-        yield "script", "is missing (allowed: a file in the source folder)"
-        return
-    if spec.takes_command:
-        return
-    if script.startswith("/"):
-        yield "script", f"must be relative to the source folder (given {given(script)})"
-    elif _climbs(script):
-        yield "script", f"lies outside the source folder (given {given(script)})"
-    elif not _steps(script):
-        yield "script", f"must name a file, not the folder (given {given(script)})"
-
-
-def _steps(path: str) -> list[str]:
-    return [step for step in path.split("/") if step not in ("", ".")]
-
-
-def _climbs(path: str) -> bool:
-    depth = 0
-    for step in _steps(path):
-        depth += -1 if step == ".." else 1
-        if depth < 0:
-            return True
-    return False
-
-
-def _name_faults(name: str) -> Iterator[tuple[str, str]]:
-    if not re.fullmatch(NAME_RULE, name):
-        allowed = "letters, digits, '_' and '-', 1 to 64 of them"
-        yield (
-            "name",
-            f"is not a name every platform accepts (given {given(name)}; allowed {allowed})",
-        )
-
-
-def _number_faults(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    numbers = [f for f in FIELDS if f.kind in ("int", "float")]
-    wrong = [f for f in numbers if not _in_range(f, getattr(spec, f.name))]
-    for f in wrong:
-        value = getattr(spec, f.name)
-        yield f.name, f"is out of range (given {given(value)}; allowed {number_range(f)})"
-    launcher = LAUNCHERS.get(spec.launcher)
-    if launcher and launcher.is_one_a_node and spec.procs_per_node > 1:
-        yield (
-            "procs_per_node",
-            f"must be 1 with the launcher {spec.launcher}, which starts one process a node"
-            f" (given {spec.procs_per_node})",
-        )
-    ranks = spec.nodes * spec.procs_per_node
-    if ranks > MAX_RANKS and not {"nodes", "procs_per_node"} & {f.name for f in wrong}:
-        product = f"{spec.nodes} x {spec.procs_per_node} = {ranks}"
-        yield (
-            "nodes",
-            f"times procs_per_node is too many ranks (given {product}; allowed {MAX_RANKS})",
-        )
-
-
-def _in_range(field: Field, value: float) -> bool:
-    least = -math.inf if field.least is None else field.least
-    most = math.inf if field.most is None else field.most
-    return math.isfinite(value) and least <= value <= most
-
-
-def _word_faults(
-    prefix: str, fields: Iterable[Field], values: Mapping[str, object]
-) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the fields that hold one text."""
-    for f in fields:
-        value = values.get(f.name, f.default)
-        if f.kind != "str" or not isinstance(value, str):
-            continue
-        what = _unknown_word(f, value) or _unsendable(value, given(value))
-        if what:
-            yield prefix + f.name, what
-
-
-def _unknown_word(field: Field, value: str) -> str:
-    if not field.allowed or value in field.allowed:
-        return ""
-    guess = nearest(value, field.allowed)
-    return f"is not known{guess} (given {given(value)}; allowed {', '.join(field.allowed)})"
-
-
-def _unsendable(value: str, shown: str, *, taken_bytes: int = 0) -> str:
-    """Return why Linux cannot hand this text to a program, or nothing when it can."""
-    if "\0" in value:
-        return f"holds a NUL character (given {shown}; allowed any text without it)"
-    try:
-        size_bytes = taken_bytes + len(value.encode("utf-8", "surrogateescape"))
-    except UnicodeEncodeError:
-        return f"holds half a character, which no encoding can write (given {shown})"
-    if size_bytes > MAX_WORD_BYTES:
-        return f"is too long (given {size_bytes} bytes; allowed {MAX_WORD_BYTES}, Linux's limit)"
-    return ""
-
-
-def _args_faults(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for index, arg in enumerate(args):
-        what = _unsendable(arg, given(arg))
-        if what:
-            yield f"args[{index}]", what
-
-
-def _variable_faults(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    for field_name in VARIABLE_FIELDS:
-        for name, value in getattr(spec, field_name).items():
-            shown = MASK if field_name == "secrets" else given(value)
-            what = _bad_variable_name(name) or _unsendable(
-                value, shown, taken_bytes=len(name.encode("utf-8", "replace")) + 1
-            )
-            if not what and field_name == "inputs" and not value:
-                what = "is empty (allowed a URI)"
-            if what:
-                yield f"{field_name}.{name}", what
-
-
-def _bad_variable_name(name: str) -> str:
-    if not re.fullmatch(VARIABLE_RULE, name):
-        allowed = "letters, digits and '_', not a digit first"
-        return f"is not a variable's name (given {given(name)}; allowed {allowed})"
-    for prefix in RESERVED_PREFIXES:
-        if name.startswith(prefix):
-            return (
-                f"uses a reserved name (given {given(name)}; allowed: not beginning with {prefix})"
-            )
-    return ""
-
-
-def _collisions(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """Yield the names that two fields would both set in the ranks' environment."""
-    first: dict[str, str] = {}
-    for field_name in VARIABLE_FIELDS:
-        for name in getattr(spec, field_name):
-            if name in first:
-                yield f"{field_name}.{name}", f"is also in {first[name]} (allowed: each name once)"
-            first.setdefault(name, field_name)
-
-
-def _input_nodes_faults(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    for name, text in spec.input_nodes.items():
-        key = f"input_nodes.{name}"
-        if name not in spec.inputs:
-            guess = nearest(name, spec.inputs)
-            allowed = ", ".join(spec.inputs) or "none, there are no inputs"
-            yield key, f"is no input{guess} (allowed {allowed})"
-        elif not env.is_list(text):
-            yield key, f"does not list nodes (given {given(text)}; allowed like 0 or 0,2-3)"
-        elif not any(env.is_listed(node, text) for node in range(spec.nodes)):
-            yield key, f"is none of the nodes (given {given(text)}; allowed 0 to {spec.nodes - 1})"
-
-
-def _section_faults(sections: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, str]]:
-    for name, values in sections.items():
-        fields = SECTIONS.get(name)
-        if fields is None:
-            yield (
-                name,
-                f"is no section{nearest(name, SECTIONS)} (allowed {', '.join(SECTIONS)})",
-            )
-            continue
-        known = [f.name for f in fields]
-        for key in values:
-            if key not in known:
-                yield (
-                    f"{name}.{key}",
-                    f"is no key{nearest(key, known)} (allowed {', '.join(known)})",
-                )
-        yield from _word_faults(f"{name}.", fields, values)
-        for f in fields:
-            value = values.get(f.name, f.default)
-            wanted = (list, tuple) if f.default == () else Mapping
-            if f.kind == "tree" and not isinstance(value, wanted):
-                what = "a list" if f.default == () else "a mapping"
-                yield f"{name}.{f.name}", f"is not {what} (given {given(value)})"
-            if isinstance(value, (int, float)) and not _in_range(f, value):
-                allowed = number_range(f)
-                yield f"{name}.{f.name}", f"is out of range (given {value!r}; allowed {allowed})"

@@ -1,4 +1,4 @@
-"""The way back: a job that was submitted, from any shell, at any time."""
+"""One job that was submitted: where it stands, its log, its end and what it leaves."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloudjob import layers
 from cloudjob import outputs as kept
 from cloudjob import status as statuses
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, Event, Metric, NativeStatus, Observer, Waiter
 from cloudjob.errors import BackendError, CloudJobError, JobNotFound, StoreError, UsageError
-from cloudjob.home import records_path, store_uri
-from cloudjob.layers import Collected
+from cloudjob.home import records_path
 from cloudjob.records import JobRecord, Records
 from cloudjob.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.store import beside, open_store
@@ -37,13 +33,10 @@ _POLL_S = 0.5
 _POLL_GROWTH = 1.2
 # So many of an entry's last words stand in the status of a job without a record.
 _LAST_LINES = 5
-_DAY_S = 24 * 3600.0
 # How late the record of a job may be where the platform keeps it.
 _LATE_S = 120.0
-# How many platforms are asked at once in a list.
-_AT_ONCE = 8
 # What an UNKNOWN job says that will never say anything else.
-_GONE = ("the submit was interrupted", "the backend knows nothing of it")
+GONE = ("the submit was interrupted", "the backend knows nothing of it")
 
 
 class LogLine(NamedTuple):
@@ -137,7 +130,7 @@ class Job:
             status = self.status()
             if status.state.is_final:
                 return status
-            if status.native_state in _GONE:
+            if status.native_state in GONE:
                 raise JobNotFound(
                     f"waiting for {self.id}: {status.native_state}", hint="cloudjob rm forgets it"
                 )
@@ -298,11 +291,11 @@ class Job:
 
     def _native(self) -> NativeStatus:
         if not self.handle:
-            return NativeStatus(JobState.UNKNOWN, _GONE[0])
+            return NativeStatus(JobState.UNKNOWN, GONE[0])
         try:
             return self._backend.status(self.handle)
         except JobNotFound:
-            return NativeStatus(JobState.UNKNOWN, _GONE[1])
+            return NativeStatus(JobState.UNKNOWN, GONE[1])
 
     def _with_record(self, status: JobStatus, native: NativeStatus) -> JobStatus:
         """Add what the head's record says; it knows more than the platform."""
@@ -371,135 +364,6 @@ def find(home: Path, job: str) -> Job:
         return attach(db.get(job.rpartition("/")[2]), home)
 
 
-class Filter(NamedTuple):
-    """Which jobs are meant; what is empty says nothing.
-
-    Args:
-        names: Patterns as a shell has them, of the job's id or its name.
-        since: RFC 3339 UTC: jobs submitted then or later.
-    """
-
-    backends: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    states: tuple[str, ...] = ()
-    since: str = ""
-
-    def takes(self, record: JobRecord) -> bool:
-        """Whether a job may pass, as far as its record says: its state is not asked for here."""
-        words = (record.job, record.name)
-        return (
-            (not self.backends or record.backend in self.backends)
-            and (not self.names or any(fnmatchcase(w, n) for w in words for n in self.names))
-            and record.created_at >= self.since
-        )
-
-
-def find_all(home: Path, which: Filter = Filter()) -> list[tuple[Job, JobStatus]]:  # noqa: B008
-    """Return the jobs that were submitted from here and pass, newest first, and where they stand.
-
-    A platform that cannot be asked makes its jobs UNKNOWN, and not the list fail.
-    """
-    with Records(records_path(home)) as db:
-        records = [record for record in db.list() if which.takes(record)]
-    # A job that has ended stands in the records; only the others cost a question each.
-    ended = [record for record in records if which.states and _is_out(record, which.states)]
-    left_out = {record.job for record in ended}
-    backends: dict[str, Backend[Any]] = {}
-    jobs = []
-    for record in records:
-        if record.job not in left_out:
-            if record.backend not in backends:
-                backends[record.backend] = open_backend(record.backend, home)
-            jobs.append(Job(record, backends[record.backend], home))
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = list(zip(jobs, pool.map(_status_or_unknown, jobs), strict=True))
-    return [
-        (job, status)
-        for job, status in found
-        if not which.states or status.state.value in which.states
-    ]
-
-
-def _is_out(record: JobRecord, states: tuple[str, ...]) -> bool:
-    """Whether a job has ended in a state that is not meant."""
-    return bool(record.final_json) and record.state not in states
-
-
-def _status_or_unknown(job: Job) -> JobStatus:
-    try:
-        return job.status()
-    except (BackendError, UsageError) as error:
-        return job.unknown(error.message)
-
-
-def differences(first: Job, second: Job) -> list[tuple[str, Any, Any]]:
-    """Return each key in which the descriptions of two jobs differ, with both values."""
-    left, right = _flat(first), _flat(second)
-    return [
-        (key, left.get(key), right.get(key))
-        for key in sorted({*left, *right})
-        if left.get(key) != right.get(key)
-    ]
-
-
-def _flat(job: Job) -> dict[str, Any]:
-    found = {"code.digest": job.code_digest}
-    for key, value in job.spec().items():
-        if isinstance(value, dict):
-            found.update({f"{key}.{name}": item for name, item in value.items()})
-        else:
-            found[key] = value
-    return found
-
-
 def attach(record: JobRecord, home: Path) -> Job:
     """Return the job of a record."""
     return Job(record, open_backend(record.backend, home), home)
-
-
-def collect(home: Path, store: str, *, keep_days: float, dry_run: bool) -> Collected:
-    """Delete the layers in a store that no job needs, and what killed writers have left half done.
-
-    Args:
-        store: Its URI; empty for the default.
-        keep_days: For how long after its end a job keeps its package.
-
-    Raises:
-        CloudJobError: The store or the records cannot be used.
-    """
-    opened = open_store(store or store_uri(home))
-    if not dry_run:
-        opened.sweep(_DAY_S)
-    return layers.collect(
-        opened,
-        keep_s=keep_days * _DAY_S,
-        ended_at=lambda job: _ended_at(home, job),
-        dry_run=dry_run,
-    )
-
-
-def _ended_at(home: Path, job: str) -> str | None:
-    """Say when a job has ended, as it is known at this moment; empty: not yet; None: not known."""
-    try:
-        with Records(records_path(home)) as db:
-            record = db.get(job)
-        if record.job != job:
-            return None
-        if not record.handle:
-            # It was never started: its submit was killed, or is still at it, and then has a claim.
-            return record.created_at
-        status = attach(record, home).status()
-    except JobNotFound:
-        return None
-    if status.native_state in _GONE:
-        return status.created_at
-    return (status.ended_at or status.created_at) if status.state.is_final else ""
-
-
-def sweep(home: Path) -> list[str]:
-    """Remove what submits that broke off have left in the container engine, and name their jobs."""
-    from cloudjob.backends.docker.backend import DockerBackend
-
-    with Records(records_path(home)) as db:
-        known = {record.job for record in db.list() if record.handle}
-    return DockerBackend(home, {}).sweep(known)

@@ -1,0 +1,157 @@
+"""A job that is followed to its end, and how it is told."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from cloudjob.cli.say import printable, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cloudjob.job import Job
+    from cloudjob.status import JobStatus
+
+# Between two looks at what a job waits for.
+_LOOK_S = 10.0
+
+
+def attend(job: Job, *, is_json: bool) -> JobStatus:
+    """Show the job's log until it has ended; Ctrl-C and SIGTERM cancel it."""
+    import signal
+    import threading
+
+    asked = 0
+
+    def cancel(_number: int, _frame: object) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            say(f"cancelling {job.id}; once more ends it at once")
+        # Not in the handler: it may have cut into anything, also into a lock that this needs.
+        threading.Thread(target=job.cancel, kwargs={"is_urgent": asked > 1}).start()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, cancel)
+    # With --json the one object owns stdout.
+    try:
+        stream(job, 2 if is_json else 1, follow=True, options=None)
+    except BrokenPipeError:
+        say(f"nobody reads the log any more; job {job.id} goes on")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    status = job.wait()
+    report(status)
+    return status
+
+
+class _Waiting:
+    """Says what a job waits for, as long as it has written nothing."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._said = ""
+        self._look_at = 0.0
+
+    def heard(self, data: bytes) -> None:
+        """Take in what came; nothing is a reason to look, now and then."""
+        import time
+
+        if data:
+            self._look_at = float("inf")
+        elif time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_S
+            word = self._job.waits_for()
+            if word not in ("", self._said):
+                say(f"job {self._job.id} waits: {printable(word)}")
+                self._said = word
+
+
+def stream(job: Job, descriptor: int, *, follow: bool, options: argparse.Namespace | None) -> None:
+    """Show a job's log as it comes, its ranks' words apart from ours."""
+    from cloudjob.console import Screen
+
+    node = options.node if options else None
+    screen = Screen(is_live=os.isatty(descriptor), rank=options.rank if options else None)
+    waiting = _Waiting(job)
+    for piece in job.pieces(node, follow=follow):
+        waiting.heard(piece.data)
+        if piece.data:
+            ranks, words = screen.show(piece.data)
+            _write(descriptor, ranks)
+            _write(2, words)
+    _write(descriptor, screen.finish())
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def report(status: JobStatus) -> None:
+    """Say how a job ended: where, who and why."""
+    seconds = _seconds(status)
+    took = f" in {seconds:.1f} s" if seconds is not None else ""
+    say(f"job {status.job}: {status.state}{took}")
+    failure = status.failure
+    if failure is None:
+        return
+    where = [
+        f"node {failure.node}" if failure.node is not None else "",
+        f"({failure.host})" if failure.host else "",
+        f"rank {failure.rank}" if failure.rank is not None else "",
+    ]
+    place = " ".join(part for part in where if part)
+    code = f" [exit code {failure.exit_code}]" if failure.exit_code is not None else ""
+    say(f"  {place + ': ' if place else ''}{printable(failure.message)}{code}")
+    for line in failure.last_lines:
+        say(f"  | {printable(line)}")
+
+
+def _seconds(status: JobStatus) -> float | None:
+    from datetime import datetime
+
+    if status.started_at is None or status.ended_at is None:
+        return None
+    start, end = (
+        datetime.fromisoformat(text.replace("Z", "+00:00"))
+        for text in (status.started_at, status.ended_at)
+    )
+    return (end - start).total_seconds()
+
+
+def exit_code(status: JobStatus) -> int:
+    """Return what cloudjob ends with: the job's own code."""
+    if status.exit_code is None:
+        return 0 if status.state == "SUCCEEDED" else 1
+    return status.exit_code
+
+
+def print_status(status: JobStatus) -> None:
+    """Print where a job stands, a line a fact."""
+    rows: list[tuple[str, object]] = [
+        ("job", status.job),
+        ("state", status.state),
+        ("backend", f"{status.backend} ({status.native_state})"),
+        ("size", f"{status.nodes} node(s) x {status.procs_per_node} rank(s)"),
+        ("created", status.created_at),
+        ("started", status.started_at or "-"),
+        ("ended", status.ended_at or "-"),
+    ]
+    if status.exit_code is not None:
+        rows.append(("exit code", status.exit_code))
+    if status.cause:
+        rows.append(("cause", status.cause))
+    for key, value in rows:
+        print(f"{key:<10} {value}")
+    if status.failure:
+        report(status)
+
+
+def status_json(status: JobStatus) -> dict[str, Any]:
+    """Return a status as `status --json` prints it."""
+    from cloudjob.status import to_json
+
+    return to_json(status)

@@ -1,0 +1,79 @@
+"""The commands on this machine: image and doctor."""
+
+from __future__ import annotations
+
+import argparse
+
+from cloudjob.cli.options import add_action, json_flag, state_home
+from cloudjob.cli.say import print_json, printable, say
+from cloudjob.cli.settings import described, full_store
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    pass
+
+
+def _image_build(options: argparse.Namespace) -> int:
+    from cloudjob import images
+
+    built = images.build(
+        options.name,
+        base=options.base,
+        ca_bundle=options.ca_bundle,
+        pip_config=options.pip_config,
+        tell=say,
+    )
+    say("built" if built.is_new else "it is there already: nothing that goes into it has changed")
+    print(built.tag)
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from cloudjob import doctor
+
+    if options.image:
+        checks = doctor.check_image(options.image)
+    elif options.backend:
+        checks = doctor.check_backend(described(options), state_home())
+    else:
+        checks = [*doctor.check_machine(state_home()), *doctor.check_store(_doctors_store(options))]
+    if options.json:
+        print_json([check._asdict() for check in checks])
+    else:
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            word = "OK" if check.is_ok else "MISSING" if check.is_needed else "no"
+            print(f"{check.name:<{width}}  {word:<7}  {printable(check.found)}")
+            if not check.is_ok and check.hint:
+                print(f"{'':<{width}}  {'':<7}  -> {check.hint}")
+    return 0 if doctor.is_well(checks) else 1
+
+
+def _doctors_store(options: argparse.Namespace) -> str:
+    """Return the store that a submit from here would use."""
+    return full_store(described(options))
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """Give the command doctor its options."""
+    parser.set_defaults(run=_doctor)
+    parser.add_argument("--backend", metavar="NAME", default="", help="check what it needs")
+    parser.add_argument("--image", metavar="REF", default="", help="check this container image")
+    parser.add_argument("--store", metavar="URI", help="check this store")
+    parser.add_argument("--config", metavar="FILE.yaml", help="check what this job file needs")
+    json_flag(parser)
+
+
+def add_image(parser: argparse.ArgumentParser) -> None:
+    """Give the command image its actions."""
+    inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    text = "build an image, unless all that goes into it is as it was"
+    build = add_action(inner, "build", _image_build, text)
+    build.add_argument("name", metavar="NAME", help="base, or one of the others in images/")
+    build.add_argument("--base", metavar="REF", default="", help="begin with this image")
+    build.add_argument(
+        "--ca-bundle", metavar="FILE", default="", help="pip trusts these; not kept in the image"
+    )
+    build.add_argument(
+        "--pip-config", metavar="FILE", default="", help="pip reads this; not kept in the image"
+    )

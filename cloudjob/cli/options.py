@@ -1,0 +1,140 @@
+"""Parsers of commands, and the options that several of them have."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from cloudjob.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import Any, NoReturn
+
+    from cloudjob.spec import Field
+
+
+def state_home() -> Path:
+    """Return the folder of cloudjob's state."""
+    from cloudjob.home import home
+
+    return home()
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that reports a fault as every other fault is reported."""
+
+    command = ""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing a page of usage."""
+        hint = f"{self.prog} --help"
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        if unknown:
+            import difflib
+
+            word = unknown[0].partition("=")[0]
+            close = difflib.get_close_matches(word, self._all_options(), n=1)
+            hint = f"did you mean {close[0]}? {hint}" if close else hint
+        raise UsageError(f"reading the command line: {message}", hint=hint)
+
+    def _all_options(self) -> list[str]:
+        options = list(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                options += action.choices[self.command]._option_string_actions
+        return options
+
+
+def add_action(
+    actions: Any, name: str, run: Callable[..., int], text: str, **more: Any
+) -> argparse.ArgumentParser:
+    """Add an action of a command, which ``run`` runs, and return its parser."""
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name, help=text, description=text, allow_abbrev=False, **more
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def job_argument(parser: argparse.ArgumentParser, **more: Any) -> None:
+    """Add the argument that names a job."""
+    parser.add_argument("job", metavar="JOB", help="its id, its name or its handle", **more)
+
+
+def spec_flags(parser: Any) -> None:
+    """Add the option of every field that has one."""
+    from cloudjob.spec import FIELDS
+
+    for field in FIELDS:
+        if not field.flag:
+            continue
+        names = [field.short, field.flag] if field.short else [field.flag]
+        if field.const:
+            kind: dict[str, Any] = {"action": "store_const", "const": field.const}
+        else:
+            action = "append" if field.kind in ("map", "secrets") else "store"
+            kind = {"action": action, "metavar": field.metavar}
+        parser.add_argument(*names, dest=field.name, help=_escaped(field), **kind)
+    parser.add_argument(
+        "--env-file", action="append", metavar="FILE", help="read variables from FILE"
+    )
+    parser.add_argument("--config", metavar="FILE.yaml", help="the job file")
+
+
+def _escaped(field: Field) -> str:
+    return field.help.replace("%", "%%")
+
+
+def json_flag(parser: Any) -> None:
+    """Add the option --json."""
+    parser.add_argument("--json", action="store_true", help="print one JSON value")
+
+
+def whole_number(text: str) -> int:
+    """Read an option's value that counts something."""
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def given_flags(options: argparse.Namespace) -> dict[str, object]:
+    """Return what the user gave on the command line, by field."""
+    from cloudjob.config import read_env_file
+    from cloudjob.spec import FIELDS
+
+    flags: dict[str, object] = {}
+    for field in FIELDS:
+        value = getattr(options, field.name, None) if field.flag else None
+        if value is not None:
+            flags[field.name] = _pairs(field, value) if isinstance(value, list) else value
+    if options.env_file:
+        variables: dict[str, str] = {}
+        for path in options.env_file:
+            variables.update(read_env_file(path, os.environ))
+        given = flags.get("env", {})
+        assert isinstance(given, dict)
+        flags["env"] = {**variables, **given}
+    if options.script is not None:
+        flags["script"] = options.script
+        flags["args"] = tuple(options.rest)
+    return flags
+
+
+def _pairs(field: Field, texts: list[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals and field.name == "env":
+            if name not in os.environ:
+                raise UsageError(
+                    f"reading {field.flag} {text}: {name} is not set in your environment",
+                    hint=f"{field.flag} {name}=VALUE",
+                )
+            value = os.environ[name]
+        elif not equals and field.name == "inputs":
+            raise UsageError(f"reading {field.flag} {text}: no '='", hint=f"give {field.metavar}")
+        pairs[name] = value
+    return pairs

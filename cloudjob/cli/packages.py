@@ -1,0 +1,104 @@
+"""The commands on packages and where they are kept: package and store."""
+
+from __future__ import annotations
+
+import argparse
+
+from cloudjob.cli.options import add_action, json_flag, state_home
+from cloudjob.cli.say import print_json, printable, say, size
+from cloudjob.cli.settings import full_store, source_spec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    pass
+
+
+def _package_ls(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from cloudjob.package import scan
+
+    spec = source_spec(options)
+    tree = scan(Path(spec.source), follow_links=spec.links == "follow")
+    if options.json:
+        files = [
+            {"path": each.name, "kind": each.kind, "mode": f"{each.mode:04o}",
+             "size_bytes": each.size_bytes}
+            for each in tree.entries
+        ]  # fmt: skip
+        left_out = [{"path": path, "reason": reason} for path, reason in tree.left_out]
+        print_json({"source": spec.source, "entries": files, "left_out": left_out})
+        return 0
+    for each in tree.entries:
+        if each.kind != "folder":
+            print(f"{each.size_bytes:>12}  {printable(each.name)}")
+    for path, reason in tree.left_out:
+        print(f"{'left out':>12}  {printable(path)}  ({printable(reason)})")
+    total = sum(each.size_bytes for each in tree.entries)
+    count = sum(each.kind == "file" for each in tree.entries)
+    say(f"{count} file(s), {size(total)}; {len(tree.left_out)} path(s) left out")
+    return 0
+
+
+def _package_explain(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from cloudjob.package.explain import explain
+
+    spec = source_spec(options)
+    found = explain(Path(spec.source), options.path, follow_links=spec.links == "follow")
+    if options.json:
+        print_json(found._asdict())
+        return 0
+    at = "" if found.decided_at.rstrip("/") == found.path.rstrip("/") else found.decided_at
+    where = f" (through {printable(at)})" if at else ""
+    word = "goes" if found.goes else "left out"
+    print(f"{printable(found.path)}: {word}: {printable(found.rule)}{where}")
+    return 0
+
+
+def _store_gc(options: argparse.Namespace) -> int:
+    from cloudjob import job as jobs
+
+    spec = source_spec(options)
+    store = full_store(spec)
+    found = jobs.collect(state_home(), store, keep_days=options.keep_days, dry_run=options.dry_run)
+    if options.json:
+        print_json({"deleted": list(found.keys), "spared": found.spared})
+        return 0
+    for key in found.keys:
+        print(key)
+    word = "would be deleted" if options.dry_run else "deleted"
+    say(f"{len(found.keys)} object(s) {word}; {found.spared} layer(s) stay")
+    return 0
+
+
+def add_package(parser: argparse.ArgumentParser) -> None:
+    """Give the command package its actions."""
+    inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    text = "list what goes, and what is left out and why"
+    ls = add_action(inner, "ls", _package_ls, text)
+    text = "say of a path whether it goes, and which line of which file decides"
+    explain = add_action(inner, "explain", _package_explain, text)
+    explain.add_argument("path", metavar="PATH", help="relative to the source")
+    for each in (ls, explain):
+        each.add_argument("--source", metavar="DIR", help="the folder (by default the current)")
+        each.add_argument(
+            "--follow-links", dest="links", action="store_const", const="follow",
+            help="take along what links outside the source lead to",
+        )  # fmt: skip
+        each.add_argument("--config", metavar="FILE.yaml", help="the job file")
+        json_flag(each)
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """Give the command store its actions."""
+    inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    text = "delete the layers of packages that no job needs"
+    gc = add_action(inner, "gc", _store_gc, text)
+    gc.add_argument("--dry-run", action="store_true", help="say what would be deleted")
+    gc.add_argument("--keep-days", type=float, default=7.0, metavar="D",
+                    help="keep the package of a job for so long after its end (7)")  # fmt: skip
+    gc.add_argument("--store", metavar="URI", help="the store (by default that of your settings)")
+    gc.add_argument("--config", metavar="FILE.yaml", help="the job file")
+    json_flag(gc)

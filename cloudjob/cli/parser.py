@@ -1,0 +1,69 @@
+"""The parser of the whole command line."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+
+from cloudjob import __version__
+from cloudjob.cli.options import Parser
+
+_DESCRIPTION = "Takes a training script to the cloud; what runs here runs there unchanged."
+# Each command with what --help says of it, and the module whose ``add_COMMAND`` gives it its
+# options. Only that of the command that was asked for is imported.
+_COMMANDS = (
+    ("submit", "submit", "run a script as a job"),
+    ("status", "jobs", "say where a job stands"),
+    ("logs", "jobs", "show the log of a job"),
+    ("wait", "jobs", "wait for a job; exits with its exit code"),
+    ("list", "jobs", "list the jobs submitted from here"),
+    ("cancel", "jobs", "end a job, or all that pass"),
+    ("cp", "submit", "submit a job again, with changes"),
+    ("diff", "jobs", "show in what two jobs differ"),
+    ("events", "jobs", "show what happened to a job"),
+    ("metrics", "jobs", "show what the nodes of a job used"),
+    ("outputs", "jobs", "list or fetch what a job left"),
+    ("rm", "jobs", "remove all that is left of a job"),
+    ("image", "machine", "build the images that jobs run in"),
+    ("emulator", "emulator", "a ModelArts on this machine"),
+    ("doctor", "machine", "check this machine, or an image"),
+    ("config", "settings", "show the configuration and its origin"),
+    ("package", "packages", "what of the source goes into the package"),
+    ("store", "packages", "look after the store of packages"),
+)
+
+
+def parser_of(command: str) -> Parser:
+    """Return the parser of all commands, with the options of ``command`` alone."""
+    parser = Parser(prog="cloudjob", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"cloudjob {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for name, module, text in _COMMANDS:
+        added = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        if name == command:
+            getattr(import_module(f"cloudjob.cli.{module}"), f"add_{name}")(added)
+    parser.command = command
+    return parser
+
+
+def split_at_script(parser: Parser, words: list[str]) -> tuple[list[str], list[str] | None]:
+    """Part the words of cloudjob, up to and with SCRIPT, from those of the script."""
+    if words[:1] == ["cp"]:
+        end = words.index("--") if "--" in words else len(words)
+        return words[:end], words[end + 1 :] if end < len(words) else None
+    if words[:1] != ["submit"]:
+        return words, []
+    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    submit = commands.choices["submit"]
+    takes_value = {
+        name for action in submit._actions for name in action.option_strings if action.nargs is None
+    }
+    index = 1
+    while index < len(words):
+        word = words[index]
+        if word == "--":
+            return words[:index] + words[index : index + 2], words[index + 2 :]
+        if not word.startswith("-") or word == "-":
+            return words[: index + 1], words[index + 1 :]
+        index += 2 if word in takes_value else 1
+    return words, []

@@ -1,0 +1,65 @@
+"""What the command line says, on stderr, and prints, on stdout."""
+
+from __future__ import annotations
+
+import sys
+
+from cloudjob.errors import CloudJobError, NotReady, SpecError
+
+_SPEC_HINT = "`cloudjob submit --help` lists the options, docs/job-file.md every key"
+
+
+def tell_error(error: CloudJobError) -> None:
+    """Say everything that is wrong, each with what to do about it."""
+    if isinstance(error, SpecError):
+        for problem in error.problems:
+            say(f"error: {problem}")
+        say(f"hint: {error.hint or _SPEC_HINT}")
+    elif isinstance(error, NotReady):
+        for found, hint in error.problems:
+            say(f"error: {found}")
+            if hint:
+                say(f"hint: {hint}")
+    else:
+        say(f"error: {error.message}")
+        _hint(error)
+
+
+def size(size_bytes: int) -> str:
+    """Return a number of bytes in words."""
+    from cloudjob.package.words import size_text
+
+    return size_text(size_bytes)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON, in one line."""
+    import json
+
+    print(json.dumps(value))
+
+
+def printable(text: str) -> str:
+    """Return ``text`` in one line that cannot play tricks on a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def say(text: str) -> None:
+    """Say one line on stderr."""
+    show(text + "\n")
+
+
+def show(text: str) -> None:
+    """Write to stderr, whether or not anybody reads it."""
+    if not text:
+        return
+    try:
+        sys.stderr.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+        sys.stderr.flush()
+    except OSError:
+        pass  # whoever read our words has gone; the job matters more
+
+
+def _hint(error: CloudJobError) -> None:
+    if error.hint:
+        say(f"hint: {error.hint}")

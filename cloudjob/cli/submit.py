@@ -1,0 +1,190 @@
+"""The commands that start a job: submit and cp."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from cloudjob.cli.follow import attend, exit_code, status_json
+from cloudjob.cli.options import given_flags, job_argument, json_flag, spec_flags, state_home
+from cloudjob.cli.say import print_json, printable, say, show, size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cloudjob.backends.base import Check
+    from cloudjob.console import Transfer
+    from cloudjob.detection import Choice
+    from cloudjob.layers import Kept
+    from cloudjob.package import CodePackage
+    from cloudjob.pipeline import Preview
+    from cloudjob.spec import JobSpec
+
+_SHOWN_LEFT_OUT = 5
+
+
+def _submit(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from cloudjob import config
+
+    return _send(
+        config.load(
+            given_flags(options), job_file=options.config, cwd=Path.cwd(), environ=os.environ
+        ).spec,
+        options,
+    )
+
+
+def _cp(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from cloudjob import config
+    from cloudjob import job as jobs
+
+    job = jobs.find(state_home(), options.job)
+    flags = given_flags(options)
+    if options.rest is not None:
+        flags["args"] = tuple(options.rest)
+    made = config.load(
+        flags,
+        job_file=options.config,
+        cwd=Path.cwd(),
+        environ=os.environ,
+        copied=(f"job {job.id}", job.spec()),
+    )
+    return _send(made.spec, options)
+
+
+def _send(spec: JobSpec, options: argparse.Namespace) -> int:
+    """Send a job, and stay with it if that is wanted."""
+    from cloudjob import pipeline
+
+    if options.dry_run:
+        preview = pipeline.preview(spec, state_home(), as_text=not options.json)
+        _tell_launcher(preview.choice)
+        _print_preview(preview, is_json=options.json)
+        return 0
+    with _Transfers("sent") as transfers:
+        job = pipeline.submit(
+            spec,
+            state_home(),
+            tell=_tell_package,
+            tell_sent=_tell_sent,
+            watch=transfers.watch,
+            warn=_tell_check,
+        )
+    if options.detach:
+        if options.json:
+            print_json(status_json(job.status()))
+        else:
+            print(job.handle)
+        return 0
+    say(f"job {job.id} started ({job.handle})")
+    status = attend(job, is_json=options.json)
+    if options.json:
+        print_json(status_json(status))
+    return exit_code(status)
+
+
+def _print_preview(preview: Preview, *, is_json: bool) -> None:
+    if preview.text:
+        print(preview.text, end="")
+        return
+    import json
+
+    package = preview.package
+    shown = {
+        "submission": preview.submission,
+        "package": {
+            "digest": package.digest,
+            "size_bytes": package.size_bytes,
+            "files": package.files,
+            "left_out": [{"path": path, "reason": reason} for path, reason in package.left_out],
+        },
+        "request": preview.request,
+        "plans": list(preview.plans),
+    }
+    print(json.dumps(shown, indent=None if is_json else 2))
+
+
+def _tell_check(check: Check) -> None:
+    say(f"warning: {check.name}: {printable(check.found)}")
+    if check.hint:
+        say(f"hint: {check.hint}")
+
+
+def _tell_launcher(choice: Choice | None) -> None:
+    if choice:
+        say(f"launcher {choice.launcher}: {printable(choice.why)}")
+
+
+def _tell_package(package: CodePackage, choice: Choice | None) -> None:
+    _tell_launcher(choice)
+    secrets = [item for item in package.left_out if "secret" in item.reason]
+    for path, reason in secrets[:_SHOWN_LEFT_OUT]:
+        say(f"left out of the package: {printable(path)}: {reason}")
+    if len(secrets) > _SHOWN_LEFT_OUT:
+        say(f"… and {len(secrets) - _SHOWN_LEFT_OUT} more; `--dry-run` lists them all")
+
+
+class _Transfers:
+    """Shows transfers, one after the other, on stderr."""
+
+    def __init__(self, verb: str) -> None:
+        self._verb = verb
+        self._current: Transfer | None = None
+
+    def __enter__(self) -> _Transfers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def watch(self, size_bytes: int) -> Callable[[int], None]:
+        import time
+
+        from cloudjob.console import Transfer
+
+        self._end()
+        is_live = os.isatty(2)
+        shown = Transfer(self._verb, size_bytes, time.monotonic(), is_live=is_live)
+        self._current = shown
+        return lambda count: show(shown.move(count, time.monotonic()))
+
+    def _end(self) -> None:
+        import time
+
+        if self._current is not None:
+            show(self._current.end(time.monotonic()))
+            self._current = None
+
+
+def _tell_sent(package: CodePackage, kept: Kept) -> None:
+    whole = size(sum(layer.size_bytes for layer in kept.layers))
+    words = "1 layer new" if kept.sent_layers else "nothing new"
+    say(f"sent {size(kept.sent_bytes)} of {whole}, {words}: {package.files} file(s)")
+
+
+def add_submit(parser: argparse.ArgumentParser) -> None:
+    """Give the command submit its options."""
+    parser.set_defaults(run=_submit)
+    _submit_flags(parser)
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="relative to the source")
+    parser.usage = "cloudjob submit [OPTIONS] SCRIPT [ARGS]..."
+
+
+def add_cp(parser: argparse.ArgumentParser) -> None:
+    """Give the command cp its options."""
+    parser.set_defaults(run=_cp, script=None)
+    job_argument(parser)
+    _submit_flags(parser)
+    parser.usage = "cloudjob cp [OPTIONS] JOB [-- ARGS...]"
+
+
+def _submit_flags(parser: argparse.ArgumentParser) -> None:
+    spec_flags(parser)
+    parser.add_argument("--detach", action="store_true", help="print the handle and return")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
+    json_flag(parser)

@@ -1,0 +1,94 @@
+"""The files that may hold a layer, and their text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudjob.errors import UsageError
+from cloudjob.spec import one_line
+
+CLOUDJOB_CONFIG = "CLOUDJOB_CONFIG"
+PROJECT_FILE = "cloudjob.yaml"
+
+# A job description is a few pages; the limit is for a path that never ends, such as /dev/zero.
+MAX_FILE_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that may hold a layer; ``what`` and ``shown`` are its kind and name in messages."""
+
+    path: Path
+    what: str
+    shown: str
+    must_exist: bool = False
+
+
+def files_of(
+    job_file: str | None, cwd: Path, source: Path, environ: Mapping[str, str]
+) -> list[File]:
+    """Return the files that may hold a layer, the farthest first."""
+    project = source / PROJECT_FILE
+    shown = PROJECT_FILE if source == cwd else str(project)
+    files = [_user_file(environ), File(project, "project file", shown)]
+    if job_file is not None:
+        job_path = cwd / job_file
+        if job_path.absolute() == project.absolute():
+            files.pop()  # The same file once more would only report its problems twice.
+        files.append(File(job_path, "job file", job_file, must_exist=True))
+    return files
+
+
+def _user_file(environ: Mapping[str, str]) -> File:
+    named = environ.get(CLOUDJOB_CONFIG, "")
+    if named:
+        return File(Path(named), "user file", named, must_exist=True)
+    import platformdirs
+
+    path = Path(platformdirs.user_config_dir("cloudjob"), "config.yaml")
+    return File(path, "user file", str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return what a file holds, unless that is more than any such file has."""
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"is larger than {MAX_FILE_BYTES} bytes")
+    return data
+
+
+def text_of(file: File) -> str:
+    """Return what a file holds, or nothing when it may be and is absent."""
+    try:
+        data = read_bytes(file.path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if not file.must_exist:
+            return ""
+        raise unreadable(file, "", reason(error), hint="is the path right?") from error
+    except (OSError, ValueError) as error:
+        raise unreadable(file, "", reason(error), hint="it must be a YAML file") from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        where = position(data, error.start)
+        hint = "save the file as UTF-8"
+        raise unreadable(file, where, "not UTF-8 text", hint=hint) from error
+
+
+def unreadable(file: File, where: str, what: str, *, hint: str) -> UsageError:
+    """Return the error of a file that cannot be read."""
+    return UsageError(f"reading {file.what}: {one_line(file.shown)}{where}: {what}", hint=hint)
+
+
+def position(data: bytes, offset: int) -> str:
+    """Return a place in a file's bytes as ``:LINE:COLUMN``."""
+    before = data[:offset]
+    return f":{before.count(10) + 1}:{offset - before.rfind(10)}"
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Return what came back, in words."""
+    return getattr(error, "strerror", None) or str(error)

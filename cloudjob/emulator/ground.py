@@ -1,0 +1,105 @@
+"""The ground of one job: its folders and its row, and what is said of it."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudjob.emulator import wanted
+from cloudjob.emulator.database import Database, JobRow
+from cloudjob.emulator.logs import NodeLog
+from cloudjob.emulator.nodes import Machines
+from cloudjob.emulator.obs import LOG_BUCKET, Obs
+from cloudjob.emulator.settings import Settings
+from cloudjob.emulator.wanted import Place
+
+
+@dataclass(slots=True)
+class Context:
+    """What every run works with.
+
+    Args:
+        folder: The folder of all jobs.
+    """
+
+    settings: Settings
+    database: Database
+    obs: Obs
+    machines: Machines
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where the things of one job are."""
+
+    job: str
+    context: Context
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the job."""
+        return self.context.folder / self.job
+
+    @property
+    def nodes(self) -> Path:
+        """What its nodes have on their disks."""
+        return self.folder / "nodes"
+
+    @property
+    def logs(self) -> Path:
+        """Its logs, a folder a node."""
+        return logs_of(self.context.folder, self.job)
+
+    def local(self, index: int, path: str) -> Path:
+        """Return where a node's path is on this machine."""
+        return self.context.machines.folder(self.nodes, index, path)
+
+    def row(self) -> JobRow | None:
+        """Return what the database has of it, as it is now."""
+        return self.context.database.job(self.job)
+
+    def need(self) -> JobRow:
+        """Return the same, which must be there."""
+        row = self.row()
+        assert row is not None, "only we remove the job while we run it"
+        return row
+
+    def event(self, message: str, level: str = "Info", source: str = "Job") -> None:
+        """Keep that something has happened to it."""
+        self.context.database.add_event(self.job, message, level, source)
+
+
+def logs_of(folder: Path, job: str) -> Path:
+    """Return the folder of a job's logs."""
+    return folder / job / "logs"
+
+
+def log_place(row: JobRow, index: int) -> Place:
+    """Return where the log of a node goes in OBS."""
+    asked = row.body["spec"]["log_export_path"].get("obs_url")
+    name = f"modelarts-job-{row.id}-worker-{index}.log"
+    if not asked:
+        return Place(LOG_BUCKET, f"{row.id}/{name}")
+    place = wanted.place(asked)
+    return Place(place.bucket, place.prefix + name)
+
+
+def export_log(context: Context, row: JobRow, index: int) -> Place | None:
+    """Copy the log of a node to OBS; None when there is nothing yet.
+
+    Raises:
+        ObsError: OBS refused.
+    """
+    log = NodeLog(logs_of(context.folder, row.id) / str(index))
+    if not log.size_bytes:
+        return None
+    place = log_place(row, index)
+    if place.bucket == LOG_BUCKET:
+        context.obs.make_bucket(LOG_BUCKET)
+    with tempfile.TemporaryDirectory(dir=context.folder) as scratch:
+        path = Path(scratch, "log")
+        log.write_to(path)
+        context.obs.put(path, place)
+    return place

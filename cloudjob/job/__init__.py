@@ -1,0 +1,8 @@
+"""The way back: a job that was submitted, from any shell, at any time."""
+
+from __future__ import annotations
+
+from cloudjob.job.many import Filter, collect, differences, find_all, sweep
+from cloudjob.job.one import Job, find
+
+__all__ = ["Filter", "Job", "collect", "differences", "find", "find_all", "sweep"]

@@ -1,0 +1,33 @@
+"""How messages show what was given, and what might have been meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cloudjob.spec.fields import Field
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """Return ``, did you mean 'x'?`` for the likeliest of ``allowed``, or nothing."""
+    import difflib
+
+    close = difflib.get_close_matches(word.lower().replace("-", "_"), list(allowed), n=1)
+    return f", did you mean '{close[0]}'?" if close else ""
+
+
+def given(value: object) -> str:
+    """Return a value as a message shows it: on one line, and not the whole of a long one."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def one_line(text: str) -> str:
+    """Return text that cannot break a line or a terminal."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def number_range(field: Field) -> str:
+    """Return what a number may be, as messages and the documentation say it."""
+    if field.most is None:
+        return f"{field.least:g} or more"
+    return f"{field.least:g} to {field.most:.0f}"

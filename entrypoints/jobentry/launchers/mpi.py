@@ -1,0 +1,256 @@
+"""What every mpirun needs of a job: the words of ``OPENMPI_*``, and what goes to the ranks."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Mapping, NamedTuple, Sequence
+
+from jobentry.contract import env, names
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.launchers import OPEN_MPI
+from jobentry.launchers.common import ArgsError
+
+DEFAULT_BIND_ARGS = "-bind-to none -map-by slot"
+DEFAULT_X_ARGS = (
+    "-x LD_LIBRARY_PATH -x HOROVOD_MPI_THREADS_DISABLE=1 -x NCCL_DEBUG=INFO "
+    "-x NCCL_SOCKET_IFNAME=ib0,bond0,eth0 -x NCCL_SOCKET_FAMILY=AF_INET -x NCCL_IB_DISABLE=0"
+)
+DEFAULT_MCA_ARGS = "-mca pml ob1 -mca btl ^openib -mca plm_rsh_no_tree_spawn true"
+DEFAULT_EXTRA_ARGS = ""
+
+# How many words follow an option; an option that is not here is passed on with what follows it.
+MCA_OPTIONS = ("mca", "gmca", "omca", "prtemca", "pmixmca")
+_ONE_WORD = frozenset(
+    [
+        "x",
+        "np",
+        "n",
+        "c",
+        "hostfile",
+        "machinefile",
+        "default-hostfile",
+        "host",
+        "H",
+        "tune",
+        "am",
+        "bind-to",
+        "map-by",
+        "rank-by",
+        "prefix",
+        "output-filename",
+        "output",
+        "wdir",
+        "wd",
+        "path",
+        "timeout",
+        "personality",
+        "stdin",
+        "cpu-list",
+        "cpu-set",
+    ]
+)
+_KNOWN = _ONE_WORD.union(MCA_OPTIONS)
+BINDING = ("bind-to", "map-by", "rank-by")
+
+
+class Mpi(NamedTuple):
+    """The MPI of this node: its mpirun (an absolute path), its version, and whose it is."""
+
+    mpirun: str
+    version: tuple[int, ...]
+    family: str = OPEN_MPI
+
+    @property
+    def name(self) -> str:
+        """What nodes must have in common: ``4.1`` of Open MPI, else ``MPICH 4.0``."""
+        numbers = "%d.%d" % self.version[:2]
+        return numbers if self.family == OPEN_MPI else f"{self.family} {numbers}"
+
+
+class Option(NamedTuple):
+    """One option of mpirun, without its dashes, and the words that follow it."""
+
+    name: str
+    words: tuple[str, ...]
+
+
+def exported_values(node: NodeEnv) -> dict[str, str]:
+    """Return the values that stand in ``OPENMPI_X_ARGS`` or its default, by name."""
+    options = _readable_options(node)
+    pairs = (option.words[0].partition("=") for option in options if option.name == "x")
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def asked_parameters(node: NodeEnv) -> frozenset[str]:
+    """Return the MCA parameters that stand in the four variables or their defaults."""
+    options = _readable_options(node)
+    return frozenset(option.words[0] for option in options if option.name in MCA_OPTIONS)
+
+
+def _readable_options(node: NodeEnv) -> list[Option]:
+    """Return no option where some cannot be read: ``command`` says what is wrong with them."""
+    try:
+        return user_options(node)
+    except ArgsError:
+        return []
+
+
+def rank_program(
+    entry: Sequence[str], program: Sequence[str], options: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the command that runs ``program`` under our rank door, with ``options`` of the door.
+
+    mpirun takes a word ``:`` anywhere for the start of another program, so then every word is
+    written with percent signs, which the door takes away again.
+    """
+    if ":" not in program:
+        return (*entry, "--rank", *options, "--", *program)
+    words = (word.replace("%", "%25").replace(":", "%3A") for word in program)
+    return (*entry, "--rank", *options, "--percent", "--", *words)
+
+
+def ranks(node: NodeEnv) -> int:
+    """Return how many ranks the job has."""
+    return node.open_mpi.np or node.slots * node.nodes
+
+
+def user_options(node: NodeEnv) -> list[Option]:
+    """Return every option of the four variables, in their order; a default where one is not set.
+
+    Raises:
+        ArgsError: They cannot be read.
+    """
+    given = node.open_mpi
+    sources = (
+        (names.OPENMPI_BIND_ARGS, given.bind_args, DEFAULT_BIND_ARGS),
+        (names.OPENMPI_X_ARGS, given.x_args, DEFAULT_X_ARGS),
+        (names.OPENMPI_MCA_ARGS, given.mca_args, DEFAULT_MCA_ARGS),
+        (names.OPENMPI_EXTRA_ARGS, given.extra_args, DEFAULT_EXTRA_ARGS),
+    )
+    options: list[Option] = []
+    problems: list[str] = []
+    for variable, text, default in sources:
+        try:
+            options += _parse(shlex.split(default if text is None else text))
+        except ValueError as error:
+            problems.append(f"{variable}: {str(error).lower()}")
+    if problems:
+        raise ArgsError(problems)
+    return options
+
+
+def _parse(words: list[str]) -> list[Option]:
+    """Read mpirun's options; one dash or two, ``--name value`` or ``--name=value``."""
+    options: list[Option] = []
+    rest = list(words)
+    # Also as the value of an option: mpirun parts its words at ":" before it reads them.
+    if ":" in words:
+        raise ValueError("':' would start a second program")
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.lstrip("-").partition("=")
+        count = 2 if name in MCA_OPTIONS else 1 if name in _ONE_WORD else 0
+        if not word.startswith("-") or not name:
+            _check_loose(word, options)
+            options.append(Option("", (word,)))
+        elif equals and count == 1 and name != "x":
+            options.append(Option(name, (value,)))
+        elif len(rest) < count:
+            raise ValueError("%s needs %d more word%s" % (word, count, "s" * (count > 1)))
+        elif count:
+            options.append(Option(name, tuple(rest[:count])))
+            del rest[:count]
+        else:
+            options.append(Option(word.lstrip("-"), ()))
+    return options
+
+
+def _check_loose(word: str, before: list[Option]) -> None:
+    """What follows an option that we do not know belongs to it; nothing else may stand alone."""
+    if word.startswith("-"):
+        raise ValueError(f"{word[:80]!r} is no option")
+    if not before or before[-1].name in _KNOWN:
+        # mpirun would take it for the program to start.
+        raise ValueError(f"{word[:80]!r} is no option, and no option asks for it")
+
+
+def carried(
+    node: NodeEnv, environ: Mapping[str, str], plain: list[Option]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that go from the head to all ranks, and notes.
+
+    Args:
+        plain: The options of mpirun; those named ``x`` add to what is carried anyway.
+    """
+    found = {
+        name: value
+        for name, value in environ.items()
+        if env.is_carried(name, node) and env.is_name(name)
+    }
+    exported, notes = _exported(node, environ, plain)
+    return _past_open_mpi({**found, **exported}), notes
+
+
+def _exported(
+    node: NodeEnv, environ: Mapping[str, str], plain: list[Option]
+) -> tuple[dict[str, str], list[str]]:
+    """Return what ``-x`` names: the user's word first, but a default is only a default."""
+    exported: dict[str, str] = {}
+    notes: list[str] = []
+    for option in plain:
+        if option.name != "x":
+            continue
+        name, equals, value = option.words[0].partition("=")
+        if not env.is_name(name):
+            raise ArgsError([f"{names.OPENMPI_X_ARGS}: cannot carry {option.words[0][:80]!r}"])
+        is_default = node.open_mpi.x_args is None
+        if name in node.secret_names:
+            notes.append(f"-x {name}: a secret, which reaches every rank without it")
+        elif equals and not (is_default and name in environ):
+            exported[name] = value
+        elif name in environ:
+            exported[name] = environ[name]
+        elif not is_default:
+            # 5.0.11 crashes (signal 11) when it is asked for a variable that is not set.
+            notes.append(f"-x {name}: not set here, so not carried")
+    return exported, notes
+
+
+def _past_open_mpi(carried: Mapping[str, str]) -> dict[str, str]:
+    """Give the exact value of what Open MPI changes a second name, which the rank's door undoes."""
+    result = {name: value for name, value in carried.items() if name not in ("TMPDIR", "PWD")}
+    for name in names.CHANGED_BY_OPEN_MPI:
+        if name in carried:
+            result[names.CLOUDJOB_EXACT_ + name] = carried[name]
+    return result
+
+
+def environment(
+    node: NodeEnv, environ: Mapping[str, str], carried: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment of mpirun, which carries every value by its name."""
+    result = {
+        name: value
+        for name, value in environ.items()
+        # With this variable set, any -x is an error on 4.1.
+        if name != "OMPI_MCA_mca_base_env_list" and name not in node.secret_names
+    }
+    for name, value in carried.items():
+        if name not in names.CHANGED_BY_OPEN_MPI:
+            result[name] = value
+    return result
+
+
+def check_slots(np: int, node: NodeEnv, plain: list[Option]) -> None:
+    """Open MPI 5.0.11 started fewer ranks than asked and ended with 0, so count here."""
+    room = node.slots * node.nodes
+    wide = any(
+        "oversubscribe" in " ".join((option.name, *option.words)).lower() for option in plain
+    )
+    if np > room and not wide and not node.open_mpi.host_file:
+        raise ArgsError(
+            [
+                "%s=%d, but %d node(s) with %d slot(s) have room for %d"
+                % (names.OPENMPI_NP, np, node.nodes, node.slots, room)
+            ]
+        )

@@ -1,0 +1,162 @@
+"""A submit to a bucket that is killed at any of its requests: what a node would start is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from cloudjob.store import ObjectStore
+from jobentry import unpack
+from jobentry.contract import packages
+from jobentry.objects import access, s3
+from tests.conformance.conftest import PART_BYTES, QUICK, Given
+from tests.servers import Fault, FaultProxy, Request
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 120
+# Three parts in the first layer.
+SIZE = 2 * PART_BYTES + 17
+
+# What the pipeline does until a backend would be told.
+SUBMIT = f"""
+import sys
+from pathlib import Path
+from cloudjob import layers
+from cloudjob.package import cache, pack
+from cloudjob.store.s3 import S3Store, place
+from cloudjob.store.s3.wire import Patience
+
+uri, source, home, job = sys.argv[1:]
+store = S3Store(place.read(uri), part_bytes={PART_BYTES}, patience=Patience(*{tuple(QUICK)}))
+memory = cache.path_of(Path(home), Path(source), uri)
+package = pack(
+    Path(source), Path(home, "layer"), script="train.py", limit_bytes=1 << 30,
+    memory=cache.load(memory),
+)
+with layers.Claim(store, job) as claim:
+    try:
+        kept = claim.keep(package)
+    except layers.Missing:
+        package = pack(Path(source), Path(home, "layer"), script="train.py", limit_bytes=1 << 30)
+        kept = claim.keep(package)
+    cache.save(memory, cache.with_layers(package.memory, kept.layers))
+    claim.check()
+    store.put_bytes(layers.descriptor(package, kept.layers), job + "/code.json")
+"""
+
+
+class Laptop:
+    """A user whose source is another one at each submit."""
+
+    def __init__(self, given: Given, folder: Path) -> None:
+        assert given.proxy is not None
+        self.given = given
+        self.proxy: FaultProxy = given.proxy
+        self.source = folder / "source"
+        self.home = folder / "home"
+        self.count = 0
+        self.source.mkdir()
+        self.home.mkdir()
+
+    def edit(self) -> None:
+        """Change all that there is."""
+        (self.source / "train.py").write_text(f"print({self.count})\n")
+        (self.source / "large.bin").write_bytes(os.urandom(SIZE))
+
+    def large(self) -> bytes:
+        """Return the larger one of the two files."""
+        return (self.source / "large.bin").read_bytes()
+
+    def submit(self, *, killed_at: int = 0, passes: int | None = None) -> int:
+        """Submit, and return the exit code.
+
+        Args:
+            killed_at: The number of the request at which SIGKILL comes, from 1 on.
+            passes: How many bytes of that request's body the service still gets; None: all of them.
+        """
+        self.count += 1
+        self.proxy.clear()
+        begun: Future[subprocess.Popen[bytes]] = Future()
+
+        def choose(_: Request) -> Fault | None:
+            # The proxy asks before it notes a request.
+            if len(self.proxy.requests) + 1 != killed_at:
+                return None
+            begun.result(DEADLINE_S).kill()
+            begun.result().wait(DEADLINE_S)
+            return Fault(cut_request_at=passes)
+
+        self.proxy.choose = choose
+        words = [self.given.uri, str(self.source), str(self.home), f"job-{self.count}"]
+        environ = {**self.given.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/entrypoints"}
+        begun.set_result(subprocess.Popen([sys.executable, "-c", SUBMIT, *words], env=environ))
+        code = begun.result().wait(DEADLINE_S)
+        self.proxy.choose = lambda _: None
+        return code
+
+
+@pytest.fixture
+def laptop(s3_given: Callable[[str], Given], tmp_path: Path) -> Laptop:
+    """Make a user whose store is on a real server."""
+    return Laptop(s3_given("s3 on SeaweedFS"), tmp_path)
+
+
+@pytest.fixture
+def node(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """Open the store, and let this process reach it as a node does."""
+    store = laptop.given.open()
+    for name, value in store.access().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(s3, "_keyring", access.Keyring())
+    return store
+
+
+def check(store: ObjectStore, checked: set[str], target: Path) -> None:
+    """See that each layer and each job that anybody could find is whole, those known left out."""
+    for key in set(store.list()) - checked:
+        if key.startswith("layers/"):
+            data = store.get_bytes(key)
+            footer = packages.load_footer(data[-packages.FOOTER_BYTES :], len(data))
+            stored = data[footer.offset : footer.offset + footer.stored_bytes]
+            packages.load_index(packages.decode_index(stored, footer))
+        elif key.endswith("/code.json"):
+            digest = json.loads(store.get_bytes(key))["digest"]
+            unpack.fetch_code(store.uri(key), digest, str(target))
+        checked.add(key)
+
+
+def test_a_submit_killed_at_any_request_leaves_nothing_half_made(
+    laptop: Laptop, node: ObjectStore, tmp_path: Path
+):
+    """Whatever of that request arrives: a node finds no half of a job, and the next submit works.
+
+    In turns the service gets all of a body, a part of it, or none.
+    """
+    laptop.edit()
+    assert laptop.submit() == 0
+    sent = [request.method for request in laptop.proxy.requests]
+    checked: set[str] = set()
+    puts = 0
+    for number, method in enumerate(sent, 1):
+        laptop.edit()
+        puts += method == "PUT"
+        passes = (0, None, 20)[puts % 3] if method == "PUT" else None
+        assert laptop.submit(killed_at=number, passes=passes) == -signal.SIGKILL
+        check(node, checked, tmp_path / "code")
+    # Who is killed when nothing is left but to take the claim back has told everything.
+    assert f"job-{laptop.count}/code.json" in checked
+
+    for _ in range(2):
+        assert laptop.submit() == 0
+        check(node, checked, tmp_path / "code")
+        assert f"job-{laptop.count}/code.json" in checked
+        assert (tmp_path / "code" / "large.bin").read_bytes() == laptop.large()
+        laptop.edit()

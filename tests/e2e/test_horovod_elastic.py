@@ -1,0 +1,198 @@
+"""Elastic Horovod itself: nodes leave and join while it trains: $CLOUDJOB_TEST_HOROVOD (heavy)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.one_mpi, pytest.mark.horovod]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LIMIT_S = 240
+# Trains in steps, and tells of each round, which begins when nodes have come or gone.
+# ``is_done(round_steps, newcomers)`` is the same on every rank.
+PRELUDE = """\
+import hashlib, json, os, signal, sys, time
+import torch, horovod.torch as hvd
+hvd.init()
+node, slot = int(os.environ["VC_TASK_INDEX"]), int(os.environ["CLOUDJOB_RANK"])
+results = os.environ["RESULTS"]
+def leave(name, value):
+    with open(f"{results}/{name}.new", "w") as file: json.dump(value, file)
+    os.rename(f"{results}/{name}.new", f"{results}/{name}")
+is_newcomer = os.path.exists(f"{results}/up-{slot}")
+torch.manual_seed(slot)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0, rounds=[])
+@hvd.elastic.run
+def train(state):
+    begun = state.step
+    state.rounds = state.rounds + [(hvd.size(), begun)]
+    newcomers = 0
+    while not is_done(state.step - begun, newcomers):
+        optimizer.zero_grad()
+        model(torch.full((2, 8), 1.0 + slot)).pow(2).mean().backward()
+        optimizer.step()
+        newcomers = int(hvd.allreduce(torch.ones(1) * is_newcomer, op=hvd.Sum, name="newcomers"))
+        time.sleep(0.02)
+        state.step += 1
+        state.commit()
+        if state.step - begun == 5:
+            leave(f"up-{slot}", [node, state.step])
+        each_step()
+def each_step(): pass
+"""
+POSTLUDE = """
+train(state)
+weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
+leave(f"done-{slot}", [hvd.size(), state.rounds, hashlib.sha256(weights).hexdigest()])
+"""
+
+
+@pytest.fixture
+def words(cloud):
+    """Make the words of a submit of an elastic job of three nodes."""
+
+    def make(text: str, *more: str) -> list[str]:
+        cloud.write("train.py", PRELUDE + text + POSTLUDE)
+        cloud.write("job.yaml", f"process: {{python: {os.environ['CLOUDJOB_TEST_HOROVOD']}}}\n")
+        # A rank that another is cut off from notices after so long.
+        quick = ("-e", "HOROVOD_GLOO_TIMEOUT_SECONDS=20")
+        return ["--config", "job.yaml", "--nodes", "3", *quick, *more, "train.py"]
+
+    return make
+
+
+def kill_node(cloud, job: str, node: int) -> None:
+    """End a node as a machine ends that loses its power."""
+    os.kill(cloud.state(job)["nodes"][node]["process"], signal.SIGKILL)
+
+
+def done(cloud) -> dict[str, list]:
+    """What each rank says at its end."""
+    return {name: json.loads(text) for name, text in cloud.left("done-*").items()}
+
+
+def test_training_goes_on_without_a_node_that_is_lost(cloud, words):
+    """From the step that was reached, with one model on all ranks that are left."""
+    text = "def is_done(steps, newcomers): return hvd.size() == 4 and steps >= 10"
+    job = cloud.detach(*words(text, "--min-nodes", "2", "--procs-per-node", "2"))
+    cloud.await_left(*(f"up-{slot}" for slot in range(6)), limit_s=LIMIT_S)
+
+    kill_node(cloud, job, 1)
+
+    waited = cloud.cli("wait", job, limit_s=LIMIT_S)
+    assert waited.code == 0, waited
+    ends = done(cloud)
+    assert sorted(ends) == ["done-0", "done-1", "done-4", "done-5"]
+    assert len({json.dumps(end) for end in ends.values()}) == 1, ends
+    size, rounds, _ = ends["done-0"]
+    assert size == 4
+    assert rounds[0] == [6, 0], rounds
+    assert rounds[-1][0] == 4, rounds
+    assert rounds[-1][1] >= 5, rounds
+    log = cloud.cli("logs", job)
+    assert b"is gone: its remote shell ended" in log.err + log.out, log
+    assert cloud.status(job)["state"] == "SUCCEEDED"
+
+
+def test_a_node_that_comes_later_takes_part(cloud, words):
+    """It gets the model of the others, and all go on together."""
+    text = "def is_done(steps, newcomers): return newcomers == 1 and steps >= 10"
+    job = cloud.detach(*words(text, "--min-nodes", "2", "--retries", "1"))
+    cloud.await_left(*(f"up-{slot}" for slot in range(3)), limit_s=LIMIT_S)
+
+    kill_node(cloud, job, 2)
+
+    waited = cloud.cli("wait", job, limit_s=LIMIT_S)
+    assert waited.code == 0, waited
+    ends = done(cloud)
+    assert sorted(ends) == ["done-0", "done-1", "done-2"]
+    assert len({json.dumps(end) for end in ends.values()}) == 1, ends
+    size, rounds, _ = ends["done-2"]
+    assert size == 3
+    assert rounds[0] == [3, 0], rounds
+    assert rounds[-1][0] == 3, rounds
+    assert rounds[-1][1] >= 5, rounds
+    log = cloud.cli("logs", job)
+    assert re.search(rb"node 2 \(\S+\) takes part", log.err + log.out), log
+
+
+def test_training_goes_on_without_a_node_whose_rank_fails(cloud, words):
+    """The others of that node are ended; the failure is told, and is not the job's."""
+    text = """
+def is_done(steps, newcomers): return hvd.size() == 4 and steps >= 10
+def each_step():
+    if state.step == 8 and slot == 2: os._exit(7)
+"""
+
+    ended = cloud.submit(*words(text, "--min-nodes", "2", "--procs-per-node", "2"), limit_s=LIMIT_S)
+
+    assert ended.code == 0, ended
+    assert sorted(done(cloud)) == ["done-0", "done-1", "done-4", "done-5"]
+    assert re.search(rb"rank 2 on node 1 \(\S+\): ended with exit code 7", ended.err), ended
+    assert b"Traceback" not in ended.err, ended
+
+
+def test_a_rank_that_fails_on_every_node_ends_the_job(cloud, words):
+    """With its exit code: nobody is left to go on."""
+    text = """
+def is_done(steps, newcomers): return False
+def each_step():
+    if state.step == 8: os._exit(7)
+"""
+
+    ended = cloud.submit(*words(text, "--min-nodes", "1"), limit_s=LIMIT_S)
+
+    assert ended.code == 7, ended
+    status = cloud.status(ended.job)
+    assert (status["state"], status["cause"]) == ("FAILED", "user"), status
+    assert (status["failure"]["exit_code"], status["failure"]["signal"]) == (7, None), status
+
+
+def test_too_few_nodes_end_the_job_when_none_comes_back(cloud, words):
+    """After as long as nodes may take to start, with what was lost and how many there must be."""
+    text = "def is_done(steps, newcomers): return False"
+    job = cloud.detach(*words(text, "--min-nodes", "3", "--start-timeout-min", "0.5"))
+    cloud.await_left(*(f"up-{slot}" for slot in range(3)), limit_s=LIMIT_S)
+
+    kill_node(cloud, job, 1)
+
+    waited = cloud.cli("wait", job, limit_s=LIMIT_S)
+    assert waited.code == 137, waited
+    status = cloud.status(job)
+    assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
+    said = "waiting for nodes: after 30 s 2 of 3 are there, and the job needs 3 (min_nodes); node 1"
+    assert status["failure"]["message"].startswith(said), status
+    assert status["failure"]["node"] == 1, status
+
+
+def test_the_example_goes_on_where_it_was(cloud, poll):
+    """With the epochs that are left."""
+    shutil.copy(EXAMPLES / "horovod_elastic" / "train.py", cloud.source)
+    cloud.write("job.yaml", f"process: {{python: {os.environ['CLOUDJOB_TEST_HOROVOD']}}}\n")
+    size = ("--nodes", "2", "--min-nodes", "1", "-e", "HOROVOD_GLOO_TIMEOUT_SECONDS=20")
+    words = ("--config", "job.yaml", *size, "--output", "model=", "train.py", "--epochs", "200")
+    running = cloud.start_submit(*words)
+    poll(lambda: b"epoch   3 " in running.out, lambda: str(running.out), LIMIT_S)
+
+    kill_node(cloud, running.job, 1)
+
+    ended = running.end(LIMIT_S)
+    assert ended.code == 0, ended
+    epochs = [int(text) for text in re.findall(rb"epoch +(\d+)  loss", ended.out)]
+    assert sorted(set(epochs)) == list(range(1, 201)), ended
+    begun = re.findall(rb"(\d) ranks go on with epoch (\d+)", ended.out)
+    assert begun[0] == (b"2", b"1"), ended
+    assert begun[-1][0] == b"1", ended
+    assert int(begun[-1][1]) >= 4, ended
+    assert b"identical on all 1 ranks" in ended.out, ended
+    assert cloud.cli("outputs", ended.job).out == b"model/digits.pt\n"
