@@ -123,6 +123,7 @@ def _launcher(name: str, ranks: int, by_hand: Callable[[Bench, Path], Command]) 
             ranks,
             Subject("by hand", by_hand),
             Subject("jobentry", partial(subject.jobentry_with, launcher=name, ranks=ranks)),
+            Subject("with bytecode", partial(subject.bytecode_with, launcher=name, ranks=ranks)),
         ),
     )
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks import venv
@@ -155,13 +155,26 @@ def jobentry_with(bench: Bench, run: Path, launcher: str, ranks: int) -> Command
     return jobentry(bench, run, ranks, CLOUDJOB_LAUNCHER=launcher, MA_SCRIPT_INTERPRETER=python)
 
 
+def bytecode_with(bench: Bench, run: Path, launcher: str, ranks: int) -> Command:
+    """Start the same with bytecode, as the process backend and our images have it."""
+    target = bench.homes / "jobentry-bytecode.pyz"
+    if not target.exists():
+        argv = [bench.python, "-I", "-S", str(_zipapp(bench)), "--compile", str(target)]
+        subprocess.run(argv, check=True)
+    return jobentry_with(replace(bench, zipapp=target), run, launcher, ranks)
+
+
 def jobentry(bench: Bench, run: Path, ranks: int, **more: str) -> Command:
     """Start the container half of cloudjob on one node."""
+    env = {"MA_NUM_HOSTS": "1", "CLOUDJOB_PROCS_PER_NODE": str(ranks), **more}
+    argv = (bench.python, "-I", "-S", str(_zipapp(bench)), "noop.py")
+    return bench.command(argv, run, "noop.py", **env)
+
+
+def _zipapp(bench: Bench) -> Path:
     if bench.zipapp is None:
         raise NotRun("no zipapp: scripts/build_zipapp.py did not make one; give --zipapp")
-    env = {"MA_NUM_HOSTS": "1", "CLOUDJOB_PROCS_PER_NODE": str(ranks), **more}
-    argv = (bench.python, "-I", "-S", str(bench.zipapp), "noop.py")
-    return bench.command(argv, run, "noop.py", **env)
+    return bench.zipapp
 
 
 def cloudjob_job(bench: Bench, run: Path, nodes: int, script: str, *args: str) -> Command:
