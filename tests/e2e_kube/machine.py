@@ -13,6 +13,7 @@ import os
 import tarfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,20 @@ class Machine:
                 self._engine.remove_container(item["Id"], force=True, v=True)
         self._engine.remove_network(self.network)
         assert self.faults == []
+
+    def kill(self, pod: str) -> None:
+        """End a pod's container at once, as when its memory is over."""
+        self._engine.kill(self._alive[pod])
+
+    @contextlib.contextmanager
+    def held(self, pod: str) -> Iterator[None]:
+        """Let a pod's container stand still, as one that has still much to do."""
+        container = self._alive[pod]
+        self._engine.pause(container)
+        try:
+            yield
+        finally:
+            self._engine.unpause(container)
 
     def _ours(self) -> list[dict[str, Any]]:
         filters = {"label": f"{LABEL}={self.lab.namespace}"}

@@ -241,6 +241,48 @@ def test_a_failed_rank_ends_the_job_also_where_the_operator_ends_it_early(
     assert [path.read_text() for path in sorted((lab.folder / "kept").rglob("x"))] == ["kept"]
 
 
+def test_a_head_keeps_its_outputs_after_its_operator_took_the_job_for_failed(
+    mindspore_lab: Lab,
+    engine: docker.APIClient,
+    image: Callable[[str], str],
+    until: Callable[..., None],
+):
+    """A worker is gone; the head ends its ranks, keeps outputs and leaves the record."""
+    lab = mindspore_lab
+    words = with_stand_in(
+        lab,
+        "import os, time\n"
+        "from mindspore.communication import init\n"
+        "init()\n"
+        "open(os.path.join(os.environ['OUT'], 'x'), 'w').write('saved')\n"
+        "print('begun', flush=True)\n"
+        "time.sleep(600)\n",
+    )
+    with Machine(lab, engine, image("base")) as machine:
+        done = lab.run("submit", *words, "--detach", "-n", "2", "--output", "OUT=", "train.py")
+        job = done.job
+        until(lambda: lab.run("logs", job).out.count("begun") == 2, "begun on both nodes")
+        with machine.held(f"{job}-scheduler-0"):
+            machine.kill(f"{job}-worker-0")
+            seen = [lab.status(job)]
+            until(
+                lambda: seen.append(lab.status(job)) or seen[-1]["native_state"] != "Running",
+                "word of the operator that a pod has failed",
+            )
+        assert seen[-1]["native_state"] == "Failed, and its head still runs", seen
+        assert {status["state"] for status in seen} == {"RUNNING"}, seen
+        done = lab.run("wait", job)
+        kept = lab.run("outputs", job, "--to", str(lab.folder / "kept"))
+
+    assert done.code not in (0, 143), done
+    status = lab.status(job)
+    assert status["state"] == "FAILED", status
+    assert status["cause"] != "cancelled", status
+    assert status["failure"]["node"] == 1, status
+    assert kept.code == 0, kept
+    assert [path.read_text() for path in sorted((lab.folder / "kept").rglob("x"))] == ["saved"]
+
+
 def test_a_cancelled_cluster_of_mindspore_has_its_grace(
     mindspore_lab: Lab,
     engine: docker.APIClient,
