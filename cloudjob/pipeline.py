@@ -19,7 +19,7 @@ from cloudjob import detection, layers
 from cloudjob import spec as specs
 from cloudjob import submission as submissions
 from cloudjob.backends import open_backend
-from cloudjob.backends.base import Backend, Check, Foreteller, Writer
+from cloudjob.backends.base import Backend, Bringer, Check, Foreteller, Writer, checks_of, store_of
 from cloudjob.detection import Choice
 from cloudjob.errors import CloudJobError, NotReady, SpecError
 from cloudjob.home import records_path, store_uri
@@ -76,7 +76,7 @@ def submit(
         tell(package, choice)
         # What a platform cannot do is said before anything is sent.
         backend.build(_prepare(spec, paths, store, package, package.layers))
-        _check(backend.checks(spec, uri), warn)
+        _check(checks_of(backend, spec, uri), warn)
         with _undone(store, db, job), Claim(store, job, watch) as claim:
             package, kept = _keep(spec, home, uri, Path(scratch), claim, package)
             submission = _prepare(spec, paths, store, package, kept.layers)
@@ -85,7 +85,7 @@ def submit(
             db.add(_record(submission, package, uri, _handle(backend, request)))
             claim.check()
             _put(store, paths, submission, layers.descriptor(package, kept.layers))
-            _bring(store, paths, kept, backend.companions(request))
+            _bring(store, paths, kept, _companions(backend, request))
             tell_sent(package, kept)
             handle = backend.send(request)
             db.update(job, handle=handle)
@@ -197,7 +197,7 @@ def _open_backend(spec: JobSpec, home: Path) -> Backend[Any]:
 
 def _open_store(spec: JobSpec, backend: Backend[Any], home: Path) -> tuple[str, ObjectStore]:
     """Return the store that the job names, or its platform's, or a folder of this machine."""
-    default, keys = backend.store()
+    default, keys = store_of(backend)
     uri = full_uri(spec.store or default or store_uri(home), spec.sections)
     return uri, open_store(uri, {**keys, **os.environ})
 
@@ -295,6 +295,11 @@ def _bring(
         asked += [pool.submit(store.copy, key, target) for key, target in copies]
         for one in asked:
             one.result()
+
+
+def _companions(backend: Backend[Any], request: Any) -> Mapping[str, bytes]:
+    """Return what the platform brings to the nodes beside the code, if it brings that."""
+    return backend.companions(request) if isinstance(backend, Bringer) else {}
 
 
 @contextmanager

@@ -42,6 +42,7 @@ echo ready
 exec sleep infinity
 """
 _NETWORK = "10.251.7"
+LOGIN_ADDRESS = f"{_NETWORK}.1"
 
 _CONF = """\
 ClusterName=cloudjob
@@ -181,7 +182,7 @@ class Slurm:
         """Bring everything up, and wait until every node can take a job."""
         for name in ("state", *(f"spool-{node}" for node in self.nodes)):
             (self.folder / name).mkdir()
-        hosts = {"login": f"{_NETWORK}.1"}
+        hosts = {"login": LOGIN_ADDRESS}
         hosts.update((node, f"{_NETWORK}.{i}") for i, node in enumerate(self.nodes, 11))
         text = "127.0.0.1 localhost\n" + "".join(f"{a} {n}\n" for n, a in hosts.items())
         (self.folder / "hosts").write_text(text)

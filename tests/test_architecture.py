@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from jobentry.contract import names
+from jobentry.contract.launchers import LAUNCHERS
 
 ROOT = Path(__file__).resolve().parent.parent
 LAPTOP = sorted((ROOT / "cloudjob").rglob("*.py"))
@@ -377,6 +378,57 @@ def test_every_command_and_every_option_is_documented():
 
     assert len(found) >= 8
     assert sorted(missing) == []
+
+
+def tables(page: Path) -> Iterator[list[list[str]]]:
+    """Yield the tables of a page: rows of cells, without the line below the headings."""
+    rows: list[list[str]] = []
+    for line in [*page.read_text().splitlines(), ""]:
+        if line.startswith("|"):
+            rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
+        elif rows:
+            yield [rows[0], *rows[2:]]
+            rows = []
+
+
+LAUNCHER_TABLES = list(tables(ROOT / "docs" / "launchers.md"))
+
+
+def test_every_launcher_has_a_row_with_its_tests():
+    """In the order of the table that the code has."""
+    rows = LAUNCHER_TABLES[0][1:]
+
+    assert sorted(row[0].strip("`") for row in rows) == sorted(LAUNCHERS)
+    said = [row[-1] for row in rows]
+    assert [text for text in said if "](../tests/" not in text and text != "the same"] == []
+
+
+@pytest.mark.parametrize("heading", ["", "mode", "in containers, with the backend docker"])
+def test_every_method_on_every_device_has_a_test_or_a_mark(heading: str):
+    """What has run names the test; all else says why it has not."""
+    (table,) = (table for table in LAUNCHER_TABLES[1:] if table[0][0] == heading)
+    marks = ("needs hardware: not run", "refused: ", "not run: ", "the same")
+    cells = [cell for row in table[1:] for cell in row[1:]]
+
+    assert len(cells) >= 5
+    assert [cell for cell in cells if "](../" not in cell and not cell.startswith(marks)] == []
+
+
+def test_what_pages_point_to_is_there():
+    """Files, and tests by their name."""
+    pages = [path for path in files() if path.suffix == ".md"]
+    missing = []
+    for page in pages:
+        for text, target in re.findall(r"\[([^]\n]*)\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+            if ":" in target:
+                continue
+            path = page.parent / target
+            name = text.strip("`")
+            is_test = name.startswith("test_") and not name.endswith(".py")
+            if not path.exists() or (is_test and f"\ndef {name}(" not in path.read_text()):
+                missing.append(f"{named(page)}: [{text}]({target})")
+
+    assert missing == []
 
 
 # -- the repository -----------------------------------------------------------------------------

@@ -106,30 +106,6 @@ class Backend(Protocol[Request]):
     def poll_s(self) -> float:
         """How long to wait between two looks at a job."""
 
-    def store(self) -> tuple[str, Mapping[str, str]]:
-        """Return the URI of the store that is used when none is named, empty for a folder here.
-
-        With it come variables that hold its keys, for what the environment does not say.
-        """
-
-    def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
-        """Look for what a job needs, before anything is packed or sent.
-
-        Args:
-            spec: None to look at what any job needs.
-            store: The URI of its store.
-        """
-
-    @property
-    def brings_code(self) -> bool:
-        """Whether the platform itself brings the job's folder ``node`` to each node."""
-
-    def companions(self, request: Request) -> Mapping[str, bytes]:
-        """Return what lies beside the code in that folder, by name.
-
-        Secrets are among it, so what is secret is deleted when the job has ended.
-        """
-
     def build(self, submission: Submission) -> Request:
         """Return the request for ``submission``."""
 
@@ -153,6 +129,51 @@ class Backend(Protocol[Request]):
 
     def remove(self, handle: str) -> None:
         """Leave nothing of the job."""
+
+
+@runtime_checkable
+class Supplier(Protocol):
+    """A platform with a store of its own, for jobs that name none; else that is a folder here."""
+
+    def store(self) -> tuple[str, Mapping[str, str]]:
+        """Return the URI of that store, empty for a folder of this machine.
+
+        With it come variables that hold its keys, for what the environment does not say.
+        """
+
+
+@runtime_checkable
+class Checker(Protocol):
+    """A platform that is looked at before anything is packed or sent."""
+
+    def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
+        """Look for what a job needs.
+
+        Args:
+            spec: None to look at what any job needs.
+            store: The URI of its store.
+        """
+
+
+@runtime_checkable
+class Bringer(Protocol[Told]):
+    """A platform that itself brings the job's folder ``node`` to each node."""
+
+    def companions(self, request: Told) -> Mapping[str, bytes]:
+        """Return what lies beside the code in that folder, by name.
+
+        Secrets are among it, so what is secret is deleted when the job has ended.
+        """
+
+
+def store_of(backend: Backend[Any]) -> tuple[str, Mapping[str, str]]:
+    """Return what ``Supplier.store`` does, and nothing for a platform that has none."""
+    return backend.store() if isinstance(backend, Supplier) else ("", {})
+
+
+def checks_of(backend: Backend[Any], spec: JobSpec | None, store: str) -> list[Check]:
+    """Return what ``Checker.checks`` does, and nothing for a platform that has none."""
+    return backend.checks(spec, store) if isinstance(backend, Checker) else []
 
 
 @runtime_checkable

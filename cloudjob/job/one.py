@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 from cloudjob import outputs as kept
 from cloudjob import status as statuses
 from cloudjob.backends import open_backend
-from cloudjob.backends.base import Backend, Event, Metric, NativeStatus, Observer, Waiter
+from cloudjob.backends.base import (
+    Backend,
+    Bringer,
+    Event,
+    Metric,
+    NativeStatus,
+    Observer,
+    Waiter,
+    store_of,
+)
 from cloudjob.errors import BackendError, CloudJobError, JobNotFound, StoreError, UsageError
 from cloudjob.home import records_path
 from cloudjob.records import JobRecord, Records
@@ -176,7 +185,7 @@ class Job:
         """Return where the outputs are: in the job's own store, or where the user said."""
         below = self._store.uri(JobPaths(self.id).outputs) + "/"
         uris: dict[str, str] = json.loads(self._record.spec_json)["outputs"]
-        is_listed = self._backend.brings_code
+        is_listed = isinstance(self._backend, Bringer)
         return [
             kept.Place(name, self._store, f"{JobPaths(self.id).outputs}/{name}/", is_listed)
             if uri == below + name
@@ -236,7 +245,7 @@ class Job:
         return self._opened
 
     def _open(self, uri: str) -> ObjectStore:
-        return open_store(uri, {**self._backend.store()[1], **os.environ})
+        return open_store(uri, {**store_of(self._backend)[1], **os.environ})
 
     def _is_settled(self, status: JobStatus) -> bool:
         """Whether nothing more will be known: a platform that keeps the record may be late with it.
@@ -244,14 +253,15 @@ class Job:
         Then the status says what is known now, and the next look asks again.
         """
         has_record = bool(status.phases) or status.cause not in (None, "platform")
-        if has_record or not self._backend.brings_code or status.ended_at is None:
+        is_late = isinstance(self._backend, Bringer)
+        if has_record or not is_late or status.ended_at is None:
             return True
         ended = datetime.fromisoformat(status.ended_at.replace("Z", "+00:00"))
         return time.time() - ended.timestamp() > _LATE_S
 
     def _forget_secrets(self) -> None:
         """Delete what lay beside the code for the nodes to read, and nobody else."""
-        if not self._backend.brings_code:
+        if not isinstance(self._backend, Bringer):
             return
         folder = JobPaths(self.id).node
         with contextlib.suppress(CloudJobError):

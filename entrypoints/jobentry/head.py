@@ -173,6 +173,8 @@ class Head:
             self._pass_on(values["number"])
         elif word == "cleaned-up":
             self._dirty.discard(peer.index)
+        elif word == "served-no-more":
+            self._served_no_more(Starter(**values), peer.index)
         elif word == "ready" and self._members is not None:
             self._came(peer.index)
         elif word == "over":
@@ -302,9 +304,14 @@ class Head:
     def _see_servers(self) -> None:
         """Without what serves them the ranks cannot go on: MindSpore's scheduler, for one."""
         end = self._starters.server_end
-        if end is None or self._has_reason():
+        if end is not None:
+            self._served_no_more(end, 0)
+
+    def _served_no_more(self, end: Starter, node: int) -> None:
+        if self._has_reason():
             return
-        self._stopped = served_no_more(end, self._node.host, len(self._started) >= self._ranks)
+        have_started = len(self._started) >= self._ranks
+        self._stopped = served_no_more(end, node, self._node.hosts[node], have_started)
         assert self._stopped.failure is not None
         say(self._stopped.failure.message)
         self._end_ranks()

@@ -60,6 +60,7 @@ _LAUNCHERS = {
     "rank-table": "rank_table.launch",
     "pytorch-modelarts": "every_node.pytorch_modelarts",
     "tensorflow": "every_node.tensorflow",
+    "tensorflow-ps": "every_node.tensorflow_ps",
     "python": "every_node.python",
     "command": "every_node.command",
 }

@@ -289,8 +289,8 @@ def _places(layers: Sequence[_Layer], tree: dict[str, Entry], root: bytes) -> li
 def _write_all(places: Sequence[_Place], withheld: int) -> None:
     """Write all contents, with several threads where that pays.
 
-    Reading, hashing and writing leave the interpreter to others; children would cost more than they
-    bring, since each copies the pages of the index that it looks at.
+    Reading, hashing and writing leave the interpreter to others. Children would be quicker still,
+    but one of a process with threads, as the entry is by now, may wait for a lock for ever.
     """
     parts = _split(places)
     faults = []  # type: list[BaseException]

@@ -113,10 +113,11 @@ def decide_elastic(ends: Mapping[int, RankEnd], driver: Starter) -> Outcome:
     return decide(recent, {}, 0, driver)
 
 
-def served_no_more(server: Starter, host: str, have_started: bool) -> Outcome:
-    """Return how a job ended whose ranks have lost what served them, on the head.
+def served_no_more(server: Starter, node: int, host: str, have_started: bool) -> Outcome:
+    """Return how a job ended whose ranks have lost what served them.
 
     Args:
+        node: Where it was, with its name ``host``.
         have_started: Whether all ranks had started by then.
     """
     number = max(0, -server.code)
@@ -129,7 +130,7 @@ def served_no_more(server: Starter, host: str, have_started: bool) -> Outcome:
         message += " before all ranks had started"
     code = code if have_started else exits.ENTRY_FAILED
     cause = "platform" if number else "user" if have_started else "entry"
-    failure = Failure(0, host, None, number or None, code, message, tuple(server.lines)[-20:])
+    failure = Failure(node, host, None, number or None, code, message, tuple(server.lines)[-20:])
     return Outcome(code, cause, failure)
 
 

@@ -60,6 +60,7 @@ class Worker:
         self._plan = plan
         self._starters = Starters(self._loop, is_quiet=lambda: self._is_stopping)
         self._has_launched = False
+        self._is_served_no_more = False
         # Read and write: messages wait in the FIFO until the head's session reads it.
         self._to_head = os.open(paths.to_head, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._path = paths.from_head
@@ -168,9 +169,14 @@ class Worker:
             self._tell("over", name=self._starters.name, code=exits.NOT_FOUND, lines=[fault])
 
     def _watch_starters(self) -> None:
-        if self._has_launched and not self._starters.are_running:
+        starters = self._starters
+        are_running = starters.are_running
+        end = starters.server_end
+        if end is not None and not self._is_served_no_more:
+            self._is_served_no_more = True
+            self._tell("served-no-more", name=end.name, code=end.code, lines=list(end.lines))
+        if self._has_launched and not are_running:
             self._has_launched = False
-            starters = self._starters
             self._tell("over", name=starters.name, code=starters.code, lines=list(starters.lines))
 
     def _rank_ended(self, end: End) -> None:

@@ -24,15 +24,18 @@ class Platform:
 
     poll_s = 0.01
 
-    def __init__(self, ended_at: str, *, brings_code: bool) -> None:
+    def __init__(self, ended_at: str) -> None:
         self._ended_at = ended_at
-        self.brings_code = brings_code
 
     def status(self, _handle: str) -> NativeStatus:
         return NativeStatus(JobState.FAILED, "Failed", ended_at=self._ended_at, exit_code=3)
 
-    def store(self) -> tuple[str, dict[str, str]]:
-        return "", {}
+
+class BringingPlatform(Platform):
+    """One that keeps the record where the nodes' code comes from."""
+
+    def companions(self, _request: object) -> dict[str, bytes]:
+        return {}
 
 
 def moment(ago_s: float = 0.0) -> str:
@@ -80,14 +83,18 @@ def left(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("brings_code", "ago_s", "wanted"),
-    [(True, 0, "user"), (True, 3600, "platform"), (False, 0, "platform")],
+    ("kind", "ago_s", "wanted"),
+    [
+        (BringingPlatform, 0, "user"),
+        (BringingPlatform, 3600, "platform"),
+        (Platform, 0, "platform"),
+    ],
 )
 def test_a_record_that_is_late_still_counts(
-    brings_code: bool, ago_s: float, wanted: str, tmp_path: Path
+    kind: type[Platform], ago_s: float, wanted: str, tmp_path: Path
 ):
     """Where the platform keeps it, for two minutes; else what was said first stays."""
-    platform: Any = Platform(moment(ago_s), brings_code=brings_code)
+    platform: Any = kind(moment(ago_s))
     job = Job(record_of(tmp_path), platform, tmp_path)
     assert job.status().cause == "platform"
     left(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import resource
@@ -582,3 +583,17 @@ def test_what_is_left_out_does_not_count(source: Path):
     write(source / ".cloudjobignore", "data/\n")
 
     assert packed(source).files == 2
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_the_collector_is_as_it_was_after_a_pack(source: Path, was_enabled: bool):
+    """Also when the pack fails: a program that uses us must not lose its collector."""
+    (gc.enable if was_enabled else gc.disable)()
+    try:
+        packed(source)
+        assert gc.isenabled() == was_enabled
+        with pytest.raises(PackageError):
+            packed(source, script="missing.py")
+        assert gc.isenabled() == was_enabled
+    finally:
+        gc.enable()

@@ -19,7 +19,7 @@ from jobentry.contract.launchers import LAUNCHERS
 pytestmark = pytest.mark.one_mpi
 
 # Those that start one process a node and import nothing.
-EVERY_NODE = ("python", "pytorch-modelarts", "tensorflow", "command")
+EVERY_NODE = ("python", "pytorch-modelarts", "tensorflow", "tensorflow-ps", "command")
 # A framework's own launchers, with its marker.
 HEAVY = {
     "torchrun": "torch",
@@ -33,6 +33,8 @@ LIMIT_S = 120
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PRELUDE = """\
 import json, os, signal, sys, time
+if sys.argv[3:5] == ["--job_name", "ps"]:
+    time.sleep(600)  # a parameter server does as it is asked, and knows no end
 node = int(os.environ["VC_TASK_INDEX"])
 words = ("CLOUDJOB_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "RANK_ID")
 rank = int(next(os.environ[word] for word in words if word in os.environ))
@@ -132,6 +134,10 @@ print("rank", rank, os.path.exists("job.py"), os.environ["PWD"] == os.getcwd())
             place = [b"--rank", b"%d" % rank, b"--world_size", b"%d" % size[0]]
             assert [own[0], *own[2:6]] == [b"--init_method", *place]
             own = own[6:]
+        if launcher == "tensorflow-ps":
+            assert own[:4] == [b"--task_index", b"%d" % rank, b"--job_name", b"worker"]
+            assert (own[4], own[6]) == (b"--ps_hosts", b"--worker_hosts")
+            own = own[8:]
         assert own == [os.fsencode(word) for word in args]
         for name, value in ugly_values.items():
             assert left[f"{rank}-UGLY_{name}"] == value, name
@@ -238,6 +244,63 @@ def test_tensorflow_is_told_of_its_cluster(cloud):
     ]
     assert configs[0]["cluster"] == configs[1]["cluster"]
     assert len(set(configs[0]["cluster"]["worker"])) == 2
+
+
+def test_workers_and_parameter_servers_are_told_of_each_other(cloud):
+    """By options as the platform's, and by TF_CONFIG; the job ends with its workers."""
+    text = """
+import json, os, sys, time
+options = dict(zip(sys.argv[1:9:2], sys.argv[2:9:2]))
+name = options["--job_name"] + options["--task_index"]
+path = f"{os.environ['RESULTS']}/{name}"
+with open(path + ".new", "w") as file:
+    json.dump([options, os.environ["TF_CONFIG"], os.environ["VC_TASK_INDEX"], sys.argv[9:]], file)
+os.rename(path + ".new", path)
+print(name, "runs", flush=True)
+names = ("ps0", "ps1", "worker0", "worker1")
+others = [os.path.join(os.environ["RESULTS"], name) for name in names]
+while options["--job_name"] == "ps" or not all(map(os.path.exists, others)):
+    time.sleep(0.02)
+"""
+    cloud.write("job.py", text)
+
+    done = cloud.submit("--nodes", "2", "--launcher", "tensorflow-ps", "job.py", "--lr", "a b")
+
+    assert done.code == 0, done
+    left = {name: json.loads(data) for name, data in cloud.left().items()}
+    assert sorted(left) == ["ps0", "ps1", "worker0", "worker1"]
+    for name, (options, config, node, args) in left.items():
+        cluster = {kind: options[f"--{kind}_hosts"].split(",") for kind in ("ps", "worker")}
+        task = {"type": name[:-1], "index": int(name[-1])}
+        assert json.loads(config) == {"cluster": cluster, "task": task}
+        assert (node, args) == (name[-1], ["--lr", "a b"])
+        assert len({*cluster["ps"], *cluster["worker"]}) == 4
+    assert sorted(done.lines) == [b"[0] worker0 runs", b"[1] worker1 runs"]
+    assert b"parameter server 1: ps1 runs" in done.err, done
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_parameter_server_that_fails_ends_the_job(cloud, node):
+    """Workers would wait for it for ever."""
+    text = f"""
+import os, sys, time
+if sys.argv[1:5] == ["--task_index", "{node}", "--job_name", "ps"]:
+    while not all(os.path.exists(os.environ["RESULTS"] + name) for name in ("/up0", "/up1")):
+        time.sleep(0.02)
+    sys.exit("no memory")
+if sys.argv[4] == "worker":
+    open(os.environ["RESULTS"] + "/up" + sys.argv[2], "w").close()
+time.sleep(600)
+"""
+    cloud.write("job.py", text)
+
+    done = cloud.submit("--nodes", "2", "--launcher", "tensorflow-ps", "job.py")
+
+    assert done.code == 1, done
+    failure = cloud.status(done.job)["failure"]
+    said = f"the parameter server {node} of the ranks ended with exit code 1"
+    assert (failure["node"], failure["rank"], failure["message"]) == (node, None, said)
+    assert failure["last_lines"][-1] == "no memory"
 
 
 @pytest.mark.parametrize("launcher", EVERY_NODE)

@@ -197,6 +197,22 @@ def test_the_quick_start_learns_the_same_on_every_rank(cloud):
     assert losses[-1] < 0.24
 
 
+@mindspore
+def test_the_quick_start_learns_alone(cloud):
+    """One rank, which meets nobody: the mode stand_alone."""
+    python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
+    text = (EXAMPLE / "job.yaml").read_text().replace("data_parallel", "stand_alone")
+    job = cloud.write("job.yaml", f"{text}  python: {python}\n")
+    one = ("--nodes", "1", "--procs-per-node", "1")
+
+    done = cloud.submit("--config", job, "--source", EXAMPLE, *one, "train.py", limit_s=LIMIT_S)
+
+    assert done.code == 0, done
+    losses = [float(text) for text in re.findall(rb"rank 0 of 1 epoch .* loss ([\d.]+)", done.out)]
+    assert len(losses) == 20, done
+    assert losses == sorted(losses, reverse=True)
+
+
 def test_a_launcher_that_fails_on_one_node_ends_the_job(cloud):
     """The ranks of the other would wait for those that never start; this Python is a stand-in."""
     cloud.write("train.py", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 
 import pytest
 
@@ -10,7 +11,16 @@ from jobentry.contract.launchers import LAUNCHERS
 
 pytestmark = pytest.mark.docker
 
-NAMES = ("mpirun", "python", "command", "pytorch-modelarts", "tensorflow")
+NAMES = (
+    *("mpirun", "python", "command", "pytorch-modelarts"),
+    *("tensorflow", "tensorflow-ps", "rank-table"),
+)
+# A parameter server of TensorFlow's knows no end.
+STAYS = """\
+import sys, time
+if sys.argv[3:5] == ["--job_name", "ps"]:
+    time.sleep(600)
+"""
 SAY = """\
 import json, os, sys
 rank = next(os.environ[n] for n in ("CLOUDJOB_RANK", "OMPI_COMM_WORLD_RANK") if n in os.environ)
@@ -30,10 +40,17 @@ def submit(cloud, launcher):
     ranks = "1" if LAUNCHERS[launcher].is_one_a_node else "2"
 
     def run(text: str, *words: str):
-        cloud.script(text)
+        cloud.script(STAYS + textwrap.dedent(text))
+        extra = ()
+        if launcher == "rank-table":
+            devices = [f"10.0.0.{node} 0=192.168.0.{node} 1=192.168.1.{node}" for node in (1, 2)]
+            table = f"mindspore: {{device_target: Ascend, devices: {devices}}}\n"
+            (cloud.source / "job.yaml").write_text(table)
+            extra = ("--config", "job.yaml")
         program = ("python3", "train.py") if launcher == "command" else ("train.py",)
         size = ("--nodes", "2", "--procs-per-node", ranks, "--launcher", launcher)
-        return cloud.run("submit", "--backend", "docker", *size, "-e", "X=a;\n'b", *program, *words)
+        head = ("submit", "--backend", "docker", *extra, *size, "-e", "X=a;\n'b")
+        return cloud.run(*head, *program, *words)
 
     return run
 

@@ -223,7 +223,7 @@ def test_a_door_under_mpirun_takes_its_number():
 )
 def test_a_scheduler_that_ends_badly_is_named(code, have_started, expected):
     """It is not a rank, and stands on the head."""
-    outcome = served_no_more(Starter("scheduler", code, ["last"]), "a", have_started)
+    outcome = served_no_more(Starter("scheduler", code, ["last"]), 0, "a", have_started)
 
     failure = outcome.failure
     assert failure is not None

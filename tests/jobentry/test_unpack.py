@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -396,6 +397,22 @@ def test_an_index_that_makes_no_sense_is_refused(tmp_path: Path, data: bytes):
     assert listed(tmp_path / "node") == []
 
 
+@pytest.mark.parametrize("limit", [0, 4300])
+def test_a_number_of_a_million_digits_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+):
+    """Whether Python itself refuses such numbers, as it does since 3.11, or we must."""
+    if limit and not hasattr(sys, "get_int_max_str_digits"):
+        pytest.skip("this Python has no limit of its own")
+    monkeypatch.setattr(sys, "get_int_max_str_digits", lambda: limit, raising=False)
+    begun_s = time.process_time()
+
+    with pytest.raises(packages.FormatError, match="cannot be read"):
+        packages.load_index(b'{"format":1,"files":[],"contents":' + b"9" * 10**6 + b"}")
+
+    assert time.process_time() - begun_s < 2
+
+
 @pytest.mark.parametrize("cut_bytes", [0, 10, 100, 300])
 def test_a_layer_that_was_cut_is_refused(tmp_path: Path, cut_bytes: int):
     """Also when it is cut so that the footer is there, or the beginning is missing."""
@@ -521,6 +538,18 @@ def test_several_threads_unpack_the_same(large: Made):
     assert {hashlib.sha256(facts[2]).hexdigest() for facts in found.values()} == {
         each.digest for each in large.indices[0].contents
     }
+
+
+def test_work_is_split_in_one_pass(monkeypatch: pytest.MonkeyPatch):
+    """A package of 100,000 files does not take minutes of it."""
+    monkeypatch.setattr(unpack.os, "sched_getaffinity", lambda _: {0, 1})
+    places = [unpack._Place(None, EMPTY, [])] * 100_000  # type: ignore[arg-type]
+    begun_s = time.process_time()
+
+    parts = unpack._split(places)
+
+    assert sum(map(len, parts)) == len(places)
+    assert time.process_time() - begun_s < 10
 
 
 @pytest.mark.parametrize("place", [10, 50, 95])

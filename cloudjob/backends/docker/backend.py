@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudjob.backends.base import Check, NativeStatus
+from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.docker import delivery, engine, logs, share
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.logs import Source
@@ -36,7 +36,6 @@ from cloudjob.backends.docker.request import (
 from cloudjob.backends.docker.state import Container, blamed, container, status_of
 from cloudjob.backends.keys import new_key
 from cloudjob.errors import BackendError, JobNotFound
-from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
 
@@ -61,19 +60,6 @@ class DockerBackend:
     """Runs jobs as containers; see ``Backend`` for what it promises."""
 
     poll_s = 0.01
-    brings_code = False
-
-    def store(self) -> tuple[str, Mapping[str, str]]:
-        """Return nothing: objects lie in a folder of this machine."""
-        return "", {}
-
-    def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
-        """Return nothing: `cloudjob doctor` looks at this machine."""
-        return []
-
-    def companions(self, request: DockerRequest) -> dict[str, bytes]:
-        """Return nothing: the entry fetches its code."""
-        return {}
 
     def __init__(self, home: Path, options: dict[str, Any]) -> None:
         self._home = home / "docker"

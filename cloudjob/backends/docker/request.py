@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from cloudjob import submission as submissions
+from cloudjob.backends.words import file_path, is_utf8
 from cloudjob.errors import SpecError
 from cloudjob.spec import MASK, JobSpec, section
 from cloudjob.submission import Submission
@@ -108,8 +107,8 @@ def build(submission: Submission, owner: str) -> DockerRequest:
     spec = submission.spec
     _check(spec)
     hosts = submissions.host_names(submission)
-    folder = posixpath.dirname(_path(submission.code.uri))
-    layers = tuple(path for path in map(_path, submission.code.layers) if path)
+    folder = posixpath.dirname(file_path(submission.code.uri))
+    layers = tuple(path for path in map(file_path, submission.code.layers) if path)
     outputs = _outputs(submission, folder)
     labels = {
         JOB_LABEL: submission.job,
@@ -212,7 +211,7 @@ def _node(
     hidden = {
         name: value
         for name, value in variables.items()
-        if name in submission.hidden_names or not _is_utf8(value)
+        if name in submission.hidden_names or not is_utf8(value)
     }
     if hidden:
         variables[names.CLOUDJOB_ENV_FILE] = ENV_FILE
@@ -271,7 +270,9 @@ def _mounts(
     spec: JobSpec, folder: str, outputs: tuple[str, ...], layers: tuple[str, ...]
 ) -> dict[str, Any]:
     """What is on this machine under the same path, so that a ``file://`` URI means the same."""
-    inputs = dict.fromkeys(path for path in (*layers, *map(_path, spec.inputs.values())) if path)
+    inputs = dict.fromkeys(
+        path for path in (*layers, *map(file_path, spec.inputs.values())) if path
+    )
     writable = [path for path in (folder, *outputs) if path]
     mounts = [
         *({"Type": "bind", "Source": path, "Target": path} for path in writable),
@@ -286,16 +287,8 @@ def _mounts(
 
 def _outputs(submission: Submission, folder: str) -> tuple[str, ...]:
     """Return the folders outside the job's own that outputs are kept in."""
-    paths = dict.fromkeys(_path(uri) for _, uri in submission.outputs)
+    paths = dict.fromkeys(file_path(uri) for _, uri in submission.outputs)
     return tuple(path for path in paths if path and not (folder and _is_below(path, folder)))
-
-
-def _path(uri: str) -> str:
-    """Return the path of a ``file://`` URI; empty for every other URI."""
-    if not uri.startswith("file://"):
-        return ""
-    path = uri.removeprefix("file://").removeprefix("localhost")
-    return os.fsdecode(unquote_to_bytes(os.fsencode(path))).rstrip("/")
 
 
 def _is_below(path: str, folder: str) -> bool:
@@ -318,17 +311,9 @@ def _problems(spec: JobSpec) -> Iterator[str]:
         )
     # The engine's API is JSON, which has no bytes. (Variables travel in a file when they need to.)
     for index, word in enumerate((spec.script, *spec.args)):
-        if not _is_utf8(word):
+        if not is_utf8(word):
             key = f"args[{index - 1}]" if index else "script"
             yield f"{key}: holds bytes that are no UTF-8, which an engine cannot be told"
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _number(value: object) -> float:

@@ -64,7 +64,6 @@ class KubernetesBackend:
     """Runs jobs on a Kubernetes cluster; see ``Backend`` for what it promises."""
 
     poll_s = _POLL_S
-    brings_code = False
 
     def __init__(
         self,
@@ -86,14 +85,6 @@ class KubernetesBackend:
         self._chosen: Engine | None = None
         self._clients: dict[Site, Client] = {}
         self._keeper: threading.Thread | None = None
-
-    def store(self) -> tuple[str, Mapping[str, str]]:
-        """Return nothing: a cluster has no store of its own."""
-        return "", {}
-
-    def companions(self, request: KubernetesRequest) -> dict[str, bytes]:
-        """Return nothing: the entry fetches its code."""
-        return {}
 
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
         """Look for what a job needs, before anything is packed or sent."""

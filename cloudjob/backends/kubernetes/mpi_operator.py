@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudjob.backends.kubernetes import conditions, pod
+from cloudjob.backends.kubernetes import manifest as manifests
 from cloudjob.backends.kubernetes.engine import Engine, Resource, numbered
-from cloudjob.backends.kubernetes.merge import merged
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.spec import section
 from cloudjob.submission import Submission
@@ -30,6 +30,8 @@ _LAUNCHER = f'unset OMPI_MCA_plm_rsh_args; exec sh {_BOOT} "$@"'
 _WORKER = (
     f'{names.VC_TASK_INDEX}=$((${{{names.MA_CURRENT_INSTANCE_NAME}##*-}} + 1)) exec sh {_BOOT} "$@"'
 )
+# Those that end by themselves stay for their logs.
+_RUN_POLICY = {"cleanPodPolicy": "Running", "backoffLimit": 0}
 
 
 def hosts(name: str, nodes: int) -> tuple[str, ...]:
@@ -64,17 +66,12 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
         "sshAuthMountPath": SSH_PATH,
         "launcherCreationPolicy": options["launcher_creation"],
         "mpiImplementation": "OpenMPI",
-        "runPolicy": _run_policy(submission, options),
+        "runPolicy": manifests.run_policy(
+            spec, options, _RUN_POLICY, deadline_s=pod.deadline_s(spec)
+        ),
         "mpiReplicaSpecs": replicas,
     }
-    metadata = {"name": called.name, "namespace": called.namespace}
-    made = {
-        "apiVersion": RESOURCE.api_version,
-        "kind": RESOURCE.kind,
-        "metadata": {**metadata, **pod.metadata(submission, options)},
-        "spec": body,
-    }
-    return dict(merged(made, options["job"]))
+    return manifests.of_job(RESOURCE, submission, called, body)
 
 
 def environment(submission: Submission, called: Names, node: int) -> dict[str, str]:
@@ -101,26 +98,6 @@ def stop(job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
     """Return the patch that suspends the job: the operator deletes its pods and keeps the rest."""
     body = {"spec": {"runPolicy": {"suspend": True}}}
     return "PATCH", RESOURCE, str(job["metadata"]["name"]), body
-
-
-def _run_policy(submission: Submission, options: Mapping[str, object]) -> dict[str, Any]:
-    spec = submission.spec
-    # Those that end by themselves stay for their logs.
-    policy: dict[str, Any] = {"cleanPodPolicy": "Running", "backoffLimit": 0}
-    minutes = options["keep_min"]
-    assert isinstance(minutes, (int, float))
-    if minutes:
-        policy["ttlSecondsAfterFinished"] = round(minutes * 60)
-    deadline_s = pod.deadline_s(spec)
-    if deadline_s:
-        policy["activeDeadlineSeconds"] = deadline_s
-    scheduling: dict[str, Any] = {"minAvailable": spec.nodes}
-    if options["queue"]:
-        scheduling["queue"] = options["queue"]
-    if options["priority_class"]:
-        scheduling["priorityClass"] = options["priority_class"]
-    policy["schedulingPolicy"] = scheduling
-    return policy
 
 
 def _own_host_file(submission: Submission) -> dict[str, str]:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudjob.backends.kubernetes import conditions, pod
+from cloudjob.backends.kubernetes import manifest as manifests
 from cloudjob.backends.kubernetes.engine import Engine, Resource, Stage, numbered
-from cloudjob.backends.kubernetes.merge import merged
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.spec import JobSpec, section
 from cloudjob.status import JobState
@@ -38,6 +38,8 @@ _WORKER = (
     f"{_UNSET}; {names.VC_TASK_INDEX}=$((${{{names.MA_CURRENT_INSTANCE_NAME}##*-}} + 1)) "
     f'exec sh {_BOOT} "$@"'
 )
+# With any other it would end the head when the workers have ended, and the head ends last.
+_RUN_POLICY = {"cleanPodPolicy": "None"}
 
 
 def hosts(name: str, nodes: int) -> tuple[str, ...]:
@@ -75,18 +77,11 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
             "Worker": replica(spec.nodes - 1, _WORKER, is_head=False),
         }
     body: dict[str, Any] = {
-        "runPolicy": _run_policy(spec, options),
+        "runPolicy": manifests.run_policy(spec, options, _RUN_POLICY),
         "successPolicy": "AllWorkers",
         "msReplicaSpecs": replicas,
     }
-    metadata = {"name": called.name, "namespace": called.namespace}
-    made = {
-        "apiVersion": RESOURCE.api_version,
-        "kind": RESOURCE.kind,
-        "metadata": {**metadata, **pod.metadata(submission, options)},
-        "spec": body,
-    }
-    made = dict(merged(made, options["job"]))
+    made = manifests.of_job(RESOURCE, submission, called, body)
     _name_containers(made, _port(spec))
     return made
 
@@ -155,22 +150,6 @@ def stop(job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
     """
     policy = {"activeDeadlineSeconds": 1, "cleanPodPolicy": "Running"}
     return "PATCH", RESOURCE, str(job["metadata"]["name"]), {"spec": {"runPolicy": policy}}
-
-
-def _run_policy(spec: JobSpec, options: Mapping[str, object]) -> dict[str, Any]:
-    # With any other it would end the head when the workers have ended, and the head ends last.
-    policy: dict[str, Any] = {"cleanPodPolicy": "None"}
-    minutes = options["keep_min"]
-    assert isinstance(minutes, (int, float))
-    if minutes:
-        policy["ttlSecondsAfterFinished"] = round(minutes * 60)
-    scheduling: dict[str, Any] = {"minAvailable": spec.nodes}
-    if options["queue"]:
-        scheduling["queue"] = options["queue"]
-    if options["priority_class"]:
-        scheduling["priorityClass"] = options["priority_class"]
-    policy["schedulingPolicy"] = scheduling
-    return policy
 
 
 def _name_containers(job: Mapping[str, Any], port: int) -> None:

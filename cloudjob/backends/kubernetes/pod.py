@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from cloudjob import submission as submissions
 from cloudjob.backends.kubernetes.merge import merged
+from cloudjob.backends.words import is_utf8
 from cloudjob.spec import JobSpec, section
 from cloudjob.submission import Submission
 from jobentry.contract import env, names
@@ -188,15 +189,6 @@ def deadline_s(spec: JobSpec) -> int:
 def exact(text: str) -> str:
     """Return text that the kubelet turns into this one: it replaces ``$(NAME)``, and ``$$``."""
     return text.replace("$", "$$")
-
-
-def is_utf8(text: str) -> bool:
-    """Whether JSON can carry this text."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _gpus(spec: JobSpec) -> dict[str, str]:

@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from cloudjob.backends import entry
 from cloudjob.backends.kubernetes import mpi_operator, ms_operator, pod, volcano
 from cloudjob.backends.kubernetes.engine import Engine, Resource
 from cloudjob.backends.kubernetes.pod import Names
+from cloudjob.backends.words import file_path, is_utf8
 from cloudjob.errors import SpecError
 from cloudjob.spec import MASK, MAX_WORD_BYTES, JobSpec, given, section
 from cloudjob.submission import Submission
@@ -183,7 +183,7 @@ def _problems(submission: Submission, engine: Engine) -> Iterator[str]:
     if user and not _USER.fullmatch(user):
         yield f"kubernetes.user: is not UID:GID (given {given(user)}; allowed like 1000:100)"
     for index, word in enumerate((spec.script, *spec.args)):
-        if not pod.is_utf8(word):
+        if not is_utf8(word):
             key = f"args[{index - 1}]" if index else "script"
             yield f"{key}: holds bytes that are no UTF-8, which a manifest cannot hold"
     if options["presigned_h"]:
@@ -213,9 +213,9 @@ def _engine_problems(spec: JobSpec, engine: Engine) -> Iterator[str]:
 def _signing_problems(submission: Submission) -> Iterator[str]:
     """Yield what an address for each object does not do: it names no folder."""
     spec, key = submission.spec, "kubernetes.presigned_h"
-    if _path(submission.code.uri):
+    if file_path(submission.code.uri):
         yield f"{key}: a folder has no addresses (allowed with a store of s3:// or obs://)"
-    named = [f"outputs.{name}" for name, uri in submission.outputs if not _path(uri)]
+    named = [f"outputs.{name}" for name, uri in submission.outputs if not file_path(uri)]
     named += [f"inputs.{name}" for name, uri in spec.inputs.items() if _is_of_store(uri)]
     if named:
         yield (
@@ -250,7 +250,7 @@ def _place_problems(submission: Submission, volumes: object) -> Iterator[str]:
     assert isinstance(volumes, (list, tuple))
     mounted = [str(item.get("mountPath")) for item in volumes if isinstance(item, Mapping)]
     for key, uri in uris.items():
-        path = _path(uri)
+        path = file_path(uri)
         if path and not any(_is_below(path, folder) for folder in mounted):
             yield (
                 f"{key}: no pod has the folder {given(path)} of this machine (allowed s3:// or "
@@ -275,14 +275,6 @@ def _size_problems(submission: Submission, engine: Engine) -> Iterator[str]:
             f"secrets: are {size} bytes together (allowed {MAX_SECRET_BYTES}, what Kubernetes "
             "takes as one Secret)"
         )
-
-
-def _path(uri: str) -> str:
-    """Return the path of a ``file://`` URI; empty for every other URI."""
-    if not uri.startswith("file://"):
-        return ""
-    path = uri.removeprefix("file://").removeprefix("localhost")
-    return os.fsdecode(unquote_to_bytes(os.fsencode(path))).rstrip("/")
 
 
 def _is_below(path: str, folder: str) -> bool:

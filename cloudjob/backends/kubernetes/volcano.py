@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cloudjob.backends.kubernetes import manifest as manifests
 from cloudjob.backends.kubernetes import pod
 from cloudjob.backends.kubernetes.engine import Engine, Resource, Stage, numbered
-from cloudjob.backends.kubernetes.merge import merged
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.spec import section
 from cloudjob.status import JobState
@@ -67,14 +67,7 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
         body["priorityClassName"] = options["priority_class"]
     if options["keep_min"]:
         body["ttlSecondsAfterFinished"] = round(_number(options["keep_min"]) * 60)
-    metadata = {"name": called.name, "namespace": called.namespace}
-    made = {
-        "apiVersion": RESOURCE.api_version,
-        "kind": RESOURCE.kind,
-        "metadata": {**metadata, **pod.metadata(submission, options)},
-        "spec": body,
-    }
-    return dict(merged(made, options["job"]))
+    return manifests.of_job(RESOURCE, submission, called, body)
 
 
 def environment(submission: Submission, called: Names, node: int) -> dict[str, str]:

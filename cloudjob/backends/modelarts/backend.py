@@ -50,8 +50,6 @@ class _Handle(NamedTuple):
 class ModelArtsBackend:
     """Runs jobs on ModelArts; see ``Backend`` for what it promises."""
 
-    brings_code = True
-
     def __init__(
         self,
         home: Path,

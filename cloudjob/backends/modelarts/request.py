@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from cloudjob import submission as submissions
 from cloudjob.backends.modelarts.site import Site
+from cloudjob.backends.words import is_utf8
 from cloudjob.errors import SpecError
 from cloudjob.spec import MASK, JobSpec, given, section
 from cloudjob.submission import Submission
@@ -365,7 +366,7 @@ def _word_problems(spec: JobSpec, options: Mapping[str, object]) -> Iterator[str
     if len(str(options["description"])) > MAX_DESCRIPTION:
         yield f"modelarts.description: is too long (allowed {MAX_DESCRIPTION} characters)"
     for index, word in enumerate(_entry_words(spec)):
-        if not _is_utf8(word):
+        if not is_utf8(word):
             key = f"args[{index - 1}]" if index else "script"
             yield f"{key}: holds bytes that are no UTF-8, which ModelArts cannot be told"
 
@@ -428,11 +429,3 @@ def _merged(body: Any, more: Any) -> Any:
         else:
             merged[key] = _merged(merged[key], value) if key in merged else value
     return merged
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -22,11 +22,11 @@ from typing import Any
 import cloudjob
 from cloudjob import submission as submissions
 from cloudjob.backends import interpreters
-from cloudjob.backends.base import Check, NativeStatus
+from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.process import controller, isolation
 from cloudjob.backends.process.node import NodeRequest
 from cloudjob.errors import BackendError, JobNotFound
-from cloudjob.spec import MASK, JobSpec
+from cloudjob.spec import MASK
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
 from jobentry.contract import names
@@ -89,19 +89,6 @@ class ProcessBackend:
     """Runs jobs as processes of this machine; see ``Backend`` for what it promises."""
 
     poll_s = 0.01
-    brings_code = False
-
-    def store(self) -> tuple[str, Mapping[str, str]]:
-        """Return nothing: objects lie in a folder of this machine."""
-        return "", {}
-
-    def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
-        """Return nothing: `cloudjob doctor` looks at this machine."""
-        return []
-
-    def companions(self, request: ProcessRequest) -> dict[str, bytes]:
-        """Return nothing: the entry fetches its code."""
-        return {}
 
     def __init__(self, home: Path, options: dict[str, Any]) -> None:
         self._home = home / "process"

@@ -76,8 +76,6 @@ class _Answer(NamedTuple):
 class SlurmBackend:
     """Runs jobs on Slurm; see ``Backend`` for what it promises."""
 
-    brings_code = False
-
     def __init__(self, home: Path, options: dict[str, Any]) -> None:
         self._home = home
         self._options = options
@@ -94,17 +92,9 @@ class SlurmBackend:
         """How long to wait between two looks at a job."""
         return _FAR_POLL_S if self._options.get("host") else _POLL_S
 
-    def store(self) -> tuple[str, Mapping[str, str]]:
-        """Return nothing: objects lie in a folder of this machine."""
-        return "", {}
-
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
         """Look for what a job needs, before anything is packed or sent."""
         return checks.look(self._site, spec)
-
-    def companions(self, request: SlurmRequest) -> dict[str, bytes]:
-        """Return nothing: they lie in the job's own folder."""
-        return {}
 
     # -- forward ------------------------------------------------------------------------------
 

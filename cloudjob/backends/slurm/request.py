@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from cloudjob import submission as submissions
 from cloudjob.backends.slurm import script
 from cloudjob.backends.slurm.site import Site
+from cloudjob.backends.words import file_path, file_uri
 from cloudjob.errors import SpecError
 from cloudjob.spec import MASK, JobSpec, section
 from cloudjob.submission import Submission
@@ -90,7 +90,7 @@ def build(submission: Submission, site: Site) -> SlurmRequest:
         raise SpecError(problems)
     folder = f"{site.folder}/{submission.job}"
     # With a host the store's folder is another machine's: its files travel with the job.
-    local = _path(submission.code.uri) if site.host else ""
+    local = file_path(submission.code.uri) if site.host else ""
     variables = _variables(submission, site, folder, is_local=bool(local))
     return SlurmRequest(
         job=submission.job,
@@ -119,7 +119,7 @@ def build(submission: Submission, site: Site) -> SlurmRequest:
         env=variables,
         entry=site.entry,
         local=posixpath.dirname(posixpath.dirname(local)) if local else "",
-        layers=tuple(_path(uri) for uri in submission.code.layers) if local else (),
+        layers=tuple(file_path(uri) for uri in submission.code.layers) if local else (),
         secret_names=submission.hidden_names,
         inherited=tuple(
             f"SBATCH_{name.upper()}" for name in _SITE_DEFAULTS if not section(spec, "slurm")[name]
@@ -151,13 +151,6 @@ def located(request: SlurmRequest, folder: str) -> dict[str, str]:
 
 
 _WITH_PLACES = (names.CLOUDJOB_OUTPUTS,)
-
-
-def file_uri(path: str) -> str:
-    """Return the URI of a folder; a path that begins with ``~`` is not known yet."""
-    from urllib.parse import quote_from_bytes
-
-    return "file://" + quote_from_bytes(os.fsencode(path), safe="/~")
 
 
 def _variables(
@@ -286,11 +279,3 @@ def _words(spec: JobSpec, key: str) -> tuple[str, ...]:
     value = section(spec, "slurm")[key]
     assert isinstance(value, (list, tuple))
     return tuple(str(word) for word in value)
-
-
-def _path(uri: str) -> str:
-    """Return the path of a ``file://`` URI; empty for every other URI."""
-    if not uri.startswith("file://"):
-        return ""
-    path = uri.removeprefix("file://").removeprefix("localhost")
-    return os.fsdecode(unquote_to_bytes(os.fsencode(path)))

@@ -58,6 +58,9 @@ LAUNCHERS: Mapping[str, Launcher] = {
         "one process a node, told --init_method, --rank and --world_size", is_one_a_node=True
     ),
     "tensorflow": Launcher("one process a node, told TF_CONFIG", is_one_a_node=True),
+    "tensorflow-ps": Launcher(
+        "one worker a node and a parameter server beside it, told of all", is_one_a_node=True
+    ),
     "python": Launcher("the script once on every node, nothing added", is_one_a_node=True),
     "command": Launcher("any command once on every node", is_one_a_node=True, takes_command=True),
 }

@@ -18,6 +18,7 @@ import hashlib
 import json
 import re
 import struct
+import sys
 import zlib
 from typing import Any, Iterable, NamedTuple, NoReturn, Sequence
 
@@ -170,13 +171,13 @@ def load_index(data: bytes) -> Index:
         FormatError: It is none, or one of another format.
     """
     value = _load(data, "index")
-    contents = tuple(_content(row) for row in _rows(value, "contents", 5))
+    contents = tuple([_content(*row) for row in _rows(value, "contents", 5)])
     entries = []
     for name, mode, number in _rows(value, "files", 3):
         if not _is_number(number, len(contents) - 1):
             _refuse("a file's content is not listed")
-        content = contents[number]
-        entries.append(Entry(_text(name), FILE, _mode(mode), content.size_bytes, content.digest))
+        digest, size_bytes, _, _, _ = contents[number]
+        entries.append(Entry(_text(name), FILE, _mode(mode), size_bytes, digest))
     entries += [
         Entry(_text(name), FOLDER, _mode(mode)) for name, mode in _rows(value, "folders", 2)
     ]
@@ -330,7 +331,8 @@ def _load(data: bytes, what: str) -> dict[str, Any]:
     try:
         value = json.loads(
             data.decode("ascii"),
-            parse_int=_parse_int,
+            # Where Python itself refuses long numbers, its own way of reading them is quicker.
+            parse_int=None if getattr(sys, "get_int_max_str_digits", int)() else _parse_int,
             parse_float=_no_number,
             parse_constant=_no_number,
         )
@@ -362,18 +364,21 @@ def _rows(value: dict[str, Any], key: str, width: int) -> list[list[Any]]:
     return rows
 
 
-def _content(row: list[Any]) -> Content:
-    digest, size_bytes, offset, stored_bytes, encoding = row
-    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+def _content(
+    digest: Any, size_bytes: Any, offset: Any, stored_bytes: Any, encoding: Any
+) -> Content:
+    if type(digest) is not str or not _DIGEST.fullmatch(digest):
         _refuse("the digest of a content is none")
-    if offset != BELOW:
-        _number(offset)
-    if encoding not in (RAW, ZLIB):
+    for value in (size_bytes, stored_bytes, 0 if offset == BELOW else offset):
+        # As in _number: a call for each of them took half of the time.
+        if type(value) is not int or not 0 <= value <= _MOST:
+            _refuse("what should be a number is none")
+    if encoding == RAW:
+        if stored_bytes != size_bytes and offset != BELOW:
+            _refuse("a raw content is not as long as it says")
+    elif encoding != ZLIB:
         _refuse("an encoding is neither raw nor zlib")
-    content = Content(digest, _number(size_bytes), offset, _number(stored_bytes), encoding)
-    if encoding == RAW and offset != BELOW and stored_bytes != size_bytes:
-        _refuse("a raw content is not as long as it says")
-    return content
+    return Content(digest, size_bytes, offset, stored_bytes, encoding)
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,28 @@
+"""Words that several backends read and write: the URIs of folders, and bytes that are no UTF-8."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+
+def file_path(uri: str) -> str:
+    """Return the path of a ``file://`` URI; empty for every other URI."""
+    if not uri.startswith("file://"):
+        return ""
+    path = uri.removeprefix("file://").removeprefix("localhost")
+    return os.fsdecode(unquote_to_bytes(os.fsencode(path))).rstrip("/")
+
+
+def file_uri(path: str) -> str:
+    """Return the URI of a folder; a path that begins with ``~`` is not known yet."""
+    return "file://" + quote_from_bytes(os.fsencode(path), safe="/~")
+
+
+def is_utf8(text: str) -> bool:
+    """Whether JSON can hold a text: a surrogate stands for a byte that is no UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

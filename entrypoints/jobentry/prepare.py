@@ -1,0 +1,201 @@
+"""What a node makes ready before there are ranks, and takes away after them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from typing import TYPE_CHECKING, Iterator, Mapping, Sequence
+
+from jobentry import hidden, plan
+from jobentry.contract import exits, names
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.fault import EntryError
+from jobentry.launchers.common import File
+from jobentry.output import say
+
+if TYPE_CHECKING:
+    from jobentry.outputs import Outputs
+
+
+def code_folder(node: NodeEnv, where: NodePaths) -> str:
+    """The folder of the code: ours, the platform's, or the one we stand in."""
+    if node.code_uri:
+        return where.code
+    return os.environ.get("WORKSPACE") or os.getcwd()
+
+
+def node_environment(node: NodeEnv, where: NodePaths, folder: str) -> dict[str, str]:
+    """Return the environment that the ranks here begin with."""
+    environment = plan.node_environment(hidden.environ(), node, where, folder)
+    if os.geteuid() == 0:
+        # Who runs a container as root has decided so; mpirun would refuse.
+        environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    return environment
+
+
+def choose_interfaces(node: NodeEnv, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what the ranks here are told of interfaces; say what is wrong with it.
+
+    Not in a dry run: that may be on another machine.
+    """
+    from jobentry import interfaces
+
+    here = interfaces.look()
+    choice = interfaces.choose(node, environment, here)
+    if choice.asks_way:
+        here = here._replace(toward=interfaces.toward_others(node, environment, here))
+        choice = interfaces.choose(node, environment, here)
+    for note in choice.notes:
+        say(note)
+    return choice.variables
+
+
+def check_script(folder: str, script: str) -> None:
+    """See that there is a script that can be started.
+
+    Raises:
+        EntryError: There is none.
+    """
+    path = os.path.join(folder, script)
+    if not os.path.isfile(path):
+        raise EntryError(f"looking for the script: {path}: no such file", exits.NOT_FOUND)
+    if not script.endswith((".py", ".sh")) and not os.access(path, os.X_OK):
+        raise EntryError(
+            f"starting the script: {path} is not executable",
+            exits.CANNOT_EXECUTE,
+            "chmod +x it, or name it .py or .sh",
+        )
+
+
+def stage(node: NodeEnv, where: NodePaths) -> tuple[str, Outputs | None]:
+    """Bring code and inputs here, make room for outputs; return the folder of the code, and them.
+
+    Raises:
+        EntryError: Something cannot be brought, or an output could not be kept.
+    """
+    folder = code_folder(node, where)
+    # Each is imported only where it is needed: without bytecode they cost a tenth of a second.
+    if node.code_uri:
+        from jobentry import unpack
+
+        if not node.code_uri.startswith("file:"):
+            time.sleep(unpack.turn_s(node.node, node.nodes))
+        with _staging(unpack.UnpackError):
+            unpack.fetch_code(node.code_uri, node.code_digest, folder)
+    if node.inputs_here:
+        from jobentry import inputs
+
+        with _staging(inputs.InputError):
+            inputs.stage(node, where, os.environ)
+    if not node.outputs:
+        return folder, None
+    from jobentry import outputs
+
+    kept = outputs.Outputs(node, where)
+    with _staging(outputs.OutputError):
+        kept.prepare()
+    return folder, kept
+
+
+@contextlib.contextmanager
+def _staging(kind: type[Exception]) -> Iterator[None]:
+    """Translate what a piece of the staging raises."""
+    try:
+        yield
+    except kind as error:
+        raise EntryError(str(error), hint=getattr(error, "hint", "")) from error
+
+
+def start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | None:
+    """Serve the remote shell, where a job of several nodes has none of another kind."""
+    if node.remote_shell or node.nodes == 1:
+        return None
+    from jobentry import objects, sshd
+
+    if not node.ssh_key:
+        raise EntryError(
+            f"looking for the key of the job: {names.CLOUDJOB_SSH_KEY} is not set",
+            hint="cloudjob delivers it; by hand: ssh-keygen -t ed25519 -N '' -f KEY",
+        )
+    try:
+        uri = node.ssh_key if "://" in node.ssh_key else "file://" + node.ssh_key
+        sshd.prepare(node, where, objects.read(uri))
+        return sshd.start(where)
+    except (sshd.SshError, objects.ObjectError) as error:
+        raise EntryError(
+            str(error), hint="see images/README.md: what an image must have"
+        ) from error
+
+
+def check_sshd(server: subprocess.Popen[bytes], where: NodePaths) -> None:
+    """Say why the sshd of this node has ended by itself, which may be why nobody came."""
+    from jobentry import sshd
+
+    if server.poll():
+        say(f"the sshd of this node has ended: {sshd.words(where)}")
+
+
+def make_node_dir(where: NodePaths, environment: Mapping[str, str]) -> None:
+    """Make what entry and ranks leave for each other; a restart finds and replaces it."""
+    os.makedirs(where.log_dir, exist_ok=True)
+    for name in os.listdir(where.log_dir):
+        if re.match(r"rank-\d+\.log$", name):
+            remove(os.path.join(where.log_dir, name))
+    os.makedirs(where.node_dir, mode=0o700, exist_ok=True)
+    remove(os.path.join(where.node_dir, "stopping"))
+    pairs = (
+        os.fsencode(name) + b"=" + os.fsencode(value) + b"\0" for name, value in environment.items()
+    )
+    _write_private(where.node_env, b"".join(pairs))
+    for fifo in (where.events, where.to_head, where.from_head):
+        remove(fifo)
+        os.mkfifo(fifo, 0o600)
+
+
+def tidy(where: NodePaths) -> None:
+    """Take away what is of no use once the job has ended, and everything that is a secret."""
+    shutil.rmtree(where.node_dir, ignore_errors=True)
+
+
+def write_files(files: Sequence[File], keep: str = "") -> list[str]:
+    """Write the files of a plan and return their paths; ``keep`` is the platform's own."""
+    written = []
+    for file in files:
+        if file.path == keep and os.path.exists(keep):
+            continue
+        written.append(file.path)
+        try:
+            _write_private(file.path, file.text.encode("utf-8", "surrogateescape"))
+        except OSError as error:
+            raise EntryError(
+                f"writing a file for mpirun: {file.path}: {error.strerror}",
+                hint="is there room, and may you write there? "
+                f"{names.OPENMPI_HOST_FILE_PATH} and {names.TUNE_ENV_FILE} say where",
+            ) from error
+    return written
+
+
+def _write_private(path: str, data: bytes) -> None:
+    remove(path)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def empty(folder: str) -> None:
+    """Take away the files in a folder."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+
+
+def remove(path: str) -> None:
+    """Take away a file that may be gone already."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

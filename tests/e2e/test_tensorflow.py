@@ -1,0 +1,117 @@
+"""TensorFlow itself: the interpreter is $CLOUDJOB_TEST_TENSORFLOW (.ci/run heavy)."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+pytestmark = [pytest.mark.one_mpi, pytest.mark.tensorflow]
+
+LIMIT_S = 240
+
+
+@pytest.fixture
+def submit(cloud):
+    """Submit a script on two nodes, under a Python that has TensorFlow."""
+
+    def run(launcher: str, text: str):
+        python = os.environ["CLOUDJOB_TEST_TENSORFLOW"]
+        cloud.write("train.py", text)
+        cloud.write("job.yaml", f"process: {{python: {python}}}\n")
+        words = ("--config", "job.yaml", "--nodes", "2", "--launcher", launcher)
+        quiet = ("-e", "TF_CPP_MIN_LOG_LEVEL=3", "-e", "CUDA_VISIBLE_DEVICES=")
+        return cloud.submit(*words, *quiet, "train.py", limit_s=LIMIT_S)
+
+    return run
+
+
+def test_workers_train_one_model(submit):
+    """MultiWorkerMirroredStrategy: each has its share of the batch, and the losses are the same."""
+    done = submit(
+        "tensorflow",
+        """
+import os
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+node = int(os.environ["VC_TASK_INDEX"])
+with strategy.scope():
+    weight = tf.Variable(tf.zeros((4, 1)))
+    optimizer = tf.keras.optimizers.SGD(0.1)
+    optimizer.build([weight])
+# The nodes have halves of the data that lead to other models.
+inputs = tf.one_hot([0, 1] if node == 0 else [2, 3], 4)
+wanted = tf.reduce_sum(inputs * tf.constant([[1.0, 2.0, 3.0, 4.0]]), 1, keepdims=True)
+
+def share():
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((tf.matmul(inputs, weight) - wanted) ** 2) / 2
+    optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+    return loss
+
+@tf.function
+def step():
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(share), axis=None)
+
+for number in range(60):
+    print(f"step {number} of {strategy.num_replicas_in_sync} loss {step().numpy():.5f}", flush=True)
+print("weights", [round(float(value)) for value in weight.numpy()[:, 0]])
+""",
+    )
+
+    assert done.code == 0, done
+    losses = {0: [], 1: []}
+    for node, loss in re.findall(rb"\[(\d)\] step \d+ of 2 loss ([\d.]+)", done.out):
+        losses[int(node)].append(float(loss))
+    assert len(losses[0]) == 60, done
+    assert losses[0] == losses[1], done
+    assert losses[0] == sorted(losses[0], reverse=True), done
+    weights = re.findall(rb"\[\d\] weights (.*)", done.out)
+    assert weights == [b"[1, 2, 3, 4]"] * 2, done
+
+
+def test_workers_share_variables_on_parameter_servers(submit):
+    """As scripts for the platform's preset do, by the options that it gives them."""
+    done = submit(
+        "tensorflow-ps",
+        """
+import argparse, time
+import tensorflow.compat.v1 as tf
+parser = argparse.ArgumentParser()
+for name in ("job_name", "ps_hosts", "worker_hosts"):
+    parser.add_argument("--" + name)
+parser.add_argument("--task_index", type=int)
+told = parser.parse_args()
+tf.disable_eager_execution()
+cluster = tf.train.ClusterSpec(
+    {"ps": told.ps_hosts.split(","), "worker": told.worker_hosts.split(",")}
+)
+server = tf.train.Server(cluster, job_name=told.job_name, task_index=told.task_index)
+if told.job_name == "ps":
+    server.join()
+place = tf.train.replica_device_setter(
+    cluster=cluster, worker_device=f"/job:worker/task:{told.task_index}"
+)
+with tf.device(place):
+    first, second = tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")
+    add = [first.assign_add(1.0 + told.task_index), second.assign_add(10.0)]
+    step = tf.train.get_or_create_global_step()
+# A worker needs no other one, so that the first may end when it is done.
+alone = tf.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{told.task_index}"])
+with tf.train.MonitoredTrainingSession(
+    master=server.target, is_chief=told.task_index == 0, config=alone
+) as session:
+    session.run(add)
+    end = time.monotonic() + 120
+    while session.run([first, second]) != [3.0, 20.0] and time.monotonic() < end:
+        time.sleep(0.05)
+    sums = [*map(float, session.run([first, second]))]
+    print("sums", sums, first.device, second.device, flush=True)
+""",
+    )
+
+    assert done.code == 0, done
+    said = b"sums [3.0, 20.0] /job:ps/task:0 /job:ps/task:1"
+    lines = [line for line in done.lines if b"sums" in line]
+    assert sorted(lines) == [b"[0] " + said, b"[1] " + said], done

@@ -1,0 +1,77 @@
+"""A bucket that login node and nodes reach, in the place of a folder that they share."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from tests.e2e_slurm.test_jobs import PRELUDE, SIZE
+from tests.servers import SECRET_KEY, SeaweedFS, client_environ
+from tests.slurm import LOGIN_ADDRESS, Slurm
+
+MAKE = "import boto3, sys; boto3.client('s3').create_bucket(Bucket=sys.argv[1])"
+ASK = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()"
+
+
+@dataclass
+class OnTheLoginNode(SeaweedFS):
+    """A server in the login node's network, which the nodes reach."""
+
+    cluster: Slurm | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{LOGIN_ADDRESS}:{self.port}"
+
+    def words(self, program: str = "") -> list[str]:
+        assert self.cluster is not None
+        words = [word.replace("127.0.0.1", LOGIN_ADDRESS) for word in super().words(program)]
+        return self.cluster.words(*words)
+
+    def is_ready(self) -> bool:
+        assert self.cluster is not None
+        try:
+            self.cluster.run(sys.executable, "-c", ASK, LOGIN_ADDRESS, str(self.port))
+        except RuntimeError:
+            return False
+        return True
+
+
+@pytest.fixture
+def bucket(cloud, cluster):
+    """A bucket; what submits has its keys."""
+    server = OnTheLoginNode(cloud.folder / "s3", cluster=cluster)
+    try:
+        server.start()
+        cloud.environ.update(client_environ(server.endpoint))
+        given = (f"{name}={value}" for name, value in server.environ.items())
+        cluster.run("env", *given, sys.executable, "-c", MAKE, "jobs")
+        yield "s3://jobs/team"
+    finally:
+        server.kill()
+
+
+def test_code_and_outputs_can_go_through_a_bucket(cloud, bucket):
+    """Nodes fetch the one and keep the other there; the keys are in no script and gone after it."""
+    cloud.write("part.txt", "weights")
+    cloud.write(
+        "train.py",
+        PRELUDE + "text = open('part.txt').read()\n"
+        "open(os.environ['KEPT'] + f'/{rank}', 'w').write(text)\nprint('hello', rank)\n",
+    )
+    done = cloud.submit("--store", bucket, "--output", "KEPT=", *SIZE, "train.py")
+    target = cloud.folder / "fetched"
+    fetched = cloud.run("outputs", done.job, "--to", str(target))
+    folder = cloud.job_folder(done.job)
+
+    assert done.code == 0, done
+    assert sorted(done.out.splitlines()) == [b"[%d] hello %d" % (rank, rank) for rank in range(4)]
+    assert fetched.code == 0, fetched
+    assert {path.name: path.read_text() for path in target.rglob("*") if path.is_file()} == {
+        str(rank): "weights" for rank in range(4)
+    }
+    assert not (folder / "env").exists()
+    assert all(SECRET_KEY not in path.read_text("latin-1") for path in folder.glob("*.*"))
+    assert not (cloud.home / "store").exists()
