@@ -37,7 +37,7 @@ _ASK_LAST_S = 0.25
 # How long a controller may be silent while somebody waits for a job.
 _PATIENCE_S = 900.0
 # Between two looks at a log: a hundredth of the time that it has been followed, within these.
-_LOG_POLL_S = (0.01, 0.1)
+_LOG_POLL_S = (0.02, 0.1)
 _LOG_POLL_SHARE = 0.01
 _END_POLL_S = 0.25
 # How long a job that is removed may take to be gone from Slurm.
