@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,7 +145,7 @@ def _remote(
 
 
 def storm(proxy: FaultProxy) -> None:
-    """Let every other request fail, each in another way."""
+    """Let every other request fail, each in another way, but none more often than it is tried."""
     faults = itertools.cycle(
         [
             THROTTLED,
@@ -160,7 +161,18 @@ def storm(proxy: FaultProxy) -> None:
         ]
     )
     turns = itertools.cycle([True, False])
-    proxy.choose = lambda request: next(faults) if next(turns) and _is_fair(request) else None
+    met: Counter[tuple[str, str]] = Counter()
+
+    def choose(request: Request) -> Fault | None:
+        # Several threads can have it that the turn is always the same one's.
+        key = (request.method, request.target)
+        if not next(turns) or not _is_fair(request) or met[key] == QUICK.tries - 2:
+            met[key] = 0
+            return None
+        met[key] += 1
+        return next(faults)
+
+    proxy.choose = choose
 
 
 def _is_fair(request: Request) -> bool:
