@@ -178,6 +178,9 @@ def _info_exclude(top: str) -> str:
     return posixpath.join(git, "info", "exclude")
 
 
+_SETTINGS = re.compile(r"(HOME|PATH|LANG|LC_\w+|XDG_CONFIG_HOME|GIT_\w+)\Z")
+
+
 def _excludes_file(source: str) -> str:
     """Return the path of the user's own ignore file: what git says, else git's default."""
     import shutil
@@ -186,7 +189,11 @@ def _excludes_file(source: str) -> str:
     git = shutil.which("git")
     if git is not None:
         argv = (git, "-C", source, "config", "--path", "-z", "--get", "core.excludesFile")
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        # Only what its settings are found by: a secret of the job may be a variable of ours.
+        env = {name: value for name, value in os.environ.items() if _SETTINGS.match(name)}
+        done = subprocess.run(
+            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
         if done.returncode == 0:
             return posixpath.join(source, os.fsdecode(done.stdout.partition(b"\0")[0]))
     settings = os.environ.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())

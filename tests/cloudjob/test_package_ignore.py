@@ -166,6 +166,19 @@ def test_the_users_own_rules_and_info_exclude_count(tmp_path: Path, home: Path):
     assert explain(tmp_path / "other", "y.mine").rule == f"{home}/.config/git/ignore:1: *.mine"
 
 
+def test_git_is_told_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A secret of the job is often a variable of who submits it."""
+    seen = tmp_path / "seen"
+    write(tmp_path / "bin" / "git", f"#!/bin/sh\nenv >{seen}\nexit 1\n").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("TOKEN", "s3cret")
+    write(tmp_path / "source" / "train.py")
+
+    assert ours(tmp_path / "source") == {"train.py"}
+    assert "GIT_CONFIG_NOSYSTEM=1" in seen.read_text()
+    assert "s3cret" not in seen.read_text()
+
+
 def test_ignore_files_count_outside_git(tmp_path: Path):
     """No repository is needed for a .gitignore to mean something, nor a git."""
     write(tmp_path / "source" / ".gitignore", "*.log\n")
