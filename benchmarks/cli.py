@@ -58,12 +58,17 @@ def main(argv: list[str] | None = None) -> int:
         # Before we become the parent of every orphan: the server is none of what is measured.
         if any(case.group == _STORE for case in chosen):
             bench = opened.enter_context(_with_store(bench))
-        if any(case.group == _SLURM for case in chosen):
-            bench = opened.enter_context(_with_slurm(bench))
         measure.adopt_orphans()
         facts = report.machine(_versions(bench), args.rounds)
         names = frozenset(args.subjects)
-        results = {case.name: result.run(case, bench, args.rounds, names) for case in chosen}
+        # Slurm comes last: what a measured command leaves is killed, and its daemons would be too.
+        chosen.sort(key=lambda case: case.group == _SLURM)
+        results = {}
+        for case in chosen:
+            if case.group == _SLURM and bench.slurm is None:
+                measure.adopt_orphans(is_wanted=False)
+                bench = opened.enter_context(_with_slurm(bench))
+            results[case.name] = result.run(case, bench, args.rounds, names)
         verdicts = floor.verdicts(results)
         if not args.only or _SIZE in args.only:
             verdicts.append(floor.size_verdict(_size_bytes(bench)))

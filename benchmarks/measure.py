@@ -49,12 +49,13 @@ class Sample:
     stderr: Path
 
 
-def adopt_orphans() -> None:
+def adopt_orphans(*, is_wanted: bool = True) -> None:
     """Make this process the parent of every orphan below it, so that their CPU is counted too.
 
     Remote daemons and submitit's controller leave their parents; without this their CPU is lost.
     """
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    option = int(is_wanted)
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, option, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
