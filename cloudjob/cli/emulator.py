@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from cloudjob.cli.options import add_action, json_flag, state_home, whole_number
+from cloudjob.cli.options import actions_of, add_action, json_flag, state_home, whole_number
 from cloudjob.cli.say import print_json, say
 from cloudjob.errors import UsageError
 
@@ -82,7 +82,7 @@ def add_emulator(parser: argparse.ArgumentParser) -> None:
     """Give the command emulator its actions."""
     from cloudjob.emulator.faults import KINDS
 
-    inner = parser.add_subparsers(dest="action", metavar="COMMAND", required=True)
+    inner = actions_of(parser)
     up = add_action(inner, "up", _emulator_up, "start it, and print where it is")
     up.add_argument("--settings", metavar="FILE.yaml", default="", help="what the account has")
     up.add_argument(

@@ -13,6 +13,8 @@ from cloudjob.errors import CloudJobError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cloudjob.job import Filter
 
 
@@ -209,9 +211,7 @@ def _rm(options: argparse.Namespace) -> int:
 
 def add_status(parser: argparse.ArgumentParser) -> None:
     """Give the command status its options."""
-    parser.set_defaults(run=_status)
-    job_argument(parser)
-    json_flag(parser)
+    _asks_one_job(parser, _status)
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
@@ -226,9 +226,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
     """Give the command wait its options."""
-    parser.set_defaults(run=_wait)
-    job_argument(parser)
-    json_flag(parser)
+    _asks_one_job(parser, _wait)
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
@@ -258,16 +256,12 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
 
 def add_events(parser: argparse.ArgumentParser) -> None:
     """Give the command events its options."""
-    parser.set_defaults(run=_events)
-    job_argument(parser)
-    json_flag(parser)
+    _asks_one_job(parser, _events)
 
 
 def add_metrics(parser: argparse.ArgumentParser) -> None:
     """Give the command metrics its options."""
-    parser.set_defaults(run=_metrics)
-    job_argument(parser)
-    json_flag(parser)
+    _asks_one_job(parser, _metrics)
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
@@ -283,3 +277,9 @@ def add_rm(parser: argparse.ArgumentParser) -> None:
     job_argument(parser, nargs="?")
     parser.add_argument("--force", action="store_true", help="its outputs too")
     parser.add_argument("--orphans", action="store_true", help="what submits that broke off left")
+
+
+def _asks_one_job(parser: argparse.ArgumentParser, run: Callable[..., int]) -> None:
+    parser.set_defaults(run=run)
+    job_argument(parser)
+    json_flag(parser)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from cloudjob.cli.options import add_action, json_flag, state_home
+from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
 from cloudjob.cli.say import print_json, printable, say
 from cloudjob.cli.settings import described, full_store
 
@@ -66,7 +66,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 
 def add_image(parser: argparse.ArgumentParser) -> None:
     """Give the command image its actions."""
-    inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    inner = actions_of(parser)
     text = "build an image, unless all that goes into it is as it was"
     build = add_action(inner, "build", _image_build, text)
     build.add_argument("name", metavar="NAME", help="base, or one of the others in images/")

@@ -48,6 +48,11 @@ class Parser(argparse.ArgumentParser):
         return options
 
 
+def actions_of(parser: argparse.ArgumentParser) -> Any:
+    """Return where the actions of a command are added; one of them must be given."""
+    return parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+
 def add_action(
     actions: Any, name: str, run: Callable[..., int], text: str, **more: Any
 ) -> argparse.ArgumentParser:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from cloudjob.cli.options import add_action, json_flag, state_home
+from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
 from cloudjob.cli.say import print_json, printable, say, size
 from cloudjob.cli.settings import full_store, source_spec
 
@@ -75,7 +75,7 @@ def _store_gc(options: argparse.Namespace) -> int:
 
 def add_package(parser: argparse.ArgumentParser) -> None:
     """Give the command package its actions."""
-    inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    inner = actions_of(parser)
     text = "list what goes, and what is left out and why"
     ls = add_action(inner, "ls", _package_ls, text)
     text = "say of a path whether it goes, and which line of which file decides"
@@ -93,7 +93,7 @@ def add_package(parser: argparse.ArgumentParser) -> None:
 
 def add_store(parser: argparse.ArgumentParser) -> None:
     """Give the command store its actions."""
-    inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    inner = actions_of(parser)
     text = "delete the layers of packages that no job needs"
     gc = add_action(inner, "gc", _store_gc, text)
     gc.add_argument("--dry-run", action="store_true", help="say what would be deleted")

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 
-from cloudjob.cli.options import add_action, given_flags, json_flag, spec_flags, state_home
+from cloudjob.cli.options import (
+    actions_of,
+    add_action,
+    given_flags,
+    json_flag,
+    spec_flags,
+    state_home,
+)
 from cloudjob.cli.say import print_json, printable
 
 TYPE_CHECKING = False
@@ -81,7 +88,7 @@ def source_spec(options: argparse.Namespace) -> JobSpec:
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Give the command config its actions."""
-    inner = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    inner = actions_of(parser)
     show = add_action(inner, "show", _config_show, "each value and where it comes from")
     spec_flags(show)
     json_flag(show)

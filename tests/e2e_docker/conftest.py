@@ -15,7 +15,7 @@ import sys
 import tarfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -197,6 +197,22 @@ def open_mpi_5_image(build: Callable[..., str]) -> str:
     return build("openmpi5", "--ca-bundle", bundle)
 
 
+def build_on(
+    engine: docker.APIClient, image: str, tag: str, lines: str, files: Mapping[str, bytes]
+) -> None:
+    """Build an image of another, some lines of a Dockerfile and the files that these name."""
+    recipe = f"FROM {image}\nUSER 0\n{lines}\nUSER 1000:100\n"
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as members:
+        for path, content in {"Dockerfile": recipe.encode(), **files}.items():
+            member = tarfile.TarInfo(path)
+            member.size, member.mode = len(content), 0o755
+            members.addfile(member, io.BytesIO(content))
+    data.seek(0)
+    said = list(engine.build(fileobj=data, custom_context=True, tag=tag, rm=True, decode=True))
+    assert not [line for line in said if "error" in line], said
+
+
 @pytest.fixture(scope="session")
 def derive(engine: docker.APIClient, base_image: str) -> Iterator[Callable[..., str]]:
     """Make an image of the base and some lines of a Dockerfile, and return its tag."""
@@ -204,16 +220,7 @@ def derive(engine: docker.APIClient, base_image: str) -> Iterator[Callable[..., 
 
     def derive(name: str, lines: str, **files: str) -> str:
         tag = f"cloudjob-test/{name}-{os.getpid()}"
-        context = {"Dockerfile": f"FROM {base_image}\nUSER 0\n{lines}\nUSER 1000:100\n", **files}
-        data = io.BytesIO()
-        with tarfile.open(fileobj=data, mode="w") as members:
-            for path, text in context.items():
-                member = tarfile.TarInfo(path)
-                member.size, member.mode = len(text.encode()), 0o755
-                members.addfile(member, io.BytesIO(text.encode()))
-        data.seek(0)
-        said = list(engine.build(fileobj=data, custom_context=True, tag=tag, rm=True, decode=True))
-        assert not [line for line in said if "error" in line], said
+        build_on(engine, base_image, tag, lines, {name: files[name].encode() for name in files})
         made.append(tag)
         return tag
 
@@ -234,17 +241,7 @@ def with_entry(engine: docker.APIClient) -> Iterator[Callable[[str], str]]:
 
     def with_entry(image: str) -> str:
         tag = f"cloudjob-test/{image.partition('/')[2].replace(':', '-')}-{os.getpid()}"
-        data = io.BytesIO()
-        with tarfile.open(fileobj=data, mode="w") as members:
-            for name in entry:
-                members.add(root / name, name)
-            text = f"FROM {image}\nUSER 0\n{lines}\nUSER 1000:100\n".encode()
-            member = tarfile.TarInfo("Dockerfile")
-            member.size = len(text)
-            members.addfile(member, io.BytesIO(text))
-        data.seek(0)
-        said = list(engine.build(fileobj=data, custom_context=True, tag=tag, rm=True, decode=True))
-        assert not [line for line in said if "error" in line], said
+        build_on(engine, image, tag, lines, {name: (root / name).read_bytes() for name in entry})
         made.append(tag)
         return tag
 
