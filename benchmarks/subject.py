@@ -157,7 +157,7 @@ def jobentry_with(bench: Bench, run: Path, launcher: str, ranks: int) -> Command
 
 def bytecode_with(bench: Bench, run: Path, launcher: str, ranks: int) -> Command:
     """Start the same with bytecode, as the process backend and our images have it."""
-    target = bench.homes / "jobentry-bytecode.pyz"
+    target = bench.homes / "jobentry-bytecode.pyc"
     if not target.exists():
         argv = [bench.python, "-I", "-S", str(_zipapp(bench)), "--compile", str(target)]
         subprocess.run(argv, check=True)

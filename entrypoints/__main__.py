@@ -1,6 +1,6 @@
 """The doors of the zipapp: the entry of a node, of a rank and its script, of what serves ranks.
 
-``--compile TARGET`` writes a copy that starts faster; an image does it once.
+``--compile TARGET.pyc`` writes the bytecode, which starts faster; an image does it once.
 """
 
 import sys
@@ -28,7 +28,10 @@ elif sys.argv[1:2] == ["--elastic"]:
 elif sys.argv[1:2] == ["--compile"]:
     from jobentry import bytecode
 
-    sys.exit(bytecode.write(sys.argv[0], sys.argv[2]) or 0)
+    try:
+        bytecode.write(sys.argv[2])
+    except OSError as error:
+        sys.exit(f"jobentry: writing {sys.argv[2]}: {error.strerror}")
 else:
     from jobentry import main
 

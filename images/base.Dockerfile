@@ -28,8 +28,9 @@ RUN getent group 100 >/dev/null || groupadd --gid 100 ma-group; \
 
 COPY cloudjob/jobentry.pyz entrypoints/boot.sh /opt/cloudjob/
 # With bytecode: a node, and each rank twice, would compile the entry at every start.
-RUN python3 -I -S /opt/cloudjob/jobentry.pyz --compile /opt/cloudjob/jobentry.pyz \
-    && chmod 755 /opt/cloudjob/jobentry.pyz
+RUN program=$(readlink -f "$(command -v python3)") \
+    && python3 -I -S /opt/cloudjob/jobentry.pyz --compile "/opt/cloudjob/jobentry-${program##*/}.pyc" \
+    && chmod 755 /opt/cloudjob/*
 
 USER 1000:100
 WORKDIR /home/ma-user

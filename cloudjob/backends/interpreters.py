@@ -50,24 +50,30 @@ def libmpi_of(mpirun: str, python: str) -> str:
 
 
 def entry_of(home: Path) -> str:
-    """Return the entry with bytecode for our Python, made below ``home`` when it is first used.
+    """Return the bytecode of the entry for our Python, made below ``home`` when it is first used.
+
+    The zipapp lies beside it: a script may be for another Python.
 
     Raises:
         BackendError: There is no room for it, or no right to write there.
     """
     zipapp = Path(cloudjob.__file__).parent / "jobentry.pyz"
     found = zipapp.stat()
-    name = f"{found.st_mtime_ns:x}-{found.st_size:x}-{sys.implementation.cache_tag}.pyz"
-    compiled = home / "entry" / name
+    name = f"{found.st_mtime_ns:x}-{found.st_size:x}-{sys.implementation.cache_tag}"
+    compiled = home / "entry" / name / "jobentry.pyc"
+    copy = compiled.with_suffix(".pyz")
     if not compiled.exists():
         try:
             compiled.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new = copy.with_suffix(f".{os.getpid()}")
+            shutil.copyfile(zipapp, new)
+            new.replace(copy)
         except OSError as error:
             raise BackendError(
                 f"making the entry: {error.filename or compiled}: {error.strerror}",
                 hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
             ) from error
-        words = [sys.executable, "-I", "-S", str(zipapp), "--compile", str(compiled)]
+        words = [sys.executable, "-I", "-S", str(copy), "--compile", str(compiled)]
         # It is only faster with bytecode; what is wrong with the disk shows soon enough.
         subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    return str(compiled if compiled.exists() else zipapp)
+    return str(compiled if compiled.exists() else copy)

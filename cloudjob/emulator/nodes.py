@@ -289,7 +289,7 @@ class DockerMachines:
         self._machine = Machine(
             home=HOME,
             python="python3",
-            entry=("python3", "/opt/cloudjob/jobentry.pyz"),
+            entry=("/opt/cloudjob/boot.sh",),
             endpoint=endpoint,
         )
 

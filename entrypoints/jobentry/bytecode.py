@@ -1,47 +1,71 @@
-"""Writes a copy of the zipapp with bytecode, for the Python that runs this.
+"""Writes the bytecode of the container half, for the Python that runs this.
 
 Without it Python compiles our sources at each start, of each rank too: half of what a start costs.
-The copy holds the sources as well, so another Python takes those.
+One file, and no zip: to find out that a program is one, and to import from it, takes eight
+milliseconds. Another Python cannot read it, and is given the zipapp.
 """
 
 from __future__ import annotations
 
 import contextlib
+import marshal
 import os
-import zipfile
-from importlib import util
+from importlib.util import MAGIC_NUMBER
+from typing import Any, Collection
 
-# The earliest date that a zip file can name: the same bytes from the same zipapp.
-_DATE = (1980, 1, 1, 0, 0, 0)
+# What a rank's door and the runner of its script import.
+DOOR = (
+    "__main__.py",
+    "jobentry/__init__.py",
+    "jobentry/contract/__init__.py",
+    "jobentry/contract/names.py",
+    "jobentry/rank.py",
+    "jobentry/script.py",
+    "jobentry/system.py",
+)
 # PEP 552: bytecode that is found by a hash, which nobody checks.
-_FLAGS = (0b01).to_bytes(4, "little")
+_HEADER = MAGIC_NUMBER + (0b01).to_bytes(4, "little") + bytes(8)
+_PROGRAM = """\
+from marshal import loads
+ZIPAPP = {!r}
+SEAL = {!r}
+CODES = {!r}
+exec(loads({!r}))
+"""
 
 
-def write(zipapp: str, target: str) -> str:
-    """Write a copy of ``zipapp`` with bytecode to ``target``, all at once; return what is wrong."""
+def write(target: str, files: Collection[str] = ()) -> None:
+    """Write the bytecode of the zipapp that this runs from to ``target``, all at once.
+
+    The zipapp stays where it is, beside it or not: tracebacks show its lines, and other Pythons
+    run it.
+
+    Args:
+        target: Its name ends with ``.pyc``.
+        files: The modules that it holds, by path in the zipapp; others are compiled when they are
+            imported. Empty for all.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     new = f"{target}.{os.getpid()}"
+    loader: Any = __spec__.loader  # of entrypoints/loader.py
+    zipapp = loader.zipapp
+    codes = {file: _code(loader.texts[file], file, zipapp) for file in files or loader.texts}
+    begin = _code(loader.member("__main__.py"), "loader.py", zipapp)
+    folder, name = os.path.split(zipapp)
+    is_beside = os.path.realpath(folder) == os.path.realpath(os.path.dirname(target))
+    text = _PROGRAM.format(name if is_beside else zipapp, loader.seal, codes, begin)
+    data = _HEADER + _code(text, "bytecode", zipapp)
     try:
-        _copy(zipapp, new)
+        with open(new, "wb") as file:
+            file.write(data)
         os.replace(new, target)
-    except OSError as error:
+    except OSError:
         with contextlib.suppress(OSError):
             os.unlink(new)
-        return f"jobentry: writing {target}: {error.strerror}"
-    return ""
+        raise
 
 
-def _copy(zipapp: str, new: str) -> None:
-    with zipfile.ZipFile(zipapp) as source:
-        names, *texts = source.read("modules").split(b"\0")
-    # Stored, not deflated: a start reads it often, and it is small.
-    with zipfile.ZipFile(new, "w") as copy:
-        for name, text in zip(names.decode("utf-8").split("\n"), texts):
-            copy.writestr(zipfile.ZipInfo(name, _DATE), text)
-            copy.writestr(zipfile.ZipInfo(name + "c", _DATE), _bytecode(text, name))
-
-
-def _bytecode(text: bytes, name: str) -> bytes:
-    import marshal
-
-    code = compile(text, name, "exec", dont_inherit=True)
-    return util.MAGIC_NUMBER + _FLAGS + util.source_hash(text) + marshal.dumps(code)
+def _code(text: str, name: str, zipapp: str) -> bytes:
+    return marshal.dumps(compile(text, f"{zipapp}/{name}", "exec", dont_inherit=True))

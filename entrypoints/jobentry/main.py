@@ -273,7 +273,7 @@ def _serve(
         node,
         where,
         made,
-        lambda: facts_of(node, means.version, means.module),
+        lambda: facts_of(node, tools, means.version, means.module),
         keep=means.server_ids,
         own=means.child_ids,
     )
@@ -299,7 +299,7 @@ def _lead(
     made = plan.make(node, means.environment, where, tools, options.words)
     for note in made.notes:
         say(note)
-    facts = facts_of(node, means.version, means.module)
+    facts = facts_of(node, tools, means.version, means.module)
     check_module(facts, node.launcher, tools.interpreter)
     written = write_files(made.files, keep=node.open_mpi.host_file)
     head = Head(node, where, made, facts, means.child_ids)

@@ -35,12 +35,17 @@ class LaunchPlan(NamedTuple):
 
 
 class Tools(NamedTuple):
-    """What this node has: Open MPI, an interpreter for the script, our own entry, a rank table."""
+    """What this node has: Open MPI, an interpreter for the script, our own entry, a rank table.
+
+    Args:
+        zipapp: As ``Site`` has it.
+    """
 
     mpi: Mpi
     interpreter: str
     entry: tuple[str, ...]
     rank_table: str = ""
+    zipapp: str = ""
 
 
 # Where each launcher is: its module is imported only where a job has it, for without bytecode each
@@ -94,7 +99,7 @@ def make(
     Raises:
         ArgsError: What the launcher was told cannot be used.
     """
-    site = Site(node, environment, paths, tools.interpreter, tools.entry, tools.rank_table)
+    site = Site(node, environment, paths, *tools[1:])
     if node.launcher in _MPI_LAUNCHERS:
         launch = _function(_MPI_LAUNCHERS[node.launcher])(site, tools.mpi, words)
     else:

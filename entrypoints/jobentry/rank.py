@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
 import time
 
 from jobentry.contract import names
+from jobentry.system import DIE_WITH_PARENT, prctl, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing costs each rank seven milliseconds
@@ -38,7 +38,6 @@ _SESSION = frozenset(
 # How launchers number a rank, our own word first: a user may have set one of the others.
 _RANK = (names.CLOUDJOB_RANK, "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "RANK_ID")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_PR_SET_PDEATHSIG = 1
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -49,7 +48,8 @@ def main(words: list[str]) -> int:
     environment = rank_environment(environ, read_node_env(environ))
     node_dir = environ.get(names.CLOUDJOB_NODE_DIR, "")
     if _is_stopping(node_dir):
-        return 128 + signal.SIGTERM
+        ended_by_us: int = 128 + signal.SIGTERM
+        return ended_by_us
     _enter_code(environment)
     _open_log(environment, rank)
     fault = _obey(words[: words.index("--")], environment, rank)
@@ -195,13 +195,14 @@ def _listen(told: Callable[[int, FrameType | None], None]) -> int:
 
 
 def _start(command: list[str], environment: dict[str, str]) -> int:
-    die_with_parent = _die_with_parent()
+    # mpirun may kill this process alone, and then its child has to go as well.
+    set_attribute = prctl()
     parent = os.getpid()
     child = os.fork()
     if child:
         return child
     try:
-        die_with_parent()
+        set_attribute(DIE_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != parent:
             # The kernel tells of a death only whom it knew before: it was a moment too early.
             os._exit(128 + signal.SIGKILL)
@@ -215,17 +216,6 @@ def _start(command: list[str], environment: dict[str, str]) -> int:
         os._exit(_say(f"starting {command[0]}: {error.strerror}", 126))
     finally:
         os._exit(125)
-
-
-def _die_with_parent() -> Callable[[], None]:
-    """Return what makes a child die with us: mpirun may kill this process alone."""
-    try:
-        import ctypes
-
-        prctl = ctypes.CDLL(None).prctl
-    except (ImportError, OSError, AttributeError):
-        return lambda: None
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _wait_for_note(

@@ -7,13 +7,15 @@ waits in MPI_Finalize for the other ranks, which wait for this one (tried on 4.1
 from __future__ import annotations
 
 import builtins
-import contextlib
 import os
 import sys
 import time
-from types import ModuleType
 
 from jobentry.contract import names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # types and typing cost each rank milliseconds
+    from types import ModuleType
 
 # How long a script that failed may take to leave: its exit handlers run, MPI_Finalize is cut off.
 LEAVE_S = 0.5
@@ -54,10 +56,15 @@ def main(words: list[str]) -> None:
 
 def _become(words: list[str]) -> ModuleType:
     """Make this process look as if Python had been started with the script."""
-    sys.argv[:] = words
+    zipapp, sys.argv[:] = sys.argv[0], words
     path = os.path.abspath(words[0])
-    sys.path[0] = os.path.dirname(path)
-    module = ModuleType("__main__")
+    if getattr(sys.flags, "safe_path", False):
+        # Then Python puts no script's folder there, but it has put a zipapp.
+        if sys.path[:1] == [zipapp]:
+            del sys.path[0]
+    else:
+        sys.path[0] = os.path.dirname(path)
+    module: ModuleType = type(sys)("__main__")
     # Absolute, as Python itself makes it since 3.9, so that it holds when the folder is changed.
     module.__file__ = path
     module.__dict__.update(__annotations__={}, __builtins__=builtins, __cached__=None)
@@ -77,8 +84,10 @@ def _become(words: list[str]) -> ModuleType:
 
 def _leave(end: int, code: int, message: str) -> None:
     """Say how the script ended; from now on the process has only a short time to be gone."""
+    from contextlib import suppress
+
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):
+        with suppress(AttributeError, OSError, ValueError):
             stream.flush()
     if end >= 0:
         text = "%d %.6f %s" % (code, time.time(), message)

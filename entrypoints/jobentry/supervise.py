@@ -16,7 +16,7 @@ import time
 from types import FrameType
 from typing import Callable, Collection
 
-from jobentry import peers
+from jobentry import peers, system
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.output import Relay
@@ -29,7 +29,6 @@ PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _TICK_S = 0.5
 # So often at most we look for adopted children that have ended.
 _REAP_S = 1.0
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class NodeLoop:
@@ -153,12 +152,7 @@ def _wake_only(_number: int, _frame: FrameType | None) -> None:
 
 def adopt_orphans() -> None:
     """Make this process the parent of what its descendants leave behind, so it can be ended."""
-    try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        pass
+    system.prctl()(system.ADOPT_ORPHANS, 1)
 
 
 def reap(own: Collection[int]) -> None:

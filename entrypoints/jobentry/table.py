@@ -16,6 +16,7 @@ _SAME_CODE = (
     "every node of a job must be given the same variables and the same package; submit again"
 )
 _SAME_MODULE = "every node's Python needs the same framework: the same image has it"
+_SAME_PLACE = "every node needs the same image, and the same home folder (MA_HOME)"
 _SAME_VERSION = "every node needs the same image, or the same {} first on PATH"
 
 
@@ -46,7 +47,8 @@ class Row(NamedTuple):
 def compared(row: Row, head: Row) -> Row:
     """Return ``row`` with what keeps it from working with the head, if there is something.
 
-    Code and Open MPI must be the same; of Python the first two numbers, as ranks exchange objects.
+    Code and Open MPI must be the same; of Python the first two numbers, as ranks exchange objects,
+    and the place of the entry, as the head's mpirun starts it on all nodes.
     """
     theirs, ours = row.facts, head.facts
     if not theirs:
@@ -64,6 +66,7 @@ _DIFFERENCES: tuple[tuple[str, str, str, int | None], ...] = (
     ("mpi", "another MPI", _SAME_VERSION.format("mpirun"), None),
     ("module", "another version of what the launcher needs", _SAME_MODULE, None),
     ("python", "another Python", _SAME_VERSION.format("python3"), 2),
+    ("entry", "its entry elsewhere", _SAME_PLACE, None),
 )
 
 

@@ -145,7 +145,7 @@ def test_the_entry_of_a_node(cloud, job, node):
         if words[-1:] == ("job.py",)
         and "--rank" not in words
         and "--script" not in words
-        and any(word.endswith(".pyz") for word in words)
+        and any(word.endswith("jobentry.pyc") for word in words)
         and _parent(pid) == keeper
     ]
     assert len(entries) == 1, entries

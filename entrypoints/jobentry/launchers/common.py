@@ -66,6 +66,8 @@ class Site(NamedTuple):
 
     Args:
         rank_table: The text of the platform's own; empty for none.
+        zipapp: Our own entry for another Python than ``entry`` begins with; empty where the
+            interpreter is that one.
     """
 
     node: NodeEnv
@@ -74,6 +76,12 @@ class Site(NamedTuple):
     interpreter: str
     entry: tuple[str, ...]
     rank_table: str = ""
+    zipapp: str = ""
+
+    @property
+    def under_interpreter(self) -> tuple[str, str]:
+        """Our own entry under the interpreter of the script."""
+        return self.interpreter, self.zipapp or self.entry[-1]
 
 
 def program(site: Site, words: Sequence[str]) -> tuple[str, ...]:
@@ -81,7 +89,7 @@ def program(site: Site, words: Sequence[str]) -> tuple[str, ...]:
     script = words[0]
     suffix = posixpath.splitext(script)[1]
     if suffix == ".py":
-        return (site.interpreter, site.entry[-1], "--script", *words)
+        return (*site.under_interpreter, "--script", *words)
     if suffix == ".sh":
         # A script from object storage has lost its x bit.
         return ("bash", *words)

@@ -89,7 +89,7 @@ def elastic(site: Site, words: Sequence[str]) -> Launch:
         "timeout_s": int(node.start_timeout_s) + _LATER_S,
     }
     path = posixpath.join(site.paths.node_dir, "elastic.json")
-    argv = (site.interpreter, site.entry[-1], "--elastic", path)
+    argv = (*site.under_interpreter, "--elastic", path)
     driver = Process("horovod", argv, site.environment)
     return Launch((driver,), most, False, (File(path, PRIVATE, json.dumps(settings)),))
 

@@ -131,5 +131,5 @@ def _scheduler(site: Site, shared: Mapping[str, str]) -> tuple[Process, ...]:
     env = {**site.environment, **shared, "MS_ROLE": "MS_SCHED"}
     # It warns of every try to register.
     env.setdefault("GLOG_v", "3")
-    argv = (site.interpreter, site.entry[-1], "--scheduler")
+    argv = (*site.under_interpreter, "--scheduler")
     return (Process("scheduler", argv, env, is_server=True),)
