@@ -70,6 +70,7 @@ def _head(bench: Bench, folder: Path, count: int, port: int) -> dict[str, float]
         "CLOUDJOB_SSH_KEY": str(key),
         "CLOUDJOB_RECORD_URI": record.as_uri(),
         "CLOUDJOB_START_TIMEOUT_S": "120",
+        "CLOUDJOB_NODE_DIR": str(folder / "node"),
         "SIMULATED_STAT": str(stat),
     }
     argv = (bench.python, "-I", "-S", str(bench.zipapp), "noop.py")

@@ -7,7 +7,13 @@ import pytest
 from jobentry import table
 from jobentry.table import Row
 
-FACTS = {"module": "0.28.1", "code": "sha256:1", "mpi": "4.1", "python": "3.11.2"}
+FACTS = {
+    "module": "0.28.1",
+    "code": "sha256:1",
+    "mpi": "4.1",
+    "python": "3.11.2",
+    "entry": "/opt/cloudjob/jobentry-python3.11.pyc",
+}
 HEAD = Row(0, "a", "10.0.0.1", True, facts=FACTS)
 
 
@@ -54,6 +60,11 @@ def test_a_large_table_shows_those_that_lack_something():
             "another version of what the launcher needs: none, and the head has 0.28.1",
         ),
         ({"python": "3.1.2"}, "another Python: 3.1.2, and the head has 3.11.2"),
+        (
+            {"entry": "/home/a/door.pyc"},
+            "its entry elsewhere: /home/a/door.pyc,"
+            " and the head has /opt/cloudjob/jobentry-python3.11.pyc",
+        ),
     ],
 )
 def test_nodes_that_differ_do_not_fit(facts, trouble):

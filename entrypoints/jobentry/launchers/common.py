@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import posixpath
 from typing import Mapping, NamedTuple, Sequence
 
@@ -129,6 +128,8 @@ def port(site: Site, variable: str = "MASTER_PORT") -> int:
         if not (text.isdecimal() and text.isascii() and 0 < int(text[:9]) < 65536):
             raise ArgsError([f"{variable}={text[:80]!r} is not a port"])
         return int(text)
+    import hashlib  # three milliseconds, and mpirun finds its ports by itself
+
     digest = hashlib.sha256(site.node.job.encode("utf-8", "surrogateescape")).digest()
     # Below the ports that Linux gives out by itself, and above those of well-known servers.
     return 20000 + int.from_bytes(digest[:4], "big") % 10000
