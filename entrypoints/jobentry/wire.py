@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import hmac
 import os
-import select
 import selectors
 import socket
 import subprocess
@@ -35,8 +34,6 @@ _PATIENCE_S = 5.0
 # So often each side is heard of, and after so many times of silence it is gone; as ssh has it.
 _BEAT_S = 2.0
 _MOST_SILENT = 4
-# How long the other end of a pipe or connection may be full: all other lines wait meanwhile.
-_FULL_S = 2.0
 # How long the last words may take to be taken.
 _LAST_S = 3.0
 _STRANGERS = 32
@@ -88,7 +85,7 @@ def _mac(key: bytes, count: int, line: bytes) -> bytes:
 
 
 def _sign(key: bytes, *words: str) -> bytes:
-    return hmac.new(key, "\0".join(words).encode("ascii"), hashlib.sha256).digest()
+    return hmac.new(key, "\0".join(words).encode("utf-8"), hashlib.sha256).digest()
 
 
 def greet(connection: socket.socket, key: bytes, node: int) -> Channel:
@@ -135,7 +132,10 @@ def answer(connection: socket.socket, key: bytes, node: int) -> Channel:
 def _line(connection: socket.socket) -> bytes:
     """Return the next line, byte by byte: what follows it is another's."""
     line = b""
+    due_s = time.monotonic() + _PATIENCE_S
     while not line.endswith(b"\n"):
+        # As a whole: a stranger may send a letter now and then.
+        connection.settimeout(max(0.001, due_s - time.monotonic()))
         piece = connection.recv(1)
         if not piece or len(line) > _MOST_GREETING_BYTES:
             raise WireError("it hung up")
@@ -160,6 +160,11 @@ class _Link:
         self.ended = ended
         self.heard = b""
         self.said = b""
+        # What there was no room for yet.
+        self.outgoing = b""
+        self.incoming = b""
+        self.is_full = False
+        self.has_hung_up = False
         self.silent = 0
         self.has_heard = False
 
@@ -205,21 +210,25 @@ class _Exchange:
 
     def _run(self) -> None:
         due_s = time.monotonic() + _BEAT_S
-        while not self._is_over:
-            for key, _ in self._selector.select(max(0.0, due_s - time.monotonic())):
-                key.data()
-            if time.monotonic() >= due_s:
-                due_s = time.monotonic() + _BEAT_S
-                for link in list(self._links):
-                    self._beat(link)
+        try:
+            while not self._is_over:
+                for key, _ in self._selector.select(max(0.0, due_s - time.monotonic())):
+                    key.data()
+                if time.monotonic() >= due_s:
+                    due_s = time.monotonic() + _BEAT_S
+                    for link in list(self._links):
+                        self._beat(link)
+        finally:
+            # Whatever has gone wrong here, nobody waits for a line that is not carried.
+            for link in list(self._links):
+                self._end(link)
 
     def _begin(self, link: _Link) -> None:
         link.connection.setblocking(False)
         link.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        register = self._selector.register
-        register(link.connection, selectors.EVENT_READ, lambda: self._hear(link))
-        register(link.says, selectors.EVENT_READ, lambda: self._say(link))
         self._links.append(link)
+        self._selector.register(link.connection, selectors.EVENT_READ, lambda: self._hear(link))
+        self._selector.register(link.says, selectors.EVENT_READ, lambda: self._say(link))
 
     def _beat(self, link: _Link) -> None:
         """Let the other side know that we are there; note that it says nothing."""
@@ -239,30 +248,22 @@ class _Exchange:
         except BlockingIOError:
             return
         if not data:
-            self._hang_up(link)
+            self._selector.unregister(link.says)
+            os.close(link.says)
+            link.says = -1
+            self._flush(link)
             return
         *lines, link.said = (link.said + data).split(b"\n")
         for line in lines:
             self._send(link, line)
 
-    def _hang_up(self, link: _Link) -> None:
-        """Our entry says no more: let the other side know, which may still say something."""
-        self._selector.unregister(link.says)
-        os.close(link.says)
-        link.says = -1
-        with contextlib.suppress(OSError):
-            link.connection.shutdown(socket.SHUT_WR)
-
     def _send(self, link: _Link, line: bytes) -> None:
-        if link not in self._links:
-            return
-        try:
-            _write(link.connection.fileno(), link.channel.seal(line))
-        except OSError:
-            self._end(link)
+        link.outgoing += link.channel.seal(line)
+        self._flush(link)
 
     def _hear(self, link: _Link) -> None:
         """Pass on what the other side says."""
+        self._flush(link)
         if link not in self._links:
             return
         try:
@@ -273,26 +274,50 @@ class _Exchange:
             data = b""
         try:
             *lines, link.heard = (link.heard + data).split(b"\n")
-            if len(link.heard) > _MOST_BYTES:
-                raise WireError("nobody says so much at once")
             said = b"".join(line + b"\n" for line in map(link.channel.open, lines) if line)
-            if said:
-                link.has_heard = True
-                _write(link.listens, said)
-        except (WireError, OSError):
-            data = b""
+        except WireError:
+            said = data = b""
         link.silent = 0
-        if not data:
+        link.has_heard = link.has_heard or bool(said)
+        link.incoming += said
+        self._flush(link)
+        if not data or len(link.heard) > _MOST_BYTES:
             self._end(link)
+
+    def _flush(self, link: _Link) -> None:
+        """Write what there is room for; the loop comes back when there is more."""
+        if link not in self._links:
+            return
+        try:
+            link.outgoing = _rest(link.connection.fileno(), link.outgoing)
+            link.incoming = _rest(link.listens, link.incoming)
+            if link.says < 0 and not link.outgoing and not link.has_hung_up:
+                # Our entry says no more; the other side may still say something.
+                link.has_hung_up = True
+                link.connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._end(link)
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.outgoing else 0)
+        key = self._selector.get_key(link.connection)
+        if key.events != wanted:
+            self._selector.modify(link.connection, wanted, key.data)
+        if link.is_full != bool(link.incoming):
+            link.is_full = bool(link.incoming)
+            if link.is_full:
+                write = selectors.EVENT_WRITE
+                self._selector.register(link.listens, write, lambda: self._flush(link))
+            else:
+                self._selector.unregister(link.listens)
 
     def _finish(self) -> None:
         for link in list(self._links):
             self._say(link)
-            if link.says >= 0:
-                self._hang_up(link)
             # A connection that is closed with something unread takes back what was said last.
             with contextlib.suppress(OSError):
                 link.connection.settimeout(_LAST_S)
+                link.connection.sendall(link.outgoing)
+                link.connection.shutdown(socket.SHUT_WR)
                 while link.connection.recv(65536):
                     pass
             self._end(link)
@@ -307,20 +332,34 @@ class _Exchange:
         if link.says >= 0:
             self._selector.unregister(link.says)
             os.close(link.says)
-        os.close(link.listens)
+        if link.is_full:
+            self._selector.unregister(link.listens)
+        if link.incoming:
+            last = (link.listens, link.incoming)
+            threading.Thread(target=_write, args=last, daemon=True).start()
+        else:
+            os.close(link.listens)
         link.says = link.listens = -1
         link.ended()
 
 
+def _rest(descriptor: int, data: bytes) -> bytes:
+    """Write what there is room for, and return what there is none for."""
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:
+            break
+    return data
+
+
 def _write(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    room = select.poll()
-    room.register(descriptor, select.POLLOUT)
-    while rest:
-        if not room.poll(1000 * _FULL_S):
-            raise BrokenPipeError
-        with contextlib.suppress(BlockingIOError):
-            rest = rest[os.write(descriptor, rest) :]
+    """Write the last of what was heard to an entry that has something else to do."""
+    os.set_blocking(descriptor, True)
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(descriptor, data) :]
+    os.close(descriptor)
 
 
 class Session:
@@ -446,7 +485,6 @@ class Listener:
 
     def _meet(self, connection: socket.socket) -> None:
         try:
-            connection.settimeout(_PATIENCE_S)
             self._take(connection, answer(connection, self._key, self._node))
         except (WireError, OSError):
             connection.close()

@@ -175,6 +175,55 @@ def test_the_last_words_of_a_worker_arrive(node: Node, join: Callable[..., Peer]
     assert count == 200
 
 
+def test_more_than_a_pipe_holds_waits_for_an_entry_that_is_busy(
+    node: Node, join: Callable[..., Peer]
+):
+    """Both entries do something else for a while: nothing is lost, and the worker may be gone."""
+    peer = join(node.port)
+    text = "x" * 1000
+    for number in range(300):
+        peer.tell("signal", number=number, text=text)
+    heard_here = b""
+    while heard_here.count(b"\n") < 301:
+        heard_here += node.hear()
+    os.set_blocking(node.to_head, True)
+    for number in range(300):
+        os.write(node.to_head, peers.dump("said", number=number, text=text))
+    node.listener.close()
+
+    said = []
+    while True:
+        messages = heard(peer)
+        if messages is None:
+            break
+        said += [values["number"] for _, values in messages]
+    assert said == list(range(300))
+
+
+def test_what_greets_without_letters_is_no_entry(tmp_path: Path):
+    """A stranger may send what is no text at all."""
+    wires = Wires(KEY)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        stranger = subprocess.Popen(
+            [sys.executable, "-c", STRANGER, str(server.fileno())], pass_fds=[server.fileno()]
+        )
+        step = look("127.0.0.1", port, wire.meeting(wires, 1))
+        stranger.wait()
+    wires.close()
+
+    assert not step.is_there
+    assert step.hint
+
+
+STRANGER = """
+import socket, sys
+connection, _ = socket.socket(fileno=int(sys.argv[1])).accept()
+connection.sendall(b"cloudjob-line 1 " + b"\\xff" * 32 + b"\\n")
+connection.recv(4096)
+"""
+
+
 def test_the_worker_notices_that_the_head_went(node: Node, join: Callable[..., Peer]):
     """Its connection is closed by the kernel, whatever has ended it."""
     peer = join(node.port)
@@ -240,7 +289,14 @@ connection.recv(1)
 
 
 @pytest.mark.parametrize(
-    "words", [b"", b"GET / HTTP/1.1\r\n\r\n", b"0" * 5000, b"0" * 32 + b" " + b"0" * 64 + b"\n"]
+    "words",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"0" * 5000,
+        b"0" * 32 + b" " + b"0" * 64 + b"\n",
+        b"\xff" * 32 + b" " + b"\xff" * 64 + b"\n",
+    ],
 )
 def test_strangers_are_sent_away(node: Node, join: Callable[..., Peer], words: bytes):
     """Whatever they say they are no head, and the head gets in beside them."""
