@@ -38,6 +38,7 @@ from jobentry.workers import Workers
 if TYPE_CHECKING:
     from jobentry.members import Members
     from jobentry.table import Row
+    from jobentry.wire import Wires
 
 # How long a reason may still be on its way when mpirun has ended badly without one.
 REASON_S = 1.0
@@ -57,6 +58,7 @@ class Head:
     """The head: it brings the workers up, has the ranks started, and finds how the job ended.
 
     Args:
+        wires: The lines to the workers, where they are no remote shells.
         facts: What the workers must have in common with it.
         own: The children of this process that somebody else waits for.
     """
@@ -67,6 +69,7 @@ class Head:
         paths: NodePaths,
         plan: LaunchPlan,
         facts: dict[str, Any],
+        wires: Wires | None,
         own: tuple[int, ...] = (),
     ) -> None:
         self._node = node
@@ -77,6 +80,7 @@ class Head:
         self._loop.on_end = self._rank_ended
         self._loop.on_start = lambda rank: self._rank_started(rank, 0)
         self._loop.on_signal = self._signalled
+        self._wires = wires
         self._workers = Workers(node, paths, self._loop, facts, self._hear_worker, self._lost)
         # Once a rank has failed, mpirun only tells the same at length.
         self._starters = Starters(self._loop, is_quiet=self._has_reason)
@@ -136,7 +140,7 @@ class Head:
         """Wait until every worker is there; return what stops the job, if anything does."""
         self._loop.at("start", self._node.start_timeout_s, self._workers_are_late)
         try:
-            self._workers.open()
+            self._workers.open(self._wires)
             self._gather()
             while self._workers.absent and not self._has_begun:
                 self._loop.step()
@@ -181,7 +185,8 @@ class Head:
             self._ended_away(peer.index, Starter(**values))
 
     def _lost(self, peer: peers.Peer) -> None:
-        message = "node %d (%s) is gone: its remote shell ended" % (peer.index, peer.host)
+        line = "remote shell" if self._wires is None else "connection"
+        message = "node %d (%s) is gone: its %s ended" % (peer.index, peer.host, line)
         say(message)
         self._away.discard(peer.index)
         code = exits.code_of_signal(signal.SIGKILL)

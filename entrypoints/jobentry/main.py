@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from types import FrameType
-from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence, cast
 
 from jobentry import hidden, plan
 from jobentry.contract import env, exits, names, paths, variables
@@ -29,6 +29,7 @@ from jobentry.prepare import (
     empty,
     make_node_dir,
     node_environment,
+    open_line,
     remove,
     stage,
     start_sshd,
@@ -47,6 +48,7 @@ from jobentry.tools import (
 if TYPE_CHECKING:
     from jobentry.outputs import Outputs
     from jobentry.verdict import Outcome
+    from jobentry.wire import Listener, Wires
 
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
 
@@ -65,7 +67,8 @@ class _Means(NamedTuple):
     Args:
         version: mpirun, asked for its version.
         module: The interpreter of the script, asked for what the launcher needs of it.
-        server: Its sshd.
+        server: Its sshd, where the job needs one.
+        line: Its end of the line between head and workers, where that is no remote shell.
         outputs: What keeps its outputs, where the job has any.
     """
 
@@ -73,12 +76,18 @@ class _Means(NamedTuple):
     version: subprocess.Popen[bytes] | None
     module: subprocess.Popen[bytes] | None
     server: subprocess.Popen[bytes] | None
+    line: Wires | Listener | None
     outputs: Outputs | None
 
     @property
     def server_ids(self) -> tuple[int, ...]:
         """The process id of its sshd, if it has one."""
         return (self.server.pid,) if self.server else ()
+
+    @property
+    def wires(self) -> Wires | None:
+        """The lines to the workers; None where they are remote shells."""
+        return cast("Wires | None", self.line)
 
     @property
     def child_ids(self) -> tuple[int, ...]:
@@ -240,8 +249,9 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
     environment.update(choose_interfaces(node, environment))
     make_node_dir(where, environment)
     module = start_module(node, environment, options.words[0])
-    server = start_sshd(node, where)
-    means = _Means(environment, version, module, server, kept)
+    server = start_sshd(node, where, launcher)
+    line = open_line(node, where, launcher)
+    means = _Means(environment, version, module, server, line, kept)
     if kept is not None:
         kept.start()
     try:
@@ -249,6 +259,8 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
             return _lead(node, where, means, options, (started_at, time.time()))
         return _serve(node, where, means, options)
     finally:
+        if line is not None:
+            line.close()
         if server is not None:
             check_sshd(server, where)
             server.terminate()
@@ -302,7 +314,7 @@ def _lead(
     facts = facts_of(node, tools, means.version, means.module)
     check_module(facts, node.launcher, tools.interpreter)
     written = write_files(made.files, keep=node.open_mpi.host_file)
-    head = Head(node, where, made, facts, means.child_ids)
+    head = Head(node, where, made, facts, means.wires, means.child_ids)
     outcome = head.run()
     for path in written:
         remove(path)

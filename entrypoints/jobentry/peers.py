@@ -1,8 +1,9 @@
-"""The line between the head and its workers: one remote shell each, open for the whole job.
+"""The line between the head and its workers: one each, open for the whole job.
 
-Over it the head says how the job goes on, and each side notices when the other is gone. It needs
-nothing on the far side but ``sh`` and ``cat``: two FIFOs, made by the worker's entry, join the
-session to the entry. One message is one line of JSON.
+Over it the head says how the job goes on, and each side notices when the other is gone. One message
+is one line of JSON. It is a remote shell where the launcher needs that anyway, with nothing on the
+far side but ``sh`` and ``cat``: two FIFOs, made by the worker's entry, join the session to the
+entry. Else it is a connection of our own (``wire``), which ends at the same FIFOs.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import os
 import signal
 import subprocess
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobentry.contract.env import NodeEnv
 from jobentry.launchers.common import remote_shell
+
+if TYPE_CHECKING:
+    from jobentry.wire import Session, Wires
 
 # The session ends when the worker's entry closes its FIFO; the entry sees the end of the head's
 # when the first cat, which reads the session's input, is gone. ``<&3``, because a shell gives a
@@ -87,7 +91,7 @@ class Peer:
         self._command = shell_command(node, self.host, _JOIN % node.job, ssh_config)
         self._log = log
         self._lines = Lines()
-        self._session: subprocess.Popen[bytes] | None = None
+        self._session: subprocess.Popen[bytes] | Session | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -99,11 +103,23 @@ class Peer:
         """The process id of the remote shell, 0 when there is none."""
         return self._session.pid if self._session else 0
 
-    def open(self) -> None:
-        """Start the remote shell, and greet the worker's entry."""
+    def open(self, wires: Wires | None = None) -> None:
+        """Open the line, and greet the worker's entry.
+
+        Args:
+            wires: The lines to all workers, where those are no remote shells.
+        """
+        if wires is not None:
+            self._session = wires.open(self.index)
+        else:
+            self._session = self._shell()
+        self._lines = Lines()
+        self.tell("hello")
+
+    def _shell(self) -> subprocess.Popen[bytes]:
         with open(self._log, "wb") as log:
             try:
-                self._session = subprocess.Popen(
+                return subprocess.Popen(
                     self._command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -115,8 +131,6 @@ class Peer:
                 raise PeerError(
                     f"opening a remote shell to {self.host}: {self._command[0]}: {error.strerror}"
                 ) from error
-        self._lines = Lines()
-        self.tell("hello")
 
     def fileno(self) -> int:
         """The descriptor on which the worker is heard."""
@@ -157,9 +171,12 @@ class Peer:
         try:
             self._session.wait(patience_s)
         except subprocess.TimeoutExpired:
-            # The remote shell, and what a script in the place of ssh has started.
-            with contextlib.suppress(OSError):
-                os.killpg(self._session.pid, signal.SIGKILL)
+            if self._session.pid:
+                # The remote shell, and what a script in the place of ssh has started.
+                with contextlib.suppress(OSError):
+                    os.killpg(self._session.pid, signal.SIGKILL)
+            else:
+                self._session.kill()
             self._session.wait()
         assert self._session.stdout is not None
         self._session.stdout.close()

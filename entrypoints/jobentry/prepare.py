@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Iterator, Mapping, Sequence
 from jobentry import hidden, plan
 from jobentry.contract import exits, names
 from jobentry.contract.env import NodeEnv
+from jobentry.contract.launchers import Launcher
 from jobentry.contract.paths import NodePaths
 from jobentry.fault import EntryError
 from jobentry.launchers.common import File
@@ -20,6 +21,7 @@ from jobentry.output import say
 
 if TYPE_CHECKING:
     from jobentry.outputs import Outputs
+    from jobentry.wire import Listener, Wires
 
 
 def code_folder(node: NodeEnv, where: NodePaths) -> str:
@@ -112,11 +114,43 @@ def _staging(kind: type[Exception]) -> Iterator[None]:
         raise EntryError(str(error), hint=getattr(error, "hint", "")) from error
 
 
-def start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | None:
-    """Serve the remote shell, where a job of several nodes has none of another kind."""
-    if node.remote_shell or node.nodes == 1:
+def start_sshd(
+    node: NodeEnv, where: NodePaths, launcher: Launcher
+) -> subprocess.Popen[bytes] | None:
+    """Serve the remote shell, where the job needs one and has none of another kind."""
+    if node.remote_shell or node.nodes == 1 or not launcher.needs_shell:
         return None
-    from jobentry import objects, sshd
+    from jobentry import sshd
+
+    key = _key(node)
+    try:
+        sshd.prepare(node, where, key)
+        return sshd.start(where)
+    except sshd.SshError as error:
+        raise EntryError(str(error), hint=_IMAGE) from error
+
+
+def open_line(node: NodeEnv, where: NodePaths, launcher: Launcher) -> Wires | Listener | None:
+    """Make this node's end of the line between head and workers, where that is no remote shell."""
+    if node.remote_shell or node.nodes == 1 or launcher.needs_shell:
+        return None
+    from jobentry import wire
+
+    key = _key(node)
+    if node.is_head:
+        return wire.Wires(key)
+    try:
+        return wire.Listener(key, node.node, node.sshd_port, where)
+    except OSError as error:
+        raise EntryError(
+            f"listening for the head on port {node.sshd_port}: {error.strerror}",
+            hint=f"give {names.SSHD_PORT} another number on all nodes",
+        ) from error
+
+
+def _key(node: NodeEnv) -> bytes:
+    """Return the private key of the job."""
+    from jobentry import objects
 
     if not node.ssh_key:
         raise EntryError(
@@ -124,13 +158,12 @@ def start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | Non
             hint="cloudjob delivers it; by hand: ssh-keygen -t ed25519 -N '' -f KEY",
         )
     try:
-        uri = node.ssh_key if "://" in node.ssh_key else "file://" + node.ssh_key
-        sshd.prepare(node, where, objects.read(uri))
-        return sshd.start(where)
-    except (sshd.SshError, objects.ObjectError) as error:
-        raise EntryError(
-            str(error), hint="see images/README.md: what an image must have"
-        ) from error
+        return objects.read(node.ssh_key if "://" in node.ssh_key else "file://" + node.ssh_key)
+    except objects.ObjectError as error:
+        raise EntryError(str(error), hint=_IMAGE) from error
+
+
+_IMAGE = "see images/README.md: what an image must have"
 
 
 def check_sshd(server: subprocess.Popen[bytes], where: NodePaths) -> None:

@@ -1,7 +1,7 @@
-"""Finds out, for many workers at once, how far the way to each one goes: name, address, ssh's port.
+"""Finds out, for many workers at once, how far the way to each one goes: name, address, port.
 
 ssh itself says little and late about a worker that is not there yet, so it is only started when
-its port answers as an sshd does.
+its port answers as an sshd does. A line without ssh is ready when its worker has been met.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import queue
 import socket
 import threading
 import time
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 # So many workers are probed at the same moment; each probe mostly waits.
 _THREADS = 64
@@ -33,12 +33,20 @@ class Step(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Whether an sshd answers."""
+        """Whether who should be there answers."""
         return not self.trouble
 
 
-def look(host: str, port: int) -> Step:
-    """Try the way to ``host`` once."""
+# Speaks with what answers, and returns what is wrong with it and what to do; nothing for nothing.
+Greet = Callable[[socket.socket], "tuple[str, str]"]
+
+
+def look(host: str, port: int, greet: Greet | None = None) -> Step:
+    """Try the way to ``host`` once.
+
+    Args:
+        greet: None where an sshd should be.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -47,18 +55,19 @@ def look(host: str, port: int) -> Step:
     try:
         with socket.create_connection((address, port), _CONNECT_S) as connection:
             connection.settimeout(_BANNER_S)
-            trouble, hint = _greeting(connection)
+            trouble, hint = (greet or _greeting)(connection)
             return Step(address, True, trouble, hint.format(port))
     except socket.timeout:
         return Step(address, False, "no answer on port %d" % port, _NO_ANSWER.format(port))
     except OSError as error:
-        hint = _REFUSED if isinstance(error, ConnectionRefusedError) else _NO_ANSWER.format(port)
+        refused = _REFUSED.format("entry that listens" if greet else "sshd")
+        hint = refused if isinstance(error, ConnectionRefusedError) else _NO_ANSWER.format(port)
         return Step(address, False, "port %d: %s" % (port, (error.strerror or "").lower()), hint)
 
 
 _NO_NAME = "has it been started, and do the nodes share a network with names?"
 _NO_ANSWER = "is it up, and may the nodes reach each other on port {}? (firewall, network policy)"
-_REFUSED = "it is up without an sshd: what does its own log say?"
+_REFUSED = "it is up without an {}: what does its own log say?"
 _SILENT = "its sshd hangs: is its memory or its disk full? start that node again"
 _STRANGER = "give SSHD_PORT another number than {} on all nodes"
 
@@ -79,10 +88,16 @@ def _greeting(connection: socket.socket) -> tuple[str, str]:
 class Probe:
     """Probes workers in threads of its own; ``fileno`` is readable when one has been found."""
 
-    def __init__(self, hosts: dict[int, str], port: int) -> None:
+    def __init__(
+        self,
+        hosts: dict[int, str],
+        port: int,
+        greet: Callable[[int], Greet | None] = lambda index: None,
+    ) -> None:
         self.steps: dict[int, Step] = {index: Step() for index in hosts}
         self._hosts = hosts
         self._port = port
+        self._greet = greet
         self._found: list[int] = []
         self._wake, self._end = os.pipe()
         self._is_over = threading.Event()
@@ -120,7 +135,7 @@ class Probe:
                 continue
             if self._is_over.wait(max(0.0, at - time.monotonic())):
                 return
-            step = self.steps[index] = look(self._hosts[index], self._port)
+            step = self.steps[index] = look(self._hosts[index], self._port, self._greet(index))
             if step.is_there:
                 self._found.append(index)
                 os.write(self._end, b".")

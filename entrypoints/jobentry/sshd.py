@@ -7,6 +7,7 @@ keys are pinned without a table of hosts, and a stranger's sshd on the same addr
 from __future__ import annotations
 
 import binascii
+import contextlib
 import os
 import pwd
 import shutil
@@ -72,6 +73,7 @@ Host *
     LogLevel ERROR
 """
 
+_ROOT_FOLDER = "/run/sshd"
 _BEGIN = b"-----BEGIN OPENSSH PRIVATE KEY-----"
 # One key that no password is needed for.
 _PLAIN = b"openssh-key-v1\0\0\0\0\4none\0\0\0\4none\0\0\0\0\0\0\0\1"
@@ -142,6 +144,10 @@ def start(where: NodePaths) -> subprocess.Popen[bytes]:
     program = shutil.which("sshd", path=_search_path())
     if program is None:
         raise SshError("looking for sshd: there is none in this image")
+    if os.geteuid() == 0:
+        # As root sshd wants a folder that Debian's service makes, which need not have run here.
+        with contextlib.suppress(OSError):
+            os.makedirs(_ROOT_FOLDER, mode=0o755, exist_ok=True)
     log = os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         # sshd starts itself again for each session, so it wants its absolute path.

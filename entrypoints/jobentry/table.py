@@ -11,7 +11,7 @@ _NAMED = 8
 # Further apart than this, the times in logs and records of two nodes mislead.
 CLOCK_S = 60.0
 
-_HEADINGS = ("node", "host", "address", "port", "ssh", "code", "Open MPI", "Python", "clock", "")
+_HEADINGS = ("node", "host", "address", "port", "line", "code", "Open MPI", "Python", "clock", "")
 _SAME_CODE = (
     "every node of a job must be given the same variables and the same package; submit again"
 )
@@ -25,8 +25,8 @@ class Row(NamedTuple):
 
     Args:
         address: Empty while its name does not resolve.
-        port: Whether something listens on the port of ssh; None for not known.
-        ssh: Whether ssh gets in and the entry answers; None for not known.
+        port: Whether something listens on the port of the line to it; None for not known.
+        line: Whether that gets in and the entry answers; None for not known.
         facts: What its entry says it has; empty while it has said nothing.
         clock_ahead_s: How far its clock is ahead of the head's.
         trouble: What is wrong with it, empty for nothing.
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     host: str
     address: str = ""
     port: bool | None = None
-    ssh: bool | None = None
+    line: bool | None = None
     facts: Mapping[str, Any] = {}
     clock_ahead_s: float = 0.0
     trouble: str = ""
@@ -107,7 +107,7 @@ def _cells(row: Row, head: Row) -> tuple[str, ...]:
         row.host,
         row.address or "-",
         _word(row.port, "open", "closed"),
-        _word(row.ssh, "yes", "no"),
+        _word(row.line, "yes", "no"),
         _word(is_same if facts else None, "same", "other"),
         str(facts.get("mpi", "-")),
         str(facts.get("python", "-")),

@@ -16,7 +16,8 @@ from jobentry.supervise import NodeLoop
 
 if TYPE_CHECKING:
     from jobentry import table
-    from jobentry.probe import Probe, Step
+    from jobentry.probe import Greet, Probe, Step
+    from jobentry.wire import Wires
 
 # The wait before a remote shell that got nowhere is tried again, growing up to the second figure.
 _PAUSE_S = (0.05, 1.0)
@@ -26,7 +27,7 @@ _LATE_S = 30.0
 _REFUSED_S = 5.0
 _REFUSALS = ("Permission denied", "Host key verification failed")
 _WRONG_KEY = "every node of a job must be given the same key (CLOUDJOB_SSH_KEY)"
-_NO_ENTRY = "ssh is there, and the entry is not: what does its own log say?"
+_NO_ENTRY = "it can be reached, and its entry does not answer: what does its own log say?"
 
 
 class Workers:
@@ -60,7 +61,8 @@ class Workers:
         self._is_late = False
         self._head = node.hosts[0]
         self._port = node.sshd_port
-        self._needs_sshd = not node.remote_shell
+        self._wires: Wires | None = None
+        self._is_probed = not node.remote_shell
         self.peers = [
             Peer(node, index, os.path.join(where.node_dir, "peer-%d.log" % index), where.ssh_config)
             for index in range(1, node.nodes)
@@ -81,18 +83,24 @@ class Workers:
         """The process ids of the remote shells."""
         return [peer.process for peer in self.peers if peer.process]
 
-    def open(self) -> None:
-        """Begin to look for every worker."""
+    def open(self, wires: Wires | None = None) -> None:
+        """Begin to look for every worker.
+
+        Args:
+            wires: The lines to them, where those are no remote shells.
+        """
+        self._wires = wires
         _allow_open_files(len(self.peers))
         self._begun = time.monotonic()
         self._loop.at("late", _LATE_S, self._are_late)
-        if not self._needs_sshd:
+        if not self._is_probed:
             for peer in self.peers:
                 self._open(peer)
         elif self.peers:
             from jobentry.probe import Probe
 
-            self._probe = Probe({peer.index: peer.host for peer in self.peers}, self._port)
+            hosts = {peer.index: peer.host for peer in self.peers}
+            self._probe = Probe(hosts, self._port, self._greet)
             self._steps = self._probe.steps
             self._loop.selector.register(self._probe, selectors.EVENT_READ, self._found)
 
@@ -165,7 +173,8 @@ class Workers:
         from jobentry import table
         from jobentry.probe import look
 
-        step = look(self._head, self._port) if self._needs_sshd else None
+        has_sshd = self._is_probed and self._wires is None
+        step = look(self._head, self._port) if has_sshd else None
         head = table.Row(0, self._head, facts=self._facts)
         if step is not None:
             head = head._replace(
@@ -196,18 +205,27 @@ class Workers:
         is_open = step.is_listening if step and address else None
         row = table.Row(peer.index, peer.host, address, is_open)
         if peer.is_ready:
-            known = row._replace(ssh=True, facts=peer.facts, clock_ahead_s=peer.clock_ahead_s)
+            known = row._replace(line=True, facts=peer.facts, clock_ahead_s=peer.clock_ahead_s)
             return table.compared(known, head)
         if step is not None and not step.is_there:
             return row._replace(trouble=step.trouble, hint=step.hint)
         said = peer.words()
         if _is_refusal(said):
             trouble = f"it has another key for ssh: {said}"
-            return row._replace(ssh=False, trouble=trouble, hint=_WRONG_KEY)
+            return row._replace(line=False, trouble=trouble, hint=_WRONG_KEY)
         if said:
             trouble = f"its remote shell says: {said}"
-            return row._replace(ssh=False, trouble=trouble, hint=_NO_ENTRY)
+            return row._replace(line=False, trouble=trouble, hint=_NO_ENTRY)
         return row._replace(trouble="its entry has not answered", hint=_NO_ENTRY)
+
+    def _greet(self, index: int) -> Greet | None:
+        """Return what meets a worker where its line is a connection of our own."""
+        wires = self._wires
+        if wires is None:
+            return None
+        from jobentry.wire import meeting
+
+        return meeting(wires, index)
 
     def _found(self) -> None:
         assert self._probe is not None
@@ -217,7 +235,7 @@ class Workers:
                 self._open(peer)
 
     def _open(self, peer: Peer) -> None:
-        peer.open()
+        peer.open(self._wires)
         self._loop.own.add(peer.process)
         self._loop.selector.register(peer.fileno(), selectors.EVENT_READ, lambda: self._hear(peer))
 
@@ -268,8 +286,8 @@ def _allow_open_files(workers: int) -> None:
     not need it keep what they were given.
     """
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # A line has two; a third is open while its remote shell starts. The rest is the node's own.
-    needed = 3 * workers + 256
+    # A connection of our own has five with its pipes, a remote shell two. The rest is the node's.
+    needed = 5 * workers + 256
     if soft != resource.RLIM_INFINITY and soft < needed:
         enough = needed if most == resource.RLIM_INFINITY else min(needed, most)
         resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))

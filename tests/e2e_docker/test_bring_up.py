@@ -306,3 +306,82 @@ def test_orphans_are_reaped_while_the_job_runs(cloud):
 
     assert done.code == 0, done
     assert sorted(done.out.splitlines()) == [b"[0] zombies: 0", b"[1] zombies: 0"]
+
+
+# -- without ssh ---------------------------------------------------------------------------------
+
+# A launcher that starts nothing over a remote shell.
+ALONE = ("--nodes", "2", "--launcher", "python")
+
+
+def test_an_image_without_ssh_does_for_launchers_that_need_none(cloud, derive):
+    """Nor does it need its user in /etc/passwd; the nodes find each other all the same."""
+    image = derive(
+        "no-ssh",
+        "RUN rm /usr/sbin/sshd /usr/bin/ssh /usr/bin/ssh-keygen && sed -i /ma-user/d /etc/passwd",
+    )
+    cloud.script("import os\nprint('hello from', os.environ['VC_TASK_INDEX'])")
+
+    done = cloud.submit(*ALONE, "--image", image)
+
+    assert done.code == 0, done
+    assert sorted(done.out.splitlines()) == [b"[0] hello from 0", b"[1] hello from 1"]
+
+
+def test_a_wrong_key_is_refused_without_ssh_too(cloud, faulty):
+    """The head sees that the node has another key, and the table says so."""
+    cloud.script("print('never')")
+
+    done = cloud.submit(*ALONE, *SOON, "--image", faulty, "-e", "FAULT=key:1")
+
+    refused(cloud, done, node=1, message="it has another key than the head")
+    assert "hint: node 1: every node of a job must be given the same key" in done.err
+
+
+def test_a_hung_entry_is_named(cloud, faulty):
+    """A node that accepts connections and says nothing does not hang the job."""
+    cloud.script("print('never')")
+
+    done = cloud.submit(*ALONE, *SOON, "--image", faulty, "-e", "FAULT=hung:1")
+
+    refused(cloud, done, node=1, message="its entry accepts and then says nothing")
+
+
+@pytest.mark.parametrize("way", ["kill", "pause"])
+def test_a_node_that_is_lost_ends_a_job_without_ssh(cloud, way):
+    """One that is frozen, too, although its kernel still answers for it."""
+    cloud.script("import time\nprint('up', flush=True)\ntime.sleep(600)")
+    job = cloud.detached(*ALONE)
+    for rank in (b"[0] up", b"[1] up"):
+        cloud.await_log(job, rank)
+
+    getattr(cloud.engine, way)(cloud.containers(job)[1]["Id"])
+    done = cloud.run("wait", job)
+
+    assert done.code not in (0, -9), done
+    status = cloud.status(job)
+    assert (status["state"], status["failure"]["node"]) == ("FAILED", 1), status
+    assert status["cause"] == "platform"
+
+
+# Who has come in on this node, by ssh's own log; a tree of daemons is as narrow as it can be.
+CAME_IN = """\
+import os, pathlib, re, socket
+node = os.environ["VC_TASK_INDEX"]
+log = pathlib.Path(os.environ["CLOUDJOB_NODE_DIR"], "sshd.log").read_text()
+hosts = os.environ["VC_WORKER_HOSTS"].split(",")
+addresses = {socket.gethostbyname(host): str(index) for index, host in enumerate(hosts)}
+found = {addresses[ip] for ip in re.findall(r"Accepted publickey .* from (\\S+) port", log)}
+print(node, "heard", *sorted(found))
+"""
+TREE = "-mca plm_rsh_no_tree_spawn false -mca routed radix -mca routed_radix 1"
+
+
+def test_daemons_can_be_started_as_a_tree(cloud):
+    """Each node's ssh finds the port and the key of the job, and so the next node."""
+    cloud.script(CAME_IN)
+
+    done = cloud.submit("--nodes", "3", "-e", f"OPENMPI_MCA_ARGS={TREE}")
+
+    assert done.code == 0, done
+    assert sorted(done.out.splitlines()) == [b"[0] 0 heard", b"[1] 1 heard 0", b"[2] 2 heard 0 1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import docker
 import pytest
+import yaml
 
+from tests import same
 from tests.cluster import Cluster
 from tests.e2e_kube.conftest import BIN, Lab
 from tests.e2e_kube.machine import Machine
@@ -358,24 +361,54 @@ def test_volcano_starts_a_failed_job_again(
     assert lab.status(done.job)["state"] == "SUCCEEDED"
 
 
+def test_one_job_file_runs_on_every_backend(
+    mpi_lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
+):
+    """Here, in containers and in pods: the same words, the same outputs."""
+    lab = mpi_lab
+    name = image("base")
+    more = {**yaml.safe_load((lab.source / "job.yaml").read_text()), "image": name}
+    for backend in ("process", "docker", "kubernetes"):
+        same.write(lab.source, backend, more)
+        is_pods = backend == "kubernetes"
+        with Machine(lab, engine, name) if is_pods else contextlib.nullcontext():
+            done = lab.run("submit", "--config", "job.yaml")
+        job = json.loads(lab.run("list", "--json").out)[0]["job"]
+        target = lab.folder / backend
+        fetched = lab.run("outputs", job, "--to", str(target))
+
+        assert done.code == 0, f"{backend}: {done}"
+        assert fetched.code == 0, f"{backend}: {fetched}"
+        assert sorted(done.out.splitlines()) == same.LINES, backend
+        assert same.files(target) == same.FILES, backend
+
+
 def test_an_image_of_others_runs_with_nothing_of_ours_in_it(
     volcano_lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
 ):
-    """It has python3 and no more: the entry comes by the ConfigMap, home and cache are fresh."""
+    """It has python3 and no more: the entry comes by the ConfigMap, home and cache are fresh.
+
+    Two nodes of it find each other without ssh.
+    """
     lab = volcano_lab
     (lab.source / "train.py").write_text(
         "import json, os, sys\n"
         "print(json.dumps({'home': os.access(os.environ['HOME'], os.W_OK), 'uid': os.getuid(),\n"
         "                  'cache': os.access('/cache', os.W_OK)}))\n"
     )
-    lines = "USER 0\nRUN rm -r /opt/cloudjob /home/ma-user && userdel ma-user\nENTRYPOINT []\n"
+    lines = (
+        "USER 0\nRUN rm -r /opt/cloudjob /home/ma-user && userdel ma-user"
+        " && rm /usr/sbin/sshd /usr/bin/ssh /usr/bin/ssh-keygen\nENTRYPOINT []\n"
+    )
     dockerfile = io.BytesIO(f"FROM {image('base')}\n{lines}".encode())
     tag = f"cloudjob-test/bare-{os.getpid()}"
     said = list(engine.build(fileobj=dockerfile, tag=tag, rm=True, decode=True))
     assert not [line for line in said if "error" in line], said
     with Machine(lab, engine, tag):
-        done = lab.run("submit", "--config", "job.yaml", "--launcher", "python", "train.py")
+        words = ("--nodes", "2", "--launcher", "python")
+        done = lab.run("submit", "--config", "job.yaml", *words, "train.py")
 
     assert done.code == 0, done
-    assert json.loads(done.out.partition("] ")[2]) == {"home": True, "uid": 1000, "cache": True}
+    said = [json.loads(line.partition("] ")[2]) for line in done.out.splitlines()]
+    assert said == 2 * [{"home": True, "uid": 1000, "cache": True}]
     engine.remove_image(tag, force=True)

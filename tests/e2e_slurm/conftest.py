@@ -45,7 +45,8 @@ class Done:
     @property
     def job(self) -> str:
         found = re.search(
-            r"slurm://\S*/([a-z0-9-]+)\b", self.err + self.out.decode("utf-8", "replace")
+            r"(?:slurm|process)://\S*/([a-z0-9-]+)\b",
+            self.err + self.out.decode("utf-8", "replace"),
         )
         assert found, self
         return found[1]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import same
 from tests.e2e_slurm.conftest import SYSTEM_PATH
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
@@ -73,6 +74,19 @@ def test_a_job_that_ran_here_runs_there_with_another_backend(cloud):
     assert "identical on all 4 ranks" in said[1]
     assert re.findall(r"accuracy \S+", said[0]) == (re.findall(r"accuracy \S+", said[1]))
     assert [p.name for p in (cloud.folder / "fetched").rglob("*.npz")] == ["digits.npz"]
+
+
+def test_the_job_file_of_all_backends_runs_here(cloud):
+    """The one that runs on the others, too (``tests.same``), with the backend's name changed."""
+    for backend in ("process", "slurm"):
+        same.write(cloud.source, backend, {})
+        done = cloud.run("submit", "--config", "job.yaml")
+        target = cloud.folder / f"fetched-{backend}"
+        fetched = cloud.run("outputs", done.job, "--to", str(target))
+
+        assert (done.code, fetched.code) == (0, 0), f"{backend}: {done}\n{fetched}"
+        assert sorted(done.out.decode().splitlines()) == same.LINES, backend
+        assert same.files(target) == same.FILES, backend
 
 
 def test_ranks_of_two_nodes_are_where_they_say(cloud):

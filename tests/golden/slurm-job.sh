@@ -23,7 +23,7 @@ forget() {
 }
 forget asked
 
-# The key that the nodes speak ssh with is made where it is used: nobody sends it anywhere.
+# The key that the nodes know each other by is made where it is used: nobody sends it anywhere.
 [ "$nodes" = 1 ] || [ -s ssh-key ] || ssh-keygen -q -t ed25519 -N '' -C cloudjob -f ssh-key &
 
 # This node comes first: the head runs where Slurm sends the signals of the job.

@@ -209,6 +209,19 @@ def test_the_users_words_for_the_remote_shell_keep_the_port(given: str, expected
         assert mca(made)[name] == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"), [("", "-F/n/ssh-config"), ("-p 22 -q", "-F/n/ssh-config -p 22 -q")]
+)
+def test_our_ssh_is_told_in_one_word(given: str, expected: str):
+    """Its file holds the port, and 4.1 takes nothing with a blank along when daemons are a tree."""
+    open_mpi = OpenMpi(mca_args="-mca plm_rsh_args '%s'" % given if given else "")
+    made = mpirun.command(
+        NODE._replace(open_mpi=open_mpi), {}, MPI_4, FILES, PROGRAM, "/n/ssh-config"
+    )
+
+    assert mca(made)["plm_rsh_args"] == expected
+
+
 def test_a_remote_shell_of_ours_needs_no_port():
     """On emulated nodes a script takes the place of ssh."""
     node = NODE._replace(remote_shell="/bin/agent")

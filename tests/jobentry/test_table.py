@@ -27,11 +27,11 @@ def test_the_table_has_a_line_for_each_node():
     ]
 
     assert table.lines(rows) == [
-        "node  host    address   port  ssh  code  Open MPI  Python  clock",
-        "0     a       10.0.0.1  open  -    same  4.1       3.11.2  -       the head",
-        "2     c.long  -         -     -    -     -         -       -       no such name",
-        "3     d       10.0.0.4  open  no   -     -         -       -       it has another key",
-        "1     b       10.0.0.2  open  yes  same  4.1       3.11.2  +0.0 s  ready",
+        "node  host    address   port  line  code  Open MPI  Python  clock",
+        "0     a       10.0.0.1  open  -     same  4.1       3.11.2  -       the head",
+        "2     c.long  -         -     -     -     -         -       -       no such name",
+        "3     d       10.0.0.4  open  no    -     -         -       -       it has another key",
+        "1     b       10.0.0.2  open  yes   same  4.1       3.11.2  +0.0 s  ready",
     ]
 
 

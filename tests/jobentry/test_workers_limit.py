@@ -23,7 +23,7 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
     ("soft", "hard", "workers", "expected"),
     [
         pytest.param(512, 1024, 1, (512, 1024), id="a small job keeps what it was given"),
-        pytest.param(300, 1024, 100, (556, 1024), id="as many as it needs"),
+        pytest.param(300, 1024, 100, (756, 1024), id="as many as it needs"),
         pytest.param(300, 1024, 9999, (1024, 1024), id="no more than it may have"),
     ],
 )

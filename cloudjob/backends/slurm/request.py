@@ -18,6 +18,7 @@ from cloudjob.errors import SpecError
 from cloudjob.spec import MASK, JobSpec, section
 from cloudjob.submission import Submission
 from jobentry.contract import names
+from jobentry.contract.launchers import LAUNCHERS
 
 # What a node finds out for itself, or the script of the nodes for it.
 _OF_NODE = (
@@ -95,14 +96,7 @@ def build(submission: Submission, site: Site) -> SlurmRequest:
     return SlurmRequest(
         job=submission.job,
         folder=folder,
-        job_script=script.job_script(
-            _options(submission),
-            title=f"cloudjob's job {submission.job}: {spec.nodes} nodes of {spec.procs_per_node}",
-            nodes=spec.nodes,
-            retries=spec.retries,
-            requeues=section(spec, "slurm")["requeue"] == "true",
-            warn_s=_warn_s(spec),
-        ),
+        job_script=script.job_script(_job_text(submission)),
         node_script=script.node_script(
             script.NodeText(
                 job=submission.job,
@@ -125,6 +119,19 @@ def build(submission: Submission, site: Site) -> SlurmRequest:
             f"SBATCH_{name.upper()}" for name in _SITE_DEFAULTS if not section(spec, "slurm")[name]
         ),
         environments=tuple(_environments(submission, site, variables)),
+    )
+
+
+def _job_text(submission: Submission) -> script.JobText:
+    spec = submission.spec
+    return script.JobText(
+        _options(submission),
+        title=f"cloudjob's job {submission.job}: {spec.nodes} nodes of {spec.procs_per_node}",
+        nodes=spec.nodes,
+        retries=spec.retries,
+        requeues=section(spec, "slurm")["requeue"] == "true",
+        warn_s=_warn_s(spec),
+        needs_shell=_needs_shell(spec),
     )
 
 
@@ -194,7 +201,7 @@ def _environments(
         yield {"PATH": os.defpath, **site.paths, **own, **variables}
 
 
-def _options(submission: Submission) -> list[str]:
+def _options(submission: Submission) -> tuple[str, ...]:
     """Return what stands behind each ``#SBATCH``."""
     spec = submission.spec
     options = section(spec, "slurm")
@@ -216,11 +223,11 @@ def _options(submission: Submission) -> list[str]:
     flags = ["exclusive"] if options["exclusive"] == "true" else []
     # Said either way: a site may requeue by itself, and then a job would run twice.
     flags.append("requeue" if options["requeue"] == "true" else "no-requeue")
-    return [
+    return (
         *(f"--{name}={value}" for name, value in found.items() if value),
         *(f"--{name}" for name in flags),
         *_words(spec, "sbatch"),
-    ]
+    )
 
 
 def _time_min(spec: JobSpec) -> int:
@@ -248,6 +255,12 @@ def _cpus_per_rank(spec: JobSpec) -> int:
 def _is_srun(spec: JobSpec) -> bool:
     is_pmix = spec.launcher == "mpirun" and section(spec, "slurm")["mpi"] == "pmix"
     return is_pmix or spec.launcher == "srun"
+
+
+def _needs_shell(spec: JobSpec) -> bool:
+    """Whether the nodes speak ssh with each other; with a launcher not yet chosen they may."""
+    launcher = LAUNCHERS.get("srun" if _is_srun(spec) else spec.launcher)
+    return launcher is None or launcher.needs_shell
 
 
 def _problems(spec: JobSpec) -> Iterator[str]:

@@ -7,7 +7,7 @@ has happened, a line each), ``node-I.log``, ``end-I`` (how the entry of node I h
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jobentry.contract import names, paths
@@ -45,26 +45,38 @@ class NodeText:
     cpus_per_rank: int = 0
 
 
-def job_script(
-    options: Sequence[str], *, title: str, nodes: int, retries: int, requeues: bool, warn_s: int
-) -> str:
-    """Return what sbatch is given.
+@dataclass(frozen=True, slots=True)
+class JobText:
+    """What the script says that sbatch is given.
 
     Args:
         options: What stands behind each ``#SBATCH``.
         requeues: Whether a job that was preempted begins again.
         warn_s: How long before the end of the job's time Slurm warns.
+        needs_shell: Whether the nodes speak ssh with each other; else any secret serves as key.
     """
-    head = "".join(f"#SBATCH {option}\n" for option in options)
+
+    options: tuple[str, ...]
+    title: str
+    nodes: int
+    retries: int
+    requeues: bool
+    warn_s: int
+    needs_shell: bool
+
+
+def job_script(job: JobText) -> str:
+    """Return what sbatch is given."""
     return _JOB.format(
-        head=head,
-        title=title,
-        nodes=nodes,
-        retries=retries,
-        requeue=int(requeues),
-        warn_s=warn_s,
-        due_s=warn_s + EARLY_S,
+        head="".join(f"#SBATCH {option}\n" for option in job.options),
+        title=job.title,
+        nodes=job.nodes,
+        retries=job.retries,
+        requeue=int(job.requeues),
+        warn_s=job.warn_s,
+        due_s=job.warn_s + EARLY_S,
         key=paths.DELIVERED_SSH_KEY,
+        make_key=(_SSH_KEY if job.needs_shell else _KEY).format(key=paths.DELIVERED_SSH_KEY),
     )
 
 
@@ -111,8 +123,8 @@ forget() {{
 }}
 forget asked
 
-# The key that the nodes speak ssh with is made where it is used: nobody sends it anywhere.
-[ "$nodes" = 1 ] || [ -s {key} ] || ssh-keygen -q -t ed25519 -N '' -C cloudjob -f {key} &
+# The key that the nodes know each other by is made where it is used: nobody sends it anywhere.
+[ "$nodes" = 1 ] || [ -s {key} ] || {make_key} &
 
 # This node comes first: the head runs where Slurm sends the signals of the job.
 hosts=$SLURMD_NODENAME
@@ -209,6 +221,10 @@ fi
 note "end $code"
 exit "$code"
 """
+
+_SSH_KEY = "ssh-keygen -q -t ed25519 -N '' -C cloudjob -f {key}"
+# No ssh reads it. Each line has 122 bits of the kernel's random numbers.
+_KEY = "cat /proc/sys/kernel/random/uuid /proc/sys/kernel/random/uuid >{key}"
 
 # Until 22.05 srun took the first from its job by itself.
 _CPUS = """\

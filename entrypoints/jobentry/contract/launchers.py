@@ -12,6 +12,8 @@ class Launcher(NamedTuple):
     Args:
         help: What it does, in a few words.
         needs_mpi: Whether mpirun on the head starts the ranks; else each node starts its own.
+        needs_shell: Whether the head starts programs on the other nodes by a remote shell; else the
+            nodes need no sshd.
         is_one_a_node: Whether a node has one rank, whatever room there is.
         takes_command: Whether the script is any command, and not a file of the source.
         module: What the interpreter of the nodes must be able to import; empty for nothing.
@@ -22,6 +24,7 @@ class Launcher(NamedTuple):
 
     help: str
     needs_mpi: bool = False
+    needs_shell: bool = False
     is_one_a_node: bool = False
     takes_command: bool = False
     module: str = ""
@@ -36,18 +39,23 @@ DEFAULT = "mpirun"
 AUTO = "auto"
 
 LAUNCHERS: Mapping[str, Launcher] = {
-    "mpirun": Launcher("Open MPI's mpirun on the head", needs_mpi=True),
+    "mpirun": Launcher("Open MPI's mpirun on the head", needs_mpi=True, needs_shell=True),
     "srun": Launcher("Slurm's srun with PMIx on the head, in a job of Slurm"),
-    "horovod": Launcher("Horovod under Open MPI's mpirun", needs_mpi=True, module="horovod"),
+    "horovod": Launcher(
+        "Horovod under Open MPI's mpirun", needs_mpi=True, needs_shell=True, module="horovod"
+    ),
     "horovod-gloo": Launcher("Horovod over Gloo, without any MPI", module="horovod"),
     "horovod-elastic": Launcher(
-        "Horovod over Gloo, with nodes that may come and go", module="horovod", is_elastic=True
+        "Horovod over Gloo, with nodes that may come and go",
+        needs_shell=True,
+        module="horovod",
+        is_elastic=True,
     ),
     "torchrun": Launcher("PyTorch's torchrun on every node, meeting at the head", module="torch"),
     "msrun": Launcher("MindSpore's msrun on every node", module="mindspore"),
     "dynamic-cluster": Launcher("MindSpore's dynamic cluster, without msrun", module="mindspore"),
     "mindspore-mpi": Launcher(
-        "MindSpore under Open MPI's mpirun", needs_mpi=True, module="mindspore"
+        "MindSpore under Open MPI's mpirun", needs_mpi=True, needs_shell=True, module="mindspore"
     ),
     "rank-table": Launcher(
         "one process a device, told of all by a rank table",
@@ -62,7 +70,13 @@ LAUNCHERS: Mapping[str, Launcher] = {
         "one worker a node and a parameter server beside it, told of all", is_one_a_node=True
     ),
     "python": Launcher("the script once on every node, nothing added", is_one_a_node=True),
-    "command": Launcher("any command once on every node", is_one_a_node=True, takes_command=True),
+    # What the command is nobody knows: it may be an mpirun.
+    "command": Launcher(
+        "any command once on every node",
+        needs_shell=True,
+        is_one_a_node=True,
+        takes_command=True,
+    ),
 }
 
 OPEN_MPI = "Open MPI"

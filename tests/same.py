@@ -1,0 +1,52 @@
+"""One job file and script for every backend: the tests of each change the backend's name alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+SCRIPT = """\
+import json, os, sys
+rank, size = (int(os.environ["OMPI_COMM_WORLD_" + name]) for name in ("RANK", "SIZE"))
+node = int(os.environ["VC_TASK_INDEX"])
+hosts = len(os.environ["VC_WORKER_HOSTS"].split(","))
+# In one piece, as other ranks write, too.
+print(json.dumps([rank, size, node, hosts, os.environ["RATE"], sys.argv[1:]]), flush=True)
+with open(os.path.join(os.environ["model"], "part-%d" % rank), "w") as file:
+    file.write(os.environ["RATE"])
+"""
+_RATE = "0.5 $(HOME) $HOME `id`"
+_JOB = {
+    "name": "same",
+    "nodes": 2,
+    "procs_per_node": 2,
+    "launcher": "mpirun",
+    "script": "train.py",
+    "args": ["--epochs", "3", "$(A) *"],
+    "env": {"RATE": _RATE},
+    "outputs": {"model": ""},
+}
+# What each backend has to make of it: what the ranks say, and what they leave.
+LINES = [
+    f"[{rank}] {json.dumps([rank, 4, rank // 2, 2, _RATE, _JOB['args']])}" for rank in range(4)
+]
+FILES = {f"part-{rank}": _RATE for rank in range(4)}
+
+
+def write(folder: Path, backend: str, more: Mapping[str, Any]) -> None:
+    """Write the script, and the job file for a backend.
+
+    Args:
+        more: What this machine needs: image, store and sections. The same for each backend.
+    """
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "job.yaml").write_text(yaml.safe_dump({**more, **_JOB, "backend": backend}))
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Return what a job has left, as far as it was brought to a folder."""
+    return {path.name: path.read_text() for path in folder.rglob("part-*")}
