@@ -270,9 +270,11 @@ def test_a_key_that_is_none_names_the_nearest(tmp_path):
 def test_the_words_of_the_script_survive_the_shell(words):
     """Blanks, quotes, newlines: the shell that runs node.sh reads them back."""
     text = script.node_script(
-        script.NodeText("j", "/tmp", (), "/bin/python", ("a.py", *words), {"P": "x"}, False, False)
+        script.NodeText(
+            "j", "/tmp", (), "/bin/python", "e.pyc", ("a.py", *words), {"P": "x"}, False, False
+        )
     )
-    at = text.index('jobentry.pyz" \\\n') + len('jobentry.pyz" \\\n')
+    at = text.index('e.pyc" \\\n') + len('e.pyc" \\\n')
     line = text[at : text.index(" &\nentry=$!")]
 
     assert shlex.split(line) == ["a.py", *words]

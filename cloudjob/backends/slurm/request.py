@@ -103,6 +103,7 @@ def build(submission: Submission, site: Site) -> SlurmRequest:
                 scratch=str(section(spec, "slurm")["scratch"]).rstrip("/"),
                 setup=_words(spec, "setup"),
                 python=site.entry_python,
+                entry=posixpath.basename(site.entry),
                 words=(spec.script, *spec.args),
                 paths=site.paths,
                 own_home="HOME" in spec.env,

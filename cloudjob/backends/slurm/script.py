@@ -27,6 +27,7 @@ class NodeText:
 
     Args:
         python: The interpreter of the entry; empty to look for one on each node.
+        entry: The name of the entry's file, for that interpreter.
         words: The script and its arguments.
         paths: PATH and the like, which the nodes have in common with the submitter.
         own_home: Whether HOME is the user's word and not ours.
@@ -38,6 +39,7 @@ class NodeText:
     scratch: str
     setup: tuple[str, ...]
     python: str
+    entry: str
     words: tuple[str, ...]
     paths: Mapping[str, str]
     own_home: bool
@@ -87,7 +89,7 @@ def node_script(node: NodeText) -> str:
     exports = "".join(f"export {name}={shlex.quote(v)}\n" for name, v in node.paths.items())
     setup = "".join(f"{line}\n" for line in node.setup)
     if node.python:
-        entry = f'{shlex.quote(node.python)} -I -S "$here/jobentry.pyz"'
+        entry = f'{shlex.quote(node.python)} -I -S "$here/{node.entry}"'
     else:
         entry = 'sh "$here/boot.sh"'
     return _NODE.format(
