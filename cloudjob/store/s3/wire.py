@@ -151,6 +151,11 @@ class Wire:
         self._tls: ssl.SSLContext | None = None
         self._proxy = _proxy(endpoint)
 
+    @property
+    def has_checksums(self) -> bool:
+        """Whether the service may be told of checksums beside MD5; OBS would store them."""
+        return not self._place.is_obs
+
     def send(self, request: Request) -> Answer:
         """Send a request until it succeeds or is refused for good.
 
