@@ -141,6 +141,7 @@ class Wire:
     def __init__(self, place: Place, endpoint: Endpoint, keys: KeyRing, patience: Patience) -> None:
         self.endpoint = endpoint
         self.skew_s = 0.0
+        self._date = ""
         self._place = place
         self._keys = keys
         self._patience = patience
@@ -291,7 +292,9 @@ class Wire:
 
     def _read(self, connection: Connection, request: Request) -> Answer:
         head = connection.head(request.method)
-        self.skew_s = refusals.skew_s(head.headers.get("date", ""))
+        date = head.headers.get("date", "")
+        if date != self._date:
+            self._date, self.skew_s = date, refusals.skew_s(date)
         is_digest_tag = self._is_digest_tag(head.headers)
         if head.status < 300 and request.sink is not None:
             answer = Answer(head.status, head.headers, is_digest_tag)
