@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+import ssl
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from http.client import BadStatusLine, HTTPConnection, HTTPException, RemoteDisconnected
+from pathlib import Path
 
 import pytest
 
@@ -149,3 +152,53 @@ def test_a_wait_can_be_interrupted(pair: Pair):
     with pytest.raises(RemoteDisconnected):
         connection.head("GET")
     thread.join()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """Make a key and a certificate of this machine in one file."""
+    path = tmp_path / "here.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    words += ["-keyout", str(path), "-out", str(tmp_path / "crt")]
+    subprocess.run(words, check=True, capture_output=True)
+    with path.open("a") as file:
+        file.write((tmp_path / "crt").read_text())
+    return path
+
+
+def test_tls_carries_the_same(certificate: Path):
+    """A large body both ways, an answer in pieces, and a side that stalls."""
+    ours = ssl.create_default_context(cafile=str(certificate))
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    theirs.load_cert_chain(certificate)
+    near, far = socket.socketpair()
+    made = HTTPConnection("localhost")
+    came = bytearray()
+    data = bytes(range(256)) * 4000
+
+    def serve() -> None:
+        with theirs.wrap_socket(far, server_side=True) as other:
+            while len(came) < len(data) and (piece := other.recv(65536)):
+                came.extend(piece)
+            other.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(data))
+            other.sendall(data)
+            released.wait(60)
+
+    released = threading.Event()
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        made.sock = ours.wrap_socket(near, server_hostname="localhost")
+        connection = Connection(made, 60.0)
+        connection.send(memoryview(data))
+        assert connection.head("GET").size_bytes == len(data)
+        assert body_of(connection, 70_000) == data == came
+        assert connection.is_reusable
+        connection.limit(0.1)
+        with pytest.raises(TimeoutError):
+            connection.head("GET")
+    finally:
+        released.set()
+        thread.join()
+        made.close()
