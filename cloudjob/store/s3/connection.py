@@ -16,6 +16,9 @@ from typing import NamedTuple
 from cloudjob.store.s3.refusals import Damaged
 
 _ROOM_BYTES = 64 * 1024
+# With so much to come it is worth waiting for all that there is room for: fewer calls, each of
+# which lets go of Python's lock and has to get it back.
+_MANY_BYTES = 64 * 1024
 _END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
 _STATUS = re.compile(rb"HTTP/1\.([01]) +([1-5][0-9]{2})(?: |\r?$)")
 # What has no body, whatever its head says.
@@ -46,6 +49,7 @@ class Connection:
     def __init__(self, made: HTTPConnection, stall_s: float) -> None:
         self._made = made
         self._socket: socket.socket = made.sock
+        self._is_tls = isinstance(self._socket, ssl.SSLSocket)
         self._room = memoryview(bytearray(_ROOM_BYTES))
         self._begin = self._end = 0
         self._rest: int | None = 0
@@ -64,7 +68,7 @@ class Connection:
         The system keeps the time where it can: Python would ask before each call whether it will
         wait, and let go of its lock twice. TLS needs Python for it.
         """
-        if isinstance(self._socket, ssl.SSLSocket):
+        if self._is_tls:
             self._socket.settimeout(stall_s)
             return
         self._socket.settimeout(None)
@@ -188,10 +192,11 @@ class Connection:
             room[:count] = self._room[self._begin : self._begin + count]
             self._begin += count
             return count
-        return self._received(room)
+        is_many = not self._is_tls and self._rest is not None and len(room) >= _MANY_BYTES
+        return self._received(room, socket.MSG_WAITALL if is_many else 0)
 
-    def _received(self, room: memoryview) -> int:
+    def _received(self, room: memoryview, flags: int = 0) -> int:
         try:
-            return self._socket.recv_into(room)
+            return self._socket.recv_into(room, 0, flags)
         except BlockingIOError as error:
             raise TimeoutError from error
