@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 from cloudjob.errors import StoreError
 from cloudjob.store.base import ObjectStore
+from cloudjob.store.parallel import in_parallel
 from jobentry.contract import manifest
 from jobentry.contract.manifest import Manifest
 
 _CHUNK_BYTES = 1024 * 1024
 # How often a set that is replaced while it is fetched is begun anew.
 _ROUNDS = 3
+# Larger files are fetched one after another: a store has its own way with each of them.
+_SMALL_BYTES = 8 * 1024 * 1024
 
 
 class Place(NamedTuple):
@@ -86,10 +89,7 @@ def fetch(place: Place, folder: Path) -> list[Path]:
     files = find(place)
     for left in reversed(range(_ROUNDS)):
         try:
-            for file in files:
-                if have.get(file.name) != file.digests:
-                    _fetch(place, file, folder / file.name)
-                    have[file.name] = file.digests
+            _fetch_missing(place, files, folder, have)
             return [folder / file.name for file in files]
         except StoreError:
             before, files = files, find(place)
@@ -117,6 +117,24 @@ def _manifests(place: Place) -> Iterable[Manifest]:
                 f"reading what was kept of {place.name}: {place.store.uri(key)}: {error}",
                 hint="was it written by another version of cloudjob?",
             ) from error
+
+
+def _fetch_missing(
+    place: Place, files: Iterable[Output], folder: Path, have: dict[str, frozenset[str]]
+) -> None:
+    """Fetch what is not in ``have``, and note there what came; many small files at a time."""
+
+    def fetch_one(file: Output) -> None:
+        _fetch(place, file, folder / file.name)
+        have[file.name] = file.digests
+
+    missing = [file for file in files if have.get(file.name) != file.digests]
+    # How long a file is only its manifest says.
+    small = [file for file in missing if file.digests and file.size_bytes <= _SMALL_BYTES]
+    in_parallel(fetch_one, small)
+    for file in missing:
+        if have.get(file.name) != file.digests:
+            fetch_one(file)
 
 
 def _fetch(place: Place, file: Output, path: Path) -> None:

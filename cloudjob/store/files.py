@@ -46,16 +46,17 @@ def replacing(target: Path, *, is_durable: bool = True) -> Iterator[IO[bytes]]:
             not: waiting for the disk took most of the time of a fetch of 200 MB.
     """
     _make_folders(target.parent)
-    temporary = target.parent / (TEMPORARY + os.urandom(8).hex())
+    temporary = f"{target.parent}/{TEMPORARY}{os.urandom(8).hex()}"
     try:
-        with open(temporary, "xb", opener=_private) as file:
+        # To read as well: what came may have to be proven once all of it is there.
+        with open(temporary, "x+b", opener=_private) as file:
             yield file
             file.flush()
             if is_durable:
                 os.fsync(file.fileno())
-        temporary.replace(target)
+        os.replace(temporary, target)  # noqa: PTH105 (a Path costs as much as the call)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
     if is_durable:
         _sync_folder(target.parent)
@@ -67,7 +68,7 @@ def _private(path: str, flags: int) -> int:
 
 def _make_folders(folder: Path) -> None:
     """Make a folder and the ones above it, each of them on the disk when this returns."""
-    missing = [folder] if not folder.exists() else []
+    missing = [folder] if not os.path.exists(folder) else []  # noqa: PTH110 (as above)
     while missing and not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
     for path in reversed(missing):

@@ -126,7 +126,9 @@ def test_a_large_object_comes_back_as_it_was(
     assert len({r.query.split("&")[0] for r in given.proxy.requests if is_part(r)}) == 4
 
 
-def test_what_others_have_put_is_read(given: Given, store: ObjectStore, proxy: FaultProxy):
+def test_what_others_have_put_is_read(
+    given: Given, store: ObjectStore, proxy: FaultProxy, tmp_path: Path
+):
     """Objects of boto3, in parts of another length or in one piece, are whole."""
     client = boto3_client(proxy.endpoint)
     one, many = (
@@ -143,8 +145,12 @@ def test_what_others_have_put_is_read(given: Given, store: ObjectStore, proxy: F
     parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
     client.complete_multipart_upload(**where, UploadId=upload, MultipartUpload={"Parts": parts})
 
-    assert store.get_bytes("key-one") == one
-    assert store.get_bytes("key-many") == b"".join(many)
+    store.fetch("key-one", tmp_path / "one")
+    store.fetch("key-many", tmp_path / "many")
+
+    assert store.get_bytes("key-one") == one == (tmp_path / "one").read_bytes()
+    whole = b"".join(many)
+    assert store.get_bytes("key-many") == whole == (tmp_path / "many").read_bytes()
 
 
 def test_an_object_that_is_replaced_meanwhile_is_one_of_the_two(

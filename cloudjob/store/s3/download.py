@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from cloudjob.store.parallel import in_parallel
 from cloudjob.store.s3 import local
 from cloudjob.store.s3.local import Part, Range
 from cloudjob.store.s3.refusals import Refusal
-from cloudjob.store.s3.upload import PART_BYTES_HEADER
+from cloudjob.store.s3.upload import CRC32_HEADER, PART_BYTES_HEADER
 from cloudjob.store.s3.wire import Answer, Request, Wire
 
 _AT_ONCE = 10
@@ -81,33 +82,27 @@ def _got(download: Download) -> int | None:
     size_bytes = local.whole_bytes(head.answer) if head.answer else 0
     if head.answer is None or head.came_bytes == size_bytes:
         return size_bytes
-    answer = head.answer
-    part_bytes = _part_bytes(answer, size_bytes)
-    step = part_bytes or download.part_bytes
+    proof = _proof(download, head.answer, size_bytes)
+    step = proof.step_bytes
     # The first part goes on where the first answer ends; one that is shorter comes once more.
     goes_on = head.came_bytes <= step
     if not goes_on:
         download.tell(-head.came_bytes)
-    tag = answer.headers.get("etag", "")
-    is_digested = bool(part_bytes) or size_bytes <= step
+    tag = head.answer.headers.get("etag", "")
 
     def digest(start: int) -> bytes:
-        before = head if start == 0 and goes_on else None
+        begun = proof.kind() if proof.kind else None
         end = min(start + step, size_bytes)
-        return _range(download, start, end, tag, before=before, is_digested=is_digested)
+        if start == 0 and goes_on:
+            start = head.came_bytes
+            if begun is not None:
+                begun.update(download.target.read(0, start))
+        return _range(download, start, end, tag, begun)
 
     digests = in_parallel(
         digest, range(0, size_bytes, step), at_once=_AT_ONCE, abort=download.wire.abort
     )
-    if part_bytes:
-        is_whole = local.combined_etag(digests) == answer.etag
-    elif local.is_md5(answer):
-        # It was put as one piece: the digest of its ranges is no digest of it.
-        whole = Part(download.target, 1, 0, size_bytes)
-        is_whole = (digests[0] if size_bytes <= step else whole.md5()).hex() == answer.etag
-    else:
-        # Nothing says what its bytes should be; there are as many as there should be.
-        is_whole = True
+    is_whole = proof.holds(digests)
     if not is_whole:
         download.tell(-size_bytes)
     return size_bytes if is_whole else None
@@ -115,9 +110,9 @@ def _got(download: Download) -> int | None:
 
 def _first(download: Download) -> Range:
     """Get the first range, which is often all there is."""
-    sink = Range(download.target.write, 0, download.tell)
+    sink = Range(download.target.write, 0, download.tell, local.md5())
     count = min(_FIRST_BYTES, download.part_bytes)
-    headers = {"Range": f"bytes=0-{count - 1}"}
+    headers = {"range": f"bytes=0-{count - 1}"}
     answer = download.wire.ask(
         Request("GET", download.doing, download.key, headers=headers, sink=sink)
     )
@@ -129,27 +124,16 @@ def _first(download: Download) -> Range:
     return sink
 
 
-def _range(
-    download: Download,
-    start: int,
-    end: int,
-    tag: str,
-    *,
-    before: Range | None,
-    is_digested: bool,
-) -> bytes:
+def _range(download: Download, start: int, end: int, tag: str, begun: local.Digest | None) -> bytes:
     """Get one range of the object that has this tag, and return its digest.
 
     Args:
-        before: What has come of it already.
+        begun: The digest of what has come of it already.
     """
-    start += before.came_bytes if before is not None else 0
-    if before is not None and start == end:
-        return before.md5
-    sink = Range(
-        download.target.write, start, download.tell, before=before, is_digested=is_digested
-    )
-    headers = {"Range": f"bytes={start}-{end - 1}", "If-Match": tag}
+    if start == end:
+        return begun.digest() if begun else b""
+    sink = Range(download.target.write, start, download.tell, begun)
+    headers = {"range": f"bytes={start}-{end - 1}", "if-match": tag}
     answer = download.wire.ask(
         Request("GET", download.doing, download.key, headers=headers, sink=sink)
     )
@@ -160,7 +144,65 @@ def _range(
     # Not every service minds If-Match.
     if answer.headers.get("etag", "") != tag or sink.came_bytes != end - start:
         raise _Replaced
-    return sink.md5
+    return sink.digest
+
+
+# -- what proves that the bytes are the object's ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """How an object is got so that its bytes can be proven.
+
+    Args:
+        step_bytes: How long its ranges are.
+        kind: What digest each of them needs; None when they need none.
+        holds: Whether these digests are those of the object.
+    """
+
+    step_bytes: int
+    kind: local.Kind | None
+    holds: Callable[[list[bytes]], bool]
+
+
+def _proof(download: Download, answer: Answer, size_bytes: int) -> _Proof:
+    """Return the cheapest proof that there is for an object."""
+    part_bytes = _part_bytes(answer, size_bytes)
+    crc32 = _crc32(download, answer) if part_bytes else ""
+    if crc32:
+        return _Proof(
+            part_bytes, local.Crc32, lambda digests: local.combined_crc32(digests) == crc32
+        )
+    if part_bytes and answer.is_digest_tag:
+        return _Proof(
+            part_bytes, local.md5, lambda digests: local.combined_etag(digests) == answer.etag
+        )
+    if not local.is_md5(answer):
+        # Nothing says what its bytes should be; there are as many as there should be.
+        return _Proof(download.part_bytes, None, lambda _: True)
+    if size_bytes <= download.part_bytes:
+        return _Proof(
+            download.part_bytes, local.md5, lambda digests: digests[0].hex() == answer.etag
+        )
+    # It was put as one piece: the digest of its ranges is no digest of it.
+    whole = Part(download.target, 1, 0, size_bytes)
+    return _Proof(download.part_bytes, None, lambda _: whole.digest(local.md5).hex() == answer.etag)
+
+
+def _crc32(download: Download, answer: Answer) -> str:
+    """Return what the service says of the object with this tag; empty when it says nothing.
+
+    It says nothing along with a range, so it is asked once more.
+    """
+    if not download.wire.has_checksums:
+        return ""
+    headers = {"x-amz-checksum-mode": "ENABLED"}
+    asked = Request("HEAD", download.doing, download.key, headers=headers)
+    said = download.wire.ask(asked)
+    if said.refusal is not None or said.etag != answer.etag:
+        return ""
+    found = said.headers.get(CRC32_HEADER, "")
+    return found if found.endswith(f"-{answer.etag.rpartition('-')[2]}") else ""
 
 
 def _refused(download: Download, refusal: Refusal) -> StoreError:
@@ -168,10 +210,10 @@ def _refused(download: Download, refusal: Refusal) -> StoreError:
 
 
 def _part_bytes(answer: Answer, size_bytes: int) -> int:
-    """Return how long the parts were whose digests the tag is made of; 0 when nobody knows."""
+    """Return how long the parts were that the object was put in; 0 when nobody knows."""
     said = answer.headers.get(PART_BYTES_HEADER, "")
     part_bytes = int(said) if said.isascii() and said.isdecimal() else 0
-    if not part_bytes or not answer.is_digest_tag:
+    if not part_bytes:
         return 0
     count = -(-size_bytes // part_bytes)
     return part_bytes if answer.etag.endswith(f"-{count}") else 0

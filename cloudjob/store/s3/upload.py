@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 
 from cloudjob.errors import StoreError
@@ -20,7 +20,15 @@ from cloudjob.store.base import Tell
 from cloudjob.store.parallel import in_parallel
 from cloudjob.store.s3 import local
 from cloudjob.store.s3.local import Part, Source
-from cloudjob.store.s3.wire import Refused, Request, Wire, document, query, text
+from cloudjob.store.s3.wire import (
+    PIECE_BYTES,
+    Refused,
+    Request,
+    Wire,
+    document,
+    query,
+    text,
+)
 
 _MIB = 1024 * 1024
 PART_BYTES = 8 * _MIB
@@ -28,6 +36,9 @@ _MOST_PARTS = 10_000
 _AT_ONCE = 10
 # The name under which a reader finds how long the parts were, which their tag alone does not say.
 PART_BYTES_HEADER = "x-amz-meta-cloudjob-part-bytes"
+CRC32_HEADER = "x-amz-checksum-crc32"
+_ALGORITHM_HEADER = "x-amz-checksum-algorithm"
+_CRC32 = "CRC32"
 # How long an upload that broke off waits for somebody to go on with it.
 KEPT_S = 24 * 3600.0
 _TRIES = 4
@@ -68,28 +79,54 @@ def put(upload: Upload) -> None:
     """
     if upload.source.size_bytes <= upload.part_bytes:
         _put_at_once(upload)
-        upload.source.check()
     else:
         _put_in_parts(upload)
 
 
 def _put_at_once(upload: Upload) -> None:
-    part = local.parts(upload.source, upload.part_bytes)[0]
+    source = upload.source
+    if source.size_bytes <= PIECE_BYTES:
+        # A small one is read once, and sent as it was then.
+        pieces = local.parts(source, PIECE_BYTES)[0].pieces()
+        source, was = local.Bytes(b"".join(pieces)), source
+        was.check()
+    part = local.parts(source, upload.part_bytes)[0]
     request = Request("PUT", upload.doing, upload.key, body=part, tell=upload.tell)
-    _sent(upload.wire, request, part)
+    _sent(upload.wire, request, part, part.digest(local.md5))
+    source.check()
 
 
-def _sent(wire: Wire, request: Request, part: Part) -> str:
-    """Send a part until the service has the bytes that were meant, and return its tag."""
+def _sent(wire: Wire, request: Request, part: Part, digest: bytes) -> str:
+    """Send a part until the service has the bytes with this MD5, and return its tag."""
+    headers = {"content-md5": local.base64_text(digest)}
     for _ in range(_TRIES):
-        digest = part.md5()
-        headers = {"Content-MD5": local.content_md5(digest)}
         answer = wire.send(replace(request, headers=headers))
         # A service that checks Content-MD5 has refused other bytes; not every one does.
         if not local.is_md5(answer) or answer.etag == digest.hex():
             return answer.etag
         request.tell(-part.size_bytes)
-    raise StoreError(
+        headers = {"content-md5": local.base64_text(part.digest(local.md5))}
+    raise _never_arrived(request)
+
+
+def _sent_with_crc32(wire: Wire, request: Request, part: Part, digest: bytes) -> str:
+    """Send a part until the service says that it has the bytes with this CRC-32."""
+    said = local.base64_text(digest)
+    for _ in range(_TRIES):
+        answer = wire.send(replace(request, headers={CRC32_HEADER: said}))
+        heard = answer.headers.get(CRC32_HEADER, "")
+        # One that keeps it to itself is judged by its tag.
+        is_judged = not heard and local.is_md5(answer)
+        if heard == said or (is_judged and answer.etag == part.digest(local.md5).hex()):
+            return answer.etag
+        if not heard and not is_judged:
+            return answer.etag
+        request.tell(-part.size_bytes)
+    raise _never_arrived(request)
+
+
+def _never_arrived(request: Request) -> StoreError:
+    return StoreError(
         f"{request.doing}: the bytes did not arrive as they were sent, again and again",
         hint="is there a proxy on the way that changes what passes?",
     )
@@ -98,37 +135,52 @@ def _sent(wire: Wire, request: Request, part: Part) -> str:
 # -- in parts ---------------------------------------------------------------------------------
 
 
+class _Begun(NamedTuple):
+    """An upload that was begun.
+
+    Args:
+        has_crc32: Whether its parts are proven by CRC-32; else by MD5, which costs five times as
+            much, and which every service checks.
+    """
+
+    id: str
+    has_crc32: bool
+
+
 def _put_in_parts(upload: Upload) -> None:
     _abort_stale_notes(upload.wire, upload.folder)
     with _noted(upload) as note:
-        found = _sent_before(upload, note.upload_id)
+        found = _sent_before(upload, note.begun.id)
         if found is None:
             note.write(_begun(upload))
         try:
-            _send_parts(upload, note.upload_id, found or {})
+            _send_parts(upload, note.begun, found or {})
         except (Refused, local.SourceChanged) as error:
             if isinstance(error, local.SourceChanged) or error.code in _HOPELESS:
-                abort(upload.wire, upload.key, note.upload_id)
+                abort(upload.wire, upload.key, note.begun.id)
                 note.forget()
             raise
         note.forget()
 
 
-def _send_parts(upload: Upload, upload_id: str, found: dict[int, tuple[int, str]]) -> None:
+def _send_parts(upload: Upload, begun: _Begun, found: dict[int, tuple[int, str]]) -> None:
     parts = local.parts(upload.source, _part_bytes(upload))
+    kind, send = (local.Crc32, _sent_with_crc32) if begun.has_crc32 else (local.md5, _sent)
 
-    def send(part: Part) -> tuple[str, bytes]:
-        digest = part.md5()
-        if found.get(part.number) == (part.size_bytes, digest.hex()):
-            upload.tell(part.size_bytes)
-            return digest.hex(), digest
-        asked = query(partNumber=part.number, uploadId=upload_id)
+    def sent(part: Part) -> tuple[str, bytes]:
+        digest = part.digest(kind)
+        if part.number in found:
+            tag = (part.digest(local.md5) if begun.has_crc32 else digest).hex()
+            if found[part.number] == (part.size_bytes, tag):
+                upload.tell(part.size_bytes)
+                return tag, digest
+        asked = query(partNumber=part.number, uploadId=begun.id)
         request = Request("PUT", upload.doing, upload.key, asked, body=part, tell=upload.tell)
-        return _sent(upload.wire, request, part), digest
+        return send(upload.wire, request, part, digest), digest
 
-    sent = in_parallel(send, parts, at_once=_AT_ONCE, abort=upload.wire.abort)
+    rows = in_parallel(sent, parts, at_once=_AT_ONCE, abort=upload.wire.abort)
     upload.source.check()
-    _complete(upload, upload_id, [etag for etag, _ in sent], [digest for _, digest in sent])
+    _complete(upload, begun, rows)
 
 
 def _part_bytes(upload: Upload) -> int:
@@ -137,38 +189,48 @@ def _part_bytes(upload: Upload) -> int:
     return max(upload.part_bytes, -(-least // _MIB) * _MIB if least > upload.part_bytes else 0)
 
 
-def _begun(upload: Upload) -> str:
+def _begun(upload: Upload) -> _Begun:
     headers = {PART_BYTES_HEADER: str(_part_bytes(upload))}
+    if upload.wire.has_checksums:
+        headers[_ALGORITHM_HEADER] = _CRC32
     request = Request("POST", upload.doing, upload.key, (("uploads", ""),), headers)
-    upload_id = text(document(upload.wire.send(request), upload.doing), "UploadId")
+    answer = upload.wire.send(request)
+    upload_id = text(document(answer, upload.doing), "UploadId")
     if not upload_id:
         raise StoreError(f"{upload.doing}: the service begins no upload in parts")
-    return upload_id
+    # Who does not know of it says nothing of it.
+    return _Begun(upload_id, answer.headers.get(_ALGORITHM_HEADER) == _CRC32)
 
 
-def _complete(upload: Upload, upload_id: str, etags: list[str], digests: list[bytes]) -> None:
+def _complete(upload: Upload, begun: _Begun, sent: list[tuple[str, bytes]]) -> None:
     rows = "".join(
-        f'<Part><PartNumber>{number}</PartNumber><ETag>"{etag}"</ETag></Part>'
-        for number, etag in enumerate(etags, 1)
+        f'<Part><PartNumber>{number}</PartNumber><ETag>"{etag}"</ETag>'
+        + f"<ChecksumCRC32>{local.base64_text(digest)}</ChecksumCRC32>" * begun.has_crc32
+        + "</Part>"
+        for number, (etag, digest) in enumerate(sent, 1)
     )
     body = local.Bytes(f"<CompleteMultipartUpload>{rows}</CompleteMultipartUpload>".encode())
     request = Request(
         "POST",
         upload.doing,
         upload.key,
-        query(uploadId=upload_id),
-        {"Content-Type": "application/xml"},
+        query(uploadId=begun.id),
+        {"content-type": "application/xml"},
         body=Part(body, 1, 0, body.size_bytes),
     )
     refusal = upload.wire.ask(request).refusal
     # A first try may have done it, and only its answer was lost.
     is_lost = refusal is not None and refusal.code == "NoSuchUpload"
-    if refusal is not None and not (is_lost and _is_there(upload, digests)):
+    if refusal is not None and not (is_lost and _is_there(upload, [etag for etag, _ in sent])):
         raise upload.wire.refused(upload.doing, refusal)
 
 
-def _is_there(upload: Upload, digests: list[bytes]) -> bool:
+def _is_there(upload: Upload, etags: list[str]) -> bool:
     answer = upload.wire.send(Request("HEAD", upload.doing, upload.key))
+    try:
+        digests = [bytes.fromhex(etag) for etag in etags]
+    except ValueError:
+        return False
     return answer.refusal is None and answer.etag == local.combined_etag(digests)
 
 
@@ -252,13 +314,16 @@ class _Note:
         self._descriptor = descriptor
         values = _read(descriptor)
         is_same = all(values.get(name) == value for name, value in self._values.items())
-        self.upload_id = str(values["upload_id"]) if is_same else ""
+        has_crc32 = values.get("checksum") == _CRC32
+        self.begun = _Begun(str(values["upload_id"]) if is_same else "", has_crc32)
 
-    def write(self, upload_id: str) -> None:
+    def write(self, begun: _Begun) -> None:
         """Note an upload that was begun."""
-        self.upload_id = upload_id
+        self.begun = begun
         if self._descriptor >= 0:
-            data = json.dumps({**self._values, "upload_id": upload_id}).encode("ascii")
+            checksum = _CRC32 if begun.has_crc32 else ""
+            values = {**self._values, "upload_id": begun.id, "checksum": checksum}
+            data = json.dumps(values).encode("ascii")
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, data, 0)
 

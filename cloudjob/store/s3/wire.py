@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import http.client
 import os
 import random
@@ -12,13 +11,14 @@ import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib import request as urllib_request
 
 from cloudjob.errors import StoreError
 from cloudjob.store.base import Tell, quiet
-from cloudjob.store.s3 import refusals
+from cloudjob.store.s3 import refusals, sign
+from cloudjob.store.s3.connection import Connection, Head
 from cloudjob.store.s3.keys import KeyRing, Keys
 from cloudjob.store.s3.place import Endpoint, Place
 from cloudjob.store.s3.refusals import Damaged, Refusal
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PIECE_BYTES = 256 * 1024
 # Lists, errors, descriptors; what is larger goes to a sink.
 _LONGEST_BODY_BYTES = 64 * 1024 * 1024
+_SHORT_BODY_BYTES = 16 * 1024
 # A connection that has been quiet for so long was probably closed by the other side.
 _IDLE_S = 20.0
 
@@ -140,15 +141,21 @@ class Wire:
     def __init__(self, place: Place, endpoint: Endpoint, keys: KeyRing, patience: Patience) -> None:
         self.endpoint = endpoint
         self.skew_s = 0.0
+        self._date = ""
         self._place = place
         self._keys = keys
         self._patience = patience
         self._lock = threading.Lock()
-        self._idle: list[tuple[float, http.client.HTTPConnection]] = []
-        self._busy: set[http.client.HTTPConnection] = set()
+        self._idle: list[tuple[float, Connection]] = []
+        self._busy: set[Connection] = set()
         self._aborts = 0
         self._tls: ssl.SSLContext | None = None
         self._proxy = _proxy(endpoint)
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether the service may be told of checksums beside MD5; OBS would store them."""
+        return not self._place.is_obs
 
     def send(self, request: Request) -> Answer:
         """Send a request until it succeeds or is refused for good.
@@ -215,8 +222,8 @@ class Wire:
             self._aborts += 1
             busy = list(self._busy)
         for connection in busy:
-            with suppress(OSError, AttributeError):
-                connection.sock.shutdown(2)
+            with suppress(OSError):
+                connection.interrupt()
 
     def _pause(self, number: int, asked: str = "") -> None:
         """Wait before the next try: a random time, so that many clients do not come in waves."""
@@ -247,65 +254,73 @@ class Wire:
                 sent.take_back()
             return answer
 
-    def _write(
-        self, connection: http.client.HTTPConnection, request: Request, keys: Keys, sent: _Sent
-    ) -> None:
-        target = self.endpoint.target(request.key)
-        query = urllib.parse.urlencode(request.query, quote_via=urllib.parse.quote, safe="~")
-        target += f"?{query}" if query else ""
-        headers = signed(request, self.endpoint, target, keys)
-        if self._proxy and self.endpoint.url.startswith("http:"):
-            target = f"http://{self.endpoint.host}{target}"
-        connection.putrequest(request.method, target, skip_host=True, skip_accept_encoding=True)
-        for name, value in headers.items():
-            connection.putheader(name, value)
-        body = request.body
-        if request.method in ("PUT", "POST"):
-            connection.putheader("Content-Length", str(body.size_bytes if body else 0))
-        connection.endheaders()
-        if body is None:
+    def _write(self, connection: Connection, request: Request, keys: Keys, sent: _Sent) -> None:
+        head = self._head(request, keys)
+        if request.body is None:
+            connection.send(head)
             return
         try:
-            for piece in body.pieces():
-                connection.send(piece)
+            for number, piece in enumerate(request.body.pieces()):
+                # A small object is one call of the system.
+                connection.send(piece if number else b"".join((head, piece)))
                 sent.add(len(piece))
+            if not request.body.size_bytes:
+                connection.send(head)
         except (BrokenPipeError, ConnectionResetError):
             # A refusal may have come before the whole body was wanted; if not, reading fails too.
-            connection.sock.settimeout(self._patience.connect_s)
+            connection.limit(self._patience.connect_s)
 
-    def _read(self, connection: http.client.HTTPConnection, request: Request) -> Answer:
-        response = connection.getresponse()
-        headers = {name.lower(): value for name, value in response.getheaders()}
-        self.skew_s = refusals.skew_s(headers.get("date", ""))
-        answer = Answer(response.status, headers, self._is_digest_tag(headers))
-        if response.status < 300 and request.sink is not None:
-            self._pass_on(response, request.sink, answer)
+    def _head(self, request: Request, keys: Keys) -> bytes:
+        """Return how a request begins."""
+        path = self.endpoint.target(request.key)
+        call = sign.Call(request.method, self.endpoint.host, path, request.query, request.headers)
+        headers = sign.headers(call, keys, self.endpoint.region, time.time())
+        if request.method in ("PUT", "POST"):
+            headers["content-length"] = str(request.body.size_bytes if request.body else 0)
+        query = f"?{sign.query_text(request.query)}" if request.query else ""
+        is_absolute = self._proxy and self.endpoint.url.startswith("http:")
+        target = f"http://{self.endpoint.host}{path}" if is_absolute else path
+        lines = [f"{request.method} {target}{query} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        head = "\r\n".join(lines)
+        if head.count("\n") != len(headers) or head.count("\r") != len(headers):
+            raise StoreError(
+                f"{request.doing}: a header of the request would hold a line break",
+                hint="is there one in a key or in the name of a region?",
+            )
+        return f"{head}\r\n\r\n".encode()
+
+    def _read(self, connection: Connection, request: Request) -> Answer:
+        head = connection.head(request.method)
+        date = head.headers.get("date", "")
+        if date != self._date:
+            self._date, self.skew_s = date, refusals.skew_s(date)
+        is_digest_tag = self._is_digest_tag(head.headers)
+        if head.status < 300 and request.sink is not None:
+            answer = Answer(head.status, head.headers, is_digest_tag)
+            self._pass_on(connection, head, request.sink, answer)
         else:
-            data = _whole(response)
-            if response.status < 300:
-                refusal = _late_refusal(data, headers)
+            data = _whole(connection)
+            if head.status < 300:
+                refusal = _late_refusal(data, head.headers)
             else:
-                refusal = refusals.refusal(response.status, data, headers)
-            answer = replace(answer, body=data, refusal=refusal)
-        if response.will_close or not response.isclosed():
-            connection.close()
-        else:
+                refusal = refusals.refusal(head.status, data, head.headers)
+            answer = Answer(head.status, head.headers, is_digest_tag, data, refusal)
+        if connection.is_reusable:
             with self._lock:
                 self._idle.append((time.monotonic(), connection))
+        else:
+            connection.close()
         return answer
 
-    def _pass_on(self, response: http.client.HTTPResponse, sink: Sink, answer: Answer) -> None:
+    def _pass_on(self, connection: Connection, head: Head, sink: Sink, answer: Answer) -> None:
         """Pass a body on as it comes, unless it comes too slowly."""
-        expected = response.length
         sink.begin(answer)
-        buffer = memoryview(bytearray(min(PIECE_BYTES, expected or PIECE_BYTES)))
-        passed, window = 0, _Window(self._patience)
-        while count := response.readinto(buffer):
+        buffer = memoryview(bytearray(min(PIECE_BYTES, head.size_bytes or PIECE_BYTES)))
+        window = _Window(self._patience)
+        while count := connection.read(buffer):
             sink.take(buffer[:count])
-            passed += count
             window.add(count)
-        if expected is not None and passed < expected:
-            raise Damaged(f"the answer ends after {passed} of {expected} bytes")
         sink.end()
 
     def _is_digest_tag(self, headers: Mapping[str, str]) -> bool:
@@ -317,7 +332,7 @@ class Wire:
 
     # -- connections --------------------------------------------------------------------------
 
-    def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
+    def _connection(self) -> tuple[Connection, bool]:
         """Return a connection, and whether it has served before."""
         with self._lock:
             while self._idle:
@@ -327,7 +342,7 @@ class Wire:
                 kept.close()
         return self._connected(), False
 
-    def _connected(self) -> http.client.HTTPConnection:
+    def _connected(self) -> Connection:
         is_tls = self.endpoint.url.startswith("https:")
         host, port = _host_and_port(self._proxy or f"//{self.endpoint.host}", is_tls=is_tls)
         limit_s = self._patience.connect_s
@@ -341,8 +356,7 @@ class Wire:
             far_host, far_port = _host_and_port(f"//{self.endpoint.host}", is_tls=True)
             connection.set_tunnel(far_host, far_port)
         connection.connect()
-        connection.sock.settimeout(self._patience.stall_s)
-        return connection
+        return Connection(connection, self._patience.stall_s)
 
     def _tls_context(self) -> ssl.SSLContext:
         with self._lock:
@@ -352,7 +366,7 @@ class Wire:
             return self._tls
 
     @contextmanager
-    def _in_use(self, connection: http.client.HTTPConnection) -> Iterator[None]:
+    def _in_use(self, connection: Connection) -> Iterator[None]:
         with self._lock:
             self._busy.add(connection)
         try:
@@ -397,13 +411,18 @@ class _Window:
         self._begun_s, self._bytes = time.monotonic(), 0
 
 
-def _whole(response: http.client.HTTPResponse) -> bytes:
-    """Return a short body; ``read`` with a limit does not say when there should be more."""
-    expected = response.length
-    data = response.read(_LONGEST_BODY_BYTES)
-    if expected is not None and len(data) < min(expected, _LONGEST_BODY_BYTES):
-        raise Damaged(f"the answer ends after {len(data)} of {expected} bytes")
-    return data
+def _whole(connection: Connection) -> bytes:
+    """Return a short body."""
+    pieces: list[bytes] = []
+    room, rest = memoryview(bytearray()), _LONGEST_BODY_BYTES
+    while rest and not connection.is_reusable:
+        room = room or memoryview(bytearray(_SHORT_BODY_BYTES))
+        count = connection.read(room[:rest])
+        if not count:
+            break
+        pieces.append(bytes(room[:count]))
+        rest -= count
+    return b"".join(pieces)
 
 
 def _late_refusal(data: bytes, headers: dict[str, str]) -> Refusal | None:
@@ -431,23 +450,6 @@ def _host_and_port(url: str, *, is_tls: bool) -> tuple[str, int]:
 # -- signatures -------------------------------------------------------------------------------
 
 
-def signed(request: Request, endpoint: Endpoint, target: str, keys: Keys) -> dict[str, str]:
-    """Return the headers of a request with its signature; the body is not a part of what is signed.
-
-    OBS takes no other digest than UNSIGNED-PAYLOAD, so what protects the body is Content-MD5.
-    """
-    from botocore.awsrequest import AWSRequest
-
-    scheme = endpoint.url.partition(":")[0]
-    made: Any = AWSRequest(
-        request.method,
-        f"{scheme}://{endpoint.host}{target}",
-        headers={"Host": endpoint.host, **request.headers},
-    )
-    _auth()(keys, "s3", endpoint.region).add_auth(made)
-    return dict(made.headers.items())
-
-
 def presigned(method: str, endpoint: Endpoint, key: str, keys: Keys, limit_s: int) -> str:
     """Return the address of an object with a signature in it."""
     from botocore.auth import S3SigV4QueryAuth
@@ -457,18 +459,6 @@ def presigned(method: str, endpoint: Endpoint, key: str, keys: Keys, limit_s: in
     made: Any = AWSRequest(method, f"{scheme}://{endpoint.host}{endpoint.target(key)}")
     S3SigV4QueryAuth(keys, "s3", endpoint.region, expires=limit_s).add_auth(made)
     return str(made.url)
-
-
-@functools.cache
-def _auth() -> Any:
-    """Return botocore's signer of S3, for bodies that are not signed."""
-    from botocore.auth import UNSIGNED_PAYLOAD, S3SigV4Auth
-
-    class Auth(S3SigV4Auth):  # type: ignore[misc]  # botocore has no types
-        def payload(self, _request: Any) -> str:
-            return str(UNSIGNED_PAYLOAD)
-
-    return Auth
 
 
 def document(answer: Answer, doing: str) -> Element:
