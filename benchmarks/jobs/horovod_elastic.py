@@ -11,4 +11,4 @@ def train(state):
 
 
 hvd.init()
-train(hvd.elastic.ObjectState(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, step=0))
+train(hvd.elastic.TorchState(step=0))
