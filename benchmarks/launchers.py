@@ -179,7 +179,9 @@ def _horovodrun_elastic(bench: Bench, run: Path, launcher: _Launcher) -> Command
 
 def _horovod(bench: Bench, run: Path, launcher: _Launcher, *words: str) -> Command:
     python = launcher.python(bench)
-    argv = (python, "-m", "horovod.runner.launch", *words, python, launcher.script)
+    # Told of none, it asks a task on every node for its interfaces, and was seen to wait for ever.
+    options = ("--network-interface", "lo")
+    argv = (python, "-m", "horovod.runner.launch", *options, *words, python, launcher.script)
     return bench.command(argv, run, launcher.script)
 
 
