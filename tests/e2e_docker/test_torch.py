@@ -24,16 +24,17 @@ def image(with_entry):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "example"),
+    ("launcher", "example", "ranks"),
     [
-        ("torchrun", "torch_digits"),
-        ("horovod", "horovod_digits"),
-        ("horovod-gloo", "horovod_digits"),
+        ("torchrun", "torch_digits", 2),
+        ("pytorch-modelarts", "torch_digits", 1),
+        ("horovod", "horovod_digits", 2),
+        ("horovod-gloo", "horovod_digits", 2),
     ],
 )
-def test_the_example_trains_the_same_model_on_all_ranks(cloud, image, launcher, example):
-    """Two nodes with addresses of their own and two ranks on each; the losses fall."""
-    size = ("--nodes", "2", "--procs-per-node", "2")
+def test_the_example_trains_the_same_model_on_all_ranks(cloud, image, launcher, example, ranks):
+    """Two nodes with addresses of their own and as many ranks on each; the losses fall."""
+    size = ("--nodes", "2", "--procs-per-node", str(ranks))
     words = ("--backend", "docker", "--image", image, "--source", EXAMPLES / example)
 
     done = cloud.run(
@@ -45,7 +46,7 @@ def test_the_example_trains_the_same_model_on_all_ranks(cloud, image, launcher, 
     losses = [float(text) for text in re.findall(rb"epoch +\d+  loss ([0-9.]+)", done.out)]
     assert len(losses) == 3, done
     assert losses == sorted(losses, reverse=True), done
-    assert b"identical on all 4 ranks" in done.out, done
+    assert b"identical on all %d ranks" % (2 * ranks) in done.out, done
 
 
 ELASTIC = """\
