@@ -67,7 +67,7 @@ def train(state):
         time.sleep(0.1)
         state.step += 1
         state.commit()
-        if state.step - begun in (5, 150):
+        if state.step - begun in (5, 120):
             print(f"{hvd.size()} made {state.step - begun} steps", flush=True)
 train(state)
 print(f"node {node} is done with {hvd.size()} at step {state.step}", flush=True)
@@ -94,7 +94,7 @@ def test_an_elastic_job_goes_on_without_a_container_and_takes_it_back(cloud, ima
 
     cloud.engine.kill(lost, "SIGKILL")
     # Longer than a job of another launcher would be left alone.
-    until(lambda: is_said(b"2 made 150 steps"), "word of the two that are left", LIMIT_S)
+    until(lambda: is_said(b"2 made 120 steps"), "word of the two that are left", LIMIT_S)
     cloud.engine.start(lost)
 
     waited = cloud.run("wait", job, limit_s=LIMIT_S)
@@ -103,4 +103,4 @@ def test_an_elastic_job_goes_on_without_a_container_and_takes_it_back(cloud, ima
     ends = re.findall(rb"node (\d) is done with (\d) at step (\d+)", log.out)
     assert sorted((node, size) for node, size, _ in ends) == [(b"%d" % n, b"3") for n in range(3)]
     assert len({step for _, _, step in ends}) == 1, log
-    assert int(ends[0][2]) >= 160, log
+    assert int(ends[0][2]) >= 130, log
