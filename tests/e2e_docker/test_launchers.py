@@ -26,7 +26,7 @@ HEAVY = {
     **dict.fromkeys(("torchrun", "horovod", "horovod-gloo", "horovod-elastic"), "torch"),
     **dict.fromkeys(("msrun", "dynamic-cluster", "mindspore-mpi"), "mindspore"),
 }
-LIMIT_S = 180.0
+LIMIT_S = 300.0
 FOLDER = "/home/ma-user/modelarts/user-job-dir/code"
 PRELUDE = """\
 import hashlib, json, os, signal, sys, time
