@@ -65,15 +65,13 @@ def cases(line_count: int) -> tuple[Case, ...]:
             "entry",
             "a no-op script through the entry of the container, one node, 2 ranks",
             ("wall_s", "cpu_s"),
-            _all_ran(
+            all_ran(
                 2,
                 Subject("mpirun", partial(subject.mpirun_local, ranks=2, script="noop.py")),
                 Subject("jobentry", partial(subject.jobentry, ranks=2)),
                 Subject("sagemaker-training", partial(subject.sagemaker_entry, ranks=2), rounds=2),
             ),
         ),
-        _launcher("python", 1, subject.python_script),
-        _launcher("torchrun", 2, partial(subject.torchrun, ranks=2)),
         *(_containers(count, rounds) for count, rounds in _CONTAINERS.items()),
         *(_submit(count, rounds) for count, rounds in _SUBMITS.items()),
         *(_probe(count) for count in _WORKERS),
@@ -104,26 +102,12 @@ def _noop(nodes: int) -> Case:
         f"noop-{nodes}",
         f"submit to done: a no-op script, one rank on each of {nodes} nodes",
         ("wall_s", "cpu_s"),
-        _all_ran(
+        all_ran(
             nodes,
             Subject("mpirun", partial(subject.mpirun_nodes, nodes=nodes)),
             Subject("torchx", partial(_torchx, nodes=nodes, words=(script,))),
             Subject("submitit", partial(subject.submitit_job, nodes=nodes)),
             Subject("cloudjob", partial(_cloudjob, nodes=nodes, words=(script,))),
-        ),
-    )
-
-
-def _launcher(name: str, ranks: int, by_hand: Callable[[Bench, Path], Command]) -> Case:
-    return Case(
-        f"launchers-{name}",
-        f"a no-op script, {ranks} rank(s) on one node: {name} by hand and through the entry",
-        ("wall_s", "cpu_s"),
-        _all_ran(
-            ranks,
-            Subject("by hand", by_hand),
-            Subject("jobentry", partial(subject.jobentry_with, launcher=name, ranks=ranks)),
-            Subject("with bytecode", partial(subject.bytecode_with, launcher=name, ranks=ranks)),
         ),
     )
 
@@ -265,7 +249,7 @@ def _cloudjob(bench: Bench, run: Path, nodes: int, words: tuple[str, ...]) -> Co
     return subject.cloudjob_job(bench, run, nodes, *words)
 
 
-def _all_ran(ranks: int, *subjects: Subject) -> tuple[Subject, ...]:
+def all_ran(ranks: int, *subjects: Subject) -> tuple[Subject, ...]:
     """Return ``subjects``, their runs failing unless every rank's one line comes out.
 
     Open MPI 5 was seen to start fewer processes than asked and to exit with 0; TorchX 0.7 loses

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks import (
     floor,
+    launchers,
     measure,
     modelarts,
     packaging,
@@ -46,7 +47,7 @@ _SIZE = "size"
 def main(argv: list[str] | None = None) -> int:
     """Measure what the options choose; 1 with --check when a floor does not hold."""
     args = _parse(argv)
-    every = (*cases(args.lines), *packaging.cases(), *modelarts.cases())
+    every = _every(args.lines)
     chosen = [case for case in every if _is_chosen(case, args.only)]
     if args.list:
         print("\n".join(f"{case.name:10}{case.title}" for case in every))
@@ -80,6 +81,10 @@ def main(argv: list[str] | None = None) -> int:
     return int(args.check and any(verdict.outcome != "PASS" for verdict in verdicts))
 
 
+def _every(line_count: int) -> tuple[Case, ...]:
+    return (*cases(line_count), *launchers.cases(), *packaging.cases(), *modelarts.cases())
+
+
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="benchmarks/run",
@@ -101,11 +106,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--image", default="cloudjob/base:latest", help="of the nodes (cloudjob/base:latest)")
     add("--lines", type=_count, default=_LINE_COUNT, help="lines of the case log (500000)")
     args = parser.parse_args(argv)
-    known = {
-        word
-        for case in (*cases(args.lines), *packaging.cases(), *modelarts.cases())
-        for word in (case.name, case.group)
-    } | {_SIZE}
+    known = {word for case in _every(args.lines) for word in (case.name, case.group)} | {_SIZE}
     unknown = sorted(set(args.only) - known)
     if unknown:
         parser.error(f"no such case: {', '.join(unknown)} (known: {', '.join(sorted(known))})")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks import launchers
 from benchmarks.result import CaseResult
 
 _LEAST_SPEED = 0.9
-_LAUNCHERS = ("python", "torchrun")
 ZIPAPP_LIMIT_BYTES = 100 * 1024
 
 Results = dict[str, CaseResult]
@@ -41,7 +41,7 @@ def floors() -> tuple[Floor, ...]:
         _ratio("noop-2", "wall_s", "torchx", 1.0, "the wall time of torchx"),
         _over("noop-2", "cloudjob", 0.6),
         _over("entry", "jobentry", 0.2),
-        *(_over(f"launchers-{name}", "jobentry", 0.3, other="by hand") for name in _LAUNCHERS),
+        *(_over(name, "jobentry", 0.3, other="by hand") for name in launchers.names()),
         _over("containers-2", "cloudjob", 1.5, "first_line_s"),
         _over("slurm-2", "cloudjob", 1.0, other="srun"),
         *(_ahead(count) for count in (2, 4, 8, 16, 32)),

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import venv
@@ -136,42 +136,19 @@ def sagemaker_entry(bench: Bench, run: Path, ranks: int) -> Command:
     return bench.command(argv, run, "noop.py", **env)
 
 
-def python_script(bench: Bench, run: Path) -> Command:
-    """Start the script as a person does."""
-    return bench.command((bench.python, "noop.py"), run, "noop.py")
-
-
-def torchrun(bench: Bench, run: Path, ranks: int) -> Command:
-    """Start torchrun on this machine as a person does."""
-    size = ("--nnodes=1", f"--nproc-per-node={ranks}")
-    argv = (_torch(), "-m", "torch.distributed.run", *size, "noop.py")
-    # Without it torchrun says at length that it has set it.
-    return bench.command(argv, run, "noop.py", OMP_NUM_THREADS="1")
-
-
-def jobentry_with(bench: Bench, run: Path, launcher: str, ranks: int) -> Command:
-    """Start the container half of cloudjob on one node with a launcher."""
-    python = _torch() if launcher == "torchrun" else bench.python
-    return jobentry(bench, run, ranks, CLOUDJOB_LAUNCHER=launcher, MA_SCRIPT_INTERPRETER=python)
-
-
-def bytecode_with(bench: Bench, run: Path, launcher: str, ranks: int) -> Command:
-    """Start the same with bytecode, as the process backend and our images have it."""
-    target = bench.homes / "jobentry-bytecode.pyc"
-    if not target.exists():
-        argv = [bench.python, "-I", "-S", str(_zipapp(bench)), "--compile", str(target)]
-        subprocess.run(argv, check=True)
-    return jobentry_with(replace(bench, zipapp=target), run, launcher, ranks)
-
-
-def jobentry(bench: Bench, run: Path, ranks: int, **more: str) -> Command:
+def jobentry(bench: Bench, run: Path, ranks: int) -> Command:
     """Start the container half of cloudjob on one node."""
-    env = {"MA_NUM_HOSTS": "1", "CLOUDJOB_PROCS_PER_NODE": str(ranks), **more}
-    argv = (bench.python, "-I", "-S", str(_zipapp(bench)), "noop.py")
+    env = {"MA_NUM_HOSTS": "1", "CLOUDJOB_PROCS_PER_NODE": str(ranks)}
+    argv = (bench.python, "-I", "-S", str(entry_of(bench)), "noop.py")
     return bench.command(argv, run, "noop.py", **env)
 
 
-def _zipapp(bench: Bench) -> Path:
+def entry_of(bench: Bench) -> Path:
+    """Return the container half of cloudjob.
+
+    Raises:
+        NotRun: There is none.
+    """
     if bench.zipapp is None:
         raise NotRun("no zipapp: scripts/build_zipapp.py did not make one; give --zipapp")
     return bench.zipapp
@@ -208,10 +185,6 @@ def store_client(bench: Bench, run: Path, client: str, way: str, size: str) -> C
     argv = (str(folder / "python"), driver, client, way, size, str(bench.store.folder), prefix)
     home = str(run / "home")
     return bench.command(argv, run, "noop.py", **bench.store.environ, CLOUDJOB_HOME=home)
-
-
-def _torch() -> str:
-    return str(venv.prepare("torch") / "bin" / "python")
 
 
 def _script(peer: str, name: str) -> str:

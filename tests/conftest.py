@@ -82,3 +82,51 @@ def fault_proxy() -> Iterator[Callable[[Server], FaultProxy]]:
     yield make
     for proxy in proxies:
         proxy.close()
+
+
+@pytest.fixture
+def ugly_values() -> dict[str, bytes]:
+    """Values that some carrier of Open MPI damages."""
+    return UGLY_VALUES
+
+
+UGLY_VALUES: dict[str, bytes] = {
+    "blank": b"a b",
+    "only_blank": b" ",
+    "outer_blanks": b"  a  ",
+    "tab": b"a\tb",
+    "newline": b"a\nb",
+    "newlines": b"\n\nMA_X=1\n-x FOO\n",
+    "crlf": b"a\r\nb\r",
+    "single_quote": b"it's",
+    "double_quote": b'say "hi"',
+    "quoted": b"\"a b\" 'c d'",
+    "open_quote": b'"',
+    "equals": b"k=v=w",
+    "begins_equals": b"=x",
+    "semicolon": b"a;b;c",
+    "hash": b"# no comment",
+    "slashes": b"http://x//y /* z */",
+    "dollar": b"$HOME ${HOME} $(id) `id`",
+    "backslash": b"\\ \\n \\\\ \\",
+    "percent": b"%3A %25 %s %n",
+    "colon": b":",
+    "comma": b"a,b,,c",
+    "star": b"* ? [a-z] ~",
+    "bang": b"!! !$",
+    "amp": b"a && b || c & d | e > f < g",
+    "braces": b"{a,b} {}",
+    "json": b'{"a": ["b", null], "c": {"d": 1.5}}',
+    "dash": b"-x FOO",
+    "dashes": b"--",
+    "control": bytes(range(1, 32)) + b"\x7f",
+    "separator": b"a\x01b",
+    "latin": "Grüße, søster".encode(),
+    "chinese": "训练作业 🚀".encode(),
+    "invalid": b"\xff\xfe\x80 \xc3(",
+    "all_bytes": bytes(range(1, 256)),
+    "empty": b"",
+    "zero": b"0",
+    "long": b"x" * 100_000,
+    "long_ugly": b'a b="c";\n$\'' * 9000,
+}

@@ -402,7 +402,9 @@ def test_every_launcher_has_a_row_with_its_tests():
     assert [text for text in said if "](../tests/" not in text and text != "the same"] == []
 
 
-@pytest.mark.parametrize("heading", ["", "mode", "in containers, with the backend docker"])
+@pytest.mark.parametrize(
+    "heading", ["", "mode", "what each promises", "in containers, with the backend docker"]
+)
 def test_every_method_on_every_device_has_a_test_or_a_mark(heading: str):
     """What has run names the test; all else says why it has not."""
     (table,) = (table for table in LAUNCHER_TABLES[1:] if table[0][0] == heading)

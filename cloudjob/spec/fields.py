@@ -372,6 +372,6 @@ STORE_SECTIONS = ("s3", "obs")
 FRAMEWORK_SECTIONS = ("mindspore",)
 
 # Those that leave a job alone when it has lost a node.
-ELASTIC_BACKENDS = ("process",)
+ELASTIC_BACKENDS = ("process", "docker")
 
 VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")

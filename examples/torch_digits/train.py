@@ -22,6 +22,10 @@ def arguments():
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")
     parser.add_argument("--lr", type=float, default=0.3)
     parser.add_argument("--seed", type=int, default=0)
+    # ModelArts' own convention; torchrun says the same by variables, which PyTorch looks for then.
+    parser.add_argument("--init_method")
+    parser.add_argument("--rank", type=int, default=-1)
+    parser.add_argument("--world_size", type=int, default=-1)
     return parser.parse_known_args()[0]
 
 
@@ -61,7 +65,8 @@ def train(model, optimizer, images, labels, args):
 def main():
     """Train, compare what the ranks have, and report."""
     args = arguments()
-    dist.init_process_group("gloo")
+    place = {"rank": args.rank, "world_size": args.world_size}
+    dist.init_process_group("gloo", init_method=args.init_method, **place)
     torch.set_num_threads(1)
     # Each rank begins with weights of its own; wrapped, all have those of rank 0.
     torch.manual_seed(args.seed + dist.get_rank())

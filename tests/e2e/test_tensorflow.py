@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
 pytestmark = [pytest.mark.one_mpi, pytest.mark.tensorflow]
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 240
 
 
@@ -16,59 +18,34 @@ LIMIT_S = 240
 def submit(cloud):
     """Submit a script on two nodes, under a Python that has TensorFlow."""
 
-    def run(launcher: str, text: str):
+    def run(launcher: str, text: str, *more: str):
         python = os.environ["CLOUDJOB_TEST_TENSORFLOW"]
         cloud.write("train.py", text)
         cloud.write("job.yaml", f"process: {{python: {python}}}\n")
         words = ("--config", "job.yaml", "--nodes", "2", "--launcher", launcher)
         quiet = ("-e", "TF_CPP_MIN_LOG_LEVEL=3", "-e", "CUDA_VISIBLE_DEVICES=")
-        return cloud.submit(*words, *quiet, "train.py", limit_s=LIMIT_S)
+        return cloud.submit(*words, *quiet, *more, "train.py", limit_s=LIMIT_S)
 
     return run
 
 
-def test_workers_train_one_model(submit):
-    """MultiWorkerMirroredStrategy: each has its share of the batch, and the losses are the same."""
-    done = submit(
-        "tensorflow",
-        """
-import os
-import tensorflow as tf
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
-node = int(os.environ["VC_TASK_INDEX"])
-with strategy.scope():
-    weight = tf.Variable(tf.zeros((4, 1)))
-    optimizer = tf.keras.optimizers.SGD(0.1)
-    optimizer.build([weight])
-# The nodes have halves of the data that lead to other models.
-inputs = tf.one_hot([0, 1] if node == 0 else [2, 3], 4)
-wanted = tf.reduce_sum(inputs * tf.constant([[1.0, 2.0, 3.0, 4.0]]), 1, keepdims=True)
+def test_the_example_trains_one_model_on_all_workers(cloud, submit):
+    """Each has its share of the data, and the losses and the weights are the same."""
+    text = (EXAMPLES / "tensorflow_workers" / "train.py").read_text()
 
-def share():
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((tf.matmul(inputs, weight) - wanted) ** 2) / 2
-    optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
-    return loss
-
-@tf.function
-def step():
-    return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(share), axis=None)
-
-for number in range(60):
-    print(f"step {number} of {strategy.num_replicas_in_sync} loss {step().numpy():.5f}", flush=True)
-print("weights", [round(float(value)) for value in weight.numpy()[:, 0]])
-""",
-    )
+    done = submit("tensorflow", text, "--output", "model=")
 
     assert done.code == 0, done
     losses = {0: [], 1: []}
-    for node, loss in re.findall(rb"\[(\d)\] step \d+ of 2 loss ([\d.]+)", done.out):
+    for node, loss in re.findall(rb"\[(\d)\] step +\d+ of worker \1 of 2  loss ([\d.]+)", done.out):
         losses[int(node)].append(float(loss))
     assert len(losses[0]) == 60, done
     assert losses[0] == losses[1], done
     assert losses[0] == sorted(losses[0], reverse=True), done
-    weights = re.findall(rb"\[\d\] weights (.*)", done.out)
-    assert weights == [b"[1, 2, 3, 4]"] * 2, done
+    assert sorted(re.findall(rb"worker \d has .*", done.out)) == [
+        b"worker %d has [1.0, 2.0, 3.0, 4.0]" % worker for worker in range(2)
+    ]
+    assert cloud.cli("outputs", done.job).out == b"model/weights.txt\n"
 
 
 def test_workers_share_variables_on_parameter_servers(submit):

@@ -100,19 +100,23 @@ while True: time.sleep(0.05)
     assert len(cloud.left("bye-*")) == 4
 
 
-def test_the_example_trains_the_same_model_on_all_ranks(cloud):
+@pytest.mark.parametrize(("launcher", "ranks"), [("", 2), ("pytorch-modelarts", 1)])
+def test_the_example_trains_the_same_model_on_all_ranks(cloud, launcher, ranks):
     """Its losses fall and are those of every rank; the launcher is the one that is found."""
     python = os.environ["CLOUDJOB_TEST_TORCH"]
     shutil.copy(EXAMPLES / "torch_digits" / "train.py", cloud.source)
     cloud.write("job.yaml", f"process: {{python: {python}}}\n")
-    words = ("--config", "job.yaml", *SIZE[2:], "--output", "model=", "train.py", "--epochs", "3")
+    size = ("--nodes", "2", "--procs-per-node", str(ranks))
+    chosen = ("--launcher", launcher) if launcher else ()
+    words = ("--config", "job.yaml", *size, *chosen, "--output", "model=")
 
-    done = cloud.submit(*words, limit_s=LIMIT_S)
+    done = cloud.submit(*words, "train.py", "--epochs", "3", limit_s=LIMIT_S)
 
     assert done.code == 0, done
-    assert b"launcher torchrun: train.py imports torch.distributed" in done.err, done
+    if not launcher:
+        assert b"launcher torchrun: train.py imports torch.distributed" in done.err, done
     losses = [float(text) for text in re.findall(rb"epoch +\d+  loss ([0-9.]+)", done.out)]
     assert losses == sorted(losses, reverse=True), done
     assert len(losses) == 3, done
-    assert b"identical on all 4 ranks" in done.out, done
+    assert b"identical on all %d ranks" % (2 * ranks) in done.out, done
     assert cloud.cli("outputs", done.job).out == b"model/digits.pt\n"

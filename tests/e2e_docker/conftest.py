@@ -232,7 +232,7 @@ def derive(engine: docker.APIClient, base_image: str) -> Iterator[Callable[..., 
 @pytest.fixture(scope="session")
 def with_entry(engine: docker.APIClient) -> Iterator[Callable[[str], str]]:
     """Lay the entry of today over that of an image, as images/base.Dockerfile does."""
-    made: list[str] = []
+    made: dict[str, str] = {}
     root = Path(__file__).parents[2]
     entry = ("cloudjob/jobentry.pyz", "entrypoints/boot.sh")
     recipe = (root / "images" / "base.Dockerfile").read_text()
@@ -240,13 +240,15 @@ def with_entry(engine: docker.APIClient) -> Iterator[Callable[[str], str]]:
     lines = recipe[begin : recipe.index("USER 1000:100", begin)]
 
     def with_entry(image: str) -> str:
-        tag = f"cloudjob-test/{image.partition('/')[2].replace(':', '-')}-{os.getpid()}"
-        build_on(engine, image, tag, lines, {name: (root / name).read_bytes() for name in entry})
-        made.append(tag)
-        return tag
+        if image not in made:
+            tag = f"cloudjob-test/{image.partition('/')[2].replace(':', '-')}-{os.getpid()}"
+            files = {name: (root / name).read_bytes() for name in entry}
+            build_on(engine, image, tag, lines, files)
+            made[image] = tag
+        return made[image]
 
     yield with_entry
-    for tag in made:
+    for tag in made.values():
         engine.remove_image(tag, force=True)
 
 

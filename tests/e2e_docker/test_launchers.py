@@ -1,9 +1,14 @@
-"""Launchers in real containers: those that need no more than the base has."""
+"""What every launcher promises, in real containers: the suite of ``tests/e2e/test_launchers.py``.
+
+Those that need a framework run in the images that ``.ci/run heavy`` makes,
+``$CLOUDJOB_TEST_TORCH_IMAGE`` and ``$CLOUDJOB_TEST_MINDSPORE_IMAGE``.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import textwrap
+import os
 
 import pytest
 
@@ -11,78 +16,200 @@ from jobentry.contract.launchers import LAUNCHERS
 
 pytestmark = pytest.mark.docker
 
-NAMES = (
+# Those for which the base has all that they need.
+LIGHT = (
     *("mpirun", "python", "command", "pytorch-modelarts"),
     *("tensorflow", "tensorflow-ps", "rank-table"),
 )
-# A parameter server of TensorFlow's knows no end.
-STAYS = """\
-import sys, time
+# A framework's own, with its marker, which its image's variable has, too.
+HEAVY = {
+    **dict.fromkeys(("torchrun", "horovod", "horovod-gloo", "horovod-elastic"), "torch"),
+    **dict.fromkeys(("msrun", "dynamic-cluster", "mindspore-mpi"), "mindspore"),
+}
+LIMIT_S = 300.0
+FOLDER = "/home/ma-user/modelarts/user-job-dir/code"
+PRELUDE = """\
+import hashlib, json, os, signal, sys, time
 if sys.argv[3:5] == ["--job_name", "ps"]:
-    time.sleep(600)
-"""
-SAY = """\
-import json, os, sys
-rank = next(os.environ[n] for n in ("CLOUDJOB_RANK", "OMPI_COMM_WORLD_RANK") if n in os.environ)
-print(json.dumps([rank, os.environ["VC_TASK_INDEX"], sys.argv[1:], os.environ["X"], os.getcwd()]))
+    time.sleep(600)  # a parameter server does as it is asked, and knows no end
+node = int(os.environ["VC_TASK_INDEX"])
+words = ("CLOUDJOB_RANK", "OMPI_COMM_WORLD_RANK", "RANK", "RANK_ID")
+rank = int(next(os.environ[word] for word in words if word in os.environ))
+def say(*words): print(*words, flush=True)
 """
 
 
-@pytest.fixture(params=NAMES)
-def launcher(request):
-    """The name of a launcher."""
-    return request.param
+def slots_of(launcher):
+    """How many ranks a node has where that is all the same: as many as tell ranks from nodes."""
+    return 1 if LAUNCHERS[launcher].is_one_a_node else 2
+
+
+def each(names=(), cases=lambda slots: [()]):
+    """Parametrize a test with every launcher and its cases, which depend on the ranks of a node."""
+    return pytest.mark.parametrize(
+        ("launcher", *names),
+        [
+            pytest.param(
+                name, *case, marks=[getattr(pytest.mark, HEAVY[name])] if name in HEAVY else []
+            )
+            for name in (*LIGHT, *HEAVY)
+            for case in cases(slots_of(name))
+        ],
+    )
 
 
 @pytest.fixture
-def submit(cloud, launcher):
-    """Submit a script with the launcher on two nodes, as many ranks on each as it has room for."""
-    ranks = "1" if LAUNCHERS[launcher].is_one_a_node else "2"
+def words(cloud, launcher, request):
+    """Make the words of a submit that runs a script with the launcher."""
 
-    def run(text: str, *words: str):
-        cloud.script(STAYS + textwrap.dedent(text))
-        extra = ()
+    def make(text: str, *args: str, size=()) -> list[str]:
+        cloud.script(PRELUDE + text)
+        nodes, ranks = map(str, size or (2, slots_of(launcher)))
+        found = ["--nodes", nodes, "--procs-per-node", ranks, "--launcher", launcher]
+        if launcher in HEAVY:
+            image = os.environ[f"CLOUDJOB_TEST_{HEAVY[launcher].upper()}_IMAGE"]
+            found += ["--image", request.getfixturevalue("with_entry")(image)]
         if launcher == "rank-table":
-            devices = [f"10.0.0.{node} 0=192.168.0.{node} 1=192.168.1.{node}" for node in (1, 2)]
-            table = f"mindspore: {{device_target: Ascend, devices: {devices}}}\n"
+            devices = " ".join(f"{index}=192.168.{index}.1" for index in range(int(ranks)))
+            lines = [f"10.0.0.{node} {devices}" for node in range(int(nodes))]
+            table = f"mindspore: {{device_target: Ascend, devices: {lines}}}\n"
             (cloud.source / "job.yaml").write_text(table)
-            extra = ("--config", "job.yaml")
+            found += ["--config", "job.yaml"]
+        if launcher == "horovod-elastic":
+            # As the others are: no node may be missing, and none is waited for for long.
+            found += ["--min-nodes", nodes, "--start-timeout-min", "0.5"]
         program = ("python3", "train.py") if launcher == "command" else ("train.py",)
-        size = ("--nodes", "2", "--procs-per-node", ranks, "--launcher", launcher)
-        head = ("submit", "--backend", "docker", *extra, *size, "-e", "X=a;\n'b")
-        return cloud.run(*head, *program, *words)
+        return [*found, *program, *args]
+
+    return make
+
+
+@pytest.fixture
+def submit(cloud, words):
+    """Run a job to its end."""
+
+    def run(*given, first=(), **more):
+        head = ("submit", "--backend", "docker", *first)
+        return cloud.run(*head, *words(*given, **more), limit_s=LIMIT_S)
 
     return run
 
 
-def test_each_rank_has_what_the_job_says(cloud, submit, launcher):
-    """Its number, node, arguments, variables, folder and log."""
-    done = submit(SAY, "--lr", "a b", ":", "")
+@pytest.fixture
+def begin(cloud, until, words):
+    """Begin a job, and return its id when all ranks have said that they are up."""
+
+    def run(text, launcher, *first):
+        head = ("submit", "--backend", "docker", "--detach", *first)
+        done = cloud.run(*head, *words(text), limit_s=LIMIT_S)
+        assert done.code == 0, done
+        ups = [b"[%d] up" % rank for rank in range(2 * slots_of(launcher))]
+        until(
+            lambda: {*ups} <= {*cloud.run("logs", done.job).out.splitlines()},
+            "word of all ranks",
+            LIMIT_S,
+        )
+        return done.job
+
+    return run
+
+
+@each(["size"], lambda slots: [((nodes, ranks),) for nodes in (1, 2) for ranks in {1, slots}])
+def test_each_rank_has_what_the_job_says(cloud, submit, launcher, ugly_values, size):
+    """Its number and node; arguments and variables byte for byte; the code as its folder; a log."""
+    text = """
+values = {name[5:].decode(): hashlib.sha256(value).hexdigest()
+          for name, value in os.environb.items() if name.startswith(b"UGLY_")}
+say(json.dumps([node, os.getcwd() == os.environ["PWD"], os.getcwd(), sys.argv[1:], values]))
+"""
+    args = ["--", "a b", "", "'\"", "$HOME", ":", "%3A", "--rank", "Grüße\n"]
+    first = [
+        word
+        for name, value in ugly_values.items()
+        for word in ("-e", b"UGLY_%s=%s" % (name.encode(), value))
+    ]
+
+    done = submit(text, *args, size=size, first=first)
 
     assert done.code == 0, done
-    slots = 1 if LAUNCHERS[launcher].is_one_a_node else 2
-    lines = sorted(done.out.splitlines())
-    assert len(lines) == 2 * slots, done
-    for number, line in enumerate(lines):
-        prefix, _, text = line.partition(b" ")
-        rank, node, args, value, folder = json.loads(text)
-        assert (prefix, int(rank), int(node)) == (b"[%d]" % number, number, number // slots)
-        assert args[-4:] == ["--lr", "a b", ":", ""]
-        assert value == "a;\n'b"
-        assert folder == "/home/ma-user/modelarts/user-job-dir/code"
+    status = cloud.status(done.job)
+    assert (status["state"], status["exit_code"]) == ("SUCCEEDED", 0), status
+    said = dict(line.split(b" ", 1) for line in done.out.splitlines())
+    assert sorted(said) == [b"[%d]" % rank for rank in range(size[0] * size[1])], done
+    for rank in range(size[0] * size[1]):
+        own = cloud.run("logs", done.job, "--rank", str(rank), "--raw").out
+        assert own == said[b"[%d]" % rank] + b"\n"
+        node, is_here, folder, found, values = json.loads(own)
+        assert (node, is_here, folder) == (rank // size[1], True, FOLDER)
+        # Two launchers put their own words in front.
+        assert found[-len(args) :] == args
+        assert len(found) - len(args) == {"pytorch-modelarts": 6, "tensorflow-ps": 8}.get(
+            launcher, 0
+        )
+        assert values == {
+            name: hashlib.sha256(value).hexdigest() for name, value in ugly_values.items()
+        }
 
 
-def test_a_failing_rank_ends_the_job(cloud, submit, launcher):
-    """With its exit code, node and rank."""
-    done = submit(
-        """\
-        import os, sys, time
-        if os.environ["VC_TASK_INDEX"] == "1":
-            sys.exit(9)
-        time.sleep(600)
-        """
-    )
+@each(
+    ["bad", "how", "code"],
+    lambda slots: [
+        (0, "os._exit(7)", 7),
+        (2 * slots - 1, "os.kill(os.getpid(), signal.SIGKILL)", 137),
+    ],
+)
+def test_a_failing_rank_ends_the_job(cloud, submit, launcher, bad, how, code):
+    """With its exit code, and its node, rank and last lines in the record."""
+    text = f"""
+if rank == {bad}:
+    say("that was it")
+    {how}
+while True: time.sleep(0.05)
+"""
 
-    assert done.code == 9, done
-    failure = cloud.status(done.job)["failure"]
-    assert (failure["node"], failure["exit_code"]) == (1, 9)
+    done = submit(text)
+
+    assert done.code == code, done
+    status = cloud.status(done.job)
+    failure = status["failure"]
+    assert (status["state"], status["cause"]) == ("FAILED", "user"), status
+    place = bad // slots_of(launcher), bad, code
+    assert (failure["node"], failure["rank"], failure["exit_code"]) == place, status
+    assert failure["last_lines"][-1] == "that was it", status
+
+
+@each()
+def test_a_node_that_is_lost_ends_the_job(cloud, begin, launcher):
+    """The others do not wait for it."""
+    job = begin('say("up")\nwhile True: time.sleep(0.05)', launcher)
+
+    cloud.engine.kill(cloud.containers(job)[1]["Id"], "SIGKILL")
+
+    waited = cloud.run("wait", job)
+    status = cloud.status(job)
+    assert waited.code == 137, waited
+    assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
+    assert status["failure"]["node"] == 1, status
+
+
+@each()
+def test_cancel_gives_every_rank_its_grace(cloud, begin, launcher):
+    """SIGTERM first, and what a rank does then is waited for; one that minds it not is ended."""
+    text = f"""
+def end(number, frame):
+    time.sleep(0.3)
+    say("bye")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if rank == {2 * slots_of(launcher) - 1} else end)
+say("up")
+while True: time.sleep(0.05)
+"""
+    job = begin(text, launcher, "--grace-s", "2")
+
+    done = cloud.run("cancel", job)
+
+    assert done.code == 0, done
+    assert cloud.status(job)["state"] == "CANCELLED"
+    said = cloud.run("logs", job).out.splitlines()
+    farewells = [b"[%d] bye" % rank for rank in range(2 * slots_of(launcher) - 1)]
+    assert sorted(line for line in said if line.endswith(b"bye")) == farewells, said

@@ -27,6 +27,7 @@ from cloudjob.backends.docker import delivery, engine, logs, share
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.logs import Source
 from cloudjob.backends.docker.request import (
+    ELASTIC_LABEL,
     GRACE_LABEL,
     JOB_LABEL,
     OWNER_LABEL,
@@ -232,6 +233,9 @@ class DockerBackend:
         if head.node == 0 and not head.is_alive:
             # A worker that the head has spoken to leaves by itself, and minds no signal by now.
             self._kill([item for item in found if item.is_alive], "SIGTERM")
+        elif ELASTIC_LABEL in head.labels:
+            # The head decides with how few it goes on, and how long it waits for one to come back.
+            return
         elif over and not (folder / _ASKED).exists():
             ends = [item.ended_at for item in self._inspected(over) if item.exit_code]
             if ends and time.time() - _seconds(min(ends)) > _LOST_S:

@@ -15,6 +15,7 @@ from cloudjob.errors import SpecError
 from cloudjob.spec import MASK, JobSpec, section
 from cloudjob.submission import Submission
 from jobentry.contract import names
+from jobentry.contract.launchers import LAUNCHERS
 
 HOME = "/home/ma-user"
 # The user of ModelArts' containers.
@@ -26,6 +27,8 @@ NODE_LABEL = "cloudjob.node"
 OWNER_LABEL = "cloudjob.owner"
 GRACE_LABEL = "cloudjob.grace_s"
 MEMORY_LABEL = "cloudjob.memory_gib"
+# On a job that goes on without a node that is lost.
+ELASTIC_LABEL = "cloudjob.elastic"
 
 # What is put into each container before it starts, for its user alone; the entry takes it away.
 DELIVERED = "/run/cloudjob"
@@ -115,6 +118,7 @@ def build(submission: Submission, owner: str) -> DockerRequest:
         OWNER_LABEL: owner,
         GRACE_LABEL: repr(spec.grace_s),
         MEMORY_LABEL: repr(section(spec, "docker")["memory_gib"]),
+        **({ELASTIC_LABEL: "1"} if LAUNCHERS[spec.launcher].is_elastic else {}),
     }
     network = f"cloudjob-{submission.job}"
     image = spec.image or DEFAULT_IMAGE
