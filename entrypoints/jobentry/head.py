@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Collection
+from typing import TYPE_CHECKING, Any
 
 from jobentry import peers, start
 from jobentry.contract import exits
@@ -36,6 +37,7 @@ from jobentry.verdict import (
 from jobentry.workers import Workers
 
 if TYPE_CHECKING:
+    from jobentry.errands import Desk
     from jobentry.members import Members
     from jobentry.table import Row
     from jobentry.wire import Wires
@@ -82,6 +84,11 @@ class Head:
         self._loop.on_signal = self._signalled
         self._wires = wires
         self._workers = Workers(node, paths, self._loop, facts, self._hear_worker, self._lost)
+        self._desk = _desk(plan, paths, self._loop, self._workers)
+        self._waiting = paths.waiting
+        # Our children before mpirun, and why it could not be started early.
+        self._before: list[int] = []
+        self._early = ""
         # Once a rank has failed, mpirun only tells the same at length.
         self._starters = Starters(self._loop, is_quiet=self._has_reason)
         # The workers on which something that starts ranks still runs, and the first bad end there.
@@ -111,6 +118,8 @@ class Head:
         try:
             begun = time.time()
             refusal = self._bring_up()
+            if refusal:
+                self._call_off()
             self.phases.append((0, "bring-up", begun, time.time()))
             begun = time.time()
             outcome = refusal or self._run_ranks()
@@ -141,6 +150,7 @@ class Head:
         self._loop.at("start", self._node.start_timeout_s, self._workers_are_late)
         try:
             self._workers.open(self._wires)
+            self._start_early()
             self._gather()
             while self._workers.absent and not self._has_begun:
                 self._loop.step()
@@ -177,12 +187,18 @@ class Head:
             self._pass_on(values["number"])
         elif word == "cleaned-up":
             self._dirty.discard(peer.index)
-        elif word == "served-no-more":
-            self._served_no_more(Starter(**values), peer.index)
         elif word == "ready" and self._members is not None:
             self._came(peer.index)
-        elif word == "over":
+        else:
+            self._hear_of_programs(peer, word, values)
+
+    def _hear_of_programs(self, peer: peers.Peer, word: str, values: dict[str, Any]) -> None:
+        if word == "over":
             self._ended_away(peer.index, Starter(**values))
+        elif word == "ran" and self._desk is not None:
+            self._desk.answered(**values)
+        elif word == "served-no-more":
+            self._served_no_more(Starter(**values), peer.index)
 
     def _lost(self, peer: peers.Peer) -> None:
         line = "remote shell" if self._wires is None else "connection"
@@ -270,9 +286,39 @@ class Head:
 
     # -- what starts the ranks ----------------------------------------------------------------
 
+    def _start_early(self) -> None:
+        """Start mpirun while the workers come up: it has to wait for the first answer of a worker.
+
+        The desk holds back what it wants of them, and a file each rank that begins here all the
+        same, until every worker is there and fits.
+        """
+        if self._desk is None:
+            return
+        self._before = children()
+        with open(self._waiting, "wb"):
+            pass
+        self._early = self._starters.start(self._plan.processes, self._plan.cwd)
+
+    def _call_off(self) -> None:
+        """End what was started early for a job that does not begin."""
+        started = self._starters.processes
+        self._starters.kill()
+        remove_sessions(started)
+
+    def _begin_early(self) -> Outcome | None:
+        """Let what was started early go on; return what stops the job, if anything does."""
+        assert self._desk is not None
+        self._await_ranks()
+        os.unlink(self._waiting)
+        self._desk.open()
+        return self._faulty(self._early)
+
     def _run_ranks(self) -> Outcome:
-        before = children()
-        refusal = self._start()
+        if self._desk is not None:
+            refusal = self._begin_early()
+        else:
+            self._before = children()
+            refusal = self._start()
         while refusal is None:
             started = self._starters.processes
             while self._starters.are_running or self._away:
@@ -284,7 +330,7 @@ class Head:
             self._loop.drop("start")
             if self._starters.were_killed:
                 remove_sessions(started)
-            if not (self._is_hung and self._has_cleaned_up(before)):
+            if not (self._is_hung and self._has_cleaned_up()):
                 break
             self._attempt += 1
             refusal = self._start()
@@ -301,10 +347,12 @@ class Head:
         if self._plan.is_everywhere:
             self._away = {peer.index for peer in self._workers.peers}
             self._workers.tell("launch")
-        fault = self._starters.start(self._plan.processes, self._plan.cwd)
-        if fault:
-            return Outcome(exits.ENTRY_FAILED, "entry", Failure(message=fault))
-        return None
+        return self._faulty(self._starters.start(self._plan.processes, self._plan.cwd))
+
+    def _faulty(self, fault: str) -> Outcome | None:
+        if not fault:
+            return None
+        return Outcome(exits.ENTRY_FAILED, "entry", Failure(message=fault))
 
     def _see_servers(self) -> None:
         """Without what serves them the ranks cannot go on: MindSpore's scheduler, for one."""
@@ -367,10 +415,10 @@ class Head:
         self._is_hung = True
         self._abort()
 
-    def _has_cleaned_up(self, before: Collection[int]) -> bool:
+    def _has_cleaned_up(self) -> bool:
         """Take away what a hung mpirun has left on all nodes; return whether it may start again."""
         # Also what has left mpirun's process group: its daemon here, and its remote shells.
-        sweep(before)
+        sweep({*self._before, *self._workers.processes})
         self._dirty = {peer.index for peer in self._workers.peers}
         self._workers.tell("clean-up")
         deadline = time.monotonic() + CLEAN_UP_S
@@ -517,6 +565,15 @@ class Head:
         if not starters.code and self._away_end.code:
             return self._away_end
         return Starter(starters.name, starters.code, starters.lines)
+
+
+def _desk(plan: LaunchPlan, paths: NodePaths, loop: NodeLoop, workers: Workers) -> Desk | None:
+    """Return what runs mpirun's commands on the workers; None where it has ssh for that."""
+    if not any(file.path == paths.agent for file in plan.files):
+        return None
+    from jobentry.errands import Desk
+
+    return Desk(paths, loop, workers.peers)
 
 
 def _members(node: NodeEnv, paths: NodePaths) -> Members | None:

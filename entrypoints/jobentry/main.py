@@ -27,6 +27,7 @@ from jobentry.prepare import (
     choose_interfaces,
     code_folder,
     empty,
+    leave_environment,
     make_node_dir,
     node_environment,
     open_line,
@@ -245,16 +246,18 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
     folder, kept = stage(node, where)
     if not launcher.takes_command:
         check_script(folder, options.words[0])
-    environment = node_environment(node, where, folder)
-    environment.update(choose_interfaces(node, environment))
-    make_node_dir(where, environment)
-    module = start_module(node, environment, options.words[0])
+    make_node_dir(where)
+    # First, as the head waits for the sshd of each node.
     server = start_sshd(node, where, launcher)
     line = open_line(node, where, launcher)
-    means = _Means(environment, version, module, server, line, kept)
-    if kept is not None:
-        kept.start()
     try:
+        environment = node_environment(node, where, folder)
+        environment.update(choose_interfaces(node, environment))
+        leave_environment(where, environment)
+        module = start_module(node, environment, options.words[0])
+        means = _Means(environment, version, module, server, line, kept)
+        if kept is not None:
+            kept.start()
         if node.is_head:
             return _lead(node, where, means, options, (started_at, time.time()))
         return _serve(node, where, means, options)

@@ -174,21 +174,30 @@ def check_sshd(server: subprocess.Popen[bytes], where: NodePaths) -> None:
         say(f"the sshd of this node has ended: {sshd.words(where)}")
 
 
-def make_node_dir(where: NodePaths, environment: Mapping[str, str]) -> None:
+def make_node_dir(where: NodePaths) -> None:
     """Make what entry and ranks leave for each other; a restart finds and replaces it."""
     os.makedirs(where.log_dir, exist_ok=True)
     for name in os.listdir(where.log_dir):
         if re.match(r"rank-\d+\.log$", name):
             remove(os.path.join(where.log_dir, name))
     os.makedirs(where.node_dir, mode=0o700, exist_ok=True)
-    remove(os.path.join(where.node_dir, "stopping"))
+    for mark in (os.path.join(where.node_dir, "stopping"), where.waiting):
+        remove(mark)
+    # What agents of mpirun had asked for when this node was killed.
+    for name in os.listdir(where.node_dir):
+        if name.startswith("ask-"):
+            remove(os.path.join(where.node_dir, name))
+    for fifo in (where.events, where.to_head, where.from_head, where.asks):
+        remove(fifo)
+        os.mkfifo(fifo, 0o600)
+
+
+def leave_environment(where: NodePaths, environment: Mapping[str, str]) -> None:
+    """Write down, for the ranks of this node, the environment that they begin with."""
     pairs = (
         os.fsencode(name) + b"=" + os.fsencode(value) + b"\0" for name, value in environment.items()
     )
     _write_private(where.node_env, b"".join(pairs))
-    for fifo in (where.events, where.to_head, where.from_head):
-        remove(fifo)
-        os.mkfifo(fifo, 0o600)
 
 
 def tidy(where: NodePaths) -> None:

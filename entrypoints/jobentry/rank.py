@@ -47,6 +47,7 @@ def main(words: list[str]) -> int:
     rank = next((int(environ[name]) for name in _RANK if environ.get(name)), 0)
     environment = rank_environment(environ, read_node_env(environ))
     node_dir = environ.get(names.CLOUDJOB_NODE_DIR, "")
+    _wait(node_dir)
     if _is_stopping(node_dir):
         ended_by_us: int = 128 + signal.SIGTERM
         return ended_by_us
@@ -284,6 +285,12 @@ def _hold(node_dir: str) -> None:
     """While the entry stops the job, stay: mpirun ends every rank when the first one goes."""
     while _is_stopping(node_dir):
         time.sleep(0.05)
+
+
+def _wait(node_dir: str) -> None:
+    """Wait until the head has all its workers: it may have started mpirun before."""
+    while node_dir and os.path.exists(os.path.join(node_dir, "waiting")):
+        time.sleep(0.02)
 
 
 def _is_stopping(node_dir: str) -> bool:

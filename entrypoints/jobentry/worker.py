@@ -8,7 +8,7 @@ import select
 import selectors
 import signal
 import time
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from jobentry import peers
 from jobentry.contract import exits
@@ -26,6 +26,9 @@ from jobentry.supervise import (
     end_daemons,
     remove_sessions,
 )
+
+if TYPE_CHECKING:
+    from jobentry.errands import Errands
 
 # How long the line to the head may be full.
 _PATIENCE_S = 10.0
@@ -59,6 +62,8 @@ class Worker:
         self._loop.on_signal = self._signalled
         self._plan = plan
         self._starters = Starters(self._loop, is_quiet=lambda: self._is_stopping)
+        self._paths = paths
+        self._errands: Errands | None = None
         self._has_launched = False
         self._is_served_no_more = False
         # Read and write: messages wait in the FIFO until the head's session reads it.
@@ -85,6 +90,8 @@ class Worker:
         while self._code is None:
             self._loop.step()
             self._watch_starters()
+            if self._errands is not None:
+                self._errands.look()
             if self._is_stopping and not self._loop.ranks.running:
                 self._is_stopping = False
                 self._tell("idle")
@@ -135,6 +142,8 @@ class Worker:
             self.is_over = values["is_over"]
         elif word == "launch":
             self._launch()
+        elif word == "run":
+            self._run(values["number"], values["command"])
         else:
             self._obey_on_ranks(word, values)
 
@@ -149,15 +158,29 @@ class Worker:
             ranks.stop()
         elif word == "kill":
             self._starters.kill()
+            self._end_errands()
             ranks.kill()
             ranks.release()
         elif word == "clean-up":
+            self._end_errands()
             ranks.kill()
             ranks.release()
             remove_sessions(end_daemons(self._node_dir))
             self._tell("cleaned-up")
         elif word == "signal":
             ranks.pass_on(values["number"])
+
+    def _run(self, number: int, command: str) -> None:
+        """Run what mpirun wants of this node: its daemon."""
+        if self._errands is None:
+            from jobentry.errands import Errands
+
+            self._errands = Errands(self._paths, self._loop, self._tell)
+        self._errands.run(number, command)
+
+    def _end_errands(self) -> None:
+        if self._errands is not None:
+            self._errands.kill()
 
     def _launch(self) -> None:
         """Start the ranks of this node: the launcher is one that has every node do so."""

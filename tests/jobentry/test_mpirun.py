@@ -12,7 +12,7 @@ from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.launchers import mpirun
 from jobentry.launchers.common import ArgsError
 from jobentry.launchers.mpi import Mpi, rank_program
-from jobentry.launchers.mpirun import Command
+from jobentry.launchers.mpirun import Command, Reach
 
 MPI_4 = Mpi("/usr/bin/mpirun", (4, 1))
 MPI_5 = Mpi("/opt/bin/mpirun", (5, 0))
@@ -216,7 +216,7 @@ def test_our_ssh_is_told_in_one_word(given: str, expected: str):
     """Its file holds the port, and 4.1 takes nothing with a blank along when daemons are a tree."""
     open_mpi = OpenMpi(mca_args="-mca plm_rsh_args '%s'" % given if given else "")
     made = mpirun.command(
-        NODE._replace(open_mpi=open_mpi), {}, MPI_4, FILES, PROGRAM, "/n/ssh-config"
+        NODE._replace(open_mpi=open_mpi), {}, MPI_4, FILES, PROGRAM, Reach("/n/ssh-config")
     )
 
     assert mca(made)["plm_rsh_args"] == expected
@@ -563,3 +563,40 @@ def test_a_program_without_a_colon_is_as_it_is():
 def test_the_host_file_has_a_line_a_node():
     """Host and slots."""
     assert mpirun.host_file(("a", "b.c"), 8) == "a slots=8\nb.c slots=8\n"
+
+
+# -- what mpirun takes for ssh ------------------------------------------------------------------
+
+REACH = Reach("/n/ssh-config", "/bin/sh /n/agent")
+
+
+def reached(open_mpi: OpenMpi = DEFAULTS, mpi: Mpi = MPI_4) -> dict[str, str]:
+    """Return the MCA parameters where there is an agent."""
+    return mca(mpirun.command(NODE._replace(open_mpi=open_mpi), {}, mpi, FILES, PROGRAM, REACH))
+
+
+def test_mpirun_has_our_agent_for_ssh():
+    """It needs no connection of its own to a worker."""
+    assert reached()["plm_rsh_agent"] == "/bin/sh /n/agent"
+    assert "plm_rsh_args" not in reached()
+    assert reached(mpi=MPI_5)["plm_ssh_agent"] == "/bin/sh /n/agent"
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["plm_rsh_args -q", "plm_ssh_args -q", "plm_rsh_agent ssh", "orte_rsh_agent ssh"],
+)
+def test_who_says_something_of_ssh_gets_ssh(given: str):
+    """A user who asks for an option of ssh, or for another program, means it."""
+    made = reached(OpenMpi(mca_args=f"-mca {given}"))
+
+    assert made["plm_rsh_args"].startswith("-F/n/ssh-config")
+    assert "/bin/sh /n/agent" not in made.values()
+
+
+def test_a_tree_of_daemons_has_ssh():
+    """A daemon on a worker has no agent to ask."""
+    made = reached(OpenMpi(mca_args="-mca plm_rsh_no_tree_spawn 0"))
+
+    assert made["plm_rsh_args"] == "-F/n/ssh-config"
+    assert "plm_rsh_agent" not in made

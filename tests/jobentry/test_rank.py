@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable
@@ -297,6 +298,19 @@ def test_a_rank_that_starts_while_the_job_is_stopped_does_not(node: Node):
     door = node.start("echo", "hello")
 
     assert (door.wait(20), node.log()) == (143, b"")
+
+
+def test_a_rank_waits_until_all_workers_are_there(tmp_path: Path):
+    """The head may have started mpirun before; nothing of the user's runs until then."""
+    (tmp_path / "waiting").touch()
+    waits = threading.Thread(target=rank._wait, args=(str(tmp_path),))
+    waits.start()
+    assert waits.is_alive()
+
+    (tmp_path / "waiting").unlink()
+
+    waits.join(60)
+    assert not waits.is_alive()
 
 
 def test_a_rank_runs_in_its_nodes_code(node: Node):

@@ -36,6 +36,7 @@ class Watch:
     """The worker, and the head's end of its two lines."""
 
     def __init__(self, folder: Path, processes: list[tuple[str, list[str]]]) -> None:
+        self.folder = folder
         for name in ("events", "to-head", "from-head"):
             os.mkfifo(folder / name)
         self.process = subprocess.Popen(
@@ -116,3 +117,36 @@ def test_a_launcher_that_ends_is_over_with_its_last_lines(watch: Any):
     assert head.hear("over") == {"name": "torchrun", "code": 3, "lines": ["one", "two"]}
     head.say("end", code=3, is_over=True)
     assert head.process.wait(60) == 3
+
+
+def test_a_worker_runs_what_mpirun_wants_of_it(watch: Any):
+    """As its sshd would: a shell of the user in the home folder, and nothing of the job."""
+    head = watch()
+    head.say("hello")
+    head.hear("ready")
+
+    head.say("run", number=4, command='echo "$CLOUDJOB_NODE_DIR" "${PYTHONPATH-none}"; exit 3')
+
+    told = head.hear("ran")
+    while told["code"] is None:
+        more = head.hear("ran")
+        told = {**more, "lines": told["lines"] + more["lines"]}
+    assert told == {"number": 4, "lines": [f"{head.folder} none"], "code": 3}
+    head.say("run", number=5, command="sleep 600")
+    head.say("kill")
+    assert head.hear("ran") == {"number": 5, "lines": [], "code": 137}
+    head.say("end", code=0, is_over=True)
+    assert head.process.wait(60) == 0
+
+
+def test_a_worker_does_not_wait_for_a_daemon(watch: Any):
+    """What it starts may go on when it has ended itself, as mpirun's daemon does."""
+    head = watch()
+    head.say("hello")
+    head.hear("ready")
+
+    head.say("run", number=1, command="setsid sleep 600 <&- >&- 2>&- & exit 0")
+
+    assert head.hear("ran") == {"number": 1, "lines": [], "code": 0}
+    head.say("end", code=0, is_over=True)
+    assert head.process.wait(60) == 0

@@ -106,6 +106,21 @@ class NodePaths(NamedTuple):
         return posixpath.join(self.node_dir, "events")
 
     @property
+    def agent(self) -> str:
+        """What mpirun takes for ssh, where it needs none."""
+        return posixpath.join(self.node_dir, "agent")
+
+    @property
+    def asks(self) -> str:
+        """The FIFO on which mpirun's agents ask for commands on other nodes."""
+        return posixpath.join(self.node_dir, "asks")
+
+    @property
+    def waiting(self) -> str:
+        """A file that is there while no rank may begin: not all workers are there."""
+        return posixpath.join(self.node_dir, "waiting")
+
+    @property
     def from_head(self) -> str:
         """The FIFO on which a worker hears its head."""
         return posixpath.join(self.node_dir, "from-head")

@@ -15,6 +15,7 @@ from typing import Iterable, Mapping, NamedTuple, Sequence
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import OPEN_MPI
+from jobentry.launchers import agent
 from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Process, Site, program
 from jobentry.launchers.mpi import (
     BINDING,
@@ -37,6 +38,9 @@ _RENAMED_IN_5 = {
     "oob_tcp_if_exclude": "prte_if_exclude",
 }
 _GONE_IN_5 = ("routed", "oob")
+# Parameters that tell of a remote shell, also as plm_rsh_…, plm_ssh_… or orte_rsh_….
+_OF_SSH = ("sh_agent", "sh_args")
+_YES = ("true", "1", "yes")
 # How many remote shells mpirun opens at once, unless it is told another number.
 _AT_ONCE = 128
 
@@ -57,6 +61,21 @@ class Command(NamedTuple):
     host_file: str
     tune_file: str
     notes: tuple[str, ...]
+
+
+class Reach(NamedTuple):
+    """How mpirun reaches the workers.
+
+    Args:
+        ssh_config: The file that tells ssh of them; empty for the user's own.
+        agent: What it may take in the place of ssh; empty for nothing.
+    """
+
+    ssh_config: str = ""
+    agent: str = ""
+
+
+NO_REACH = Reach()
 
 
 def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = ()) -> Launch:
@@ -85,18 +104,30 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
         mpi,
         (host_path, tune_path),
         rank_program(site.entry, program(site, words), options),
-        ssh_config=site.paths.ssh_config if node.ssh_key else "",
+        _reach(site),
     )
+    files = [
+        File(host_path, PRIVATE, made.host_file),
+        File(tune_path, PRIVATE, made.tune_file),
+    ]
+    if agent.words(site.paths.agent) in made.argv:
+        files.append(File(site.paths.agent, PRIVATE, agent.TEXT))
     return Launch(
         (Process("mpirun", made.argv, made.env),),
         count,
         is_everywhere=False,
-        files=(
-            File(host_path, PRIVATE, made.host_file),
-            File(tune_path, PRIVATE, made.tune_file),
-        ),
+        files=tuple(files),
         notes=made.notes,
     )
+
+
+def _reach(site: Site) -> Reach:
+    node, paths = site.node, site.paths
+    if not node.ssh_key:
+        return NO_REACH
+    is_told = any(name.endswith(_OF_SSH) and "_MCA_" in name for name in site.environment)
+    has_agent = node.nodes > 1 and not is_told and agent.can_be_named(paths.agent)
+    return Reach(paths.ssh_config, agent.words(paths.agent) if has_agent else "")
 
 
 def host_file(hosts: Sequence[str], slots: int) -> str:
@@ -125,7 +156,7 @@ def command(
     mpi: Mpi,
     files: tuple[str, str],
     program: Sequence[str],
-    ssh_config: str = "",
+    reach: Reach = NO_REACH,
 ) -> Command:
     """Return how to start ``program`` once a rank.
 
@@ -135,7 +166,7 @@ def command(
         mpi: The Open MPI that will start them.
         files: The paths of the host file and of the tune file.
         program: The command of a rank. A word ``:`` would end it for mpirun: see ``rank_program``.
-        ssh_config: The file that tells ssh how to reach the workers; empty for the user's own.
+        reach: How the workers are reached.
 
     Raises:
         ArgsError: A variable with options cannot be read, or asks for what cannot be had.
@@ -144,7 +175,7 @@ def command(
     values, notes = carried(node, environ, plain)
     np = ranks(node)
     check_slots(np, node, plain)
-    mca_words, mca_notes = _mca_words(node, mpi, mca, ssh_config)
+    mca_words, mca_notes = _mca_words(node, mpi, mca, reach)
     notes += mca_notes
 
     in_tune_file = [
@@ -201,7 +232,7 @@ def _split(options: list[Option]) -> tuple[dict[tuple[str, str], str], list[Opti
 
 
 def _mca_words(
-    node: NodeEnv, mpi: Mpi, given: Mapping[tuple[str, str], str], ssh_config: str
+    node: NodeEnv, mpi: Mpi, given: Mapping[tuple[str, str], str], reach: Reach
 ) -> tuple[tuple[list[str], list[str]], list[str]]:
     """Return the words for the remote shell, those for all other parameters, and notes."""
     notes: list[str] = []
@@ -213,18 +244,7 @@ def _mca_words(
         else:
             notes.append(f"parameter {name} is not known to Open MPI 5.0: left out")
     prefix = "plm_ssh_" if mpi.version >= (5,) else "plm_rsh_"
-    shell: dict[tuple[str, str], str] = {}
-    user_args = values.pop(("mca", prefix + "args"), "")
-    if node.remote_shell:
-        shell[("mca", prefix + "agent")] = node.remote_shell
-    elif ssh_config:
-        # It holds the port, too, and is one word: with tree spawn 4.1 loses values with a blank on
-        # the second hop.
-        user_args = f"-F{ssh_config} {user_args}".strip()
-    elif not any(word.startswith("-p") for word in user_args.split()):
-        user_args = ("-p %d %s" % (node.sshd_port, user_args)).strip()
-    if user_args:
-        shell[("mca", prefix + "args")] = user_args
+    shell = _shell(node, values, prefix, reach)
     shell.update({key: values.pop(key) for key in list(values) if key in shell})
     # A tree of daemons is for who asks for it: 5.0.11 hung with it in 4 of 6 starts.
     values.setdefault(("mca", prefix + "no_tree_spawn"), "true")
@@ -232,6 +252,30 @@ def _mca_words(
         # With fewer at once than there are nodes 5.0.11 hung in its start-up (2 of 2 tries).
         values.setdefault(("mca", prefix + "num_concurrent"), str(node.nodes - 1))
     return (_mca_list(shell), _mca_list(values)), notes
+
+
+def _shell(
+    node: NodeEnv, values: dict[tuple[str, str], str], prefix: str, reach: Reach
+) -> dict[tuple[str, str], str]:
+    """Return the parameters of the remote shell; its arguments are taken out of ``values``."""
+    has_ssh = any(_asks_for_ssh(name, value) for (_, name), value in values.items())
+    user_args = values.pop(("mca", prefix + "args"), "")
+    if node.remote_shell or (reach.agent and not has_ssh):
+        words = {"agent": node.remote_shell or reach.agent, "args": user_args}
+    elif reach.ssh_config:
+        # It holds the port, too, and is one word: with tree spawn 4.1 loses values with a blank on
+        # the second hop.
+        words = {"args": f"-F{reach.ssh_config} {user_args}".strip()}
+    elif not any(word.startswith("-p") for word in user_args.split()):
+        words = {"args": ("-p %d %s" % (node.sshd_port, user_args)).strip()}
+    else:
+        words = {"args": user_args}
+    return {("mca", prefix + name): value for name, value in words.items() if value}
+
+
+def _asks_for_ssh(name: str, value: str) -> bool:
+    """Whether a parameter of the user is about ssh: who says something of it gets it."""
+    return name.endswith(_OF_SSH) or (name.endswith("_no_tree_spawn") and value not in _YES)
 
 
 def _mca_list(values: Mapping[tuple[str, str], str]) -> list[str]:
