@@ -126,6 +126,23 @@ def test_a_large_object_comes_back_as_it_was(
     assert len({r.query.split("&")[0] for r in given.proxy.requests if is_part(r)}) == 4
 
 
+def test_parts_are_proven_by_crc32_where_the_service_keeps_it(
+    given: Given, proxy: FaultProxy, big: Path, tmp_path: Path
+):
+    """On the way there in the head of each part, on the way back by what it says of the whole."""
+    store = given.open()
+    store.put(big, "key")
+    store.fetch("key", tmp_path / "out")
+
+    parts = [request for request in proxy.requests if is_part(request)]
+    asked = [request for request in proxy.requests if request.method == "HEAD"]
+    assert parts
+    assert all("x-amz-checksum-crc32" in request.headers for request in parts)
+    assert not any("content-md5" in request.headers for request in parts)
+    assert [request.headers["x-amz-checksum-mode"] for request in asked] == ["ENABLED"]
+    assert (tmp_path / "out").read_bytes() == big.read_bytes()
+
+
 def test_what_others_have_put_is_read(
     given: Given, store: ObjectStore, proxy: FaultProxy, tmp_path: Path
 ):
