@@ -667,10 +667,10 @@ def test_the_second_start_finds_no_daemon_of_the_first(pair: Job):
     pair.script(
         "def is_daemon(process):\n"
         "    try:\n"
-        "        words = open('/proc/' + process + '/cmdline').read().split('\\0')\n"
+        "        words = open('/proc/' + process + '/cmdline', errors='replace').read()\n"
         "        marks = open('/proc/' + process + '/environ', errors='replace').read()\n"
         "    except OSError: return False\n"
-        "    return words[0] == 'orted' and os.environ['ALL'] in marks\n"
+        "    return words.split('\\0')[0] == 'orted' and os.environ['ALL'] in marks\n"
         f"print('daemons', {daemons})\n"
     )
     head, worker = pair.run(FAKE_HANG="first", CLOUDJOB_START_TIMEOUT_S="5")
