@@ -70,7 +70,11 @@ class Desk:
         with open(path, "rb") as file:
             host, command = agent.ask(file.read().decode("utf-8", "surrogateescape"))
         os.unlink(path)
+        short, dot, _ = host.partition(".")
         worker = self._workers.get(host)
+        # A platform's own host file may say more of a name than the job does: the MPI operator's.
+        if worker is None and dot and not short.isdecimal():
+            worker = self._workers.get(short)
         if worker is None:
             self.answered(number, [f"{host} is no node of this job"], _NOT_RUN)
         else:
