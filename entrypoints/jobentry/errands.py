@@ -12,6 +12,7 @@ import os
 import pwd
 import selectors
 import signal
+import socket
 import subprocess
 from typing import Callable, Mapping
 
@@ -70,15 +71,23 @@ class Desk:
         with open(path, "rb") as file:
             host, command = agent.ask(file.read().decode("utf-8", "surrogateescape"))
         os.unlink(path)
-        short, dot, _ = host.partition(".")
-        worker = self._workers.get(host)
-        # A platform's own host file may say more of a name than the job does: the MPI operator's.
-        if worker is None and dot and not short.isdecimal():
-            worker = self._workers.get(short)
+        worker = self._find(host)
         if worker is None:
             self.answered(number, [f"{host} is no node of this job"], _NOT_RUN)
         else:
             worker.tell("run", number=number, command=command)
+
+    def _find(self, host: str) -> peers.Peer | None:
+        """Return the worker that a host file calls ``host``; the platform's or the user's own may.
+
+        It may say more of a name than the job does (the MPI operator's), or name an address.
+        """
+        short, dot, _ = host.partition(".")
+        if host in self._workers or (dot and not short.isdecimal() and short in self._workers):
+            return self._workers.get(host) or self._workers[short]
+        address = _address(host)
+        known = self._workers.items()
+        return next((w for name, w in known if address and _address(name) == address), None)
 
     def _path(self, number: int) -> str:
         return os.path.join(self._where.node_dir, "ask-%d" % number)
@@ -87,6 +96,13 @@ class Desk:
 def _names(host: str) -> set[str]:
     """Open MPI 4.1 leaves out the domain of a host."""
     return {host, host.partition(".")[0]}
+
+
+def _address(host: str) -> str:
+    try:
+        return socket.gethostbyname(host)
+    except (OSError, UnicodeError):
+        return ""
 
 
 class Errands:

@@ -104,6 +104,16 @@ def test_a_command_goes_to_the_worker_byte_for_byte(head: Head, host: str):
     assert not list(Path(head.where.node_dir).glob("ask-*"))
 
 
+def test_a_host_file_of_the_user_may_name_addresses(head: Head):
+    """Each is the worker whose name leads to it."""
+    head.far.host = "localhost"
+    workers: list[Any] = [Far("b.invalid"), head.far]
+    desk = errands.Desk(head.where, head.loop, workers)
+
+    assert desk._find("127.0.0.1") is head.far
+    assert desk._find("127.0.0.2") is None
+
+
 def test_nothing_goes_to_a_worker_before_all_are_there(head: Head):
     """By then mpirun has started, and waits."""
     first = head.ask("b", "one")
