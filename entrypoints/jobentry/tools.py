@@ -62,8 +62,7 @@ def _own(node: NodeEnv, environment: Mapping[str, str]) -> str:
     That halves what a rank's start costs. mpirun is asked for its version meanwhile.
     """
     loader: Any = __spec__.loader
-    is_one_machine = node.nodes > 1 and node.remote_shell
-    if is_one_machine or getattr(loader, "codes", True):
+    if _are_on_one_machine(node) or getattr(loader, "codes", True):
         return os.path.abspath(sys.argv[0])
     from jobentry import bytecode
 
@@ -74,6 +73,11 @@ def _own(node: NodeEnv, environment: Mapping[str, str]) -> str:
     except OSError as error:
         raise EntryError(f"writing {target}: {error.strerror}") from error
     return target
+
+
+def _are_on_one_machine(node: NodeEnv) -> bool:
+    """Whether the nodes are emulated: their folders differ, and each can read those of all."""
+    return node.nodes > 1 and bool(node.remote_shell)
 
 
 def _zipapp(interpreter: str) -> str:
@@ -181,8 +185,10 @@ def facts_of(
     facts = {
         "code": node.code_digest,
         "python": "%d.%d.%d" % sys.version_info[:3],
-        "entry": tools.entry[-1],
     }
+    if not _are_on_one_machine(node):
+        # The head's mpirun starts it on all nodes.
+        facts["entry"] = tools.entry[-1]
     launcher = launcher_of(node)
     if launcher.needs_mpi:
         try:
