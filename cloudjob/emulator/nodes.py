@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -468,8 +469,19 @@ def gateway() -> str:
 
     client = engine.connect()
     with engine.translated("asking the engine for its bridge"):
-        pools = client.inspect_network("bridge")["IPAM"]["Config"] or [{}]
-    return str(pools[0].get("Gateway") or "")
+        found = client.inspect_network("bridge")
+    return bridge_address(found)
+
+
+def bridge_address(network: Mapping[str, Any]) -> str:
+    """Return the address that a bridge of the engine has on this machine; empty for none.
+
+    An engine that was just installed names none for its own, and gives that the first of the pool.
+    """
+    pools = network["IPAM"]["Config"] or [{}]
+    if pools[0].get("Gateway"):
+        return str(pools[0]["Gateway"])
+    return str(ip_network(pools[0]["Subnet"])[1]) if pools[0].get("Subnet") else ""
 
 
 def check_image(image: str) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from cloudjob.emulator import plan, settings, wanted
 from cloudjob.emulator.access import Account
 from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.nodes import bridge_address
 from cloudjob.emulator.plan import Machine
 
 SETTINGS = settings.defaults()
@@ -175,3 +178,17 @@ def test_mounts_hold_every_folder_once():
     job = row(inputs=[channel("d", "/bkt/in/", local_dir="/data/in"), channel("e", "/bkt/e/")])
 
     assert plan.mounts(job) == ["/data/in", "/home/ma-user/modelarts"]
+
+
+@pytest.mark.parametrize(
+    ("pools", "address"),
+    [
+        ([{"Subnet": "172.17.0.0/16", "Gateway": "172.17.0.5"}], "172.17.0.5"),
+        ([{"Subnet": "172.17.0.0/16"}], "172.17.0.1"),
+        ([{}], ""),
+        (None, ""),
+    ],
+)
+def test_containers_find_this_machine_at_the_engine_s_bridge(pools, address):
+    """An engine that was just installed does not say its address."""
+    assert bridge_address({"IPAM": {"Config": pools}}) == address
