@@ -1,7 +1,7 @@
 """Writes the bytecode of the container half, for the Python that runs this.
 
 Without it Python compiles our sources at each start, of each rank too: half of what a start costs.
-One file, and no zip: to find out that a program is one, and to import from it, takes eight
+One file, and no zip: to find out that a program is one, and to import from it, takes seven
 milliseconds. Another Python cannot read it, and is given the zipapp.
 """
 

@@ -82,12 +82,14 @@ class Desk:
 
         It may say more of a name than the job does (the MPI operator's), or name an address.
         """
-        short, dot, _ = host.partition(".")
-        if host in self._workers or (dot and not short.isdecimal() and short in self._workers):
-            return self._workers.get(host) or self._workers[short]
+        short = host.partition(".")[0]
+        if host in self._workers:
+            return self._workers[host]
+        if short in self._workers and not short.isdecimal():
+            return self._workers[short]
         address = _address(host)
-        known = self._workers.items()
-        return next((w for name, w in known if address and _address(name) == address), None)
+        known = self._workers.items() if address else ()
+        return next((worker for name, worker in known if _address(name) == address), None)
 
     def _path(self, number: int) -> str:
         return os.path.join(self._where.node_dir, "ask-%d" % number)

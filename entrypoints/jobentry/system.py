@@ -1,6 +1,6 @@
 """Of the operating system what every rank needs, by ways that cost a start next to nothing.
 
-``signal`` names its numbers for people, which takes nine milliseconds, and ``ctypes`` takes five.
+``signal`` names its numbers for people, which takes five milliseconds, and ``ctypes`` takes four.
 Both stand on modules of C that CPython and PyPy have had for years; without those, they are used.
 """
 

@@ -44,7 +44,8 @@ class Head:
         Path(self.where.agent).write_text(agent.TEXT)
         self.loop = NodeLoop(NodeEnv(job="j", hosts=("a", "b.j")), self.where)
         self.far = Far("b.j")
-        workers: list[Any] = [self.far]
+        self.near = Far("localhost")
+        workers: list[Any] = [self.far, self.near]
         self.desk = errands.Desk(self.where, self.loop, workers)
         self.agents: list[subprocess.Popen[bytes]] = []
 
@@ -106,12 +107,14 @@ def test_a_command_goes_to_the_worker_byte_for_byte(head: Head, host: str):
 
 def test_a_host_file_of_the_user_may_name_addresses(head: Head):
     """Each is the worker whose name leads to it."""
-    head.far.host = "localhost"
-    workers: list[Any] = [Far("b.invalid"), head.far]
-    desk = errands.Desk(head.where, head.loop, workers)
+    head.desk.open()
+    head.ask("127.0.0.1", "true")
+    stranger = head.ask("127.0.0.2", "true")
 
-    assert desk._find("127.0.0.1") is head.far
-    assert desk._find("127.0.0.2") is None
+    head.until(lambda: head.near.told and stranger.poll() is not None)
+
+    assert [values["command"] for _, values in head.near.told] == ["true"]
+    assert stranger.returncode == 255
 
 
 def test_nothing_goes_to_a_worker_before_all_are_there(head: Head):

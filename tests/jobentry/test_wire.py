@@ -20,7 +20,7 @@ from jobentry import peers, wire
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths, node_paths
 from jobentry.peers import Message, Peer
-from jobentry.probe import look
+from jobentry.probe import Step, look
 from jobentry.wire import Channel, Listener, WireError, Wires
 
 KEY = b"-----BEGIN-----\nsecret of the job\n"
@@ -200,17 +200,23 @@ def test_more_than_a_pipe_holds_waits_for_an_entry_that_is_busy(
     assert said == list(range(300))
 
 
-def test_what_greets_without_letters_is_no_entry(tmp_path: Path):
-    """A stranger may send what is no text at all."""
+def look_at(text: str) -> Step:
+    """Return how far the head gets with a program that serves what is no worker."""
     wires = Wires(KEY)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        stranger = subprocess.Popen(
-            [sys.executable, "-c", STRANGER, str(server.fileno())], pass_fds=[server.fileno()]
+        program = subprocess.Popen(
+            [sys.executable, "-c", text, str(server.fileno())], pass_fds=[server.fileno()]
         )
         step = look("127.0.0.1", port, wire.meeting(wires, 1))
-        stranger.wait()
+        program.wait()
     wires.close()
+    return step
+
+
+def test_what_greets_without_letters_is_no_entry():
+    """A stranger may send what is no text at all."""
+    step = look_at(STRANGER)
 
     assert not step.is_there
     assert step.hint
@@ -262,17 +268,9 @@ def test_who_has_another_key_or_number_is_refused(tmp_path: Path, key: bytes, in
     assert "CLOUDJOB_SSH_KEY" in step.hint
 
 
-def test_who_only_says_that_he_is_a_worker_is_refused(tmp_path: Path):
+def test_who_only_says_that_he_is_a_worker_is_refused():
     """What greets as a worker does has to show that it has the key."""
-    wires = Wires(KEY)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        impostor = subprocess.Popen(
-            [sys.executable, "-c", IMPOSTOR, str(server.fileno())], pass_fds=[server.fileno()]
-        )
-        step = look("127.0.0.1", port, wire.meeting(wires, 1))
-        impostor.wait()
-    wires.close()
+    step = look_at(IMPOSTOR)
 
     assert not step.is_there
     assert "another key" in step.trouble
