@@ -17,7 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from cloudjob.backends.modelarts.sign import Asked, Keys, signed
+from cloudjob.backends.modelarts.sign import Asked, signed
+from jobentry.contract.sigv4 import Keys
 
 KEYS = Keys("AK0123456789", "the-secret-key")
 PROJECT = "0123456789abcdef0123456789abcdef"

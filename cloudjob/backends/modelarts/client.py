@@ -16,9 +16,10 @@ from cloudjob import __version__
 from cloudjob.backends.modelarts import refusals
 from cloudjob.backends.modelarts import site as sites
 from cloudjob.backends.modelarts.refusals import Refusal
-from cloudjob.backends.modelarts.sign import Asked, Keys, signed, signed_for_bucket
+from cloudjob.backends.modelarts.sign import Asked, signed, signed_for_bucket
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import BackendError, NotAuthorised
+from jobentry.contract.sigv4 import Keys
 
 # How many jobs or events are asked for at a time: the most that the service gives.
 _JOBS_PAGE, _EVENTS_PAGE, _TAGS_PAGE = 50, 100, 100
@@ -620,6 +621,3 @@ def _is_refused(error: Exception) -> bool:
 def _size(answer: Answer, default: int) -> int:
     total = answer.headers.get("Content-Range", "").rpartition("/")[2]
     return int(total) if total.isdecimal() else default
-
-
-__all__ = ["Answer", "Client", "Keys", "Patience", "Unanswered"]

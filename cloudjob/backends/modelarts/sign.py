@@ -9,26 +9,11 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
+from jobentry.contract import sigv4
+from jobentry.contract.sigv4 import Keys
+
 _ALGORITHM = "SDK-HMAC-SHA256"
 _JSON = "application/json"
-_S3_ALGORITHM = "AWS4-HMAC-SHA256"
-# OBS takes no hash of the body in this signature; TLS guards it.
-_UNSIGNED = "UNSIGNED-PAYLOAD"
-
-
-class Keys(NamedTuple):
-    """An access key.
-
-    Args:
-        token: Of temporary keys, else empty.
-    """
-
-    access_key: str
-    secret_key: str
-    token: str = ""
-
-    def __repr__(self) -> str:
-        return f"Keys({self.access_key!r}, ***)"
 
 
 class Asked(NamedTuple):
@@ -60,8 +45,8 @@ def signed(asked: Asked, keys: Keys, now: float) -> dict[str, str]:
     parts = urlsplit(asked.url)
     headers = dict(asked.headers)
     if not headers.get("Content-Type", _JSON).startswith(_JSON):
-        headers["X-Sdk-Content-Sha256"] = _UNSIGNED
-    headers["X-Sdk-Date"] = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+        headers["X-Sdk-Content-Sha256"] = sigv4.UNSIGNED
+    headers["X-Sdk-Date"] = time.strftime(sigv4.MOMENT, time.gmtime(now))
     headers["Host"] = parts.netloc
     if keys.token:
         headers["X-Security-Token"] = keys.token
@@ -91,33 +76,10 @@ def signed(asked: Asked, keys: Keys, now: float) -> dict[str, str]:
 def signed_for_bucket(asked: Asked, keys: Keys, region: str, now: float) -> dict[str, str]:
     """Return the headers with which a question without a body is sent to OBS or S3."""
     parts = urlsplit(asked.url)
-    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-    headers = {"host": parts.netloc, "x-amz-content-sha256": _UNSIGNED, "x-amz-date": moment}
-    if keys.token:
-        headers["x-amz-security-token"] = keys.token
-    names = ";".join(sorted(headers))
-    canonical = "\n".join(
-        (
-            asked.method,
-            parts.path or "/",
-            canonical_query(asked.query),
-            *(f"{name}:{headers[name]}" for name in sorted(headers)),
-            "",
-            names,
-            _UNSIGNED,
-        )
-    )
-    scope = f"{moment[:8]}/{region}/s3/aws4_request"
-    text = f"{_S3_ALGORITHM}\n{moment}\n{scope}\n{_sha256(canonical.encode())}"
-    key = f"AWS4{keys.secret_key}".encode()
-    for word in scope.split("/"):
-        key = hmac.new(key, word.encode(), hashlib.sha256).digest()
-    signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-    credential = f"{keys.access_key}/{scope}"
-    headers["authorization"] = (
-        f"{_S3_ALGORITHM} Credential={credential},SignedHeaders={names},Signature={signature}"
-    )
-    return headers
+    request = sigv4.Request(asked.method, parts.path or "/", asked.query, {"host": parts.netloc})
+    # OBS takes no hash of the body in this signature; TLS guards it.
+    at = time.strftime(sigv4.MOMENT, time.gmtime(now))
+    return sigv4.headers(request, keys, sigv4.Scope(region, at))
 
 
 def canonical_query(pairs: Iterable[tuple[str, str]] | Mapping[str, str]) -> str:

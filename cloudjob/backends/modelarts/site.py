@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cloudjob.backends.modelarts.sign import Keys
 from cloudjob.errors import NotAuthorised, UsageError
+from jobentry.contract.sigv4 import Keys
 
 # What `cloudjob emulator up` leaves for the other commands, below the folder of cloudjob's state.
 EMULATOR_FILE = "emulator/address.json"

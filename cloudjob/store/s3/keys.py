@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cloudjob.errors import StoreError
 from cloudjob.store.s3.place import KEYS_HINTS, Place, obsutil
+from jobentry.contract.sigv4 import Keys
 
 # Each cloud's own words for the same three things.
 _OBS_VARIABLES = (
@@ -18,18 +19,6 @@ _OBS_VARIABLES = (
     ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN"),
     ("HW_ACCESS_KEY", "HW_SECRET_KEY", "HW_SECURITY_TOKEN"),
 )
-
-
-class Keys(NamedTuple):
-    """Keys as they are now.
-
-    Args:
-        token: Of temporary keys, else empty.
-    """
-
-    access_key: str
-    secret_key: str
-    token: str = ""
 
 
 class KeyRing:

@@ -17,11 +17,13 @@ from urllib import request as urllib_request
 
 from cloudjob.errors import StoreError
 from cloudjob.store.base import Tell, quiet
-from cloudjob.store.s3 import refusals, sign
+from cloudjob.store.s3 import refusals
 from cloudjob.store.s3.connection import Connection, Head
-from cloudjob.store.s3.keys import KeyRing, Keys
+from cloudjob.store.s3.keys import KeyRing
 from cloudjob.store.s3.place import Endpoint, Place
 from cloudjob.store.s3.refusals import Damaged, Refusal
+from jobentry.contract import sigv4
+from jobentry.contract.sigv4 import Keys
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -273,11 +275,13 @@ class Wire:
     def _head(self, request: Request, keys: Keys) -> bytes:
         """Return how a request begins."""
         path = self.endpoint.target(request.key)
-        call = sign.Call(request.method, self.endpoint.host, path, request.query, request.headers)
-        headers = sign.headers(call, keys, self.endpoint.region, time.time())
+        given = {"host": self.endpoint.host, **request.headers}
+        signed = sigv4.Request(request.method, path, request.query, given)
+        scope = sigv4.Scope(self.endpoint.region, time.strftime(sigv4.MOMENT, time.gmtime()))
+        headers = sigv4.headers(signed, keys, scope)
         if request.method in ("PUT", "POST"):
             headers["content-length"] = str(request.body.size_bytes if request.body else 0)
-        query = f"?{sign.query_text(request.query)}" if request.query else ""
+        query = f"?{sigv4.query_text(request.query)}" if request.query else ""
         is_absolute = self._proxy and self.endpoint.url.startswith("http:")
         target = f"http://{self.endpoint.host}{path}" if is_absolute else path
         lines = [f"{request.method} {target}{query} HTTP/1.1"]

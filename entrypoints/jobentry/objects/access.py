@@ -12,9 +12,9 @@ import urllib.parse
 from typing import Mapping, NamedTuple
 
 from jobentry.contract import names
+from jobentry.contract.sigv4 import Keys
 from jobentry.objects import web
 from jobentry.objects.base import ObjectError
-from jobentry.objects.sign import Keys
 
 _PATH, _VIRTUAL = "path", "virtual"
 # Temporary keys are asked for again when they hold no longer than this.

@@ -15,7 +15,8 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, TypeV
 from urllib.parse import quote, unquote
 
 from jobentry import hidden
-from jobentry.objects import access, listing, remote, sign, web
+from jobentry.contract import sigv4
+from jobentry.objects import access, listing, remote, web
 from jobentry.objects.base import (
     CHUNK_BYTES,
     Entry,
@@ -116,7 +117,7 @@ def copy(uri: str, target: str) -> None:
     source, place = _object(uri), _object(target)
     if look(uri).size_bytes > _MOST_COPIED_BYTES:
         raise ObjectError(f"copy object: {uri}: it has more than {_MOST_COPIED_BYTES} bytes")
-    headers = {"x-amz-copy-source": "/" + source.bucket + "/" + sign.encoded(source.key, "/")}
+    headers = {"x-amz-copy-source": "/" + source.bucket + "/" + sigv4.encoded(source.key, "/")}
     _call(_Call("PUT", place, headers=headers), _done, "copy object")
 
 
@@ -316,18 +317,19 @@ def _wire(call: _Call) -> web.Wire:
     place = call.place
     found = access.access(hidden.environ(), place.scheme)
     scheme, _, host = found.endpoint.partition("://")
-    path = "/" + sign.encoded(_utf8(place), "/")
+    path = "/" + sigv4.encoded(_utf8(place), "/")
     if found.addressing == "virtual":
         host = f"{place.bucket}.{host}"
     else:
         path = f"/{place.bucket}{path}"
-    query = sign.query_text(call.query)
+    query = sigv4.query_text(call.query)
     headers, payload = _headers(call, found, host)
     keys = _keyring.keys(hidden.environ())
     if keys is not None:
-        scope = sign.Scope(_regions.get(place.bucket, found.region), time.time() + _ahead_s)
-        request = sign.Request(call.method, path, call.query, headers)
-        headers = sign.headers(request, keys, scope, payload)
+        at = time.strftime(sigv4.MOMENT, time.gmtime(time.time() + _ahead_s))
+        scope = sigv4.Scope(_regions.get(place.bucket, found.region), at)
+        request = sigv4.Request(call.method, path, call.query, headers)
+        headers = sigv4.headers(request, keys, scope, payload)
     target = path + ("?" + query if query else "")
     origin = f"{scheme}://{host}"
     return web.Wire(call.method, origin, target, headers, call.body, found.is_checked)
@@ -352,7 +354,7 @@ def _headers(call: _Call, found: access.Access, host: str) -> tuple[dict[str, st
         headers["Content-MD5"] = base64.b64encode(digest).decode("ascii")
     if found.is_obs or found.endpoint.startswith("https:"):
         # OBS refuses a digest in the signature; where the line is encrypted nobody needs it.
-        return headers, sign.UNSIGNED
+        return headers, sigv4.UNSIGNED
     return headers, hashlib.sha256(call.body).hexdigest()
 
 
