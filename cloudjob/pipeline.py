@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cloudjob import detection, layers
+from cloudjob import detection, layers, locks
 from cloudjob import spec as specs
 from cloudjob import submission as submissions
 from cloudjob.backends import open_backend
@@ -70,15 +70,15 @@ def submit(
     paths = JobPaths(job)
     backend = _open_backend(spec, home)
     uri, store = _open_store(spec, backend, home)
-    with TemporaryDirectory(prefix="cloudjob-pack-") as scratch, Records(records_path(home)) as db:
-        package = _pack(spec, home, Path(scratch), uri, _remembered(spec, home, uri))
+    with locks.scratch(home / "packing") as scratch, Records(records_path(home)) as db:
+        package = _pack(spec, home, scratch, uri, _remembered(spec, home, uri))
         spec, choice = _with_launcher(spec)
         tell(package, choice)
         # What a platform cannot do is said before anything is sent.
         backend.build(_prepare(spec, paths, store, package, package.layers))
         _check(checks_of(backend, spec, uri), warn)
         with _undone(store, db, job), Claim(store, job, watch) as claim:
-            package, kept = _keep(spec, home, uri, Path(scratch), claim, package)
+            package, kept = _keep(spec, home, uri, scratch, claim, package)
             submission = _prepare(spec, paths, store, package, kept.layers)
             request = backend.build(submission)
             # Known here before it is there: whatever a submit leaves that is killed is a job's.

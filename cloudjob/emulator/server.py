@@ -12,6 +12,7 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
+from cloudjob import locks
 from cloudjob.emulator import state
 from cloudjob.emulator.access import Access
 from cloudjob.emulator.answers import ApiError
@@ -274,7 +275,7 @@ def _server(front: Front, asked: int, old: int) -> Server:
 def _lock(folder: Path) -> int | None:
     """Take the lock; who asks whether we run has it for a moment, too."""
     for _ in range(40):
-        taken = state.lock(folder)
+        taken = locks.take(folder / state.LOCK)
         if taken is not None:
             return taken
         time.sleep(0.05)

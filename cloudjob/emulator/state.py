@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -11,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cloudjob import locks
 from cloudjob.emulator.access import Account
 from cloudjob.emulator.settings import Settings
 from cloudjob.errors import BackendError
@@ -96,23 +96,6 @@ def address(folder: Path) -> Address | None:
         return None
 
 
-def lock(folder: Path) -> int | None:
-    """Take the lock of a running emulator; None when another has it."""
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
 def is_running(folder: Path) -> bool:
     """Whether an emulator runs on this folder."""
-    if not (folder / LOCK).exists():
-        return False
-    taken = lock(folder)
-    if taken is None:
-        return True
-    os.close(taken)
-    return False
+    return locks.is_held(folder / LOCK)

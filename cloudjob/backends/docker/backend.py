@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cloudjob import locks
 from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.docker import delivery, engine, logs, share
 from cloudjob.backends.docker import request as requests
@@ -184,7 +185,7 @@ class DockerBackend:
         removed = []
         for job in jobs:
             # A submit holds this lock until its job is known.
-            if not _is_locked(self._home / job):
+            if not locks.is_held(self._home / job / _LOCK):
                 self.remove(_SCHEME + job)
                 removed.append(job)
         return removed
@@ -514,20 +515,6 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _is_locked(folder: Path) -> bool:
-    try:
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _kept(folder: Path) -> NativeStatus | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shlex
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudjob
+from cloudjob import locks
 from cloudjob import submission as submissions
 from cloudjob.backends import interpreters
 from cloudjob.backends.base import NativeStatus
@@ -145,7 +145,7 @@ class ProcessBackend:
             epoch, and all but the first may be None.
         """
         folder = self._folder(handle)
-        is_alive = _is_locked(folder / controller.LOCK)
+        is_alive = locks.is_held(folder / controller.LOCK)
         state = _state(folder)
         if state is None:
             if is_alive:
@@ -164,7 +164,7 @@ class ProcessBackend:
         """Say where the job stands."""
         folder = self._folder(handle)
         # The lock first: a controller that ends between the two looks has left its last state.
-        is_alive = _is_locked(folder / controller.LOCK)
+        is_alive = locks.is_held(folder / controller.LOCK)
         state = _state(folder)
         if state is None:
             if is_alive:
@@ -199,7 +199,7 @@ class ProcessBackend:
         """Ask the job to end."""
         folder = self._folder(handle)
         state = _state(folder)
-        if state is None or not _is_locked(folder / controller.LOCK):
+        if state is None or not locks.is_held(folder / controller.LOCK):
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(state["controller"], signal.SIGUSR1 if is_urgent else signal.SIGTERM)
@@ -211,7 +211,7 @@ class ProcessBackend:
         except JobNotFound:
             return
         self.cancel(handle, is_urgent=True)
-        while _is_locked(folder / controller.LOCK):
+        while locks.is_held(folder / controller.LOCK):
             time.sleep(_POLL_S)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -410,22 +410,7 @@ _NOT_TOLD = ("job", "hosts_text", "secret_names")
 def _has_ended(folder: Path) -> bool:
     """Whether the nodes of the job have ended, or nobody is left to run them."""
     state = _state(folder)
-    return bool(state and state["ended_at"]) or not _is_locked(folder / controller.LOCK)
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a controller lives."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return bool(state and state["ended_at"]) or not locks.is_held(folder / controller.LOCK)
 
 
 def _state(folder: Path) -> dict[str, Any] | None:

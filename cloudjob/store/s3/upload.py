@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 
+from cloudjob import locks
 from cloudjob.errors import StoreError
 from cloudjob.store.base import Tell
 from cloudjob.store.parallel import in_parallel
@@ -351,15 +351,10 @@ def _locked(path: Path, flags: int = os.O_CREAT) -> int:
     """Return a descriptor of a note with its lock, -1 when it is not to be had."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+        descriptor = locks.take(path, flags)
     except OSError:
         return -1
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return -1
-    return descriptor
+    return -1 if descriptor is None else descriptor
 
 
 def _read(descriptor: int) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""Files that say who lives: the system takes a lock from a process that ends, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cloudjob.errors import CloudJobError
+
+_LOCK = "lock"
+# A folder is there a moment before its lock is taken.
+_NEW_S = 60.0
+
+
+def take(path: Path, flags: int = os.O_CREAT) -> int | None:
+    """Return a descriptor of the file that holds its lock; None when another process has it.
+
+    Raises:
+        OSError: The file can't be opened.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process lives that has taken the lock."""
+    try:
+        descriptor = take(path, 0)
+    except OSError:
+        return False
+    if descriptor is None:
+        return True
+    os.close(descriptor)
+    return False
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """Give an empty folder below ``folder``, and remove it at the end.
+
+    What a process had that was killed is removed by the next one.
+
+    Raises:
+        CloudJobError: None can be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _sweep(folder)
+        made = TemporaryDirectory(dir=folder)
+        lock = take(Path(made.name, _LOCK))
+    except OSError as error:
+        raise CloudJobError(
+            f"make a folder below {folder}: {error.strerror or error}",
+            hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
+        ) from error
+    try:
+        with made as name:
+            yield Path(name)
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _sweep(folder: Path) -> None:
+    for path in folder.iterdir():
+        with suppress(OSError):
+            age_s = time.time() - path.stat().st_mtime
+            if age_s > _NEW_S and not is_held(path / _LOCK):
+                shutil.rmtree(path)
