@@ -165,6 +165,36 @@ def test_the_logs_of_all_nodes_are_followed_to_their_end(service: FakeModelArts)
     assert got == [logs[0], logs[1] + b"\n"]
 
 
+def test_of_a_large_job_each_look_asks_some_nodes_and_every_line_comes(service: FakeModelArts):
+    """The head each time, the others in turn; after the end all of them."""
+    nodes, looks = 150, 6
+    job = service.add("train", nodes=nodes)
+    logs = [b"".join(b"node %d line %d\n" % (n, i) for i in range(12)) for n in range(nodes)]
+    asked: list[set[str]] = []
+
+    def grow(_s: float) -> None:
+        asked.append({seen.path.split("/")[-3] for seen in service.asked("/logs/preview")})
+        service.seen.clear()
+        for node, log in enumerate(logs):
+            end = len(log) * len(asked) // looks
+            service.logs[(job, f"worker-{node}")] = log[:end]
+            service.exported[(job, f"worker-{node}")] = log[:end]
+        if len(asked) == looks:
+            service.end(job)
+
+    got = [b""] * nodes
+    for node, data in follow.follow(
+        client_of(service), job, None, is_live=True, poll_s=0.01, pause=grow
+    ):
+        got[node] += data
+
+    assert got == logs
+    running = asked[:looks]
+    assert [len(names) for names in running] == [64] * looks
+    assert all("worker-0" in names for names in running)
+    assert len(set().union(*running[:3])) == nodes
+
+
 def test_one_node_is_asked_for_alone(service: FakeModelArts):
     """Without following, what is there now is given once, the unfinished line too."""
     job = service.add("train", nodes=2)

@@ -12,6 +12,8 @@ from cloudjob.backends.modelarts.client import Client
 from cloudjob.backends.modelarts.logs import Gap, Stitcher, Window
 
 _AT_ONCE = 8
+# How many nodes a look at a running job asks for, each with a request: of more they take turns.
+_A_LOOK = 64
 # Nothing new comes rarely: then the looks become rarer, too.
 _SLOWER, _SLOWEST = 1.5, 3.0
 # After its end a log may still grow for a moment; so often it must be the same to be complete.
@@ -31,11 +33,14 @@ def follow(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new.
 
+    A large job is sampled while it runs: each look asks for the head and for some of the others in
+    their turn. What a look leaves out comes with a later one, at last with those after the end.
+
     Args:
         is_live: Whether to stay until the job has ended; else what is there now is given once.
     """
     tails: dict[str, _Tail] = {}
-    wait_s, same = poll_s, 0
+    wait_s, same, turn = poll_s, 0, 0
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         while True:
             shown = client.show(job)
@@ -45,12 +50,16 @@ def follow(
                     tails.setdefault(task, _Tail(client, job, task))
             # The state is from before the look: what was written before the end is in it.
             is_done = is_over and same > 0
-            found = pool.map(_Tail.look, tails.values(), repeat(is_done))
-            new = [(tail.node, data) for tail, data in zip(tails.values(), found, strict=True)]
+            asked = list(tails.values())
+            if is_live and not is_over:
+                asked = _sample(asked, turn)
+            turn += 1
+            found = pool.map(_Tail.look, asked, repeat(is_done))
+            new = [(tail.node, data) for tail, data in zip(asked, found, strict=True)]
             yield from ((index, data) for index, data in new if data)
             has_new = any(data for _, data in new)
             is_open = any(tail.is_behind for tail in tails.values())
-            same = 0 if has_new or is_open else same + 1
+            same = 0 if has_new or is_open or len(asked) < len(tails) else same + 1
             if not is_live or (is_over and same >= _SAME):
                 break
             wait_s = poll_s if has_new or is_over else min(wait_s * _SLOWER, poll_s * _SLOWEST)
@@ -58,6 +67,15 @@ def follow(
                 yield 0, b""
             pause(min(wait_s, 1.0) if is_over else wait_s)
         yield from ((tail.node, data) for tail in tails.values() if (data := tail.rest()))
+
+
+def _sample(tails: list[_Tail], turn: int) -> list[_Tail]:
+    """Return those that this look asks: all of few; of many the head, and others in their turn."""
+    if len(tails) <= _A_LOOK:
+        return tails
+    head, others = tails[0], tails[1:]
+    first = turn * (_A_LOOK - 1) % len(others)
+    return [head, *(others[first:] + others[:first])[: _A_LOOK - 1]]
 
 
 class _Tail:
@@ -86,8 +104,11 @@ class _Tail:
         found = self._client.log_preview(self._job, self._task)
         if found is None:
             return b""
-        self._window = _window(found)
-        return self._add(self._window, is_last=is_done)
+        window = _window(found)
+        added = self._add(window, is_last=is_done)
+        # Of a thousand nodes it would be 5 GB.
+        self._window = window if self._stitcher.seen_bytes < window.full_bytes else None
+        return added
 
     def rest(self) -> bytes:
         """Return what is left when nobody looks again: a line that has no end."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# How much of what was seen is kept, to recognise it: more than a window holds.
-_KEPT = 6 * 1024 * 1024
+# How many characters of what was seen are kept to recognise it, of each of a thousand logs.
+_KEPT = 256 * 1024
 # A window may begin within a character, whose rest then reads as this.
 _REPLACED = "�"
 _BROKEN = 3
