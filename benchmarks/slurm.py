@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ NODES = 2
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LIMIT_S = 120
 _RAN = b"noop ran"
+# Slurm starts batch jobs when its clock's second is full, so what is measured depends on where in
+# a second it begins. Multiples of this lie evenly there, however many there are.
+_EVENLY = (5**0.5 - 1) / 2
 
 
 class Cluster:
@@ -26,6 +30,7 @@ class Cluster:
     def __init__(self, slurm: Slurm, cloudjob: Path) -> None:
         self._slurm = slurm
         self._cloudjob = cloudjob
+        self._rounds: Counter[str] = Counter()
         self._source = slurm.folder / "noop"
         self._source.mkdir()
         shutil.copy(ROOT / "benchmarks" / "jobs" / "noop.py", self._source)
@@ -34,7 +39,7 @@ class Cluster:
         """Run the script once on each node, by hand."""
         python = str(self._cloudjob.with_name("python"))
         words = ("srun", "--quiet", f"--nodes={NODES}", f"--ntasks={NODES}", python, "noop.py")
-        return self._timed(*words)
+        return self._timed("srun", *words)
 
     def sbatch(self) -> dict[str, float]:
         """Run that srun in a batch job and wait for it: what queue and batch cost by themselves."""
@@ -42,16 +47,21 @@ class Cluster:
         line = f"srun --quiet --ntasks={NODES} {python} noop.py"
         words = ("sbatch", "--parsable", f"--nodes={NODES}", "--output=out", f"--wrap={line}")
         # sbatch --wait looks every other second only.
-        text = 'rm -f out; "$@" && until [ "$(grep -c ran out 2>/dev/null)" = "$0" ]; do :; done'
-        return self._timed("sh", "-c", f"{text}; cat out", str(NODES), *words)
+        text = """rm -f out
+        "$@" && until [ "$(grep -c ran out 2>/dev/null)" = "$0" ]; do sleep 0.01; done
+        cat out"""
+        return self._timed("sbatch", "sh", "-c", text, str(NODES), *words)
 
     def submit(self, launcher: str) -> dict[str, float]:
         """Do the same through cloudjob, from the submit to its end."""
         words = ("--backend", "slurm", "--nodes", str(NODES), "--launcher", launcher, "noop.py")
-        return self._timed(str(self._cloudjob), "submit", *words)
+        return self._timed(launcher, str(self._cloudjob), "submit", *words)
 
-    def _timed(self, *words: str) -> dict[str, float]:
+    def _timed(self, subject: str, *words: str) -> dict[str, float]:
         """Return how long a command took on the login node.
+
+        Args:
+            subject: Begins its rounds at other places in a second, and each subject at the same.
 
         Raises:
             Failed: It ended badly, or the output of some node did not come out.
@@ -66,6 +76,8 @@ class Cluster:
             "SLURM_CONF": str(self._slurm.conf),
             "CLOUDJOB_HOME": str(home),
         }
+        self._rounds[subject] += 1
+        time.sleep((self._rounds[subject] * _EVENLY - time.time()) % 1.0)
         begun = time.perf_counter()
         done = subprocess.run(
             self._slurm.words(*words),

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from cloudjob.errors import BackendError
 
 
 def home() -> Path:
@@ -14,6 +18,22 @@ def home() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_data_dir("cloudjob", appauthor=False))
+
+
+@contextmanager
+def writing(doing: str, path: Path) -> Iterator[None]:
+    """Translate what the disk has against ``doing`` something at ``path``, below our folder.
+
+    Raises:
+        BackendError: There is no room for it, or no right to write there.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise BackendError(
+            f"{doing}: {error.filename or path}: {error.strerror or error}",
+            hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
+        ) from error
 
 
 def records_path(folder: Path) -> Path:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cloudjob.errors import CloudJobError
+from cloudjob.home import writing
 
 _LOCK = "lock"
 # A folder is there a moment before its lock is taken.
@@ -55,18 +55,13 @@ def scratch(folder: Path) -> Iterator[Path]:
     What a process had that was killed is removed by the next one.
 
     Raises:
-        CloudJobError: None can be made.
+        BackendError: None can be made.
     """
-    try:
+    with writing("making a folder", folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _sweep(folder)
         made = TemporaryDirectory(dir=folder)
         lock = take(Path(made.name, _LOCK))
-    except OSError as error:
-        raise CloudJobError(
-            f"make a folder below {folder}: {error.strerror or error}",
-            hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
-        ) from error
     try:
         with made as name:
             yield Path(name)

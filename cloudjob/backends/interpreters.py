@@ -10,6 +10,7 @@ from pathlib import Path
 
 import cloudjob
 from cloudjob.errors import BackendError
+from cloudjob.home import writing
 
 
 def python_of(asked: str, key: str) -> str:
@@ -63,16 +64,11 @@ def entry_of(home: Path) -> str:
     compiled = home / "entry" / name / "jobentry.pyc"
     copy = compiled.with_suffix(".pyz")
     if not compiled.exists():
-        try:
+        with writing("making the entry", compiled):
             compiled.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             new = copy.with_suffix(f".{os.getpid()}")
             shutil.copyfile(zipapp, new)
             new.replace(copy)
-        except OSError as error:
-            raise BackendError(
-                f"making the entry: {error.filename or compiled}: {error.strerror}",
-                hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
-            ) from error
         words = [sys.executable, "-I", "-S", str(copy), "--compile", str(compiled)]
         # It is only faster with bytecode; what is wrong with the disk shows soon enough.
         subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)

@@ -23,6 +23,7 @@ from cloudjob.emulator.nodes import run_dir_of
 from cloudjob.emulator.server import READY
 from cloudjob.emulator.state import Address
 from cloudjob.errors import BackendError, UsageError
+from cloudjob.home import writing
 
 _POLL_S = 0.05
 _END_S = 60.0
@@ -142,14 +143,9 @@ def clear_faults(home: Path) -> int:
 @contextlib.contextmanager
 def _alone(home: Path) -> Iterator[None]:
     """Wait until nobody else starts or ends the emulator of this folder."""
-    try:
+    with writing("starting or ending the emulator", home):
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(home / "emulator.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise BackendError(
-            f"starting or ending the emulator: {error.filename}: {error.strerror}",
-            hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
-        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

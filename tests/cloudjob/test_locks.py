@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob import locks
-from cloudjob.errors import CloudJobError
+from cloudjob.errors import BackendError
 
 HOLD = """
 import sys
@@ -72,10 +72,10 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
     """With what to do."""
     (tmp_path / "file").write_bytes(b"")
 
-    with pytest.raises(CloudJobError) as caught, locks.scratch(tmp_path / "file"):
+    with pytest.raises(BackendError) as caught, locks.scratch(tmp_path / "file"):
         raise AssertionError("there is none")
 
-    assert str(caught.value).startswith(f"make a folder below {tmp_path / 'file'}: ")
+    assert str(caught.value).startswith(f"making a folder: {tmp_path / 'file'}: ")
     assert "CLOUDJOB_HOME" in caught.value.hint
 
 

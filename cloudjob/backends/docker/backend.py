@@ -38,6 +38,7 @@ from cloudjob.backends.docker.request import (
 from cloudjob.backends.docker.state import Container, blamed, container, status_of
 from cloudjob.backends.keys import new_key
 from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.home import writing
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
 
@@ -497,14 +498,9 @@ def _job(handle: str) -> str:
 @contextlib.contextmanager
 def _kept_files(folder: Path) -> Iterator[None]:
     """Make our folder, and say in words when the disk is against us."""
-    try:
+    with writing("keeping what is known of a job", folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield
-    except OSError as error:
-        raise BackendError(
-            f"keeping what is known of a job: {error.filename or folder}: {error.strerror}",
-            hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
-        ) from error
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from cloudjob.backends.kubernetes.client import POD, Broken, Client
 from cloudjob.backends.kubernetes.refusals import Refused
 from cloudjob.backends.kubernetes.state import Pod, pod_of
 from cloudjob.errors import BackendError
+from cloudjob.home import writing
 
 Piece = tuple[int, bytes]
 
@@ -420,7 +421,7 @@ def _keeping(place: Place, pod: Pod) -> Iterator[Callable[[bytes], object]]:
     """Write down what is read of a pod; it stands for the pod when it is at least as long."""
     path = place.kept / f"{pod.node}-{pod.uid}.log"
     new = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.new")
-    try:
+    with writing(f"keeping the log of node {pod.node}", new):
         place.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         with new.open("wb") as file:
             try:
@@ -431,11 +432,6 @@ def _keeping(place: Place, pod: Pod) -> Iterator[Callable[[bytes], object]]:
                     new.replace(path)
                 else:
                     new.unlink()
-    except OSError as error:
-        raise BackendError(
-            f"keeping the log of node {pod.node}: {error.filename or new}: {error.strerror}",
-            hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
-        ) from error
 
 
 def _kept(place: Place) -> list[tuple[int, str, Path]]:

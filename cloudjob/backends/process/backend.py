@@ -26,6 +26,7 @@ from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.process import controller, isolation
 from cloudjob.backends.process.node import NodeRequest
 from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.home import writing
 from cloudjob.spec import MASK
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
@@ -122,7 +123,7 @@ class ProcessBackend:
         """Start the job and return its handle."""
         folder = Path(request.folder)
         try:
-            with _translated(f"starting job {request.job}", folder):
+            with writing(f"starting job {request.job}", folder):
                 folder.mkdir(mode=0o700, parents=True)
                 Path(request.run_dir).mkdir(mode=0o700)
                 _write_shell(request)
@@ -344,17 +345,6 @@ def _short_temporary_folder() -> str:
     if len(folder) > _LONGEST_RUN_DIR or folder.split() != [folder]:
         return "/tmp"
     return folder
-
-
-@contextlib.contextmanager
-def _translated(doing: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise BackendError(
-            f"{doing}: {error.filename or path}: {error.strerror}",
-            hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
-        ) from error
 
 
 def _write_shell(request: ProcessRequest) -> None:
