@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks import (
     floor,
@@ -33,7 +34,7 @@ from benchmarks.subject import Bench
 from benchmarks.venv import ROOT
 
 _JOBS = ROOT / "benchmarks" / "jobs"
-_README = ROOT / "benchmarks" / "README.md"
+_FIGURES = ROOT / "benchmarks" / "figures"
 _LINE_COUNT = 500_000
 _PEERS = (
     *("torchx", "modelarts-macli", "submitit", "sagemaker-training"),
@@ -73,12 +74,22 @@ def main(argv: list[str] | None = None) -> int:
         verdicts = floor.verdicts(results)
         if not args.only or _SIZE in args.only:
             verdicts.append(floor.size_verdict(_size_bytes(bench)))
+    _say(args, facts, results, verdicts)
+    return int(args.check and any(verdict.outcome != "PASS" for verdict in verdicts))
+
+
+def _say(
+    args: argparse.Namespace,
+    facts: dict[str, Any],
+    results: floor.Results,
+    verdicts: list[floor.Verdict],
+) -> None:
     print(report.text(facts, results, verdicts))
     if args.json:
         args.json.write_text(json.dumps(report.as_json(facts, results, verdicts), indent=1) + "\n")
-    if args.readme:
-        report.rewrite(_README, report.markdown(facts, results, verdicts))
-    return int(args.check and any(verdict.outcome != "PASS" for verdict in verdicts))
+    if args.keep:
+        for page, figures in report.pages(facts, results, verdicts).items():
+            (_FIGURES / f"{page}.md").write_text(figures)
 
 
 def _every(line_count: int) -> tuple[Case, ...]:
@@ -95,7 +106,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--only", type=_names, default=[], help="cases: help,noop-2,… or noop, log, size")
     add("--subjects", type=_names, default=[], help="subjects: mpirun,torchx,cloudjob,…")
     add("--json", type=Path, metavar="FILE", help="write every value there")
-    add("--readme", action="store_true", help="put the figures into benchmarks/README.md")
+    add("--keep", action="store_true", help="write the pages of these cases in benchmarks/figures/")
     add("--check", action="store_true", help="exit 1 unless every floor of these cases holds")
     add("--list", action="store_true", help="print the cases and end")
     add(

@@ -6,7 +6,6 @@ import os
 import platform
 import statistics
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from benchmarks.floor import Results, Verdict
@@ -40,7 +39,11 @@ _UNITS = {
     "grown_mib": ("grown by MiB", 1),
     "is_exact": ("same sha256 (1: yes)", 0),
 }
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+# Which groups of cases stand on one page of figures/; the others have a page each.
+_PAGES = {
+    **dict.fromkeys(("help", "version", "noop", "entry", "log", "size"), "jobs"),
+    **dict.fromkeys(("containers", "submit", "probe"), "containers"),
+}
 
 
 def machine(versions: dict[str, str], rounds: int) -> dict[str, Any]:
@@ -65,16 +68,45 @@ def text(facts: dict[str, Any], results: Results, verdicts: Iterable[Verdict]) -
     return "\n\n".join(block for block in blocks if block)
 
 
-def markdown(facts: dict[str, Any], results: Results, verdicts: Iterable[Verdict]) -> str:
-    """Return the same for the README."""
-    blocks = [_facts(facts)]
+def pages(facts: dict[str, Any], results: Results, verdicts: list[Verdict]) -> dict[str, str]:
+    """Return the same in Markdown, by the names of the pages that it belongs on."""
+    found: dict[str, Results] = {}
+    for name, result in results.items():
+        found.setdefault(_page(result.case.group), {})[name] = result
+    return {
+        page: _markdown(page, facts, cases, [v for v in verdicts if _is_of(v, cases)])
+        for page, cases in found.items()
+    }
+
+
+def _page(group: str) -> str:
+    return _PAGES.get(group, group)
+
+
+def _is_of(verdict: Verdict, cases: Results) -> bool:
+    """Whether a floor is about these cases: it begins with the name of one, or of a group."""
+    about = verdict.claim.partition(":")[0]
+    words = {word for result in cases.values() for word in (result.case.name, result.case.group)}
+    return about in words or _PAGES.get(about) in {_page(r.case.group) for r in cases.values()}
+
+
+def _markdown(
+    page: str, facts: dict[str, Any], results: Results, verdicts: Iterable[Verdict]
+) -> str:
+    groups = dict.fromkeys(result.case.group for result in results.values())
+    run = f"benchmarks/run --only {','.join(groups)} -n {facts['rounds']} --keep"
+    floors = [(v.claim, v.measured, v.outcome) for v in verdicts]
+    blocks = [
+        f"# Figures: {page}",
+        f"`{run}` wrote this page; [README.md](../README.md) says what the words mean.",
+        _facts(facts),
+        "## Floors\n\n" + _pipes(("floor", "measured", "outcome"), floors),
+    ]
     for result in results.values():
         rows = _rows(result, facts["versions"])
         notes = "".join(f"\n\n{note}" for note in _notes(result))
-        blocks.append(f"### {_title(result)}\n\n" + _pipes(_HEAD, rows) + notes)
-    floors = [(v.claim, v.measured, v.outcome) for v in verdicts]
-    blocks.append("### Floors\n\n" + _pipes(("floor", "measured", "outcome"), floors))
-    return "\n\n".join(blocks)
+        blocks.append(f"## {_title(result)}\n\n" + _pipes(_HEAD, rows) + notes)
+    return "\n\n".join(blocks) + "\n"
 
 
 def as_json(facts: dict[str, Any], results: Results, verdicts: Iterable[Verdict]) -> dict[str, Any]:
@@ -84,15 +116,6 @@ def as_json(facts: dict[str, Any], results: Results, verdicts: Iterable[Verdict]
         "cases": [_case_json(result) for result in results.values()],
         "floors": [vars(verdict) for verdict in verdicts],
     }
-
-
-def rewrite(readme: Path, figures: str) -> None:
-    """Put ``figures`` between the marks in ``readme``."""
-    before, _, rest = readme.read_text().partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise ValueError(f"{readme.name} lacks the marks {BEGIN} and {END}")
-    readme.write_text(f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}")
 
 
 def _facts(facts: dict[str, Any]) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from jobentry.contract.sigv4 import Keys
 from jobentry.objects import ObjectError, access
 from jobentry.objects.access import Access
-from jobentry.objects.sign import Keys
 
 CASES: dict[str, tuple[str, dict[str, str], Access]] = {
     "aws": (
