@@ -88,6 +88,7 @@ def _say(
     if args.json:
         args.json.write_text(json.dumps(report.as_json(facts, results, verdicts), indent=1) + "\n")
     if args.keep:
+        _FIGURES.mkdir(exist_ok=True)
         for page, figures in report.pages(facts, results, verdicts).items():
             (_FIGURES / f"{page}.md").write_text(figures)
 
