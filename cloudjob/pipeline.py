@@ -58,7 +58,7 @@ def submit(
         home: The folder of cloudjob's state on this machine.
         tell: Called with the package before it is sent, and with the launcher that was chosen when
             the job names none.
-        tell_sent: Called with what was sent of it.
+        tell_sent: Called with what was sent of it, before the platform is asked for the job.
         warn: Called with what does not look well and need not be.
         watch: Called with how many bytes will be sent; what it returns hears of them as they go.
 

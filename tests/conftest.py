@@ -26,11 +26,17 @@ settings.register_profile(
 settings.load_profile("cloudjob")
 
 
+_failed_once: set[str] = set()
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note for CI, which runs a test twice where need be, the tests whose first run failed."""
     path = os.environ.get("CLOUDJOB_CI_FAILED_ONCE")
+    # What a test leaves behind fails once more, after the test.
+    is_first = report.outcome == "rerun" and report.nodeid not in _failed_once
     # A worker of xdist reports to the main process, which comes here, too.
-    if path and report.outcome == "rerun" and "PYTEST_XDIST_WORKER" not in os.environ:
+    if path and is_first and "PYTEST_XDIST_WORKER" not in os.environ:
+        _failed_once.add(report.nodeid)
         crash = getattr(report.longrepr, "reprcrash", None)
         why = " ".join(crash.message.split())[:300] if crash else report.when
         with Path(path).open("a", encoding="utf-8") as file:

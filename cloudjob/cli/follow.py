@@ -18,23 +18,55 @@ if TYPE_CHECKING:
 _LOOK_S = 10.0
 
 
-def attend(job: Job, *, is_json: bool) -> JobStatus:
-    """Show the job's log until it has ended; Ctrl-C and SIGTERM cancel it."""
-    import signal
-    import threading
+class Interrupts:
+    """What Ctrl-C and SIGTERM do to a submit from ``hold`` on: they cancel its job.
 
-    asked = 0
+    While the platform is asked for the job they wait for the answer: a job that is on its way
+    cannot be taken back, and one that nobody heard of would run on.
+    """
 
-    def cancel(_number: int, _frame: object) -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
+    def __init__(self) -> None:
+        self._asked = 0
+        self._job: Job | None = None
+
+    @property
+    def came(self) -> bool:
+        """Whether there was one."""
+        return self._asked > 0
+
+    def hold(self) -> None:
+        """Take what comes from now on."""
+        import signal
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._heard)
+
+    def give(self, job: Job) -> None:
+        """Say which job it is that they cancel."""
+        self._job = job
+        if self.came:
+            self._cancel(job)
+
+    def _heard(self, _number: int, _frame: object) -> None:
+        self._asked += 1
+        if self._job is not None:
+            self._cancel(self._job)
+        elif self._asked == 1:
+            say("cancelling the job as soon as it is sent; once more gives it up unheard")
+        else:
+            raise KeyboardInterrupt
+
+    def _cancel(self, job: Job) -> None:
+        import threading
+
+        if self._asked == 1:
             say(f"cancelling {job.id}; once more ends it at once")
         # Not in the handler: it may have cut into anything, also into a lock that this needs.
-        threading.Thread(target=job.cancel, kwargs={"is_urgent": asked > 1}).start()
+        threading.Thread(target=job.cancel, kwargs={"is_urgent": self._asked > 1}).start()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, cancel)
+
+def attend(job: Job, *, is_json: bool) -> JobStatus:
+    """Show the job's log until it has ended."""
     # With --json the one object owns stdout.
     try:
         stream(job, 2 if is_json else 1, follow=True, options=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from cloudjob.cli.follow import attend, exit_code, status_json
+from cloudjob.cli.follow import Interrupts, attend, exit_code, status_json
 from cloudjob.cli.options import given_flags, job_argument, json_flag, spec_flags, state_home
 from cloudjob.cli.say import print_json, printable, say, show, size
 
@@ -66,22 +66,29 @@ def _send(spec: JobSpec, options: argparse.Namespace) -> int:
         _tell_launcher(preview.choice)
         _print_preview(preview, is_json=options.json)
         return 0
+    interrupts = Interrupts()
+
+    def tell_sent(package: CodePackage, kept: Kept) -> None:
+        interrupts.hold()
+        _tell_sent(package, kept)
+
     with _Transfers("sent") as transfers:
         job = pipeline.submit(
             spec,
             state_home(),
             tell=_tell_package,
-            tell_sent=_tell_sent,
+            tell_sent=tell_sent,
             watch=transfers.watch,
             warn=_tell_check,
         )
-    if options.detach:
+    if options.detach and not interrupts.came:
         if options.json:
             print_json(status_json(job.status()))
         else:
             print(job.handle)
         return 0
     say(f"job {job.id} started ({job.handle})")
+    interrupts.give(job)
     status = attend(job, is_json=options.json)
     if options.json:
         print_json(status_json(status))

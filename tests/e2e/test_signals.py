@@ -160,6 +160,40 @@ def test_ctrl_c_while_the_job_starts(cloud):
     is_cancelled(cloud, job)
 
 
+# Takes the place of the command line, and is signalled while the platform starts the job.
+SIGNALLED = """
+import os, sys
+from cloudjob.backends.process import backend
+from cloudjob.cli import main
+
+start = backend._start_controller
+
+def signalled(request):
+    moments = [lambda: os.kill(os.getpid(), {number}), lambda: start(request)]
+    for moment in moments[:: {step}]:
+        moment()
+
+backend._start_controller = signalled
+sys.exit(main(sys.argv[4:]))
+"""
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("step", [1, -1])
+@pytest.mark.parametrize("words", [(), ("--detach",)])
+def test_a_signal_while_the_platform_is_asked_for_the_job(cloud, number, step, words):
+    """The job was on its way and could not be taken back: it is cancelled when it is there."""
+    text = SIGNALLED.format(number=int(number), step=step)
+    cloud.prefix = (cloud.python, "-c", text)
+    done = cloud.submit("--nodes", "2", *words, cloud.script("time.sleep(60)"))
+    cloud.prefix = ()
+
+    assert done.code in (130, 143), done
+    assert b"cancelling the job as soon as it is sent" in done.err, done
+    is_cancelled(cloud, done.job)
+
+
 def test_ctrl_c_on_a_terminal(cloud):
     """A real ^C byte through a real terminal."""
     master, slave = pty.openpty()
