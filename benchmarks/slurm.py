@@ -19,8 +19,8 @@ NODES = 2
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LIMIT_S = 120
 _RAN = b"noop ran"
-# Slurm starts batch jobs when its clock's second is full, so what is measured depends on where in
-# a second it begins. Multiples of this lie evenly there, however many there are.
+# Slurm looks at batch jobs at fixed places in a second, so what is measured depends on where in one
+# it begins. Multiples of this lie evenly there, however many there are.
 _EVENLY = (5**0.5 - 1) / 2
 
 

@@ -22,30 +22,42 @@ def take(path: Path, flags: int = os.O_CREAT) -> int | None:
     """Return a descriptor of the file that holds its lock; None when another process has it.
 
     Raises:
-        OSError: The file can't be opened.
+        OSError: The file can't be opened, or its file system has no locks.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return _locked(_opened(path, flags))
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process lives that has taken the lock."""
+    """Whether a process lives that has taken the lock.
+
+    Raises:
+        OSError: The file system has no locks: then nobody may be taken for dead.
+    """
     try:
-        descriptor = take(path, 0)
+        opened = _opened(path, 0)
     except OSError:
         return False
+    descriptor = _locked(opened)
     if descriptor is None:
         return True
     os.close(descriptor)
     return False
+
+
+def _opened(path: Path, flags: int) -> int:
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+
+
+def _locked(descriptor: int) -> int | None:
+    """Return the descriptor with its lock, else close it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return descriptor
 
 
 @contextmanager

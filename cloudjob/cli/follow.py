@@ -41,6 +41,13 @@ class Interrupts:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._heard)
 
+    def release(self) -> None:
+        """Let what comes from now on end the program, as before ``hold``."""
+        import signal
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
     def give(self, job: Job) -> None:
         """Say which job it is that they cancel."""
         self._job = job

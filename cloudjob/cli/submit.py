@@ -81,12 +81,15 @@ def _send(spec: JobSpec, options: argparse.Namespace) -> int:
             watch=transfers.watch,
             warn=_tell_check,
         )
-    if options.detach and not interrupts.came:
-        if options.json:
-            print_json(status_json(job.status()))
-        else:
-            print(job.handle)
-        return 0
+    if options.detach:
+        interrupts.release()
+        if not interrupts.came:
+            if options.json:
+                print_json(status_json(job.status()))
+            else:
+                print(job.handle)
+            return 0
+        interrupts.hold()
     say(f"job {job.id} started ({job.handle})")
     interrupts.give(job)
     status = attend(job, is_json=options.json)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -91,3 +93,18 @@ def test_a_lock_is_held_as_long_as_its_descriptor_is_open(tmp_path: Path):
     assert locks.take(path) is None
     os.close(taken)
     assert not locks.is_held(path)
+
+
+def test_where_there_are_no_locks_nobody_is_taken_for_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A file system without them must not have a living job swept away."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    (tmp_path / "lock").touch()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+    with pytest.raises(OSError, match="No locks"):
+        locks.is_held(tmp_path / "lock")

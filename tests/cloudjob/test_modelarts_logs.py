@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cloudjob.backends.modelarts import follow
+from cloudjob.backends.modelarts import follow, logs
 from cloudjob.backends.modelarts.client import Client
 from cloudjob.backends.modelarts.logs import Gap, Stitcher, Window
 from cloudjob.backends.modelarts.site import Site
@@ -81,6 +81,19 @@ def test_bytes_that_are_no_text_lose_and_repeat_no_line(
 
     assert got.count(b"\n") == log.count(b"\n")
     assert got.decode("utf-8", "replace") == log.decode("utf-8", "replace")
+
+
+@settings(max_examples=300)
+@given(texts, st.lists(st.integers(0, 300), max_size=8), st.integers(1, 200))
+def test_every_line_comes_once_when_less_is_remembered_than_the_window_shows(
+    log: bytes, ends: list[int], size_bytes: int
+):
+    """Of a long log only its end is kept to recognise it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logs, "_KEPT", 10)
+        got, _ = joined(log, sorted(min(end, len(log)) for end in ends), size_bytes)
+
+    assert got == ended(log)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=20))
@@ -193,6 +206,24 @@ def test_of_a_large_job_each_look_asks_some_nodes_and_every_line_comes(service: 
     assert [len(names) for names in running] == [64] * looks
     assert all("worker-0" in names for names in running)
     assert len(set().union(*running[:3])) == nodes
+
+
+def test_a_look_at_some_nodes_says_nothing_of_the_end_of_the_others(service: FakeModelArts):
+    """Nothing was new where it asked; the last line of another node may still grow."""
+    job = service.add("train", nodes=150)
+    steps = [0]
+
+    def grow(_s: float) -> None:
+        steps[0] += 1
+        if steps[0] == 4:
+            service.logs[(job, "worker-140")] = b"half"
+            service.end(job)
+        if steps[0] == 5:
+            service.logs[(job, "worker-140")] = b"half of it\n"
+
+    found = follow.follow(client_of(service), job, None, is_live=True, poll_s=0.01, pause=grow)
+
+    assert [piece for piece in found if piece[1]] == [(140, b"half of it\n")]
 
 
 def test_one_node_is_asked_for_alone(service: FakeModelArts):

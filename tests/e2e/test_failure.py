@@ -124,7 +124,7 @@ def test_a_shell_script_that_fails(cloud):
 
 
 @pytest.mark.parametrize(("first", "second"), [(3, 0), (0, 3), (2, 3)])
-@pytest.mark.parametrize("apart_s", [0.1, 0.3])
+@pytest.mark.parametrize("apart_s", [0.05, 0.3])
 def test_the_first_of_two_failing_ranks_is_blamed(cloud, first, second, apart_s):
     """Also when they are on different nodes, and the second fails because of the first."""
     script = cloud.script(
