@@ -195,6 +195,7 @@ class ProcessMachines:
             "PATH": path,
             "LANG": "C.UTF-8",
             "TMPDIR": f"{run_dir}/{index}",
+            **own.devices,
             **backend.open_mpi_of_one_machine(is_isolated=is_isolated),
             # A real sshd on every node of one machine would need a port for each.
             "CLOUDJOB_NODE_DIR": f"{run_dir}/{index}/node",

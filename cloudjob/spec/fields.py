@@ -159,6 +159,9 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
                    "environment, else the one that runs cloudjob."),
         Field(name="isolation", kind="str", default="auto", metavar="HOW", allowed=ISOLATIONS,
               help="Whether the emulated nodes are kept apart from each other."),
+        Field(name="gpus", kind="int", default=0, metavar="G", least=0, most=64,
+              help="NVIDIA's GPUs of a node, which no other node has; with 0 all nodes share those "
+                   "that this shell sees."),
         _SOURCE_LIMIT,
     ),
     "docker": (
@@ -169,7 +172,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         Field(name="shm_gib", kind="float", default=2.0, metavar="GIB", least=0, most=65536,
               help="Room in /dev/shm, where ranks of one node exchange their data."),
         Field(name="gpus", kind="int", default=0, metavar="G", least=0, most=64,
-              help="GPUs of a node."),
+              help="GPUs of a node, which no other node has."),
         _SOURCE_LIMIT,
     ),
     "modelarts": (

@@ -230,7 +230,7 @@ def test_every_fault_of_every_file_is_reported_at_once(job, tmp_path):
         "job.yaml:4: env.A: must be one text or number",
         "job.yaml:6: grace_s: is not a number (given '1 s'; allowed 0 to 86400)",
         "job.yaml:7: process.pyton: no such key, did you mean 'python'? "
-        "(allowed python, isolation, source_limit_mb)",
+        "(allowed python, isolation, gpus, source_limit_mb)",
         "secrets.T: is not set in your environment (allowed: set it, or name a @FILE)",
         "job.yaml:1: nodes: is out of range (given 0; allowed 1 to 10000)",
         "job.yaml:5: env.MA_X: uses a reserved name "

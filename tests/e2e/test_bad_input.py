@@ -196,6 +196,17 @@ def test_yaml_that_makes_no_sense(cloud, script, text, told):
     refused(cloud.cli("submit", "--config", "job.yaml", script), 2, told, hint=False)
 
 
+def test_more_gpus_than_there_are(cloud, script):
+    """Before anything is sent, with what this machine has for us."""
+    cloud.environ["CUDA_VISIBLE_DEVICES"] = "3"
+    cloud.write("job.yaml", "process: {gpus: 1}\n")
+
+    done = cloud.cli("submit", "--config", "job.yaml", "--nodes", "2", script)
+
+    refused(done, 2, "process.gpus: 2 nodes with 1 each need 2, and this machine has 1 for us: 3")
+    assert cloud.jobs() == []
+
+
 def test_no_mpirun_anywhere(cloud, script):
     """The message says what to install."""
     tools = cloud.folder / "tools"

@@ -171,6 +171,35 @@ def test_the_users_path_and_library_path_are_exact(cloud):
     assert differences(environments(cloud, 2), expected) == []
 
 
+@pytest.mark.parametrize(("gpus", "expected"), [(0, ["5,GPU-a", "5,GPU-a"]), (1, ["5", "GPU-a"])])
+def test_ranks_use_no_other_gpus_than_the_shell_may(cloud, gpus, expected):
+    """Those of a shell on a shared machine are those of the nodes, shared or each node's own."""
+    cloud.environ["CUDA_VISIBLE_DEVICES"] = "5,GPU-a"
+    cloud.write("job.yaml", f"process: {{gpus: {gpus}}}\n")
+
+    done = cloud.submit("--config", "job.yaml", "--nodes", "2", cloud.script(DUMP))
+
+    assert done.code == 0, done
+    found = environments(cloud, 2)
+    assert [rank["CUDA_VISIBLE_DEVICES"].decode() for rank in found] == expected
+    assert [rank["MA_NUM_GPUS"].decode() for rank in found] == [str(gpus)] * 2
+
+
+def test_the_users_own_word_on_gpus_is_exact(cloud):
+    """-e goes before what the shell says and before what the nodes are given."""
+    cloud.environ["CUDA_VISIBLE_DEVICES"] = "5,6"
+    cloud.write("job.yaml", "process: {gpus: 1}\n")
+    expected = {"CUDA_VISIBLE_DEVICES": b"1, 2"}
+
+    done = cloud.submit(
+        *("--config", "job.yaml", "--nodes", "2", "-e", "CUDA_VISIBLE_DEVICES=1, 2"),
+        cloud.script(DUMP),
+    )
+
+    assert done.code == 0, done
+    assert differences(environments(cloud, 2), expected) == []
+
+
 MEANINGFUL = [
     "HOSTNAME",
     "LANG",

@@ -76,6 +76,7 @@ _HINTS = (
         "the engine must run on this machine when the store is a folder (file://)",
     ),
     ("could not select device driver", "this engine has no GPUs: docker.gpus must be 0"),
+    ("unknown device", "nodes share no GPUs: docker.gpus for each of them must be there"),
     ("no space left", "docker system df shows what takes the room"),
     ("non-overlapping IPv4", "too many networks: `cloudjob rm --orphans`, `docker network prune`"),
     ("all predefined address pools", "`cloudjob rm --orphans`, or `docker network prune`"),

@@ -227,6 +227,7 @@ def _node(
         "Hostname": short,
         "Domainname": domain,
         "Env": shown,
+        "HostConfig": {**common["HostConfig"], **_devices(spec, index)},
         "Labels": {**common["Labels"], NODE_LABEL: str(index)},
         "NetworkingConfig": {"EndpointsConfig": {network: {"Aliases": [short, host]}}},
     }
@@ -251,10 +252,16 @@ def _limits(spec: JobSpec) -> dict[str, Any]:
     cpus = _number(options["cpus"])
     if cpus:
         limits["NanoCpus"] = int(cpus * 1e9)
-    gpus = int(_number(options["gpus"]))
-    if gpus:
-        limits["DeviceRequests"] = [{"Driver": "", "Count": gpus, "Capabilities": [["gpu"]]}]
     return limits
+
+
+def _devices(spec: JobSpec, node: int) -> dict[str, Any]:
+    """The GPUs of one node: by a number alone the engine would give all nodes the same ones."""
+    gpus = int(_number(section(spec, "docker")["gpus"]))
+    if not gpus:
+        return {}
+    own = [str(gpu) for gpu in range(node * gpus, (node + 1) * gpus)]
+    return {"DeviceRequests": [{"Driver": "", "DeviceIDs": own, "Capabilities": [["gpu"]]}]}
 
 
 def _gpus(spec: JobSpec) -> dict[str, str]:

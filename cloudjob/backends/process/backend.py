@@ -23,11 +23,11 @@ from cloudjob import locks
 from cloudjob import submission as submissions
 from cloudjob.backends import interpreters
 from cloudjob.backends.base import NativeStatus
-from cloudjob.backends.process import controller, isolation
+from cloudjob.backends.process import controller, devices, isolation
 from cloudjob.backends.process.node import NodeRequest
 from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.home import writing
-from cloudjob.spec import MASK
+from cloudjob.spec import MASK, section
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
 from jobentry.contract import names
@@ -48,6 +48,8 @@ class Machine:
         path: PATH of the nodes.
         library_path: LD_LIBRARY_PATH of the nodes, empty for none.
         libmpi: The MPI library of mpirun where the interpreter would take another, else empty.
+        devices: The variables that say which accelerators may be used.
+        gpus: NVIDIA's GPUs among them.
         python: The interpreter of the script.
         entry_python: The interpreter of the entry.
         zipapp: The entry.
@@ -56,6 +58,8 @@ class Machine:
     path: str
     library_path: str
     libmpi: str
+    devices: Mapping[str, str]
+    gpus: tuple[str, ...]
     python: str
     entry_python: str
     zipapp: str
@@ -229,6 +233,8 @@ def build(
 ) -> ProcessRequest:
     """Return the request for ``submission`` on ``machine``; it does no I/O."""
     hosts = submissions.host_names(submission)
+    gpus = section(submission.spec, "process")["gpus"]
+    assert isinstance(gpus, int)
     nodes = []
     for index, host in enumerate(hosts):
         home = f"{folder}/node-{index}"
@@ -237,6 +243,7 @@ def build(
             "LANG": "C.UTF-8",
             "TMPDIR": f"{run_dir}/{index}",
             "MA_SCRIPT_INTERPRETER": machine.python,
+            **machine.devices,
             **open_mpi_of_one_machine(is_isolated=is_isolated),
         }
         if machine.library_path:
@@ -249,6 +256,8 @@ def build(
             remote_shell=f"{run_dir}/remote-shell",
         )
         env = base | submissions.variables(submission, node, home=home, address=address_of(index))
+        own = devices.share(machine.gpus, len(hosts), gpus, index)
+        env.update({name: own[name] for name in own if name not in submission.spec.env})
         nodes.append(
             NodeRequest(
                 host=host,
@@ -333,6 +342,8 @@ def machine_of(options: dict[str, Any], home: Path) -> Machine:
         path=path,
         library_path=os.environ.get("LD_LIBRARY_PATH", ""),
         libmpi=interpreters.libmpi_of(shutil.which("mpirun", path=path) or "", python),
+        devices=devices.said(os.environ),
+        gpus=devices.gpus(os.environ),
         python=python,
         entry_python=sys.executable,
         zipapp=interpreters.entry_of(home),

@@ -1,0 +1,66 @@
+"""The GPUs of emulated nodes: those of this machine, as far as this shell may use them.
+
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cloudjob.errors import SpecError
+
+CUDA = "CUDA_VISIBLE_DEVICES"
+# What a shell or a scheduler says of the devices that we may use, and in which order they count.
+_SAYING = (
+    CUDA,
+    "CUDA_DEVICE_ORDER",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ASCEND_RT_VISIBLE_DEVICES",
+)
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+def said(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that say which devices may be used; ours are no others."""
+    return {name: environ[name] for name in _SAYING if name in environ}
+
+
+def gpus(environ: Mapping[str, str], driver: Path = _DRIVER) -> tuple[str, ...]:
+    """Return NVIDIA's GPUs that may be used, as CUDA_VISIBLE_DEVICES names them."""
+    if CUDA not in environ:
+        try:
+            return tuple(str(number) for number, _ in enumerate(driver.iterdir()))
+        except OSError:
+            return ()
+    words = [word.strip() for word in environ[CUDA].split(",")]
+    # CUDA does not see what stands behind a word that is none; -1 is how people write "none".
+    end = next((at for at, word in enumerate(words) if word in ("", "-1")), len(words))
+    return tuple(words[:end])
+
+
+def share(there: tuple[str, ...], nodes: int, each: int, node: int) -> dict[str, str]:
+    """Return what tells a node of the GPUs that it alone has; nothing when none were asked for.
+
+    Args:
+        there: The GPUs of this machine.
+        each: How many a node has.
+
+    Raises:
+        SpecError: There are too few.
+    """
+    if not each:
+        return {}
+    if nodes * each > len(there):
+        problem = (
+            f"process.gpus: {nodes} {'node' if nodes == 1 else 'nodes'} with {each} each need "
+            f"{nodes * each}, and this machine has {_counted(there)} (given {each}; "
+            f"allowed 0 to {len(there) // nodes})"
+        )
+        raise SpecError([problem], hint="with 0 all nodes share what this shell sees")
+    return {CUDA: ",".join(there[node * each : (node + 1) * each]), "MA_NUM_GPUS": str(each)}
+
+
+def _counted(there: tuple[str, ...]) -> str:
+    return f"{len(there)} for us: {', '.join(there)}" if there else "none for us"

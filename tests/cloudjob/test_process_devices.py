@@ -1,0 +1,63 @@
+"""Which GPUs the nodes of this machine have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cloudjob.backends.process import devices
+from cloudjob.errors import SpecError
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("0", ("0",)),
+        ("3,1", ("3", "1")),
+        (" GPU-5a , MIG-7/1 ", ("GPU-5a", "MIG-7/1")),
+        ("", ()),
+        ("-1", ()),
+        ("2,-1,3", ("2",)),
+    ],
+)
+def test_a_shell_may_say_which_gpus_are_ours(tmp_path: Path, said, expected):
+    """As CUDA reads it, whatever the machine has."""
+    assert devices.gpus({"CUDA_VISIBLE_DEVICES": said}, tmp_path) == expected
+
+
+def test_else_they_are_those_of_the_driver(tmp_path: Path):
+    """It has a folder for each; without a driver there are none."""
+    for name in ("0000:3b:00.0", "0000:af:00.0"):
+        (tmp_path / name).mkdir()
+
+    assert devices.gpus({}, tmp_path) == ("0", "1")
+    assert devices.gpus({}, tmp_path / "missing") == ()
+
+
+def test_no_gpu_is_shared():
+    """Each node has its own, in the order that the shell gave them."""
+    there = ("7", "5", "3", "1", "0")
+
+    found = [devices.share(there, 2, 2, node) for node in range(2)]
+
+    assert found == [
+        {"CUDA_VISIBLE_DEVICES": "7,5", "MA_NUM_GPUS": "2"},
+        {"CUDA_VISIBLE_DEVICES": "3,1", "MA_NUM_GPUS": "2"},
+    ]
+    assert devices.share(there, 9, 0, 0) == {}
+
+
+@pytest.mark.parametrize(
+    ("there", "nodes", "words"),
+    [
+        (("4",), 2, "2 nodes with 1 each need 2, and this machine has 1 for us: 4 (given 1;"),
+        ((), 1, "1 node with 1 each need 1, and this machine has none for us (given 1; allowed 0"),
+    ],
+)
+def test_too_few_are_refused(there, nodes, words):
+    """With how many there are."""
+    with pytest.raises(SpecError, match=r"process\.gpus: ") as raised:
+        devices.share(there, nodes, 1, 0)
+
+    assert words in raised.value.message
