@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudjob.errors import StoreError
+from cloudjob.store.s3 import profiles
 from cloudjob.store.s3.place import KEYS_HINTS, Place, obsutil
 from jobentry.contract.sigv4 import Keys
 
@@ -59,7 +60,10 @@ class KeyRing:
         for keys in self._of_obs():
             return lambda: keys
         with _translated(self._place):
-            found = session(self._place).get_credentials()
+            plain = profiles.plain_keys(self._place.options.get("profile"))
+            if plain is not None:
+                return lambda: plain
+            found = _session(self._place).get_credentials()
         if found is None:
             raise StoreError(
                 f"open store {self._place.root}: no keys: not in the environment, "
@@ -111,9 +115,9 @@ def profile(place: Place) -> dict[str, str]:
     if place.is_obs and "profile" not in place.options:
         return {}
     with _translated(place):
-        made = session(place)
-        values = made.get_scoped_config()
-        services = made.full_config.get("services", {}).get(values.get("services", ""), {})
+        files = profiles.read(place.options.get("profile"))
+    values = files.settings
+    services = files.services.get(values.get("services", ""), {})
     s3 = {**_mapping(values.get("s3")), **_mapping(services.get("s3"))}
     addressing = s3.get("addressing_style", "")
     return {
@@ -123,8 +127,8 @@ def profile(place: Place) -> dict[str, str]:
     }
 
 
-def session(place: Place) -> Any:
-    """Return a session of botocore: what reads AWS's variables and files."""
+def _session(place: Place) -> Any:
+    """Return a session of botocore, which knows every way to keys."""
     from botocore.session import Session
 
     return Session(profile=place.options.get("profile"))
