@@ -45,38 +45,49 @@ def replacing(target: Path, *, is_durable: bool = True) -> Iterator[IO[bytes]]:
         is_durable: Whether it then outlives a crash of this machine. What can be fetched again need
             not: waiting for the disk took most of the time of a fetch of 200 MB.
     """
-    _make_folders(target.parent)
-    temporary = f"{target.parent}/{TEMPORARY}{os.urandom(8).hex()}"
+    with (
+        replacing_descriptor(target, is_durable=is_durable) as descriptor,
+        open(descriptor, "wb", closefd=False) as file,
+    ):
+        yield file
+
+
+@contextmanager
+def replacing_descriptor(target: Path, *, is_durable: bool = True) -> Iterator[int]:
+    """As ``replacing``, but give the open file's descriptor, for reading as well."""
+    # Text: a Path costs as much as a call of the system.
+    folder = os.path.dirname(os.fspath(target)) or "."  # noqa: PTH120
+    if not os.path.exists(folder):  # noqa: PTH110
+        _make_folders(Path(folder))
+    temporary = f"{folder}/{TEMPORARY}{os.urandom(8).hex()}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        # To read as well: what came may have to be proven once all of it is there.
-        with open(temporary, "x+b", opener=_private) as file:
-            yield file
-            file.flush()
+        descriptor = os.open(temporary, flags, 0o600)
+        try:
+            yield descriptor
             if is_durable:
-                os.fsync(file.fileno())
-        os.replace(temporary, target)  # noqa: PTH105 (a Path costs as much as the call)
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, target)  # noqa: PTH105
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
     if is_durable:
-        _sync_folder(target.parent)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+        _sync_folder(folder)
 
 
 def _make_folders(folder: Path) -> None:
     """Make a folder and the ones above it, each of them on the disk when this returns."""
-    missing = [folder] if not os.path.exists(folder) else []  # noqa: PTH110 (as above)
-    while missing and not missing[-1].parent.exists():
+    missing = [folder]
+    while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
         _sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def _sync_folder(folder: str | Path) -> None:
     """Make the names in a folder outlive a crash: without this a rename may be forgotten."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -13,7 +13,7 @@ from cloudjob.errors import StoreError
 from cloudjob.home import home as state_folder
 from cloudjob.store import files
 from cloudjob.store.base import Tell, quiet
-from cloudjob.store.files import replacing
+from cloudjob.store.files import replacing_descriptor
 from cloudjob.store.s3 import download, keys, local, place, upload
 from cloudjob.store.s3.keys import KeyRing
 from cloudjob.store.s3.place import Place
@@ -63,6 +63,7 @@ class S3Store:
         self._lock = threading.Lock()
         self._made: Wire | None = None
         self._keys = KeyRing(place, self._environ, Path.home())
+        self._notes = state_folder() / "uploads"
 
     def put(self, path: Path, key: str, *, tell: Tell = quiet) -> str:
         """Store the file at ``path`` under ``key`` and return the object's URI."""
@@ -95,9 +96,11 @@ class S3Store:
         """Write the object to the file ``path``, whole or not at all."""
         place.check("fetch", key)
         try:
-            with replacing(path, is_durable=False) as file:
-                size_bytes = self._get("fetch", key, "in", _OpenFile(file.fileno()), tell)
-                file.truncate(size_bytes)
+            with replacing_descriptor(path, is_durable=False) as descriptor:
+                size_bytes = self._get("fetch", key, "in", _OpenFile(descriptor), tell)
+                # A try that brought another object may have been longer.
+                if os.fstat(descriptor).st_size != size_bytes:
+                    os.truncate(descriptor, size_bytes)
         except (OSError, local.LocalError) as error:
             cause = error.error if isinstance(error, local.LocalError) else error
             raise StoreError(
@@ -193,11 +196,10 @@ class S3Store:
     def _put(self, source: local.Source, key: str, path: str, tell: Tell) -> None:
         doing = f"put {key} in {self._root}"
         told = _together(tell)
-        notes = state_folder() / "uploads"
         whole = self._key(key)
         try:
             upload.put(
-                upload.Upload(self._wire, doing, whole, source, self._part_bytes, notes, told)
+                upload.Upload(self._wire, doing, whole, source, self._part_bytes, self._notes, told)
             )
         except local.LocalError as error:
             raise StoreError(f"{doing}: read {path}: {files.text(error.error)}") from error

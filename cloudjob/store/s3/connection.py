@@ -20,7 +20,7 @@ _ROOM_BYTES = 64 * 1024
 # which lets go of Python's lock and has to get it back.
 _MANY_BYTES = 64 * 1024
 _END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
-_STATUS = re.compile(rb"HTTP/1\.([01]) +([1-5][0-9]{2})(?: |\r?$)")
+_STATUS = re.compile(r"HTTP/1\.([01]) +([1-5][0-9]{2})(?: |\r?$)")
 # What has no body, whatever its head says.
 _BODILESS = (204, 304)
 
@@ -138,16 +138,17 @@ class Connection:
     def _next_head(self) -> tuple[int, dict[str, str], bool]:
         while not (found := _END_OF_HEAD.search(self._room[self._begin : self._end])):
             self._more("head")
-        lines = bytes(self._room[self._begin : self._begin + found.start()]).split(b"\n")
+        text = str(self._room[self._begin : self._begin + found.start()], "latin-1")
         self._begin += found.end()
-        status = _STATUS.match(lines[0])
+        first, *lines = text.split("\n")
+        status = _STATUS.match(first)
         if status is None:
-            raise BadStatusLine(lines[0].decode("latin-1"))
+            raise BadStatusLine(first)
         headers = {}
-        for line in lines[1:]:
-            name, _, value = line.decode("latin-1").partition(":")
+        for line in lines:
+            name, _, value = line.partition(":")
             headers[name.lower()] = value.strip()
-        return int(status[2]), headers, status[1] == b"0"
+        return int(status[2]), headers, status[1] == "0"
 
     def _chunk(self) -> int:
         """Return how long the next chunk of a body is; after the last, pass over what follows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import configparser
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ class KeyRing:
         self._environ = environ
         self._home = home
         self._lock = threading.Lock()
-        self._current: Callable[[], Keys] | None = None
+        # Those that do not end by themselves, or what botocore makes them of.
+        self._found: Keys | Any = None
 
     def current(self) -> Keys:
         """Return keys that are valid now, as far as one can know here.
@@ -43,34 +44,35 @@ class KeyRing:
             StoreError: There are none.
         """
         with self._lock:
-            if self._current is None:
-                self._current = self._find()
-            current = self._current
+            if self._found is None:
+                self._found = self._find()
+            found = self._found
+        if isinstance(found, Keys):
+            return found
         # Not under the lock: botocore may ask a service for fresh ones, and has a lock of its own.
         with _translated(self._place):
-            return current()
+            made = found.get_frozen_credentials()
+        return Keys(made.access_key, made.secret_key, made.token or "")
 
     def renew(self, refused: Keys) -> bool:
         """Look for keys again, and say whether there are others than those that were refused."""
         with self._lock:
-            self._current = self._find()
+            self._found = self._find()
         return self.current() != refused
 
-    def _find(self) -> Callable[[], Keys]:
+    def _find(self) -> Keys | Any:
         for keys in self._of_obs():
-            return lambda: keys
+            return keys
+        named = self._place.options.get("profile")
         with _translated(self._place):
-            plain = profiles.plain_keys(self._place.options.get("profile"))
-            if plain is not None:
-                return lambda: plain
-            found = _session(self._place).get_credentials()
+            found = profiles.plain_keys(named) or profiles.session(named).get_credentials()
         if found is None:
             raise StoreError(
                 f"open store {self._place.root}: no keys: not in the environment, "
                 "nor in a profile file",
                 hint=KEYS_HINTS[self._place.scheme],
             )
-        return lambda: _frozen(found.get_frozen_credentials())
+        return found
 
     def _of_obs(self) -> Iterator[Keys]:
         """Yield what the files and variables of OBS's own tools say, the nearest first."""
@@ -97,10 +99,6 @@ class KeyRing:
         )
 
 
-def _frozen(found: Any) -> Keys:
-    return Keys(found.access_key, found.secret_key, found.token or "")
-
-
 def _complete(access_key: str, secret_key: str, token: str) -> Iterator[Keys]:
     if access_key and secret_key:
         yield Keys(access_key, secret_key, token)
@@ -125,13 +123,6 @@ def profile(place: Place) -> dict[str, str]:
         "region": values.get("region", ""),
         "addressing": addressing if addressing in ("path", "virtual") else "",
     }
-
-
-def _session(place: Place) -> Any:
-    """Return a session of botocore, which knows every way to keys."""
-    from botocore.session import Session
-
-    return Session(profile=place.options.get("profile"))
 
 
 def _mapping(value: object) -> dict[str, str]:

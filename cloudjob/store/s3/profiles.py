@@ -90,6 +90,13 @@ def plain_keys(named: str | None) -> Keys | None:
     return _keys(secrets.get("aws_access_key_id"), secrets.get("aws_secret_access_key"), token)
 
 
+def session(named: str | None) -> Any:
+    """Return a session of botocore, which knows every way to keys."""
+    from botocore.session import Session
+
+    return Session(profile=named)
+
+
 def _keys(access_key: str | None, secret_key: str | None, token: str) -> Keys | None:
     return Keys(access_key, secret_key, token) if access_key and secret_key else None
 

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,13 +84,13 @@ def put(upload: Upload) -> None:
 
 
 def _put_at_once(upload: Upload) -> None:
-    source = upload.source
-    if source.size_bytes <= PIECE_BYTES:
+    source, size_bytes = upload.source, upload.source.size_bytes
+    if size_bytes <= PIECE_BYTES:
         # A small one is read once, and sent as it was then.
-        pieces = local.parts(source, PIECE_BYTES)[0].pieces()
-        source, was = local.Bytes(b"".join(pieces)), source
-        was.check()
-    part = local.parts(source, upload.part_bytes)[0]
+        data = b"".join(Part(source, 1, 0, size_bytes).pieces())
+        source.check()
+        source = local.Bytes(data)
+    part = Part(source, 1, 0, size_bytes)
     request = Request("PUT", upload.doing, upload.key, body=part, tell=upload.tell)
     _sent(upload.wire, request, part, part.digest(local.md5))
     source.check()
@@ -100,7 +100,7 @@ def _sent(wire: Wire, request: Request, part: Part, digest: bytes) -> str:
     """Send a part until the service has the bytes with this MD5, and return its tag."""
     headers = {"content-md5": local.base64_text(digest)}
     for _ in range(_TRIES):
-        answer = wire.send(replace(request, headers=headers))
+        answer = wire.send(request._replace(headers=headers))
         # A service that checks Content-MD5 has refused other bytes; not every one does.
         if not local.is_md5(answer) or answer.etag == digest.hex():
             return answer.etag
@@ -113,7 +113,7 @@ def _sent_with_crc32(wire: Wire, request: Request, part: Part, digest: bytes) ->
     """Send a part until the service says that it has the bytes with this CRC-32."""
     said = local.base64_text(digest)
     for _ in range(_TRIES):
-        answer = wire.send(replace(request, headers={CRC32_HEADER: said}))
+        answer = wire.send(request._replace(headers={CRC32_HEADER: said}))
         heard = answer.headers.get(CRC32_HEADER, "")
         # One that keeps it to itself is judged by its tag.
         is_judged = not heard and local.is_md5(answer)

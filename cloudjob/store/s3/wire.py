@@ -10,8 +10,8 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib import request as urllib_request
 
@@ -89,8 +89,7 @@ class Sink(Protocol):
         """Say whether all is well; raise ``Damaged`` when the bytes are not the object's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One request.
 
     Args:
@@ -104,14 +103,13 @@ class Request:
     doing: str
     key: str = ""
     query: tuple[tuple[str, str], ...] = ()
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
     body: Body | None = None
     sink: Sink | None = None
     tell: Tell = quiet
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """An answer: a success, or a refusal that is final.
 
     Args:
@@ -239,19 +237,19 @@ class Wire:
 
     def _once(self, request: Request, keys: Keys) -> Answer:
         while True:
-            connection, is_kept = self._connection()
+            connection, has_served = self._connection()
             sent = _Sent(request)
             try:
-                with self._in_use(connection):
-                    self._write(connection, request, keys, sent)
-                    answer = self._read(connection, request)
+                self._write(connection, request, keys, sent)
+                answer = self._read(connection, request)
             except BaseException as error:
-                connection.close()
+                self._let_go(connection, is_kept=False)
                 sent.take_back()
                 # The other side may close a kept connection at any time, and so just then.
-                if is_kept and isinstance(error, ConnectionError):
+                if has_served and isinstance(error, ConnectionError):
                     continue
                 raise
+            self._let_go(connection, is_kept=connection.is_reusable)
             if answer.refusal is not None:
                 sent.take_back()
             return answer
@@ -310,11 +308,6 @@ class Wire:
             else:
                 refusal = refusals.refusal(head.status, data, head.headers)
             answer = Answer(head.status, head.headers, is_digest_tag, data, refusal)
-        if connection.is_reusable:
-            with self._lock:
-                self._idle.append((time.monotonic(), connection))
-        else:
-            connection.close()
         return answer
 
     def _pass_on(self, connection: Connection, head: Head, sink: Sink, answer: Answer) -> None:
@@ -337,14 +330,18 @@ class Wire:
     # -- connections --------------------------------------------------------------------------
 
     def _connection(self) -> tuple[Connection, bool]:
-        """Return a connection, and whether it has served before."""
+        """Return a connection that is ours until ``_let_go``, and whether it has served before."""
         with self._lock:
             while self._idle:
                 since_s, kept = self._idle.pop()
                 if time.monotonic() - since_s < _IDLE_S:
+                    self._busy.add(kept)
                     return kept, True
                 kept.close()
-        return self._connected(), False
+        made = self._connected()
+        with self._lock:
+            self._busy.add(made)
+        return made, False
 
     def _connected(self) -> Connection:
         is_tls = self.endpoint.url.startswith("https:")
@@ -369,15 +366,14 @@ class Wire:
                 self._tls = ssl.create_default_context(cafile=bundle)
             return self._tls
 
-    @contextmanager
-    def _in_use(self, connection: Connection) -> Iterator[None]:
+    def _let_go(self, connection: Connection, *, is_kept: bool) -> None:
+        """Take a connection back."""
         with self._lock:
-            self._busy.add(connection)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._busy.discard(connection)
+            self._busy.discard(connection)
+            if is_kept:
+                self._idle.append((time.monotonic(), connection))
+        if not is_kept:
+            connection.close()
 
 
 class _Sent:
