@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,11 @@ from cloudjob.errors import StoreError
 
 # A writer that is killed leaves such a file behind; it is no object, and no key can name it.
 TEMPORARY = ".cloudjob-tmp-"
+# Others may write there at the same time, on other machines as well. Random bytes once: asking for
+# them lets go of Python's lock, as does every call of the system, and threads wait to have it back.
+_OURS = os.urandom(8).hex()
+_NUMBERS = itertools.count()
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 _HINTS = {
     errno.ENOSPC: "free some space, or choose a store elsewhere",
@@ -57,12 +63,13 @@ def replacing_descriptor(target: Path, *, is_durable: bool = True) -> Iterator[i
     """As ``replacing``, but give the open file's descriptor, for reading as well."""
     # Text: a Path costs as much as a call of the system.
     folder = os.path.dirname(os.fspath(target)) or "."  # noqa: PTH120
-    if not os.path.exists(folder):  # noqa: PTH110
-        _make_folders(Path(folder))
-    temporary = f"{folder}/{TEMPORARY}{os.urandom(8).hex()}"
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    temporary = f"{folder}/{TEMPORARY}{os.getpid()}-{_OURS}-{next(_NUMBERS)}"
     try:
-        descriptor = os.open(temporary, flags, 0o600)
+        try:
+            descriptor = os.open(temporary, _NEW, 0o600)
+        except FileNotFoundError:
+            _make_folders(Path(folder))
+            descriptor = os.open(temporary, _NEW, 0o600)
         try:
             yield descriptor
             if is_durable:

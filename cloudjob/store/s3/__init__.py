@@ -88,6 +88,7 @@ class S3Store:
 
     def get_bytes(self, key: str) -> bytes:
         """Return the object's bytes."""
+        place.check("get", key)
         target = _Memory()
         size_bytes = self._get("get", key, "in", target, quiet)
         return bytes(target.data[:size_bytes])
@@ -97,9 +98,10 @@ class S3Store:
         place.check("fetch", key)
         try:
             with replacing_descriptor(path, is_durable=False) as descriptor:
-                size_bytes = self._get("fetch", key, "in", _OpenFile(descriptor), tell)
+                target = _OpenFile(descriptor)
+                size_bytes = self._get("fetch", key, "in", target, tell)
                 # A try that brought another object may have been longer.
-                if os.fstat(descriptor).st_size != size_bytes:
+                if target.end > size_bytes:
                     os.truncate(descriptor, size_bytes)
         except (OSError, local.LocalError) as error:
             cause = error.error if isinstance(error, local.LocalError) else error
@@ -209,7 +211,6 @@ class S3Store:
             ) from error
 
     def _get(self, verb: str, key: str, where: str, target: download.Target, tell: Tell) -> int:
-        place.check(verb, key)
         doing = f"{verb} {key} {where} {self._root}"
         whole = self._key(key)
         told = _together(tell)
@@ -251,6 +252,8 @@ class S3Store:
 
 def _together(tell: Tell) -> Tell:
     """Return ``tell`` for many threads, one at a time."""
+    if tell is quiet:
+        return tell
     lock = threading.Lock()
 
     def told(count: int) -> None:
@@ -280,13 +283,21 @@ class _Memory:
 
 
 class _OpenFile:
-    """A target that is an open file."""
+    """A target that is an open file.
+
+    Args:
+        descriptor: An empty file.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self.end = 0
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write bytes to their place."""
+        with self._lock:
+            self.end = max(self.end, offset + len(data))
         while data:
             count = os.pwrite(self._descriptor, data, offset)
             data, offset = data[count:], offset + count

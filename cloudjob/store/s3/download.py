@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cloudjob.errors import StoreError
 from cloudjob.store.base import Tell
@@ -33,8 +33,7 @@ class Target(Protocol):
         """Give back up to ``count`` bytes of what was written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Download:
+class Download(NamedTuple):
     """What is got.
 
     Args:

@@ -7,9 +7,8 @@ import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cloudjob.store.base import Tell
 from cloudjob.store.s3.refusals import Damaged
@@ -46,8 +45,7 @@ class Source(Readable, Protocol):
         """Raise ``SourceChanged`` when it is not what it was."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bytes:
+class Bytes(NamedTuple):
     """Bytes that are put."""
 
     data: bytes
@@ -99,8 +97,7 @@ class File:
         return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A part of some bytes; reads them anew each time, so it takes no memory.
 
     Args:
