@@ -171,6 +171,18 @@ def test_the_users_path_and_library_path_are_exact(cloud):
     assert differences(environments(cloud, 2), expected) == []
 
 
+@pytest.mark.parametrize(("options", "expected"), [((), b"1"), (("-e", "YIELD=0"), b"0")])
+def test_ranks_that_wait_give_way(cloud, options, expected):
+    """Nodes that share a machine cannot know that they do; the user's word goes before ours."""
+    name = "OMPI_MCA_mpi_yield_when_idle"
+    words = [word.replace("YIELD", name) for word in options]
+
+    done = cloud.submit("--nodes", "2", *words, cloud.script(DUMP))
+
+    assert done.code == 0, done
+    assert differences(environments(cloud, 2), {name: expected}) == []
+
+
 @pytest.mark.parametrize(("gpus", "expected"), [(0, ["5,GPU-a", "5,GPU-a"]), (1, ["5", "GPU-a"])])
 def test_ranks_use_no_other_gpus_than_the_shell_may(cloud, gpus, expected):
     """Those of a shell on a shared machine are those of the nodes, shared or each node's own."""

@@ -51,7 +51,7 @@ LOG_CONFIG = {
 
 # The usual seccomp profile of 20.10 refuses process_vm_readv between ranks; 4.1 then falls back to
 # other means, but with a line of complaint for each message (tried).
-OPEN_MPI = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+OPEN_MPI = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none", **submissions.ONE_MACHINE}
 
 
 @dataclass(frozen=True, slots=True)
