@@ -176,7 +176,7 @@ _VICTIMS = 3
 # What Gloo (PyTorch, Horovod), NCCL and Python say when the other end of a connection is gone.
 _LOST_CONNECTION = re.compile(
     r"connection (was )?(closed|reset|aborted|lost)|broken pipe|socket closed"
-    r"|remote process exited",
+    r"|remote process exited|horovod has been shut down",
     re.IGNORECASE,
 )
 # With this code Open MPI 5.0.11 ends a rank whose connection another rank has closed; what it says

@@ -102,16 +102,24 @@ def test_a_rank_whose_library_lost_another_is_its_victim():
     assert outcome.exit_code == 139
 
 
-def left(rank: int, *, at_s: float = 100.0) -> RankEnd:
+BY_PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer"
+SHUT_DOWN = (
+    "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by"
+    " an exception on one of the ranks or an attempt to allreduce a tensor after one of the ranks"
+    " finished execution."
+)
+
+
+def left(rank: int, *, at_s: float = 100.0, message: str = BY_PEER) -> RankEnd:
     """Return how a rank ends whose connection another one has closed."""
-    message = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer"
     one = end(rank, 1, at_s=at_s)
     return one._replace(failure=one.failure._replace(message=message))
 
 
-def test_a_rank_whose_connection_was_closed_follows_who_closed_it():
+@pytest.mark.parametrize("message", [BY_PEER, SHUT_DOWN])
+def test_a_rank_whose_connection_was_closed_follows_who_closed_it(message: str):
     """Its exception may be there before the end of the other rank is seen, by any clock."""
-    outcome = decided(left(0, at_s=99.99), end(3, 7, at_s=100.0))
+    outcome = decided(left(0, at_s=99.99, message=message), end(3, 7, at_s=100.0))
 
     assert outcome == Outcome(7, "user", end(3, 7).failure)
 
