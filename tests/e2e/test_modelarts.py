@@ -227,7 +227,8 @@ def test_cancel_ends_the_job_and_its_secrets(arts: Any, emulator: Path):
     done = arts.cli("cancel", job, limit_s=120)
 
     assert done.code == 0, done
-    assert arts.status(job)["state"] == "CANCELLED"
+    status = arts.status(job)
+    assert status["state"] == "CANCELLED", (status, done)
     assert secrets_of(arts, job) == set()
 
 

@@ -174,7 +174,7 @@ def md5() -> Digest:
 
 
 class Crc32:
-    """The checksum that newer services check beside it, at a hundredth of its cost."""
+    """The checksum that newer services check beside it, at a fiftieth of its cost."""
 
     def __init__(self, value: int = 0) -> None:
         self._value = value

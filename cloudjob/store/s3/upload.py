@@ -137,8 +137,8 @@ class _Begun(NamedTuple):
     """An upload that was begun.
 
     Args:
-        has_crc32: Whether its parts are proven by CRC-32; else by MD5, which costs five times as
-            much, and which every service checks.
+        has_crc32: Whether its parts are proven by CRC-32; else by MD5, which costs far more, and
+            which every service checks.
     """
 
     id: str
