@@ -215,6 +215,7 @@ def test_a_section_is_complete():
     assert section(value, "process") == {
         "python": "",
         "isolation": "none",
+        "gpus": 0,
         "source_limit_mb": 0.0,
     }
     assert set(section(spec(), "process")) == {f.name for f in SECTIONS["process"]}
