@@ -25,6 +25,8 @@ SHARED = {
     "MS_SCHED_HOST": "a",
     "MS_SCHED_PORT": "8118",
     "MS_TOPO_TIMEOUT": "600",
+    "MS_RETRY_INTERVAL_LOWER": "1",
+    "MS_RETRY_INTERVAL_UPPER": "1",
 }
 
 
@@ -79,6 +81,27 @@ def test_the_user_s_word_on_time_and_log_goes():
     ).processes
 
     assert (scheduler.env["MS_TOPO_TIMEOUT"], scheduler.env["GLOG_v"]) == ("7", "1")
+
+
+@pytest.mark.parametrize(
+    ("slots", "told", "expected"),
+    [
+        (128, {}, {"MS_RETRY_INTERVAL_LOWER": "1", "MS_RETRY_INTERVAL_UPPER": "1"}),
+        (129, {}, {}),
+        # With a lower bound above the upper one MindSpore sleeps for any time at all.
+        (2, {"MS_RETRY_INTERVAL_LOWER": "4"}, {"MS_RETRY_INTERVAL_LOWER": "4"}),
+        (2, {"MS_RETRY_INTERVAL_UPPER": "9"}, {"MS_RETRY_INTERVAL_UPPER": "9"}),
+    ],
+)
+def test_few_ranks_ask_often_whether_all_have_met(slots, told, expected):
+    """On two nodes; of many ranks each asks as seldom as MindSpore would have it."""
+    place = site(environment=told)
+    place = place._replace(node=place.node._replace(slots=slots))
+
+    launches = mindspore.dynamic_cluster(place, WORDS), mindspore.msrun(place, WORDS)
+    for process in (process for launch in launches for process in launch.processes):
+        pauses = {name: value for name, value in process.env.items() if "INTERVAL" in name}
+        assert pauses == expected
 
 
 def test_a_port_that_is_none_is_refused():

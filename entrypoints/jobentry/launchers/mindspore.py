@@ -14,6 +14,12 @@ from jobentry.launchers import mpirun
 from jobentry.launchers.common import PRIVATE, File, Launch, Process, Site, door, port, program
 from jobentry.launchers.mpi import Mpi
 
+# In seconds, at random between the two. Ranks ask the scheduler at such intervals whether all have met,
+# and sleep through the last one when they end: 3 to 5 by MindSpore's own choice, twice a job.
+_PAUSES = ("MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")
+# Of more ranks MindSpore takes a cluster for a large one, and spares its scheduler.
+_FEW_RANKS = 256
+
 # What msrun starts instead of a script: its own parser mixes the script's words up with its own. It
 # becomes the door of a rank; where msrun wants a scheduler, there is one already.
 _DOOR = """\
@@ -86,8 +92,10 @@ def msrun(site: Site, words: Sequence[str]) -> Launch:
     restored = {name: site.environment.get(name) for name in changed}
     entry = (*site.entry, "--rank", "--", *program(site, words))
     text = _DOOR % (restored, names.CLOUDJOB_RANK, entry[0], entry)
+    pauses = {name: shared[name] for name in _PAUSES if name in shared}
+    env = {**site.environment, **pauses, **changed}
     return Launch(
-        (*_scheduler(site, shared), Process("msrun", argv, {**site.environment, **changed})),
+        (*_scheduler(site, shared), Process("msrun", argv, env)),
         ranks,
         files=(File(path, PRIVATE, text),),
     )
@@ -114,14 +122,16 @@ def mpi(site: Site, tools: Mpi, words: Sequence[str]) -> Launch:
 def cluster(site: Site) -> dict[str, str]:
     """Return what the scheduler and all ranks of a job are told; the user's word on time goes."""
     node = site.node
-    ranks = str(node.nodes * node.slots)
+    ranks = node.nodes * node.slots
+    is_quick = ranks <= _FEW_RANKS and not any(site.environment.get(name) for name in _PAUSES)
     return {
-        "MS_WORKER_NUM": ranks,
-        "RANK_SIZE": ranks,
+        "MS_WORKER_NUM": str(ranks),
+        "RANK_SIZE": str(ranks),
         "MS_SCHED_HOST": node.hosts[0],
         "MS_SCHED_PORT": str(port(site, "MS_SCHED_PORT")),
         "MS_TOPO_TIMEOUT": site.environment.get("MS_TOPO_TIMEOUT")
         or "%d" % max(1, node.start_timeout_s),
+        **(dict.fromkeys(_PAUSES, "1") if is_quick else {}),
     }
 
 
