@@ -14,8 +14,8 @@ from jobentry.launchers import mpirun
 from jobentry.launchers.common import PRIVATE, File, Launch, Process, Site, door, port, program
 from jobentry.launchers.mpi import Mpi
 
-# In seconds, at random between the two. Ranks ask the scheduler at such intervals whether all have met,
-# and sleep through the last one when they end: 3 to 5 by MindSpore's own choice, twice a job.
+# In seconds, at random between the two: after such a pause a rank asks the scheduler again whether
+# all have met, and it sleeps through one when it ends. MindSpore's own choice is 3 to 5.
 _PAUSES = ("MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")
 # Of more ranks MindSpore takes a cluster for a large one, and spares its scheduler.
 _FEW_RANKS = 256
