@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 BUCKET = "bench"
 BIG = "big.bin"
@@ -27,26 +27,47 @@ _KEYS = (os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
 Move = Callable[[Path, str], object]
 
 
+class Client(NamedTuple):
+    """What a client moves things with.
+
+    Args:
+        up: Puts a file under a key.
+        down: Gets it.
+        whole: Does all of a way by itself: ``up`` or ``down``, the folder, what keys begin with.
+        many: Gets many small ones by itself.
+    """
+
+    up: Move | None = None
+    down: Move | None = None
+    whole: Callable[[str, Path, str], object] | None = None
+    many: Callable[[list[tuple[Path, str]]], object] | None = None
+
+
 def main(client: str, way: str, size: str, folder: Path, prefix: str) -> None:
     """Time one way of one client."""
-    up, down, whole = _CLIENTS[client]()
+    made = _CLIENTS[client]()
     source = folder / size
     files = sorted(path for path in source.iterdir())
     target = Path(os.environ["TMPDIR"], "out")
     target.mkdir()
     began = time.perf_counter()
-    if whole is not None:
-        whole(way, source if way == "up" else target, f"{prefix}{size}/")
+    if made.whole is not None:
+        made.whole(way, source if way == "up" else target, f"{prefix}{size}/")
     elif way == "up":
-        _each(up, [(path, f"{prefix}{size}/{path.name}") for path in files])
+        _each(made.up, [(path, f"{prefix}{size}/{path.name}") for path in files])
     else:
-        _each(down, [(target / path.name, f"{prefix}{size}/{path.name}") for path in files])
+        pairs = [(target / path.name, f"{prefix}{size}/{path.name}") for path in files]
+        if made.many is not None and size == "small":
+            made.many(pairs)
+        else:
+            _each(made.down, pairs)
     print(time.perf_counter() - began)
     if way == "down":
         _check(files, target)
 
 
-def _each(move: Move, pairs: list[tuple[Path, str]]) -> None:
+def _each(move: Move | None, pairs: list[tuple[Path, str]]) -> None:
+    assert move is not None
     if len(pairs) == 1:
         move(*pairs[0])
         return
@@ -63,7 +84,7 @@ def _check(files: list[Path], target: Path) -> None:
             sys.exit(f"{path.name} did not arrive as it was")
 
 
-def _boto3() -> tuple[Any, Any, None]:
+def _boto3() -> Client:
     import boto3
     from botocore.config import Config
 
@@ -76,10 +97,10 @@ def _boto3() -> tuple[Any, Any, None]:
     def down(path: Path, key: str) -> None:
         client.download_file(BUCKET, key, str(path))
 
-    return up, down, None
+    return Client(up, down)
 
 
-def _obstore() -> tuple[Any, Any, None]:
+def _obstore() -> Client:
     import obstore
     from obstore.store import S3Store
 
@@ -101,10 +122,10 @@ def _obstore() -> tuple[Any, Any, None]:
             for chunk in obstore.get(store, key):
                 file.write(chunk)
 
-    return up, down, None
+    return Client(up, down)
 
 
-def _minio() -> tuple[Any, Any, None]:
+def _minio() -> Client:
     from minio import Minio
 
     client = Minio(
@@ -117,10 +138,10 @@ def _minio() -> tuple[Any, Any, None]:
     def down(path: Path, key: str) -> None:
         client.fget_object(BUCKET, key, str(path))
 
-    return up, down, None
+    return Client(up, down)
 
 
-def _s5cmd() -> tuple[None, None, Any]:
+def _s5cmd() -> Client:
     program = str(Path(sys.executable).with_name("s5cmd"))
 
     def whole(way: str, folder: Path, prefix: str) -> None:
@@ -129,17 +150,26 @@ def _s5cmd() -> tuple[None, None, Any]:
         argv = [program, "--endpoint-url", _ENDPOINT, "--log", "error", "cp", *words]
         subprocess.run(argv, check=True)
 
-    return None, None, whole
+    return Client(whole=whole)
 
 
-def _cloudjob() -> tuple[Any, Any, None]:
+def _cloudjob() -> Client:
     from cloudjob.store import open_store
+    from cloudjob.store.files import replacing
 
     store = open_store(f"s3://{BUCKET}")
-    return store.put, lambda path, key: store.fetch(key, path), None
+
+    def many(pairs: list[tuple[Path, str]]) -> None:
+        paths = {key: path for path, key in pairs}
+        for key, data in store.get_each(list(paths)):
+            # As `cloudjob outputs` writes them: whole or not at all.
+            with replacing(paths[key], is_durable=False) as file:
+                file.write(data)
+
+    return Client(store.put, lambda path, key: store.fetch(key, path), many=many)
 
 
-_CLIENTS: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
+_CLIENTS: dict[str, Callable[[], Client]] = {
     "boto3": _boto3,
     "obstore": _obstore,
     "minio": _minio,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -19,7 +19,7 @@ class ObjectStore(Protocol):
     1. An object is whole or it is not there: no reader ever sees a part of one, even when the
        writer is killed. A second ``put`` under a key replaces the object in the same way.
     2. When ``put`` or ``put_bytes`` returns, the object outlives a crash of this machine.
-    3. What ``get_bytes`` and ``fetch`` give is what was put, byte for byte, at once.
+    3. What ``get_bytes``, ``get_each`` and ``fetch`` give is what was put, byte for byte, at once.
     4. ``uri(key)`` is pure, and the container half reaches the same object under it.
     5. A key is segments joined by ``/``, none of them empty, ``.`` or ``..``, without NUL.
        Anything else is refused before the store is touched, so no key leaves the root.
@@ -41,6 +41,10 @@ class ObjectStore(Protocol):
 
     def get_bytes(self, key: str) -> bytes:
         """Return the object's bytes."""
+        ...
+
+    def get_each(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        """Yield each of many small objects with its key, in whatever order they come."""
         ...
 
     def fetch(self, key: str, path: Path, *, tell: Tell = quiet) -> None:

@@ -6,7 +6,7 @@ import errno
 import os
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import IO
 from cloudjob.errors import StoreError
 from cloudjob.store.base import Tell, quiet
 from cloudjob.store.files import TEMPORARY, check_key, hint, replacing, text
+from cloudjob.store.parallel import each_in_parallel
 
 _CHUNK_BYTES = 1024 * 1024
 
@@ -62,6 +63,10 @@ class DirectoryStore:
         """Return the object's bytes."""
         with self._translated("get", key):
             return self._path("get", key).read_bytes()
+
+    def get_each(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        """Yield each of many small objects with its key."""
+        return each_in_parallel(self.get_bytes, keys)
 
     def fetch(self, key: str, path: Path, *, tell: Tell = quiet) -> None:
         """Write the object to the file ``path``, whole or not at all."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from itertools import islice
 from typing import TypeVar
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
+# What each of so many gives is in memory at a time.
+_SLICE = 256
+_HANDED_OVER = 64
 
 
 def in_parallel(
@@ -36,3 +41,33 @@ def in_parallel(
             if not isinstance(error, Exception):
                 abort()
             raise
+
+
+def each_in_parallel(function: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[tuple[_T, _R]]:
+    """Yield each item with what ``function`` gives for it; not all of that at a time."""
+    for begin in range(0, len(items), _SLICE):
+        some = items[begin : begin + _SLICE]
+        yield from zip(some, in_parallel(function, some), strict=True)
+
+
+def as_they_come(
+    function: Callable[[_T], object], items: Iterator[_T], *, at_once: int = 16
+) -> None:
+    """Call ``function`` for each item, in other threads, so that slow calls do not hold up items.
+
+    Many items at a time go to a thread: one by one that would cost more than a quick call. The
+    first failure is raised, at the latest when all that were handed over have ended.
+    """
+
+    def each(some: list[_T]) -> None:
+        for item in some:
+            function(item)
+
+    pending = deque[Future[None]]()
+    with ThreadPoolExecutor(at_once) as pool:
+        while some := list(islice(items, _HANDED_OVER)):
+            if len(pending) == at_once:
+                pending.popleft().result()
+            pending.append(pool.submit(each, some))
+        for future in pending:
+            future.result()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.client import BadStatusLine, HTTPConnection, HTTPException, RemoteDisconnected
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from cloudjob.store.s3.connection import Connection
 from cloudjob.store.s3.refusals import Damaged
 
+DEADLINE_S = 60.0
 Pair = Callable[[float], tuple[Connection, socket.socket]]
 
 
@@ -154,6 +157,53 @@ def test_a_wait_can_be_interrupted(pair: Pair):
     thread.join()
 
 
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_that_comes_in_pieces_is_worth_reading_when_all_of_it_is_there(
+    pair: Pair, name: str
+):
+    """Or when that cannot be known; asking never waits, and nothing is lost by it."""
+    data, is_reusable = ANSWERS[name]
+    connection, other = pair(60.0)
+    knows_length = name in ("length", "close", "old")
+
+    for at in range(len(data)):
+        is_whole_head = data.find(b"\n\n", 0, at) > 0 or data.find(b"\r\n\r\n", 0, at) > 0
+        assert connection.has_answer() is (not knows_length and is_whole_head)
+        other.sendall(data[at : at + 1])
+    if not is_reusable:
+        other.close()
+
+    assert connection.has_answer()
+    assert connection.head("GET").headers["etag"] == '"a"'
+    assert body_of(connection) == b"hello world"
+    assert connection.is_reusable is is_reusable
+
+
+def test_an_answer_that_has_ended_or_is_too_long_is_worth_reading(pair: Pair):
+    """There is nothing to wait for; reading says what it is."""
+    ended, other = pair(60.0)
+    other.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1234")
+    assert not ended.has_answer()
+    other.close()
+    assert ended.has_answer()
+    ended.head("GET")
+    with pytest.raises(Damaged):
+        body_of(ended)
+
+    long, other = pair(60.0)
+    data = bytes(200_000)
+    sent = threading.Thread(
+        target=other.sendall, args=(b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + data,)
+    )
+    sent.start()
+    end = time.monotonic() + DEADLINE_S
+    while not long.has_answer():
+        assert time.monotonic() < end
+    assert long.head("GET").size_bytes == len(data)
+    assert body_of(long, 70_000) == data
+    sent.join()
+
+
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """Make a key and a certificate of this machine in one file."""
@@ -165,6 +215,43 @@ def certificate(tmp_path: Path) -> Path:
     with path.open("a") as file:
         file.write((tmp_path / "crt").read_text())
     return path
+
+
+def test_tls_gives_an_answer_in_pieces_without_waiting(certificate: Path):
+    """The system may have nothing more while TLS has, and the other way round."""
+    ours = ssl.create_default_context(cafile=str(certificate))
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    theirs.load_cert_chain(certificate)
+    near, far = socket.socketpair()
+    made = HTTPConnection("localhost")
+    data = bytes(range(250)) * 200
+    pieces = [b"HTTP/1.1 200 OK\r\nContent-Le", b"ngth: %d\r\n\r\n" % len(data), data]
+    asked = threading.Semaphore(0)
+
+    def serve() -> None:
+        with theirs.wrap_socket(far, server_side=True) as other:
+            for piece in pieces:
+                asked.acquire(timeout=DEADLINE_S)
+                other.sendall(piece)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    made.sock = ours.wrap_socket(near, server_hostname="localhost")
+    connection = Connection(made, 0.1)
+    assert not connection.has_answer()
+    asked.release()
+    select.select([connection], [], [], DEADLINE_S)
+    assert not connection.has_answer()
+    asked.release(2)
+    end = time.monotonic() + DEADLINE_S
+    while not connection.has_answer():
+        assert time.monotonic() < end
+
+    assert connection.head("GET").size_bytes == len(data)
+    assert body_of(connection) == data
+    assert connection.is_reusable
+    thread.join()
+    made.close()
 
 
 def test_tls_carries_the_same(certificate: Path):

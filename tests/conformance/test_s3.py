@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -261,8 +261,8 @@ def start_writer(given: Given, path: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code, given.uri, str(path)], env=environ)
 
 
-def test_parts_that_are_there_are_not_sent_again(given: Given, proxy: FaultProxy, big: Path):
-    """A killed writer had sent three of four parts: the next one sends one."""
+def leave_three_parts(given: Given, proxy: FaultProxy, big: Path) -> None:
+    """Kill a writer that has sent three of its four parts."""
     proxy.add(HANG, when=lambda r: "partNumber=4&" in r.query, times=100)
     writer = start_writer(given, big)
     sent = lambda: len(  # noqa: E731
@@ -274,13 +274,41 @@ def test_parts_that_are_there_are_not_sent_again(given: Given, proxy: FaultProxy
     writer.kill()
     writer.wait(DEADLINE_S)
     proxy.clear()
-    begun = proxy.requests
+
+
+def test_parts_that_are_there_are_not_sent_again(given: Given, proxy: FaultProxy, big: Path):
+    """A killed writer had sent three of four parts: the next one sends one."""
+    leave_three_parts(given, proxy, big)
     store = given.open()
 
     store.put(big, "key")
 
-    assert len([r for r in begun if is_part(r)]) <= 1
+    assert len(list(filter(is_part, proxy.requests))) <= 1
     assert store.get_bytes("key") == big.read_bytes()
+
+
+def test_an_upload_that_ends_under_our_hands_is_begun_anew(
+    given: Given, proxy: FaultProxy, big: Path
+):
+    """As when the last request of the writer that was killed comes only now."""
+    leave_three_parts(given, proxy, big)
+    (left,) = uploads(given)
+
+    def end(request: Request) -> None:
+        if request.method == "POST" and left["UploadId"] in request.query:
+            boto3_client(proxy.endpoint).abort_multipart_upload(
+                Bucket=bucket(given), Key=left["Key"], UploadId=left["UploadId"]
+            )
+
+    proxy.choose = end
+    store = given.open()
+    sent = [0]
+
+    store.put(big, "key", tell=lambda count: sent.__setitem__(0, sent[0] + count))
+
+    assert sent == [SIZE]
+    assert store.get_bytes("key") == big.read_bytes()
+    assert uploads(given) == []
 
 
 def test_two_writers_of_one_object_do_not_disturb_each_other(given: Given, big: Path):
@@ -571,3 +599,81 @@ def test_many_threads_share_a_store(store: ObjectStore, proxy: FaultProxy):
     found = in_parallel(lambda i: store.get_bytes(f"key-{i}"), numbers)
 
     assert found == [b"%d" % i * 1000 for i in numbers]
+
+
+# ---- many small objects
+
+
+def fill(store: ObjectStore) -> dict[str, bytes]:
+    """Put a hundred of them."""
+    wanted = {f"key-{number}": b"%d " % number * 1000 for number in range(100)}
+    in_parallel(lambda key: store.put_bytes(wanted[key], key), wanted)
+    return wanted
+
+
+@pytest.fixture
+def direct(given: Given, seaweedfs: Server) -> Iterator[Any]:
+    """Open the store past the proxy, which ends a connection after one request."""
+    endpoint = f"http://127.0.0.1:{seaweedfs.port}"
+    store: Any = replace(given, uri=f"{given.uri}?endpoint={endpoint}").open()
+    yield store
+    assert not store._wire._busy
+    for _, connection in store._wire._idle:
+        connection.close()
+
+
+def test_many_small_objects_take_few_connections_and_one_try(
+    direct: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Where nothing goes wrong, none of them is asked for once more."""
+    wanted = fill(direct)
+    monkeypatch.setattr(type(direct), "get_bytes", None)
+
+    for _ in range(3):
+        assert dict(direct.get_each(list(wanted))) == wanted
+    assert len(direct._wire._idle) == 16
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        None,
+        HANG,
+        INTERNAL,
+        THROTTLED,
+        LOST_ANSWER,
+        Fault(corrupt_response_at=10),
+        Fault(cut_response_at=300),
+    ],
+    ids=["storm", "hang", "internal", "throttled", "lost answer", "corrupt", "cut"],
+)
+def test_many_small_objects_come_whole_through_faults(
+    given: Given, proxy: FaultProxy, fault: Fault | None
+):
+    """What does not come at the first try comes at a later one."""
+    store = given.open(QUICK._replace(stall_s=1.0))
+    wanted = fill(store)
+    if fault is None:
+        storm(proxy)
+    else:
+        proxy.add(fault, when=is_get, times=3)
+
+    assert dict(store.get_each(list(wanted))) == wanted
+
+
+def test_who_takes_only_some_of_many_leaves_no_answer_behind(direct: Any):
+    """What is on its way then is never taken for another's."""
+    wanted = fill(direct)
+    some = direct.get_each(list(wanted))
+    next(some)
+    some.close()
+
+    assert {key: direct.get_bytes(key) for key in wanted} == wanted
+
+
+def test_many_from_nowhere_are_one_error(given: Given):
+    """Nobody listens: said as for one, and no sooner than for one."""
+    nowhere = replace(given, uri=f"{given.uri}?endpoint=http://127.0.0.1:1").open()
+
+    with pytest.raises(StoreError, match=r"get key-\d+ in s3://.*connection refused"):
+        list(nowhere.get_each([f"key-{number}" for number in range(100)]))

@@ -56,6 +56,30 @@ def test_what_is_put_is_read_back(store: ObjectStore, tmp_path: Path, entry_envi
     assert store.get_bytes("job/empty") == b""
 
 
+def test_many_small_objects_come_in_whatever_order(store: ObjectStore):
+    """Each once with its key, the empty and the longer ones too, however they are called."""
+    wanted = {f"a b/ü+%/{n}": bytes(range(n)) * n * n for n in range(50)}
+    wanted["page"] = b"<Error><Code>SlowDown</Code></Error>"
+    for key, data in wanted.items():
+        store.put_bytes(data, key)
+
+    found = list(store.get_each(list(wanted)))
+
+    assert dict(found) == wanted
+    assert len(found) == len(wanted)
+    assert list(store.get_each([])) == []
+
+
+def test_one_of_many_that_is_missing_is_an_error(store: ObjectStore):
+    """With its key, and one that is no key is refused before anything is asked for."""
+    store.put_bytes(b"x", "here")
+
+    with pytest.raises(StoreError, match=r"get gone in .*: no such object"):
+        list(store.get_each(["here", "gone"]))
+    with pytest.raises(StoreError, match=r"get '\.\./out': not a key"):
+        list(store.get_each(["here", "../out"]))
+
+
 def test_a_second_put_replaces_the_object(store: ObjectStore):
     """The last writer wins, with the whole of its bytes."""
     store.put_bytes(b"a long first one", "key")

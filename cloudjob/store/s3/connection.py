@@ -21,6 +21,7 @@ _ROOM_BYTES = 64 * 1024
 _MANY_BYTES = 64 * 1024
 _END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
 _STATUS = re.compile(r"HTTP/1\.([01]) +([1-5][0-9]{2})(?: |\r?$)")
+_LENGTH = re.compile(rb"\ncontent-length:[ \t]*([0-9]+)[ \t]*\r?\n", re.IGNORECASE)
 # What has no body, whatever its head says.
 _BODILESS = (204, 304)
 
@@ -68,6 +69,7 @@ class Connection:
         The system keeps the time where it can: Python would ask before each call whether it will
         wait, and let go of its lock twice. TLS needs Python for it.
         """
+        self._stall_s = stall_s
         if self._is_tls:
             self._socket.settimeout(stall_s)
             return
@@ -82,6 +84,26 @@ class Connection:
             self._socket.sendall(data)
         except BlockingIOError as error:
             raise TimeoutError from error
+
+    def fileno(self) -> int:
+        """Return the descriptor that can be read from when something has come."""
+        return self._socket.fileno()
+
+    def has_answer(self) -> bool:
+        """Take what has come, without waiting for more, and say whether it is worth reading.
+
+        It is when all of an answer is there, or when that cannot be known: it has ended, it does
+        not say how long it is, or there is no room for all of it.
+        """
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        is_over = self._arrived()
+        came = self._room[self._begin : self._end]
+        head = _END_OF_HEAD.search(came)
+        if is_over or self._end == _ROOM_BYTES or head is None:
+            return is_over or self._end == _ROOM_BYTES
+        length = _LENGTH.search(came[: head.end()])
+        return length is None or head.end() + int(length[1]) <= len(came)
 
     def head(self, method: str) -> Head:
         """Return how the next answer begins; what comes before it is passed over."""
@@ -134,6 +156,25 @@ class Connection:
         self._made.close()
 
     # -- inside -------------------------------------------------------------------------------
+
+    def _arrived(self) -> bool:
+        """Take what is there, and say whether nothing will follow."""
+        if self._is_tls:
+            self._socket.settimeout(0)
+        try:
+            while self._end < _ROOM_BYTES:
+                room = self._room[self._end :]
+                count = self._socket.recv_into(room, 0, 0 if self._is_tls else socket.MSG_DONTWAIT)
+                self._end += count
+                # TLS may have taken more from the system than it has given us.
+                if not count or not self._is_tls:
+                    return not count
+        except (BlockingIOError, ssl.SSLWantReadError):
+            pass
+        finally:
+            if self._is_tls:
+                self._socket.settimeout(self._stall_s)
+        return False
 
     def _next_head(self) -> tuple[int, dict[str, str], bool]:
         while not (found := _END_OF_HEAD.search(self._room[self._begin : self._end])):

@@ -278,6 +278,12 @@ def is_md5(answer: Answer) -> bool:
     return answer.is_digest_tag and len(answer.etag) == 32 and _is_hex(answer.etag)
 
 
+def is_whole(answer: Answer) -> bool:
+    """Whether the body of an answer is all of the object, and its tag says so."""
+    is_all = len(answer.body) == whole_bytes(answer)
+    return is_all and is_md5(answer) and digest_of(md5, answer.body).hex() == answer.etag
+
+
 def whole_bytes(answer: Answer) -> int:
     """Return how long the object is, of which an answer brings a range or all."""
     total = answer.headers.get("content-range", "").rpartition("/")[2]

@@ -42,8 +42,9 @@ _CRC32 = "CRC32"
 KEPT_S = 24 * 3600.0
 _TRIES = 4
 # With these there is nothing to go on with.
+_NO_SUCH_UPLOAD = "NoSuchUpload"
 _HOPELESS = frozenset(
-    ("NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall", "EntityTooLarge")
+    (_NO_SUCH_UPLOAD, "InvalidPart", "InvalidPartOrder", "EntityTooSmall", "EntityTooLarge")
 )
 
 
@@ -148,17 +149,38 @@ class _Begun(NamedTuple):
 def _put_in_parts(upload: Upload) -> None:
     _abort_stale_notes(upload.wire, upload.folder)
     with _noted(upload) as note:
-        found = _sent_before(upload, note.begun.id)
-        if found is None:
-            note.write(_begun(upload))
         try:
-            _send_parts(upload, note.begun, found or {})
+            found = _sent_before(upload, note.begun.id)
+            if found is None or not _has_gone_on(upload, note.begun, found):
+                note.write(_begun(upload))
+                _send_parts(upload, note.begun, {})
         except (Refused, local.SourceChanged) as error:
             if isinstance(error, local.SourceChanged) or error.code in _HOPELESS:
                 abort(upload.wire, upload.key, note.begun.id)
                 note.forget()
             raise
         note.forget()
+
+
+def _has_gone_on(upload: Upload, begun: _Begun, found: dict[int, tuple[int, str]]) -> bool:
+    """Send what is missing of what a killed writer has begun, and say whether that could be done.
+
+    The last request of that writer may still be on its way, and end the upload under our hands.
+    """
+    told: list[int] = []
+
+    def tell(count: int) -> None:
+        told.append(count)
+        upload.tell(count)
+
+    try:
+        _send_parts(upload._replace(tell=tell), begun, found)
+    except Refused as error:
+        if error.code != _NO_SUCH_UPLOAD:
+            raise
+        upload.tell(-sum(told))
+        return False
+    return True
 
 
 def _send_parts(upload: Upload, begun: _Begun, found: dict[int, tuple[int, str]]) -> None:
@@ -218,7 +240,7 @@ def _complete(upload: Upload, begun: _Begun, sent: list[tuple[str, bytes]]) -> N
     )
     refusal = upload.wire.ask(request).refusal
     # A first try may have done it, and only its answer was lost.
-    is_lost = refusal is not None and refusal.code == "NoSuchUpload"
+    is_lost = refusal is not None and refusal.code == _NO_SUCH_UPLOAD
     if refusal is not None and not (is_lost and _is_there(upload, [etag for etag, _ in sent])):
         raise upload.wire.refused(upload.doing, refusal)
 

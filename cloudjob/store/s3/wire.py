@@ -143,8 +143,8 @@ class Wire:
         self.skew_s = 0.0
         self._date = ""
         self._place = place
-        self._keys = keys
-        self._patience = patience
+        self.keys = keys
+        self.patience = patience
         self._lock = threading.Lock()
         self._idle: list[tuple[float, Connection]] = []
         self._busy: set[Connection] = set()
@@ -181,12 +181,12 @@ class Wire:
         Raises:
             StoreError: Nothing came back however often it was tried.
         """
-        keys = self._keys.current()
+        keys = self.keys.current()
         answer = self._tried(request, keys)
         refusal = answer.refusal
         # Temporary keys end in the middle of things, and whoever made them may have made others.
-        if refusal and refusal.code in refusals.STALE_KEYS and self._keys.renew(keys):
-            answer = self._tried(request, self._keys.current())
+        if refusal and refusal.code in refusals.STALE_KEYS and self.keys.renew(keys):
+            answer = self._tried(request, self.keys.current())
         return answer
 
     def _tried(self, request: Request, keys: Keys) -> Answer:
@@ -205,7 +205,7 @@ class Wire:
             else:
                 if not answer.refusal or not answer.refusal.may_pass:
                     return answer
-                if number >= self._patience.tries:
+                if number >= self.patience.tries:
                     return answer
                 self._pause(number, answer.headers.get("retry-after", ""))
 
@@ -214,7 +214,7 @@ class Wire:
         if refusals.is_lasting(error):
             return 1
         is_unreached = refusals.is_unreached(error)
-        return self._patience.tries_to_reach if is_unreached else self._patience.tries
+        return self.patience.tries_to_reach if is_unreached else self.patience.tries
 
     def abort(self) -> None:
         """Break off every request, so that no thread waits for an answer that nobody wants."""
@@ -227,35 +227,35 @@ class Wire:
 
     def _pause(self, number: int, asked: str = "") -> None:
         """Wait before the next try: a random time, so that many clients do not come in waves."""
-        bound_s = min(self._patience.longest_s, self._patience.first_s * 2 ** (number - 1))
+        bound_s = min(self.patience.longest_s, self.patience.first_s * 2 ** (number - 1))
         wait_s = random.uniform(bound_s / 2, bound_s)
         if asked.isascii() and asked.isdecimal():
-            wait_s = max(wait_s, min(int(asked), self._patience.longest_s))
+            wait_s = max(wait_s, min(int(asked), self.patience.longest_s))
         time.sleep(wait_s)
 
     # -- one try ------------------------------------------------------------------------------
 
     def _once(self, request: Request, keys: Keys) -> Answer:
         while True:
-            connection, has_served = self._connection()
+            connection, has_served = self.connection()
             sent = _Sent(request)
             try:
                 self._write(connection, request, keys, sent)
-                answer = self._read(connection, request)
+                answer = self.read(connection, request)
             except BaseException as error:
-                self._let_go(connection, is_kept=False)
+                self.let_go(connection, is_kept=False)
                 sent.take_back()
                 # The other side may close a kept connection at any time, and so just then.
                 if has_served and isinstance(error, ConnectionError):
                     continue
                 raise
-            self._let_go(connection, is_kept=connection.is_reusable)
+            self.let_go(connection, is_kept=connection.is_reusable)
             if answer.refusal is not None:
                 sent.take_back()
             return answer
 
     def _write(self, connection: Connection, request: Request, keys: Keys, sent: _Sent) -> None:
-        head = self._head(request, keys)
+        head = self.head(request, keys)
         if request.body is None:
             connection.send(head)
             return
@@ -268,9 +268,9 @@ class Wire:
                 connection.send(head)
         except (BrokenPipeError, ConnectionResetError):
             # A refusal may have come before the whole body was wanted; if not, reading fails too.
-            connection.limit(self._patience.connect_s)
+            connection.limit(self.patience.connect_s)
 
-    def _head(self, request: Request, keys: Keys) -> bytes:
+    def head(self, request: Request, keys: Keys) -> bytes:
         """Return how a request begins."""
         path = self.endpoint.target(request.key)
         given = {"host": self.endpoint.host, **request.headers}
@@ -292,7 +292,8 @@ class Wire:
             )
         return f"{head}\r\n\r\n".encode()
 
-    def _read(self, connection: Connection, request: Request) -> Answer:
+    def read(self, connection: Connection, request: Request) -> Answer:
+        """Read what comes for a request; a success goes to its sink."""
         head = connection.head(request.method)
         date = head.headers.get("date", "")
         if date != self._date:
@@ -314,7 +315,7 @@ class Wire:
         """Pass a body on as it comes, unless it comes too slowly."""
         sink.begin(answer)
         buffer = memoryview(bytearray(min(PIECE_BYTES, head.size_bytes or PIECE_BYTES)))
-        window = _Window(self._patience)
+        window = _Window(self.patience)
         while count := connection.read(buffer):
             sink.take(buffer[:count])
             window.add(count)
@@ -329,8 +330,8 @@ class Wire:
 
     # -- connections --------------------------------------------------------------------------
 
-    def _connection(self) -> tuple[Connection, bool]:
-        """Return a connection that is ours until ``_let_go``, and whether it has served before."""
+    def connection(self) -> tuple[Connection, bool]:
+        """Return a connection that is ours until ``let_go``, and whether it has served before."""
         with self._lock:
             while self._idle:
                 since_s, kept = self._idle.pop()
@@ -346,7 +347,7 @@ class Wire:
     def _connected(self) -> Connection:
         is_tls = self.endpoint.url.startswith("https:")
         host, port = _host_and_port(self._proxy or f"//{self.endpoint.host}", is_tls=is_tls)
-        limit_s = self._patience.connect_s
+        limit_s = self.patience.connect_s
         if is_tls:
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
                 host, port, timeout=limit_s, context=self._tls_context()
@@ -357,7 +358,7 @@ class Wire:
             far_host, far_port = _host_and_port(f"//{self.endpoint.host}", is_tls=True)
             connection.set_tunnel(far_host, far_port)
         connection.connect()
-        return Connection(connection, self._patience.stall_s)
+        return Connection(connection, self.patience.stall_s)
 
     def _tls_context(self) -> ssl.SSLContext:
         with self._lock:
@@ -366,7 +367,7 @@ class Wire:
                 self._tls = ssl.create_default_context(cafile=bundle)
             return self._tls
 
-    def _let_go(self, connection: Connection, *, is_kept: bool) -> None:
+    def let_go(self, connection: Connection, *, is_kept: bool) -> None:
         """Take a connection back."""
         with self._lock:
             self._busy.discard(connection)

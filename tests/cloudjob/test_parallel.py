@@ -1,0 +1,67 @@
+"""The same done to many things at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from cloudjob.store.parallel import as_they_come, each_in_parallel
+
+DEADLINE_S = 60.0
+
+
+def test_each_comes_with_what_it_gave():
+    """In their order, however many."""
+    assert list(each_in_parallel(str, range(1000))) == [(n, str(n)) for n in range(1000)]
+
+
+def test_slow_calls_do_not_hold_up_what_comes():
+    """Four of them wait for each other, so the items of all four had to come."""
+    barrier = threading.Barrier(4)
+    done = set[int]()
+
+    def call(number: int) -> None:
+        if number % 64 == 0:
+            barrier.wait(DEADLINE_S)
+        done.add(number)
+
+    as_they_come(call, iter(range(4 * 64)), at_once=4)
+
+    assert done == set(range(4 * 64))
+
+
+def test_what_comes_faster_than_it_is_taken_waits():
+    """No more is in memory than the threads are at, and the next that is to be handed over."""
+    taken, most = list[int](), 0
+    go_on = threading.Event()
+
+    def items() -> Iterator[int]:
+        nonlocal most
+        for number in range(10_000):
+            most = number if not go_on.is_set() else most
+            if number == 3 * 64 - 1:
+                threading.Timer(0.2, go_on.set).start()
+            yield number
+
+    def call(number: int) -> None:
+        assert go_on.wait(DEADLINE_S)
+        taken.append(number)
+
+    as_they_come(call, items(), at_once=2)
+
+    assert len(taken) == 10_000
+    assert most == 3 * 64 - 1
+
+
+@pytest.mark.parametrize("bad", [0, 999])
+def test_the_first_failure_is_raised(bad: int):
+    """When what is under way has ended."""
+
+    def call(number: int) -> None:
+        if number == bad:
+            raise ValueError(number)
+
+    with pytest.raises(ValueError, match=str(bad)):
+        as_they_come(call, iter(range(1000)))
