@@ -288,17 +288,17 @@ def test_parts_that_are_there_are_not_sent_again(given: Given, proxy: FaultProxy
 
 
 def test_an_upload_that_ends_under_our_hands_is_begun_anew(
-    given: Given, proxy: FaultProxy, big: Path
+    given: Given, seaweedfs: Server, proxy: FaultProxy, big: Path
 ):
     """As when the last request of the writer that was killed comes only now."""
     leave_three_parts(given, proxy, big)
     (left,) = uploads(given)
+    client = boto3_client(f"http://127.0.0.1:{seaweedfs.port}")
 
     def end(request: Request) -> None:
         if request.method == "POST" and left["UploadId"] in request.query:
-            boto3_client(proxy.endpoint).abort_multipart_upload(
-                Bucket=bucket(given), Key=left["Key"], UploadId=left["UploadId"]
-            )
+            place = {"Bucket": bucket(given), "Key": left["Key"]}
+            client.abort_multipart_upload(**place, UploadId=left["UploadId"])
 
     proxy.choose = end
     store = given.open()
