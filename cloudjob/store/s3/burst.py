@@ -7,6 +7,7 @@ small objects take an eighth longer, and a third more of a processor.
 from __future__ import annotations
 
 import selectors
+import time
 from collections.abc import Iterator, Sequence
 
 from cloudjob.errors import StoreError
@@ -49,16 +50,16 @@ class _Burst:
             if opened is not None:
                 self._ready.register(opened, selectors.EVENT_READ)
                 self._send(opened)
-        while self._waiting:
-            found = self._ready.select(self._wire.patience.stall_s)
-            if not found:
-                break
-            for key, _ in found:
+        # An answer that trickles must not be waited for as long as something of it comes.
+        stall_s, last_s = self._wire.patience.stall_s, time.monotonic()
+        while self._waiting and time.monotonic() - last_s < stall_s:
+            for key, _ in self._ready.select(stall_s):
                 connection: Connection = key.fileobj  # type: ignore[assignment]
                 request = self._waiting[connection]
                 answer = self._answer(connection, request)
                 if answer is not None:
                     yield request, answer if answer.refusal is None else None
+                    last_s = time.monotonic()
         for request in (*self._broken, *self._waiting.values(), *self._next):
             yield request, None
 
