@@ -169,6 +169,8 @@ def _keep(place: Place, file: Output, data: bytes, path: Path) -> None:
     """Write the bytes of one file, when they are what they should be."""
     _check(place, file, hashlib.sha256(data).hexdigest())
     try:
+        # The folders of a store are its owner's alone; these are like any other of the user's.
+        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, is_durable=False) as target:
             target.write(data)
             target.flush()

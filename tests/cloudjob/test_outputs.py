@@ -61,6 +61,9 @@ def test_small_files_are_fetched_many_at_a_time(tmp_path: Path, size_bytes: int)
     for name, data in files.items():
         path = tmp_path / "to" / "model" / name
         assert (path.read_bytes(), path.stat().st_mtime_ns) == (data, 10**18)
+    (tmp_path / "like any other").mkdir()
+    made = [tmp_path / "like any other", *(tmp_path / "to").rglob("folder-*"), tmp_path / "to"]
+    assert len({folder.stat().st_mode for folder in made}) == 1
 
 
 def test_a_file_that_is_not_what_its_manifest_says_is_an_error(tmp_path: Path):

@@ -672,7 +672,7 @@ def test_who_takes_only_some_of_many_leaves_no_answer_behind(direct: Any):
 
 
 def test_many_from_nowhere_are_one_error(given: Given):
-    """Nobody listens: said as for one, and no sooner than for one."""
+    """Nobody listens: said as for one of them."""
     nowhere = replace(given, uri=f"{given.uri}?endpoint=http://127.0.0.1:1").open()
 
     with pytest.raises(StoreError, match=r"get key-\d+ in s3://.*connection refused"):

@@ -162,19 +162,15 @@ class Connection:
         if self._is_tls:
             self._socket.settimeout(0)
         try:
-            while self._end < _ROOM_BYTES:
-                room = self._room[self._end :]
-                count = self._socket.recv_into(room, 0, 0 if self._is_tls else socket.MSG_DONTWAIT)
-                self._end += count
-                # TLS may have taken more from the system than it has given us.
-                if not count or not self._is_tls:
-                    return not count
+            room = self._room[self._end :]
+            count = self._socket.recv_into(room, 0, 0 if self._is_tls else socket.MSG_DONTWAIT)
         except (BlockingIOError, ssl.SSLWantReadError):
-            pass
+            return False
         finally:
             if self._is_tls:
                 self._socket.settimeout(self._stall_s)
-        return False
+        self._end += count
+        return not count
 
     def _next_head(self) -> tuple[int, dict[str, str], bool]:
         while not (found := _END_OF_HEAD.search(self._room[self._begin : self._end])):
