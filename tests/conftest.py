@@ -26,6 +26,11 @@ settings.register_profile(
 settings.load_profile("cloudjob")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with those that are marked as long."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 _failed_once: set[str] = set()
 
 

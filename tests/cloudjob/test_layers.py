@@ -329,6 +329,7 @@ class Race:
             self._store.delete(f"{gone}/code.json")
 
 
+@pytest.mark.long
 def test_racing_submits_and_collections_never_lose_a_layer(tmp_path: Path):
     """Hundreds of submits and collections, one in the middle of the other, at random."""
     race = Race(tmp_path)
@@ -392,6 +393,7 @@ def whole(store: DirectoryStore, target: Path) -> Iterator[str]:
             yield key
 
 
+@pytest.mark.long
 def test_a_submit_that_is_killed_leaves_nothing_half_made(tmp_path: Path):
     """At forty points: each object is whole or not there, and the next submit works as ever."""
     source, home = tmp_path / "source", tmp_path / "home"

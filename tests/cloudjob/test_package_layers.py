@@ -166,6 +166,7 @@ def test_removed_files_are_gone(source: Source):
     source.check(source.pack())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_compressed", [False, True])
 def test_many_edits_stay_cheap_and_make_few_layers(tmp_path: Path, is_compressed: bool):
     """Hundreds of edits: the number of layers stays small, and so does what is sent for each."""

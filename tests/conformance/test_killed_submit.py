@@ -133,6 +133,7 @@ def check(store: ObjectStore, checked: set[str], target: Path) -> None:
         checked.add(key)
 
 
+@pytest.mark.long
 def test_a_submit_killed_at_any_request_leaves_nothing_half_made(
     laptop: Laptop, node: ObjectStore, tmp_path: Path
 ):

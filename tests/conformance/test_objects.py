@@ -581,6 +581,7 @@ def test_an_object_without_a_signed_address_needs_keys(bucket: Bucket, signed: C
         objects.read(bucket.uri + "/b")
 
 
+@pytest.mark.long
 def test_little_memory_for_a_gigabyte(
     seaweedfs: Server, new_bucket: Callable[[Server], str], tmp_path: Path
 ):

@@ -47,6 +47,7 @@ def submit(cloud, controller):
     return run
 
 
+@pytest.mark.long
 def test_the_example_trains_the_same_model_on_all_ranks(cloud, submit, controller):
     """Its losses fall and are those of every rank; timeline and fusion are Horovod's to obey."""
     shutil.copy(EXAMPLES / "horovod_digits" / "train.py", cloud.source)

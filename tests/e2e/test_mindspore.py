@@ -96,6 +96,7 @@ time.sleep(600)
     assert failure["last_lines"][-1] == "that was it", status
 
 
+@pytest.mark.long
 @mindspore
 def test_retries_recover_a_job(cloud, submit):
     """Also with MindSpore's recovery on, which waits for a rank that nobody else would start."""
@@ -171,6 +172,7 @@ while True: time.sleep(0.05)
     assert len(cloud.left("bye-*")) == 2
 
 
+@pytest.mark.long
 @mindspore
 def test_the_quick_start_learns_the_same_on_every_rank(cloud):
     """Four ranks on two nodes, data-parallel: the losses of the document's table, 0.37 to 0.24."""

@@ -319,6 +319,7 @@ def test_a_create_whose_answer_is_lost_makes_one_job(arts: Any, fault: Callable[
     assert len(jobs_of(arts, "lost-create")) == 1
 
 
+@pytest.mark.long
 def test_faults_in_mid_run_do_not_end_the_following(arts: Any, fault: Callable[..., str]):
     """The log goes on where it was."""
     script = arts.script(

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 # What stands before the real mpirun on PATH: it gives that a remote shell which accepts and then
 # says nothing, as a hung sshd does, the first time or every time. Either version waits for ever.
 WRAPPER = """\

@@ -100,6 +100,7 @@ while True: time.sleep(0.05)
     assert len(cloud.left("bye-*")) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("launcher", "ranks"), [("", 2), ("pytorch-modelarts", 1)])
 def test_the_example_trains_the_same_model_on_all_ranks(cloud, launcher, ranks):
     """Its losses fall and are those of every rank; the launcher is the one that is found."""

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import docker
 import pytest
@@ -48,6 +48,33 @@ class Done:
 
 
 @dataclass
+class Followed:
+    """The log of a job as it grows. To ask for all of it again and again costs a processor."""
+
+    process: subprocess.Popen[bytes]
+    path: Path
+
+    @property
+    def out(self) -> bytes:
+        return self.path.read_bytes()
+
+    def await_all(self, *texts: bytes, limit_s: float = LIMIT_S) -> None:
+        """Wait until each of these has been said."""
+
+        def are_said() -> bool:
+            has_ended, out = self.process.poll() is not None, self.out
+            said = all(text in out for text in texts)
+            assert said or not has_ended, f"the job ended without {texts!r}: {out!r}"
+            return said
+
+        poll(are_said, f"{texts!r} in the log", limit_s)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
 class Cloud:
     """The command line with a source folder and a state folder of its own."""
 
@@ -55,6 +82,7 @@ class Cloud:
     engine: docker.APIClient
     environ: dict[str, str | bytes] = field(default_factory=dict)
     image: str = ""
+    followed: dict[str, Followed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.source.mkdir(parents=True)
@@ -70,7 +98,9 @@ class Cloud:
     def script(self, text: str, name: str = "train.py") -> None:
         (self.source / name).write_text(textwrap.dedent(text))
 
-    def start(self, *words: str | bytes) -> subprocess.Popen[bytes]:
+    def start(
+        self, *words: str | bytes, out: int | BinaryIO = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
         if words[0] == "submit" and self.image and "--image" not in words:
             words = ("submit", "--image", self.image, *words[1:])
         return subprocess.Popen(
@@ -78,8 +108,8 @@ class Cloud:
             cwd=self.source,
             env={**os.environ, "CLOUDJOB_HOME": str(self.home), **self.environ},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.PIPE if out == subprocess.PIPE else subprocess.DEVNULL,
         )
 
     def run(self, *words: str | bytes, limit_s: float = LIMIT_S) -> Done:
@@ -123,10 +153,18 @@ class Cloud:
         path = self.home / "docker" / "owner"
         return path.read_text() if path.exists() else "nobody"
 
-    def await_log(self, job: str, text: bytes) -> None:
-        poll(lambda: text in self.run("logs", job).out, f"{text!r} in the log of {job}")
+    def await_log(self, job: str, *texts: bytes, limit_s: float = LIMIT_S) -> None:
+        """Wait until each of these stands in the log of a job."""
+        if job not in self.followed:
+            path = self.folder / f"{job}.log"
+            with path.open("wb") as file:
+                process = self.start("logs", "--follow", job, out=file)
+            self.followed[job] = Followed(process, path)
+        self.followed[job].await_all(*texts, limit_s=limit_s)
 
     def clean(self) -> None:
+        for followed in self.followed.values():
+            followed.end()
         for item in self.containers():
             with contextlib.suppress(docker.errors.APIError):
                 self.engine.remove_container(item["Id"], force=True, v=True)

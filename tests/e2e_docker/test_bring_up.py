@@ -228,8 +228,7 @@ def test_a_container_is_started_again_in_place(cloud, base_image):
     """After a crash of all nodes, as with `docker restart`, what is stale is no hindrance."""
     cloud.script(TWICE)
     job = cloud.detached("--nodes", "2")
-    cloud.await_log(job, b"first 1")
-    cloud.await_log(job, b"first 0")
+    cloud.await_log(job, b"first 1", b"first 0")
     found = [item["Id"] for item in cloud.containers(job)]
     cloud.engine.kill(found[0], "SIGKILL")
     # The other one ends by itself, when it is not killed as well.
@@ -248,8 +247,7 @@ def test_containers_that_were_stopped_are_started_again(cloud):
     """`docker restart` asks for the end first: the nodes keep what they need for another start."""
     cloud.script(TWICE)
     job = cloud.detached("--nodes", "2")
-    cloud.await_log(job, b"first 1")
-    cloud.await_log(job, b"first 0")
+    cloud.await_log(job, b"first 1", b"first 0")
     found = [item["Id"] for item in cloud.containers(job)]
     cloud.engine.kill(found[0], "SIGTERM")
     for item in found:
@@ -270,8 +268,7 @@ def test_the_entry_runs_again_beside_what_it_left(cloud, faulty):
     cloud.script(TWICE)
 
     job = cloud.detached("--nodes", "2", "--image", faulty, "-e", "FAULT=again:all")
-    cloud.await_log(job, b"first 1")
-    cloud.await_log(job, b"first 0")
+    cloud.await_log(job, b"first 1", b"first 0")
     for item in cloud.containers(job):
         touch(cloud, item["Id"], "kill")
     done = cloud.run("wait", job)
@@ -352,8 +349,7 @@ def test_a_node_that_is_lost_ends_a_job_without_ssh(cloud, way):
     """One that is frozen, too, although its kernel still answers for it."""
     cloud.script("import time\nprint('up', flush=True)\ntime.sleep(600)")
     job = cloud.detached(*ALONE)
-    for rank in (b"[0] up", b"[1] up"):
-        cloud.await_log(job, rank)
+    cloud.await_log(job, b"[0] up", b"[1] up")
 
     getattr(cloud.engine, way)(cloud.containers(job)[1]["Id"])
     done = cloud.run("wait", job)

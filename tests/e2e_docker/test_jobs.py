@@ -208,8 +208,7 @@ def test_cancel_gives_every_rank_its_grace(cloud):
     """Ranks on all nodes hear SIGTERM and may save; the job is CANCELLED and all is freed."""
     cloud.script(SLEEP)
     job = cloud.detached("--nodes", "2")
-    cloud.await_log(job, b"ready 0")
-    cloud.await_log(job, b"ready 1")
+    cloud.await_log(job, b"ready 0", b"ready 1")
 
     assert cloud.run("cancel", job).code == 0
 
@@ -252,8 +251,7 @@ def test_a_node_that_is_killed_ends_the_job(cloud, node):
     """When a container is gone the others see it within seconds, and nothing hangs."""
     cloud.script(SLEEP)
     job = cloud.detached("--nodes", "2")
-    cloud.await_log(job, b"ready 0")
-    cloud.await_log(job, b"ready 1")
+    cloud.await_log(job, b"ready 0", b"ready 1")
 
     cloud.engine.kill(cloud.containers(job)[node]["Id"], "SIGKILL")
     done = cloud.run("wait", job, limit_s=40)
@@ -270,8 +268,7 @@ def test_a_signal_to_any_container_reaches_all(cloud, node):
     """`docker kill -s TERM` of one node ends the whole job, with its grace."""
     cloud.script(SLEEP)
     job = cloud.detached("--nodes", "2")
-    cloud.await_log(job, b"ready 0")
-    cloud.await_log(job, b"ready 1")
+    cloud.await_log(job, b"ready 0", b"ready 1")
 
     cloud.engine.kill(cloud.containers(job)[node]["Id"], "SIGTERM")
     done = cloud.run("wait", job, limit_s=40)

@@ -96,19 +96,15 @@ def submit(cloud, words):
 
 
 @pytest.fixture
-def begin(cloud, until, words):
+def begin(cloud, words):
     """Begin a job, and return its id when all ranks have said that they are up."""
 
     def run(text, launcher, *first):
         head = ("submit", "--backend", "docker", "--detach", *first)
         done = cloud.run(*head, *words(text), limit_s=LIMIT_S)
         assert done.code == 0, done
-        ups = [b"[%d] up" % rank for rank in range(2 * slots_of(launcher))]
-        until(
-            lambda: {*ups} <= {*cloud.run("logs", done.job).out.splitlines()},
-            "word of all ranks",
-            LIMIT_S,
-        )
+        ups = (b"[%d] up\n" % rank for rank in range(2 * slots_of(launcher)))
+        cloud.await_log(done.job, *ups, limit_s=LIMIT_S)
         return done.job
 
     return run

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.docker, pytest.mark.mindspore]
+pytestmark = [pytest.mark.docker, pytest.mark.mindspore, pytest.mark.long]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mindspore_quickstart"
 LIMIT_S = 300.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.docker, pytest.mark.torch]
+pytestmark = [pytest.mark.docker, pytest.mark.torch, pytest.mark.long]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 300.0
@@ -74,7 +74,7 @@ print(f"node {node} is done with {hvd.size()} at step {state.step}", flush=True)
 """
 
 
-def test_an_elastic_job_goes_on_without_a_container_and_takes_it_back(cloud, image, until):
+def test_an_elastic_job_goes_on_without_a_container_and_takes_it_back(cloud, image):
     """It is not ended when it has long lost one; started again, that one takes part."""
     cloud.script(ELASTIC)
     done = cloud.run(
@@ -85,16 +85,12 @@ def test_an_elastic_job_goes_on_without_a_container_and_takes_it_back(cloud, ima
     assert done.code == 0, done
     job = done.job
 
-    def is_said(text: bytes) -> bool:
-        assert cloud.status(job)["state"] in ("PENDING", "RUNNING"), cloud.run("logs", job)
-        return text in cloud.run("logs", job).out
-
-    until(lambda: is_said(b"3 made 5 steps"), "word of all three", LIMIT_S)
+    cloud.await_log(job, b"3 made 5 steps", limit_s=LIMIT_S)
     lost = cloud.containers(job)[1]["Id"]
 
     cloud.engine.kill(lost, "SIGKILL")
     # Longer than a job of another launcher would be left alone.
-    until(lambda: is_said(b"2 made 120 steps"), "word of the two that are left", LIMIT_S)
+    cloud.await_log(job, b"2 made 120 steps", limit_s=LIMIT_S)
     cloud.engine.start(lost)
 
     waited = cloud.run("wait", job, limit_s=LIMIT_S)

@@ -94,6 +94,7 @@ def clear(folder: Path) -> None:
     folder.mkdir()
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(wanted=st.lists(trees, min_size=1, max_size=4), is_compressed=st.booleans())
 def test_what_is_packed_is_unpacked(wanted: list[dict[bytes, Any]], is_compressed: bool):
@@ -469,6 +470,7 @@ def hostile(picked: random.Random) -> tuple[Index, bytes]:
     return Index(tuple(entries), tuple(known), removed), body
 
 
+@pytest.mark.long
 def test_ten_thousand_hostile_packages_do_no_harm(tmp_path: Path):
     """Each with a digest that fits: a few are harmless and unpacked, the others refused as such.
 
