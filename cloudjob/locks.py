@@ -27,6 +27,21 @@ def take(path: Path, flags: int = os.O_CREAT) -> int | None:
     return _locked(_opened(path, flags))
 
 
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Wait until no other process has the file's lock, and hold it.
+
+    Raises:
+        OSError: The file can't be opened, or its file system has no locks.
+    """
+    descriptor = _opened(path, os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def is_held(path: Path) -> bool:
     """Whether a process lives that has taken the lock.
 

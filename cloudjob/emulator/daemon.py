@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import http.client
 import json
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudjob
+from cloudjob import locks
 from cloudjob.emulator import settings, state
 from cloudjob.emulator.control import HEADER, PREFIX
 from cloudjob.emulator.nodes import run_dir_of
@@ -143,14 +143,11 @@ def clear_faults(home: Path) -> int:
 @contextlib.contextmanager
 def _alone(home: Path) -> Iterator[None]:
     """Wait until nobody else starts or ends the emulator of this folder."""
-    with writing("starting or ending the emulator", home):
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(home / "emulator.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        with writing("starting or ending the emulator", home):
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stack.enter_context(locks.held(home / "emulator.lock"))
         yield
-    finally:
-        os.close(descriptor)
 
 
 # -- the process ----------------------------------------------------------------------------------

@@ -32,6 +32,9 @@ _JOIN = (
     'exec 3<&0 4<"$d/to-head"; cat <&3 4<&- 1<>"$d/from-head" & exec cat <&4 3<&-'
 )
 
+# Why a remote shell failed is all that is known until the next could have failed in the same way.
+_EARLIER_S = 10.0
+
 
 class PeerError(Exception):
     """A node cannot be reached."""
@@ -90,6 +93,8 @@ class Peer:
         self.clock_ahead_s = 0.0
         self._command = shell_command(node, self.host, _JOIN % node.job, ssh_config)
         self._log = log
+        self._earlier = ""
+        self._opened_at = 0.0
         self._lines = Lines()
         self._session: subprocess.Popen[bytes] | Session | None = None
 
@@ -117,6 +122,7 @@ class Peer:
         self.tell("hello")
 
     def _shell(self) -> subprocess.Popen[bytes]:
+        self._earlier, self._opened_at = self.words(), time.monotonic()
         with open(self._log, "wb") as log:
             try:
                 return subprocess.Popen(
@@ -194,4 +200,6 @@ class Peer:
                 text = file.read()[-2000:].decode("utf-8", "replace")
         except OSError:
             return ""
-        return "; ".join(line.strip() for line in text.split("\n")[-4:] if line.strip())
+        said = "; ".join(line.strip() for line in text.split("\n")[-4:] if line.strip())
+        is_young = time.monotonic() - self._opened_at < _EARLIER_S
+        return said or (self._earlier if is_young else "")

@@ -44,6 +44,9 @@ def moment(ago_s: float = 0.0) -> str:
     return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+MADE_AT = moment(300)
+
+
 def record_of(home: Path, **values: Any) -> JobRecord:
     """Keep a job and return its record."""
     record = JobRecord(
@@ -118,4 +121,4 @@ def test_a_record_that_is_late_still_counts(
 )
 def test_a_filter_takes_what_it_says(which: Filter, wanted: bool, tmp_path: Path):
     """By the record alone."""
-    assert which.takes(record_of(tmp_path)) is wanted
+    assert which.takes(record_of(tmp_path, created_at=MADE_AT)) is wanted

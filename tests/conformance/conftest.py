@@ -14,6 +14,7 @@ import pytest
 from cloudjob.store import ObjectStore, open_store
 from cloudjob.store.s3 import S3Store, place
 from cloudjob.store.s3.wire import Patience
+from jobentry.objects import access, s3
 from tests.servers import (
     INTERNAL,
     LOST_ANSWER,
@@ -97,16 +98,24 @@ def store(given: Given) -> ObjectStore:
     return given.open()
 
 
+@pytest.fixture(autouse=True)
+def nothing_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the entry has learnt of one server is not said of the next."""
+    monkeypatch.setattr(s3, "_keyring", access.Keyring())
+    monkeypatch.setattr(s3, "_regions", {})
+    monkeypatch.setattr(s3, "_ahead_s", 0.0)
+
+
 @pytest.fixture
 def entry_environ(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the entry no other way to the objects than what the store gives it."""
-    access = store.access()
+    given = store.access()
     # It uses its keys as long as they are good, whatever becomes of the environment.
     store.exists("any")
     for name in os.environ:
         if name.startswith(("AWS_", "OBS_", "S3_", "HUAWEICLOUD_", "HW_")):
             monkeypatch.delenv(name)
-    for name, value in access.items():
+    for name, value in given.items():
         monkeypatch.setenv(name, value)
 
 

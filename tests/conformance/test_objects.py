@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from cloudjob.store.s3 import S3Store, place
 from jobentry import objects
 from jobentry.contract import sigv4
-from jobentry.objects import ObjectError, ObjectMissing, access, s3, web
+from jobentry.objects import ObjectError, ObjectMissing, s3, web
 from tests.servers import (
     ACCESS_KEY,
     HANG,
@@ -54,15 +54,12 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing of the machine's own user; what was learnt of one server is not said of the next."""
+    """Nothing of the machine's own user."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "S3_", "OBS_", "CLOUDJOB_S3_")) or name.endswith(
             ("_proxy", "_PROXY")
         ):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(s3, "_keyring", access.Keyring())
-    monkeypatch.setattr(s3, "_regions", {})
-    monkeypatch.setattr(s3, "_ahead_s", 0.0)
     quick = web.Patience(stall_s=5.0, total_s=90.0, pause_s=0.01, longest_pause_s=0.1)
     monkeypatch.setattr(web, "patience", lambda: quick)
     yield

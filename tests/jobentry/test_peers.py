@@ -316,3 +316,30 @@ def test_a_remote_shell_that_is_not_there_is_named(far: Far, opened: Callable[..
     assert str(caught.value) == (
         "opening a remote shell to far: /no/agent: No such file or directory"
     )
+
+
+def test_why_a_shell_failed_is_known_until_the_next_could_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The moment in which a start is given up may be one in which another has just begun."""
+    shell, now = tmp_path / "agent", tmp_path / "has-begun"
+    shell.write_text(f"""\
+#!/bin/sh
+[ -e {now} ] && exec sleep 600
+touch {now}
+echo "Host key verification failed." >&2
+""")
+    shell.chmod(0o755)
+    node = NodeEnv(hosts=("a", "b"), job="x", remote_shell=str(shell))
+    peer = Peer(node, 1, str(tmp_path / "log"), "")
+    peer.open()
+    peer.close(patience_s=10.0)
+    assert peer.words() == "Host key verification failed."
+
+    peer.open()
+    assert peer.words() == "Host key verification failed."
+    monkeypatch.setattr(peers, "_EARLIER_S", 0.0)
+    said = peer.words()
+    peer.close(patience_s=0.0)
+
+    assert said == ""

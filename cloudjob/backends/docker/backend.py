@@ -8,7 +8,6 @@ which keeps what the engine knows of it (logs, how each node ended) and removes 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -89,7 +88,7 @@ class DockerBackend:
         image = _image(client, request.image)
         with_entry = request.has_entry and _needs_entry(image, request.image)
         folder = self._home / request.job
-        with _kept_files(folder), _locked(folder):
+        with _kept_files(folder), locks.held(folder / _LOCK):
             try:
                 _share(client, request)
                 addresses = _make_network(client, request)
@@ -248,7 +247,7 @@ class DockerBackend:
     def _keep(self, job: str) -> NativeStatus:
         """Keep logs and state of a job that has ended, then free what it has in the engine."""
         folder = self._home / job
-        with _kept_files(folder), _locked(folder):
+        with _kept_files(folder), locks.held(folder / _LOCK):
             kept = _kept(folder)
             if kept is not None:
                 return kept
@@ -501,16 +500,6 @@ def _kept_files(folder: Path) -> Iterator[None]:
     with writing("keeping what is known of a job", folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _kept(folder: Path) -> NativeStatus | None:
