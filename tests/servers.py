@@ -181,7 +181,8 @@ class SeaweedFS(Server):
     def free_port(self) -> int:
         """Return the first of five ports, all of which are free, for gRPC too."""
         for _ in range(100):
-            port = random.choice(_PORTS)
+            # Of the system: hypothesis seeds the other one alike in each worker.
+            port = random.SystemRandom().choice(_PORTS)
             if all(_is_free(port + i + grpc) for i in range(5) for grpc in (0, 10_000)):
                 return port
         raise AssertionError("no free ports")
