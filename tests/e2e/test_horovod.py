@@ -101,20 +101,20 @@ def test_a_rank_that_fails_in_training_ends_the_job(cloud, submit, how, code):
         PRELUDE
         + f"""
 for step in range(1000):
-    if step == 3 and rank == 1:
+    if step == 3 and rank == 2:
         print("that was it", flush=True)
         {how}
     hvd.allreduce(torch.ones(1), name=f"step {{step}}")
 """,
     )
 
-    done = submit("--procs-per-node", "1", "train.py")
+    done = submit("train.py")
 
     assert done.code == code, done
     status = cloud.status(done.job)
     failure = status["failure"]
     assert (status["state"], status["cause"]) == ("FAILED", "user"), status
-    assert (failure["node"], failure["rank"], failure["exit_code"]) == (1, 1, code), status
+    assert (failure["node"], failure["rank"], failure["exit_code"]) == (1, 2, code), status
     assert "that was it" in failure["last_lines"], status
 
 

@@ -13,7 +13,6 @@ pytestmark = [pytest.mark.one_mpi, pytest.mark.torch]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZE = ("--launcher", "torchrun", "--nodes", "2", "--procs-per-node", "2")
-SMALL = ("--launcher", "torchrun", "--nodes", "2")
 LIMIT_S = 180
 PRELUDE = """\
 import os, sys, time
@@ -29,10 +28,10 @@ def submit(cloud):
     """Submit a script under a Python that has torch, and wait for its end."""
     python = os.environ["CLOUDJOB_TEST_TORCH"]
 
-    def run(text: str, *words: str, size=SIZE):
+    def run(text: str, *words: str):
         cloud.write("train.py", PRELUDE + text)
         cloud.write("job.yaml", f"process: {{python: {python}}}\n")
-        return cloud.submit("--config", "job.yaml", *size, "train.py", *words, limit_s=LIMIT_S)
+        return cloud.submit("--config", "job.yaml", *SIZE, "train.py", *words, limit_s=LIMIT_S)
 
     return run
 
@@ -62,21 +61,19 @@ dist.destroy_process_group()
 )
 def test_a_failing_rank_ends_the_job(cloud, submit, how, code):
     """With its code and last lines; the others, which wait for it in a collective, are ended."""
-    text = f"""
-if rank == 1:
+    done = submit(f"""
+if rank == 3:
     print("that was it", flush=True)
     {how}
 dist.barrier()
 time.sleep(600)
-"""
-
-    done = submit(text, size=SMALL)
+""")
 
     assert done.code == code, done
     status = cloud.status(done.job)
     failure = status["failure"]
     assert (status["state"], status["cause"]) == ("FAILED", "user"), status
-    assert (failure["node"], failure["rank"], failure["exit_code"]) == (1, 1, code), status
+    assert (failure["rank"], failure["exit_code"]) == (3, code), status
     assert failure["last_lines"][-1] == "that was it", status
 
 
@@ -94,13 +91,13 @@ while True: time.sleep(0.05)
 """
     cloud.write("train.py", PRELUDE + text)
     cloud.write("job.yaml", f"process: {{python: {python}}}\n")
-    job = cloud.detach("--config", "job.yaml", *SMALL, "train.py")
-    cloud.await_left("up-0", "up-1", limit_s=LIMIT_S)
+    job = cloud.detach("--config", "job.yaml", *SIZE, "train.py")
+    cloud.await_left(*(f"up-{rank}" for rank in range(4)), limit_s=LIMIT_S)
 
     assert cloud.cli("cancel", job).code == 0
 
     assert cloud.status(job)["state"] == "CANCELLED"
-    assert len(cloud.left("bye-*")) == 2
+    assert len(cloud.left("bye-*")) == 4
 
 
 @pytest.mark.long

@@ -109,7 +109,7 @@ class Cloud:
             env={**os.environ, "CLOUDJOB_HOME": str(self.home), **self.environ},
             stdin=subprocess.DEVNULL,
             stdout=out,
-            stderr=subprocess.PIPE if out == subprocess.PIPE else subprocess.DEVNULL,
+            stderr=subprocess.PIPE if out == subprocess.PIPE else subprocess.STDOUT,
         )
 
     def run(self, *words: str | bytes, limit_s: float = LIMIT_S) -> Done:

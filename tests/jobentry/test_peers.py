@@ -319,7 +319,7 @@ def test_a_remote_shell_that_is_not_there_is_named(far: Far, opened: Callable[..
 
 
 def test_why_a_shell_failed_is_known_until_the_next_could_say_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, opened: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ):
     """The moment in which a start is given up may be one in which another has just begun."""
     shell, now = tmp_path / "agent", tmp_path / "has-begun"
@@ -330,16 +330,11 @@ touch {now}
 echo "Host key verification failed." >&2
 """)
     shell.chmod(0o755)
-    node = NodeEnv(hosts=("a", "b"), job="x", remote_shell=str(shell))
-    peer = Peer(node, 1, str(tmp_path / "log"), "")
-    peer.open()
+    peer = opened(NodeEnv(hosts=("a", "b"), job="x", remote_shell=str(shell)))
     peer.close(patience_s=10.0)
     assert peer.words() == "Host key verification failed."
 
     peer.open()
     assert peer.words() == "Host key verification failed."
     monkeypatch.setattr(peers, "_EARLIER_S", 0.0)
-    said = peer.words()
-    peer.close(patience_s=0.0)
-
-    assert said == ""
+    assert peer.words() == ""
