@@ -1,16 +1,22 @@
-"""What several folders share: S3 servers, and a proxy that breaks what passes by."""
+"""What several folders share: S3 servers, a proxy that breaks what passes by, and containers."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.servers import FaultProxy, Moto, SeaweedFS, Server, boto3_client
+
+if TYPE_CHECKING:
+    import docker
 
 _NUMBERS = itertools.count()
 
@@ -46,6 +52,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         why = " ".join(crash.message.split())[:300] if crash else report.when
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(f"{report.nodeid}: {why}\n")
+        # The next try would hide it.
+        with Path(f"{path}.reports").open("a", encoding="utf-8") as file:
+            file.write(f"-- {report.nodeid}\n{report.longreprtext[-20_000:]}\n")
 
 
 @pytest.fixture(scope="session")
@@ -93,6 +102,64 @@ def fault_proxy() -> Iterator[Callable[[Server], FaultProxy]]:
     yield make
     for proxy in proxies:
         proxy.close()
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[docker.APIClient]:
+    """A client of the engine of this machine."""
+    from tests import containers
+
+    client = containers.connect()
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def build(engine: docker.APIClient) -> Callable[..., str]:
+    """Build an image of images/, and return its tag."""
+    built: dict[tuple[str, ...], str] = {}
+
+    def build(name: str, *words: str) -> str:
+        if (name, *words) not in built:
+            program = Path(sys.executable).with_name("cloudjob")
+            done = subprocess.run(
+                [program, "image", "build", name, *words], capture_output=True, check=False
+            )
+            assert done.returncode == 0, done.stderr[-3000:].decode()
+            built[(name, *words)] = done.stdout.decode().strip()
+        return built[(name, *words)]
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def base_image(build: Callable[..., str]) -> str:
+    """The image of a node."""
+    return build("base")
+
+
+@pytest.fixture(scope="session")
+def open_mpi_5_image(build: Callable[..., str]) -> str:
+    """The image of a node with Open MPI 5.0 in the place of Debian's 4.1."""
+    bundle = os.environ.get("PIP_CERT") or "/etc/ssl/certs/ca-certificates.crt"
+    return build("openmpi5", "--ca-bundle", bundle)
+
+
+@pytest.fixture(scope="session")
+def with_entry(engine: docker.APIClient) -> Iterator[Callable[[str], str]]:
+    """Lay the entry of today over that of an image, and return the tag of that."""
+    from tests import containers
+
+    made: dict[str, str] = {}
+
+    def with_entry(image: str) -> str:
+        if image not in made:
+            made[image] = containers.lay_entry(engine, image)
+        return made[image]
+
+    yield with_entry
+    for tag in made.values():
+        engine.remove_image(tag, force=True)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 import sys
 
 from cloudjob.cli.parser import parser_of, split_at_script
-from cloudjob.cli.say import tell_error
+from cloudjob.cli.say import hear_library, tell_error
 from cloudjob.errors import CloudJobError
 
 # What a command needs it imports itself, so that `cloudjob --help` costs next to nothing.
@@ -44,5 +44,6 @@ def _run(words: list[str]) -> int:
         parser.print_help()
         return 2
     options.rest = rest
+    hear_library()
     run: Callable[[argparse.Namespace], int] = options.run
     return run(options)

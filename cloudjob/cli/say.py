@@ -60,6 +60,21 @@ def show(text: str) -> None:
         pass  # whoever read our words has gone; the job matters more
 
 
+def hear_library() -> None:
+    """Say what the library logs while it works: for what it waits."""
+    import logging
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            # A bar may stand in the line; it is drawn again below.
+            over = "\r\x1b[K" if sys.stderr.isatty() else ""
+            show(f"{over}{printable(record.getMessage())}\n")
+
+    logger = logging.getLogger("cloudjob")
+    if not logger.handlers:
+        logger.addHandler(Handler())
+
+
 def _hint(error: CloudJobError) -> None:
     if error.hint:
         say(f"hint: {error.hint}")

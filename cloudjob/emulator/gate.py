@@ -83,6 +83,9 @@ class Gate:
             writer.close()
             return
         back = asyncio.create_task(_pump(behind_reader, writer))
+        # The server closes what was quiet for long. A client that did not see that would send its
+        # next request to nobody, and wait.
+        back.add_done_callback(lambda _: writer.close())
         try:
             while await self._pass_one(reader, writer, behind_writer):
                 pass

@@ -299,7 +299,6 @@ class Run:
         except OSError:
             pass  # the job was deleted meanwhile
 
-    # -- outputs and logs ---------------------------------------------------------------------
     # -- end ----------------------------------------------------------------------------------
 
     def _close_record(self, row: JobRow, end: _End) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from cloudjob.backends.modelarts import refusals, site
-from cloudjob.backends.modelarts.client import Client, Patience, Unanswered
+from cloudjob.backends.modelarts.client import Client, Unanswered
 from cloudjob.backends.modelarts.site import Login, Site
+from cloudjob.backends.modelarts.tries import Patience
 from cloudjob.errors import BackendError, JobNotFound, NotAuthorised, UsageError
 from jobentry.contract.sigv4 import Keys
 from tests.modelarts import KEYS, PROJECT, FakeModelArts, Reply, Seen, once, serve

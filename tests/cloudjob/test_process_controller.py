@@ -8,23 +8,30 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
+from cloudjob.backends.process.controller import STATE
 
 CONTROLLER = "from cloudjob.backends.process.controller import main; main()"
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Start a controller of four nodes, each of which sleeps; give it when it says ready."""
+    """Start a controller of four nodes, each of which sleeps; give it when it says ready.
+
+    Its state comes with it.
+    """
     started = []
 
-    def controller() -> subprocess.Popen[bytes]:
+    def controller() -> tuple[subprocess.Popen[bytes], Path]:
         folder = tmp_path / str(len(started))
-        folder.mkdir()
+        run_dir = folder / "run"
+        run_dir.mkdir(parents=True)
         request = {
             "folder": str(folder),
-            "run_dir": str(folder),
+            "run_dir": str(run_dir),
             "hosts": "",
             "argv": ["/bin/sleep", "1000"],
             "retries": 0,
@@ -50,7 +57,7 @@ def start(tmp_path):
         process.stdin.write(json.dumps(request).encode())
         process.stdin.close()
         assert process.stdout.read(6) == b"ready\n"
-        return process
+        return process, folder / STATE
 
     yield controller
     for process in started:
@@ -62,10 +69,13 @@ def start(tmp_path):
 
 @pytest.mark.parametrize("after_ms", [step * 0.8 for step in range(24)])
 def test_a_cancel_while_the_nodes_start(start, after_ms):
-    """It reaches every node, also one that has just been forked."""
-    controller = start()
+    """It reaches every node, also one that has just been forked, and is what the job ended by."""
+    controller, path = start()
     time.sleep(after_ms / 1000)
 
     os.kill(controller.pid, signal.SIGTERM)
 
-    controller.wait(20)
+    assert controller.wait(20) == 0
+    state = json.loads(path.read_bytes())
+    assert state["is_cancelled"]
+    assert state["ended_at"] is not None

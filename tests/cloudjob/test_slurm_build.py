@@ -313,7 +313,13 @@ def test_sbatch_sees_next_to_nothing_of_the_shell(monkeypatch):
             "sinfo -s",
         ),
         ("sh: 1: sbatch: not found", "submitting: sh: 1: sbatch: not found", "slurm.host"),
-        ("sbatch: error: something new", "submitting: something new", "--test-only"),
+        ("sbatch: error: something new", "submitting: something new", "--dry-run"),
+        (
+            "sbatch: error: fetch_config: DNS SRV lookup failed; sbatch: fatal: Could not "
+            "establish a configuration source",
+            "submitting: fetch_config: DNS SRV lookup failed",
+            "slurm.host",
+        ),
     ],
 )
 def test_a_refusal_says_what_to_do(said, message, hint):

@@ -92,6 +92,11 @@ class Running:
     out_path: Path
     err_path: Path
 
+    def __str__(self) -> str:
+        """Say what it has written."""
+        words = repr(self.process.args)[:1000]
+        return f"{_tail(self.err)}\n--- out\n{_tail(self.out)}\n--- command\n{words}"
+
     @property
     def out(self) -> bytes:
         return self.out_path.read_bytes()
@@ -109,7 +114,13 @@ class Running:
         self.process.send_signal(number)
 
     def end(self, limit_s: float = LIMIT_S) -> Done:
-        code = self.process.wait(limit_s)
+        try:
+            code = self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            # It says where each of its threads stands.
+            self.send(signal.SIGABRT)
+            self.process.wait(LIMIT_S)
+            pytest.fail(f"after {limit_s:g} s it had not ended: {self}")
         ended_at = time.time()
         return Done(code if code >= 0 else 128 - code, self.out, self.err, ended_at)
 
@@ -133,6 +144,7 @@ class Cloud:
             "CLOUDJOB_HOME": str(self.home),
             "HOME": str(self.folder / "user"),
             "LANG": "C.UTF-8",
+            "PYTHONFAULTHANDLER": "1",
             **self.environ,
         }
 

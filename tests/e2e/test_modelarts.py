@@ -220,9 +220,9 @@ def test_the_rank_to_blame_is_named(arts: Any):
 
 def test_cancel_ends_the_job_and_its_secrets(arts: Any, emulator: Path):
     """The state is ours, and what lay beside the code for the nodes is gone from the store."""
-    script = arts.script('leave("up"); time.sleep(120)')
+    script = arts.script('leave(f"up-{rank}"); time.sleep(120)')
     job = detach(arts, "--secret", "TOKEN", "--nodes", "2", script, env={"TOKEN": "s3cret"})
-    arts.await_left("up")
+    arts.await_left("up-0", "up-1")
     assert secrets_of(arts, job) == {"env", "ssh-key"}
     done = arts.cli("cancel", job, limit_s=120)
 

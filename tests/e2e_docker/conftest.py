@@ -6,22 +6,22 @@ With ``CLOUDJOB_REQUIRE_ALL=1`` a machine without an engine fails these tests in
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
 import subprocess
 import sys
-import tarfile
 import textwrap
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import docker
 import pytest
+
+from tests.containers import build_on
+from tests.following import Followed, poll
 
 BIN = Path(sys.executable).parent
 LIMIT_S = 120.0
@@ -45,33 +45,6 @@ class Done:
         found = re.search(r"docker://local/([a-z0-9-]+)", self.err + self.out.decode("latin-1"))
         assert found, self
         return found[1]
-
-
-@dataclass
-class Followed:
-    """The log of a job as it grows. To ask for all of it again and again costs a processor."""
-
-    process: subprocess.Popen[bytes]
-    path: Path
-
-    @property
-    def out(self) -> bytes:
-        return self.path.read_bytes()
-
-    def await_all(self, *texts: bytes, limit_s: float = LIMIT_S) -> None:
-        """Wait until each of these has been said."""
-
-        def are_said() -> bool:
-            has_ended, out = self.process.poll() is not None, self.out
-            said = all(text in out for text in texts)
-            assert said or not has_ended, f"the job ended without {texts!r}: {out!r}"
-            return said
-
-        poll(are_said, f"{texts!r} in the log", limit_s)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 @dataclass
@@ -172,14 +145,6 @@ class Cloud:
             self.engine.remove_network(item["Id"])
 
 
-def poll(claim: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
-    """Wait until ``claim`` holds."""
-    end = time.monotonic() + limit_s
-    while not claim():
-        assert time.monotonic() < end, f"after {limit_s:g} s there is no {what}"
-        time.sleep(0.1)
-
-
 @pytest.fixture
 def until() -> Callable[..., None]:
     """A function that waits until a claim holds."""
@@ -187,68 +152,9 @@ def until() -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[docker.APIClient]:
-    """A client of the engine of this machine."""
-    try:
-        client = docker.APIClient(**docker.utils.kwargs_from_env(), version="auto")
-    except docker.errors.DockerException as error:
-        if os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1":
-            raise
-        pytest.skip(f"no container engine here: {error}")
-    yield client
-    client.close()
-
-
-@pytest.fixture(scope="session")
-def build(engine: docker.APIClient, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Build an image of images/, and return its tag."""
-    built: dict[tuple[str, ...], str] = {}
-
-    def build(name: str, *words: str) -> str:
-        if (name, *words) not in built:
-            done = subprocess.run(
-                [BIN / "cloudjob", "image", "build", name, *words], capture_output=True, check=False
-            )
-            assert done.returncode == 0, done.stderr[-3000:].decode()
-            built[(name, *words)] = done.stdout.decode().strip()
-        return built[(name, *words)]
-
-    return build
-
-
-@pytest.fixture(scope="session")
-def base_image(build: Callable[..., str]) -> str:
-    """The image of a node."""
-    return build("base")
-
-
-@pytest.fixture(scope="session")
 def examples_image(build: Callable[..., str]) -> str:
     """The image that examples/ runs in."""
     return build("examples")
-
-
-@pytest.fixture(scope="session")
-def open_mpi_5_image(build: Callable[..., str]) -> str:
-    """The image of a node with Open MPI 5.0 in the place of Debian's 4.1."""
-    bundle = os.environ.get("PIP_CERT") or "/etc/ssl/certs/ca-certificates.crt"
-    return build("openmpi5", "--ca-bundle", bundle)
-
-
-def build_on(
-    engine: docker.APIClient, image: str, tag: str, lines: str, files: Mapping[str, bytes]
-) -> None:
-    """Build an image of another, some lines of a Dockerfile and the files that these name."""
-    recipe = f"FROM {image}\nUSER 0\n{lines}\nUSER 1000:100\n"
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as members:
-        for path, content in {"Dockerfile": recipe.encode(), **files}.items():
-            member = tarfile.TarInfo(path)
-            member.size, member.mode = len(content), 0o755
-            members.addfile(member, io.BytesIO(content))
-    data.seek(0)
-    said = list(engine.build(fileobj=data, custom_context=True, tag=tag, rm=True, decode=True))
-    assert not [line for line in said if "error" in line], said
 
 
 @pytest.fixture(scope="session")
@@ -264,29 +170,6 @@ def derive(engine: docker.APIClient, base_image: str) -> Iterator[Callable[..., 
 
     yield derive
     for tag in made:
-        engine.remove_image(tag, force=True)
-
-
-@pytest.fixture(scope="session")
-def with_entry(engine: docker.APIClient) -> Iterator[Callable[[str], str]]:
-    """Lay the entry of today over that of an image, as images/base.Dockerfile does."""
-    made: dict[str, str] = {}
-    root = Path(__file__).parents[2]
-    entry = ("cloudjob/jobentry.pyz", "entrypoints/boot.sh")
-    recipe = (root / "images" / "base.Dockerfile").read_text()
-    begin = recipe.index("COPY cloudjob/jobentry.pyz")
-    lines = recipe[begin : recipe.index("USER 1000:100", begin)]
-
-    def with_entry(image: str) -> str:
-        if image not in made:
-            tag = f"cloudjob-test/{image.partition('/')[2].replace(':', '-')}-{os.getpid()}"
-            files = {name: (root / name).read_bytes() for name in entry}
-            build_on(engine, image, tag, lines, files)
-            made[image] = tag
-        return made[image]
-
-    yield with_entry
-    for tag in made.values():
         engine.remove_image(tag, force=True)
 
 

@@ -16,13 +16,14 @@ import urllib.error
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import yaml
 
 from tests import operators
 from tests.cluster import MERGE, Cluster, Log
+from tests.following import Followed, poll
 
 BIN = Path(sys.executable).parent
 LIMIT_S = 120.0
@@ -105,14 +106,14 @@ class Lab:
 
     # -- the command line ---------------------------------------------------------------------
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, out: int | BinaryIO = subprocess.PIPE) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [BIN / "cloudjob", *words],
             cwd=self.source,
             env={**os.environ, **self.environ},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.PIPE if out == subprocess.PIPE else subprocess.STDOUT,
             text=True,
         )
 
@@ -139,6 +140,14 @@ class Lab:
         assert done.code == 0, done
         found: dict[str, Any] = json.loads(done.out)
         return found
+
+    def await_log(self, job: str, *texts: bytes) -> None:
+        """Wait until each of these stands in the log of a job."""
+        path = self.folder / f"{job}.log"
+        with path.open("wb") as file:
+            process = self.start("logs", "--follow", job, out=file)
+        with Followed(process, path) as followed:
+            followed.await_all(*texts, limit_s=LIMIT_S)
 
     # -- the operator -------------------------------------------------------------------------
 
@@ -260,11 +269,4 @@ def volcano_lab(cluster: Cluster, tmp_path: Path) -> Lab:
 @pytest.fixture
 def until() -> Callable[..., None]:
     """A function that waits until a claim holds."""
-
-    def poll(claim: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
-        end = time.monotonic() + limit_s
-        while not claim():
-            assert time.monotonic() < end, f"after {limit_s:g} s there is no {what}"
-            time.sleep(0.1)
-
     return poll

@@ -7,8 +7,7 @@ import io
 import json
 import os
 import re
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import docker
@@ -17,7 +16,7 @@ import yaml
 
 from tests import same
 from tests.cluster import Cluster
-from tests.e2e_kube.conftest import BIN, Lab
+from tests.e2e_kube.conftest import Lab
 from tests.e2e_kube.machine import Machine
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.docker]
@@ -35,59 +34,29 @@ print("rank", rank, "of", size, "on", socket.gethostname(), os.environ["PRICE"],
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="session")
-def engine() -> Iterator[docker.APIClient]:
-    """A client of the engine of this machine."""
-    try:
-        client = docker.APIClient(**docker.utils.kwargs_from_env(), version="auto")
-    except docker.errors.DockerException as error:
-        if os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1":
-            raise
-        pytest.skip(f"no container engine here: {error}")
-    yield client
-    client.close()
-
-
-@pytest.fixture(scope="session")
-def image() -> Callable[[str], str]:
-    """Build an image of ours, and return its name."""
-    # What is inside reaches the index of packages by the certificates that this machine trusts.
-    bundle = os.environ.get("PIP_CERT") or "/etc/ssl/certs/ca-certificates.crt"
-
-    def build(name: str) -> str:
-        words = [BIN / "cloudjob", "image", "build", name]
-        if name != "base":
-            words += ["--ca-bundle", bundle]
-        done = subprocess.run(words, capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:].decode()
-        return done.stdout.decode().strip()
-
-    return build
-
-
 def test_workers_of_the_mpi_operator_may_come_before_their_launcher(
-    cluster: Cluster, tmp_path: Path, engine: docker.APIClient, image: Callable[[str], str]
+    cluster: Cluster, tmp_path: Path, engine: docker.APIClient, base_image: str
 ):
     """``launcher_creation: WaitForWorkersReady``: they wait for the head."""
     lab = Lab(cluster, tmp_path / "lab", engine="mpi-operator")
     lab.write(launcher_creation="WaitForWorkersReady")
-    with Machine(lab, engine, image("base")):
+    with Machine(lab, engine, base_image):
         done = lab.run("submit", "--config", "job.yaml", "-n", "2", "train.py")
 
     assert done.code == 0, done
     assert sorted(done.out.split()) == ["[0]", "[1]", "hello", "hello"]
 
 
-@pytest.mark.parametrize("name", ["base", "openmpi5"])
+@pytest.mark.parametrize("image", ["base_image", "open_mpi_5_image"])
 def test_a_job_of_mpi_runs_on_both_lines_of_open_mpi(
-    mpi_lab: Lab, engine: docker.APIClient, image: Callable[[str], str], name: str
+    mpi_lab: Lab, engine: docker.APIClient, image: str, request: pytest.FixtureRequest
 ):
     """Two nodes with two ranks each: variables, a secret, arguments, shm and names are right."""
     lab = mpi_lab
     (lab.source / "train.py").write_text(TRAIN)
     lab.environ["TOKEN"] = "a b$(HOME)$$"
     words = ["-n", "2", "--procs-per-node", "2", "-e", "PRICE=5$(A)", "--secret", "TOKEN"]
-    with Machine(lab, engine, image(name)):
+    with Machine(lab, engine, request.getfixturevalue(image)):
         done = lab.run("submit", "--config", "job.yaml", *words, "train.py", "$(B)", "$$")
 
     assert done.code == 0, done
@@ -107,7 +76,7 @@ def test_a_job_of_mpi_runs_on_both_lines_of_open_mpi(
 
 
 def test_a_rank_that_fails_ends_the_job_with_its_code(
-    mpi_lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
+    mpi_lab: Lab, engine: docker.APIClient, base_image: str
 ):
     """The record of the head says which; submit ends with the script's own code."""
     lab = mpi_lab
@@ -117,7 +86,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_code(
         "    print('no good'); sys.exit(3)\n"
         "time.sleep(600)\n"
     )
-    with Machine(lab, engine, image("base")):
+    with Machine(lab, engine, base_image):
         done = lab.run("submit", "--config", "job.yaml", "-n", "2", "train.py")
 
     assert done.code == 3, done
@@ -129,7 +98,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_code(
 
 
 def test_a_cancelled_job_has_its_grace_and_its_last_words(
-    mpi_lab: Lab, engine: docker.APIClient, image: Callable[[str], str], until: Callable[..., None]
+    mpi_lab: Lab, engine: docker.APIClient, base_image: str
 ):
     """The operator deletes the pods; what they write until they are gone is kept."""
     lab = mpi_lab
@@ -139,9 +108,9 @@ def test_a_cancelled_job_has_its_grace_and_its_last_words(
         "print('begun', flush=True)\n"
         "time.sleep(600)\n"
     )
-    with Machine(lab, engine, image("base")):
+    with Machine(lab, engine, base_image):
         job = lab.submit("-n", "2")
-        until(lambda: lab.run("logs", job).out.count("begun") == 2, "begun on both nodes")
+        lab.await_log(job, b"[0] begun", b"[1] begun")
         done = lab.run("cancel", job)
 
     assert done.code == 0, done
@@ -150,7 +119,7 @@ def test_a_cancelled_job_has_its_grace_and_its_last_words(
 
 
 # A cluster of MindSpore as its nodes see it: a scheduler on the address and the port that it is
-# told, with which all ranks register. An image with MindSpore is four gigabytes.
+# told, with which all ranks register.
 COMMUNICATION = """
 import json, os, socket
 
@@ -194,12 +163,12 @@ def with_stand_in(lab: Lab, text: str) -> list[str]:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_cluster_of_mindspore_is_formed_in_the_pods_of_its_operator(
-    mindspore_lab: Lab, engine: docker.APIClient, image: Callable[[str], str], nodes: int
+    mindspore_lab: Lab, engine: docker.APIClient, base_image: str, nodes: int
 ):
     """All ranks of all pods find the scheduler behind the operator's service, on its port."""
     lab = mindspore_lab
     words = with_stand_in(lab, CLUSTER)
-    with Machine(lab, engine, image("base")):
+    with Machine(lab, engine, base_image):
         done = lab.run("submit", *words, "-n", str(nodes), "--procs-per-node", "2", "train.py")
 
     assert done.code == 0, done
@@ -218,21 +187,27 @@ def test_a_cluster_of_mindspore_is_formed_in_the_pods_of_its_operator(
 
 
 def test_a_failed_rank_ends_the_job_also_where_the_operator_ends_it_early(
-    mindspore_lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
+    mindspore_lab: Lab, engine: docker.APIClient, base_image: str
 ):
     """For the operator it ends with a worker's pod; the head has yet to keep what is an output."""
     lab = mindspore_lab
+    mark = str(lab.folder / "store" / "mark")
     words = with_stand_in(
         lab,
         "import os, sys, time\n"
         "from mindspore.communication import init\n"
         "init()\n"
-        "open(os.path.join(os.environ['OUT'], 'x'), 'w').write('kept')\n"
+        f"mark = {mark!r}\n"
         "if os.environ['RANK_ID'] == '1':\n"
+        "    while not os.path.exists(mark):\n"
+        "        time.sleep(0.01)\n"
         "    print('no good'); sys.exit(3)\n"
+        "with open(os.path.join(os.environ['OUT'], 'x'), 'w') as file:\n"
+        "    file.write('kept')\n"
+        "open(mark, 'w').close()\n"
         "time.sleep(600)\n",
     )
-    with Machine(lab, engine, image("base")):
+    with Machine(lab, engine, base_image):
         done = lab.run("submit", *words, "-n", "2", "--output", "OUT=", "train.py")
         kept = lab.run("outputs", done.job, "--to", str(lab.folder / "kept"))
 
@@ -247,7 +222,7 @@ def test_a_failed_rank_ends_the_job_also_where_the_operator_ends_it_early(
 def test_a_head_keeps_its_outputs_after_its_operator_took_the_job_for_failed(
     mindspore_lab: Lab,
     engine: docker.APIClient,
-    image: Callable[[str], str],
+    base_image: str,
     until: Callable[..., None],
 ):
     """A worker is gone; the head ends its ranks, keeps outputs and leaves the record."""
@@ -261,10 +236,10 @@ def test_a_head_keeps_its_outputs_after_its_operator_took_the_job_for_failed(
         "print('begun', flush=True)\n"
         "time.sleep(600)\n",
     )
-    with Machine(lab, engine, image("base")) as machine:
+    with Machine(lab, engine, base_image) as machine:
         done = lab.run("submit", *words, "--detach", "-n", "2", "--output", "OUT=", "train.py")
         job = done.job
-        until(lambda: lab.run("logs", job).out.count("begun") == 2, "begun on both nodes")
+        lab.await_log(job, b"[0] begun", b"[1] begun")
         with machine.held(f"{job}-scheduler-0"):
             machine.kill(f"{job}-worker-0")
             seen = [lab.status(job)]
@@ -289,8 +264,7 @@ def test_a_head_keeps_its_outputs_after_its_operator_took_the_job_for_failed(
 def test_a_cancelled_cluster_of_mindspore_has_its_grace(
     mindspore_lab: Lab,
     engine: docker.APIClient,
-    image: Callable[[str], str],
-    until: Callable[..., None],
+    base_image: str,
 ):
     """The operator, for which its time is over, deletes the pods."""
     lab = mindspore_lab
@@ -303,10 +277,10 @@ def test_a_cancelled_cluster_of_mindspore_has_its_grace(
         "print('begun', flush=True)\n"
         "time.sleep(600)\n",
     )
-    with Machine(lab, engine, image("base")):
+    with Machine(lab, engine, base_image):
         done = lab.run("submit", *words, "--detach", "-n", "2", "train.py")
         job = done.job
-        until(lambda: lab.run("logs", job).out.count("begun") == 2, "begun on both nodes")
+        lab.await_log(job, b"[0] begun", b"[1] begun")
         done = lab.run("cancel", job)
 
     assert done.code == 0, done
@@ -317,14 +291,14 @@ def test_a_cancelled_cluster_of_mindspore_has_its_grace(
 
 @pytest.mark.mindspore
 def test_the_quick_start_of_mindspore_runs_in_the_pods_of_its_operator(
-    mindspore_lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
+    mindspore_lab: Lab, engine: docker.APIClient, with_entry: Callable[[str], str]
 ):
     """With MindSpore itself: the ranks of two pods learn the same."""
     lab = mindspore_lab
     lab.write(mindspore={"device_target": "CPU", "parallel_mode": "data_parallel"})
     for path in (ROOT / "examples" / "mindspore_quickstart").glob("*.py"):
         (lab.source / path.name).write_bytes(path.read_bytes())
-    with Machine(lab, engine, image("mindspore")):
+    with Machine(lab, engine, with_entry(os.environ["CLOUDJOB_TEST_MINDSPORE_IMAGE"])):
         done = lab.run("submit", "--config", "job.yaml", "-n", "2", "-e", "GLOG_v=3", "train.py")
 
     assert done.code == 0, done
@@ -337,7 +311,7 @@ def test_the_quick_start_of_mindspore_runs_in_the_pods_of_its_operator(
 
 
 def test_volcano_starts_a_failed_job_again(
-    volcano_lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
+    volcano_lab: Lab, engine: docker.APIClient, base_image: str
 ):
     """As a whole, with new pods of the old names; the log has both attempts."""
     lab = volcano_lab
@@ -349,7 +323,7 @@ def test_volcano_starts_a_failed_job_again(
         "    print('first attempt', flush=True); sys.exit(9)\n"
         "print('second attempt')\n"
     )
-    with Machine(lab, engine, image("base")) as machine:
+    with Machine(lab, engine, base_image) as machine:
         done = lab.run("submit", "--config", "job.yaml", "--retries", "1", "train.py")
 
     assert machine.attempts == 2
@@ -362,16 +336,15 @@ def test_volcano_starts_a_failed_job_again(
 
 
 def test_one_job_file_runs_on_every_backend(
-    mpi_lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
+    mpi_lab: Lab, engine: docker.APIClient, base_image: str
 ):
     """Here, in containers and in pods: the same words, the same outputs."""
     lab = mpi_lab
-    name = image("base")
-    more = {**yaml.safe_load((lab.source / "job.yaml").read_text()), "image": name}
+    more = {**yaml.safe_load((lab.source / "job.yaml").read_text()), "image": base_image}
     for backend in ("process", "docker", "kubernetes"):
         same.write(lab.source, backend, more)
         is_pods = backend == "kubernetes"
-        with Machine(lab, engine, name) if is_pods else contextlib.nullcontext():
+        with Machine(lab, engine, base_image) if is_pods else contextlib.nullcontext():
             done = lab.run("submit", "--config", "job.yaml")
         job = json.loads(lab.run("list", "--json").out)[0]["job"]
         target = lab.folder / backend
@@ -384,7 +357,7 @@ def test_one_job_file_runs_on_every_backend(
 
 
 def test_an_image_of_others_runs_with_nothing_of_ours_in_it(
-    volcano_lab: Lab, engine: docker.APIClient, image: Callable[[str], str]
+    volcano_lab: Lab, engine: docker.APIClient, base_image: str
 ):
     """It has python3 and no more: the entry comes by the ConfigMap, home and cache are fresh.
 
@@ -400,7 +373,7 @@ def test_an_image_of_others_runs_with_nothing_of_ours_in_it(
         "USER 0\nRUN rm -r /opt/cloudjob /home/ma-user && userdel ma-user"
         " && rm /usr/sbin/sshd /usr/bin/ssh /usr/bin/ssh-keygen\nENTRYPOINT []\n"
     )
-    dockerfile = io.BytesIO(f"FROM {image('base')}\n{lines}".encode())
+    dockerfile = io.BytesIO(f"FROM {base_image}\n{lines}".encode())
     tag = f"cloudjob-test/bare-{os.getpid()}"
     said = list(engine.build(fileobj=dockerfile, tag=tag, rm=True, decode=True))
     assert not [line for line in said if "error" in line], said

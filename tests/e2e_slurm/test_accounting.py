@@ -5,9 +5,10 @@ This Slurm has a slurmdbd and its database, as sites have.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 
 import pytest
 
@@ -34,8 +35,8 @@ slurm:
 """
 
 
-@pytest.fixture(scope="module")
-def cluster():
+@contextlib.contextmanager
+def with_accounts() -> Iterator[Slurm]:
     """A controller, two nodes, and accounts: root's is lab, with a QOS for one job at a time."""
     why = slurm.missing(*slurm.ACCOUNTING)
     if why and os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1":
@@ -48,6 +49,13 @@ def cluster():
         value.run("sacctmgr", "-i", "add", "qos", "staff")
         allowed = ("qos=normal,single", "defaultqos=normal")
         value.run("sacctmgr", "-i", "add", "user", "root", "account=lab", *allowed)
+        yield value
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """A cluster with accounts for all tests of this file."""
+    with with_accounts() as value:
         yield value
 
 
@@ -104,38 +112,3 @@ def test_an_account_or_qos_of_others_is_refused_with_what_to_do(cloud, asked, sa
     assert said in done.err
     assert "hint: sacctmgr show assoc user=$USER" in done.err
     assert list(cloud.home.glob("slurm/*")) == []
-
-
-def test_the_database_says_how_a_job_ended_that_slurm_has_forgotten(cloud, cluster):
-    """One died with its node, and one was cancelled by hand before it began."""
-    cloud.write("train.py", WAITS)
-    cloud.write("job.yaml", "slurm: {account: lab, nodelist: n2}\n")
-    killed = cloud.detached("--config", "job.yaml", "train.py")
-    cloud.await_left("up-0")
-    cloud.write("job.yaml", "slurm: {account: lab, sbatch: [--hold]}\n")
-    held = cloud.detached("--config", "job.yaml", "train.py")
-    numbers = {job: cloud.number(job) for job in (killed, held)}
-    cluster.run("scancel", numbers[held])
-    cluster.kill_node("n2")
-    for number in numbers.values():
-        poll(lambda number=number: ended(cluster, number), cloud.words)
-    cluster.stop_controller()
-    cluster.start_controller(forgets=True)
-    cluster.start_node("n2")
-    cluster.await_idle()
-    forgotten = cluster.run("scontrol", "show", "job", numbers[killed], is_checked=False)
-    states = {job: cloud.status(job) for job in numbers}
-
-    assert forgotten == ""
-    assert (states[killed]["state"], states[killed]["cause"]) == ("FAILED", "platform")
-    assert states[killed]["failure"]["message"].startswith("a node has failed")
-    assert (states[held]["state"], states[held]["cause"]) == ("CANCELLED", "cancelled")
-    assert states[killed]["ended_at"] is not None
-    assert cloud.run("wait", killed).code != 0
-    assert {item["job"] for item in json.loads(cloud.run("list", "--json").out)} == set(numbers)
-
-
-def ended(cluster: Slurm, number: str) -> bool:
-    """Whether the database has the end of a job."""
-    said = cluster.run("sacct", "-n", "-X", "-P", "-j", number, "-o", "State,End")
-    return "|" in said and "Unknown" not in said

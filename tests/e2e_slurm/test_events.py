@@ -8,6 +8,8 @@ import pytest
 
 from tests.e2e_slurm.test_jobs import PRELUDE, SAVES, SIZE
 
+pytestmark = pytest.mark.long
+
 RANKS = range(4)
 # Begins once badly, in that it is ended from outside; the second time it runs to its end.
 AGAIN = (

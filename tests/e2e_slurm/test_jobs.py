@@ -47,6 +47,7 @@ time.sleep(300)
 )
 
 
+@pytest.mark.long
 def test_a_job_that_ran_here_runs_there_with_another_backend(cloud):
     """The same job file: training on two nodes of two ranks, the same numbers, the same outputs."""
     for path in EXAMPLE.iterdir():
@@ -131,7 +132,7 @@ if rank == 0:
     number = cloud.number(job)
     shown = cloud.slurm.run("scontrol", "show", "job", "-d", number)
     shown += cloud.slurm.run("scontrol", "write", "batch_script", number, "-")
-    shown += cloud.slurm.run("ps", "-eo", "args")
+    shown += cloud.slurm.run("ps", "-eww", "-o", "args")
     folder = cloud.job_folder(job)
     paths = (folder, folder / "env", folder / "ssh-key")
     modes = [stat.S_IMODE(path.stat().st_mode) for path in paths]

@@ -202,6 +202,22 @@ def test_an_end_to_patience(server: Any, tmp_path: Path):
         assert "c0ffee" not in str(caught.value) + caught.value.hint
 
 
+@pytest.mark.usefixtures("_at_an_end")
+def test_who_waits_long_reads_for_what(
+    server: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Not each time, and never what signs the URI."""
+    monkeypatch.setattr(web, "_FIRST_WORD_S", 0.2)
+    monkeypatch.setattr(web.Tries, "_next_word", 0.0)
+    server.answer = lambda handler, count: handler.send(503)
+    with pytest.raises(ObjectError):
+        objects.read(server.uri + "/a?" + SECRET)
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("jobentry: ")
+    assert f"{server.uri}/a?***: 503 Service Unavailable; it is tried again" in line
+
+
 def test_a_server_that_stops_in_the_middle(server: Any, tmp_path: Path):
     """Its silence counts as a break."""
     stop = threading.Event()

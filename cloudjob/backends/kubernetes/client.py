@@ -18,6 +18,7 @@ from cloudjob.backends.kubernetes.engine import Resource
 from cloudjob.backends.kubernetes.refusals import Refused
 from cloudjob.backends.kubernetes.site import IN_CLUSTER, Site
 from cloudjob.errors import BackendError, NotAuthorised
+from cloudjob.waits import Waits
 
 Query = Mapping[str, str]
 POD = Resource("", "v1", "pods", "Pod")
@@ -83,6 +84,7 @@ class Client:
         self._site = site
         self._patience = patience
         self._pause = pause
+        self._waits = Waits()
         self._opened: Any = None
 
     @property
@@ -181,7 +183,8 @@ class Client:
 
     def _json(self, ask: _Ask) -> dict[str, Any]:
         """Ask until there is an answer, or the patience is at its end."""
-        deadline = time.monotonic() + self._patience.total_s
+        begun_s = time.monotonic()
+        deadline = begun_s + self._patience.total_s
         pause_s = self._patience.first_s
         is_fresh = False
         while True:
@@ -196,6 +199,7 @@ class Client:
             may_pass = not status or _may_pass(ask, status)
             if not may_pass or time.monotonic() + max(pause_s, wait_s) > deadline:
                 raise found
+            self._waits.tell(begun_s, found.message)
             # Not all at the same moment who were refused at the same moment.
             self._pause(max(wait_s, pause_s * random.uniform(0.5, 1.0)))
             pause_s = min(2 * pause_s, self._patience.most_s)
@@ -345,6 +349,8 @@ def _translated(doing: str, host: str) -> Iterator[None]:
 
 def _why(error: BaseException, host: str) -> tuple[str, str]:
     """Return what came back and what to try, from the innermost error that says something."""
+    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, ReadTimeoutError
+
     at = f" at {host}" if host else ""
     found: BaseException | None = error
     while found is not None:
@@ -354,6 +360,10 @@ def _why(error: BaseException, host: str) -> tuple[str, str]:
             )
         if isinstance(found, ConnectionRefusedError):
             return f"there is no API server{at}", "is this the right context?"
+        is_late = isinstance(found, (ConnectTimeoutError, ReadTimeoutError))
+        # A connection that was refused is for urllib3 one that took too long, too.
+        if is_late and not isinstance(found, NewConnectionError):
+            return f"no answer in time{at}", "is this the right context, and is there a way to it?"
         if isinstance(found, OSError) and found.errno:
             return f"{os.strerror(found.errno)}{at}", "does `kubectl get pods` work?"
         reason = getattr(found, "reason", None)

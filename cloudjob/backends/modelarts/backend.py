@@ -21,9 +21,10 @@ from cloudjob.backends.modelarts import delivery, refusals, state
 from cloudjob.backends.modelarts import follow as following
 from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts import site as sites
-from cloudjob.backends.modelarts.client import Client, Patience
+from cloudjob.backends.modelarts.client import Client
 from cloudjob.backends.modelarts.request import ModelArtsRequest
 from cloudjob.backends.modelarts.site import Site
+from cloudjob.backends.modelarts.tries import Patience
 from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import email.utils
 import json
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -18,7 +17,9 @@ from cloudjob.backends.modelarts import site as sites
 from cloudjob.backends.modelarts.refusals import Refusal
 from cloudjob.backends.modelarts.sign import Asked, signed, signed_for_bucket
 from cloudjob.backends.modelarts.site import Site
+from cloudjob.backends.modelarts.tries import Patience, Tries
 from cloudjob.errors import BackendError, NotAuthorised
+from cloudjob.waits import Waits
 from jobentry.contract.sigv4 import Keys
 
 # How many jobs or events are asked for at a time: the most that the service gives.
@@ -34,23 +35,6 @@ _WHOLE_LOG = "application/octet-stream"
 _AGENT = f"cloudjob/{__version__}"
 
 Query = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long what goes wrong may go wrong.
-
-    Args:
-        total_s: After this a request is given up.
-        first_s: About how long the first pause is; each one is twice as long as the last.
-        most_s: No pause is longer, unless the service asks for it.
-        answer_s: How long one answer may take.
-    """
-
-    total_s: float = 90.0
-    first_s: float = 0.5
-    most_s: float = 10.0
-    answer_s: float = 30.0
 
 
 class Answer(NamedTuple):
@@ -83,7 +67,7 @@ class Client:
         self,
         site: Site,
         *,
-        patience: Patience = Patience(),
+        patience: Patience = Patience(),  # noqa: B008 (a frozen value)
         clock: Callable[[], float] = time.time,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
@@ -91,6 +75,7 @@ class Client:
         self._patience = patience
         self._clock = clock
         self._pause = pause
+        self._waits = Waits(clock)
         self._lock = threading.Lock()
         self._sessions = threading.local()
         self._token = ""
@@ -290,7 +275,7 @@ class Client:
 
     def exchange(self, asked: Asked, doing: str, *, is_safe: bool = True) -> Answer:
         """Send a request as ourselves until there is an answer."""
-        tries = _Tries(self._patience, self._clock, self._pause)
+        tries = self._tries()
         is_renewed = False
         while True:
             answer = self._once(asked, doing, tries, is_safe=is_safe)
@@ -301,12 +286,19 @@ class Client:
                 return answer
             if refusal.status == 401 and not is_renewed and self._renew():
                 is_renewed = True
-            elif refusal.status not in _MAY_PASS or not tries.again(answer.headers):
-                raise refusals.error(doing, refusal)
-            elif not is_safe and refusal.status not in _NOT_DONE:
-                raise Unanswered(refusals.error(doing, refusal).message)
+                continue
+            error = refusals.error(doing, refusal)
+            if refusal.status not in _MAY_PASS:
+                raise error
+            if not is_safe and refusal.status not in _NOT_DONE:
+                raise Unanswered(error.message)
+            if not tries.again(error.message, answer.headers):
+                raise error
 
-    def _once(self, asked: Asked, doing: str, tries: _Tries, *, is_safe: bool) -> Answer | None:
+    def _tries(self) -> Tries:
+        return Tries(self._patience, self._clock, self._pause, self._waits)
+
+    def _once(self, asked: Asked, doing: str, tries: Tries, *, is_safe: bool) -> Answer | None:
         """Send it once; None when there was no answer and it is to be sent again."""
         import requests
 
@@ -319,7 +311,7 @@ class Client:
             failure = self._unreachable(doing, asked.url, error)
             if was_sent and not is_safe:
                 raise Unanswered(failure.message, hint=failure.hint) from error
-            if not tries.again({}, is_there=was_sent):
+            if not tries.again(failure.message, is_there=was_sent):
                 raise failure from error
             return None
         self._look_at_clock(answer)
@@ -463,19 +455,21 @@ class Client:
             headers=(("Content-Type", "application/json"),),
             body=json.dumps({"auth": auth}).encode("ascii"),
         )
-        tries = _Tries(self._patience, self._clock, self._pause)
+        tries = self._tries()
         while True:
             try:
                 answer = self._send(asked, dict(asked.headers))
             except requests.exceptions.RequestException as error:
-                if tries.again({}):
+                failure = self._unreachable(doing, asked.url, error)
+                if tries.again(failure.message):
                     continue
-                raise self._unreachable(doing, asked.url, error) from error
+                raise failure from error
             refusal = _refusal(answer)
             if refusal is None:
                 return answer
-            if refusal.status not in _MAY_PASS or not tries.again(answer.headers):
-                raise refusals.error(doing, refusal)
+            refused = refusals.error(doing, refusal)
+            if refusal.status not in _MAY_PASS or not tries.again(refused.message, answer.headers):
+                raise refused
 
     def _take_token(self, answer: Answer, doing: str) -> None:
         self._token = answer.headers.get("X-Subject-Token", "")
@@ -507,7 +501,7 @@ class Client:
 
         None when it is not there (yet).
         """
-        tries = _Tries(self._patience, self._clock, self._pause)
+        tries = self._tries()
         asked = Asked("GET", url)
         while True:
             answer = self._fetched(asked, first, doing, tries)
@@ -521,10 +515,11 @@ class Client:
                 return answer.body, _size(answer, first + len(answer.body))
             if answer.status == 200:
                 return answer.body[first:], len(answer.body)
-            if answer.status not in _MAY_PASS or not tries.again(answer.headers):
-                raise BackendError(f"{doing}: HTTP {answer.status}")
+            found = f"{doing}: HTTP {answer.status}"
+            if answer.status not in _MAY_PASS or not tries.again(found, answer.headers):
+                raise BackendError(found)
 
-    def _fetched(self, asked: Asked, first: int, doing: str, tries: _Tries) -> Answer | None:
+    def _fetched(self, asked: Asked, first: int, doing: str, tries: Tries) -> Answer | None:
         import requests
 
         try:
@@ -534,8 +529,9 @@ class Client:
                 timeout=(10.0, self._patience.answer_s),
             )
         except requests.exceptions.RequestException as error:
-            if not tries.again({}):
-                raise self._unreachable(doing, asked.url, error) from error
+            failure = self._unreachable(doing, asked.url, error)
+            if not tries.again(failure.message):
+                raise failure from error
             return None
         return Answer(response.status_code, response.headers, response.content)
 
@@ -563,47 +559,6 @@ class Client:
             )
         except requests.exceptions.RequestException as error:
             raise self._unreachable(doing, asked.url, error) from error
-
-
-class _Tries:
-    """Counts the tries of one request, and pauses between them."""
-
-    def __init__(
-        self,
-        patience: Patience,
-        clock: Callable[[], float],
-        pause: Callable[[float], object],
-    ) -> None:
-        self._patience = patience
-        self._clock = clock
-        self._pause = pause
-        self._deadline = clock() + patience.total_s
-        self._done = 0
-
-    def again(self, headers: Mapping[str, str], *, is_there: bool = True) -> bool:
-        """Pause, and say whether to try once more.
-
-        Args:
-            headers: Of the refusal, which may say how long to wait.
-            is_there: Whether somebody listened; who does not listen gets three more chances.
-        """
-        self._done += 1
-        pause_s = self._asked_s(headers)
-        if pause_s is None:
-            top_s = min(self._patience.most_s, self._patience.first_s * 2 ** (self._done - 1))
-            # All of those that were refused together would come back together.
-            pause_s = random.uniform(top_s / 2, top_s)
-        if self._clock() + pause_s > self._deadline or (not is_there and self._done > 3):
-            return False
-        self._pause(pause_s)
-        return True
-
-    def _asked_s(self, headers: Mapping[str, str]) -> float | None:
-        text = headers.get("Retry-After", "").strip()
-        if text.isdecimal():
-            return float(text)
-        said = email.utils.parsedate_tz(text) if text else None
-        return max(0.0, email.utils.mktime_tz(said) - self._clock()) if said else None
 
 
 def _refusal(answer: Answer) -> Refusal | None:

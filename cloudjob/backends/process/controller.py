@@ -24,6 +24,8 @@ from cloudjob.backends.process.node import SIGNALS, Keeper, NodeRequest, childre
 
 STATE = "state.json"
 LOCK = "lock"
+# What it is told by; blocked until it listens.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
 # How long workers may take to leave by themselves when the head has ended.
 LEAVE_S = 5.0
 # How long a head may take to end, outputs and all, when a worker has ended badly. It notices by
@@ -80,9 +82,10 @@ class Controller:
         """Run the job, again as often as it may be, and leave its last state."""
         wake, end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(end)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
+        for number in _SIGNALS:
             signal.signal(number, self._note)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         selector = selectors.DefaultSelector()
         selector.register(wake, selectors.EVENT_READ)
         code = 1
@@ -278,6 +281,8 @@ class Controller:
 
 def main(stdin: int = 0, stdout: int = 1) -> None:
     """Run the job whose request stands on the input."""
+    # Who cancels may know of it before it listens.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     # The descriptor stays open: the lock would else take its number, and lose it.
     with os.fdopen(stdin, "rb", closefd=False) as file:
         # A submitter that was killed in mid-word has started nothing.

@@ -6,6 +6,10 @@ from cloudjob.errors import BackendError
 
 _HINTS = (
     ("not found", "run this on a login node, or name one: slurm.host"),
+    (
+        "configuration source",
+        "run this on a login node, or name one: slurm.host; or set SLURM_CONF",
+    ),
     ("invalid partition", "sinfo -s lists the partitions; slurm.partition names one"),
     ("Invalid account", "sacctmgr show assoc user=$USER lists yours; slurm.account, slurm.qos"),
     ("Invalid qos", "sacctmgr show assoc user=$USER format=account,qos lists yours; slurm.qos"),
@@ -29,7 +33,7 @@ _HINTS = (
     ("Access/permission denied", "your account may not do this: see the words of your site"),
     ("unrecognized option", "slurm.sbatch holds an option that this version of Slurm has not"),
 )
-_DEFAULT = "sbatch --test-only job.sh in the job's folder says more"
+_DEFAULT = "--dry-run shows what is submitted; cloudjob doctor --backend slurm looks at the cluster"
 
 
 def refused(doing: str, words: str) -> BackendError:

@@ -158,7 +158,11 @@ BROKEN = (OSError, HTTPException)
 
 
 class Damaged(HTTPException):
-    """An answer came, but not as it was sent: too short, too slow, or with another digest."""
+    """An answer came, but not as it was sent: too short, or with another digest."""
+
+
+class Stalled(Damaged):
+    """An answer came too slowly."""
 
 
 def is_lasting(error: Exception) -> bool:
@@ -166,6 +170,11 @@ def is_lasting(error: Exception) -> bool:
     if isinstance(error, ssl.SSLCertVerificationError):
         return True
     return isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
+
+
+def is_mute(error: Exception) -> bool:
+    """Whether nothing came back, or next to nothing, for as long as that may be."""
+    return isinstance(error, (TimeoutError, Stalled))
 
 
 def is_unreached(error: Exception) -> bool:

@@ -21,7 +21,8 @@ from cloudjob.store.s3 import refusals
 from cloudjob.store.s3.connection import Connection, Head
 from cloudjob.store.s3.keys import KeyRing
 from cloudjob.store.s3.place import Endpoint, Place
-from cloudjob.store.s3.refusals import Damaged, Refusal
+from cloudjob.store.s3.refusals import Refusal, Stalled
+from cloudjob.waits import Waits
 from jobentry.contract import sigv4
 from jobentry.contract.sigv4 import Keys
 
@@ -42,6 +43,7 @@ class Patience(NamedTuple):
     Args:
         tries: How often a request is sent at most.
         tries_to_reach: How often, when not even a connection comes about.
+        tries_to_hear: How often, when nothing comes back.
         first_s: About how long the first pause is; each further one is twice as long.
         longest_s: No pause is longer.
         connect_s: How long a connection may take.
@@ -50,6 +52,7 @@ class Patience(NamedTuple):
 
     tries: int = 8
     tries_to_reach: int = 4
+    tries_to_hear: int = 3
     first_s: float = 0.3
     longest_s: float = 15.0
     connect_s: float = 10.0
@@ -149,6 +152,9 @@ class Wire:
         self._idle: list[tuple[float, Connection]] = []
         self._busy: set[Connection] = set()
         self._aborts = 0
+        self._waits = Waits()
+        # Nothing came back until the patience was at its end, and nothing has since.
+        self._is_gone = False
         self._tls: ssl.SSLContext | None = None
         self._proxy = _proxy(endpoint)
 
@@ -190,7 +196,7 @@ class Wire:
         return answer
 
     def _tried(self, request: Request, keys: Keys) -> Answer:
-        aborts = self._aborts
+        aborts, begun_s = self._aborts, time.monotonic()
         number = 0
         while True:
             number += 1
@@ -199,20 +205,27 @@ class Wire:
             except refusals.BROKEN as error:
                 if self._aborts != aborts:
                     raise StoreError(f"{request.doing}: interrupted") from error
+                broken = refusals.broken(request.doing, error, self.endpoint)
                 if number >= self._tries(error):
-                    raise refusals.broken(request.doing, error, self.endpoint) from error
+                    self._is_gone = refusals.is_mute(error) or refusals.is_unreached(error)
+                    raise broken from error
+                self._waits.tell(begun_s, broken.message)
                 self._pause(number)
             else:
+                self._is_gone = False
                 if not answer.refusal or not answer.refusal.may_pass:
                     return answer
                 if number >= self.patience.tries:
                     return answer
+                self._waits.tell(begun_s, self.refused(request.doing, answer.refusal).message)
                 self._pause(number, answer.headers.get("retry-after", ""))
 
     def _tries(self, error: Exception) -> int:
         """Return how often a request is sent at most that ends like this."""
-        if refusals.is_lasting(error):
+        if refusals.is_lasting(error) or self._is_gone:
             return 1
+        if refusals.is_mute(error):
+            return self.patience.tries_to_hear
         is_unreached = refusals.is_unreached(error)
         return self.patience.tries_to_reach if is_unreached else self.patience.tries
 
@@ -408,7 +421,7 @@ class _Window:
         if took_s < self._patience.stall_s:
             return
         if self._bytes < took_s * self._patience.least_bytes_per_s:
-            raise Damaged(f"it stalls: {self._bytes} bytes in {took_s:.0f} s")
+            raise Stalled(f"it stalls: {self._bytes} bytes in {took_s:.0f} s")
         self._begun_s, self._bytes = time.monotonic(), 0
 
 

@@ -21,9 +21,12 @@ from typing import IO, Callable, Iterator, Mapping, NamedTuple, TypeVar
 
 from jobentry.contract import names
 from jobentry.objects.base import ObjectError, ObjectMissing, came_back, translated
+from jobentry.output import say
 
 Result = TypeVar("Result")
 
+# So long is tried without a word, and so long is between two.
+_FIRST_WORD_S, _NEXT_WORD_S = 5.0, 30.0
 # How much of an error's text is read.
 _ERROR_BYTES = 64 * 1024
 # A write to a socket has one time limit for all of it, so what is written at once is small.
@@ -123,25 +126,39 @@ class Refused(ObjectError):
 class Tries:
     """Counts the tries of one exchange; progress makes it as patient as at first."""
 
+    # Of all exchanges: many at a time may wait for the same server.
+    _next_word = 0.0
+
     def __init__(self, patience: Patience) -> None:
         self.patience = patience
-        self.count = 0
-        self._until = time.monotonic() + patience.total_s
+        self.progress()
 
     def progress(self) -> None:
         """Something has come in."""
         self.count = 0
-        self._until = time.monotonic() + self.patience.total_s
+        self._since = time.monotonic()
 
-    def pause(self, at_least_s: float = 0.0) -> bool:
-        """Wait before the next try; return whether there is one."""
+    def pause(self, fault: str, at_least_s: float = 0.0) -> bool:
+        """Wait before the next try; return whether there is one.
+
+        Args:
+            fault: What came in its way, for the log if this lasts; empty for nothing.
+        """
         longest = min(self.patience.longest_pause_s, self.patience.pause_s * 2**self.count)
         pause_s = max(at_least_s, random.uniform(longest / 2, longest))
         self.count += 1
-        if time.monotonic() + pause_s > self._until:
+        if time.monotonic() + pause_s > self._since + self.patience.total_s:
             return False
+        if fault:
+            self._tell(fault)
         time.sleep(pause_s)
         return True
+
+    def _tell(self, fault: str) -> None:
+        now = time.monotonic()
+        if now - self._since >= _FIRST_WORD_S and now >= Tries._next_word:
+            Tries._next_word = now + _NEXT_WORD_S
+            say(fault + "; it is tried again")
 
 
 class Response:
@@ -238,9 +255,10 @@ def exchange(
             if isinstance(error, ssl.SSLCertVerificationError):
                 raise ObjectError(f"{doing}: {what}: {came_back(error)}", _UNTRUSTED) from error
             fault, at_least_s = came_back(error), 0.0
-        if not tries.pause(at_least_s):
-            text = f"{doing}: {what}: {fault}, for {tries.patience.total_s:g} s and {tries.count}"
-            raise ObjectError(f"{text} tries", _NO_ANSWER)
+        text = f"{doing}: {what}: {fault}" if doing else ""
+        if not tries.pause(text, at_least_s):
+            text += f", for {tries.patience.total_s:g} s and {tries.count} tries"
+            raise ObjectError(text, _NO_ANSWER)
 
 
 _UNTRUSTED = "SSL_CERT_FILE names the certificates that are trusted; has the image ca-certificates?"

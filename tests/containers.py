@@ -1,0 +1,51 @@
+"""A container engine, and images for tests that are laid over others."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import docker
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def connect() -> docker.APIClient:
+    """Return a client of the engine of this machine; where there is none, leave the test out."""
+    try:
+        return docker.APIClient(**docker.utils.kwargs_from_env(), version="auto")
+    except docker.errors.DockerException as error:
+        if os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1":
+            raise
+        pytest.skip(f"no container engine here: {error}")
+
+
+def build_on(
+    engine: docker.APIClient, image: str, tag: str, lines: str, files: Mapping[str, bytes]
+) -> None:
+    """Build an image of another, some lines of a Dockerfile and the files that these name."""
+    recipe = f"FROM {image}\nUSER 0\n{lines}\nUSER 1000:100\n"
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as members:
+        for path, content in {"Dockerfile": recipe.encode(), **files}.items():
+            member = tarfile.TarInfo(path)
+            member.size, member.mode = len(content), 0o755
+            members.addfile(member, io.BytesIO(content))
+    data.seek(0)
+    said = list(engine.build(fileobj=data, custom_context=True, tag=tag, rm=True, decode=True))
+    assert not [line for line in said if "error" in line], said
+
+
+def lay_entry(engine: docker.APIClient, image: str) -> str:
+    """Lay the entry of today over that of an image, as images/base.Dockerfile does."""
+    recipe = (ROOT / "images" / "base.Dockerfile").read_text()
+    begin = recipe.index("COPY cloudjob/jobentry.pyz")
+    lines = recipe[begin : recipe.index("USER 1000:100", begin)]
+    names = "cloudjob/jobentry.pyz", "entrypoints/boot.sh"
+    tag = f"cloudjob-test/{image.partition('/')[2].replace(':', '-')}-{os.getpid()}"
+    build_on(engine, image, tag, lines, {name: (ROOT / name).read_bytes() for name in names})
+    return tag

@@ -1,0 +1,58 @@
+"""Jobs that Slurm itself has forgotten, and its database has not.
+
+After that a controller knows no user's account any more, so the cluster serves these tests alone.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.e2e_slurm.conftest import poll
+from tests.e2e_slurm.test_accounting import WAITS, with_accounts
+from tests.slurm import Slurm
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def cluster():
+    """A cluster with accounts."""
+    with with_accounts() as value:
+        yield value
+
+
+def test_the_database_says_how_a_job_ended_that_slurm_has_forgotten(cloud, cluster):
+    """One died with its node, and one was cancelled by hand before it began."""
+    cloud.write("train.py", WAITS)
+    cloud.write("job.yaml", "slurm: {account: lab, nodelist: n2}\n")
+    killed = cloud.detached("--config", "job.yaml", "train.py")
+    cloud.await_left("up-0")
+    cloud.write("job.yaml", "slurm: {account: lab, sbatch: [--hold]}\n")
+    held = cloud.detached("--config", "job.yaml", "train.py")
+    numbers = {job: cloud.number(job) for job in (killed, held)}
+    cluster.run("scancel", numbers[held])
+    cluster.kill_node("n2")
+    for number in numbers.values():
+        poll(lambda number=number: ended(cluster, number), cloud.words)
+    cluster.stop_controller()
+    cluster.start_controller(forgets=True)
+    cluster.start_node("n2")
+    cluster.await_idle()
+    forgotten = cluster.run("scontrol", "show", "job", numbers[killed], is_checked=False)
+    states = {job: cloud.status(job) for job in numbers}
+
+    assert forgotten == ""
+    assert (states[killed]["state"], states[killed]["cause"]) == ("FAILED", "platform")
+    assert states[killed]["failure"]["message"].startswith("a node has failed")
+    assert (states[held]["state"], states[held]["cause"]) == ("CANCELLED", "cancelled")
+    assert states[killed]["ended_at"] is not None
+    assert cloud.run("wait", killed).code != 0
+    assert {item["job"] for item in json.loads(cloud.run("list", "--json").out)} == set(numbers)
+
+
+def ended(cluster: Slurm, number: str) -> bool:
+    """Whether the database has the end of a job."""
+    said = cluster.run("sacct", "-n", "-X", "-P", "-j", number, "-o", "State,End")
+    return "|" in said and "Unknown" not in said

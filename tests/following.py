@@ -1,0 +1,46 @@
+"""Waiting for what a job says or does."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Followed:
+    """The log of a job as it grows. To ask for all of it again and again costs a processor."""
+
+    process: subprocess.Popen[bytes] | subprocess.Popen[str]
+    path: Path
+
+    def __enter__(self) -> Followed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def await_all(self, *texts: bytes, limit_s: float) -> None:
+        """Wait until each of these has been said."""
+
+        def are_said() -> bool:
+            has_ended, out = self.process.poll() is not None, self.path.read_bytes()
+            said = all(text in out for text in texts)
+            assert said or not has_ended, f"the job ended without {texts!r}: {out!r}"
+            return said
+
+        poll(are_said, f"{texts!r} in the log", limit_s)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def poll(claim: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
+    """Wait until ``claim`` holds."""
+    end = time.monotonic() + limit_s
+    while not claim():
+        assert time.monotonic() < end, f"after {limit_s:g} s there is no {what}"
+        time.sleep(0.1)
