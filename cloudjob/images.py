@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import os
 import tarfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +19,12 @@ from cloudjob.errors import BackendError, UsageError
 REPOSITORY = "cloudjob"
 # What an image says of itself.
 INPUTS_LABEL = "cloudjob.inputs"
-# The stage of a build in which pip runs; with a configuration of the user's nothing of it stays.
-_STAGE_LABEL = "cloudjob.stage=packages"
+# The stage of a build in which pip runs. With files of the user's it has a name of its own, and
+# nothing of it stays.
+_STAGE_LABEL = "cloudjob.stage"
+_OWN_STAGE = "build-"
+# After this a stage with a name of its own is that of a build that was killed.
+_STALE_S = 24 * 3600.0
 _CA_BUNDLE = "images/ca.pem"
 _PIP_CONFIG = "images/pip.conf"
 _ENTRY = "cloudjob/jobentry.pyz"
@@ -141,13 +147,15 @@ def _build(
         INPUTS_LABEL: digest,
         delivery.ENTRY_LABEL: delivery.entry_digest(),
     }
+    # Else the stage stays as it is: the next build of another image may begin with it.
+    stage = {"STAGE": _OWN_STAGE + os.urandom(8).hex()} if extra else {}
     try:
         with engine.translated(f"building {tag}"):
             stream = client.build(
                 fileobj=io.BytesIO(context(recipe, extra)),
                 custom_context=True,
                 tag=tag,
-                buildargs={"BASE": base},
+                buildargs={"BASE": base, **stage},
                 labels=labels,
                 rm=True,
                 forcerm=True,
@@ -156,10 +164,33 @@ def _build(
             )
             _follow(stream, tag, tell)
     finally:
-        if extra:
-            with engine.translated("removing the stage of the build that had your files"):
-                client.prune_images({"dangling": True, "label": [_STAGE_LABEL]})
+        if stage:
+            _remove_stage(client, stage["STAGE"])
     return Built(tag, _image_id(client, tag), is_new=True)
+
+
+def _remove_stage(client: Any, own: str) -> None:
+    """Remove the stage of a build, and what builds that were killed have left of theirs.
+
+    The engine's own ``prune`` would take those of builds that go on, and refuses a second caller.
+    """
+    with engine.translated("removing the stage of the build that had your files"):
+        found = client.images(filters={"dangling": True, "label": _STAGE_LABEL})
+    for image in found:
+        name = image["Labels"][_STAGE_LABEL]
+        is_stale = name.startswith(_OWN_STAGE) and time.time() - image["Created"] > _STALE_S
+        if name == own or is_stale:
+            _remove_image(client, image["Id"])
+
+
+def _remove_image(client: Any, image: str) -> None:
+    try:
+        with engine.translated("removing the stage of the build that had your files"):
+            client.remove_image(image)
+    except BackendError as error:
+        # Another build may have found the same stale one.
+        if engine.status_code(error) != engine.NOT_FOUND:
+            raise
 
 
 def _base(client: Any, recipe: Recipe, tell: Callable[[str], None]) -> tuple[str, str]:

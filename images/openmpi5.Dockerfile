@@ -4,7 +4,8 @@ ARG BASE=cloudjob/base:latest
 # What pip needs (a configuration, a CA bundle, compilers) stays in this stage, which is thrown away.
 # hadolint ignore=DL3006
 FROM ${BASE} AS packages
-LABEL cloudjob.stage=packages
+ARG STAGE=packages
+LABEL cloudjob.stage=${STAGE}
 # hadolint ignore=DL3002
 USER 0
 # hadolint ignore=DL3008

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import http.client
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from cloudjob.emulator.access import Account
 from cloudjob.errors import BackendError
+from jobentry.contract import sigv4
 
 # SeaweedFS serves gRPC at each port + 10000; both lie below the ports that clients are given.
 _PORTS = range(12_000, 21_000)
@@ -134,21 +136,30 @@ class Weed:
     def _await_answer(self, end: float) -> bool:
         while time.monotonic() < end and self.is_alive():
             with contextlib.suppress(OSError):
-                if _answers(self.port):
+                if self._answers():
                     return True
             time.sleep(_POLL_S)
         return False
 
+    def _answers(self) -> bool:
+        """Ask for the buckets, as only we may: another server may have taken the port meanwhile."""
+        host = f"127.0.0.1:{self.port}"
+        keys = sigv4.Keys(self._account.access_key, self._account.secret_key)
+        scope = sigv4.Scope("local", time.strftime(sigv4.MOMENT, time.gmtime()))
+        headers = sigv4.headers(sigv4.Request("GET", "/", (), {"Host": host}), keys, scope)
+        connection = http.client.HTTPConnection(host, timeout=5)
+        try:
+            connection.request("GET", "/", headers=headers)
+            # Until the filer is there it answers 500s.
+            return connection.getresponse().status == 200
+        except http.client.HTTPException:
+            return False
+        finally:
+            connection.close()
+
     def _last_line(self) -> str:
         lines = (self._folder / "log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it does not answer"
-
-
-def _answers(port: int) -> bool:
-    with socket.create_connection(("127.0.0.1", port), 5) as made:
-        made.sendall(b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
-        # Until the filer is there it answers 500s.
-        return made.recv(12).split(b" ")[1:2] == [b"403"]
 
 
 def _free_ports() -> int:

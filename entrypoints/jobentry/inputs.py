@@ -16,7 +16,7 @@ from jobentry import objects
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.objects.base import Stop, in_parallel, translated
+from jobentry.objects.base import Stop, Tell, in_parallel, translated
 from jobentry.output import say
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # How often a long wait says how far it is.
 _TELL_S = 10.0
 _THREADS = 8
+# How long those that fetch may take to notice that it is of no use any more.
+_LEAVE_S = 2.0
 # Large ones come one after the other, each in ranges: more at once would not be faster.
 _LARGE_BYTES = 32 * 1024 * 1024
 _DEFAULT_CACHE_GB = 50.0
@@ -136,17 +138,25 @@ def _fetch_all(files: Sequence[_File], cache: Cache, progress: _Progress) -> Non
     small = [file for file in files if file.entry.size_bytes < _LARGE_BYTES]
     large = [file for file in files if file.entry.size_bytes >= _LARGE_BYTES]
 
-    def task(file: _File) -> Callable[[], None]:
+    stop = Stop()
+
+    def tell(moved_bytes: int) -> None:
+        if stop.is_set:
+            raise objects.ObjectError("another object cannot be fetched")
+        progress.tell(moved_bytes)
+
+    def task(file: _File, tell: Tell) -> Callable[[], None]:
         def fetch() -> None:
-            cache.fetch(file.entry, file.path, progress.tell)
+            cache.fetch(file.entry, file.path, tell)
             progress.count()
 
         return fetch
 
-    for _ in in_parallel([task(file) for file in small], _THREADS, Stop()):
+    # Who removes what has come must not do so while more comes.
+    for _ in in_parallel([task(file, tell) for file in small], _THREADS, stop, _LEAVE_S):
         pass
     for file in large:
-        task(file)()
+        task(file, progress.tell)()
 
 
 class _Progress:

@@ -16,6 +16,14 @@ _CLOSE_S = 0.1
 _ROUND_S = 5.0
 
 
+# What srun says when the plugin is not there, or finds no PMIx.
+_NO_PMIX = "Invalid MPI type 'pmix'"
+_WITHOUT_PMIX = (
+    ": Slurm cannot load its PMIx here: it needs libpmix.so (Debian has it in libpmix-dev);"
+    " `slurm.mpi: ssh` does without"
+)
+
+
 class Outcome(NamedTuple):
     """How the job ended, as this node knows it."""
 
@@ -96,6 +104,8 @@ def decide(
     if len(started) >= ranks:
         return Outcome(code, "user", failure)
     message = f"{failure.message} before all ranks had started"
+    if any(_NO_PMIX in line for line in starter.lines):
+        message += _WITHOUT_PMIX
     failure = failure._replace(exit_code=exits.ENTRY_FAILED, message=message)
     return Outcome(exits.ENTRY_FAILED, "entry", failure)
 

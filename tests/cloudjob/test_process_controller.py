@@ -25,7 +25,7 @@ def start(tmp_path):
     """
     started = []
 
-    def controller() -> tuple[subprocess.Popen[bytes], Path]:
+    def controller(*argv: str) -> tuple[subprocess.Popen[bytes], Path]:
         folder = tmp_path / str(len(started))
         run_dir = folder / "run"
         run_dir.mkdir(parents=True)
@@ -33,7 +33,7 @@ def start(tmp_path):
             "folder": str(folder),
             "run_dir": str(run_dir),
             "hosts": "",
-            "argv": ["/bin/sleep", "1000"],
+            "argv": argv or ["/bin/sleep", "1000"],
             "retries": 0,
             "grace_s": 1.0,
             "is_led": True,
@@ -42,7 +42,7 @@ def start(tmp_path):
             "nodes": [
                 {
                     "host": f"worker-{node}",
-                    "env": {"CLOUDJOB_NODE_DIR": str(folder)},
+                    "env": {"CLOUDJOB_NODE_DIR": str(folder), "NODE": str(node)},
                     "home": str(folder / f"home-{node}"),
                     "tmp": str(folder / f"tmp-{node}"),
                     "log": str(folder / f"log-{node}"),
@@ -79,3 +79,49 @@ def test_a_cancel_while_the_nodes_start(start, after_ms):
     state = json.loads(path.read_bytes())
     assert state["is_cancelled"]
     assert state["ended_at"] is not None
+
+
+# The first node ends when the second one's keeper is gone; there each process has the next one as
+# its child, in a session of its own.
+CHAIN = """\
+import os, sys, time
+folder, depth = os.environ["CLOUDJOB_NODE_DIR"], int(sys.argv[1])
+if os.environ["NODE"] == "0":
+    while not os.path.exists(folder + "/keeper"):
+        time.sleep(0.001)
+    keeper = int(open(folder + "/keeper").read())
+    while os.path.exists(f"/proc/{keeper}/exe"):
+        time.sleep(0.001)
+elif os.environ["NODE"] == "1":
+    while depth and not os.fork():
+        os.setsid()
+        depth -= 1
+    if not depth:
+        with open(folder + "/last.new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(folder + "/last.new", folder + "/last")
+    time.sleep(1000)
+"""
+
+
+def test_a_job_that_ends_before_what_a_killed_keeper_left(start):
+    """All of it is ended all the same, however deep it lies."""
+    controller, path = start(sys.executable, "-c", CHAIN, "40")
+    last = read_when_there(path.with_name("last"))
+    keeper = json.loads(path.read_bytes())["nodes"][1]["process"]
+
+    os.kill(keeper, signal.SIGKILL)
+    path.with_name("keeper.new").write_text(str(keeper))
+    path.with_name("keeper.new").rename(path.with_name("keeper"))
+
+    assert controller.wait(20) == 0
+    assert not Path(f"/proc/{last}").exists()
+
+
+def read_when_there(path: Path) -> str:
+    """Return what stands in a file that somebody is about to make."""
+    end = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.01)
+    return path.read_text()

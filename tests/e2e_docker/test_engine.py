@@ -7,8 +7,11 @@ import json
 import os
 import subprocess
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+from cloudjob import images
 
 pytestmark = pytest.mark.docker
 
@@ -196,6 +199,51 @@ def test_no_image_has_host_keys_or_runs_as_root(engine, base_image):
     assert engine.inspect_image(base_image)["Config"]["User"] == "1000:100"
 
 
+RECIPE = """\
+ARG BASE
+FROM ${BASE} AS packages
+ARG STAGE=packages
+LABEL cloudjob.stage=${STAGE}
+USER 0
+COPY images/pip.conf* /build/
+RUN rm /build/pip.conf; sleep 0.2
+RUN sleep 0.2
+FROM ${BASE}
+COPY --from=packages /build /opt/build
+"""
+
+
+def test_builds_at_the_same_time(engine, base_image, tmp_path, monkeypatch):
+    """None takes another's stage away, or waits in vain to remove its own."""
+    names = [f"test-{number}-{os.urandom(4).hex()}" for number in range(8)]
+    config = tmp_path / "pip.conf"
+    config.write_text("[global]\n")
+    (tmp_path / "pip-install.sh").write_text("#!/bin/sh\n")
+    for name in names:
+        (tmp_path / f"{name}.Dockerfile").write_text(f"{RECIPE}LABEL name={name}\n")
+    monkeypatch.setattr(images, "_folder", lambda: tmp_path)
+
+    def build(name):
+        return images.build(name, base=base_image, pip_config=str(config)).tag
+
+    try:
+        with ThreadPoolExecutor(len(names)) as pool:
+            tags = list(pool.map(build, names))
+
+        assert [tag.partition(":")[0] for tag in tags] == [f"cloudjob/{name}" for name in names]
+        assert own_stages(engine) == []
+    finally:
+        for name in names:
+            for image in engine.images(f"cloudjob/{name}"):
+                engine.remove_image(image["Id"], force=True)
+
+
+def own_stages(engine):
+    """What is left of the stages of builds that had files of their user's."""
+    stages = engine.images(all=True, filters={"label": "cloudjob.stage"})
+    return [stage["Labels"] for stage in stages if stage["Labels"]["cloudjob.stage"] != "packages"]
+
+
 def test_pip_files_leave_no_trace_and_open_mpi_5_runs(cloud, build, engine, tmp_path):
     """CA bundle and pip configuration of a build are in no image, and what was built runs."""
     token = f"token-{os.urandom(8).hex()}"
@@ -211,8 +259,7 @@ def test_pip_files_leave_no_trace_and_open_mpi_5_runs(cloud, build, engine, tmp_
     assert saved.returncode == 1
     assert token not in history
     assert "images/pip" not in history
-    stages = engine.images(all=True, filters={"label": "cloudjob.stage=packages"})
-    assert stages == []
+    assert own_stages(engine) == []
 
     cloud.script("""\
         from mpi4py import MPI

@@ -113,6 +113,42 @@ def test_an_input_that_breaks_leaves_nothing(
     assert list((tmp_path / "node" / "mount" / "inputs").iterdir()) == []
 
 
+def test_an_input_that_breaks_while_more_of_it_comes(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Who still fetches ends first: under their feet the folder cannot be removed for good."""
+    fetch = objects.fetch
+    folder = tmp_path / "node" / "mount" / "inputs"
+    has_failed = threading.Event()
+    coming: list[str] = []
+
+    def break_off(uri: str, path: str, **more: Any) -> None:
+        if uri.endswith("/far"):
+            has_failed.set()
+            raise objects.ObjectError("fetch object: far: 500", "try again")
+        coming.append(uri)
+        has_failed.wait(20)
+        # Long enough for who would not wait.
+        end = time.monotonic() + 0.3
+        while list(folder.iterdir()) and time.monotonic() < end:
+            time.sleep(0.001)
+        try:
+            fetch(uri, path, **more)
+        finally:
+            coming.remove(uri)
+
+    monkeypatch.setattr(objects, "fetch", break_off)
+    with pytest.raises(InputError) as caught:
+        bring(tmp_path / "node", data.as_uri())
+
+    assert caught.value.hint == "try again"
+    end = time.monotonic() + 20
+    while coming:
+        assert time.monotonic() < end, coming
+        time.sleep(0.01)
+    assert list(folder.iterdir()) == []
+
+
 def test_an_input_that_is_there_stays(tmp_path: Path, data: Path):
     """The container was started again in place."""
     (bring(tmp_path / "node", data.as_uri()) / "a").write_bytes(b"mine")

@@ -155,6 +155,24 @@ def test_an_abort_is_named():
     assert (outcome.exit_code, outcome.failure.message) == (7, "called MPI_Abort(7)")
 
 
+def test_an_srun_without_pmix():
+    """What to install, or what to do without it, stands beside srun's own words."""
+    lines = (
+        "srun: error: MPI: Unable to load any plugin",
+        "srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types",
+    )
+
+    outcome = decide({}, {}, 2, Starter("srun", 1, lines))
+
+    assert (outcome.exit_code, outcome.cause) == (125, "entry")
+    assert outcome.failure is not None
+    assert outcome.failure.last_lines == lines
+    assert outcome.failure.message == (
+        "srun ended with exit code 1 before all ranks had started: Slurm cannot load its PMIx here:"
+        " it needs libpmix.so (Debian has it in libpmix-dev); `slurm.mpi: ssh` does without"
+    )
+
+
 def test_an_mpirun_that_fails_without_a_rank_to_blame():
     """With all ranks started it is the user's, else the entry's."""
     assert decide({}, {0: 0}, 1, Starter("mpirun", 9, ("a", "b"))) == Outcome(

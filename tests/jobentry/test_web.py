@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,11 +65,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send(206, DATA[begin:end], Content_Range=place, ETag='"1"')
 
 
+class Server(http.server.ThreadingHTTPServer):
+    """One that does not mind when a client has read enough."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Show the others."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 @pytest.fixture
 def server() -> Iterator[Any]:
     """A web server that answers as ``server.answer`` says."""
-    made: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.daemon_threads = True
+    made: Any = Server(("127.0.0.1", 0), Handler)
     made.seen = []
     made.answer = lambda handler, count: handler.send_data()
     made.uri = "http://127.0.0.1:%d" % made.server_address[1]

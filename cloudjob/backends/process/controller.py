@@ -26,6 +26,7 @@ STATE = "state.json"
 LOCK = "lock"
 # What it is told by; blocked until it listens.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
+_POLL_S = 0.05
 # How long workers may take to leave by themselves when the head has ended.
 LEAVE_S = 5.0
 # How long a head may take to end, outputs and all, when a worker has ended badly. It notices by
@@ -92,6 +93,7 @@ class Controller:
         for attempt in range(1 if self.is_elastic else self.retries + 1):
             self._start(attempt)
             code = self._watch(selector, wake)
+            self._end_all_strangers(selector, wake)
             if code == 0 or self.is_cancelled:
                 break
         self._save(exit_code=code)
@@ -240,6 +242,16 @@ class Controller:
             if child not in keepers:
                 with contextlib.suppress(OSError):
                     os.kill(child, signal.SIGKILL)
+
+    def _end_all_strangers(self, selector: selectors.BaseSelector, wake: int) -> None:
+        """End the last of what killed keepers left behind: the job may be over before it is."""
+        deadline = time.monotonic() + LEAVE_S
+        while children_of(os.getpid()) and time.monotonic() < deadline:
+            # One whose parent was no child of ours comes without a signal.
+            for _ in selector.select(_POLL_S):
+                os.read(wake, 4096)
+            self._obey()
+            self._reap()
 
     # -- what is left -------------------------------------------------------------------------
 

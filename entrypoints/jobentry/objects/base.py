@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import threading
+import time
 from typing import Any, Callable, Iterator, NamedTuple, Sequence, TypeVar
 
 Result = TypeVar("Result")
@@ -170,24 +171,34 @@ class Stop:
 
 
 def in_parallel(
-    tasks: Sequence[Callable[[], Result]], threads: int, stop: Stop
+    tasks: Sequence[Callable[[], Result]], threads: int, stop: Stop, leave_s: float = 0.0
 ) -> Iterator[Result]:
     """Do the tasks in a few threads and yield what they return, in their order.
 
-    The first that fails sets ``stop``, and so does whoever takes no more results; those that have
-    begun are then not waited for. The threads never hold up the end of the process.
+    The first that fails sets ``stop``, and so does whoever takes no more results. The threads never
+    hold up the end of the process.
+
+    Args:
+        leave_s: How long those that have begun are waited for when ``stop`` is set.
     """
     if len(tasks) <= 1 or threads <= 1:
         yield from (task() for task in tasks)
         return
     crew = _Crew(tasks, stop)
-    for _ in range(min(threads, len(tasks))):
-        threading.Thread(target=crew.work, name="objects", daemon=True).start()
+    workers = [
+        threading.Thread(target=crew.work, name="objects", daemon=True)
+        for _ in range(min(threads, len(tasks)))
+    ]
+    for worker in workers:
+        worker.start()
     try:
         for index in range(len(tasks)):
             yield crew.result(index)
     finally:
         stop.is_set = True
+        end = time.monotonic() + leave_s
+        for worker in workers:
+            worker.join(max(0.0, end - time.monotonic()))
 
 
 class _Crew:
