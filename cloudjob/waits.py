@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 # So long may a wait be before a word, and so long between two words.
-_FIRST_S, _NEXT_S = 5.0, 15.0
+FIRST_S, _NEXT_S = 5.0, 15.0
 
 
 class Waits:
@@ -20,13 +20,17 @@ class Waits:
         self._clock = clock
         self._next_s = float("-inf")
 
-    def tell(self, since_s: float, found: str) -> None:
-        """Say what was found by a request that has been tried since then, if that is long ago."""
+    def tell(self, since_s: float, found: str, then: str = "trying again") -> None:
+        """Say what was found by a request that has been tried since then, if that is long ago.
+
+        Args:
+            then: What we do now.
+        """
         now_s = self._clock()
-        if now_s - since_s < _FIRST_S or now_s < self._next_s:
+        if now_s - since_s < FIRST_S or now_s < self._next_s:
             return
         self._next_s = now_s + _NEXT_S
         # Costs milliseconds, which only those pay who wait.
         import logging
 
-        logging.getLogger("cloudjob").warning("%s; trying again", found)
+        logging.getLogger("cloudjob").warning("%s; %s", found, then)

@@ -16,7 +16,7 @@ from cloudjob import waits
 from cloudjob.backends.kubernetes import client, site
 from cloudjob.cli.say import hear_library
 from cloudjob.errors import BackendError, StoreError
-from cloudjob.store.s3 import S3Store, place
+from cloudjob.store.s3 import S3Store, burst, connection, place
 from cloudjob.store.s3.wire import Patience, Request
 from cloudjob.waits import Waits
 
@@ -24,7 +24,7 @@ from cloudjob.waits import Waits
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the first word come soon."""
-    monkeypatch.setattr(waits, "_FIRST_S", 0.05)
+    monkeypatch.setattr(waits, "FIRST_S", 0.05)
 
 
 @dataclass
@@ -92,6 +92,35 @@ def test_a_store_that_says_nothing_is_told_and_soon_given_up(
     with pytest.raises(StoreError):
         store._wire.send(Request("DELETE", "delete key", "key"))
     assert silent.asked() == 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_store_that_has_said_nothing_yet_is_told_while_it_is_waited_for(
+    soon: None,
+    silent: Silent,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    count: int,
+):
+    """One request, or many over connections that one thread looks after."""
+    monkeypatch.setattr(connection, "QUIET_S", 0.1)
+    monkeypatch.setattr(burst, "QUIET_S", 0.1)
+    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    patience = Patience(tries_to_hear=1, stall_s=0.5)
+    store = S3Store(place.read(f"s3://bucket?endpoint={silent.url}"), patience=patience)
+    requests = [Request("GET", "get key", "key")] * count
+    began_s = time.monotonic()
+    if count == 1:
+        with pytest.raises(StoreError):
+            store._wire.send(requests[0])
+    else:
+        assert [answer for _, answer in burst.answers(store._wire, requests)] == [None] * count
+
+    assert time.monotonic() - began_s >= 0.5
+    assert caplog.messages == [f"get key: {silent.url}: nothing comes back; still waiting"]
 
 
 def test_a_cluster_that_says_nothing_is_told(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from cloudjob.errors import StoreError
 from cloudjob.store.parallel import in_parallel
-from cloudjob.store.s3.connection import Connection
+from cloudjob.store.s3.connection import QUIET_S, Connection
 from cloudjob.store.s3.refusals import BROKEN
 from cloudjob.store.s3.wire import Answer, Request, Wire
 
@@ -53,7 +53,10 @@ class _Burst:
         # An answer that trickles must not be waited for as long as something of it comes.
         stall_s, last_s = self._wire.patience.stall_s, time.monotonic()
         while self._waiting and time.monotonic() - last_s < stall_s:
-            for key, _ in self._ready.select(stall_s):
+            ready = self._ready.select(min(stall_s, QUIET_S))
+            if not ready:
+                self._wire.tell_quiet(next(iter(self._waiting.values())), last_s)
+            for key, _ in ready:
                 connection: Connection = key.fileobj  # type: ignore[assignment]
                 request = self._waiting[connection]
                 answer = self._answer(connection, request)

@@ -6,15 +6,20 @@ the head of an answer alone costs a module made for mail a quarter of all that a
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 import ssl
 import struct
+from collections.abc import Callable
 from http.client import BadStatusLine, HTTPConnection, LineTooLong, RemoteDisconnected
 from typing import NamedTuple
 
 from cloudjob.store.s3.refusals import Damaged
+from cloudjob.waits import FIRST_S
 
+# So long may nothing come before a word about it.
+QUIET_S = FIRST_S
 _ROOM_BYTES = 64 * 1024
 # With so much to come it is worth waiting for all that there is room for: fewer calls, each of
 # which lets go of Python's lock and has to get it back.
@@ -45,6 +50,9 @@ class Connection:
     Args:
         made: What made it.
         stall_s: How long nothing may come or go.
+
+    Attributes:
+        on_quiet: Called every few seconds in which nothing comes that is waited for.
     """
 
     def __init__(self, made: HTTPConnection, stall_s: float) -> None:
@@ -56,6 +64,7 @@ class Connection:
         self._rest: int | None = 0
         self._is_chunked = False
         self._is_kept = True
+        self.on_quiet: Callable[[], None] = _nothing
         self.limit(stall_s)
 
     @property
@@ -70,20 +79,28 @@ class Connection:
         wait, and let go of its lock twice. TLS needs Python for it.
         """
         self._stall_s = stall_s
+        self._tries = max(1, math.ceil(stall_s / QUIET_S))
+        self._wait_s = stall_s / self._tries
         if self._is_tls:
-            self._socket.settimeout(stall_s)
+            self._socket.settimeout(self._wait_s)
             return
         self._socket.settimeout(None)
-        limit = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        options = {socket.SO_RCVTIMEO: self._wait_s, socket.SO_SNDTIMEO: stall_s}
+        for option, limit_s in options.items():
+            limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
             self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
 
     def send(self, data: bytes | memoryview) -> None:
         """Send all of ``data``."""
+        if self._is_tls:
+            self._socket.settimeout(self._stall_s)
         try:
             self._socket.sendall(data)
         except BlockingIOError as error:
             raise TimeoutError from error
+        finally:
+            if self._is_tls:
+                self._socket.settimeout(self._wait_s)
 
     def fileno(self) -> int:
         """Return the descriptor that can be read from when something has come."""
@@ -168,7 +185,7 @@ class Connection:
             return False
         finally:
             if self._is_tls:
-                self._socket.settimeout(self._stall_s)
+                self._socket.settimeout(self._wait_s)
         self._end += count
         return not count
 
@@ -234,7 +251,16 @@ class Connection:
         return self._received(room, socket.MSG_WAITALL if is_many else 0)
 
     def _received(self, room: memoryview, flags: int = 0) -> int:
-        try:
-            return self._socket.recv_into(room, 0, flags)
-        except BlockingIOError as error:
-            raise TimeoutError from error
+        left = self._tries
+        while True:
+            try:
+                return self._socket.recv_into(room, 0, flags)
+            except (BlockingIOError, TimeoutError) as error:
+                left -= 1
+                if not left:
+                    raise TimeoutError from error
+            self.on_quiet()
+
+
+def _nothing() -> None:
+    """Tell nobody."""

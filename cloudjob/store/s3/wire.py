@@ -11,6 +11,7 @@ import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib import request as urllib_request
@@ -307,6 +308,7 @@ class Wire:
 
     def read(self, connection: Connection, request: Request) -> Answer:
         """Read what comes for a request; a success goes to its sink."""
+        connection.on_quiet = partial(self.tell_quiet, request, time.monotonic())
         head = connection.head(request.method)
         date = head.headers.get("date", "")
         if date != self._date:
@@ -323,6 +325,11 @@ class Wire:
                 refusal = refusals.refusal(head.status, data, head.headers)
             answer = Answer(head.status, head.headers, is_digest_tag, data, refusal)
         return answer
+
+    def tell_quiet(self, request: Request, since_s: float) -> None:
+        """Say that nothing comes for a request, if we have waited for long."""
+        found = f"{request.doing}: {self.endpoint.url}: nothing comes back"
+        self._waits.tell(since_s, found, "still waiting")
 
     def _pass_on(self, connection: Connection, head: Head, sink: Sink, answer: Answer) -> None:
         """Pass a body on as it comes, unless it comes too slowly."""
