@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # types and typing cost each rank milliseconds
 
 # How long a script that failed may take to leave: its exit handlers run, MPI_Finalize is cut off.
 LEAVE_S = 0.5
+# How long PyTorch's threads have to give back what they hold.
+_GLOO_S = 0.05
 
 
 def main(words: list[str]) -> None:
@@ -35,13 +37,8 @@ def main(words: list[str]) -> None:
         exec(compile(text, module.__file__ or "", "exec", dont_inherit=True), module.__dict__)
     except SystemExit as error:
         # A forked child of the script (a data loader) ends here too; it must not speak for us.
-        code = _code(error.code)
-        if code and os.getpid() == pid:
-            if not isinstance(error.code, int):
-                # Python would print it on its way out, too late for the last lines of the record.
-                print(error.code, file=sys.stderr)  # noqa: T201 (as Python does)
-            _leave(end, code, f"sys.exit({repr(error.code)[:500]})")
-            sys.exit(code)
+        if os.getpid() == pid:
+            _exit(end, error)
         raise
     except BaseException as error:  # noqa: BLE001 (whatever it is, it ends the script)
         # A user sees the frames of the script only, and before anything else happens.
@@ -52,6 +49,21 @@ def main(words: list[str]) -> None:
         if os.getpid() == pid:
             _leave(end, 1, _line(error))
         sys.exit(1)
+    else:
+        _let_gloo_go()
+
+
+def _exit(end: int, error: SystemExit) -> None:
+    """Say with what the script has called ``sys.exit``, and leave, if it is a failure."""
+    code = _code(error.code)
+    if not code:
+        _let_gloo_go()
+        return
+    if not isinstance(error.code, int):
+        # Python would print it on its way out, too late for the last lines of the record.
+        print(error.code, file=sys.stderr)  # noqa: T201 (as Python does)
+    _leave(end, code, f"sys.exit({repr(error.code)[:500]})")
+    sys.exit(code)
 
 
 def _become(words: list[str]) -> ModuleType:
@@ -80,6 +92,17 @@ def _become(words: list[str]) -> ModuleType:
     for name in [name for name in sys.modules if name.partition(".")[0] == "jobentry"]:
         del sys.modules[name]
     return module
+
+
+def _let_gloo_go() -> None:
+    """Let PyTorch's threads have Python's lock before the interpreter begins to end.
+
+    After a collective of Gloo one of them gives tensors back, and needs the lock for it. A script
+    that ends within milliseconds has never let go of it, and then the thread aborts the process:
+    a job that was done fails with SIGABRT (https://github.com/pytorch/pytorch/issues/190489).
+    """
+    if "torch.distributed" in sys.modules:
+        time.sleep(_GLOO_S)
 
 
 def _leave(end: int, code: int, message: str) -> None:

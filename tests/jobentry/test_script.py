@@ -423,3 +423,29 @@ def test_a_script_that_recurses_for_ever_fails_as_with_python(tmp_path: Path, do
     shown = re.sub(rb"repeated \d+", b"repeated", ended.err)
     assert shown == re.sub(rb"repeated \d+", b"repeated", plain(script, cwd=tmp_path).err)
     assert [note.code for note in notes] == [1]
+
+
+GIVES_BACK = """\
+import sys, threading, torch.distributed
+sys.setswitchinterval(10)
+asked = threading.Event()
+def give_back():
+    asked.wait()
+    print("given back", flush=True)
+threading.Thread(target=give_back, daemon=True).start()
+asked.set()
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(0)"])
+def test_threads_of_torch_get_the_lock_before_the_end(door: Door, tmp_path: Path, end: str):
+    """One that waits for it as the interpreter ends would abort the process."""
+    (tmp_path / "torch").mkdir()
+    for name in ("__init__.py", "distributed.py"):
+        (tmp_path / "torch" / name).write_text("")
+    (tmp_path / "s.py").write_text(GIVES_BACK.format(end=end))
+
+    ended, _ = door("s.py", cwd=tmp_path)
+
+    assert ended == Ended(0, b"given back\n", b"")
