@@ -131,17 +131,25 @@ class Head:
     def end(self, outcome: Outcome) -> Outcome:
         """Tell every worker how the job ended, wait until each has left; return how it ended now.
 
-        A worker may still fail to leave its outputs.
+        The job has failed when a worker cannot store its outputs, or does not confirm that it has.
         """
         patience_s = max(self._node.start_timeout_s, self._node.output_limit_s)
-        self._workers.end(outcome.exit_code, is_over=outcome.is_over, patience_s=patience_s)
+        unconfirmed = self._workers.end(
+            outcome.exit_code, is_over=outcome.is_over, patience_s=patience_s
+        )
+        for peer in unconfirmed:
+            say(_unconfirmed(peer, patience_s))
         troubles = [peer for peer in self._workers.peers if peer.trouble]
-        if outcome.exit_code or not troubles:
+        if outcome.exit_code or not (troubles or unconfirmed):
             return outcome
-        peer = troubles[0]
-        code = exits.ENTRY_FAILED
-        failure = Failure(peer.index, peer.host, exit_code=code, message=peer.trouble)
-        return Outcome(code, "entry", failure)
+        if unconfirmed:
+            peer, code, cause = unconfirmed[0], exits.code_of_signal(signal.SIGKILL), "platform"
+            message = _unconfirmed(peer, patience_s)
+        else:
+            peer, code, cause = troubles[0], exits.ENTRY_FAILED, "entry"
+            message = peer.trouble
+        failure = Failure(peer.index, peer.host, exit_code=code, message=message)
+        return Outcome(code, cause, failure)
 
     # -- workers ------------------------------------------------------------------------------
 
@@ -565,6 +573,13 @@ class Head:
         if not starters.code and self._away_end.code:
             return self._away_end
         return Starter(starters.name, starters.code, starters.lines)
+
+
+def _unconfirmed(peer: peers.Peer, waited_s: float) -> str:
+    name = "node %d (%s)" % (peer.index, peer.host)
+    if peer.is_gone:
+        return f"{name} ended before it confirmed that its outputs are stored"
+    return f"{name} did not confirm in {waited_s:g} s that its outputs are stored"
 
 
 def _desk(plan: LaunchPlan, paths: NodePaths, loop: NodeLoop, workers: Workers) -> Desk | None:

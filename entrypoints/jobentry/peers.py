@@ -89,6 +89,8 @@ class Peer:
         self.facts: dict[str, Any] = {}
         self.is_idle = False
         self.is_gone = False
+        # Whether the worker has reported that its outputs are stored, or why they are not.
+        self.has_left = False
         self.trouble = ""
         self.clock_ahead_s = 0.0
         self._command = shell_command(node, self.host, _JOIN % node.job, ssh_config)
@@ -158,6 +160,9 @@ class Peer:
                 self.is_idle = True
             elif word == "left":
                 self.trouble = values["trouble"]
+                self.has_left = True
+                # The worker waits for this: ended earlier, it could take its last message with it.
+                self._hang_up()
         return messages
 
     def tell(self, word: str, **values: Any) -> None:
@@ -171,9 +176,7 @@ class Peer:
         """Hang up, and wait until the session has ended."""
         if self._session is None:
             return
-        assert self._session.stdin is not None
-        with contextlib.suppress(OSError):
-            self._session.stdin.close()
+        self._hang_up()
         try:
             self._session.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -187,11 +190,17 @@ class Peer:
         assert self._session.stdout is not None
         self._session.stdout.close()
 
+    def _hang_up(self) -> None:
+        assert self._session is not None
+        assert self._session.stdin is not None
+        with contextlib.suppress(OSError):
+            self._session.stdin.close()
+
     def forget(self) -> None:
         """Forget a worker whose session has ended: who answers next is another."""
         self.close(patience_s=1.0)
         self.facts = {}
-        self.is_idle = self.is_gone = False
+        self.is_idle = self.is_gone = self.has_left = False
 
     def words(self) -> str:
         """Return the last of what the remote shell said, in one line."""

@@ -72,6 +72,7 @@ class Worker:
         self._node_dir = paths.node_dir
         self._from_head = -1
         self._was_greeted = False
+        self._has_head = False
         self._listen()
         self._lines = peers.Lines()
         self._facts = facts
@@ -100,8 +101,16 @@ class Worker:
         return self._code
 
     def leave(self, trouble: str) -> None:
-        """Tell the head that this node is done, and what went wrong with its outputs."""
+        """Tell the head that this node is done, and what went wrong with its outputs.
+
+        Returns when the head has hung up, which is how it confirms: this node may end a moment
+        later, and a message that is still on its way would be lost with it.
+        """
         self._tell("left", trouble=trouble)
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._has_head and time.monotonic() < deadline:
+            if select.select([self._from_head], [], [], _PATIENCE_S)[0]:
+                self._has_head = bool(os.read(self._from_head, 65536))
 
     def _tell(self, word: str, **values: object) -> None:
         rest = peers.dump(word, **values)
@@ -126,6 +135,7 @@ class Worker:
             # A remote shell that got nowhere; the head tries again.
             self._listen()
         elif not data and self._code is None:
+            self._has_head = False
             say(f"the head ({self._node.hosts[0]}) is gone: ending the ranks of this node")
             self._code = exits.ENTRY_FAILED
         for line in self._lines.feed(data):
@@ -134,7 +144,7 @@ class Worker:
     def _obey(self, message: peers.Message) -> None:
         word, values = message
         if word == "hello":
-            self._was_greeted = True
+            self._was_greeted = self._has_head = True
             # Now, and not when this node was up: the head reads its clock off this.
             self._tell("ready", **self._facts(), at_s=time.time())
         elif word == "end":

@@ -129,8 +129,12 @@ class Workers:
         for peer in self.peers:
             peer.tell(word, **values)
 
-    def end(self, code: int, *, is_over: bool, patience_s: float) -> None:
-        """Tell every worker how the job ended, and wait until each has left."""
+    def end(self, code: int, *, is_over: bool, patience_s: float) -> list[Peer]:
+        """Tell every worker how the job ended, and wait until each has left.
+
+        Returns:
+            The workers that have not confirmed that their outputs are stored.
+        """
         self._is_ending = True
         self.stop_looking()
         self.tell("end", code=code, is_over=is_over)
@@ -141,6 +145,7 @@ class Workers:
             self._loop.step()
         for peer in self.peers:
             peer.close(patience_s=1.0)
+        return [peer for peer in self.peers if peer.is_ready and not peer.has_left]
 
     def warnings(self) -> list[str]:
         """Return what is odd about workers that work all the same."""

@@ -138,8 +138,33 @@ def test_the_process_group_of_a_rank(cloud, job, rank):
 @pytest.mark.parametrize("node", [0, 1], ids=["head", "worker"])
 def test_the_entry_of_a_node(cloud, job, node):
     """The entry is the node's first process: its end is the node's end."""
+    os.kill(entry(cloud, job, node), signal.SIGKILL)
+
+    ends(cloud, job, "platform")
+
+
+@pytest.mark.one_mpi
+def test_a_worker_that_is_killed_while_it_stores_its_outputs_fails_the_job(cloud, poll):
+    # Nothing but a hole, and for many seconds something to read.
+    hole = "if node: open(os.environ['OUT'] + '/big', 'wb').truncate(2**36)\n"
+    job = cloud.detach(*SIZE, "--output", "OUT=", cloud.script(hole + STAYS))
+    cloud.await_left(*UP)
+    node = entry(cloud, job, 1)
+    (cloud.results / "go").touch()
+    poll(lambda: not cloud.mpiruns(), "end of mpirun")
+    poll(lambda: is_open(node, "big"), "worker that reads its output")
+
+    os.kill(node, signal.SIGKILL)
+
+    status = ends(cloud, job, "platform")
+    assert status["failure"]["node"] == 1
+    assert "ended before it confirmed that its outputs are stored" in status["failure"]["message"]
+
+
+def entry(cloud, job, node):
+    """Return the process of a node's entry."""
     keeper = cloud.state(job)["nodes"][node]["process"]
-    entries = [
+    (found,) = [
         pid
         for pid, words in cloud.processes().items()
         if words[-1:] == ("job.py",)
@@ -148,11 +173,15 @@ def test_the_entry_of_a_node(cloud, job, node):
         and any(word.endswith("jobentry.pyc") for word in words)
         and _parent(pid) == keeper
     ]
-    assert len(entries) == 1, entries
+    return found
 
-    os.kill(entries[0], signal.SIGKILL)
 
-    ends(cloud, job, "platform")
+def is_open(pid, name):
+    """Whether a process has a file of this name open."""
+    try:
+        return any(path.readlink().name == name for path in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
 
 
 @both

@@ -28,7 +28,9 @@ plan = LaunchPlan(
 node = NodeEnv(job="j", node=1, hosts=("head", "here"))
 worker = Worker(node, NodePaths(folder, folder, folder, folder, folder), plan, dict)
 print("up", flush=True)
-sys.exit(worker.run())
+code = worker.run()
+worker.leave("")
+sys.exit(code)
 """
 
 
@@ -58,6 +60,13 @@ class Watch:
         values: dict[str, Any] = json.loads(self.from_worker.readline())
         assert values.pop("word") == word, values
         return values
+
+    def end(self, code: int) -> int:
+        """Tell the worker how the job ended, hang up once it has left, and return its exit code."""
+        self.say("end", code=code, is_over=True)
+        self.hear("left")
+        self.to_worker.close()
+        return self.process.wait(60)
 
 
 @pytest.fixture
@@ -94,8 +103,21 @@ def test_a_launcher_that_cannot_be_started_is_over(watch: Any, first: Any):
     while any(is_running(int(child)) for child in path.read_text().split()):
         assert time.monotonic() < deadline, path.read_text()
         time.sleep(0.01)
-    head.say("end", code=7, is_over=True)
-    assert head.process.wait(60) == 7
+    assert head.end(7) == 7
+
+
+def test_a_worker_stays_until_the_head_has_heard_that_its_outputs_are_stored(watch: Any):
+    head = watch()
+    head.say("hello")
+    head.hear("ready")
+    head.say("end", code=0, is_over=True)
+    head.hear("left")
+
+    with pytest.raises(subprocess.TimeoutExpired):
+        head.process.wait(0.5)
+    head.to_worker.close()
+
+    assert head.process.wait(60) == 0
 
 
 def is_running(process: int) -> bool:
@@ -115,8 +137,7 @@ def test_a_launcher_that_ends_is_over_with_its_last_lines(watch: Any):
     head.say("launch")
 
     assert head.hear("over") == {"name": "torchrun", "code": 3, "lines": ["one", "two"]}
-    head.say("end", code=3, is_over=True)
-    assert head.process.wait(60) == 3
+    assert head.end(3) == 3
 
 
 def test_a_worker_runs_what_mpirun_wants_of_it(watch: Any):
@@ -135,8 +156,7 @@ def test_a_worker_runs_what_mpirun_wants_of_it(watch: Any):
     head.say("run", number=5, command="sleep 600")
     head.say("kill")
     assert head.hear("ran") == {"number": 5, "lines": [], "code": 137}
-    head.say("end", code=0, is_over=True)
-    assert head.process.wait(60) == 0
+    assert head.end(0) == 0
 
 
 def test_a_worker_does_not_wait_for_a_daemon(watch: Any):
@@ -148,5 +168,4 @@ def test_a_worker_does_not_wait_for_a_daemon(watch: Any):
     head.say("run", number=1, command="setsid sleep 600 <&- >&- 2>&- & exit 0")
 
     assert head.hear("ran") == {"number": 1, "lines": [], "code": 0}
-    head.say("end", code=0, is_over=True)
-    assert head.process.wait(60) == 0
+    assert head.end(0) == 0

