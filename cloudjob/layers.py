@@ -1,8 +1,8 @@
 """The layers of packages in a store: put before a job needs them, removed when no job does.
 
-Layers are shared: a submit finds most of what it needs in the store already. So what one cloudjob
-relies on, another one must not sweep away at that moment, and they know of each other only through
-the store. They meet as two people do who leave notes on a door, each before looking:
+Layers are shared: a submit finds most of what it needs in the store already. So one cloudjob must
+not delete what another one relies on at that moment, and they know of each other only through
+notes in the store. Each writes its note before it looks for those of others:
 
 - A submit puts a *claim* that names its layers, then looks for *sweeps*, then for the layers.
 - ``collect`` puts a sweep that names what it is about to delete, then looks for claims, then for
@@ -10,12 +10,16 @@ the store. They meet as two people do who leave notes on a door, each before loo
 
 Whoever writes second sees the note of the other, so no layer is both relied on and deleted. A
 submit that finds a layer it needs in a sweep does not wait: it puts it under another key. A note of
-a process that was killed only delays: it is passed over when it is a day old, and who has worked
-for nearly so long gives up.
+a process that was killed only delays: it is ignored when it is a day old, and a submit or a
+collection that takes nearly as long gives up.
+
+Before a submit reuses a layer it compares its size and its index with what it knows. A node checks
+the contents too, and marks a layer that is damaged; the next submit that needs it sends it again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -30,18 +34,25 @@ from cloudjob.package import CodePackage
 from cloudjob.store.base import ObjectStore, Tell, quiet
 from jobentry.contract import exits
 from jobentry.contract.packages import (
+    DAMAGED,
+    FOOTER_BYTES,
+    LAYERS,
     Descriptor,
     FormatError,
     Layer,
+    damage_key,
+    decode_index,
     dump_descriptor,
     load_descriptor,
+    load_footer,
 )
 from jobentry.contract.paths import JobPaths
 
-LAYERS = "layers/"
 _CLAIMS = "claims/"
 _SWEEPS = "sweeps/"
 _CODE = "/code.json"
+# Holds the index and the footer of most layers.
+_TAIL_BYTES = 64 * 1024
 
 _NOTE_LIVES_S = 24 * 3600.0
 # Well before others pass our note over.
@@ -52,7 +63,7 @@ EndedAt = Callable[[str], "str | None"]
 
 
 class Missing(CloudJobError):
-    """A layer that was in the store the last time is not there any more: pack everything again."""
+    """A layer that was in the store is gone or damaged: pack everything again."""
 
     exit_code = 4
 
@@ -99,18 +110,19 @@ class Claim:
             self._store.delete(self._key)
 
     def keep(self, package: CodePackage) -> Kept:
-        """See to it that the store holds the layers of a package, and claim them.
+        """Make sure that the store holds the layers of a package, and claim them.
 
         Raises:
-            Missing: One that is not new is not in the store, or about to be deleted.
+            Missing: One that is not new is gone, damaged, or about to be deleted.
             StoreError: The store refused.
         """
         self._write(package.layers)
         condemned = _condemned(self._store)
+        damaged = set(_damaged(self._store))
         old = package.layers if package.new is None else package.layers[:-1]
         for layer in old:
-            if layer.key in condemned or not self._store.exists(layer.key):
-                raise Missing(f"looking for {layer.key}: it is not in the store any more")
+            if layer.key in condemned | damaged or not _is_whole(self._store, layer):
+                raise Missing(f"looking for {layer.key}: it is not in the store, or damaged")
         if package.new is None:
             return Kept(package.layers, 0, 0)
         layer = package.layers[-1]
@@ -118,9 +130,11 @@ class Claim:
             # Nobody knows this key, so nobody deletes it.
             layer = layer._replace(key=f"{LAYERS}{layer.digest}.{os.urandom(4).hex()}")
             self._write((*old, layer))
-        elif self._store.exists(layer.key):
+        elif layer.key not in damaged and _is_whole(self._store, layer):
             return Kept(package.layers, 0, 0)
         self._store.put(package.new, layer.key, tell=self._watch(layer.size_bytes))
+        if layer.key in damaged:
+            self._store.delete(damage_key(layer.key))
         return Kept((*old, layer), layer.size_bytes, 1)
 
     def check(self) -> None:
@@ -142,6 +156,54 @@ class Claim:
 def descriptor(package: CodePackage, layers: tuple[Layer, ...]) -> bytes:
     """Return what ``code.uri`` holds."""
     return dump_descriptor(Descriptor(package.digest, package.files, package.size_bytes, layers))
+
+
+# ---- damage --------------------------------------------------------------------------------------
+
+
+def mark_damaged(store: ObjectStore, keys: Iterable[str]) -> None:
+    """Mark layers as damaged, so that the next submit that needs one sends it again.
+
+    Raises:
+        StoreError: The store refused.
+    """
+    for key in keys:
+        with suppress(FormatError):
+            store.put_bytes(b"", damage_key(key))
+
+
+def _damaged(store: ObjectStore) -> Iterator[str]:
+    """Yield the keys of the layers that are marked as damaged."""
+    for mark in store.list(DAMAGED):
+        key = LAYERS + mark.removeprefix(DAMAGED)
+        with suppress(FormatError):
+            if damage_key(key) == mark:
+                yield key
+
+
+def _is_whole(store: ObjectStore, layer: Layer) -> bool:
+    """Whether the store holds a layer of this size that ends in the index that it is named for.
+
+    The contents are not read: a node checks them, and marks a layer that is damaged.
+    """
+    begin = max(0, layer.size_bytes - _TAIL_BYTES)
+    try:
+        # An object that is too long shows in the byte after the last one.
+        tail = store.get_range(layer.key, begin, layer.size_bytes - begin + 1)
+        if len(tail) != layer.size_bytes - begin:
+            return False
+        footer = load_footer(tail[-FOOTER_BYTES:], layer.size_bytes)
+        if footer.offset < begin:
+            tail = store.get_range(layer.key, footer.offset, begin - footer.offset) + tail
+            begin = footer.offset
+        index = tail[footer.offset - begin : -FOOTER_BYTES]
+        return hashlib.sha256(decode_index(index, footer)).hexdigest() == layer.digest
+    except FormatError:
+        return False
+    except StoreError:
+        if store.exists(layer.key):
+            raise
+        return False
 
 
 # ---- collecting ----------------------------------------------------------------------------------
@@ -194,7 +256,8 @@ def collect(
                 break
             store.delete(key)
             deleted.append(key)
-        _delete(store, notes)
+        stale = [key for key in _damaged(store) if key in deleted or key not in candidates]
+        _delete(store, [*notes, *map(damage_key, stale)])
     finally:
         with suppress(StoreError):
             store.delete(sweep)

@@ -33,7 +33,7 @@ from cloudjob.store.base import ObjectStore, Signer, Tell, quiet
 from cloudjob.submission import Code, Submission, prepare
 from jobentry.contract import names
 from jobentry.contract.launchers import AUTO
-from jobentry.contract.packages import Layer
+from jobentry.contract.packages import Layer, damage_key
 from jobentry.contract.paths import JobPaths
 
 _MB = 1_000_000
@@ -205,7 +205,7 @@ def _open_store(spec: JobSpec, backend: Backend[Any], home: Path) -> tuple[str, 
 def _keep(
     spec: JobSpec, home: Path, uri: str, scratch: Path, claim: Claim, package: CodePackage
 ) -> tuple[CodePackage, Kept]:
-    """Send what is new, and remember it; send everything when the store has lost something."""
+    """Send what is new, and remember it; send everything when a layer is gone or damaged."""
     try:
         kept = claim.keep(package)
     except Missing:
@@ -250,8 +250,9 @@ def _access(
     if not (isinstance(hours, (int, float)) and hours and isinstance(store, Signer)):
         return store.access()
     limit_s = round(hours * 3600)
-    wanted = [("GET", paths.code), *(("GET", layer.key) for layer in code_layers)]
-    wanted.append(("PUT", paths.record))
+    wanted = [("GET", paths.code), ("PUT", paths.record)]
+    wanted += [("GET", layer.key) for layer in code_layers]
+    wanted += [("PUT", damage_key(layer.key)) for layer in code_layers]
     signed = {store.uri(key): store.sign(method, key, limit_s) for method, key in wanted}
     return {names.CLOUDJOB_SIGNED_URIS: json.dumps(signed)}
 

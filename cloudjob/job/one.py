@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudjob import layers
 from cloudjob import outputs as kept
 from cloudjob import status as statuses
 from cloudjob.backends import open_backend
@@ -310,6 +311,10 @@ class Job:
     def _with_record(self, status: JobStatus, native: NativeStatus) -> JobStatus:
         """Add what the head's record says; it knows more than the platform."""
         record = self._record_of(native)
+        if record is not None and record.damaged_layers:
+            # Where a platform brings the package to the nodes, they cannot mark it themselves.
+            with contextlib.suppress(StoreError):
+                layers.mark_damaged(self._store, record.damaged_layers)
         if record is not None and record.cause == "cancelled":
             # Somebody stopped it past us: `docker kill`, or a signal to the head.
             status = replace(status, state=JobState.CANCELLED)

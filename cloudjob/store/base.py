@@ -19,7 +19,8 @@ class ObjectStore(Protocol):
     1. An object is whole or it is not there: no reader ever sees a part of one, even when the
        writer is killed. A second ``put`` under a key replaces the object in the same way.
     2. When ``put`` or ``put_bytes`` returns, the object outlives a crash of this machine.
-    3. What ``get_bytes``, ``get_each`` and ``fetch`` give is what was put, byte for byte, at once.
+    3. What ``get_bytes``, ``get_range``, ``get_each`` and ``fetch`` give is what was put, byte for
+       byte, at once.
     4. ``uri(key)`` is pure, and the container half reaches the same object under it.
     5. A key is segments joined by ``/``, none of them empty, ``.`` or ``..``, without NUL.
        Anything else is refused before the store is touched, so no key leaves the root.
@@ -41,6 +42,10 @@ class ObjectStore(Protocol):
 
     def get_bytes(self, key: str) -> bytes:
         """Return the object's bytes."""
+        ...
+
+    def get_range(self, key: str, offset: int, count: int) -> bytes:
+        """Return ``count`` of the object's bytes from ``offset`` on, fewer where it ends before."""
         ...
 
     def get_each(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:

@@ -64,6 +64,12 @@ class DirectoryStore:
         with self._translated("get", key):
             return self._path("get", key).read_bytes()
 
+    def get_range(self, key: str, offset: int, count: int) -> bytes:
+        """Return ``count`` of the object's bytes from ``offset`` on, fewer where it ends before."""
+        with self._translated("get", key), self._path("get", key).open("rb") as file:
+            file.seek(offset)
+            return file.read(count)
+
     def get_each(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         """Yield each of many small objects with its key."""
         return each_in_parallel(self.get_bytes, keys)

@@ -14,8 +14,10 @@ class EntryError(Exception):
         code: int = exits.ENTRY_FAILED,
         hint: str = "",
         cause: str = "entry",
+        damaged_layers: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.code = code
         self.hint = hint
         self.cause = cause
+        self.damaged_layers = damaged_layers

@@ -211,7 +211,7 @@ def _run(node: NodeEnv, options: Options) -> _End:
         if node.is_head:
             record = _entry_record(node.job, str(error), node, code)
             if isinstance(error, EntryError):
-                record = record._replace(cause=error.cause)
+                record = record._replace(cause=error.cause, damaged_layers=error.damaged_layers)
             _leave_record(node.record_uri, record._replace(started_at=_rfc3339(started_at)))
         return _End(code, is_over=False)
 

@@ -111,7 +111,8 @@ def _staging(kind: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kind as error:
-        raise EntryError(str(error), hint=getattr(error, "hint", "")) from error
+        hint, damaged_layers = getattr(error, "hint", ""), getattr(error, "damaged_layers", ())
+        raise EntryError(str(error), hint=hint, damaged_layers=damaged_layers) from error
 
 
 def start_sshd(

@@ -48,7 +48,25 @@ _TARGET_LIMIT_BYTES = 4095
 
 
 class UnpackError(Exception):
-    """Code cannot be unpacked: *doing what: to which thing: what came back*."""
+    """Code cannot be unpacked: *doing what: to which thing: what came back*.
+
+    Args:
+        hint: What to try.
+        damaged_layers: The keys of the layers that are damaged in the store.
+    """
+
+    def __init__(self, message: str, hint: str = "", damaged_layers: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.damaged_layers = damaged_layers
+
+
+class _DamagedError(FormatError):
+    """A layer is not what was sent."""
+
+    def __init__(self, key: str, fault: str) -> None:
+        super().__init__(fault)
+        self.key = key
 
 
 def turn_s(node: int, nodes: int) -> float:
@@ -89,7 +107,7 @@ def fetch_code(uri: str, digest: str, folder: str, *, limit_bytes: int = LIMIT_B
         uris = [packages.layer_uri(uri, layer) for layer in descriptor.layers]
         paths = _fetch_all(uris, scratch)
         layers = [
-            opened.enter_context(_Layer.open(path, layer.digest))
+            opened.enter_context(_Layer.open(path, layer))
             for path, layer in zip(paths, descriptor.layers)
         ]
         fresh = posixpath.join(scratch, "code")
@@ -112,8 +130,15 @@ def _fetch_all(uris: Sequence[str], scratch: str) -> list[str]:
     if len(waiting) > 1:
         _fetch_at_once(waiting)
     for uri, path in waiting:
-        objects.fetch(uri, path)
+        _fetch(uri, path)
     return paths
+
+
+def _fetch(uri: str, path: str) -> None:
+    try:
+        objects.fetch(uri, path)
+    except objects.ObjectDamaged as error:
+        raise _DamagedError(packages.LAYERS + posixpath.basename(uri), str(error)) from error
 
 
 def _fetch_at_once(waiting: list[tuple[str, str]]) -> None:
@@ -129,7 +154,7 @@ def _fetch_at_once(waiting: list[tuple[str, str]]) -> None:
             except IndexError:
                 return
             try:
-                objects.fetch(uri, path)
+                _fetch(uri, path)
             except BaseException as error:  # noqa: BLE001 (told to who waits)
                 faults.append(error)
 
@@ -145,43 +170,57 @@ def _fetch_at_once(waiting: list[tuple[str, str]]) -> None:
 class _Layer:
     """An open layer whose index is the one that was asked for."""
 
-    def __init__(self, descriptor: int, index: Index) -> None:
+    def __init__(self, descriptor: int, key: str, index: Index) -> None:
         self._descriptor = descriptor
+        self.key = key
         self.index = index
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, path: str, digest: str) -> Iterator[_Layer]:
-        """Open the layer whose index has this digest.
+    def open(cls, path: str, layer: packages.Layer) -> Iterator[_Layer]:
+        """Open a layer.
 
         Raises:
-            FormatError: It is no such layer.
+            FormatError: Its index is not the one that the layer is named for.
         """
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            size_bytes = os.fstat(descriptor).st_size
-            tail = _read(descriptor, max(0, size_bytes - FOOTER_BYTES), FOOTER_BYTES)
-            footer = packages.load_footer(tail, size_bytes)
-            stored = _read(descriptor, footer.offset, footer.stored_bytes)
-            data = packages.decode_index(stored, footer)
-            found = hashlib.sha256(data).hexdigest()
-            if found != digest:
-                raise FormatError("its index has the digest %s, not %s" % (found, digest))
-            index = packages.load_index(data)
-            for content in index.contents:
-                if content.offset + content.stored_bytes > footer.offset:
-                    raise FormatError("a content ends behind the last one")
-            yield cls(descriptor, index)
+            try:
+                index = _index(descriptor, layer.digest)
+            except FormatError as error:
+                raise _DamagedError(layer.key, str(error)) from error
+            yield cls(descriptor, layer.key, index)
         finally:
             os.close(descriptor)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return exactly so many bytes."""
+        """Return exactly ``size_bytes`` bytes."""
         return _read(self._descriptor, offset, size_bytes)
+
+    def damaged(self, content: Content) -> FormatError:
+        """Return the error for a content that is not what was sent."""
+        fault = "a content is not the one with the digest %s" % content.digest
+        return _DamagedError(self.key, fault)
 
     def read_some(self, offset: int, most_bytes: int) -> bytes:
         """Return what is there, which is less at the end of the layer."""
         return os.pread(self._descriptor, most_bytes, offset)
+
+
+def _index(descriptor: int, digest: str) -> Index:
+    size_bytes = os.fstat(descriptor).st_size
+    tail = _read(descriptor, max(0, size_bytes - FOOTER_BYTES), FOOTER_BYTES)
+    footer = packages.load_footer(tail, size_bytes)
+    stored = _read(descriptor, footer.offset, footer.stored_bytes)
+    data = packages.decode_index(stored, footer)
+    found = hashlib.sha256(data).hexdigest()
+    if found != digest:
+        raise FormatError("its index has the digest %s, not %s" % (found, digest))
+    index = packages.load_index(data)
+    for content in index.contents:
+        if content.offset + content.stored_bytes > footer.offset:
+            raise FormatError("a content ends behind the last one")
+    return index
 
 
 def _read(descriptor: int, offset: int, size_bytes: int) -> bytes:
@@ -344,9 +383,9 @@ def _write_part(places: Iterable[_Place], withheld: int) -> None:
             source, begin = place.layer, content.offset
             window = memoryview(source.read_some(begin, _WINDOW_BYTES))
         stored = window[content.offset - begin : end - begin]
-        data = stored if content.encoding == RAW else _inflated(content, stored)
+        data = stored if content.encoding == RAW else _inflated(place.layer, content, stored)
         if len(data) != content.size_bytes or hashlib.sha256(data).hexdigest() != content.digest:
-            raise _damaged(content)
+            raise place.layer.damaged(content)
         for path, mode in place.targets:
             descriptor = _create(path, mode, withheld)
             try:
@@ -365,11 +404,11 @@ def _write_large(place: _Place, withheld: int) -> None:
         for piece in _pieces(place.layer, place.content):
             rest -= len(piece)
             if rest < 0:
-                raise _damaged(place.content)
+                raise place.layer.damaged(place.content)
             sha256.update(piece)
             _write(descriptor, piece)
     if rest or sha256.hexdigest() != place.content.digest:
-        raise _damaged(place.content)
+        raise place.layer.damaged(place.content)
     for other, other_mode in others:
         with open(path, "rb") as source, _created(other, other_mode, withheld) as descriptor:
             for piece in iter(lambda: source.read(_WINDOW_BYTES), b""):
@@ -389,21 +428,17 @@ def _pieces(layer: _Layer, content: Content) -> Iterator[bytes]:
             try:
                 yield inflater.decompress(stored, _WINDOW_BYTES)
             except zlib.error as error:
-                raise _damaged(content) from error
+                raise layer.damaged(content) from error
             stored = inflater.unconsumed_tail
             if inflater.eof and stored:
-                raise _damaged(content)
+                raise layer.damaged(content)
 
 
-def _inflated(content: Content, stored: memoryview) -> bytes:
+def _inflated(layer: _Layer, content: Content, stored: memoryview) -> bytes:
     try:
         return packages.inflate(stored, content.size_bytes)
     except FormatError as error:
-        raise _damaged(content) from error
-
-
-def _damaged(content: Content) -> FormatError:
-    return FormatError("a content is not the one with the digest %s" % content.digest)
+        raise layer.damaged(content) from error
 
 
 @contextlib.contextmanager
@@ -473,12 +508,26 @@ def _remove(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
+def _mark(uri: str, key: str) -> None:
+    """Mark a layer as damaged; where that is not possible, the record of the job reports it."""
+    with contextlib.suppress(objects.ObjectError, OSError):
+        objects.write(b"", packages.damage_uri(uri, key))
+
+
 @contextlib.contextmanager
 def _translated(uri: str, folder: str) -> Iterator[None]:
     try:
         yield
     except objects.ObjectError as error:
-        raise UnpackError("fetch code: %s" % error) from error
+        raise UnpackError("fetch code: %s" % error, error.hint) from error
+    except _DamagedError as error:
+        _mark(uri, error.key)
+        what = packages.LAYERS + error.key[len(packages.LAYERS) :][:12]
+        raise UnpackError(
+            "unpack code: %s: %s is damaged: %s" % (uri, what, error),
+            "submit again: the next submit sends this layer again",
+            (error.key,),
+        ) from error
     except FormatError as error:
         raise UnpackError("unpack code: %s: %s" % (uri, error)) from error
     except OSError as error:

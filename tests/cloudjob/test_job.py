@@ -105,6 +105,20 @@ def test_a_record_that_is_late_still_counts(
     assert job.status().cause == wanted
 
 
+def test_damage_that_a_record_reports_is_marked_in_the_store(tmp_path: Path):
+    """A node to which the platform brings the package cannot do it itself."""
+    store = DirectoryStore(tmp_path / "store")
+    key = "layers/" + "0" * 64
+    record = exits.ExitRecord(
+        "train-1", 125, "entry", ended_at=moment(), damaged_layers=(key, "../no-key")
+    )
+    store.put_bytes(exits.dump(record), JobPaths("train-1").record)
+
+    Job(record_of(tmp_path), BringingPlatform(moment()), tmp_path, store).status()  # type: ignore[arg-type]
+
+    assert list(store.list("damaged/")) == ["damaged/" + "0" * 64]
+
+
 @pytest.mark.parametrize(
     ("which", "wanted"),
     [

@@ -153,6 +153,28 @@ def test_a_layer_that_has_gone_is_sent_again(laptop: Laptop, store: Store):
     laptop.check(job, laptop.folder / "code")
 
 
+def test_a_damaged_layer_below_others_is_sent_again_by_everybody(laptop: Laptop, store: Store):
+    """The mark stays for others who rely on the layer, and goes with it."""
+    laptop.submit()
+    (damaged,) = keys(store, "layers/")
+    (laptop.source / "train.py").write_text("print(2)\n")
+    other = laptop.memory
+    laptop.submit()
+    layers.mark_damaged(store, [damaged, "layers/no-key-of-ours"])  # type: ignore[arg-type]
+    store.put_bytes(b"other", damaged)
+
+    laptop.check(laptop.submit(), laptop.folder / "code")
+    laptop.memory = other
+    laptop.check(laptop.submit(), laptop.folder / "code")
+
+    assert keys(store, "damaged/") == [damaged.replace("layers/", "damaged/")]
+    for number in (1, 2):
+        store.delete(f"me-{number}/code.json")
+    gc(store)
+    assert keys(store, "damaged/") == []
+    assert damaged not in keys(store, "layers/")
+
+
 def test_only_what_no_job_needs_is_collected(laptop: Laptop, store: Store):
     """Jobs that run, and jobs that ended lately, keep their packages."""
     over = laptop.submit()

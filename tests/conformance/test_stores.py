@@ -16,10 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudjob import layers
 from cloudjob.errors import StoreError
+from cloudjob.layers import Claim, Kept, Missing
+from cloudjob.package import CodePackage, Memory, cache, pack
 from cloudjob.store import ObjectStore, beside, open_store
 from cloudjob.store.directory import DirectoryStore
-from jobentry import objects
+from jobentry import objects, unpack
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 20
@@ -54,6 +57,10 @@ def test_what_is_put_is_read_back(store: ObjectStore, tmp_path: Path, entry_envi
     assert store.get_bytes("job/code.tar") == (tmp_path / "new" / "out").read_bytes() == data
     assert objects.read(uri) == data
     assert store.get_bytes("job/empty") == b""
+    assert store.get_range("job/code.tar", 5, 300) == data[5:305]
+    assert store.get_range("job/code.tar", len(data) - 5, 300) == data[-5:]
+    assert store.get_range("job/code.tar", len(data), 1) == b""
+    assert store.get_range("job/empty", 0, 10) == b""
 
 
 def test_many_small_objects_come_in_whatever_order(store: ObjectStore):
@@ -192,6 +199,70 @@ def test_an_empty_store_has_no_objects(store: ObjectStore):
     assert not store.exists("a")
 
 
+# ---- layers of packages that are damaged in the store
+
+
+def flipped(data: bytes, position: int) -> bytes:
+    """Return other bytes of the same length."""
+    changed = bytearray(data)
+    changed[position] ^= 1
+    return bytes(changed)
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "a content": lambda data: flipped(data, 10),
+    "the index": lambda data: flipped(data, -100),
+    "the footer": lambda data: flipped(data, -1),
+    "cut": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "too long": lambda data: data + b"\0",
+}
+
+
+def sent(store: ObjectStore, source: Path, memory: Memory, job: str) -> tuple[Kept, Memory]:
+    """Pack a source and put what is new, as a submit does."""
+
+    def packed(known: Memory) -> CodePackage:
+        destination = source.parent / "layer"
+        return pack(source, destination, script="train.py", limit_bytes=1 << 30, memory=known)
+
+    package = packed(memory)
+    with Claim(store, job) as claim:
+        try:
+            kept = claim.keep(package)
+        except Missing:
+            package = packed(Memory())
+            kept = claim.keep(package)
+    store.put_bytes(layers.descriptor(package, kept.layers), f"{job}/code.json")
+    return kept, cache.with_layers(package.memory, kept.layers)
+
+
+def test_a_damaged_layer_is_sent_again(store: ObjectStore, tmp_path: Path, entry_environ: None):
+    """The submit finds damage of the index; a node finds all other damage, and marks the layer."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("print()\n" * 50)
+    (source / "large.bin").write_bytes(os.urandom(200_000))
+    memory = Memory()
+    for number, (name, damage) in enumerate(DAMAGES.items()):
+        kept, memory = sent(store, source, memory, "before")
+        (layer,) = kept.layers
+        store.put_bytes(damage(store.get_bytes(layer.key)), layer.key)
+        if name == "a content":
+            with pytest.raises(unpack.UnpackError, match="is damaged") as caught:
+                unpack.fetch_code(store.uri("before/code.json"), memory.digest, str(tmp_path / "x"))
+            assert caught.value.damaged_layers == (layer.key,)
+
+        kept, memory = sent(store, source, memory, f"job-{number}")
+
+        assert kept.sent_layers == 1, name
+        target = tmp_path / f"code-{number}"
+        unpack.fetch_code(store.uri(f"job-{number}/code.json"), memory.digest, str(target))
+        assert (target / "large.bin").read_bytes() == (source / "large.bin").read_bytes()
+        assert sent(store, source, memory, "after")[0].sent_layers == 0
+        assert list(store.list("damaged/")) == []
+
+
 # ---- 5 and 6: refusals
 
 
@@ -205,6 +276,7 @@ def test_a_key_that_is_none_is_refused_by_every_verb(store: ObjectStore, tmp_pat
         lambda key: store.put(tmp_path / "in", key),
         lambda key: store.put_bytes(b"", key),
         store.get_bytes,
+        lambda key: store.get_range(key, 0, 1),
         lambda key: store.fetch(key, tmp_path / "out"),
         store.exists,
         store.delete,
@@ -222,6 +294,8 @@ def test_what_is_not_there_is_an_error(store: ObjectStore, tmp_path: Path):
     """A missing object and a missing file are named."""
     with pytest.raises(StoreError, match=r"get job/a in .*: no such object"):
         store.get_bytes("job/a")
+    with pytest.raises(StoreError, match=r"get job/a in .*: no such object"):
+        store.get_range("job/a", 0, 1)
     with pytest.raises(StoreError, match=r"fetch job/a in .*: no such object"):
         store.fetch("job/a", tmp_path / "out")
     with pytest.raises(StoreError, match=r"put job/a in .*: read .*/in: no such file"):

@@ -23,6 +23,9 @@ from jobentry.contract import names
 
 # What is longer comes by itself; and of a range SeaweedFS makes a third less work than of a whole.
 _SHORT = {"range": f"bytes=0-{64 * 1024 - 1}"}
+_PARTIAL, _OUT_OF_RANGE = 206, 416
+# The most that is asked for at once and kept in memory.
+_LONGEST_PIECE_BYTES = 32 * 1024 * 1024
 # How many keys a service names at a time.
 _LISTED = 1000
 
@@ -95,6 +98,14 @@ class S3Store:
         target = _Memory()
         size_bytes = self._get("get", key, "in", target, quiet)
         return bytes(target.data[:size_bytes])
+
+    def get_range(self, key: str, offset: int, count: int) -> bytes:
+        """Return ``count`` of the object's bytes from ``offset`` on, fewer where it ends before."""
+        place.check("get", key)
+        return b"".join(
+            self._get_piece(key, begin, min(_LONGEST_PIECE_BYTES, offset + count - begin))
+            for begin in range(offset, offset + count, _LONGEST_PIECE_BYTES)
+        )
 
     def get_each(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         """Yield each of many small objects with its key, in whatever order they come."""
@@ -212,6 +223,17 @@ class S3Store:
 
     def _key(self, key: str) -> str:
         return f"{self._place.prefix}/{key}" if self._place.prefix else key
+
+    def _get_piece(self, key: str, offset: int, count: int) -> bytes:
+        doing = f"get {key} in {self._root}"
+        headers = {"range": f"bytes={offset}-{offset + count - 1}"}
+        answer = self._wire.ask(Request("GET", doing, self._key(key), headers=headers))
+        if answer.status == _OUT_OF_RANGE:
+            return b""
+        if answer.refusal is not None:
+            raise self._wire.refused(doing, answer.refusal)
+        # A service may send the whole object instead.
+        return answer.body if answer.status == _PARTIAL else answer.body[offset : offset + count]
 
     def _put(self, source: local.Source, key: str, path: str, tell: Tell) -> None:
         doing = f"put {key} in {self._root}"

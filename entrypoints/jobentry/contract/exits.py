@@ -43,6 +43,7 @@ class ExitRecord(NamedTuple):
     Args:
         cause: Who ended it: one of ``CAUSES``, empty for success.
         phases: ``(node, name, started_at, ended_at)`` in the order they began.
+        damaged_layers: The keys of the layers of the package that are damaged in the store.
     """
 
     job: str
@@ -52,6 +53,7 @@ class ExitRecord(NamedTuple):
     started_at: str = ""
     ended_at: str = ""
     phases: tuple[tuple[int, str, str, str], ...] = ()
+    damaged_layers: tuple[str, ...] = ()
 
 
 def code_of_signal(signal: int) -> int:
@@ -86,6 +88,7 @@ def load(data: bytes) -> ExitRecord:
                 (int(node), str(name), str(start), str(end))
                 for node, name, start, end in value.get("phases", ())
             ),
+            damaged_layers=tuple(str(key) for key in value.get("damaged_layers", ())),
         )
     # OverflowError is what Infinity ends with.
     except (

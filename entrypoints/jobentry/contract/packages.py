@@ -23,6 +23,9 @@ import zlib
 from typing import Any, Iterable, NamedTuple, NoReturn, Sequence
 
 FORMAT = 1
+LAYERS = "layers/"
+# An object below it marks a layer whose contents a node found damaged: nobody may reuse that layer.
+DAMAGED = "damaged/"
 FILE, FOLDER, LINK = "file", "folder", "link"
 RAW, ZLIB = "raw", "zlib"
 # The offset of a content that a lower layer holds.
@@ -312,6 +315,22 @@ def load_descriptor(data: bytes) -> Descriptor:
 def layer_uri(descriptor_uri: str, layer: Layer) -> str:
     """Return the URI of a layer: its store is that of the descriptor, ``STORE/JOB/code.json``."""
     return descriptor_uri.rsplit("/", 2)[0] + "/" + layer.key
+
+
+def damage_key(layer_key: str) -> str:
+    """Return the key of the object that marks a layer as damaged.
+
+    Raises:
+        FormatError: This is not the key of a layer.
+    """
+    if _KEY.fullmatch(layer_key) is None:
+        _refuse("%a is not the key of a layer" % layer_key)
+    return DAMAGED + layer_key[len(LAYERS) :]
+
+
+def damage_uri(descriptor_uri: str, layer_key: str) -> str:
+    """Return the URI of the object that marks a layer as damaged."""
+    return descriptor_uri.rsplit("/", 2)[0] + "/" + damage_key(layer_key)
 
 
 def _layer(row: Any) -> Layer:

@@ -15,6 +15,7 @@ from jobentry.contract import names
 from jobentry.objects import directory
 from jobentry.objects.base import (
     Entry,
+    ObjectDamaged,
     ObjectError,
     ObjectMissing,
     Tell,
@@ -24,7 +25,7 @@ from jobentry.objects.base import (
 )
 from jobentry.objects.directory import path_of, uri_of
 
-__all__ = ["Entry", "ObjectError", "ObjectMissing", "path_of", "shown", "uri_of"]
+__all__ = ["Entry", "ObjectDamaged", "ObjectError", "ObjectMissing", "path_of", "shown", "uri_of"]
 
 _MODULES = {"http": "http", "https": "http", "s3": "s3", "obs": "s3"}
 

@@ -32,6 +32,10 @@ class ObjectMissing(ObjectError):
     """There is no such object."""
 
 
+class ObjectDamaged(ObjectError):
+    """What came is not what was stored, however often it was fetched."""
+
+
 class Entry(NamedTuple):
     """What a list, or a look at one object, says of it.
 

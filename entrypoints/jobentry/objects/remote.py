@@ -15,6 +15,7 @@ from jobentry.objects import web
 from jobentry.objects.base import (
     CHUNK_BYTES,
     Entry,
+    ObjectDamaged,
     ObjectError,
     Stop,
     Tell,
@@ -67,7 +68,7 @@ class Source(NamedTuple):
     is_store: bool
 
 
-class _Damaged(ObjectError):
+class _Damaged(ObjectDamaged):
     """What has come is not what was sent, or half of it is of another version."""
 
 
