@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,17 @@ settings.register_profile(
     derandomize=os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1",
 )
 settings.load_profile("cloudjob")
+
+
+def pytest_configure() -> None:
+    """Start from default signal dispositions: under nohup or `&`, the caller ignores some signals.
+
+    Every process that a test starts would inherit that.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

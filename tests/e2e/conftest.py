@@ -392,7 +392,7 @@ def _version(path: Path) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test with each mpirun."""
+    """Run tests marked every_mpi with each mpirun, and all others with the first."""
     if "mpi" not in metafunc.fixturenames:
         return
     mpis = _mpis()
@@ -400,14 +400,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         lines = {mpi.version[:3] for mpi in mpis}
         if not {"4.1", "5.0"} <= lines:
             raise pytest.UsageError(f"an Open MPI 4.1 and a 5.0 are required; there is {lines}")
-    if metafunc.definition.get_closest_marker("one_mpi"):
+    if not metafunc.definition.get_closest_marker("every_mpi"):
         mpis = mpis[:1]
     metafunc.parametrize("mpi", mpis, ids=[mpi.version for mpi in mpis], scope="session")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Name our marker."""
-    config.addinivalue_line("markers", "one_mpi: mpirun makes no difference, so one is enough")
+    """Register this folder's marker."""
+    config.addinivalue_line(
+        "markers", "every_mpi: runs once with each Open MPI, as they differ here"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

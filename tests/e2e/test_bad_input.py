@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.one_mpi
-
 
 def refused(done, code, *words, hint=True):
     """The command was refused: one `error:` line that holds ``words``, a hint, an exit code."""

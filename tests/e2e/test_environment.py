@@ -47,6 +47,7 @@ def differences(ranks, expected):
 PREFIXES = ("UGLY_", "S3_", "SHARED_", "VC_WORKER_X", "SCC", "CRED")
 
 
+@pytest.mark.every_mpi
 def test_variables_by_option_are_exact(cloud, ugly_values):
     """-e carries any bytes to every rank on every node."""
     expected = {
@@ -63,6 +64,7 @@ def test_variables_by_option_are_exact(cloud, ugly_values):
     assert differences(environments(cloud, 4), expected) == []
 
 
+@pytest.mark.every_mpi
 @pytest.mark.parametrize("prefix", ["S3_", "UGLY_"])
 def test_every_value_is_exact_under_one_prefix(cloud, ugly_values, prefix):
     """Carried by name pattern or because the user gave it: no value is damaged."""
@@ -77,6 +79,7 @@ def test_every_value_is_exact_under_one_prefix(cloud, ugly_values, prefix):
     assert differences(environments(cloud, 2), expected) == []
 
 
+@pytest.mark.every_mpi
 def test_variables_by_file_are_exact(cloud, ugly_values):
     """--env-file carries the same, the ones that need it in double quotes."""
     expected = {f"FILE_{name}": value for name, value in ugly_values.items()}
@@ -100,6 +103,7 @@ def test_variables_by_file_are_exact(cloud, ugly_values):
     assert differences(environments(cloud, 2), expected) == []
 
 
+@pytest.mark.every_mpi
 def test_secrets_are_exact(cloud, ugly_values):
     """--secret carries a value of the caller's environment, and a file's exact bytes."""
     by_name = {f"NAMED_{name}": value for name, value in list(ugly_values.items())[:-2]}
@@ -118,6 +122,7 @@ def test_secrets_are_exact(cloud, ugly_values):
     assert differences(environments(cloud, 4), by_name | by_file) == []
 
 
+@pytest.mark.every_mpi
 def test_five_hundred_variables_arrive(cloud):
     """There is no small limit to their number."""
     expected = {f"MANY_{index}": b"value %d of many" % index for index in range(400)}
@@ -133,6 +138,7 @@ def test_five_hundred_variables_arrive(cloud):
     assert differences(environments(cloud, 2), expected) == []
 
 
+@pytest.mark.every_mpi
 def test_many_large_values_arrive(cloud):
     """A megabyte of variables is no more than Linux allows."""
     expected = {f"LARGE_{index}": b"%d " % index * 30_000 for index in range(10)}
@@ -147,6 +153,7 @@ def test_many_large_values_arrive(cloud):
     assert differences(environments(cloud, 2), expected) == []
 
 
+@pytest.mark.every_mpi
 def test_path_is_exact(cloud):
     """Every rank has the PATH of the head, without what Open MPI puts in front of it."""
     done = cloud.submit("--nodes", "2", cloud.script(DUMP))
@@ -155,6 +162,7 @@ def test_path_is_exact(cloud):
     assert differences(environments(cloud, 2), {"PATH": cloud.mpi.path.encode()}) == []
 
 
+@pytest.mark.every_mpi
 def test_the_users_path_and_library_path_are_exact(cloud):
     """-e PATH and -e LD_LIBRARY_PATH are what ranks see."""
     expected = {
@@ -171,6 +179,7 @@ def test_the_users_path_and_library_path_are_exact(cloud):
     assert differences(environments(cloud, 2), expected) == []
 
 
+@pytest.mark.every_mpi
 @pytest.mark.parametrize(("options", "expected"), [((), b"1"), (("-e", "YIELD=0"), b"0")])
 def test_ranks_that_wait_give_way(cloud, options, expected):
     """Nodes that share a machine cannot know that they do; the user's word goes before ours."""
@@ -284,6 +293,7 @@ def test_names_that_a_node_needs_can_be_set_or_are_refused(cloud, name):
     assert differences(environments(cloud, 2), {name: str(folder).encode()}) == []
 
 
+@pytest.mark.every_mpi
 def test_documented_defaults_reach_every_rank(cloud):
     """The variables of the documented OPENMPI_X_ARGS are set where the user has not set them."""
     done = cloud.submit("--nodes", "2", "-e", "NCCL_DEBUG=WARN", cloud.script(DUMP))
@@ -363,6 +373,7 @@ def argvs_with(text):
     return found
 
 
+@pytest.mark.every_mpi
 def test_no_value_stands_in_any_argv_and_no_secret_in_any_file(cloud):
     """While a job runs and after it, a secret is only in the memory of those who need it."""
     script = cloud.script(WAIT)
@@ -477,6 +488,7 @@ def short_folder():
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.every_mpi
 def test_the_heads_variables_reach_ranks_of_a_bare_worker(cloud, ugly_values, short_folder):
     """Ranks of a worker that has not got them get the head's, and keep what is their node's own."""
     hosts = ("127.0.0.1", "127.0.0.2")
@@ -558,6 +570,7 @@ leave(f"ok-{rank}")
 """
 
 
+@pytest.mark.every_mpi
 def test_extra_args_have_an_effect(cloud):
     """OPENMPI_EXTRA_ARGS=--report-bindings makes mpirun tell."""
     done = cloud.submit(
@@ -574,6 +587,7 @@ def test_extra_args_have_an_effect(cloud):
     assert b"bound to" in done.err, done
 
 
+@pytest.mark.every_mpi
 def test_repeated_mca_parameters_are_no_fault(cloud):
     """The last one wins; 4.1 alone would refuse two."""
     args = "-mca btl ^openib -mca btl tcp,self -mca pml ob1 --mca btl_tcp_if_include lo"
@@ -591,6 +605,7 @@ def test_repeated_mca_parameters_are_no_fault(cloud):
     assert len(cloud.left("ok-*")) == 4
 
 
+@pytest.mark.every_mpi
 def test_x_args_are_split_as_a_shell_would(cloud):
     """Quotes hold a value together, what is not set is passed over, per-node ones stay."""
     args = """-x FOO="a b" -x 'BAR=it'"'"'s $HOME' -x UNSET_NAME -x EMPTY= -x EQ=a=b"""
@@ -607,6 +622,7 @@ def test_x_args_are_split_as_a_shell_would(cloud):
     assert b"UNSET_NAME" in done.err, done
 
 
+@pytest.mark.every_mpi
 def test_bind_args_place_ranks(cloud):
     """OPENMPI_BIND_ARGS="-map-by node" deals ranks out node by node."""
     done = cloud.submit(
@@ -623,6 +639,7 @@ def test_bind_args_place_ranks(cloud):
     assert list(cloud.left().values()) == [b"0", b"1", b"0", b"1"]
 
 
+@pytest.mark.every_mpi
 @pytest.mark.parametrize("np", [1, 2, 3])
 def test_fewer_ranks_than_slots(cloud, np):
     """OPENMPI_NP may be smaller than the room there is, also so small that a node has no rank."""
@@ -640,6 +657,7 @@ def test_fewer_ranks_than_slots(cloud, np):
     assert cloud.left() == {f"rank-{rank}": b"%d" % np for rank in range(np)}
 
 
+@pytest.mark.every_mpi
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
     [
@@ -681,7 +699,6 @@ def test_words_for_mpirun_that_make_no_sense_end_the_job(cloud, variable, value,
         assert status["failure"]["message"], status
 
 
-@pytest.mark.one_mpi
 def test_words_for_mpirun_never_reach_a_shell(cloud):
     """; and $() are words like any other."""
     mark = cloud.folder / "pwned"

@@ -96,6 +96,7 @@ def test_before_mpi_init(cloud, way, rank):
     check(cloud, done, rank, WAYS[way])
 
 
+@pytest.mark.every_mpi
 @pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
 @pytest.mark.parametrize("way", WAYS | MPI_WAYS)
 def test_after_mpi_init(cloud, way, rank):
@@ -107,6 +108,7 @@ def test_after_mpi_init(cloud, way, rank):
     check(cloud, done, rank, (WAYS | MPI_WAYS)[way])
 
 
+@pytest.mark.every_mpi
 def test_a_shell_script_that_fails(cloud):
     """What is no Python ends the job just so."""
     cloud.write(
@@ -123,6 +125,7 @@ def test_a_shell_script_that_fails(cloud):
     assert (failure["rank"], failure["node"], failure["exit_code"]) == (3, 1, 7), failure
 
 
+@pytest.mark.every_mpi
 @pytest.mark.parametrize(("first", "second"), [(3, 0), (0, 3), (2, 3)])
 @pytest.mark.parametrize("apart_s", [0.05, 0.3])
 def test_the_first_of_two_failing_ranks_is_blamed(cloud, first, second, apart_s):
@@ -149,6 +152,7 @@ def test_the_first_of_two_failing_ranks_is_blamed(cloud, first, second, apart_s)
     assert cloud.status(done.job)["failure"]["rank"] == first, done
 
 
+@pytest.mark.every_mpi
 def test_all_ranks_fail_at_once(cloud):
     """One of them is blamed, and the code is theirs."""
     script = cloud.script(
@@ -287,6 +291,7 @@ def test_wait_and_status_tell_the_same_later(cloud):
     assert [item["job"] for item in [first]] == [job]
 
 
+@pytest.mark.every_mpi
 def test_failing_at_different_times_of_the_start(cloud):
     """A rank that fails while others are still being started does not hang the job."""
     script = cloud.script(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.one_mpi, pytest.mark.horovod]
+pytestmark = pytest.mark.horovod
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZE = ("--nodes", "2", "--procs-per-node", "2")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.one_mpi, pytest.mark.horovod, pytest.mark.long]
+pytestmark = [pytest.mark.horovod, pytest.mark.long]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 240

@@ -48,6 +48,7 @@ def ends(cloud, job, cause, limit_s=15):
     return status
 
 
+@pytest.mark.every_mpi
 @both
 def test_a_workers_keeper(cloud, job):
     """The node is gone, its ranks with it, and the record names it."""
@@ -59,6 +60,7 @@ def test_a_workers_keeper(cloud, job):
     assert "worker-1" in status["failure"]["message"] + status["failure"]["host"], status
 
 
+@pytest.mark.every_mpi
 @both
 def test_the_heads_keeper(cloud, job):
     """Nobody is left to leave a record, so the backend tells; workers do not wait for ever."""
@@ -77,6 +79,7 @@ def test_the_controller(cloud, job):
     ends(cloud, job, "platform")
 
 
+@pytest.mark.every_mpi
 def test_the_controller_and_all_keepers(cloud, job):
     """As if the machine had been switched off, but for the ranks."""
     state = cloud.state(job)
@@ -86,6 +89,7 @@ def test_the_controller_and_all_keepers(cloud, job):
     ends(cloud, job, "platform")
 
 
+@pytest.mark.every_mpi
 @both
 def test_mpirun(cloud, job):
     """The job ends, and also the ranks that mpirun 5.0 leaves on the head."""
@@ -101,6 +105,7 @@ def test_mpirun(cloud, job):
     assert "mpirun" in status["failure"]["message"], status
 
 
+@pytest.mark.every_mpi
 @pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
 def test_the_door_of_a_rank(cloud, job, rank):
     """Its program dies with it, and the rank is named."""
@@ -135,6 +140,7 @@ def test_the_process_group_of_a_rank(cloud, job, rank):
     assert (status["failure"]["rank"], status["failure"]["signal"]) == (rank, 9), status
 
 
+@pytest.mark.every_mpi
 @pytest.mark.parametrize("node", [0, 1], ids=["head", "worker"])
 def test_the_entry_of_a_node(cloud, job, node):
     """The entry is the node's first process: its end is the node's end."""
@@ -184,6 +190,7 @@ def is_open(pid, name):
         return False
 
 
+@pytest.mark.every_mpi
 @both
 def test_the_daemon_of_mpirun_on_a_worker(cloud, job):
     """The remote daemon is gone: the job ends."""

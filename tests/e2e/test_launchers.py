@@ -16,8 +16,6 @@ import pytest
 
 from jobentry.contract.launchers import LAUNCHERS
 
-pytestmark = pytest.mark.one_mpi
-
 # Those that start one process a node and import nothing.
 EVERY_NODE = ("python", "pytorch-modelarts", "tensorflow", "tensorflow-ps", "command")
 # A framework's own launchers, with its marker.

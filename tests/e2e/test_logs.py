@@ -67,6 +67,7 @@ def test_pieces_with_pauses_are_put_together(cloud):
     assert sorted(later.lines) == sorted(done.lines)
 
 
+@pytest.mark.every_mpi
 def test_many_lines_of_many_ranks_stay_whole(cloud):
     """5 MB from each of four ranks at once: nothing lost, nothing broken, nothing out of order."""
     script = cloud.script(
@@ -138,6 +139,7 @@ def test_a_progress_bar_is_seen_before_its_newline(cloud):
     assert cloud.cli("wait", job).code == 0
 
 
+@pytest.mark.every_mpi
 @pytest.mark.parametrize("how", ["SIGKILL", "cancel"])
 def test_the_log_is_complete_however_the_job_ends(cloud, how):
     """What a rank had written before it was killed is there, up to the last byte."""
@@ -207,7 +209,6 @@ def test_filters(cloud):
 
 
 @pytest.mark.parametrize("words", [("--node", "2"), ("--rank", "4"), ("--rank", "99999999999")])
-@pytest.mark.one_mpi
 def test_a_node_or_rank_that_is_not_there_is_told(cloud, words):
     """It is no empty success."""
     done = cloud.submit("--nodes", "2", "--procs-per-node", "2", cloud.script(""))

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.one_mpi
 mindspore = pytest.mark.mindspore
 
 LIMIT_S = 240

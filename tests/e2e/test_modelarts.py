@@ -27,7 +27,6 @@ upload_period_s: 0.4
 grace_s: 5
 log_preview_bytes: 20000
 """
-pytestmark = pytest.mark.one_mpi
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-pytestmark = [pytest.mark.one_mpi, pytest.mark.mpich]
+pytestmark = pytest.mark.mpich
 
 SIZE = ("--nodes", "2", "--procs-per-node", "2")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

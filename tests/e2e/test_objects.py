@@ -16,8 +16,6 @@ import pytest
 from tests.servers import Fault, FaultProxy, Server, boto3_client
 
 # The entry stages and keeps; what starts the ranks makes no difference to it.
-pytestmark = pytest.mark.one_mpi
-
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 

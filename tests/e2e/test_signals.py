@@ -50,6 +50,7 @@ def is_cancelled(cloud, job):
     return status
 
 
+@pytest.mark.every_mpi
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_submit_gives_every_rank_its_grace(cloud, number):
     """Ctrl-C and SIGTERM reach all four ranks at once; each saves for two seconds."""
@@ -72,6 +73,7 @@ def test_a_signal_to_submit_gives_every_rank_its_grace(cloud, number):
         assert b"[%d] saved %d" % (rank, rank) in done.lines, done
 
 
+@pytest.mark.every_mpi
 @pytest.mark.parametrize(
     ("mpi_init", "early"),
     [(False, -1), (False, 0), (False, 3), (True, 0), (True, 3)],
@@ -104,6 +106,7 @@ def test_cancel_now_leaves_out_the_grace(cloud):
     is_cancelled(cloud, job)
 
 
+@pytest.mark.every_mpi
 def test_a_script_that_ignores_sigterm_ends_after_the_grace(cloud):
     """--grace-s 1 is kept, on both lines of Open MPI."""
     running = cloud.start_submit(*SIZE, "--grace-s", "1", cloud.script(IGNORES))
@@ -147,6 +150,7 @@ def test_ctrl_c_twice_ends_at_once(cloud):
     is_cancelled(cloud, running.job)
 
 
+@pytest.mark.every_mpi
 def test_ctrl_c_while_the_job_starts(cloud):
     """A cancel that comes before the first rank leaves nothing behind."""
     script = cloud.script("time.sleep(60)")
@@ -178,7 +182,6 @@ sys.exit(main(sys.argv[4:]))
 """
 
 
-@pytest.mark.one_mpi
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("step", [1, -1])
 @pytest.mark.parametrize("words", [(), ("--detach",)])
@@ -267,6 +270,7 @@ def test_two_shells_cancel_at_once(cloud):
     assert len(cloud.left("saved-*")) == 4
 
 
+@pytest.mark.every_mpi
 def test_usr1_reaches_every_rank(cloud):
     """A signal that means nothing to us is for the script: it is passed on to all nodes."""
     script = cloud.script(

@@ -43,6 +43,7 @@ def hang(cloud, times):
     cloud.environ["PATH"] = f"{folder}:{cloud.mpi.path}"
 
 
+@pytest.mark.every_mpi
 def test_a_start_that_hangs_once_is_only_late(cloud):
     """The second mpirun runs every rank, once; the log says what happened."""
     hang(cloud, 1)
@@ -65,7 +66,6 @@ def test_a_start_that_hangs_once_is_only_late(cloud):
     assert cloud.status(done.job)["failure"] is None
 
 
-@pytest.mark.one_mpi
 def test_a_start_that_always_hangs_is_given_up(cloud):
     """Long before the time for a start is over; the record names who has not started."""
     hang(cloud, 9)

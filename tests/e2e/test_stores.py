@@ -17,8 +17,6 @@ from tests.servers import (
     boto3_client,
 )
 
-pytestmark = pytest.mark.one_mpi
-
 # What a rank sees of the keys with which its entry reached the store: nothing.
 SCRIPT = """\
 import json

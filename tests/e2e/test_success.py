@@ -31,6 +31,7 @@ leave(f"rank-{rank}", json.dumps({
 """
 
 
+@pytest.mark.every_mpi
 @pytest.mark.parametrize(("nodes", "procs"), [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)])
 def test_allreduce_is_right_on_every_rank(cloud, nodes, procs):
     """Ranks of all nodes form one world and add up."""
@@ -52,6 +53,7 @@ def test_allreduce_is_right_on_every_rank(cloud, nodes, procs):
     assert {phase["name"] for phase in status["phases"]} >= {"stage", "run"}
 
 
+@pytest.mark.every_mpi
 def test_eight_nodes_run(cloud):
     """Eight nodes start and end."""
     script = cloud.script('leave(f"rank-{rank}", node)')
@@ -163,6 +165,7 @@ UGLY_ARGS = [
 ]
 
 
+@pytest.mark.every_mpi
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_arguments_arrive_byte_for_byte(cloud, nodes):
     """Whatever follows the script is the script's on every rank."""
@@ -219,6 +222,7 @@ def test_a_script_is_run_as_python_runs_it(cloud):
     ]
 
 
+@pytest.mark.every_mpi
 def test_shell_scripts_and_programs_run(cloud):
     """A .sh runs without its x bit, any other file with it; each exits with its own code."""
     cloud.write("run.sh", 'echo "sh $1"\nexit 3\n')
@@ -233,6 +237,7 @@ def test_shell_scripts_and_programs_run(cloud):
     assert cloud.status(third.job)["cause"] == "entry"
 
 
+@pytest.mark.every_mpi
 def test_two_jobs_at_once_do_not_meet(cloud):
     """Jobs of one user on one machine have nothing in common."""
     script = cloud.script(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.one_mpi, pytest.mark.tensorflow, pytest.mark.long]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 240

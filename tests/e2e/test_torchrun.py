@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.one_mpi, pytest.mark.torch]
+pytestmark = pytest.mark.torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZE = ("--launcher", "torchrun", "--nodes", "2", "--procs-per-node", "2")

@@ -69,6 +69,7 @@ def user(cloud, user_python):
     assert not left, left
 
 
+@pytest.mark.every_mpi
 def test_the_core_path(user):
     """Two nodes, two ranks each, an allreduce, a log, a status."""
     script = user.script(
@@ -116,6 +117,7 @@ def test_host_names_are_those_of_the_nodes(user):
     assert len(set(facts[0][1])) == 2
 
 
+@pytest.mark.every_mpi
 def test_without_isolation(user):
     """Where namespaces are not allowed the nodes share a name, and MPI works all the same."""
     user.write("job.yaml", "process: {isolation: none}\n")
@@ -145,6 +147,7 @@ def test_a_failure(user):
     assert user.status(done.job)["failure"]["rank"] == 3
 
 
+@pytest.mark.every_mpi
 def test_a_cancel_with_its_grace(user):
     """Ranks of both nodes save."""
     script = user.script(
@@ -179,7 +182,6 @@ def test_a_worker_that_is_killed(user):
     assert user.status(job)["cause"] == "platform"
 
 
-@pytest.mark.one_mpi
 def test_a_script_that_cannot_be_read(user):
     """It is named in a line."""
     script = user.script("")
@@ -195,7 +197,6 @@ def test_a_script_that_cannot_be_read(user):
     assert b"hint: " in done.err
 
 
-@pytest.mark.one_mpi
 def test_a_file_that_cannot_be_read(user):
     """So is any other file of the source."""
     script = user.script("")
@@ -211,7 +212,6 @@ def test_a_file_that_cannot_be_read(user):
     assert b"Traceback" not in done.err
 
 
-@pytest.mark.one_mpi
 def test_a_state_folder_that_is_read_only(user):
     """The folder is named in a line, with a hint."""
     script = user.script("")
