@@ -149,7 +149,6 @@ def test_the_entry_of_a_node(cloud, job, node):
     ends(cloud, job, "platform")
 
 
-@pytest.mark.one_mpi
 def test_a_worker_that_is_killed_while_it_stores_its_outputs_fails_the_job(cloud, poll):
     # Nothing but a hole, and for many seconds something to read.
     hole = "if node: open(os.environ['OUT'] + '/big', 'wb').truncate(2**36)\n"
