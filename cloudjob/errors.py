@@ -7,6 +7,7 @@ CloudJobError            exit code 1
 +- StoreError            4   the object store refused or cannot be reached
 +- BackendError          5   the platform refused or cannot be reached
 |  +- NotAuthorised      5   it does not know who we are, or does not let us
+|  +- Unreachable       5   it does not answer now; what runs there goes on
 |  +- NotReady           5   .problems: everything that was found before the job was sent
 |  +- JobNotFound        6
 +- RecordsError          1   the job records of this machine cannot be used
@@ -69,6 +70,10 @@ class BackendError(CloudJobError):
 
 class NotAuthorised(BackendError):
     """The platform does not know who we are, or does not let us."""
+
+
+class Unreachable(BackendError):
+    """The platform does not answer now: a command that waits for a job asks again for a while."""
 
 
 class NotReady(BackendError):

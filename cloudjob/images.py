@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,10 @@ from cloudjob.backends.docker import delivery, engine
 from cloudjob.errors import BackendError, UsageError
 
 REPOSITORY = "cloudjob"
+_LATEST = "latest"
+# What a tag may not contain, and how long it may be.
+_NO_TAG = re.compile(r"[^A-Za-z0-9_.-]")
+_LONGEST_TAG = 128
 # What an image says of itself.
 INPUTS_LABEL = "cloudjob.inputs"
 # The stage of a build in which pip runs. With files of the user's it has a name of its own, and
@@ -70,6 +75,9 @@ def build(
 ) -> Built:
     """Build the image ``name`` unless it is there, and return it.
 
+    ``latest`` is the image on the Dockerfile's own base, the base of that one included. An image on
+    another base gets a tag that names this base, and leaves ``latest`` where it is.
+
     Args:
         base: The image to begin with, instead of the Dockerfile's own.
         ca_bundle: A file of certificates that pip trusts during the build.
@@ -84,10 +92,15 @@ def build(
     given = {path: data for path, data in extra.items() if data}
     client = engine.connect()
     with contextlib.closing(client):
-        built = _build(client, recipe_of(name, base), given, tell)
-        with engine.translated(f"tagging {built.tag}"):
-            client.tag(built.id, f"{REPOSITORY}/{name}", "latest")
+        recipe = recipe_of(name, base)
+        built = _build(client, recipe, given, tell)
+        _tag(client, built, name, tag_of_base(base) if base else _LATEST)
     return built
+
+
+def tag_of_base(base: str) -> str:
+    """Return the tag of an image that begins with ``base``."""
+    return f"on-{_NO_TAG.sub('-', base)}"[:_LONGEST_TAG]
 
 
 def recipe_of(name: str, base: str = "") -> Recipe:
@@ -196,9 +209,10 @@ def _remove_image(client: Any, image: str) -> None:
 def _base(client: Any, recipe: Recipe, tell: Callable[[str], None]) -> tuple[str, str]:
     """Return name and id of the image to begin with, built or pulled when it is not there."""
     base = recipe.base
-    if base == f"{REPOSITORY}/base:latest" and recipe.name != "base":
+    if base == f"{REPOSITORY}/base:{_LATEST}" and recipe.name != "base":
         # Ours as it is now, whatever was built last under this name.
         inner = _build(client, recipe_of("base"), {}, tell)
+        _tag(client, inner, "base", _LATEST)
         return inner.tag, inner.id
     found = _image_id(client, base)
     if found:
@@ -212,6 +226,11 @@ def _base(client: Any, recipe: Recipe, tell: Callable[[str], None]) -> tuple[str
         hint = "images/README.md says how to make debian:bookworm-slim without a registry"
         raise BackendError(error.message, hint=error.hint or hint) from error
     return base, _image_id(client, base)
+
+
+def _tag(client: Any, built: Built, name: str, tag: str) -> None:
+    with engine.translated(f"tagging {built.tag}"):
+        client.tag(built.id, f"{REPOSITORY}/{name}", tag)
 
 
 def _image_id(client: Any, reference: str) -> str:
@@ -255,7 +274,7 @@ def _parted(reference: str) -> tuple[str, str]:
     """Part an image's name from its tag; a colon before the last slash is a port."""
     name, colon, tag = reference.rpartition(":")
     if not colon or "/" in tag or "@" in reference:
-        return reference, "" if "@" in reference else "latest"
+        return reference, "" if "@" in reference else _LATEST
     return name, tag
 
 

@@ -1,11 +1,13 @@
-"""Telling of a service that keeps us waiting: a command that waits says for what."""
+"""Waiting for a service that does not answer, and reporting what a command is waiting for."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-# So long may a wait be before a word, and so long between two words.
+from cloudjob.errors import Unreachable
+
+# Seconds to wait before the first notice, and between two notices.
 FIRST_S, _NEXT_S = 5.0, 15.0
 
 
@@ -34,3 +36,35 @@ class Waits:
         import logging
 
         logging.getLogger("cloudjob").warning("%s; %s", found, then)
+
+
+class Patience:
+    """Bears a platform that does not answer for a while, by default for as long as a network stall.
+
+    For commands that watch a job: the job goes on without them, so they need not give up at once.
+    """
+
+    def __init__(self, limit_s: float = 300.0, pause_s: float = 0.5) -> None:
+        self._limit_s = limit_s
+        self._pause_s = pause_s
+        self._since_s: float | None = None
+        self._waits = Waits()
+
+    def renew(self) -> None:
+        """Note that the platform has answered."""
+        self._since_s = None
+
+    def bear(self, error: Unreachable) -> None:
+        """Wait a moment before the next request.
+
+        Raises:
+            Unreachable: The platform has not answered for too long.
+        """
+        now_s = time.monotonic()
+        if self._since_s is None:
+            self._since_s = now_s
+        elif now_s - self._since_s > self._limit_s:
+            message = f"{error.message}, for {self._limit_s:g} s; the job goes on"
+            raise Unreachable(message, hint=error.hint) from error
+        self._waits.tell(self._since_s, f"{error.message}; the job goes on")
+        time.sleep(self._pause_s)

@@ -24,6 +24,8 @@ class NativeStatus:
         attempt_at: When the last attempt began: an earlier record is not of this one.
         has_asked: Whether the platform itself asked the head to end, so that a record which says
             ``cancelled`` is only the answer to that.
+        knows_cancels: Whether every cancel is known here, so that a record which says ``cancelled``
+            names a node that was stopped by something else.
         reason: What only the platform can know of a failure: a node ran out of memory.
         cause: Whose doing a failure without a record is; the platform's when it does not say.
     """
@@ -38,6 +40,7 @@ class NativeStatus:
     reason: str = ""
     attempt_at: str = ""
     has_asked: bool = False
+    knows_cancels: bool = False
     cause: str = ""
 
 

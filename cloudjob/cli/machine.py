@@ -70,7 +70,9 @@ def add_image(parser: argparse.ArgumentParser) -> None:
     text = "build an image, unless all that goes into it is as it was"
     build = add_action(inner, "build", _image_build, text)
     build.add_argument("name", metavar="NAME", help="base, or one of the others in images/")
-    build.add_argument("--base", metavar="REF", default="", help="begin with this image")
+    build.add_argument(
+        "--base", metavar="REF", default="", help="build on this image; `latest` stays where it is"
+    )
     build.add_argument(
         "--ca-bundle", metavar="FILE", default="", help="pip trusts these; not kept in the image"
     )

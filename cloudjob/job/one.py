@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -27,13 +28,21 @@ from cloudjob.backends.base import (
     Waiter,
     store_of,
 )
-from cloudjob.errors import BackendError, CloudJobError, JobNotFound, StoreError, UsageError
+from cloudjob.errors import (
+    BackendError,
+    CloudJobError,
+    JobNotFound,
+    StoreError,
+    Unreachable,
+    UsageError,
+)
 from cloudjob.home import records_path
 from cloudjob.records import JobRecord, Records
 from cloudjob.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.store import beside, open_store
 from cloudjob.store.base import ObjectStore
 from cloudjob.store.parallel import in_parallel
+from cloudjob.waits import Patience
 from jobentry.contract import exits, lines
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 
@@ -136,8 +145,14 @@ class Job:
     def wait(self) -> JobStatus:
         """Return the status when the job has ended."""
         pause_s = self._backend.poll_s
+        patience = Patience()
         while True:
-            status = self.status()
+            try:
+                status = self.status()
+            except Unreachable as error:
+                patience.bear(error)
+                continue
+            patience.renew()
             if status.state.is_final:
                 return status
             if status.native_state in GONE:
@@ -316,8 +331,11 @@ class Job:
             with contextlib.suppress(StoreError):
                 layers.mark_damaged(self._store, record.damaged_layers)
         if record is not None and record.cause == "cancelled":
-            # Somebody stopped it past us: `docker kill`, or a signal to the head.
-            status = replace(status, state=JobState.CANCELLED)
+            if status.state is not JobState.CANCELLED and native.knows_cancels:
+                record = _stopped(record)
+            else:
+                status = replace(status, state=JobState.CANCELLED)
+                record = _without_node(record)
         cancelled = status.state is JobState.CANCELLED
         if record is None:
             if status.state is JobState.SUCCEEDED:
@@ -367,6 +385,21 @@ class Job:
         with contextlib.suppress(BackendError):
             last.extend(line.data for line in self.lines(node, follow=False) if line.rank is None)
         return tuple(line.decode("utf-8", "replace").rstrip() for line in last)
+
+
+def _stopped(record: exits.ExitRecord) -> exits.ExitRecord:
+    """Return the record of a job that nobody cancelled: something else stopped a node of it."""
+    failure = record.failure or exits.Failure()
+    name = signal.Signals(failure.signal).name if failure.signal else "a signal"
+    message = f"stopped from outside with {name}, though nobody cancelled the job"
+    return record._replace(cause="platform", failure=failure._replace(message=message))
+
+
+def _without_node(record: exits.ExitRecord) -> exits.ExitRecord:
+    """Return the record of a cancelled job: the node that saw the cancel first is not to blame."""
+    if record.failure is None:
+        return record
+    return record._replace(failure=record.failure._replace(node=None, host=""))
 
 
 def find(home: Path, job: str) -> Job:

@@ -192,7 +192,7 @@ class Head:
             end = RankEnd(at_s, values["was_told"], values["is_said"], failure)
             self._note(values["rank"], end)
         elif word == "signal":
-            self._pass_on(values["number"])
+            self._pass_on(values["number"], peer.index)
         elif word == "cleaned-up":
             self._dirty.discard(peer.index)
         elif word == "ready" and self._members is not None:
@@ -498,17 +498,18 @@ class Head:
             self._abort()
         else:
             self._was_signalled = number in STOP_SIGNALS
-            self._pass_on(number)
+            self._pass_on(number, self._node.node)
 
-    def _pass_on(self, number: int) -> None:
-        """Some node was sent a signal; a platform that ends a job may send it to every node."""
+    def _pass_on(self, number: int, node: int) -> None:
+        """A node was sent a signal; a platform that ends a job may send it to every node."""
         if number in PASSED_SIGNALS:
             self._workers.tell("signal", number=number)
             self._loop.ranks.pass_on(number)
         elif not self._stopped:
             code = exits.code_of_signal(number)
             message = f"cancelled: the job was sent {signal.Signals(number).name}"
-            failure = Failure(signal=number, exit_code=code, message=message)
+            host = self._node.hosts[node]
+            failure = Failure(node, host, signal=number, exit_code=code, message=message)
             self.stopped_at = time.monotonic()
             self._stop(Outcome(code, "cancelled", failure))
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import subprocess
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from cloudjob import images
+from cloudjob.backends.docker.engine import host as engine_host
+from tests.following import Followed
+from tests.support.engine import EngineProxy
 
 pytestmark = pytest.mark.docker
+
+LIMIT_S = 120.0
 
 
 def objects_of_jobs(cloud):
@@ -185,6 +192,24 @@ def test_an_image_is_built_once(cloud, base_image):
     assert "it is there already" in done.err
 
 
+def test_an_image_on_another_base_gets_a_tag_of_its_own(cloud, engine, base_image, derive):
+    """It leaves `latest` to all others; and an image on our base leaves a `latest` of that, too."""
+    other = derive("other-base", "RUN true")
+    latest = engine.inspect_image("cloudjob/base:latest")["Id"]
+    tag = f"cloudjob/base:on-{other.replace('/', '-')}"
+    built = cloud.run("image", "build", "base", "--base", other)
+    try:
+        assert built.code == 0, built
+        assert engine.inspect_image("cloudjob/base:latest")["Id"] == latest
+        assert (
+            engine.inspect_image(tag)["Id"]
+            == engine.inspect_image(built.out.decode().strip())["Id"]
+        )
+    finally:
+        for name in (tag, built.out.decode().strip()):
+            engine.remove_image(name, force=True)
+
+
 def test_no_image_has_host_keys_or_runs_as_root(engine, base_image):
     """The base carries no key of anybody, and its user is the platform's."""
     made = engine.create_container(base_image, ["x"])["Id"]
@@ -268,3 +293,52 @@ def test_pip_files_leave_no_trace_and_open_mpi_5_runs(cloud, build, engine, tmp_
     done = cloud.submit("--nodes", "2", "--image", tag)
     assert done.code == 0, done
     assert sorted(done.out.splitlines()) == [b"[%d] Open MPI v5.0.11 2" % rank for rank in (0, 1)]
+
+
+TICKS = """\
+import os, time
+print("up", flush=True)
+while not os.path.exists("/tmp/go"):
+    time.sleep(0.05)
+print("x" * 100_000, flush=True)
+while not os.path.exists("/tmp/end"):
+    time.sleep(0.05)
+print("end")
+"""
+
+
+def touch(cloud, job, path):
+    """Leave a file in each container of a job."""
+    for item in cloud.containers(job):
+        made = cloud.engine.exec_create(item["Id"], ["touch", path])["Id"]
+        cloud.engine.exec_start(made)
+
+
+def test_followers_outlast_an_engine_that_does_not_answer(cloud, tmp_path):
+    """Their connections break and are refused for a while; no line is lost or shown twice."""
+    cloud.script(TICKS)
+    proxy = EngineProxy(tmp_path / "engine.sock", engine_host())
+    cloud.environ["DOCKER_HOST"] = proxy.host
+    job = cloud.detached("--nodes", "2")
+    commands = [("logs", "--follow", job), ("wait", job)]
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context((tmp_path / words[0]).open("wb")) for words in commands]
+        logs, wait = (
+            stack.enter_context(Followed(cloud.start(*words, out=file), Path(file.name)))
+            for words, file in zip(commands, files, strict=True)
+        )
+        logs.await_all(b"[0] up", b"[1] up", limit_s=LIMIT_S)
+        proxy.stop()
+        touch(cloud, job, "/tmp/go")
+        for followed in (logs, wait):
+            followed.await_all(b"the job goes on", limit_s=LIMIT_S)
+        proxy.start()
+        touch(cloud, job, "/tmp/end")
+        codes = [followed.process.wait(LIMIT_S) for followed in (logs, wait)]
+    proxy.stop()
+
+    said = logs.path.read_bytes()
+    assert codes == [0, 0], (said, wait.path.read_bytes())
+    for rank in (b"[0] ", b"[1] "):
+        lines = [line for line in said.splitlines() if line.startswith(rank)]
+        assert lines == [rank + b"up", rank + b"x" * 100_000, rank + b"end"]

@@ -264,8 +264,8 @@ def test_a_node_that_is_killed_ends_the_job(cloud, node):
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_signal_to_any_container_reaches_all(cloud, node):
-    """`docker kill -s TERM` of one node ends the whole job, with its grace."""
+def test_a_container_that_is_stopped_fails_the_job_and_is_named(cloud, node):
+    """`docker stop` of one node ends the whole job, with its grace; nobody has cancelled it."""
     cloud.script(SLEEP)
     job = cloud.detached("--nodes", "2")
     cloud.await_log(job, b"ready 0", b"ready 1")
@@ -276,7 +276,9 @@ def test_a_signal_to_any_container_reaches_all(cloud, node):
     assert done.code == 143, done
     assert cloud.run("logs", job).out.count(b"saved") == 2
     status = cloud.status(job)
-    assert (status["state"], status["cause"]) == ("CANCELLED", "cancelled")
+    assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
+    assert status["failure"]["node"] == node, status
+    assert "stopped from outside with SIGTERM" in status["failure"]["message"], status
 
 
 def test_ctrl_c_cancels_the_job(cloud):

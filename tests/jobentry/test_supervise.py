@@ -722,6 +722,7 @@ def test_a_worker_that_is_told_to_end_cancels_the_job(pair: Job, until: Callable
     assert "saved" in head.out
     assert "saved" in worker.out
     assert pair.record["cause"] == "cancelled"
+    assert pair.failure["node"] == 1
 
 
 def test_a_signal_reaches_the_ranks_of_all_nodes(pair: Job, until: Callable[..., None]):

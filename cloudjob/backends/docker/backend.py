@@ -36,10 +36,11 @@ from cloudjob.backends.docker.request import (
 )
 from cloudjob.backends.docker.state import Container, blamed, container, status_of
 from cloudjob.backends.keys import new_key
-from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import writing
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
+from cloudjob.waits import Patience
 
 _SCHEME = "docker://local/"
 _BOOT = "boot.sh"
@@ -78,6 +79,10 @@ class DockerBackend:
         """Return ``request`` as plain JSON values, secrets as ``***``."""
         return requests.show(request)
 
+    def handle(self, request: DockerRequest) -> str:
+        """Return what ``send`` will return."""
+        return _SCHEME + request.job
+
     def environments(self, request: DockerRequest) -> tuple[Mapping[str, str], ...]:
         """Return the variables that the entry of each node would be given."""
         return tuple(requests.environment(node) for node in request.nodes)
@@ -97,7 +102,7 @@ class DockerBackend:
                 self._remove(request.job)
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
-        return _SCHEME + request.job
+        return self.handle(request)
 
     # -- back ---------------------------------------------------------------------------------
 
@@ -205,10 +210,15 @@ class DockerBackend:
     def _tended(self, job: str, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         """Look after a job while its log is followed: nobody else may do so until it ends."""
         tend_at = time.monotonic() + _TEND_S
+        patience = Patience()
         for piece in pieces:
             yield piece
             if time.monotonic() >= tend_at:
-                self._tend(self._containers(job), self._home / job)
+                try:
+                    self._tend(self._containers(job), self._home / job)
+                    patience.renew()
+                except Unreachable as error:
+                    patience.bear(error)
                 tend_at = time.monotonic() + _TEND_S
 
     def _tend(self, found: list[Container], folder: Path) -> None:

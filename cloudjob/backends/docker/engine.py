@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from cloudjob.errors import BackendError
+from cloudjob.errors import BackendError, Unreachable
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 # The words of an engine that is asked for what is already so, or no longer there.
@@ -65,8 +65,8 @@ def translated(doing: str) -> Iterator[None]:
         urllib3.exceptions.HTTPError,
         OSError,
     ) as error:
-        said, hint = _reason(error)
-        raise BackendError(f"{doing}: {said}", hint=hint) from error
+        said, hint, kind = _reason(error)
+        raise kind(f"{doing}: {said}", hint=hint) from error
 
 
 # What the engine says -> what to try.
@@ -89,8 +89,8 @@ def _hint(said: str) -> str:
     return next((hint for part, hint in _HINTS if part in said), "")
 
 
-def _reason(error: BaseException) -> tuple[str, str]:
-    """Return what came back and what to try, from the innermost error of a chain."""
+def _reason(error: BaseException) -> tuple[str, str, type[BackendError]]:
+    """Return what came back, what to try and what it is, from the innermost error of a chain."""
     found: BaseException | None = error
     seen = []
     while found is not None and found not in seen:
@@ -99,15 +99,17 @@ def _reason(error: BaseException) -> tuple[str, str]:
             return (
                 "permission denied",
                 "may this user use the engine? `sudo usermod -aG docker $USER`, then log in again",
+                BackendError,
             )
         if isinstance(found, (FileNotFoundError, ConnectionRefusedError)):
             return (
                 "there is no engine",
                 "is it running? `sudo systemctl start docker`; DOCKER_HOST can name another",
+                Unreachable,
             )
         found = _inner(found)
     said = str(error).strip() or type(error).__name__
-    return said, "`docker info` says how the engine is; DOCKER_HOST names it"
+    return said, "`docker info` says how the engine is; DOCKER_HOST names it", Unreachable
 
 
 def _inner(error: BaseException) -> BaseException | None:

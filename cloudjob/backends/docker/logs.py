@@ -5,13 +5,15 @@ from __future__ import annotations
 import queue
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudjob.backends.docker import engine
 from cloudjob.backends.docker.request import LOG_DRIVER
-from cloudjob.errors import BackendError
+from cloudjob.errors import BackendError, Unreachable
+from cloudjob.waits import Patience
 
 _HEADER = struct.Struct(">BxxxL")
 # The engine cuts lines into pieces of this size.
@@ -132,22 +134,53 @@ def _read_anywhere(client: Any, source: Source, *, follow: bool) -> Iterator[byt
     made of the same frames, so it goes on at the same byte.
     """
     size_bytes = 0
-    lines = Lines(source.driver)
     try:
-        for data in _stream(client, source.container, follow=follow):
-            whole = lines.feed(data)
+        for whole in _followed(client, source) if follow else read(client, source, follow=False):
             size_bytes += len(whole)
-            if whole:
-                yield whole
+            yield whole
     except BackendError:
         if not source.kept.exists():
             raise
     if source.kept.exists():
         yield from read_kept(source.kept, size_bytes)
-        return
-    rest = lines.finish()
-    if rest:
-        yield rest
+
+
+def _followed(client: Any, source: Source) -> Iterator[bytes]:
+    """Yield a log as it grows until its container has ended.
+
+    An engine that is restarted breaks the stream, or ends it as if the log were over, while the
+    container runs on (live-restore). The next stream begins with the first frame again.
+    """
+    size_bytes = 0
+    patience = Patience()
+    while True:
+        lines = Lines(source.driver)
+        passed = 0
+        try:
+            for data in _stream(client, source.container, follow=True):
+                patience.renew()
+                whole = lines.feed(data)
+                new = whole[max(0, size_bytes - passed) :]
+                passed += len(whole)
+                size_bytes += len(new)
+                if new:
+                    yield new
+            if _has_ended(client, source):
+                rest = lines.finish()
+                if rest:
+                    yield rest
+                return
+            time.sleep(_POLL_S)
+        except Unreachable as error:
+            if source.kept.exists():
+                return
+            patience.bear(error)
+
+
+def _has_ended(client: Any, source: Source) -> bool:
+    with engine.translated(f"inspecting node {source.node}"):
+        state = client.inspect_container(source.container)["State"]
+    return not (state["Running"] or state.get("Restarting"))
 
 
 def _stream(client: Any, container: str, *, follow: bool) -> Iterator[bytes]:

@@ -90,6 +90,7 @@ def status_of(found: list[Container], *, is_cancelled: bool, has_ended: bool) ->
         ended_at=(head.ended_at if head else "") or max(ends, default=None),
         exit_code=head.exit_code if head else None,
         reason=_reason(found),
+        knows_cancels=True,
     )
     if is_cancelled:
         return replace(status, state=JobState.CANCELLED)

@@ -464,6 +464,7 @@ def _ended(state: dict[str, Any], folder: Path) -> NativeStatus:
         node=first,
         attempt_at=since,
         has_asked=state.get("has_asked_head", False),
+        knows_cancels=True,
     )
 
 

@@ -1,0 +1,1 @@
+"""What tests of several folders share: proxies, faults and the commands of a job under test."""

@@ -1,0 +1,74 @@
+"""A proxy in front of a container engine's socket, which cuts connections as a restart does."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+
+
+class EngineProxy:
+    """Passes bytes between clients and an engine; ``DOCKER_HOST`` is its ``host``."""
+
+    def __init__(self, path: Path, upstream: str) -> None:
+        self.host = f"unix://{path}"
+        self._path = path
+        self._upstream = upstream.removeprefix("unix://")
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._listener: socket.socket | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Take connections."""
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self._path))
+        self._listener.listen(64)
+        threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Refuse connections, and break those that are open."""
+        self._path.unlink(missing_ok=True)
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            # An accept() that waits does not notice a close.
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        with self._lock:
+            found = list(self._open)
+        for one in found:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client = listener.accept()[0]
+            except OSError:
+                return
+            threading.Thread(target=self._handle, args=(client,), daemon=True).start()
+
+    def _handle(self, client: socket.socket) -> None:
+        upstream = socket.socket(socket.AF_UNIX)
+        upstream.connect(self._upstream)
+        pair = {client, upstream}
+        with self._lock:
+            self._open |= pair
+        back = threading.Thread(target=_pump, args=(upstream, client), daemon=True)
+        back.start()
+        _pump(client, upstream)
+        back.join()
+        with self._lock:
+            self._open -= pair
+        for one in pair:
+            one.close()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
