@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from cloudjob.cli.say import printable, say
+from cloudjob.cli.say import printable, say, tell_error
+from cloudjob.errors import BackendError, CloudJobError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,7 +70,16 @@ class Interrupts:
         if self._asked == 1:
             say(f"cancelling {job.id}; once more ends it at once")
         # Not in the handler: it may have cut into anything, also into a lock that this needs.
-        threading.Thread(target=job.cancel, kwargs={"is_urgent": self._asked > 1}).start()
+        threading.Thread(
+            target=_ask_to_end, args=(job,), kwargs={"is_urgent": self._asked > 1}
+        ).start()
+
+
+def _ask_to_end(job: Job, *, is_urgent: bool) -> None:
+    try:
+        job.cancel(is_urgent=is_urgent)
+    except CloudJobError as error:
+        tell_error(error)
 
 
 def attend(job: Job, *, is_json: bool) -> JobStatus:
@@ -80,6 +90,9 @@ def attend(job: Job, *, is_json: bool) -> JobStatus:
     except BrokenPipeError:
         say(f"nobody reads the log any more; job {job.id} goes on")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except BackendError as error:
+        # What counts is how the job ends; where the platform itself is away, that fails, too.
+        tell_error(error)
     status = job.wait()
     report(status)
     return status

@@ -20,11 +20,11 @@ from urllib.parse import quote, unquote
 
 from cloudjob.backends.base import Check, Event, Metric, NativeStatus
 from cloudjob.backends.keys import new_key
-from cloudjob.backends.kubernetes import logs, refusals, state
+from cloudjob.backends.kubernetes import events, logs, refusals, state
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes import site as sites
-from cloudjob.backends.kubernetes.client import EVENT, POD, Client, Patience
-from cloudjob.backends.kubernetes.engine import Engine, Resource
+from cloudjob.backends.kubernetes.client import POD, Client, Patience
+from cloudjob.backends.kubernetes.engine import Engine
 from cloudjob.backends.kubernetes.logs import Place
 from cloudjob.backends.kubernetes.pod import JOB_LABEL, Names
 from cloudjob.backends.kubernetes.request import (
@@ -35,18 +35,20 @@ from cloudjob.backends.kubernetes.request import (
     KubernetesRequest,
 )
 from cloudjob.backends.kubernetes.site import Site
-from cloudjob.errors import BackendError, JobNotFound, UsageError
+from cloudjob.backends.kubernetes.state import Pod
+from cloudjob.errors import BackendError, CloudJobError, JobNotFound, UsageError
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
 
 _SCHEME = "kubernetes://"
 _POLL_S = 1.0
-# How long the logs of a cancelled job may take when it has ended.
+# How long a cancel waits for logs: for those that are there when it asks, and at the job's end.
 _LAST_WORDS_S = 5.0
+# Between two looks at the pods and events of a job that waits or runs: there may be thousands.
+_LOOK_S = 10.0
 # Says on the job itself that it was cancelled, and not aborted by its operator.
 CANCELLED = "cloudjob.cancelled"
-_POD_GROUP = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
 _AUTO = "auto"
 # So many objects are made at a time.
 _AT_ONCE = 8
@@ -85,6 +87,7 @@ class KubernetesBackend:
         self._chosen: Engine | None = None
         self._clients: dict[Site, Client] = {}
         self._keeper: threading.Thread | None = None
+        self._looks: dict[tuple[str, JobState], tuple[float, list[Pod], list[str]]] = {}
 
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
         """Look for what a job needs, before anything is packed or sent."""
@@ -178,17 +181,39 @@ class KubernetesBackend:
             self._keeper = None
         return status
 
-    def _status(self, handle: str) -> NativeStatus:
+    def _status(self, handle: str, *, is_brief: bool = False) -> NativeStatus:
+        """Say where the job stands.
+
+        Args:
+            is_brief: Whether only the state counts, and not what keeps the job from running.
+        """
         where = _parted(handle)
         client = self._client(where.site)
         job = self._job(client, where)
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
         now = where.engine.stage(job, is_cancelled).state
-        # Of a job that runs the pods say nothing new, and may be a thousand.
-        runs = now is JobState.RUNNING
-        pods = [] if runs else logs.pods(client, self._place(where, None))[0]
-        said = _said(client, where, job) if now is JobState.PENDING else []
+        pods: list[Pod] = []
+        said: list[str] = []
+        if now.is_final:
+            pods, _ = logs.pods(client, self._place(where, None))
+        elif not is_brief:
+            pods, said = self._look(client, where, job, now)
         return state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, said=said)
+
+    def _look(
+        self, client: Client, where: _Handle, job: Mapping[str, Any], now: JobState
+    ) -> tuple[list[Pod], list[str]]:
+        """Return the pods of a job that has not ended, and what keeps them from running."""
+        key = (str(job["metadata"]["uid"]), now)
+        at, pods, said = self._looks.get(key, (float("-inf"), [], []))
+        if time.monotonic() < at + _LOOK_S:
+            return pods, said
+        pods, _ = logs.pods(client, self._place(where, None))
+        said = []
+        if now is JobState.PENDING and not any(pod.waits_for for pod in pods):
+            said = events.reasons(client, where.engine, where.called, job, pods)
+        self._looks[key] = (time.monotonic(), pods, said)
+        return pods, said
 
     def waits_for(self, handle: str) -> str:
         """Return what keeps the job from running: no room, no image, a quota."""
@@ -207,7 +232,7 @@ class KubernetesBackend:
 
         def has_ended() -> bool:
             try:
-                return self._status(handle).state.is_final
+                return self._status(handle, is_brief=True).state.is_final
             except JobNotFound:
                 return True
 
@@ -220,7 +245,6 @@ class KubernetesBackend:
         job = self._job(client, where)
         if where.engine.stage(job, False).state.is_final:
             return
-        self._keep_logs(handle)
         doing = f"cancelling {handle}"
         namespace, name = where.called.namespace, where.called.name
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -231,22 +255,28 @@ class KubernetesBackend:
             client.create(resource, namespace, body, JOB_LABEL)
         else:
             client.patch(resource.path(namespace, target), body, doing)
+        self._keep_logs(handle)
         if is_urgent:
             query = self._place(where, None).selector
             client.delete(POD.path(namespace), doing, query, gracePeriodSeconds=0)
 
     def _keep_logs(self, handle: str) -> None:
-        """Keep what the pods have written, and what they write until they go: the logs go, too."""
-        for _ in self.logs(handle, None, follow=False):
-            pass
+        """Keep what the pods have written, and what they write until they go: the logs go, too.
 
-        def follow() -> None:
-            with contextlib.suppress(BackendError):
-                for _ in self.logs(handle, None, follow=True):
-                    pass
+        A log that cannot be read, or not at once, does not delay the cancel.
+        """
+        has_read = threading.Event()
 
-        self._keeper = threading.Thread(target=follow, daemon=True)
+        def keep() -> None:
+            for is_followed in (False, True):
+                with contextlib.suppress(CloudJobError):
+                    for _ in self.logs(handle, None, follow=is_followed):
+                        pass
+                has_read.set()
+
+        self._keeper = threading.Thread(target=keep, daemon=True)
         self._keeper.start()
+        has_read.wait(_LAST_WORDS_S)
 
     def remove(self, handle: str) -> None:
         """Leave nothing of the job in the cluster and here."""
@@ -257,15 +287,15 @@ class KubernetesBackend:
     def events(self, handle: str) -> list[Event]:
         """Return what happened to the job and its pods, the first first."""
         where = _parted(handle)
-        found = _events(self._client(where.site), where.called)
+        found = events.of_job(self._client(where.site), where.called)
         return [
             Event(
-                at=_time(item),
+                at=events.moment(item),
                 level="Warning" if item.get("type") == "Warning" else "Info",
                 source=f"{item['involvedObject'].get('kind')}/{item['involvedObject'].get('name')}",
                 message=f"{item.get('reason')}: {' '.join(str(item.get('message')).split())}",
             )
-            for item in sorted(found, key=_time)
+            for item in sorted(found, key=events.moment)
         ]
 
     def metrics(self, handle: str) -> list[Metric]:
@@ -378,47 +408,3 @@ def _parted(handle: str) -> _Handle:
         site = Site(files, name, parts[1], is_named=bool(plus))
         return _Handle(site, ENGINES[parts[2]], Names(parts[3], parts[1]))
     raise JobNotFound(f"looking for {handle}: this is no handle of kubernetes")
-
-
-def _events(client: Client, called: Names) -> list[dict[str, Any]]:
-    """Return the events of the job's objects: all of them have names that begin with its own."""
-    found = client.list(EVENT.path(called.namespace), f"reading the events of {called.job}")
-    return [
-        item
-        for item in found["items"]
-        if _is_ours(str(item["involvedObject"].get("name") or ""), called.name)
-    ]
-
-
-def _is_ours(name: str, own: str) -> bool:
-    return name == own or name.startswith(f"{own}-")
-
-
-def _time(item: Mapping[str, Any]) -> str:
-    return str(item.get("lastTimestamp") or item.get("eventTime") or "")
-
-
-def _said(client: Client, where: _Handle, job: Mapping[str, Any]) -> list[str]:
-    """Return what queue and quota say against a job that has no pods, or not all of them."""
-    words: list[str] = []
-    namespace = where.called.namespace
-    # Who may not read these may still submit.
-    with contextlib.suppress(BackendError):
-        # Volcano's own jobs have it under a name with their uid; other operators under the job's.
-        is_own = where.engine.name == "volcano"
-        name = where.called.name + (f"-{job['metadata']['uid']}" if is_own else "")
-        group = client.get(_POD_GROUP.path(namespace, name), "looking at the queue")
-        conditions = (group.get("status") or {}).get("conditions") or []
-        words += [
-            f"{item.get('reason')}: {item.get('message')}"
-            for item in conditions
-            if item.get("type") == "Unschedulable" and item.get("status") == "True"
-        ]
-    with contextlib.suppress(BackendError):
-        events = sorted(_events(client, where.called), key=_time, reverse=True)
-        words += [
-            f"{item.get('reason')}: {item.get('message')}"
-            for item in events
-            if item.get("type") == "Warning"
-        ]
-    return words

@@ -29,10 +29,17 @@ Piece = tuple[int, bytes]
 
 # How long a follower waits before it says that nothing is new.
 _IDLE_S = 0.2
-# Between two looks at a job of which no pod writes anything.
+# Between two looks at a job of which no pod is read, and of one whose pods are silent.
 _LOOK_S = 1.0
+_LOOK_SILENT_S = 10.0
+# How long a follower waits, when the job has ended, for a log that cannot be read or stays silent.
+_LAST_S = 15.0
+# The same for a pod that still runs when the job has ended: it has its grace.
+_LAST_RUNNING_S = 60.0
 # Before a stream, or the watch, is opened again.
 _AGAIN_S = 0.5
+# A log is refused with this status while its container starts.
+_STARTING = 400
 # A watch is ended by the server after this, and begun again where it was.
 _WATCH_S = 300
 # Lines of which we remember that we have had them: a stream that is opened again begins at a whole
@@ -73,6 +80,10 @@ class Place:
         """The path of a pod's log."""
         return f"{POD.path(self.namespace, pod)}/log"
 
+    def pod(self, found: Mapping[str, Any]) -> Pod:
+        """Return a pod of the API's list."""
+        return pod_of(found, self.node_of, self.container)
+
     def is_wanted(self, pod: Pod) -> bool:
         """Whether the log of this pod is asked for."""
         return pod.node is not None and self.node in (None, pod.node)
@@ -81,23 +92,33 @@ class Place:
 def pods(client: Client, place: Place) -> tuple[list[Pod], str]:
     """Return the pods of a job by node, and the moment at which that was so."""
     found = client.list(place.pods, f"looking for the pods of job {place.job}", place.selector)
-    items = [pod_of(item, place.node_of) for item in found["items"]]
+    items = [place.pod(item) for item in found["items"]]
     items.sort(key=lambda pod: (pod.node if pod.node is not None else -1, pod.created_at))
     return items, str(found["metadata"].get("resourceVersion") or "")
 
 
 def read_all(client: Client, place: Place) -> Iterator[Piece]:
-    """Yield all that there is now, node by node."""
+    """Yield all that there is now, node by node.
+
+    Raises:
+        BackendError: A log cannot be read; all others have been yielded.
+    """
     found, _ = pods(client, place)
     there = {pod.uid for pod in found}
     gone = [(node, path) for node, uid, path in _kept(place) if uid not in there]
+    errors: list[BackendError] = []
     for pod in found:
         yield from _of_kept(gone, pod.node)
         gone = [item for item in gone if item[0] != pod.node]
         if place.is_wanted(pod) and pod.has_started:
-            yield from _read(client, place, pod)
+            try:
+                yield from _read(client, place, pod)
+            except BackendError as error:
+                errors.append(error)
     for node in sorted({node for node, _ in gone}):
         yield from _of_kept(gone, node)
+    if errors:
+        raise _unread(errors)
 
 
 def follow(client: Client, place: Place, has_ended: Callable[[], bool]) -> Iterator[Piece]:
@@ -105,23 +126,59 @@ def follow(client: Client, place: Place, has_ended: Callable[[], bool]) -> Itera
 
     Args:
         has_ended: Asks whether the job has; called only while no pod writes.
+
+    Raises:
+        BackendError: The job has ended, and a log cannot be read to its end.
     """
     follower = _Follower(client, place)
     try:
         for node, _, path in _kept_of_gone(client, place):
             yield node, path.read_bytes()
         follower.start()
-        look_at = 0.0
+        looks = _Looks(time.monotonic())
         while True:
             piece = follower.next()
             yield piece
-            if piece[1] or follower.is_busy or time.monotonic() < look_at:
+            now = time.monotonic()
+            if not looks.is_due(now, has_data=bool(piece[1]), is_idle=follower.is_idle):
                 continue
-            if has_ended() and follower.is_drained():
+            looks.took(now, has_ended=has_ended())
+            if looks.ended_at is not None and follower.is_drained(looks.silent_s(now)):
                 return
-            look_at = time.monotonic() + _LOOK_S
     finally:
         follower.stop()
+
+
+@dataclass(slots=True)
+class _Looks:
+    """When a follower asks whether the job has ended.
+
+    Args:
+        data_at: When a pod last wrote something.
+        ended_at: When the job was first seen to have ended.
+    """
+
+    data_at: float
+    ended_at: float | None = None
+    _next_at: float = 0.0
+
+    def is_due(self, now: float, *, has_data: bool, is_idle: bool) -> bool:
+        """Whether it is time; streams that are open say by themselves when they end."""
+        if has_data:
+            self.data_at = now
+            return False
+        if is_idle or self.ended_at is not None:
+            return now >= self._next_at
+        return now >= max(self._next_at, self.data_at) + _LOOK_SILENT_S
+
+    def took(self, now: float, *, has_ended: bool) -> None:
+        """Note what was seen; a job that is started again has not ended."""
+        self._next_at = now + _LOOK_S
+        self.ended_at = (self.ended_at or now) if has_ended else None
+
+    def silent_s(self, now: float) -> float:
+        """Return for how long nothing has come since the end of the job."""
+        return now - max(self.data_at, self.ended_at or now)
 
 
 @dataclass(slots=True)
@@ -175,7 +232,10 @@ class _Follower:
         self._lock = threading.Lock()
         self._seen: set[str] = set()
         self._over: set[str] = set()
-        self._reading: set[str] = set()
+        self._reading: dict[str, Pod] = {}
+        # Whose streams the server has opened, and why those of others are not.
+        self._open: set[str] = set()
+        self._errors: dict[str, BackendError] = {}
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -195,16 +255,34 @@ class _Follower:
         return news
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a pod is being read, or something was read that nobody has."""
+    def is_idle(self) -> bool:
+        """Whether no stream is open, and everything that was read has been taken."""
         with self._lock:
-            return bool(self._reading) or not self._news.empty()
+            return not self._open and self._news.empty()
 
-    def is_drained(self) -> bool:
-        """Whether all that the pods wrote was read; what the watch has missed is read now."""
+    def is_drained(self, silent_s: float) -> bool:
+        """Whether there is nothing more to read; what the watch has missed is read now.
+
+        Args:
+            silent_s: How long nothing has come since the job has ended.
+
+        Raises:
+            BackendError: A log could not be read to its end in that time.
+        """
         found, _ = pods(self._client, self._place)
         self._take(found)
-        return not self.is_busy
+        running = {pod.uid for pod in found if not pod.is_over}
+        with self._lock:
+            if not (self._reading and self._news.empty()):
+                return self._news.empty()
+            unread = [
+                self._errors.get(uid) or _endless(pod)
+                for uid, pod in self._reading.items()
+                if uid not in self._open & running
+            ]
+        if unread and silent_s > _LAST_S:
+            raise _unread(unread)
+        return silent_s > _LAST_RUNNING_S
 
     def stop(self) -> None:
         """Let the threads end."""
@@ -236,7 +314,7 @@ class _Follower:
                 if pod.uid in self._seen:
                     continue
                 self._seen.add(pod.uid)
-                self._reading.add(pod.uid)
+                self._reading[pod.uid] = pod
             self._thread(lambda pod=pod: self._read(pod))  # type: ignore[misc]
 
     def _read(self, pod: Pod) -> None:
@@ -248,7 +326,7 @@ class _Follower:
                     self._put((pod.node, data))
         finally:
             with self._lock:
-                self._reading.discard(pod.uid)
+                self._reading.pop(pod.uid, None)
 
     def _lines(self, pod: Pod) -> Iterator[bytes]:
         """Yield what a pod writes until it has ended, or is gone; each line once."""
@@ -263,14 +341,18 @@ class _Follower:
             except refusals.Missing:
                 return
             except Refused as error:
-                # 400 is a container that is about to start.
-                if error.status not in (400, *refusals.MAY_PASS, refusals.UNAUTHORISED):
+                if error.status not in (_STARTING, *refusals.MAY_PASS, refusals.UNAUTHORISED):
                     raise
-            except Broken:
+                self._errors[pod.uid] = error
+            except Broken as error:
                 is_last = False
+                self._errors[pod.uid] = error
+            finally:
+                with self._lock:
+                    self._open.discard(pod.uid)
             window.reopen()
             is_again = True
-            if not self._is_over(pod):
+            if not self._is_over(pod) or pod.uid in self._errors:
                 self._stopped.wait(_AGAIN_S)
 
     def _opened(
@@ -284,6 +366,9 @@ class _Follower:
             # A log is asked for by name, and an operator gives a new pod the old name.
             if is_again and self._now(pod) is None:
                 raise refusals.Missing(f"{doing}: it is gone", status=404, reason="NotFound")
+            with self._lock:
+                self._open.add(pod.uid)
+                self._errors.pop(pod.uid, None)
             yield from _new_lines(pieces, window, is_last=is_last)
 
     def _is_over(self, pod: Pod) -> bool:
@@ -302,7 +387,7 @@ class _Follower:
             found = self._client.get(path, f"looking at node {pod.node}")
         except refusals.Missing:
             return None
-        now = pod_of(found, self._place.node_of)
+        now = self._place.pod(found)
         return now if now.uid == pod.uid else None
 
     def _watch(self, version: str) -> None:
@@ -351,7 +436,7 @@ class _Follower:
             with self._lock:
                 self._over.add(found["metadata"]["uid"])
         elif event.get("type") in ("ADDED", "MODIFIED"):
-            self._take([pod_of(found, self._place.node_of)])
+            self._take([self._place.pod(found)])
         return str((found.get("metadata") or {}).get("resourceVersion") or version)
 
 
@@ -365,8 +450,22 @@ def _read(client: Client, place: Place, pod: Pod) -> Iterator[Piece]:
                 for data in _whole_lines(pieces):
                     keep(data)
                     yield pod.node, data
-        except refusals.Missing:
-            return
+        except Refused as error:
+            if error.status not in (_STARTING, refusals.NOT_FOUND):
+                raise
+
+
+def _endless(pod: Pod) -> BackendError:
+    return BackendError(f"following node {pod.node}: the machine {pod.machine} does not answer")
+
+
+def _unread(errors: list[BackendError]) -> BackendError:
+    """Return one error for logs that cannot be read."""
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return BackendError(
+        f"{errors[0].message}{more}",
+        hint="this log is not complete; `cloudjob logs` reads the rest when the machine answers",
+    )
 
 
 def _whole_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:

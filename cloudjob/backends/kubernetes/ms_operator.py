@@ -121,9 +121,9 @@ def environment(submission: Submission, called: Names, node: int) -> dict[str, s
 def node_of(name: str, found: Mapping[str, Any]) -> int | None:
     """Return the number of the node that this pod is."""
     # By its name the only worker of a job of one node is like the first of several.
-    (container, *_) = (found.get("spec") or {}).get("containers") or [{}]
-    if {"name": names.VC_TASK_INDEX, "value": "0"} in (container.get("env") or ()):
-        return 0
+    for container in (found.get("spec") or {}).get("containers") or ():
+        if {"name": names.VC_TASK_INDEX, "value": "0"} in (container.get("env") or ()):
+            return 0
     worker = numbered(found["metadata"]["name"], f"{name}-worker-")
     return None if worker is None else worker + 1
 

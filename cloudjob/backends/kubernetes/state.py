@@ -8,6 +8,7 @@ from typing import Any
 
 from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.kubernetes.engine import Engine, Stage
+from cloudjob.backends.kubernetes.pod import CONTAINER
 from cloudjob.status import JobState
 
 # What a container waits for in the usual course of things.
@@ -30,6 +31,8 @@ class Pod:
         reason: Why it was ended, where not by its own will: ``OOMKilled``, ``Evicted``.
         message: The cluster's words to that.
         is_leaving: Whether it was deleted, and is in its grace.
+        is_cut_off: Whether its container runs on a machine that no longer reports to the cluster.
+        is_over: Whether its container will write nothing more; sidecars may still run.
     """
 
     name: str
@@ -47,27 +50,33 @@ class Pod:
     message: str = ""
     memory: str = ""
     is_leaving: bool = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether its container will write nothing more."""
-        return self.phase in _OVER
+    is_cut_off: bool = False
+    is_over: bool = False
 
 
-def pod_of(found: Mapping[str, Any], node_of: Callable[[Mapping[str, Any]], int | None]) -> Pod:
-    """Return a pod of the API's list."""
-    metadata, status = found["metadata"], found.get("status") or {}
-    containers = status.get("containerStatuses") or [{}]
-    state = containers[0].get("state") or {}
+def pod_of(
+    found: Mapping[str, Any],
+    node_of: Callable[[Mapping[str, Any]], int | None],
+    container: str = CONTAINER,
+) -> Pod:
+    """Return a pod of the API's list.
+
+    Args:
+        container: The name of the container that is ours; sidecars may stand before it.
+    """
+    metadata, status, spec = found["metadata"], found.get("status") or {}, found.get("spec") or {}
+    state = _of_container(status.get("containerStatuses"), container).get("state") or {}
     ended = state.get("terminated") or {}
     began = state.get("running") or ended
-    spec = found.get("spec") or {}
-    limits = ((spec.get("containers") or [{}])[0].get("resources") or {}).get("limits") or {}
+    resources = _of_container(spec.get("containers"), container).get("resources") or {}
+    phase = str(status.get("phase") or "")
+    # A container that is restarted writes on.
+    has_ended = bool(ended) and spec.get("restartPolicy") == "Never"
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
         node=node_of(found),
-        phase=str(status.get("phase") or ""),
+        phase=phase,
         created_at=_moment(metadata.get("creationTimestamp")),
         machine=str(spec.get("nodeName") or ""),
         waits_for=_waits_for(status, state),
@@ -77,9 +86,24 @@ def pod_of(found: Mapping[str, Any], node_of: Callable[[Mapping[str, Any]], int 
         exit_code=ended.get("exitCode"),
         reason=str(status.get("reason") or _own_reason(ended)),
         message=_words(status.get("message") or ended.get("message") or ""),
-        memory=str(limits.get("memory") or ""),
+        memory=str((resources.get("limits") or {}).get("memory") or ""),
         is_leaving=bool(metadata.get("deletionTimestamp")),
+        is_cut_off="running" in state and _is_cut_off(status),
+        is_over=has_ended or phase in _OVER,
     )
+
+
+def _of_container(items: Iterable[Mapping[str, Any]] | None, name: str) -> Mapping[str, Any]:
+    return next((item for item in items or () if item.get("name") == name), {})
+
+
+def _is_cut_off(status: Mapping[str, Any]) -> bool:
+    """Whether the node controller has marked the pod: its machine sends no heartbeats.
+
+    It sets Ready alone. A container that is not ready by its own probe sets ContainersReady, too.
+    """
+    said = {item.get("type"): item.get("status") for item in status.get("conditions") or ()}
+    return said.get("Ready") == "False" and said.get("ContainersReady") == "True"
 
 
 def status_of(
@@ -132,9 +156,8 @@ def _ended(status: NativeStatus, stage: Stage, nodes: list[Pod]) -> NativeStatus
     ends = [pod.ended_at for pod in nodes if pod.ended_at]
     ended_at = (head.ended_at if head else "") or _moment(stage.ended_at) or max(ends, default="")
     code = head.exit_code if head else None
-    message = ""
-    if stage.state is JobState.FAILED:
-        message = _message(blamed) if blamed else stage.message
+    has_failed = stage.state is JobState.FAILED
+    message = _failure(stage, head, blamed) if has_failed else ""
     return NativeStatus(
         state=status.state,
         native=status.native,
@@ -142,26 +165,41 @@ def _ended(status: NativeStatus, stage: Stage, nodes: list[Pod]) -> NativeStatus
         ended_at=ended_at or None,
         exit_code=0 if stage.state is JobState.SUCCEEDED else code,
         message=message,
-        node=blamed.node if blamed and stage.state is JobState.FAILED else None,
+        node=blamed.node if blamed and has_failed else None,
         reason=_reason(nodes),
         attempt_at=status.attempt_at,
-        has_asked=status.has_asked,
+        # A head that was asked to end although nobody cancelled the job was drained or preempted.
+        has_asked=status.has_asked or has_failed,
     )
+
+
+def _failure(stage: Stage, head: Pod | None, blamed: Pod | None) -> str:
+    if blamed is not None:
+        return _message(blamed)
+    if stage.has_asked or (head is not None and not head.is_leaving):
+        return stage.message
+    word = f" ({stage.message})" if stage.message else ""
+    return f"node 0: its pod was taken away: drained, preempted or deleted{word}"
 
 
 def _native(stage: Stage, nodes: list[Pod], said: Iterable[str]) -> str:
     """Return the operator's word, and beside it what keeps the job from running."""
     if stage.state.is_final:
         return stage.native
-    waiting = sorted(
-        (pod for pod in nodes if pod.waits_for), key=lambda pod: (pod.node or 0, pod.name)
-    )
-    if waiting:
-        first = waiting[0]
-        more = f", and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-        return f"{stage.native} (node {first.node}: {first.waits_for}{more})"
+    troubles = sorted((pod.node or 0, pod.name, _trouble(pod)) for pod in nodes if _trouble(pod))
+    if troubles:
+        node, _, word = troubles[0]
+        more = f", and {len(troubles) - 1} more" if len(troubles) > 1 else ""
+        return f"{stage.native} (node {node}: {word}{more})"
     words = next((_words(word) for word in said if word), "")
     return f"{stage.native} ({words})" if words else stage.native
+
+
+def _trouble(pod: Pod) -> str:
+    """Return what keeps a node from running, or from being known to run."""
+    if pod.is_cut_off:
+        return f"its machine {pod.machine} sends nothing to the cluster; it may be lost"
+    return pod.waits_for
 
 
 def _waits_for(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:

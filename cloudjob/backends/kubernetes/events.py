@@ -1,0 +1,129 @@
+"""Events of a job's objects, and what they and the queue say against a job that waits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from cloudjob.backends.kubernetes.client import EVENT, Client
+from cloudjob.backends.kubernetes.engine import Engine, Resource
+from cloudjob.backends.kubernetes.pod import Names
+from cloudjob.backends.kubernetes.state import Pod
+from cloudjob.errors import BackendError
+
+_POD_GROUP = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
+_WARNING = "Warning"
+
+Event = Mapping[str, Any]
+
+
+def of_job(client: Client, called: Names) -> list[dict[str, Any]]:
+    """Return the events of the job's objects: all of them have names that begin with its own."""
+    found = client.list(EVENT.path(called.namespace), f"reading the events of {called.job}")
+    return [
+        item
+        for item in found["items"]
+        if _is_ours(str(item["involvedObject"].get("name") or ""), called.name)
+    ]
+
+
+def moment(item: Event) -> str:
+    """Return when an event was last seen; a scheduler writes another field than a kubelet."""
+    series = item.get("series") or {}
+    return str(
+        series.get("lastObservedTime") or item.get("lastTimestamp") or item.get("eventTime") or ""
+    )
+
+
+def reasons(
+    client: Client, engine: Engine, called: Names, job: Mapping[str, Any], pods: list[Pod]
+) -> list[str]:
+    """Return what stands against a job whose pods themselves say nothing, the best reason first.
+
+    A reason that something newer has made obsolete is left out. Users who may not read events and
+    pod groups may still submit.
+    """
+    words: list[str] = []
+    group = _group_name(engine, called, job)
+    scheduled_at, unschedulable = "", ""
+    with contextlib.suppress(BackendError):
+        path = _POD_GROUP.path(called.namespace, group)
+        found = client.get(path, "looking at the queue")
+        scheduled_at, unschedulable = _of_group(found)
+    with contextlib.suppress(BackendError):
+        words += _of_stuck(client, called, pods)
+        makers = [called.name, *[f"{called.name}-launcher"] * (engine.name == "mpi-operator")]
+        warnings = [w for name in makers for w in _warnings(client, called, name)]
+        if group != called.name:
+            warnings += _warnings(client, called, group)
+        warnings.sort(key=moment, reverse=True)
+        made_at = max((pod.created_at for pod in pods), default="")
+        words += [_text(w) for w in warnings if _is_of_create(w) and _is_after(w, made_at)]
+        words += [unschedulable]
+        words += [_text(w) for w in warnings if not _is_of_create(w) and _is_after(w, scheduled_at)]
+    return [word for word in [*words, unschedulable] if word]
+
+
+def _group_name(engine: Engine, called: Names, job: Mapping[str, Any]) -> str:
+    # Volcano's own jobs have it under a name with their uid; other operators under the job's.
+    is_own = engine.name == "volcano"
+    return called.name + (f"-{job['metadata']['uid']}" if is_own else "")
+
+
+def _of_group(group: Mapping[str, Any]) -> tuple[str, str]:
+    """Return when a pod group was given its place, and why it has none; one of them is empty."""
+    held = [
+        item
+        for item in (group.get("status") or {}).get("conditions") or ()
+        if item.get("status") == "True" and item.get("type") in ("Scheduled", "Unschedulable")
+    ]
+    # Volcano leaves the older condition true beside the newer one.
+    newest = max(held, key=lambda item: str(item.get("lastTransitionTime") or ""), default=None)
+    if newest is None:
+        return "", ""
+    if newest["type"] == "Scheduled":
+        return str(newest.get("lastTransitionTime") or ""), ""
+    return "", _text(newest)
+
+
+def _of_stuck(client: Client, called: Names, pods: Iterable[Pod]) -> Iterator[str]:
+    """Yield the reason of the first node that has a machine, and whose container does not start."""
+    stuck = [pod for pod in pods if pod.machine and not (pod.has_started or pod.is_over)]
+    if not stuck:
+        return
+    first = min(stuck, key=lambda pod: (pod.node if pod.node is not None else -1, pod.name))
+    found = _named(client, called, first.name)
+    # What comes after a warning makes it obsolete: a volume was mounted at last.
+    last = max(found, key=lambda item: (moment(item), item.get("type") == _WARNING), default=None)
+    if last is not None and last.get("type") == _WARNING:
+        yield f"node {first.node}: {_text(last)}"
+
+
+def _warnings(client: Client, called: Names, name: str) -> list[dict[str, Any]]:
+    return _named(client, called, name, f",type={_WARNING}")
+
+
+def _named(client: Client, called: Names, name: str, more: str = "") -> list[dict[str, Any]]:
+    """Return the events of one object: a namespace may have a hundred thousand."""
+    query = {"fieldSelector": f"involvedObject.name={name}{more}"}
+    doing = f"reading the events of {name}"
+    found: list[dict[str, Any]] = client.list(EVENT.path(called.namespace), doing, query)["items"]
+    return found
+
+
+def _is_of_create(warning: Event) -> bool:
+    return str(warning.get("reason") or "").startswith("FailedCreate")
+
+
+def _is_after(warning: Event, at: str) -> bool:
+    # Whole seconds: at the moment of the last pod another one was refused.
+    return not at or moment(warning)[:19] >= at[:19]
+
+
+def _is_ours(name: str, own: str) -> bool:
+    return name == own or name.startswith(f"{own}-")
+
+
+def _text(item: Mapping[str, Any]) -> str:
+    return f"{item.get('reason')}: {item.get('message')}"

@@ -1,0 +1,386 @@
+"""The backend against an API server whose answers the tests choose. No cluster."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudjob.backends.kubernetes import backend as backends
+from cloudjob.backends.kubernetes import logs
+from cloudjob.backends.kubernetes.backend import KubernetesBackend
+from cloudjob.backends.kubernetes.client import Patience
+from cloudjob.errors import BackendError
+from cloudjob.status import JobState
+from tests import operators
+from tests.cloudjob.test_kubernetes_build import submission
+from tests.kubeapi import EVENTS, NAMESPACE, PODS, FakeApi
+
+QUICK = Patience(total_s=5.0, first_s=0.05, most_s=0.5, answer_s=5.0)
+LIMIT_S = 60.0
+
+
+class Lab:
+    """A job on an API server, and what an operator and kubelets make of it."""
+
+    def __init__(self, api: FakeApi, folder: Path, engine: str = "volcano", **user: Any) -> None:
+        self.api = api
+        self.folder = folder
+        config = str(api.kubeconfig(folder, user))
+        options = {"engine": engine, "kubeconfig": config}
+        self.backend = KubernetesBackend(folder / "home", options, environ={}, patience=QUICK)
+        self.engine = self.backend._engine
+        self.request = self.backend.build(submission(engine, nodes=2))
+        self.name = self.request.called.name
+        self.path = self.engine.resource.path(NAMESPACE, self.name)
+        self.handle = ""
+        self.pods: list[str] = []
+
+    def send(self) -> None:
+        """Send the job, and make its pods as its operator does."""
+        self.handle = self.backend.send(self.request)
+        for pod in operators.made_of(self.api.objects[self.path]).pods:
+            name = pod["metadata"]["name"]
+            pod["metadata"] |= {"uid": name, "creationTimestamp": "2026-11-21T10:00:00Z"}
+            pod["status"] = {"phase": "Pending"}
+            self.api.objects[f"{PODS}/{name}"] = pod
+            self.pods.append(name)
+
+    def pod(self, node: int) -> dict[str, Any]:
+        return self.api.objects[f"{PODS}/{self.pods[node]}"]
+
+    def begin(self, *nodes: int) -> None:
+        """Let the containers of these nodes run."""
+        for node in nodes:
+            pod = self.pod(node)
+            pod["spec"]["nodeName"] = f"machine-{node}"
+            pod["status"] = {"phase": "Running"}
+            self.container(node, {"running": {"startedAt": "2026-11-21T10:00:01Z"}})
+
+    def finish(self, node: int, code: int = 0) -> None:
+        at = "2026-11-21T10:00:05Z"
+        over = {"exitCode": code, "reason": "Error", "finishedAt": at, "startedAt": at}
+        self.pod(node)["status"] = {"phase": "Failed" if code else "Succeeded"}
+        self.container(node, {"terminated": over})
+
+    def container(self, node: int, said: dict[str, Any]) -> None:
+        """Say what became of a container, behind one of a sidecar."""
+        sidecar = {"name": "sidecar", "state": {"running": {"startedAt": "2026-11-21T10:00:00Z"}}}
+        ours = {"name": self.engine.container, "state": said}
+        self.pod(node)["status"]["containerStatuses"] = [sidecar, ours]
+
+    def phase(self, phase: str, **more: Any) -> None:
+        """Let the operator say where the job stands."""
+        at = {"lastTransitionTime": "2026-11-21T10:00:06Z"}
+        held = {"type": phase, "status": "True", **at, **more}
+        is_volcano = self.engine.name == "volcano"
+        status = {"state": {"phase": phase, **at}} if is_volcano else {"conditions": [held]}
+        self.api.objects[self.path]["status"] = status
+
+    def warn(self, of: str, reason: str, message: str, at: str, kind: str = "Warning") -> None:
+        """Keep an event of one object."""
+        name = f"{of}.{len(self.api.objects)}"
+        self.api.objects[f"{EVENTS}/{name}"] = {
+            "metadata": {"name": name},
+            "involvedObject": {"kind": "x", "name": of},
+            "type": kind,
+            "reason": reason,
+            "message": message,
+            "lastTimestamp": f"2026-11-21T{at}Z",
+        }
+
+    @property
+    def native(self) -> str:
+        """What status shows now, with nothing remembered."""
+        self.backend._looks.clear()
+        return self.backend.status(self.handle).native
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    made = FakeApi()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lab(api: FakeApi, tmp_path: Path) -> Lab:
+    """A job of two nodes with Volcano, which runs."""
+    made = Lab(api, tmp_path)
+    made.send()
+    made.begin(0, 1)
+    made.phase("Running")
+    return made
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up logs that cannot be read after a second."""
+    monkeypatch.setattr(logs, "_LAST_S", 1.0)
+    monkeypatch.setattr(logs, "_LOOK_SILENT_S", 1.0)
+
+
+def in_time(act: Callable[[], Any]) -> Any:
+    """Return what ``act`` returns or raises; fail when it does neither."""
+    ends: list[Any] = []
+
+    def run() -> None:
+        try:
+            ends.append(act())
+        except BaseException as error:  # noqa: BLE001 (handed on)
+            ends.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert ends, "it does not end"
+    if isinstance(ends[0], BaseException):
+        raise ends[0]
+    return ends[0]
+
+
+# -- cancelling -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [500, None], ids=["500", "never"])
+@pytest.mark.parametrize("is_urgent", [False, True], ids=["cancel", "cancel --now"])
+def test_a_job_is_cancelled_although_a_log_cannot_be_read(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, answer: int | None, is_urgent: bool
+):
+    monkeypatch.setattr(backends, "_LAST_WORDS_S", 1.0)
+    lab.api.logs = {lab.pods[0]: answer, lab.pods[1]: b"[1] kept\n"}
+    in_time(lambda: lab.backend.cancel(lab.handle, is_urgent=is_urgent))
+
+    assert lab.api.asked("POST", "/commands")
+    assert bool(lab.api.asked("DELETE", "/pods")) == is_urgent
+    if answer is not None:
+        (kept,) = (lab.folder / "home" / "kubernetes" / lab.request.job).glob("1-*.log")
+        assert kept.read_bytes() == b"[1] kept\n"
+
+
+def test_the_job_is_stopped_before_its_logs_are_read(lab: Lab):
+    lab.backend.cancel(lab.handle)
+
+    targets = [target for _, target in lab.api.seen]
+    stop = next(i for i, target in enumerate(targets) if "/commands" in target)
+    assert not any("/log" in target for target in targets[:stop])
+
+
+def test_logs_of_other_nodes_are_shown_when_one_cannot_be_read(lab: Lab):
+    lab.api.logs = {lab.pods[0]: 500, lab.pods[1]: b"[1] shown\n"}
+    pieces: list[tuple[int, bytes]] = []
+    with pytest.raises(BackendError, match="node 0: dial tcp: connection refused") as caught:
+        pieces.extend(lab.backend.logs(lab.handle, None, follow=False))
+
+    assert pieces == [(1, b"[1] shown\n")]
+    assert "not complete" in caught.value.hint
+
+
+def test_a_container_that_has_not_started_beside_a_sidecar_has_no_log(lab: Lab):
+    waiting = {"reason": "ErrImagePull", "message": "not found"}
+    lab.container(0, {"waiting": waiting})
+    lab.api.logs = {lab.pods[0]: 400, lab.pods[1]: b"[1] shown\n"}
+
+    assert list(lab.backend.logs(lab.handle, None, follow=False)) == [(1, b"[1] shown\n")]
+    assert not lab.api.asked("GET", f"{lab.pods[0]}/log")
+
+
+# -- following ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [500, None], ids=["500", "never"])
+@pytest.mark.parametrize("is_lost", [False, True], ids=["ended", "machine lost"])
+@pytest.mark.usefixtures("impatient")
+def test_a_follower_ends_with_a_job_whose_log_cannot_be_read(
+    lab: Lab, answer: int | None, is_lost: bool
+):
+    lab.api.logs = {lab.pods[0]: b"2026-11-21T10:00:02Z [0] shown\n", lab.pods[1]: answer}
+    lab.finish(0, 1)
+    if not is_lost:
+        lab.finish(1, 1)
+    lab.phase("Failed")
+    pieces: list[tuple[int, bytes]] = []
+    with pytest.raises(BackendError, match="following node 1: "):
+        in_time(lambda: pieces.extend(lab.backend.logs(lab.handle, None, follow=True)))
+
+    assert b"".join(data for _, data in pieces) == b"[0] shown\n"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_log_that_fails_for_a_while_is_followed_to_its_end(lab: Lab):
+    lab.api.logs = {lab.pods[0]: 500, lab.pods[1]: b""}
+    pieces = lab.backend.logs(lab.handle, None, follow=True)
+    while not lab.api.asked("GET", f"{lab.pods[0]}/log"):
+        next(pieces)
+    lab.api.logs[lab.pods[0]] = b"2026-11-21T10:00:02Z [0] late\n"
+    lab.finish(0)
+    lab.finish(1)
+    lab.phase("Completed")
+
+    assert in_time(lambda: b"".join(data for _, data in pieces)) == b"[0] late\n"
+
+
+def test_a_refused_log_is_not_asked_for_without_a_pause(lab: Lab):
+    lab.api.logs = dict.fromkeys(lab.pods, 500)
+    lab.finish(0, 1)
+    pieces = lab.backend.logs(lab.handle, 0, follow=True)
+    end_at = time.monotonic() + 2
+    while time.monotonic() < end_at:
+        next(pieces)
+
+    assert 1 <= len(lab.api.asked("GET", f"{lab.pods[0]}/log")) < 10
+    pieces.close()  # type: ignore[attr-defined]
+
+
+# -- what status says -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["volcano", "mpi-operator", "ms-operator"])
+def test_our_container_counts_and_not_a_sidecar_before_it(
+    api: FakeApi, tmp_path: Path, engine: str
+):
+    lab = Lab(api, tmp_path, engine)
+    lab.send()
+    lab.begin(0, 1)
+    at = "2026-11-21T10:00:05Z"
+    over = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": at, "startedAt": at}
+    for node in (0, 1):
+        sidecar = {"name": "sidecar", "resources": {"limits": {"memory": "1Mi"}}}
+        lab.pod(node)["spec"]["containers"].insert(0, sidecar)
+        lab.pod(node)["spec"]["containers"][1]["resources"] = {"limits": {"memory": "4Gi"}}
+        lab.container(node, {"terminated": over})
+    lab.phase("Failed")
+
+    status = lab.backend.status(lab.handle)
+    assert status.reason == (
+        f"out of memory: node 0 ({lab.pods[0]}), node 1 ({lab.pods[1]}), which may use 4Gi"
+    )
+    assert status.exit_code == 137
+
+
+@pytest.mark.parametrize("engine", ["mpi-operator", "ms-operator", "volcano"])
+def test_a_pod_that_was_taken_away_is_no_cancelled_job(api: FakeApi, tmp_path: Path, engine: str):
+    """Drained or preempted: the head is asked to end, and its record says ``cancelled``."""
+    lab = Lab(api, tmp_path, engine)
+    lab.send()
+    lab.begin(0, 1)
+    del lab.api.objects[f"{PODS}/{lab.pods[0]}"]
+    lab.phase("Failed", reason="BackoffLimitExceeded", message="too often")
+
+    status = lab.backend.status(lab.handle)
+    assert (status.state, status.has_asked) == (JobState.FAILED, True)
+    assert status.message.startswith("node 0: its pod was taken away")
+
+
+def test_a_machine_that_is_not_ready_is_named_while_the_job_runs(lab: Lab):
+    lab.pod(1)["status"]["conditions"] = [
+        {"type": "Ready", "status": "False"},
+        {"type": "ContainersReady", "status": "True"},
+    ]
+
+    status = lab.backend.status(lab.handle)
+    assert status.state is JobState.RUNNING
+    assert status.native == (
+        "Running (node 1: its machine machine-1 sends nothing to the cluster; it may be lost)"
+    )
+
+
+def test_a_container_that_is_not_ready_is_not_taken_for_a_lost_machine(lab: Lab):
+    lab.pod(1)["status"]["conditions"] = [
+        {"type": "Ready", "status": "False"},
+        {"type": "ContainersReady", "status": "False"},
+    ]
+
+    assert lab.native == "Running"
+
+
+@pytest.fixture
+def waiting(api: FakeApi, tmp_path: Path) -> Lab:
+    """A job of two nodes with Volcano, whose pods have no place."""
+    made = Lab(api, tmp_path)
+    made.send()
+    made.phase("Pending")
+    return made
+
+
+def queue(lab: Lab, *conditions: tuple[str, str]) -> None:
+    """Keep the job's pod group with these conditions and their times."""
+    uid = lab.api.objects[lab.path]["metadata"]["uid"]
+    path = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{NAMESPACE}/podgroups/{lab.name}-{uid}"
+    held = [
+        {
+            "type": kind,
+            "status": "True",
+            "reason": "NotEnoughResources"
+            if kind == "Unschedulable"
+            else "tasks in gang are ready",
+            "message": "2/2 tasks in gang unschedulable",
+            "lastTransitionTime": f"2026-11-21T{at}Z",
+        }
+        for kind, at in conditions
+    ]
+    lab.api.objects[path] = {"metadata": {"name": lab.name}, "status": {"conditions": held}}
+
+
+GANG = "Pending (NotEnoughResources: 2/2 tasks in gang unschedulable)"
+
+
+def test_a_reason_of_the_queue_counts_until_the_job_has_its_place(waiting: Lab):
+    queue(waiting, ("Scheduled", "09:00:00"), ("Unschedulable", "10:00:00"))
+    assert waiting.native == GANG
+
+    queue(waiting, ("Unschedulable", "10:00:00"), ("Scheduled", "10:00:01"))
+    waiting.warn(f"{waiting.name}-u", "Unschedulable", "no room", "10:00:00")
+    assert waiting.native == "Pending"
+
+
+def test_a_volume_that_cannot_be_mounted_is_named(waiting: Lab):
+    queue(waiting, ("Unschedulable", "10:00:00"), ("Scheduled", "10:00:01"))
+    waiting.pod(1)["spec"]["nodeName"] = "machine-1"
+    pod = waiting.pods[1]
+    waiting.warn(pod, "Scheduled", "assigned", "10:00:01", kind="Normal")
+    waiting.warn(pod, "FailedMount", 'secret "x" not found', "10:00:02")
+    assert waiting.native == 'Pending (node 1: FailedMount: secret "x" not found)'
+
+    waiting.warn(pod, "Pulling", "the image", "10:00:03", kind="Normal")
+    assert waiting.native == "Pending"
+
+
+def test_a_quota_is_named_before_the_queue_until_the_pods_are_there(waiting: Lab):
+    queue(waiting, ("Unschedulable", "10:00:09"))
+    waiting.warn(waiting.name, "FailedCreate", "exceeded quota: gpus", "10:00:02")
+    assert waiting.native == "Pending (FailedCreate: exceeded quota: gpus)"
+
+    for node in (0, 1):
+        waiting.pod(node)["metadata"]["creationTimestamp"] = "2026-11-21T10:00:05Z"
+    assert waiting.native == GANG
+
+
+def test_the_quota_of_the_mpi_operator_s_launcher_is_named(api: FakeApi, tmp_path: Path):
+    """Its pod is made by a batch Job, which has the event."""
+    lab = Lab(api, tmp_path, "mpi-operator")
+    lab.send()
+    lab.phase("Created")
+    lab.warn(f"{lab.name}-launcher", "FailedCreate", "exceeded quota: gpus", "10:00:02")
+
+    assert lab.native == "Created (FailedCreate: exceeded quota: gpus)"
+
+
+def test_a_waiting_follower_does_not_list_events_every_second(
+    waiting: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(backends, "_LOOK_S", 1000.0)
+    for _ in range(3):
+        waiting.backend.status(waiting.handle)
+    pieces = waiting.backend.logs(waiting.handle, None, follow=True)
+    while len(waiting.api.asked("GET", waiting.path)) < 6:
+        next(pieces)
+
+    asked = waiting.api.asked("GET", "/events")
+    assert 1 <= len(asked) <= 2, asked
+    assert all("fieldSelector=involvedObject.name" in target for target in asked)
+    pieces.close()  # type: ignore[attr-defined]

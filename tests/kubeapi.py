@@ -1,0 +1,167 @@
+"""A small API server of Kubernetes without rules: objects by path, and logs that can fail.
+
+For what needs no cluster. ``tests.cluster`` starts a real one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from tests.cluster import write_kubeconfig
+
+Object = dict[str, Any]
+NAMESPACE = "lab"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+EVENTS = f"/api/v1/namespaces/{NAMESPACE}/events"
+
+
+class FakeApi:
+    """Keeps objects by their paths and answers as an API server does.
+
+    Set ``logs[pod]`` to the bytes of a log, to the status of a refusal, or to None for a log that
+    is never answered. ``seen`` has each request as method and target.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Object] = {}
+        self.logs: dict[str, bytes | int | None] = {}
+        self.seen: list[tuple[str, str]] = []
+        self.headers: list[dict[str, str]] = []
+        # Called with each object that is patched or made, as an operator that watches.
+        self.on_change: Callable[[str, Object], object] = lambda path, body: None
+        self._is_over = threading.Event()
+        api = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                api.seen.append((self.command, self.path))
+                api.headers.append(dict(self.headers))
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length)) if length else {}
+                with contextlib.suppress(OSError):
+                    api._answer(self, body)
+
+            do_GET = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815
+
+            def log_message(self, *words: Any) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        """End it."""
+        self._is_over.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def kubeconfig(self, folder: Path, user: Object | None = None) -> Path:
+        """Return a kubeconfig that names it."""
+        return write_kubeconfig(folder, {"server": self.endpoint}, user or {}, NAMESPACE)
+
+    def asked(self, method: str, text: str) -> list[str]:
+        """Return the targets of the requests of this method with ``text`` in them."""
+        return [target for name, target in self.seen if name == method and text in target]
+
+    def _answer(self, handler: http.server.BaseHTTPRequestHandler, body: Object) -> None:
+        where = urlsplit(handler.path)
+        query = {name: values[0] for name, values in parse_qs(where.query).items()}
+        if where.path.endswith("/log"):
+            self._log(handler, where.path.split("/")[-2])
+        elif query.get("watch") == "true":
+            _begin(handler, 200)
+            self._is_over.wait()
+        else:
+            status, found = self._do(handler.command, where.path, query, body)
+            data = json.dumps(found).encode()
+            _begin(handler, status)
+            _chunk(handler, data)
+            _chunk(handler, b"")
+
+    def _log(self, handler: http.server.BaseHTTPRequestHandler, pod: str) -> None:
+        log = self.logs.get(pod, b"")
+        if log is None:
+            self._is_over.wait()
+        elif isinstance(log, int):
+            _begin(handler, log)
+            _chunk(handler, b'{"kind": "Status", "message": "dial tcp: connection refused"}')
+            _chunk(handler, b"")
+        else:
+            _begin(handler, 200)
+            if log:
+                _chunk(handler, log)
+            _chunk(handler, b"")
+
+    def _do(
+        self, method: str, path: str, query: dict[str, str], body: Object
+    ) -> tuple[int, Object]:
+        if method == "POST":
+            made = f"{path}/{body['metadata'].get('name', 'generated')}"
+            body["metadata"].setdefault("uid", "u")
+            if "dryRun" not in query:
+                self.objects[made] = body
+                self.on_change(made, body)
+            return 201, body
+        if path in self.objects:
+            return 200, self._one(method, path, body)
+        if method == "GET" and path.rpartition("/")[2] in ("pods", "events", "services"):
+            items = [item for name, item in self.objects.items() if _is_in(name, path, query, item)]
+            return 200, {"items": items, "metadata": {"resourceVersion": "1"}}
+        if method == "DELETE" and path.endswith("/pods"):
+            for name in [name for name in self.objects if name.startswith(f"{path}/")]:
+                del self.objects[name]
+            return 200, {}
+        return 404, {"kind": "Status", "reason": "NotFound", "message": f"{path} not found"}
+
+    def _one(self, method: str, path: str, body: Object) -> Object:
+        found = self.objects[path]
+        if method == "PATCH":
+            _merge(found, body)
+            self.on_change(path, found)
+        elif method == "DELETE":
+            del self.objects[path]
+        return found
+
+
+def _is_in(name: str, path: str, query: dict[str, str], item: Object) -> bool:
+    wanted = dict(part.split("=") for part in query.get("fieldSelector", "").split(",") if part)
+    involved = item.get("involvedObject") or {}
+    return (
+        name.startswith(f"{path}/")
+        and wanted.get("involvedObject.name", involved.get("name")) == involved.get("name")
+        and wanted.get("type", item.get("type")) == item.get("type")
+    )
+
+
+def _merge(target: Object, patch: Object) -> None:
+    for key, value in patch.items():
+        if isinstance(value, dict) and isinstance(target.get(key), dict):
+            _merge(target[key], value)
+        else:
+            target[key] = value
+
+
+def _begin(handler: http.server.BaseHTTPRequestHandler, status: int) -> None:
+    handler.send_response(status)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+
+
+def _chunk(handler: http.server.BaseHTTPRequestHandler, data: bytes) -> None:
+    handler.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+    handler.wfile.flush()
