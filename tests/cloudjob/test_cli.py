@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from cloudjob.cli import main
+from cloudjob.cli import follow, main
 from cloudjob.cli.parser import _COMMANDS
+from cloudjob.errors import BackendError
 
 
 @pytest.mark.parametrize("command", [name for name, _, _ in _COMMANDS])
@@ -36,3 +38,25 @@ def test_help_imports_no_command():
     names = [f"cloudjob.cli.{name}" for name in ("options", "parser", "say")]
 
     assert done.stdout.splitlines()[-1] == repr(names)
+
+
+def test_a_cancel_by_ctrl_c_that_fails_is_one_line_and_no_traceback(
+    capsys: pytest.CaptureFixture[str],
+):
+    class Stuck:
+        id = "train-1"
+
+        def cancel(self, *, is_urgent: bool) -> None:
+            raise BackendError("cancelling train-1: no answer", hint="is there a network?")
+
+    interrupts = follow.Interrupts()
+    interrupts.give(Stuck())  # type: ignore[arg-type]
+    interrupts._heard(2, None)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(30)
+
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "cloudjob: error: cancelling train-1: no answer",
+        "cloudjob: hint: is there a network?",
+    ]

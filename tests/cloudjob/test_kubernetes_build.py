@@ -571,7 +571,7 @@ def test_a_job_of_mindspore_s_operator_ends_with_its_head(said: str, head: Any, 
         found = {
             "metadata": {"name": "j-scheduler-0", "uid": "u"},
             "spec": HEAD,
-            "status": {"phase": phase, "containerStatuses": [head]},
+            "status": {"phase": phase, "containerStatuses": [{"name": "cloudjob", **head}]},
         }
         pods = [state.pod_of(found, lambda found: ms_operator.node_of("j", found))]
     status = state.status_of(ms_operator.ENGINE, mpi_job(said), pods, is_cancelled=False)
@@ -588,7 +588,10 @@ def test_a_head_that_was_deleted_is_not_waited_for():
             "deletionTimestamp": "2026-11-21T10:00:00Z",
         },
         "spec": HEAD,
-        "status": {"phase": "Running", "containerStatuses": [{"state": {"running": {"x": 1}}}]},
+        "status": {
+            "phase": "Running",
+            "containerStatuses": [{"name": "cloudjob", "state": {"running": {"x": 1}}}],
+        },
     }
     pods = [state.pod_of(found, lambda found: ms_operator.node_of("j", found))]
     status = state.status_of(ms_operator.ENGINE, mpi_job("Failed"), pods, is_cancelled=False)
@@ -601,7 +604,7 @@ HEAD = {"containers": [{"env": [{"name": "VC_TASK_INDEX", "value": "0"}]}]}
 
 def pod_in(node: int, phase: str, **status: Any) -> state.Pod:
     """Return a pod of Volcano as the API shows it."""
-    limits = {"resources": {"limits": {"memory": "4Gi"}}}
+    limits = {"name": "cloudjob", "resources": {"limits": {"memory": "4Gi"}}}
     found = {
         "metadata": {"name": f"j-worker-{node}", "uid": f"u{node}", "creationTimestamp": ""},
         "spec": {"containers": [limits]},
@@ -614,7 +617,9 @@ def ended(node: int, code: int, reason: str = "Error", at: str = "2026-11-21T10:
     """Return a pod whose container has ended."""
     over = {"exitCode": code, "reason": reason, "finishedAt": at, "startedAt": at}
     phase = "Failed" if code else "Succeeded"
-    return pod_in(node, phase, containerStatuses=[{"state": {"terminated": over}}])
+    return pod_in(
+        node, phase, containerStatuses=[{"name": "cloudjob", "state": {"terminated": over}}]
+    )
 
 
 def seen(job: dict[str, Any], *pods: state.Pod, is_cancelled: bool = False, said: Any = ()):
@@ -645,8 +650,8 @@ def test_an_image_that_cannot_be_pulled_says_so():
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling "x:1"'}}
     found = seen(
         volcano_job("Pending"),
-        pod_in(0, "Pending", containerStatuses=[{"state": waiting}]),
-        pod_in(1, "Pending", containerStatuses=[{"state": waiting}]),
+        pod_in(0, "Pending", containerStatuses=[{"name": "cloudjob", "state": waiting}]),
+        pod_in(1, "Pending", containerStatuses=[{"name": "cloudjob", "state": waiting}]),
     )
 
     assert found.native == (
