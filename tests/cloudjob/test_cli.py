@@ -57,6 +57,6 @@ def test_a_cancel_by_ctrl_c_that_fails_is_one_line_and_no_traceback(
             thread.join(30)
 
     assert capsys.readouterr().err.splitlines()[1:] == [
-        "cloudjob: error: cancelling train-1: no answer",
-        "cloudjob: hint: is there a network?",
+        "error: cancelling train-1: no answer",
+        "hint: is there a network?",
     ]
