@@ -33,7 +33,10 @@ class FakeApi:
         self.objects: dict[str, Object] = {}
         self.logs: dict[str, bytes | int | None] = {}
         self.seen: list[tuple[str, str]] = []
-        self.headers: list[dict[str, str]] = []
+        self.headers: list[list[tuple[str, str]]] = []
+        # Fields that are dropped from objects, and the answer to each dry run.
+        self.dropped: tuple[str, ...] = ()
+        self.dry_run: tuple[int, Object] = (201, {})
         # Called with each object that is patched or made, as an operator that watches.
         self.on_change: Callable[[str, Object], object] = lambda path, body: None
         self._is_over = threading.Event()
@@ -44,7 +47,7 @@ class FakeApi:
 
             def answer(self) -> None:
                 api.seen.append((self.command, self.path))
-                api.headers.append(dict(self.headers))
+                api.headers.append(self.headers.items())
                 length = int(self.headers.get("Content-Length") or 0)
                 body = json.loads(self.rfile.read(length)) if length else {}
                 with contextlib.suppress(OSError):
@@ -110,11 +113,15 @@ class FakeApi:
         self, method: str, path: str, query: dict[str, str], body: Object
     ) -> tuple[int, Object]:
         if method == "POST":
+            body.setdefault("metadata", {})
             made = f"{path}/{body['metadata'].get('name', 'generated')}"
             body["metadata"].setdefault("uid", "u")
-            if "dryRun" not in query:
-                self.objects[made] = body
-                self.on_change(made, body)
+            body = _without(body, self.dropped)
+            if "dryRun" in query:
+                status, answer = self.dry_run
+                return status, answer or body
+            self.objects[made] = body
+            self.on_change(made, body)
             return 201, body
         if path in self.objects:
             return 200, self._one(method, path, body)
@@ -145,6 +152,12 @@ def _is_in(name: str, path: str, query: dict[str, str], item: Object) -> bool:
         and wanted.get("involvedObject.name", involved.get("name")) == involved.get("name")
         and wanted.get("type", item.get("type")) == item.get("type")
     )
+
+
+def _without(item: Any, keys: tuple[str, ...]) -> Any:
+    if isinstance(item, dict):
+        return {key: _without(value, keys) for key, value in item.items() if key not in keys}
+    return [_without(one, keys) for one in item] if isinstance(item, list) else item
 
 
 def _merge(target: Object, patch: Object) -> None:

@@ -144,9 +144,24 @@ def _ended_at(home: Path, job: str) -> str | None:
 
 
 def sweep(home: Path) -> list[str]:
-    """Remove what submits that broke off have left in the container engine, and name their jobs."""
+    """Remove what killed submits have left in the engine and on clusters; name their jobs."""
     from cloudjob.backends.docker.backend import DockerBackend
 
     with Records(records_path(home)) as db:
-        known = {record.job for record in db.list() if record.handle}
-    return DockerBackend(home, {}).sweep(known)
+        records = db.list()
+    known = {record.job for record in records if record.handle}
+    removed = DockerBackend(home, {}).sweep(known)
+    return removed + _sweep_kubernetes(home, records)
+
+
+def _sweep_kubernetes(home: Path, records: list[JobRecord]) -> list[str]:
+    handles = [
+        record.handle
+        for record in records
+        if record.handle.startswith("kubernetes://") and not record.final_json
+    ]
+    if not handles:
+        return []
+    from cloudjob.backends.kubernetes.backend import KubernetesBackend
+
+    return KubernetesBackend(home, {}).sweep(handles)

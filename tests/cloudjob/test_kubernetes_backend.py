@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from cloudjob.backends.kubernetes import backend as backends
-from cloudjob.backends.kubernetes import logs
+from cloudjob.backends.kubernetes import checks, logs
+from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
 from cloudjob.backends.kubernetes.client import Patience
-from cloudjob.errors import BackendError
+from cloudjob.errors import BackendError, NotAuthorised
 from cloudjob.status import JobState
 from tests import operators
 from tests.cloudjob.test_kubernetes_build import submission
@@ -384,3 +386,135 @@ def test_a_waiting_follower_does_not_list_events_every_second(
     assert 1 <= len(asked) <= 2, asked
     assert all("fieldSelector=involvedObject.name" in target for target in asked)
     pieces.close()  # type: ignore[attr-defined]
+
+
+# -- before anything is sent ----------------------------------------------------------------------
+
+
+def manifest_check(lab: Lab) -> list[tuple[bool, str]]:
+    """Return what the cluster says of the job's manifest before it is sent."""
+    client = lab.backend._client(lab.backend._site)
+    return [(check.is_ok, check.found) for check in checks._manifest(client, lab.request)]
+
+
+def test_a_field_that_the_cluster_drops_is_found_before_anything_is_sent(
+    api: FakeApi, tmp_path: Path
+):
+    lab = Lab(api, tmp_path)
+    api.dropped = ("terminationGracePeriodSeconds", "mountPath")
+
+    ((is_ok, found),) = manifest_check(lab)
+    assert not is_ok
+    template = "spec.tasks[0].template.spec"
+    assert found == (
+        f"the cluster does not know {template}.terminationGracePeriodSeconds, "
+        f"{template}.containers[0].volumeMounts[0].mountPath, "
+        f"{template}.containers[0].volumeMounts[1].mountPath, and 3 more"
+    )
+    assert api.objects == {}
+    assert "fieldValidation=Strict" in api.asked("POST", "dryRun=All")[0]
+
+
+def test_a_cluster_that_cannot_try_a_manifest_is_asked_for_the_job_itself(
+    api: FakeApi, tmp_path: Path
+):
+    lab = Lab(api, tmp_path)
+    assert manifest_check(lab) == [(True, "the cluster takes the Job")]
+    api.dry_run = (400, {"message": "admission webhook x does not support dry run"})
+    assert manifest_check(lab) == []
+    api.dry_run = (422, {"message": "Job is invalid: spec.queue"})
+    ((is_ok, found),) = manifest_check(lab)
+    assert (is_ok, found) == (False, f"trying the Job {lab.name}: Job is invalid: spec.queue")
+
+
+# -- what is left ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["volcano", "ms-operator"])
+def test_a_sweep_removes_what_a_killed_submit_has_left(api: FakeApi, tmp_path: Path, engine: str):
+    lab = Lab(api, tmp_path, engine)
+    handle = lab.backend.handle(lab.request)
+    for item in requests.objects(lab.request, b"key")[:-1]:
+        resource = backends._OF_KIND[item["kind"]]
+        api.objects[resource.path(NAMESPACE, item["metadata"]["name"])] = item
+    kinds = {item["kind"] for item in api.objects.values()}
+    assert kinds == {"ConfigMap", "Secret", *["Service"] * (engine == "ms-operator")}
+
+    with lab.backend._held(lab.request.job):
+        assert lab.backend.sweep([handle]) == [], "the submit is still at work"
+    assert lab.backend.sweep([handle]) == [lab.request.job]
+    assert api.objects == {}
+    assert lab.backend.sweep([handle]) == []
+
+
+def test_a_sweep_leaves_jobs_and_what_belongs_to_them(lab: Lab):
+    there = dict(lab.api.objects)
+    assert lab.backend.sweep([lab.handle]) == []
+    assert lab.api.objects == there
+
+    del lab.api.objects[lab.path]
+    assert lab.backend.sweep([lab.handle]) == [], "the cluster removes the rest"
+
+
+# -- logging in -----------------------------------------------------------------------------------
+
+
+def test_a_user_acts_as_the_kubeconfig_says(api: FakeApi, tmp_path: Path):
+    user = {
+        "token": "t",
+        "as": "ann",
+        "as-uid": "7",
+        "as-groups": ["lab", "gpu"],
+        "as-user-extra": {"Scopes/x": ["a", "b"]},
+    }
+    Lab(api, tmp_path, **user).send()
+
+    for headers in api.headers:
+        assert [pair for pair in headers if pair[0].startswith(("Imp", "auth"))] == [
+            ("authorization", "Bearer t"),
+            ("Impersonate-User", "ann"),
+            ("Impersonate-Uid", "7"),
+            ("Impersonate-Group", "lab"),
+            ("Impersonate-Group", "gpu"),
+            ("Impersonate-Extra-scopes%2Fx", "a"),
+            ("Impersonate-Extra-scopes%2Fx", "b"),
+        ]
+
+
+def plugin(*words: str) -> dict[str, Any]:
+    """Return a user whom a program logs in."""
+    version = "client.authentication.k8s.io/v1beta1"
+    command, *args = words
+    run = {"apiVersion": version, "command": command, "args": args, "interactiveMode": "Never"}
+    return {"exec": run}
+
+
+@pytest.mark.parametrize(
+    ("user", "said"),
+    [
+        (plugin("sh", "-c", "echo please log in >&2; exit 3"), "returned 3. please log in"),
+        (plugin("/nowhere/plugin"), "No such file or directory: '/nowhere/plugin'"),
+        (plugin("echo", "{}"), "malformed response"),
+        ({"token": "t", "as-groups": ["lab"]}, "the user has as-groups without `as`"),
+    ],
+    ids=["fails", "missing", "no answer", "groups alone"],
+)
+def test_a_login_that_fails_asks_nothing_of_the_server(
+    api: FakeApi, tmp_path: Path, capfd: pytest.CaptureFixture[str], user: Any, said: str
+):
+    with pytest.raises(NotAuthorised, match=re.escape(said)) as caught:
+        Lab(api, tmp_path, **user).send()
+
+    assert api.seen == []
+    assert "\n" not in caught.value.message
+    assert capfd.readouterr().err == "", "the client library logs nothing of its own"
+
+
+def test_a_context_with_an_unknown_user_is_refused(api: FakeApi, tmp_path: Path):
+    lab = Lab(api, tmp_path)
+    config = next(tmp_path.glob("kubeconfig-*"))
+    config.write_text(config.read_text().replace("user: test", "user: tset"))
+
+    with pytest.raises(NotAuthorised, match="the user tset, and the kubeconfig has no such user"):
+        lab.send()
+    assert api.seen == []

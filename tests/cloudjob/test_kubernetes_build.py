@@ -403,6 +403,20 @@ def _has_nameless_items(value: Any) -> bool:
 # -- what is wrong --------------------------------------------------------------------------------
 
 
+def patched(key: str, patch: Any, said: str) -> tuple[str, Any, str]:
+    """Return a case of a job with a patch."""
+    return "volcano", {"options": {key: patch}}, said
+
+
+def mounted(*paths: str, name: str = "") -> dict[str, Any]:
+    """Return options with a volume for each path."""
+    volumes = [
+        {"name": name or f"v{index}", "hostPath": {"path": "/x"}, "mountPath": path}
+        for index, path in enumerate(paths)
+    ]
+    return {"volumes": volumes}
+
+
 @pytest.mark.parametrize(
     ("engine", "values", "said"),
     [
@@ -430,6 +444,42 @@ def _has_nameless_items(value: Any) -> bool:
             "kubernetes.presigned_h: an address is of one object, and outputs.OUT, inputs.D may",
         ),
         ("volcano", {"nodes": 9000}, "nodes: the names of 9000 nodes are"),
+        patched("job", {"metadata": {"name": "x"}}, "kubernetes.job.metadata.name: cloudjob finds"),
+        patched("job", {"kind": "Pod"}, "kubernetes.job.kind: cloudjob finds the job again by it"),
+        patched(
+            "pod",
+            {"metadata": {"labels": {"cloudjob.job": "x"}}},
+            "kubernetes.pod.metadata.labels.cloudjob.job: is cloudjob's own",
+        ),
+        patched(
+            "pod",
+            {"spec": {"$setElementOrder/containers": [{"name": "a"}]}},
+            "kubernetes.pod.spec.$setElementOrder/containers: is no directive that is known here",
+        ),
+        patched(
+            "pod", {"spec": {"$patch": "remove"}}, "kubernetes.pod.spec.$patch: is no directive"
+        ),
+        patched(
+            "pod",
+            {"metadata": {"labels": {"a": "b c"}}},
+            "kubernetes.pod.metadata.labels.a: is no value of a label (given 'b c'",
+        ),
+        ("volcano", {"options": {"labels": {"a b": "c"}}}, "kubernetes.labels: 'a b' is no key of"),
+        ("volcano", {"options": {"labels": {"a": "b c"}}}, "kubernetes.labels.a: is no value of"),
+        ("volcano", {"options": {"labels": {"A/b": "c"}}}, "kubernetes.labels: 'A/b' is no key of"),
+        (
+            "volcano",
+            {"options": {"node_selector": {"a": "-"}}},
+            "kubernetes.node_selector.a: is no",
+        ),
+        (
+            "volcano",
+            {"options": {"annotations": {"a/": "c"}}},
+            "kubernetes.annotations: 'a/' is no key",
+        ),
+        ("volcano", {"options": mounted("/data", "/data/")}, "volumes[1]: something is mounted at"),
+        ("volcano", {"options": mounted("/cache")}, "volumes[0]: something is mounted at /cache"),
+        ("volcano", {"options": mounted("/x", name="home")}, "volumes[0]: the name home is taken"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_sent(engine: str, values: Any, said: str):
@@ -439,6 +489,60 @@ def test_what_cannot_be_is_said_before_anything_is_sent(engine: str, values: Any
         build(engine, options, **values)
 
     assert any(said in problem for problem in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize("name", ["Lab", "a_b", "x" * 64, "", "a.b"])
+def test_a_namespace_that_cannot_be_is_refused(name: str):
+    with pytest.raises(SpecError, match=r"kubernetes\.namespace: is no name of a namespace"):
+        request.build(submission(), ENGINES["volcano"], name)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_patch_cannot_take_away_what_the_job_is_found_by(engine: str):
+    gone = {"metadata": {"$patch": "replace", "labels": {"a": "b"}}}
+    options = {"job": gone, "pod": {} if engine == "ms-operator" else gone}
+    body = build(engine, options).body
+
+    own = {"cloudjob.job": "train-2345678b", "app.kubernetes.io/managed-by": "cloudjob"}
+    assert body["metadata"] == {
+        "name": "train-2345678b",
+        "namespace": "lab",
+        "labels": {"a": "b", **own},
+    }
+    for made in operators.made_of(dict(body)).pods:
+        if engine != "ms-operator":
+            assert own.items() <= made["metadata"]["labels"].items()
+
+
+def test_retained_keys_are_the_only_ones_that_stay():
+    patch = {"volumes": [{"name": "a", "$retainKeys": ["name", "nfs"], "nfs": {"x": 1}}]}
+    manifest = {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}]}
+
+    assert merged(manifest, patch) == {
+        "volumes": [{"name": "a", "nfs": {"x": 1}}, {"name": "b", "emptyDir": {}}]
+    }
+    assert merged({}, {"a": {"$retainKeys": ["b"], "b": 1}}) == {"a": {"b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("user", "pod_context", "own"),
+    [
+        ("", {}, {"allowPrivilegeEscalation": False}),
+        ("0", {"runAsUser": 0, "runAsNonRoot": False}, None),
+        (
+            "7:8",
+            {"runAsUser": 7, "runAsGroup": 8, "fsGroup": 8, "runAsNonRoot": True},
+            {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        ),
+    ],
+)
+def test_pods_run_with_as_few_rights_as_their_user_allows(user: str, pod_context: Any, own: Any):
+    (made, *_) = operators.made_of(dict(build("volcano", {"user": user}).body)).pods
+
+    context = made["spec"]["securityContext"]
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod_context.items() <= context.items()
+    assert made["spec"]["containers"][0].get("securityContext") == own
 
 
 def test_a_folder_of_this_machine_is_fine_where_a_volume_brings_it():

@@ -12,19 +12,20 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from cloudjob import locks
 from cloudjob.backends.base import Check, Event, Metric, NativeStatus
 from cloudjob.backends.keys import new_key
 from cloudjob.backends.kubernetes import events, logs, refusals, state
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes import site as sites
 from cloudjob.backends.kubernetes.client import POD, Client, Patience
-from cloudjob.backends.kubernetes.engine import Engine
+from cloudjob.backends.kubernetes.engine import Engine, no_services
 from cloudjob.backends.kubernetes.logs import Place
 from cloudjob.backends.kubernetes.pod import JOB_LABEL, Names
 from cloudjob.backends.kubernetes.request import (
@@ -37,12 +38,14 @@ from cloudjob.backends.kubernetes.request import (
 from cloudjob.backends.kubernetes.site import Site
 from cloudjob.backends.kubernetes.state import Pod
 from cloudjob.errors import BackendError, CloudJobError, JobNotFound, UsageError
+from cloudjob.home import writing
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
 
 _SCHEME = "kubernetes://"
 _POLL_S = 1.0
+_LOCK = "lock"
 # How long a cancel waits for logs: for those that are there when it asks, and at the job's end.
 _LAST_WORDS_S = 5.0
 # Between two looks at the pods and events of a job that waits or runs: there may be thousands.
@@ -85,6 +88,8 @@ class KubernetesBackend:
         self._pause = pause
         self._found: Site | None = None
         self._chosen: Engine | None = None
+        # The checks before a submit look at what was built for it.
+        self._built: KubernetesRequest | None = None
         self._clients: dict[Site, Client] = {}
         self._keeper: threading.Thread | None = None
         self._looks: dict[tuple[str, JobState], tuple[float, list[Pod], list[str]]] = {}
@@ -94,13 +99,15 @@ class KubernetesBackend:
         from cloudjob.backends.kubernetes import checks
 
         chosen = None if spec is None else self._engine
-        return checks.look(self._client(self._site), self._site, spec, chosen)
+        built = None if spec is None else self._built
+        return checks.look(self._client(self._site), self._site, spec, chosen, built)
 
     # -- forward ------------------------------------------------------------------------------
 
     def build(self, submission: Submission) -> KubernetesRequest:
         """Return the request for ``submission``."""
-        return requests.build(submission, self._engine, self._site.namespace)
+        self._built = requests.build(submission, self._engine, self._site.namespace)
+        return self._built
 
     def show(self, request: KubernetesRequest) -> dict[str, Any]:
         """Return ``request`` as plain JSON values, secrets as ``***``."""
@@ -134,16 +141,30 @@ class KubernetesBackend:
             kind, name = item["kind"], item["metadata"]["name"]
             client.delete(_OF_KIND[kind].path(namespace, name), f"removing the {kind} {name}")
 
-        try:
-            _for_each(items, create)
-            job = client.create(request.engine.resource, namespace, body, JOB_LABEL)
-            self._adopt(client, where, items, job)
-        except BaseException:
-            with contextlib.suppress(BackendError):
-                self._delete(client, where)
-                _for_each([item for item in items if item["kind"] == SERVICE.kind], remove)
-            raise
+        with self._held(request.job):
+            try:
+                _for_each(items, create)
+                job = client.create(request.engine.resource, namespace, body, JOB_LABEL)
+                self._adopt(client, where, items, job)
+            except BaseException:
+                with contextlib.suppress(BackendError):
+                    self._delete(client, where)
+                    _for_each([item for item in items if item["kind"] == SERVICE.kind], remove)
+                raise
         return _handle(where, request.job)
+
+    @contextlib.contextmanager
+    def _held(self, job: str) -> Iterator[None]:
+        """Hold the lock that tells a submit at work from one that was killed."""
+        folder = self._home / job
+        with writing("keeping the job's logs", folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = locks.take(folder / _LOCK)
+        try:
+            yield
+        finally:
+            if lock is not None:
+                os.close(lock)
 
     def _adopt(
         self,
@@ -284,6 +305,31 @@ class KubernetesBackend:
         self._delete(self._client(where.site), where)
         shutil.rmtree(self._home / where.called.job, ignore_errors=True)
 
+    def sweep(self, handles: Iterable[str]) -> list[str]:
+        """Remove what killed submits of these jobs have left in their clusters; name the jobs."""
+        return [_parted(handle).called.job for handle in handles if self._swept(handle)]
+
+    def _swept(self, handle: str) -> bool:
+        where = _parted(handle)
+        client, called = self._client(where.site), where.called
+        if locks.is_held(self._home / called.job / _LOCK):
+            return False
+        path = CONFIG_MAP.path(called.namespace, called.entry)
+        try:
+            entry = client.get(path, f"looking for what the job {called.job} has left")
+        except JobNotFound:
+            return False
+        try:
+            self._job(client, where)
+        except JobNotFound:
+            # What belongs to a job that was deleted, the cluster deletes by itself.
+            is_left = not entry["metadata"].get("ownerReferences")
+        else:
+            return False
+        if is_left:
+            self._delete(client, where)
+        return is_left
+
     def events(self, handle: str) -> list[Event]:
         """Return what happened to the job and its pods, the first first."""
         where = _parted(handle)
@@ -375,6 +421,17 @@ class KubernetesBackend:
                 f"removing the {resource.kind} {name}",
                 propagationPolicy="Background",
             )
+        if where.engine.services is not no_services:
+            self._delete_services(client, called)
+
+    def _delete_services(self, client: Client, called: Names) -> None:
+        """Delete the services of a submit that was killed before they belonged to the job."""
+        doing = f"removing the services of job {called.job}"
+        query = {"labelSelector": f"{JOB_LABEL}={called.job}"}
+        # Users who may not list them may still remove jobs: these go with the job.
+        with contextlib.suppress(refusals.Denied):
+            for item in client.list(SERVICE.path(called.namespace), doing, query)["items"]:
+                client.delete(SERVICE.path(called.namespace, item["metadata"]["name"]), doing)
 
 
 def _for_each(items: list[dict[str, Any]], act: Callable[[dict[str, Any]], None]) -> None:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudjob.backends.base import Check
 from cloudjob.backends.kubernetes.client import Client
 from cloudjob.backends.kubernetes.engine import Engine, Resource, no_services
-from cloudjob.backends.kubernetes.refusals import Missing
-from cloudjob.backends.kubernetes.request import CONFIG_MAP, ENGINES, SECRET, SERVICE
+from cloudjob.backends.kubernetes.refusals import Missing, Refused
+from cloudjob.backends.kubernetes.request import (
+    CONFIG_MAP,
+    ENGINES,
+    SECRET,
+    SERVICE,
+    KubernetesRequest,
+)
 from cloudjob.backends.kubernetes.site import Site
 from cloudjob.errors import BackendError
 from cloudjob.spec import JobSpec, section
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _CRDS = "docs/kubernetes.md says how to install one"
+# Fields that a message lists.
+_MOST = 3
 _QUEUE = "/apis/scheduling.volcano.sh/v1beta1/queues"
 
 
@@ -23,8 +32,18 @@ def engines(client: Client) -> list[Engine]:
     return [engine for engine in ENGINES.values() if _has(client, engine.resource)]
 
 
-def look(client: Client, site: Site, spec: JobSpec | None, engine: Engine | None) -> list[Check]:
-    """Return what was looked for, the first first that all else depends on."""
+def look(
+    client: Client,
+    site: Site,
+    spec: JobSpec | None,
+    engine: Engine | None,
+    request: KubernetesRequest | None = None,
+) -> list[Check]:
+    """Return what was looked for, the first first that all else depends on.
+
+    Args:
+        request: What will be sent, where it is known.
+    """
     try:
         version = client.get("/version", f"asking {site.context} for its version")
         found = engines(client)
@@ -38,6 +57,8 @@ def look(client: Client, site: Site, spec: JobSpec | None, engine: Engine | None
     if not is_there:
         return checks
     checks += _rights(client, site, engine or found[0])
+    if request is not None and all(check.is_ok for check in checks):
+        checks += _manifest(client, request)
     return checks + _queue(client, spec, engine or found[0])
 
 
@@ -89,6 +110,43 @@ def _may(client: Client, site: Site, verb: str, resource: Resource, part: str) -
     }
     answer = client.ask(_REVIEWS, body, f"asking whether we may {verb} {resource.plural}")
     return bool((answer.get("status") or {}).get("allowed"))
+
+
+def _manifest(client: Client, request: KubernetesRequest) -> list[Check]:
+    """Let the API server look at the manifest without keeping it, and find what it drops.
+
+    Servers since 1.25 refuse fields that they do not know when asked to; older ones drop them.
+    """
+    resource, body = request.engine.resource, request.body
+    query = {"dryRun": "All", "fieldValidation": "Strict"}
+    path = resource.path(request.called.namespace)
+    try:
+        kept = client.ask(path, body, f"trying the {resource.kind} {request.called.name}", query)
+    except Refused as error:
+        if "does not support dry run" in error.message:
+            # The webhook of an operator has effects of its own: nothing can be found out.
+            return []
+        return [Check("manifest", False, error.message, error.hint)]
+    dropped = list(_dropped(body, kept))
+    if not dropped:
+        return [Check("manifest", True, f"the cluster takes the {resource.kind}")]
+    hint = "is each spelled as `kubectl explain` has it? look at kubernetes.pod, job and volumes"
+    rest = len(dropped) - _MOST
+    listed = ", ".join([*dropped[:_MOST], *([f"and {rest} more"] if rest > 0 else [])])
+    return [Check("manifest", False, f"the cluster does not know {listed}", hint)]
+
+
+def _dropped(sent: Any, kept: Any, where: str = "") -> Iterator[str]:
+    """Yield the fields that were sent and are not kept; what is empty need not be."""
+    if isinstance(sent, Mapping) and isinstance(kept, Mapping):
+        for key, value in sent.items():
+            if key in kept:
+                yield from _dropped(value, kept[key], f"{where}.{key}" if where else str(key))
+            elif value not in ({}, [], "", None):
+                yield f"{where}.{key}"
+    elif isinstance(sent, list) and isinstance(kept, list) and len(sent) == len(kept):
+        for index, (one, other) in enumerate(zip(sent, kept, strict=True)):
+            yield from _dropped(one, other, f"{where}[{index}]")
 
 
 def _queue(client: Client, spec: JobSpec | None, engine: Engine) -> list[Check]:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from cloudjob.backends.kubernetes import refusals
+from cloudjob.backends.kubernetes import login, refusals
 from cloudjob.backends.kubernetes.engine import Resource
 from cloudjob.backends.kubernetes.refusals import Refused
-from cloudjob.backends.kubernetes.site import IN_CLUSTER, Site
-from cloudjob.errors import BackendError, NotAuthorised
+from cloudjob.backends.kubernetes.site import Site
+from cloudjob.errors import BackendError
 from cloudjob.waits import Waits
 
 Query = Mapping[str, str]
@@ -25,8 +25,6 @@ POD = Resource("", "v1", "pods", "Pod")
 EVENT = Resource("", "v1", "events", "Event")
 
 _JSON, _MERGE = "application/json", "application/merge-patch+json"
-# More streams than a person watches; each takes a connection.
-_CONNECTIONS = 256
 _CONNECT_S = 10.0
 # A stream that says nothing for so long is opened again: it may be dead without anybody knowing.
 _SILENCE_S = 300.0
@@ -85,7 +83,7 @@ class Client:
         self._patience = patience
         self._pause = pause
         self._waits = Waits()
-        self._opened: Any = None
+        self._opened: login.Login | None = None
 
     @property
     def site(self) -> Site:
@@ -119,9 +117,11 @@ class Client:
                 raise
             return found
 
-    def ask(self, path: str, body: Mapping[str, Any], doing: str) -> dict[str, Any]:
+    def ask(
+        self, path: str, body: Mapping[str, Any], doing: str, query: Query | None = None
+    ) -> dict[str, Any]:
         """Post a question that is kept nowhere, and return the answer."""
-        return self._json(_Ask("POST", path, doing, body=body))
+        return self._json(_Ask("POST", path, doing, query, body))
 
     def patch(self, path: str, body: Mapping[str, Any], doing: str) -> dict[str, Any]:
         """Merge ``body`` into an object and return that."""
@@ -220,14 +220,17 @@ class Client:
     def _asked(self, ask: _Ask) -> Any:
         import urllib3
 
-        pool, configuration = self._connection()
+        if self._opened is None:
+            self._opened = login.opened(self._site)
+        way = self._opened
         query = f"?{urlencode(ask.query)}" if ask.query else ""
-        headers = {"Accept": "application/json, */*", "Content-Type": ask.kind}
-        headers.update(_login(configuration, ask.doing))
-        with _translated(ask.doing, configuration.host):
-            return pool.request(
+        headers = urllib3.HTTPHeaderDict(way.headers(ask.doing))
+        headers["Accept"] = "application/json, */*"
+        headers["Content-Type"] = ask.kind
+        with _translated(ask.doing, way.host):
+            return way.pool.request(
                 ask.method,
-                configuration.host.rstrip("/") + ask.path + query,
+                way.host + ask.path + query,
                 body=None if ask.body is None else json.dumps(ask.body).encode("utf-8"),
                 headers=headers,
                 timeout=urllib3.Timeout(
@@ -238,72 +241,11 @@ class Client:
                 preload_content=False,
             )
 
-    def _connection(self) -> tuple[Any, Any]:
-        if self._opened is None:
-            self._opened = _open(self._site)
-        opened: tuple[Any, Any] = self._opened
-        return opened
-
-
-def _open(site: Site) -> tuple[Any, Any]:
-    """Return a pool of connections, and the configuration that knows how to log in.
-
-    Of the client library we take what is hard to do right: kubeconfig, plugins, certificates. The
-    requests are our own: its models know no operator, and its calls differ between its versions.
-    """
-    try:
-        from kubernetes import client, config
-        from kubernetes.client import rest
-    except ImportError as error:
-        raise BackendError(
-            "opening the kubernetes backend: the Kubernetes client is not installed",
-            hint="pip install 'cloudjob[kubernetes]'",
-        ) from error
-    configuration = client.Configuration()
-    configuration.connection_pool_maxsize = _CONNECTIONS
-    where = f"reading how to reach the cluster ({site.context or 'no context'})"
-    if not site.context:
-        raise NotAuthorised(
-            "looking for a cluster: there is no kubeconfig",
-            hint="set KUBECONFIG, or kubernetes.kubeconfig in the job file",
-        )
-    try:
-        if site.context == IN_CLUSTER and not site.kubeconfig:
-            config.load_incluster_config(client_configuration=configuration)
-        else:
-            config.load_kube_config(
-                config_file=site.kubeconfig,
-                context=site.context,
-                client_configuration=configuration,
-                persist_config=False,
-            )
-        return rest.RESTClientObject(configuration).pool_manager, configuration
-    except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise NotAuthorised(f"{where}: {said}", hint="does `kubectl get pods` work?") from error
-
 
 def _may_pass(ask: _Ask, status: int) -> bool:
     """Whether a refusal may be another one next time."""
     is_conflict = status == refusals.CONFLICT and ask.method == "PATCH"
     return status in refusals.MAY_PASS or is_conflict
-
-
-def _login(configuration: Any, doing: str) -> dict[str, str]:
-    """Return the headers that say who we are; a plugin may be asked for it."""
-    import kubernetes.config
-
-    try:
-        settings = configuration.auth_settings()
-    except (kubernetes.config.ConfigException, OSError, ValueError) as error:
-        raise NotAuthorised(
-            f"{doing}: logging in: {error}", hint="does `kubectl get pods` work?"
-        ) from error
-    return {
-        str(item["key"]): str(item["value"])
-        for item in settings.values()
-        if item.get("in") == "header" and item.get("value")
-    }
 
 
 def _read(answer: Any, doing: str) -> bytes:

@@ -29,7 +29,10 @@ def of_job(
         "metadata": {**metadata, **pod.metadata(submission, options)},
         "spec": body,
     }
-    return dict(merged(made, options["job"]))
+    patched = dict(merged(made, options["job"]))
+    # Whatever a patch replaces: by these the job is found again.
+    patched["metadata"] = pod.with_own_labels(patched.get("metadata"), submission) | metadata
+    return patched
 
 
 def run_policy(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 # Lists whose items have a name, and by which key: what the API's own types say of them
@@ -21,7 +21,8 @@ _KEYS = {
     "topologySpreadConstraints": "topologyKey",
     "tasks": "name",
 }
-_DIRECTIVE = "$patch"
+_DIRECTIVE, _RETAINED = "$patch", "$retainKeys"
+_PATCHES = ("delete", "merge", "replace")
 
 
 def merged(manifest: Any, patch: Any, key: str = "") -> Any:
@@ -29,7 +30,7 @@ def merged(manifest: Any, patch: Any, key: str = "") -> Any:
 
     None takes a key away; an item of a list that has names is merged into that of its name, or
     follows the others; ``$patch: delete`` takes it away, ``$patch: replace`` takes its place. Any
-    other list is replaced as a whole.
+    other list is replaced as a whole. ``$retainKeys`` lists the only keys that stay.
 
     Args:
         key: The key under which it stands.
@@ -48,9 +49,28 @@ def _merged_mapping(manifest: Mapping[str, Any], patch: Mapping[str, Any]) -> di
     for key, value in patch.items():
         if value is None:
             made.pop(key, None)
-        elif key != _DIRECTIVE:
+        elif key not in (_DIRECTIVE, _RETAINED):
             made[key] = merged(made.get(key), value, key)
-    return made
+    retained = patch.get(_RETAINED, made)
+    return {key: value for key, value in made.items() if key in retained}
+
+
+def unknown_directives(patch: Any, where: str = "") -> Iterator[str]:
+    """Yield where a patch has a directive that ``merged`` does not know: it would be sent as is."""
+    if isinstance(patch, Mapping):
+        for key, value in patch.items():
+            if str(key).startswith("$") and not _is_known(key, value):
+                yield f"{where}.{key}"
+            yield from unknown_directives(value, f"{where}.{key}")
+    elif _is_list(patch):
+        for index, item in enumerate(patch):
+            yield from unknown_directives(item, f"{where}[{index}]")
+
+
+def _is_known(key: str, value: Any) -> bool:
+    if key == _RETAINED:
+        return _is_list(value)
+    return key == _DIRECTIVE and value in _PATCHES
 
 
 def _merged_list(items: Sequence[Any], patch: Sequence[Any], name: str) -> list[Any]:
@@ -78,7 +98,7 @@ def _without_directives(value: Any) -> Any:
         return {
             key: _without_directives(item)
             for key, item in value.items()
-            if key != _DIRECTIVE and item is not None
+            if key not in (_DIRECTIVE, _RETAINED) and item is not None
         }
     if _is_list(value):
         return [_without_directives(item) for item in value]

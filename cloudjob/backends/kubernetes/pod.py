@@ -131,7 +131,8 @@ def template(
     shown = {**given.shown, **(own or {})}
     if not has_delivery:
         shown.pop(names.CLOUDJOB_DELIVERY)
-    volumes, mounts = _volumes(spec, called, has_delivery=has_delivery)
+    found = volumes(spec, called, has_delivery=has_delivery)
+    mounts = [{"name": volume["name"], **mount} for volume, mount in found]
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": spec.image,
@@ -157,12 +158,14 @@ def template(
         "enableServiceLinks": False,
         "automountServiceAccountToken": bool(options["service_account"]),
         "containers": [container],
-        "volumes": volumes,
+        "volumes": [volume for volume, _ in found],
     }
     pod.update(_place(options))
     _secure(pod, container, str(options["user"]))
     made = {"metadata": metadata(submission, options), "spec": pod}
-    return dict(merged(made, options["pod"]))
+    patched = dict(merged(made, options["pod"]))
+    patched["metadata"] = with_own_labels(patched.get("metadata"), submission)
+    return patched
 
 
 def metadata(submission: Submission, options: Mapping[str, object]) -> dict[str, Any]:
@@ -170,12 +173,16 @@ def metadata(submission: Submission, options: Mapping[str, object]) -> dict[str,
     labels, annotations = options["labels"], options["annotations"]
     assert isinstance(labels, Mapping)
     assert isinstance(annotations, Mapping)
-    made: dict[str, Any] = {
-        "labels": {**labels, JOB_LABEL: submission.job, MANAGER_LABEL: "cloudjob"}
-    }
+    made = with_own_labels({"labels": labels}, submission)
     if annotations:
         made["annotations"] = dict(annotations)
     return made
+
+
+def with_own_labels(found: Mapping[str, Any] | None, submission: Submission) -> dict[str, Any]:
+    """Return metadata with the labels by which the job is found."""
+    own = {JOB_LABEL: submission.job, MANAGER_LABEL: "cloudjob"}
+    return {**(found or {}), "labels": {**((found or {}).get("labels") or {}), **own}}
 
 
 def deadline_s(spec: JobSpec) -> int:
@@ -217,9 +224,10 @@ def _quantity(number: float, parts: int, whole: str, part: str) -> str:
     return f"{max(1, round(number * parts))}{part}"
 
 
-def _volumes(
+def volumes(
     spec: JobSpec, called: Names, *, has_delivery: bool
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return each volume with its mount: those that every pod has, then those of the job file."""
     options = section(spec, "kubernetes")
     # All of it is the platform's in ModelArts' own images, and there only this is fresh.
     home = HOME if options["home"] == "empty" else f"{HOME}/modelarts"
@@ -244,11 +252,7 @@ def _volumes(
         found.append((memory, {"mountPath": "/dev/shm"}))
     wanted = options["volumes"]
     assert isinstance(wanted, (list, tuple))
-    found += [parted(volume) for volume in wanted]
-    return (
-        [volume for volume, _ in found],
-        [{"name": volume["name"], **mount} for volume, mount in found],
-    )
+    return [*found, *(parted(volume) for volume in wanted)]
 
 
 _OF_MOUNT = ("mountPath", "subPath", "readOnly", "mountPropagation")
@@ -279,21 +283,18 @@ def _place(options: Mapping[str, object]) -> dict[str, Any]:
 
 def _secure(pod: dict[str, Any], container: dict[str, Any], user: str) -> None:
     """As on the platform: nothing in a pod may become root, unless the user says so."""
+    uid, _, gid = user.partition(":")
+    ids: dict[str, Any] = {}
     if user:
-        uid, _, gid = user.partition(":")
         group = int(gid or uid)
-        pod["securityContext"] = {
-            "runAsUser": int(uid),
-            "runAsGroup": group,
-            "fsGroup": group,
-            "runAsNonRoot": uid != "0",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        }
-    if user.partition(":")[0] not in ("", "0"):
-        container["securityContext"] = {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        }
+        ids = {"runAsUser": int(uid), "runAsGroup": group, "fsGroup": group}
+        ids["runAsNonRoot"] = int(uid) != 0
+    pod["securityContext"] = {**ids, "seccompProfile": {"type": "RuntimeDefault"}}
+    if not user or int(uid):
+        container["securityContext"] = {"allowPrivilegeEscalation": False}
+    if user and int(uid):
+        # The image's user may be root, whose sshd needs capabilities.
+        container["securityContext"]["capabilities"] = {"drop": ["ALL"]}
 
 
 def _number(value: object) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,9 @@ def find(options: Mapping[str, object], environ: Mapping[str, str], user_home: P
     files = named or (default if Path(default).exists() else "")
     if wanted == IN_CLUSTER or (not files and (_SERVICE_ACCOUNT / "token").exists()):
         return Site("", IN_CLUSTER, namespace or _own_namespace())
-    contexts, current = _contexts(files)
-    context = wanted or current
+    contexts = entries(files, "contexts")
+    currents = (str(loaded.get("current-context") or "") for loaded in _loaded(files))
+    context = wanted or next(filter(None, currents), "")
     if context and context not in contexts:
         guess = nearest(context, contexts)
         raise UsageError(
@@ -66,17 +67,27 @@ def _absolute(files: str) -> str:
     return os.pathsep.join(str(Path(path).expanduser().absolute()) for path in paths)
 
 
-def _contexts(files: str) -> tuple[dict[str, Any], str]:
-    """Return the contexts by name, and the current one; the first file that says it wins."""
+def entries(files: str, kind: str) -> dict[str, Any]:
+    """Return ``contexts`` or ``users`` of a kubeconfig by name; the first file that has one wins.
+
+    Raises:
+        UsageError: A file cannot be read, or is no kubeconfig.
+    """
+    found: dict[str, Any] = {}
+    for loaded in _loaded(files):
+        own = {item["name"]: item.get(kind[:-1]) or {} for item in loaded.get(kind) or ()}
+        found = {**own, **found}
+    return found
+
+
+def _loaded(files: str) -> Iterator[dict[str, Any]]:
     import yaml
 
-    contexts: dict[str, Any] = {}
-    current = ""
     for path in filter(None, files.split(os.pathsep)):
         try:
             loaded = yaml.safe_load(Path(path).read_bytes()) or {}
-            found = {item["name"]: item.get("context") or {} for item in loaded.get("contexts", [])}
-            current = current or str(loaded.get("current-context") or "")
+            for kind in ("contexts", "users"):
+                _ = [item["name"] for item in loaded.get(kind) or ()]
         except FileNotFoundError:
             # As kubectl: a file of the list that is not there yet.
             continue
@@ -85,8 +96,7 @@ def _contexts(files: str) -> tuple[dict[str, Any], str]:
             raise UsageError(
                 f"reading the kubeconfig {path}: {why}", hint="`kubectl config view` reads it, too"
             ) from error
-        contexts = {**found, **contexts}
-    return contexts, current
+        yield loaded
 
 
 def _own_namespace() -> str:

@@ -170,6 +170,8 @@ def _ended(status: NativeStatus, stage: Stage, nodes: list[Pod]) -> NativeStatus
         attempt_at=status.attempt_at,
         # A head that was asked to end although nobody cancelled the job was drained or preempted.
         has_asked=status.has_asked or has_failed,
+        # Each is annotated on the job.
+        knows_cancels=True,
     )
 
 

@@ -1,0 +1,228 @@
+"""What is wrong with a job for a cluster, found before anything is sent. No I/O."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cloudjob.backends.kubernetes import pod
+from cloudjob.backends.kubernetes.engine import Engine
+from cloudjob.backends.kubernetes.merge import unknown_directives
+from cloudjob.backends.kubernetes.pod import Names
+from cloudjob.backends.words import file_path, is_utf8
+from cloudjob.spec import MAX_WORD_BYTES, JobSpec, given, section
+from cloudjob.submission import Submission
+from jobentry.contract import names
+
+MAX_SECRET_BYTES = 1_048_576
+
+_USER = re.compile(r"\d{1,9}(:\d{1,9})?", re.ASCII)
+# Of a name of the API's objects, and of one part of it or a label.
+_MAX_NAME, _MAX_PART = 253, 63
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", re.ASCII)
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+_OWN_METADATA = ("name", "generateName", "namespace", "uid")
+
+
+def find(submission: Submission, engine: Engine, namespace: str) -> Iterator[str]:
+    """Yield everything that is wrong, each with its key."""
+    spec = submission.spec
+    options = section(spec, "kubernetes")
+    if not spec.image:
+        yield "image: is missing (allowed: an image that the cluster can pull)"
+    yield from _engine_problems(spec, engine)
+    user = str(options["user"])
+    if user and not _USER.fullmatch(user):
+        yield f"kubernetes.user: is not UID:GID (given {given(user)}; allowed like 1000:100)"
+    for index, word in enumerate((spec.script, *spec.args)):
+        if not is_utf8(word):
+            key = f"args[{index - 1}]" if index else "script"
+            yield f"{key}: holds bytes that are no UTF-8, which a manifest cannot hold"
+    if options["presigned_h"]:
+        yield from _signing_problems(submission)
+    yield from _name_problems(options, namespace)
+    yield from _patch_problems(options)
+    yield from _volume_problems(spec, options["volumes"])
+    yield from _place_problems(submission, options["volumes"])
+    yield from _size_problems(submission, engine)
+
+
+def _engine_problems(spec: JobSpec, engine: Engine) -> Iterator[str]:
+    """Yield what the operator cannot do."""
+    if spec.retries and engine.no_retries:
+        yield f"retries: {engine.no_retries} (given {spec.retries}; allowed 0; volcano can)"
+    patch = section(spec, "kubernetes")["pod"]
+    if engine.name == "ms-operator" and isinstance(patch, Mapping) and patch.get("metadata"):
+        yield (
+            "kubernetes.pod.metadata: the MindSpore operator keeps no labels and annotations of "
+            "pods (allowed: spec)"
+        )
+    if engine.launchers and spec.launcher not in engine.launchers:
+        yield (
+            f"launcher: kubernetes.engine {engine.name} starts {engine.runs} and nothing else "
+            f"(given {spec.launcher}; allowed {', '.join(engine.launchers)}; or another engine)"
+        )
+
+
+def _signing_problems(submission: Submission) -> Iterator[str]:
+    """Yield what an address for each object does not do: it names no folder."""
+    spec, key = submission.spec, "kubernetes.presigned_h"
+    if file_path(submission.code.uri):
+        yield f"{key}: a folder has no addresses (allowed with a store of s3:// or obs://)"
+    named = [f"outputs.{name}" for name, uri in submission.outputs if not file_path(uri)]
+    named += [f"inputs.{name}" for name, uri in spec.inputs.items() if _is_of_store(uri)]
+    if named:
+        yield (
+            f"{key}: an address is of one object, and {', '.join(named)} may be of many (allowed "
+            "without them, or 0 hours)"
+        )
+
+
+def _is_of_store(uri: str) -> bool:
+    return uri.startswith(("s3://", "obs://"))
+
+
+def _name_problems(options: Mapping[str, Any], namespace: str) -> Iterator[str]:
+    """Yield names that the API server would refuse."""
+    if not (_DNS_LABEL.fullmatch(namespace) and len(namespace) <= _MAX_PART):
+        yield (
+            f"kubernetes.namespace: is no name of a namespace (given {given(namespace)}; allowed "
+            "small letters, digits and dashes, at most 63)"
+        )
+    for key in ("labels", "node_selector"):
+        yield from _label_problems(f"kubernetes.{key}", options[key])
+    yield from _key_problems("kubernetes.annotations", options["annotations"])
+    for patch in ("pod", "job"):
+        metadata = _mapping(_mapping(options[patch]).get("metadata"))
+        where = f"kubernetes.{patch}.metadata"
+        yield from _label_problems(f"{where}.labels", metadata.get("labels"))
+        yield from _key_problems(f"{where}.annotations", metadata.get("annotations"))
+
+
+def _label_problems(where: str, labels: object) -> Iterator[str]:
+    yield from _key_problems(where, labels)
+    for key, value in _mapping(labels).items():
+        if value is not None and not _LABEL_VALUE.fullmatch(str(value)):
+            yield (
+                f"{where}.{key}: is no value of a label (given {given(value)}; allowed letters, "
+                "digits, '-', '_' and '.', at most 63)"
+            )
+
+
+def _key_problems(where: str, found: object) -> Iterator[str]:
+    for key in _mapping(found):
+        if not _is_label_key(str(key)):
+            yield (
+                f"{where}: {given(key)} is no key of Kubernetes (allowed letters, digits, '-', '_' "
+                "and '.', at most 63, and a domain with '/' before them)"
+            )
+
+
+def _is_label_key(key: str) -> bool:
+    prefix, slash, name = key.rpartition("/")
+    is_domain = len(prefix) <= _MAX_NAME and all(
+        _DNS_LABEL.fullmatch(part) for part in prefix.split(".")
+    )
+    return bool(name and _LABEL_VALUE.fullmatch(name)) and (is_domain or not slash)
+
+
+def _patch_problems(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a patch must not say, and directives that would be sent as they are."""
+    for patch in ("pod", "job"):
+        where = f"kubernetes.{patch}"
+        for key in unknown_directives(options[patch], where):
+            yield (
+                f"{key}: is no directive that is known here (allowed $patch: delete, merge or "
+                "replace; $retainKeys)"
+            )
+        metadata = _mapping(_mapping(options[patch]).get("metadata"))
+        labels = _mapping(metadata.get("labels"))
+        for label in (pod.JOB_LABEL, pod.MANAGER_LABEL):
+            if label in labels:
+                yield f"{where}.metadata.labels.{label}: is cloudjob's own (allowed: other labels)"
+    job = _mapping(options["job"])
+    metadata = _mapping(job.get("metadata"))
+    own = [f"metadata.{key}" for key in _OWN_METADATA if key in metadata]
+    for key in (*own, *(key for key in ("apiVersion", "kind") if key in job)):
+        yield (
+            f"kubernetes.job.{key}: cloudjob finds the job again by it (allowed: name and "
+            "kubernetes.namespace in the job file)"
+        )
+
+
+def _volume_problems(spec: JobSpec, wanted: object) -> Iterator[str]:
+    assert isinstance(wanted, (list, tuple))
+    faults = [
+        f"kubernetes.volumes[{index}]: has no {key} (allowed: a volume of Kubernetes with its "
+        "name, and mountPath beside it)"
+        for index, volume in enumerate(wanted)
+        for key in ("name", "mountPath")
+        if not (isinstance(volume, Mapping) and volume.get(key))
+    ]
+    yield from faults
+    if faults:
+        return
+    found = pod.volumes(spec, Names("x", ""), has_delivery=True)
+    first = len(found) - len(wanted)
+    taken_names, taken_paths = set(), set()
+    for index, (volume, mount) in enumerate(found, -first):
+        name, path = volume["name"], posixpath.normpath(str(mount["mountPath"]))
+        if index >= 0 and name in taken_names:
+            yield f"kubernetes.volumes[{index}]: the name {name} is taken (allowed: another one)"
+        if index >= 0 and path in taken_paths:
+            yield (
+                f"kubernetes.volumes[{index}]: something is mounted at {path} already (allowed: "
+                "another mountPath)"
+            )
+        taken_names.add(name)
+        taken_paths.add(path)
+
+
+def _mapping(found: object) -> Mapping[str, Any]:
+    return found if isinstance(found, Mapping) else {}
+
+
+def _place_problems(submission: Submission, volumes: object) -> Iterator[str]:
+    """Yield the folders of this machine that no volume brings into the pods."""
+    spec = submission.spec
+    uris = {
+        "store": submission.code.uri,
+        **{f"inputs.{name}": uri for name, uri in spec.inputs.items()},
+        **{f"outputs.{name}": uri for name, uri in spec.outputs.items()},
+    }
+    assert isinstance(volumes, (list, tuple))
+    mounted = [str(item.get("mountPath")) for item in volumes if isinstance(item, Mapping)]
+    for key, uri in uris.items():
+        path = file_path(uri)
+        if path and not any(_is_below(path, folder) for folder in mounted):
+            yield (
+                f"{key}: no pod has the folder {given(path)} of this machine (allowed s3:// or "
+                "obs://; or a folder that one of kubernetes.volumes has as its mountPath)"
+            )
+
+
+def _size_problems(submission: Submission, engine: Engine) -> Iterator[str]:
+    """Yield what Linux would refuse when the container starts, long after the queue."""
+    nodes = submission.spec.nodes
+    size = len(",".join(engine.hosts(Names(submission.job, "").name, nodes)))
+    size += len(f"{names.VC_WORKER_HOSTS}=")
+    if size > MAX_WORD_BYTES:
+        yield (
+            f"nodes: the names of {nodes} nodes are {size} bytes, and Linux takes {MAX_WORD_BYTES} "
+            "as one variable (allowed: fewer nodes, or a shorter name of the job)"
+        )
+    hidden = pod.variables(submission, ("localhost",), "", ()).hidden
+    size = sum(len(os.fsencode(name + value)) + 2 for name, value in hidden.items())
+    if size > MAX_SECRET_BYTES:
+        yield (
+            f"secrets: are {size} bytes together (allowed {MAX_SECRET_BYTES}, what Kubernetes "
+            "takes as one Secret)"
+        )
+
+
+def _is_below(path: str, folder: str) -> bool:
+    folder = posixpath.normpath(folder)
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
