@@ -1,4 +1,4 @@
-"""The door of the emulated OBS: passes bytes to the S3 server behind it, or a fault instead."""
+"""The emulated OBS as its clients reach it: requests go on to the S3 server, or meet a fault."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from cloudjob.emulator.web import is_from_here
 
 _BLOCK_BYTES = 1 << 16
 _HEAD_BYTES = 1 << 16
@@ -28,27 +30,33 @@ class Refusal:
     message: str = ""
 
 
+_FOREIGN = Refusal(
+    0.0, 403, "AccessDenied", "The request is for another host or of another origin."
+)
 Judge = Callable[[str, str], "Refusal | None"]
 Signer = Callable[[bytes], "bytes | Refusal"]
 
 
 class Gate:
-    """Listens on a port and passes each request on to the port behind.
+    """Listens on a port and passes each request on to a Unix socket.
 
     A signature covers the header ``Host``, so requests pass as they are, byte for byte, but for
     what ``signer`` signs again. Answers are not looked at. It runs in a thread of its own.
+    A request for another host, or one that a web page sends, is refused.
 
     Args:
+        behind: The path of the socket.
         judge: Given method and target of each request, what it gets instead.
         signer: Given the head of each request, what goes on, or what it gets instead.
     """
 
-    def __init__(self, behind: Callable[[], int], judge: Judge, signer: Signer) -> None:
+    def __init__(self, behind: str, judge: Judge, signer: Signer) -> None:
         self._behind = behind
         self._judge = judge
         self._signer = signer
         self._loop = asyncio.new_event_loop()
         self._servers: list[asyncio.base_events.Server] = []
+        self._addresses: list[str] = []
         threading.Thread(target=self._run, name="obs", daemon=True).start()
 
     def listen(self, address: str, port: int) -> int:
@@ -62,6 +70,7 @@ class Gate:
             self._loop,
         ).result()
         self._servers.append(made)
+        self._addresses.append(address)
         found: int = made.sockets[0].getsockname()[1]
         return found
 
@@ -76,9 +85,7 @@ class Gate:
 
     async def _serve(self, reader: Reader, writer: Writer) -> None:
         try:
-            behind_reader, behind_writer = await asyncio.open_connection(
-                "127.0.0.1", self._behind()
-            )
+            behind_reader, behind_writer = await asyncio.open_unix_connection(self._behind)
         except OSError:
             writer.close()
             return
@@ -103,11 +110,15 @@ class Gate:
     async def _pass_one(self, reader: Reader, writer: Writer, behind: Writer) -> bool:
         """Pass one request; say whether another may come on this connection."""
         head = await reader.readuntil(b"\r\n\r\n")
-        method, target, length, is_chunked = _read(head)
+        method, target, headers = _read(head)
+        length = int(headers.get("content-length", "0"))
         refusal = self._judge(method, target)
         signed = self._signer(head)
         if isinstance(signed, Refusal):
             refusal = signed
+        # The server answers every preflight with permissive CORS headers.
+        if method == "OPTIONS" or not is_from_here(headers, self._addresses):
+            refusal = _FOREIGN
         if refusal:
             await asyncio.sleep(refusal.delay_s)
             if refusal.status:
@@ -121,7 +132,7 @@ class Gate:
                 return False
         assert isinstance(signed, bytes)
         behind.write(signed)
-        if is_chunked:
+        if "chunked" in headers.get("transfer-encoding", "").lower():
             # From here on nobody knows where a request ends.
             await _pump(reader, behind)
             return False
@@ -150,18 +161,12 @@ async def _swallow(reader: Reader, length: int) -> None:
         length -= len(data)
 
 
-def _read(head: bytes) -> tuple[str, str, int, bool]:
-    """Return method, target, length of the body, and whether it comes in chunks."""
+def _read(head: bytes) -> tuple[str, str, dict[str, str]]:
+    """Return method, target, and the headers by their names in lower case."""
     first, *lines = head.decode("latin-1").split("\r\n")
     method, target, _ = first.split(" ", 2)
-    length, is_chunked = 0, False
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.lower() == "content-length":
-            length = int(value)
-        elif name.lower() == "transfer-encoding":
-            is_chunked = "chunked" in value.lower()
-    return method, target, length, is_chunked
+    pairs = (line.partition(":") for line in lines)
+    return method, target, {name.lower(): value.strip() for name, _, value in pairs}
 
 
 def _error(refusal: Refusal) -> bytes:

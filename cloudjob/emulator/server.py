@@ -39,7 +39,7 @@ from cloudjob.emulator.runner import Runner
 from cloudjob.emulator.service import Service
 from cloudjob.emulator.settings import Settings, load
 from cloudjob.emulator.state import Address
-from cloudjob.emulator.web import Answer, Request, Routes, Server
+from cloudjob.emulator.web import Answer, Request, Routes, Server, is_from_here
 from cloudjob.emulator.weed import Weed
 from cloudjob.errors import BackendError, CloudJobError
 
@@ -80,6 +80,8 @@ class Front:
             return Answer(500, error_body(ApiError("ModelArts.0010"), request.id))
 
     def _answer(self, request: Request) -> Answer:
+        if not is_from_here(request.headers, (LOOPBACK,)):
+            raise ApiError("APIGW.0101")
         path = request.path
         found = self._routes.find(request.method, path)
         if path.startswith(PREFIX):
@@ -114,7 +116,8 @@ class Emulator:
         self._settings = load(path if path.exists() else None)
         self._account = state.account(folder, self._settings)
         self._database = Database(folder / state.DATABASE)
-        self._weed = Weed(folder / state.OBS, self._account)
+        # The bucket is where the backend modelarts keeps code and outputs when no store is named.
+        self._weed = Weed(folder / state.OBS, self._account, BUCKET)
         self._stop = threading.Event()
         self._runner: Runner | None = None
         self._servers: list[Server] = []
@@ -123,7 +126,7 @@ class Emulator:
         """Start everything, and say where it listens."""
         self._weed.start()
         kind, bridge, note = _kind(self._settings)
-        gate = Gate(lambda: self._weed.port, self._judge, self._sign)
+        gate = Gate(self._weed.socket, self._judge, self._sign)
         old = state.address(self._folder)
         s3_port = _listen(gate, LOOPBACK, _port_of(old.s3_endpoint) if old else 0)
         host = LOOPBACK
@@ -133,10 +136,7 @@ class Emulator:
             host = bridge
         s3_endpoint = f"http://{host}:{s3_port}"
         machines = self._machines(kind, s3_endpoint)
-        # Where the backend modelarts keeps code and outputs when no store is named.
-        weed = f"http://{LOOPBACK}:{self._weed.port}"
-        Obs(weed, self._account, self._settings.region).make_bucket(BUCKET)
-        # Through the gate, too: what goes wrong with OBS goes wrong for the platform as well.
+        # Through the gate: what goes wrong with OBS goes wrong for the platform as well.
         obs = Obs(s3_endpoint, self._account, self._settings.region)
         self._runner = self._make_runner(obs, machines)
         word = secrets.token_urlsafe(24)

@@ -7,7 +7,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -77,6 +77,21 @@ class Answer:
 
 
 Endpoint = Callable[[Request], Answer]
+
+
+def is_from_here(headers: Mapping[str, str], addresses: Collection[str]) -> bool:
+    """Whether a request names one of our own addresses, and no web page of others sent it.
+
+    A browser sends what a page of any origin asks for, and finds us under any name that its owner
+    lets point to us.
+
+    Args:
+        headers: By their names in lower case.
+    """
+    host = headers.get("host", "")
+    origin = headers.get("origin")
+    is_named = (host.rpartition(":")[0] or host) in (*addresses, "localhost")
+    return is_named and origin in (None, f"http://{host}")
 
 
 class Routes:

@@ -1,10 +1,17 @@
-"""SeaweedFS, the S3 server behind the emulated OBS: started, watched, ended with us."""
+"""SeaweedFS, the S3 server behind the emulated OBS: started, watched, ended with us.
+
+Its S3 API is served on a Unix socket in a private folder, and every TCP port it opens asks for a
+client certificate that only it has. Its filer, master and volume server know no users: whoever
+reaches one of them reads and replaces every object.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import datetime
 import http.client
+import ipaddress
 import json
 import os
 import random
@@ -23,9 +30,24 @@ from jobentry.contract import sigv4
 # SeaweedFS serves gRPC at each port + 10000; both lie below the ports that clients are given.
 _PORTS = range(12_000, 21_000)
 _NAMES = ("s3", "master", "volume", "filer", "admin")
+_GRPC = 10_000
 _START_S = 120.0
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
+_CERTIFICATE, _KEY, _SOCKET = "tls.crt", "tls.key", "s3.sock"
+# Each component of SeaweedFS that listens or asks another one. Relative paths: they are read in
+# its folder.
+_COMPONENTS = ("master", "volume", "filer", "s3", "admin", "worker", "msg_broker", "mq", "client")
+_TLS = f'cert = "{_CERTIFICATE}"\nkey = "{_KEY}"\n'
+_SECURITY = (
+    f'[grpc]\nca = "{_CERTIFICATE}"\n'
+    + "".join(f"[grpc.{name}]\n{_TLS}" for name in _COMPONENTS)
+    + "".join(
+        f'[https.{name}]\n{_TLS}ca = "{_CERTIFICATE}"\n'
+        for name in ("master", "volume", "filer", "admin")
+    )
+    + f'[https.client]\nenabled = true\n{_TLS}ca = "{_CERTIFICATE}"\n'
+)
 # Less memory at no cost that we could measure. GOMEMLIMIT has one: near it the server does nothing
 # but collect garbage.
 _GO = {"GOGC": "40"}
@@ -51,13 +73,24 @@ class Weed:
     """One SeaweedFS, whose objects lie below ``folder``.
 
     Its life is that of the thread which starts it: the kernel ends it when that thread is gone.
+
+    Args:
+        bucket: A bucket that is there from the start.
     """
 
-    def __init__(self, folder: Path, account: Account) -> None:
+    def __init__(self, folder: Path, account: Account, bucket: str) -> None:
         self._folder = folder
         self._account = account
+        self._bucket = bucket
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+
+    @property
+    def socket(self) -> str:
+        """The path of its Unix socket: short, however long that of the folder is."""
+        return f"/proc/self/fd/{self._directory}/{_SOCKET}"
 
     def start(self) -> None:
         """Start it and wait until it answers.
@@ -66,9 +99,9 @@ class Weed:
             BackendError: It does not.
         """
         words = program()
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._folder / "data").mkdir(exist_ok=True)
         self._write_keys()
+        self._write_certificate()
         end = time.monotonic() + _START_S
         while time.monotonic() < end:
             self.port = _free_ports()
@@ -90,6 +123,9 @@ class Weed:
             self._process.kill()
             self._process.wait()
             self._process = None
+            for index, name in enumerate(_NAMES):
+                port = self.port + index + _GRPC
+                Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock").unlink(missing_ok=True)
 
     def _write_keys(self) -> None:
         account = self._account
@@ -98,11 +134,20 @@ class Weed:
             "credentials": [{"accessKey": account.access_key, "secretKey": account.secret_key}],
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         }
-        path = self._folder / "s3.json"
+        self._write("s3.json", json.dumps({"identities": [identity]}).encode("ascii"))
+
+    def _write_certificate(self) -> None:
+        key, certificate = _self_signed()
+        self._write(_KEY, key)
+        self._write(_CERTIFICATE, certificate)
+        self._write("security.toml", _SECURITY.encode("ascii"))
+
+    def _write(self, name: str, data: bytes) -> None:
+        path = self._folder / name
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            json.dump({"identities": [identity]}, file)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
 
     def _spawn(self, words: str) -> None:
         folder = self._folder
@@ -111,11 +156,19 @@ class Weed:
                 [
                     words,
                     "mini",
-                    f"-dir={folder}/data",
+                    "-dir=data",
                     "-ip=127.0.0.1",
                     "-ip.bind=127.0.0.1",
                     *(f"-{name}.port={self.port + i}" for i, name in enumerate(_NAMES)),
-                    f"-s3.config={folder}/s3.json",
+                    f"-bucket={self._bucket}",
+                    "-filer.localSocket=filer.sock",
+                    f"-s3.localSocket={_SOCKET}",
+                    f"-s3.cert.file={_CERTIFICATE}",
+                    f"-s3.key.file={_KEY}",
+                    f"-s3.cacert.file={_CERTIFICATE}",
+                    "-s3.tlsVerifyClientCert",
+                    "-s3.config=s3.json",
+                    "-s3.iam=false",
                     "-s3.allowDeleteBucketNotEmpty=false",
                     "-s3.port.iceberg=0",
                     # Else servers that start together race for a port after 9101, and one dies.
@@ -142,30 +195,59 @@ class Weed:
         return False
 
     def _answers(self) -> bool:
-        """Ask for the buckets, as only we may: another server may have taken the port meanwhile."""
-        host = f"127.0.0.1:{self.port}"
+        """Ask for the bucket: it answers 500s until the filer is there, then 404s."""
         keys = sigv4.Keys(self._account.access_key, self._account.secret_key)
         scope = sigv4.Scope("local", time.strftime(sigv4.MOMENT, time.gmtime()))
-        headers = sigv4.headers(sigv4.Request("GET", "/", (), {"Host": host}), keys, scope)
-        connection = http.client.HTTPConnection(host, timeout=5)
-        try:
-            connection.request("GET", "/", headers=headers)
-            # Until the filer is there it answers 500s.
+        asked = sigv4.Request("HEAD", f"/{self._bucket}", (), {"Host": "localhost"})
+        connection = http.client.HTTPConnection("localhost", timeout=5)
+        with contextlib.closing(connection), contextlib.suppress(http.client.HTTPException):
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(5)
+            connection.sock.connect(self.socket)
+            connection.request("HEAD", asked.path, headers=sigv4.headers(asked, keys, scope))
             return connection.getresponse().status == 200
-        except http.client.HTTPException:
-            return False
-        finally:
-            connection.close()
+        return False
 
     def _last_line(self) -> str:
         lines = (self._folder / "log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it does not answer"
 
 
+def _self_signed() -> tuple[bytes, bytes]:
+    """Return a private key and its certificate, which is its own authority."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cloudjob emulator")])
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    utc = datetime.timezone.utc
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # A new one is made for each start, and the clock of a laptop may be wrong.
+        .not_valid_before(datetime.datetime(2000, 1, 1, tzinfo=utc))
+        .not_valid_after(datetime.datetime(9999, 12, 31, tzinfo=utc))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return private, certificate.public_bytes(pem)
+
+
 def _free_ports() -> int:
     for _ in range(200):
         port = random.choice(_PORTS)
-        if all(_is_free(port + i + grpc) for i in range(len(_NAMES)) for grpc in (0, 10_000)):
+        if all(_is_free(port + i + grpc) for i in range(len(_NAMES)) for grpc in (0, _GRPC)):
             return port
     raise BackendError("starting SeaweedFS: no five free ports in a row between 12000 and 21000")
 

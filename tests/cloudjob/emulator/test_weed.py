@@ -21,12 +21,12 @@ def test_ports_that_somebody_takes_meanwhile(tmp_path: Path, monkeypatch: pytest
     """It listens at others, and does not take the server that it finds there for its own."""
     free_ports = weed._free_ports
     with ExitStack() as stack:
-        first = weed.Weed(tmp_path / "first", account("first"))
+        first = weed.Weed(tmp_path / "first", account("first"), "bucket")
         stack.callback(first.stop)
         first.start()
         drawn: Iterator[int] = iter([first.port])
         monkeypatch.setattr(weed, "_free_ports", lambda: next(drawn, 0) or free_ports())
-        second = weed.Weed(tmp_path / "second", account("second"))
+        second = weed.Weed(tmp_path / "second", account("second"), "bucket")
         stack.callback(second.stop)
         second.start()
 
