@@ -48,6 +48,7 @@ class Output(NamedTuple):
         digests: The SHA-256 that it may have: several when nodes wrote different files of a name;
             none when nobody knows.
         modified_ns: When the script wrote it, nanoseconds since 1970.
+        is_incomplete: Whether it is still being written, or was when the job failed.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Output(NamedTuple):
     size_bytes: int
     digests: frozenset[str]
     modified_ns: int
+    is_incomplete: bool = False
 
 
 def find(place: Place) -> list[Output]:
@@ -76,12 +78,13 @@ def find(place: Place) -> list[Output]:
                 kept.size_bytes,
                 digests,
                 kept.modified_ns,
+                kept.is_incomplete or (other is not None and other.is_incomplete),
             )
     return [found[name] for name in sorted(found)]
 
 
-def fetch(place: Place, folder: Path) -> list[Path]:
-    """Copy a set of files that belong together below ``folder``, and return their paths.
+def fetch(place: Place, folder: Path) -> list[Output]:
+    """Copy a set of files that belong together below ``folder``, by their names; return them.
 
     When the job keeps the next set meanwhile, that one is fetched.
 
@@ -93,7 +96,7 @@ def fetch(place: Place, folder: Path) -> list[Path]:
     for left in reversed(range(_ROUNDS)):
         try:
             _fetch_missing(place, files, folder, have)
-            return [folder / file.name for file in files]
+            return files
         except StoreError:
             before, files = files, find(place)
             if files == before or not left:
@@ -152,7 +155,7 @@ def _fetch(place: Place, file: Output, path: Path) -> None:
     """Fetch one file, and let it have its name when its bytes are what they should be."""
     fresh = path.with_name(f".cloudjob-tmp-{os.urandom(8).hex()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folders(path.parent)
         place.store.fetch(file.key, fresh)
         if file.digests:
             _check(place, file, _digest(fresh))
@@ -170,7 +173,7 @@ def _keep(place: Place, file: Output, data: bytes, path: Path) -> None:
     _check(place, file, hashlib.sha256(data).hexdigest())
     try:
         # The folders of a store are its owner's alone; these are like any other of the user's.
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folders(path.parent)
         with replacing(path, is_durable=False) as target:
             target.write(data)
             target.flush()
@@ -178,6 +181,16 @@ def _keep(place: Place, file: Output, data: bytes, path: Path) -> None:
                 os.utime(target.fileno(), ns=(file.modified_ns, file.modified_ns))
     except OSError as error:
         raise StoreError(f"fetching {file.name} to {path}: {error.strerror}") from error
+
+
+def _make_folders(folder: Path) -> None:
+    """Make a folder and those above it; ``Path.mkdir`` stops at a thousand."""
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for made in reversed(missing):
+        made.mkdir(exist_ok=True)
 
 
 def _check(place: Place, file: Output, digest: str) -> None:

@@ -167,6 +167,9 @@ def _metrics(options: argparse.Namespace) -> int:
     return 0
 
 
+_INCOMPLETE = "  (incomplete)"
+
+
 def _outputs(options: argparse.Namespace) -> int:
     from pathlib import Path
 
@@ -177,10 +180,13 @@ def _outputs(options: argparse.Namespace) -> int:
     if not found:
         say(f"job {job.id} has left no outputs")
     elif options.to is None:
-        print("\n".join(found))
+        for file in found:
+            print(file.name + _INCOMPLETE * file.is_incomplete)
     else:
-        for path in job.fetch_outputs(Path(options.to)):
-            print(path)
+        for file in job.fetch_outputs(Path(options.to)):
+            print(Path(options.to, file.name))
+            if file.is_incomplete:
+                say(f"{file.name} is incomplete: it was being written when it was kept")
     return 0
 
 

@@ -184,18 +184,18 @@ class Job:
         if self.handle:
             self._backend.cancel(self.handle, is_urgent=is_urgent)
 
-    def outputs(self, *, is_own: bool = False) -> list[str]:
-        """Return the names of the files that were kept, each behind the name of its output.
+    def outputs(self, *, is_own: bool = False) -> list[kept.Output]:
+        """Return the files that were kept, each with the name of its output in front of its own.
 
         Args:
             is_own: Only those in the job's own store, which ``remove`` takes away.
         """
         places = [p for p in self._places() if p.prefix or not is_own]
-        return [file.name for place in places for file in kept.find(place)]
+        return [file for place in places for file in kept.find(place)]
 
-    def fetch_outputs(self, folder: Path) -> list[Path]:
-        """Copy every output below ``folder`` and return the files."""
-        return [path for place in self._places() for path in kept.fetch(place, folder)]
+    def fetch_outputs(self, folder: Path) -> list[kept.Output]:
+        """Copy every output below ``folder``, by its name, and return the files."""
+        return [file for place in self._places() for file in kept.fetch(place, folder)]
 
     def _places(self) -> list[kept.Place]:
         """Return where the outputs are: in the job's own store, or where the user said."""

@@ -39,6 +39,7 @@ from jobentry.workers import Workers
 if TYPE_CHECKING:
     from jobentry.errands import Desk
     from jobentry.members import Members
+    from jobentry.outputs import Outputs
     from jobentry.table import Row
     from jobentry.wire import Wires
 
@@ -109,6 +110,15 @@ class Head:
         self.stopped_at: float | None = None
         self._was_signalled = False
         self.phases: list[tuple[int, str, float, float]] = []
+
+    @property
+    def failed_at(self) -> float | None:
+        """When the first rank of this node ended badly; None when none did."""
+        return self._loop.ranks.failed_at
+
+    def attach(self, outputs: Outputs) -> None:
+        """Let ``outputs`` know when ranks of this node are ended."""
+        self._loop.ranks.before_end = outputs.look_for_writers
 
     def run(self) -> Outcome:
         """Run the job and return how it ended."""
@@ -539,6 +549,8 @@ class Head:
     def _abort(self) -> None:
         """End everything at once, on every node."""
         self._workers.tell("kill")
+        # Before mpirun: it takes its ranks with it.
+        self._loop.ranks.note_end()
         # Daemons of mpirun on the workers see that it is gone; SIGTERM may not end it (5.0.11).
         self._starters.kill()
         self._loop.ranks.kill()

@@ -293,9 +293,10 @@ def _serve(
         own=means.child_ids,
     )
     if means.outputs is not None:
-        worker.on_idle = means.outputs.hurry
+        worker.attach(means.outputs)
     code = worker.run()
-    worker.leave(_upload(node, means.outputs, worker.stopped_at))
+    failed_at = worker.failed_at if code else None
+    worker.leave(_upload(node, means.outputs, worker.stopped_at, failed_at))
     return _End(code, worker.is_over)
 
 
@@ -318,10 +319,14 @@ def _lead(
     check_module(facts, node.launcher, tools.interpreter)
     written = write_files(made.files, keep=node.open_mpi.host_file)
     head = Head(node, where, made, facts, means.wires, means.child_ids)
+    if means.outputs is not None:
+        head.attach(means.outputs)
     outcome = head.run()
     for path in written:
         remove(path)
-    outcome = head.end(_with_outputs(outcome, node, _upload(node, means.outputs, head.stopped_at)))
+    failed_at = head.failed_at if outcome.exit_code else None
+    problem = _upload(node, means.outputs, head.stopped_at, failed_at)
+    outcome = head.end(_with_outputs(outcome, node, problem))
     if node.nodes > 1 and means.outputs is not None:
         outcome = _with_outputs(outcome, node, means.outputs.clashes())
     record = exits.ExitRecord(
@@ -348,15 +353,17 @@ def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:
     return outcome._replace(exit_code=exits.ENTRY_FAILED, cause="entry", failure=failure)
 
 
-def _upload(node: NodeEnv, kept: Outputs | None, stopped_at: float | None) -> str:
+def _upload(
+    node: NodeEnv, kept: Outputs | None, stopped_at: float | None, failed_at: float | None
+) -> str:
     """Upload the outputs of this node; return what went wrong, in words."""
     if kept is None:
         return ""
     if stopped_at is None:
-        return kept.finish(node.output_limit_s)
+        return kept.finish(node.output_limit_s, failed_at)
     # Who has stopped the job will not wait for long: what the ranks have left of the grace period.
     left_s = node.grace_s - (time.monotonic() - stopped_at)
-    return kept.finish(max(STOPPED_LIMIT_S, left_s))
+    return kept.finish(max(STOPPED_LIMIT_S, left_s), failed_at)
 
 
 def _entry_record(

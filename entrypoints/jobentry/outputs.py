@@ -4,11 +4,17 @@ A thread of low priority looks at the output folders every now and then. What ha
 not being written right now, is stored; the manifest that names it comes last. A file whose plain
 name holds the version of the last manifest goes under another key first, so that the set of the
 last manifest stays as it was until the next one is there.
+
+A *unit* is a file directly in the output folder, or a folder there with all below it: a unit waits
+as a whole while one of its files changes, and no unit waits for another. A file that a process has
+open for writing, or that was being written when the ranks of this node ended badly, is kept as
+well, and the manifest calls it incomplete.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import threading
@@ -20,8 +26,10 @@ from jobentry.contract import env, manifest
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.manifest import Kept, Manifest
 from jobentry.contract.paths import NodePaths
+from jobentry.fault import EntryError
 from jobentry.objects.base import TEMPORARY, Stop, came_back, in_parallel, scheme_of, translated
 from jobentry.output import say
+from jobentry.writers import open_for_writing
 
 # A file that has not changed for so long is taken for whole.
 SETTLE_S = 2.0
@@ -29,22 +37,24 @@ SETTLE_S = 2.0
 _PATIENCE = 10
 # The least time between two manifests of one pass.
 _COMMIT_S = 5.0
+# What a link that leads nowhere, or to itself, ends with.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _SMALL_BYTES = 4 * 1024 * 1024
+# What is added to the name of a file that was being written at the end, where the name stands for
+# a whole version.
+ASIDE = ".incomplete"
+# So many small files are stored before the time is looked at.
+_BATCH = 64
 _CHUNK_BYTES = 1024 * 1024
 _THREADS = 4
 _LOWEST_PRIORITY = 19
 
 
-class OutputError(Exception):
-    """An output cannot be used, or not kept.
-
-    Args:
-        hint: What to try.
-    """
+class OutputError(EntryError):
+    """An output cannot be used, or not kept."""
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__(message, hint=hint)
 
 
 class _Stamp(NamedTuple):
@@ -62,6 +72,7 @@ class Outputs:
         self._node = node
         self._all = [_Output(node, name, uri, paths.output(name)) for name, uri in node.outputs]
         self._has_ended = threading.Event()
+        self._failed_at: float | None = None
         self._thread = threading.Thread(target=self._follow, name="outputs", daemon=True)
         self._faults: list[str] = []
 
@@ -79,27 +90,56 @@ class Outputs:
                 raise OutputError(f"preparing the output {output.name}: {error}", hint) from error
 
     def start(self) -> None:
-        """Begin to keep what the ranks write."""
-        if self._all:
+        """Begin to keep what the ranks write.
+
+        Raises:
+            OutputError: There is no room for another thread.
+        """
+        if not self._all:
+            return
+        try:
             self._thread.start()
+        except (RuntimeError, MemoryError) as error:
+            raise OutputError(
+                f"starting the thread that stores outputs: {error}",
+                "raise the limit on processes and threads (ulimit -u, or the container's pids)",
+            ) from error
 
-    def hurry(self) -> None:
-        """Begin to keep all that is there: nobody writes any more."""
-        self._has_ended.set()
+    def look_for_writers(self) -> None:
+        """Note which files are being written, as those who write are about to be killed."""
+        for output in self._all:
+            output.look_for_writers()
 
-    def finish(self, limit_s: float) -> str:
-        """Keep all that is there now; return what could not be kept, in words, within the limit."""
-        self._has_ended.set()
+    def hurry(self, failed_at: float | None = None) -> None:
+        """Begin to keep all that is there: nobody writes any more.
+
+        Args:
+            failed_at: When the first rank of this node ended badly, by the clock of this node;
+                what was being written then is incomplete. None when all have ended well.
+        """
+        if not self._has_ended.is_set():
+            self._failed_at = failed_at
+            self._has_ended.set()
+
+    def finish(self, limit_s: float, failed_at: float | None = None) -> str:
+        """Keep all that is there now; return what could not be kept, in words, within the limit.
+
+        Args:
+            failed_at: As ``hurry`` has it.
+        """
+        self.hurry(failed_at)
         if self._thread.ident is None:
             return ""
         self._thread.join(limit_s)
         problems = list(self._faults)
+        left = ", ".join(output.name for output in self._all if not output.is_kept)
         if self._thread.is_alive():
-            left = ", ".join(output.name for output in self._all if not output.is_kept)
             problems.append(
                 f"uploading the output {left}: not done after {limit_s:g} s;"
                 " what was kept before is whole"
             )
+        elif left and not problems:
+            problems.append(f"uploading the output {left}: its thread ended before it was done")
         for problem in problems:
             say(problem)
         return "; ".join(problems)
@@ -134,7 +174,7 @@ class Outputs:
             for output in self._all:
                 output.keep_now(self._has_ended)
         for output in self._all:
-            self._faults += output.keep_all()
+            self._faults += output.keep_all(self._failed_at)
 
 
 class _Output:
@@ -158,6 +198,10 @@ class _Output:
         # What other nodes had kept, and was brought here.
         self._foreign: dict[str, _Stamp] = {}
         self._patience: dict[str, int] = {}
+        # The files that were open for writing since the last look, and how they were then.
+        self._open: dict[str, _Stamp | None] = {}
+        # Where a file lies that has another name here.
+        self._local: dict[str, str] = {}
         self._last_words = ""
 
     # -- before the ranks -------------------------------------------------------------------------
@@ -206,14 +250,16 @@ class _Output:
         files: dict[str, tuple[int, Kept]] = {}
         for one in found:
             for file in one.files:
-                files.setdefault(file.name, (one.node, file))
+                # A script would take what is cut off for a checkpoint.
+                if not file.is_incomplete:
+                    files.setdefault(file.name, (one.node, file))
 
         def task(node: int, file: Kept) -> Callable[[], None]:
             return lambda: self._bring_back(node, file)
 
         for _ in in_parallel([task(*pair) for pair in files.values()], _THREADS, Stop()):
             pass
-        self._earlier.clear()
+        self._earlier = {name for name, file in self._kept.items() if file.is_incomplete}
         if files:
             total = sum(file.size_bytes for _, file in files.values())
             say(f"output {self.name}: {len(files)} files of {total} bytes are back")
@@ -241,46 +287,86 @@ class _Output:
     def keep_now(self, has_ended: threading.Event) -> None:
         """Keep what has changed and is quiet; what goes wrong is tried again the next time."""
         try:
-            seen = self._scan([])
-            if self._is_as_kept(seen):
-                return
-            if has_ended.wait(SETTLE_S):
-                return
-            again = self._scan([])
-            busy = {name for name in {**seen, **again} if seen.get(name) != again.get(name)}
-            held = self._held({_unit(name) for name in busy})
-            faults: list[str] = []
-            for unit, names in self._changed(again).items():
-                if has_ended.is_set():
-                    return
-                found = self._store_all([name for name in names if name not in busy], again)
-                held |= {unit} if found else set()
-                faults += found
-            self._commit(again, held)
-            if faults:
-                raise OutputError("; ".join(faults))
+            self._keep_quiet(has_ended)
             self._last_words = ""
-        except (objects.ObjectError, OutputError, OSError) as error:
-            words = f"keeping the output {self.name} meanwhile: {error}"
+        # Whatever it is (no memory, no thread), this is one look of many, and the last one counts.
+        except Exception as error:  # noqa: BLE001
+            words = f"keeping the output {self.name} meanwhile: {_came_back(error)}"
             if words != self._last_words:
                 say(words + "; it is tried again")
             self._last_words = words
 
+    def _keep_quiet(self, has_ended: threading.Event) -> None:
+        """Keep the units in which nothing changes for a while.
+
+        Raises:
+            OutputError: Some files could not be stored; the others are.
+        """
+        seen = self._scan([])
+        if self._is_as_kept(seen) or has_ended.wait(SETTLE_S):
+            return
+        self._open = {}
+        self.look_for_writers()
+        again = self._scan([])
+        busy = {name for name in {**seen, **again} if seen.get(name) != again.get(name)}
+        held = self._held({_unit(name) for name in busy})
+        quiet = {name: stamp for name, stamp in again.items() if name not in busy}
+        batches = self._batches(quiet)
+        incomplete = self._written_to(again)
+        faults: list[str] = []
+        committed_at = time.monotonic()
+        while batches and not has_ended.is_set():
+            names = batches.pop(0)
+            found = self._store_all(names, again)
+            held |= {_unit(name) for name in names if found and "/" in name}
+            faults += found
+            if time.monotonic() - committed_at > _COMMIT_S:
+                self._commit(again, held | _units(batches), incomplete)
+                committed_at = time.monotonic()
+        if not has_ended.is_set():
+            self._commit(again, held, incomplete)
+        if faults:
+            raise OutputError("; ".join(faults))
+
+    def look_for_writers(self) -> None:
+        """Note which files are open for writing, beside those that were before."""
+        with contextlib.suppress(OSError):
+            names = open_for_writing(self._folder)
+            self._open.update({name: _stamp(self._path(name)) for name in names})
+
     def _is_as_kept(self, seen: dict[str, _Stamp]) -> bool:
-        return seen == self._stamps and not self._stored
+        incomplete = any(file.is_incomplete for file in self._kept.values())
+        return seen == self._stamps and not self._stored and not incomplete
 
     def _held(self, busy: set[str]) -> set[str]:
-        """Return the folders that are left alone; not for ever: a log is always being written."""
+        """Return the units that are left alone; not for ever: a log is always being written."""
         self._patience = {unit: self._patience.get(unit, 0) + 1 for unit in busy}
         return {unit for unit, count in self._patience.items() if count <= _PATIENCE}
 
-    def _changed(self, seen: dict[str, _Stamp]) -> dict[str, list[str]]:
-        """Return the files that have changed, by the folder that is kept as a whole."""
-        found: dict[str, list[str]] = {}
+    def _batches(self, seen: dict[str, _Stamp]) -> list[list[str]]:
+        """Return the files that have changed, in lists to be stored one after the other.
+
+        Each folder that is a unit is one list; of files that are units of their own, small ones
+        share a list.
+        """
+        folders: dict[str, list[str]] = {}
+        small: list[str] = []
+        large: list[list[str]] = []
         for name in sorted(seen):
-            if self._stamps.get(name) != seen[name]:
-                found.setdefault(_unit(name), []).append(name)
-        return found
+            if self._stamps.get(name) == seen[name]:
+                continue
+            if "/" in name:
+                folders.setdefault(_unit(name), []).append(name)
+            elif seen[name].size_bytes <= _SMALL_BYTES:
+                small.append(name)
+            else:
+                large.append([name])
+        shared = [small[at : at + _BATCH] for at in range(0, len(small), _BATCH)]
+        return [*shared, *folders.values(), *large]
+
+    def _written_to(self, seen: dict[str, _Stamp]) -> set[str]:
+        """Return the files that are as they were when they were last seen open for writing."""
+        return {name for name, stamp in self._open.items() if seen.get(name, stamp) == stamp}
 
     def _store_all(self, names: list[str], seen: dict[str, _Stamp]) -> list[str]:
         """Store these files; return what could not be stored, in words."""
@@ -299,12 +385,12 @@ class _Output:
         """Store one file under a key that no manifest names; return what went wrong, in words."""
         if name in self._stored and self._stored[name][0] == stamp:
             return ""
-        path = os.path.join(self._folder, name)
+        path = self._path(name)
         try:
             kept = self._put(name, path, stamp)
         except (objects.ObjectError, OSError) as error:
             # It may have been a temporary file, renamed meanwhile.
-            return "" if _stamp(path) is None else _with_hint(error)
+            return "" if _stamp(path) is None else _came_back(error)
         if _stamp(path) == stamp:
             self._forget(name, but=kept.key)
             self._stored[name] = (stamp, kept)
@@ -318,7 +404,7 @@ class _Output:
                 data = file.read(_SMALL_BYTES + 1)
                 sha256 = hashlib.sha256(data).hexdigest()
             else:
-                sha256 = _digest(file.fileno())
+                sha256 = _digest(path)
         key = self._free_key(name, sha256)
         kept = Kept(name, key, stamp.size_bytes, sha256, stamp.modified_ns)
         before = self._kept.get(name)
@@ -336,7 +422,7 @@ class _Output:
             return name
         return manifest.version_key(self._node.node, sha256)
 
-    def _commit(self, seen: dict[str, _Stamp], held: set[str]) -> None:
+    def _commit(self, seen: dict[str, _Stamp], held: set[str], incomplete: set[str]) -> None:
         """Write a manifest of what is stored and quiet, and remove what it no longer names."""
         files = {
             name: kept
@@ -349,6 +435,13 @@ class _Output:
                 self._forget(name)
             elif seen[name] == stamp and _unit(name) not in held:
                 files[name], taken[name] = kept, stamp
+        current = {
+            name
+            for name, stamp in {**self._stamps, **taken}.items()
+            if name in files and seen.get(name) == stamp
+        }
+        marked = {name: files[name]._replace(is_incomplete=name in incomplete) for name in current}
+        files.update(marked)
         if files != self._kept:
             self._write_manifest(files)
         for name, stamp in taken.items():
@@ -384,25 +477,64 @@ class _Output:
 
     # -- at the end -------------------------------------------------------------------------------
 
-    def keep_all(self) -> list[str]:
-        """Keep everything, as nobody writes any more; return what could not be kept, in words."""
+    def keep_all(self, failed_at: float | None = None) -> list[str]:
+        """Keep everything, as nobody writes any more; return what could not be kept, in words.
+
+        Args:
+            failed_at: When the first rank of this node ended badly; None when all ended well.
+        """
         faults: list[str] = []
         try:
-            seen = self._scan(faults)
-            changed = self._changed(seen)
-            committed_at = time.monotonic()
-            for unit in list(changed):
-                faults += self._store_all(changed.pop(unit), seen)
-                if time.monotonic() - committed_at > _COMMIT_S:
-                    # Time may be short: what is whole is named at once.
-                    self._commit(seen, set(changed))
-                    committed_at = time.monotonic()
-            self._commit(seen, set())
-            self._settle(seen)
-        except (objects.ObjectError, OSError) as error:
-            faults.append(_with_hint(error))
+            self._keep_rest(failed_at, faults)
+        # Whatever it is (no memory, no thread), it is the reason for outputs that are not kept.
+        except Exception as error:  # noqa: BLE001
+            faults.append(_came_back(error))
         self.is_kept = not faults
         return [f"uploading the output {self.name}: {fault}" for fault in faults]
+
+    def _keep_rest(self, failed_at: float | None, faults: list[str]) -> None:
+        seen = self._scan(faults)
+        incomplete = self._incomplete(seen, failed_at)
+        self._set_aside(seen, incomplete)
+        batches = self._batches(seen)
+        committed_at = time.monotonic()
+        while batches:
+            faults += self._store_all(batches.pop(0), seen)
+            if time.monotonic() - committed_at > _COMMIT_S:
+                # Time may be short: what is whole is named at once.
+                self._commit(seen, _units(batches), incomplete)
+                committed_at = time.monotonic()
+        self._commit(seen, set(), incomplete)
+        self._settle(seen)
+
+    def _incomplete(self, seen: dict[str, _Stamp], failed_at: float | None) -> set[str]:
+        """Return the files that were being written when the ranks of this node ended."""
+        if failed_at is None:
+            return set()
+        since_ns = int((failed_at - SETTLE_S) * 1e9)
+        recent = {name for name, stamp in seen.items() if stamp.modified_ns > since_ns}
+        return self._written_to(seen) | {
+            name for name in recent if not _is_renamed(self._path(name))
+        }
+
+    def _set_aside(self, seen: dict[str, _Stamp], incomplete: set[str]) -> None:
+        """Give another name to what is incomplete, and would replace a whole version that is kept.
+
+        Not to what has only grown, as a log does.
+        """
+        for name in sorted(incomplete & set(self._kept)):
+            kept, aside = self._kept[name], name + ASIDE
+            is_older = _digest(self._path(name), kept.size_bytes) == kept.sha256
+            if kept.is_incomplete or is_older or name not in seen or aside in seen:
+                continue
+            say(
+                f"output {self.name}: {name} was being written at the end: the whole version"
+                f" that was kept before stays, and this one is {aside}"
+            )
+            seen[aside] = seen.pop(name)
+            self._local[aside] = name
+            self._earlier.add(name)
+            incomplete.add(aside)
 
     def _settle(self, seen: dict[str, _Stamp]) -> None:
         """Give every file its plain name, for readers who know nothing of manifests."""
@@ -419,7 +551,7 @@ class _Output:
         except objects.ObjectError:
             if not is_here:
                 return False
-            objects.put(os.path.join(self._folder, kept.name), self._below(kept.name))
+            objects.put(self._path(kept.name), self._below(kept.name))
         return True
 
     # -- the folder -------------------------------------------------------------------------------
@@ -431,53 +563,110 @@ class _Output:
             OSError: The folder itself is not to be read: not the same as an empty one.
         """
         os.listdir(self._folder)
-
-        def note(error: OSError) -> None:
-            faults.append(f"{error.filename}: {came_back(error)}")
-
         found = {}
-        for parent, folders, names in os.walk(self._folder, onerror=note):
-            if parent == self._folder and manifest.FOLDER in folders:
-                folders.remove(manifest.FOLDER)
+        # Without recursion, which ends at a thousand folders.
+        waiting = [""]
+        while waiting:
+            parent = waiting.pop()
+            try:
+                folders, names = _children(self._path(parent))
+            except OSError as error:
+                faults.append(f"{self._path(parent)}: {came_back(error)}")
+                continue
             for name in names:
-                path = os.path.join(parent, name)
-                stamp = None if name.startswith(TEMPORARY) else _stamp(path)
+                try:
+                    stamp = _stamped(self._path(parent + name))
+                except OSError as error:
+                    faults.append(f"{self._path(parent + name)}: {came_back(error)}")
+                    continue
                 if stamp is not None:
-                    found[os.path.relpath(path, self._folder)] = stamp
+                    found[parent + name] = stamp
+            waiting += [parent + name + "/" for name in folders if parent + name != manifest.FOLDER]
         for name, stamp in self._foreign.items():
             if found.get(name) == stamp:
                 del found[name]
         return found
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, self._local.get(name, name))
 
     def _below(self, key: str) -> str:
         return objects.uri_below(self._uri, key)
 
 
 def _unit(name: str) -> str:
-    """Return what is kept as a whole with this file: the first folder of its path, or none."""
-    return name.partition("/")[0] if "/" in name else ""
+    """Return what is kept as a whole with this file: the first folder of its path, or it alone."""
+    return name.partition("/")[0]
+
+
+def _units(batches: list[list[str]]) -> set[str]:
+    return {_unit(name) for names in batches for name in names}
+
+
+def _children(folder: str) -> tuple[list[str], list[str]]:
+    """Return the names of the folders in a folder, and those of everything else there."""
+    folders, others = [], []
+    with os.scandir(folder) as found:
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.name)
+            elif not entry.name.startswith(TEMPORARY):
+                others.append(entry.name)
+    return folders, others
+
+
+def _is_renamed(path: str) -> bool:
+    """Whether a file got its name after it was last written to, as one that is whole does."""
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return False
+    return facts.st_ctime_ns > facts.st_mtime_ns
 
 
 def _stamp(path: str) -> _Stamp | None:
     """Return the stamp of a file; None when there is none, or another thing."""
+    try:
+        return _stamped(path)
+    except OSError:
+        return None
+
+
+def _stamped(path: str) -> _Stamp | None:
+    """Return the stamp of a file; None when there is none, or another thing.
+
+    Raises:
+        OSError: There is something, and it is not to be looked at: its path is too long, perhaps.
+    """
     import stat
 
     try:
         facts = os.stat(path)
-    except OSError:
-        return None
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        raise
     if not stat.S_ISREG(facts.st_mode):
         return None
     return _Stamp(facts.st_size, facts.st_mtime_ns, facts.st_ino)
 
 
-def _digest(descriptor: int) -> str:
+def _digest(path: str, size_bytes: int | None = None) -> str:
+    """Return the digest of a file, or of as much as it begins with."""
     sha256 = hashlib.sha256()
-    for chunk in iter(lambda: os.read(descriptor, _CHUNK_BYTES), b""):
-        sha256.update(chunk)
+    left = os.stat(path).st_size if size_bytes is None else size_bytes
+    with open(path, "rb") as file:
+        while left > 0:
+            chunk = file.read(min(left, _CHUNK_BYTES))
+            if not chunk:
+                break
+            sha256.update(chunk)
+            left -= len(chunk)
     return sha256.hexdigest()
 
 
-def _with_hint(error: Exception) -> str:
+def _came_back(error: Exception) -> str:
+    if not isinstance(error, (objects.ObjectError, OutputError, OSError)):
+        return f"{type(error).__name__}: {error}"
     hint = getattr(error, "hint", "")
     return f"{error} ({hint})" if hint else str(error)

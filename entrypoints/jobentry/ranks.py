@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
@@ -46,6 +46,18 @@ class Ranks:
         self._programs: dict[int, int] = {}
         self._failing: dict[int, End] = {}
         self.ends: dict[int, End] = {}
+        # Called before ranks that run are signalled to end, or killed.
+        self.before_end: Callable[[], None] = lambda: None
+
+    @property
+    def failed_at(self) -> float | None:
+        """When the first of them ended badly, by the clock of this node; None when none did.
+
+        One that still runs is about to be killed.
+        """
+        ended = [*self.ends.values(), *self._failing.values()]
+        times = [end.at_s for end in ended if end.code]
+        return min([*times, *([time.time()] if self.running else [])], default=None)
 
     @property
     def running(self) -> list[int]:
@@ -109,13 +121,21 @@ class Ranks:
 
     def pass_on(self, number: int) -> None:
         """Send a signal to every rank that is not on its way out."""
+        if number == signal.SIGTERM:
+            self.note_end()
         for rank in self.running:
             if rank not in self._failing:
                 # The group of the door: the program, and what it has started.
                 _signal_group(self.doors[rank], number)
 
+    def note_end(self) -> None:
+        """Say that the ranks that run are about to be ended."""
+        if self.running:
+            self.before_end()
+
     def kill(self) -> None:
         """End every rank, and what it has started, at once."""
+        self.note_end()
         for rank, door in self.doors.items():
             if rank not in self.ends or _is_alive(door):
                 _signal_group(door, signal.SIGKILL)

@@ -29,6 +29,7 @@ from jobentry.supervise import (
 
 if TYPE_CHECKING:
     from jobentry.errands import Errands
+    from jobentry.outputs import Outputs
 
 # How long the line to the head may be full.
 _PATIENCE_S = 10.0
@@ -82,7 +83,17 @@ class Worker:
         self._is_stopping = False
         # When the job was stopped, on the clock that never jumps.
         self.stopped_at: float | None = None
-        self.on_idle: Callable[[], None] = lambda: None
+        self._on_idle: Callable[[], None] = lambda: None
+
+    @property
+    def failed_at(self) -> float | None:
+        """When the first rank of this node ended badly; None when none did."""
+        return self._loop.ranks.failed_at
+
+    def attach(self, outputs: Outputs) -> None:
+        """Let ``outputs`` know when ranks of this node are ended, and when all have."""
+        self._loop.ranks.before_end = outputs.look_for_writers
+        self._on_idle = lambda: outputs.hurry(self.failed_at)
 
     def run(self) -> int:
         """Serve the head, and return the exit code of the job."""
@@ -96,7 +107,7 @@ class Worker:
             if self._is_stopping and not self._loop.ranks.running:
                 self._is_stopping = False
                 self._tell("idle")
-                self.on_idle()
+                self._on_idle()
         self._loop.close(self._keep)
         return self._code
 
@@ -167,6 +178,7 @@ class Worker:
             self.stopped_at = time.monotonic()
             ranks.stop()
         elif word == "kill":
+            ranks.note_end()
             self._starters.kill()
             self._end_errands()
             ranks.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +15,10 @@ from cloudjob.errors import StoreError
 from cloudjob.outputs import Place
 from cloudjob.store.base import Tell, quiet
 from cloudjob.store.directory import DirectoryStore
+from jobentry import objects
 from jobentry.contract import manifest
 from jobentry.contract.manifest import Kept, Manifest
+from jobentry.objects import directory
 
 DEADLINE_S = 60.0
 
@@ -45,8 +48,13 @@ def kept(store: DirectoryStore, files: Mapping[str, bytes]) -> Place:
         Kept(name, name, len(data), hashlib.sha256(data).hexdigest(), 10**18)
         for name, data in files.items()
     )
-    store.put_bytes(manifest.dump(Manifest("job", 0, listed)), f"out/{manifest.key(0)}")
+    put_manifest(store, *listed)
     return Place("model", store, "out/")
+
+
+def put_manifest(store: DirectoryStore, *files: Kept, node: int = 0) -> None:
+    """Write the manifest of a node."""
+    store.put_bytes(manifest.dump(Manifest("job", node, files)), f"out/{manifest.key(node)}")
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 32 * 1024, 32 * 1024 + 1])
@@ -55,9 +63,9 @@ def test_small_files_are_fetched_many_at_a_time(tmp_path: Path, size_bytes: int)
     files = {f"folder-{number % 2}/{number}": b"%d" % number * size_bytes for number in range(8)}
     place = kept(Together(tmp_path / "store"), files)
 
-    paths = outputs.fetch(place, tmp_path / "to")
+    fetched = outputs.fetch(place, tmp_path / "to")
 
-    assert set(paths) == {tmp_path / "to" / "model" / name for name in files}
+    assert {file.name for file in fetched} == {f"model/{name}" for name in files}
     for name, data in files.items():
         path = tmp_path / "to" / "model" / name
         assert (path.read_bytes(), path.stat().st_mtime_ns) == (data, 10**18)
@@ -77,3 +85,34 @@ def test_a_file_that_is_not_what_its_manifest_says_is_an_error(tmp_path: Path):
 
     assert not (tmp_path / "to" / "model" / "bad").exists()
     assert {path.name for path in (tmp_path / "to").rglob("*") if path.is_file()} <= {"good"}
+
+
+def test_files_of_any_depth_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # A thousand of these take a minute on a disk that others use.
+    monkeypatch.setattr(directory, "_sync_folder", lambda folder: None)
+    name = "d/" * 1100 + "model"
+    try:
+        store = DirectoryStore(tmp_path / "store")
+        objects.write(b"1", (tmp_path / "store" / "out" / name).as_uri())
+        put_manifest(store, Kept(name, name, 1, hashlib.sha256(b"1").hexdigest(), 1))
+
+        outputs.fetch(Place("model", store, "out/"), tmp_path / "to")
+
+        assert (tmp_path / "to" / "model" / name).read_bytes() == b"1"
+    finally:
+        # Python's own way to remove a folder stops at a thousand, too.
+        subprocess.run(["rm", "-rf", tmp_path / "store", tmp_path / "to"], check=True)
+
+
+def test_what_one_node_calls_incomplete_is_incomplete(tmp_path: Path):
+    store = DirectoryStore(tmp_path / "store")
+    file = Kept("half", "half", 1, "0" * 64, 1, is_incomplete=True)
+    put_manifest(store, file, Kept("whole", "whole", 1, "0" * 64, 1))
+    put_manifest(store, file._replace(is_incomplete=False), node=1)
+
+    found = outputs.find(Place("model", store, "out/"))
+
+    assert [(file.name, file.is_incomplete) for file in found] == [
+        ("model/half", True),
+        ("model/whole", False),
+    ]

@@ -247,3 +247,40 @@ def poll(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
     while not is_so():
         assert time.monotonic() < end, "it never was so"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("end", ["sys.exit(3)", "os.kill(os.getpid(), 9)", "time.sleep(600)"])
+def test_what_was_being_written_when_a_job_failed_is_listed_as_incomplete(cloud, tmp_path, end):
+    script = cloud.script(f"""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        out = os.environ["OUT"] + "/"
+        for name in ("whole.ckpt", "idle.ckpt", "half.ckpt"):
+            file = open(out + name, "wb", buffering=0)
+            file.write(b"1")
+            if name != "half.ckpt":
+                os.utime(out + name, (1, 1))
+            if name == "whole.ckpt":
+                file.close()
+            elif name == "idle.ckpt":
+                idle = file
+        leave("up")
+        {end}
+    """)
+    run = cloud.start_submit("--grace-s", "1", "--output", "OUT=", script)
+    cloud.await_left("up")
+    if "sleep" in end:
+        assert cloud.cli("cancel", run.job).code == 0
+    assert run.end().code != 0
+
+    listed = cloud.cli("outputs", run.job)
+    fetched = cloud.cli("outputs", "--to", tmp_path / "to", run.job)
+
+    # Whether it was open is only known of a rank that was ended, and not of one that ended.
+    idle = b"OUT/idle.ckpt" + b"  (incomplete)" * ("sleep" in end)
+    assert listed.lines == [b"OUT/half.ckpt  (incomplete)", idle, b"OUT/whole.ckpt"]
+    assert b"OUT/half.ckpt is incomplete: it was being written" in fetched.err
+    assert sorted(path.name for path in (tmp_path / "to" / "OUT").iterdir()) == [
+        "half.ckpt",
+        "idle.ckpt",
+        "whole.ckpt",
+    ]

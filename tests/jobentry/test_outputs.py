@@ -6,7 +6,9 @@ import contextlib
 import hashlib
 import json
 import os
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
@@ -20,6 +22,7 @@ from jobentry.contract import env, manifest
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.manifest import Kept, Manifest
 from jobentry.contract.paths import NodePaths
+from jobentry.objects import directory
 from jobentry.outputs import OutputError, Outputs
 
 Files = "dict[str, bytes]"
@@ -113,6 +116,7 @@ kept = st.builds(
     size_bytes=st.integers(0, 2**60),
     sha256=st.binary(min_size=32, max_size=32).map(bytes.hex),
     modified_ns=st.integers(0, 2**62),
+    is_incomplete=st.booleans(),
 )
 
 
@@ -235,6 +239,195 @@ def test_an_output_that_nobody_can_keep_is_told_at_once(tmp_path: Path):
 # -- while the ranks run ------------------------------------------------------------------------
 
 
+def test_trees_of_any_depth_are_kept_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # A thousand of these take a minute on a disk that others use.
+    monkeypatch.setattr(directory, "_sync_folder", lambda folder: None)
+    node = Node(tmp_path).prepare()
+    name = "d/" * 1100 + "model"
+    objects.write(b"1", objects.uri_below(node.folder.as_uri(), name))
+    try:
+        assert node.finish() == ""
+        assert node.seen() == {name: b"1"}
+        again = Node(tmp_path, restore_outputs=env.RESTORE_OWN).prepare()
+        assert (again.folder / name).read_bytes() == b"1"
+        listed = [entry.name for entry in objects.list(node.folder.as_uri() + "/")]
+        assert listed == [name]
+    finally:
+        # Python's own way to remove a folder stops at a thousand, too.
+        subprocess.run(["rm", "-rf", *tmp_path.iterdir()], check=True)
+
+
+def test_a_path_that_is_too_long_is_an_error(tmp_path: Path):
+    node = Node(tmp_path).prepare()
+    node.write(model=b"1")
+    name = "n" * 200
+    top = os.open(node.folder, os.O_RDONLY)
+    for _ in range(21):
+        os.mkdir(name, dir_fd=top)
+        below = os.open(name, os.O_RDONLY, dir_fd=top)
+        os.close(top)
+        top = below
+    os.close(os.open("model", os.O_WRONLY | os.O_CREAT, dir_fd=top))
+    os.close(top)
+
+    assert "file name too long" in node.finish()
+    assert node.seen() == {"model": b"1"}
+
+
+@pytest.mark.parametrize(
+    "error", [RecursionError("too deep"), MemoryError(), RuntimeError("can't start new thread")]
+)
+def test_whatever_ends_the_storing_of_outputs_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    node = Node(tmp_path).prepare()
+    node.write(model=b"1")
+
+    def fail(data: bytes, uri: str) -> None:
+        raise error
+
+    monkeypatch.setattr(objects, "write", fail)
+
+    expected = f"uploading the output OUT: {type(error).__name__}: {error}"
+    assert node.finish() == expected
+    node.keep_now()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_is_gone_has_kept_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    node = Node(tmp_path).prepare()
+    node.write(model=b"1")
+
+    def leave(data: bytes, uri: str) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(objects, "write", leave)
+
+    assert node.finish() == "uploading the output OUT: its thread ended before it was done"
+
+
+def test_outputs_need_a_thread_before_the_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    node = Node(tmp_path).prepare()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    with pytest.raises(OutputError, match="thread that stores outputs: can't start new thread"):
+        node.outputs.start()
+
+
+# -- what is incomplete -------------------------------------------------------------------------
+
+
+def incomplete(node: Node) -> set[str]:
+    """Return the files that the manifest calls incomplete."""
+    found = manifest.load((node.store / manifest.key(node.env.node)).read_bytes())
+    return {kept.name for kept in found.files if kept.is_incomplete}
+
+
+def age(path: Path, seconds: float) -> None:
+    """Let a file be one that was written to some time ago."""
+    at = time.time() - seconds
+    os.utime(path, (at, at))
+
+
+def fail(node: Node) -> None:
+    """Do what the thread does at the end of a node whose ranks end badly now."""
+    (output,) = node.outputs._all
+    assert output.keep_all(time.time()) == []
+
+
+def test_what_was_written_just_before_a_failure_is_incomplete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(outputs, "SETTLE_S", 60.0)
+    node = Node(tmp_path).prepare()
+    node.write(old=b"1", half=b"1", ckpt__half=b"1", new=b"1")
+    age(node.folder / "old", 3600)
+    # A script that writes to one name and renames to another knows that it is whole.
+    (node.folder / "new").rename(node.folder / "whole")
+    os.utime(node.folder / "whole")
+    time.sleep(0.05)
+    (node.folder / "whole").rename(node.folder / "renamed")
+
+    fail(node)
+
+    assert node.seen() == node.local()
+    assert incomplete(node) == {"half", "ckpt/half"}
+
+
+def test_nothing_is_incomplete_when_all_ranks_ended_well(tmp_path: Path):
+    node = Node(tmp_path).prepare()
+    node.write(model=b"1")
+
+    assert node.finish() == ""
+    assert incomplete(node) == set()
+
+
+def test_what_is_open_for_writing_is_incomplete_until_it_is_closed(tmp_path: Path):
+    node = Node(tmp_path).prepare()
+    node.write(read=b"1")
+    with (node.folder / "written").open("wb", buffering=0) as file, (node.folder / "read").open():
+        file.write(b"1")
+        node.keep_now()
+        meanwhile = incomplete(node)
+    node.keep_now()
+
+    assert meanwhile == {"written"}
+    assert node.seen() == {"read": b"1", "written": b"1"}
+    assert incomplete(node) == set()
+
+
+def test_what_a_killed_rank_had_open_is_incomplete(tmp_path: Path):
+    node = Node(tmp_path).prepare()
+    node.write(model=b"1")
+    with (node.folder / "open").open("wb", buffering=0) as file:
+        file.write(b"1")
+        age(node.folder / "open", 3600)
+        age(node.folder / "model", 3600)
+        node.outputs.look_for_writers()
+
+    fail(node)
+
+    assert incomplete(node) == {"open"}
+
+
+def test_a_whole_version_is_not_replaced_by_an_incomplete_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    node = Node(tmp_path).prepare()
+    node.write(last=b"whole", log=b"one\n")
+    node.keep_now()
+    monkeypatch.setattr(outputs, "SETTLE_S", 60.0)
+    node.write(last=b"ha", log=b"one\ntwo\n")
+
+    fail(node)
+
+    assert node.seen() == plain(node.store)
+    assert node.seen() == {"last": b"whole", "last.incomplete": b"ha", "log": b"one\ntwo\n"}
+    assert incomplete(node) == {"last.incomplete", "log"}
+    assert node.local() == {"last": b"ha", "log": b"one\ntwo\n"}
+
+
+def test_what_is_incomplete_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outputs, "SETTLE_S", 60.0)
+    node = Node(tmp_path).prepare()
+    node.write(whole=b"1", half=b"1")
+    age(node.folder / "whole", 3600)
+    fail(node)
+
+    again = Node(tmp_path, restore_outputs=env.RESTORE_OWN).prepare()
+
+    assert again.local() == {"whole": b"1"}
+    assert again.finish() == ""
+    assert again.seen() == {"whole": b"1", "half": b"1"}
+    assert incomplete(again) == {"half"}
+
+
 def test_what_is_new_is_kept_meanwhile(tmp_path: Path):
     """And what has not changed is not touched again."""
     node = Node(tmp_path).prepare()
@@ -272,25 +465,43 @@ def test_a_folder_with_a_file_that_is_being_written_waits_as_a_whole(
     assert node.seen() == {"ckpt/model": b"new!", "ckpt/state": b"new!", "log/text": b"12"}
 
 
-def test_a_log_that_never_rests_does_not_hold_up_the_rest_for_ever(tmp_path: Path):
-    """After a while its folder goes without it; at the end it is there."""
+class Writes(threading.Event):
+    """Lets a file grow between the two looks at the folder."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def wait(self, timeout: float | None = None) -> bool:
+        with self._path.open("ab") as file:
+            file.write(b"line\n")
+        return False
+
+
+def test_a_file_that_grows_does_not_hold_up_its_neighbours(tmp_path: Path):
     node = Node(tmp_path).prepare()
     (output,) = node.outputs._all
+    node.write(model=b"1", log=b"", ckpt__a=b"1")
 
-    class Busy(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            with (node.folder / "log").open("ab") as file:
-                file.write(b"line\n")
-            return False
+    output.keep_now(Writes(node.folder / "log"))
 
-    node.write(model=b"1", log=b"")
+    assert node.seen() == {"model": b"1", "ckpt/a": b"1"}
+    assert node.finish() == ""
+    assert node.seen() == node.local()
+
+
+def test_a_log_that_never_rests_holds_up_its_folder_only_for_a_while(tmp_path: Path):
+    node = Node(tmp_path).prepare()
+    (output,) = node.outputs._all
+    node.write(run__model=b"1", run__log=b"")
     for _ in range(outputs._PATIENCE):
-        output.keep_now(Busy())
+        output.keep_now(Writes(node.folder / "run" / "log"))
     before = node.seen()
-    output.keep_now(Busy())
+
+    output.keep_now(Writes(node.folder / "run" / "log"))
 
     assert before == {}
-    assert node.seen() == {"model": b"1"}
+    assert node.seen() == {"run/model": b"1"}
     assert node.finish() == ""
     assert node.seen() == node.local()
 

@@ -27,6 +27,8 @@ class Kept(NamedTuple):
         key: Where its bytes are, relative to the output's URI.
         sha256: Their digest in hexadecimal.
         modified_ns: When it was last written, nanoseconds since 1970.
+        is_incomplete: Whether it may lack its end: it is, or was at the end of a failed job, being
+            written.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Kept(NamedTuple):
     size_bytes: int
     sha256: str
     modified_ns: int
+    is_incomplete: bool = False
 
 
 class Manifest(NamedTuple):
@@ -104,6 +107,7 @@ def _kept(value: dict[str, object]) -> Kept:
         size_bytes=int(str(value["size_bytes"])),
         sha256=str(value["sha256"]),
         modified_ns=int(str(value["modified_ns"])),
+        is_incomplete=value.get("is_incomplete", False) is True,
     )
     is_digest = re.match(r"[0-9a-f]{64}\Z", kept.sha256, re.ASCII) is not None
     if not (is_name(kept.name) and is_name(kept.key) and is_digest and kept.size_bytes >= 0):

@@ -132,11 +132,18 @@ def fresh_file(path: str, size_bytes: int = 0) -> Iterator[int]:
 
 
 def make_folders(path: str) -> None:
-    """Make the folder of a file, and the ones above it."""
-    try:
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    except FileExistsError as error:
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
+    """Make the folder of a file, and the ones above it; ``os.makedirs`` stops at a thousand."""
+    folder = os.path.dirname(os.path.abspath(path))
+    missing = []
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for folder in reversed(missing):
+        try:
+            os.mkdir(folder)
+        except FileExistsError as error:
+            if not os.path.isdir(folder):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
 
 
 def _reserve(descriptor: int, size_bytes: int) -> None:

@@ -131,7 +131,7 @@ def listed(prefix: str) -> Iterator[Entry]:
     with translated("list objects", prefix):
         if not os.path.isdir(folder):
             return
-        for file in _files_below(folder, set()):
+        for file in _files_below(folder):
             if file.startswith(path):
                 with contextlib.suppress(FileNotFoundError):
                     found = os.stat(file)
@@ -139,20 +139,24 @@ def listed(prefix: str) -> Iterator[Entry]:
                         yield _entry(file[len(path) :], file, found)
 
 
-def _files_below(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
-    found = os.stat(folder)
-    if (found.st_dev, found.st_ino) in above:
-        raise ObjectError(f"list objects: {folder}: a link leads back to a folder above it")
-    inside = above | {(found.st_dev, found.st_ino)}
-    with os.scandir(folder) as children:
-        names = sorted(child.name + "/" * child.is_dir() for child in children)
-    for name in names:
-        if name.startswith(TEMPORARY):
+def _files_below(top: str) -> Iterator[str]:
+    """Yield the files below a folder; without recursion, which ends at a thousand folders."""
+    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(top, frozenset())]
+    while waiting:
+        path, above = waiting.pop()
+        if not path.endswith("/"):
+            yield path
             continue
-        if name.endswith("/"):
-            yield from _files_below(folder + name, inside)
-        else:
-            yield folder + name
+        found = os.stat(path)
+        identity = (found.st_dev, found.st_ino)
+        if identity in above:
+            raise ObjectError(f"list objects: {path}: a link leads back to a folder above it")
+        with os.scandir(path) as children:
+            names = sorted(child.name + "/" * child.is_dir() for child in children)
+        inside = above | {identity}
+        waiting += [
+            (path + name, inside) for name in reversed(names) if not name.startswith(TEMPORARY)
+        ]
 
 
 def _entry(name: str, path: str, found: os.stat_result) -> Entry:
@@ -187,15 +191,17 @@ def _private(path: str, flags: int) -> int:
 
 def _make_folders(folder: str) -> None:
     """Make a folder and the ones above it, each of them on the disk when this returns."""
-    if os.path.isdir(folder) or folder == "/":
-        return
-    above = os.path.dirname(folder)
-    _make_folders(above)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-        if _is_open(above):
-            os.chmod(folder, 0o777)
-    _sync_folder(above)
+    missing = []
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for made in reversed(missing):
+        above = os.path.dirname(made)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(made, 0o700)
+            if _is_open(above):
+                os.chmod(made, 0o777)
+        _sync_folder(above)
 
 
 def _is_open(folder: str) -> bool:
