@@ -8,6 +8,7 @@ CloudJobError            exit code 1
 +- BackendError          5   the platform refused or cannot be reached
 |  +- NotAuthorised      5   it does not know who we are, or does not let us
 |  +- Unreachable       5   it does not answer now; what runs there goes on
+|  +- Unanswered         5   nobody knows whether what was sent was done
 |  +- NotReady           5   .problems: everything that was found before the job was sent
 |  +- JobNotFound        6
 +- RecordsError          1   the job records of this machine cannot be used
@@ -74,6 +75,10 @@ class NotAuthorised(BackendError):
 
 class Unreachable(BackendError):
     """The platform does not answer now: a command that waits for a job asks again for a while."""
+
+
+class Unanswered(BackendError):
+    """A request was sent, and nobody knows whether it was done."""
 
 
 class NotReady(BackendError):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cloudjob.errors import BackendError
+
+_PRIVATE = 0o700
+_OTHERS = 0o077
+_OTHERS_WRITE = 0o022
+_RECORDS = "records.db"
 
 
 def home() -> Path:
@@ -22,7 +28,7 @@ def home() -> Path:
 
 @contextmanager
 def writing(doing: str, path: Path) -> Iterator[None]:
-    """Translate what the disk has against ``doing`` something at ``path``, below our folder.
+    """Turn an ``OSError`` of ``doing`` something at ``path``, below our folder, into one line.
 
     Raises:
         BackendError: There is no room for it, or no right to write there.
@@ -36,9 +42,69 @@ def writing(doing: str, path: Path) -> Iterator[None]:
         ) from error
 
 
+def make_home(folder: Path) -> None:
+    """Make ``$CLOUDJOB_HOME`` for this user only, or check the one that is there.
+
+    Raises:
+        BackendError: As ``private_folder``.
+    """
+    with writing("making the folder for jobs", folder):
+        private_folder(folder, is_ours=(folder / _RECORDS).exists())
+
+
+def private_folder(path: Path, *, is_ours: bool = True) -> None:
+    """Make a folder, and the missing ones above it, for this user only, or check what is there.
+
+    ``Path.mkdir(mode, parents=True)`` leaves the mode of the folders above to the umask.
+
+    Args:
+        is_ours: Whether a folder that is open to others is closed. Else it is refused when others
+            may write to it: ``CLOUDJOB_HOME`` may name a folder that other programs use.
+
+    Raises:
+        OSError: It cannot be made.
+        BackendError: Another user owns it or may write to it: files below it are run and trusted.
+    """
+    missing = []
+    folder = path
+    while not os.path.lexists(folder):
+        missing.append(folder)
+        folder = folder.parent
+    for made in reversed(missing):
+        with suppress(FileExistsError):  # by another cloudjob, or by another user: checked below
+            made.mkdir(mode=_PRIVATE)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    _check_owner(path)
+    mode = path.stat().st_mode
+    if mode & _OTHERS and is_ours:
+        path.chmod(_PRIVATE)
+    elif mode & _OTHERS_WRITE:
+        raise BackendError(
+            f"using the folder {path}: other users may write to it",
+            hint=f"chmod 700 {path}, or set CLOUDJOB_HOME to a folder of your own",
+        )
+
+
+def _check_owner(path: Path) -> None:
+    user = os.geteuid()
+    # A link may also be root's, who could replace the folder as well.
+    if path.stat().st_uid == user and path.lstat().st_uid in (user, 0):
+        return
+    raise BackendError(
+        f"using the folder {path}: it belongs to another user",
+        hint="set CLOUDJOB_HOME to a folder of your own",
+    )
+
+
+def submits_folder(folder: Path) -> Path:
+    """Return the folder in which each running submit has a locked one with its job's id."""
+    return folder / "packing"
+
+
 def records_path(folder: Path) -> Path:
     """Return the file of the job records."""
-    return folder / "records.db"
+    return folder / _RECORDS
 
 
 def store_uri(folder: Path) -> str:

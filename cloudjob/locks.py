@@ -1,30 +1,58 @@
-"""Files that say who lives: the system takes a lock from a process that ends, however it ends."""
+"""Lock files of running processes: the system releases a lock however its process ends.
+
+They are locks of an open file (``F_OFD_SETLK``), so a child that inherits the descriptor shares
+the lock, and ``is_held`` looks at a lock without taking it. With ``flock`` a look is an attempt:
+a second process that looks at the same moment takes the first one for the owner.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
-import shutil
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from cloudjob.home import writing
+from cloudjob.home import private_folder, writing
+from jobentry.trees import remove_tree
 
 _LOCK = "lock"
-# A folder is there a moment before its lock is taken.
+# A folder exists for a moment before its lock is taken.
 _NEW_S = 60.0
+# ``struct flock``: type, whence, start, length, process.
+_FLOCK = "hhqqi4x"
 
 
 def take(path: Path, flags: int = os.O_CREAT) -> int | None:
     """Return a descriptor of the file that holds its lock; None when another process has it.
 
     Raises:
-        OSError: The file can't be opened, or its file system has no locks.
+        OSError: The file cannot be opened, or its file system has no locks.
     """
     return _locked(_opened(path, flags))
+
+
+def take_new(path: Path, data: bytes) -> int:
+    """Make a file that is locked from the moment it appears, and return its descriptor.
+
+    Raises:
+        OSError: The file exists or cannot be made, or its file system has no locks.
+    """
+    new = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
+    descriptor = _locked(_opened(new, os.O_CREAT | os.O_EXCL))
+    assert descriptor is not None
+    try:
+        os.write(descriptor, data)
+        os.link(new, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    finally:
+        new.unlink()
+    return descriptor
 
 
 @contextmanager
@@ -32,31 +60,31 @@ def held(path: Path) -> Iterator[None]:
     """Wait until no other process has the file's lock, and hold it.
 
     Raises:
-        OSError: The file can't be opened, or its file system has no locks.
+        OSError: The file cannot be opened, or its file system has no locks.
     """
     descriptor = _opened(path, os.O_CREAT)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _control(descriptor, fcntl.F_OFD_SETLKW)
         yield
     finally:
         os.close(descriptor)
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process lives that has taken the lock.
+    """Whether a process that has taken the lock is still running; any number may ask at once.
 
     Raises:
-        OSError: The file system has no locks: then nobody may be taken for dead.
+        OSError: The file cannot be read, or its file system has no locks. Then no process may be
+            taken for dead.
     """
     try:
-        opened = _opened(path, 0)
-    except OSError:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
         return False
-    descriptor = _locked(opened)
-    if descriptor is None:
-        return True
-    os.close(descriptor)
-    return False
+    try:
+        return _control(descriptor, fcntl.F_OFD_GETLK) != fcntl.F_UNLCK
+    finally:
+        os.close(descriptor)
 
 
 def _opened(path: Path, flags: int) -> int:
@@ -66,40 +94,58 @@ def _opened(path: Path, flags: int) -> int:
 def _locked(descriptor: int) -> int | None:
     """Return the descriptor with its lock, else close it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _control(descriptor, fcntl.F_OFD_SETLK)
     except OSError as error:
         os.close(descriptor)
-        if isinstance(error, BlockingIOError):
+        if error.errno in (errno.EAGAIN, errno.EACCES):
             return None
         raise
     return descriptor
 
 
+def _control(descriptor: int, command: int) -> int:
+    """Take the lock of the whole file or look at it; return the kind of lock that is there."""
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, command, asked))[0]
+    return kind
+
+
 @contextmanager
-def scratch(folder: Path) -> Iterator[Path]:
+def scratch(folder: Path, name: str = "") -> Iterator[Path]:
     """Give an empty folder below ``folder``, and remove it at the end.
 
-    What a process had that was killed is removed by the next one.
+    What a killed process left there is removed by the next one.
+
+    Args:
+        name: Its name; by default a random one. ``is_in_use`` finds it by that.
 
     Raises:
         BackendError: None can be made.
     """
     with writing("making a folder", folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _sweep(folder)
-        made = TemporaryDirectory(dir=folder)
-        lock = take(Path(made.name, _LOCK))
+        private_folder(folder)
+        sweep(folder)
+        path = folder / (name or f"tmp-{os.urandom(8).hex()}")
+        path.mkdir(mode=0o700)
+        lock = take_new(path / _LOCK, b"")
     try:
-        with made as name:
-            yield Path(name)
+        yield path
     finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def _sweep(folder: Path) -> None:
-    for path in folder.iterdir():
         with suppress(OSError):
-            age_s = time.time() - path.stat().st_mtime
-            if age_s > _NEW_S and not is_held(path / _LOCK):
-                shutil.rmtree(path)
+            remove_tree(path)
+        os.close(lock)
+
+
+def is_in_use(folder: Path, name: str) -> bool:
+    """Whether a running process has the scratch folder ``name`` below ``folder``."""
+    return is_held(folder / name / _LOCK)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the scratch folders below ``folder`` whose processes were killed."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            with suppress(OSError):
+                is_new = time.time() - path.stat().st_mtime < _NEW_S
+                if not (is_held(path / _LOCK) if (path / _LOCK).exists() else is_new):
+                    remove_tree(path)

@@ -19,14 +19,15 @@ from cloudjob import detection, layers, locks
 from cloudjob import spec as specs
 from cloudjob import submission as submissions
 from cloudjob.backends import open_backend
-from cloudjob.backends.base import Backend, Bringer, Check, Foreteller, Writer, checks_of, store_of
+from cloudjob.backends.base import Backend, Bringer, Check, Writer, checks_of, store_of
 from cloudjob.detection import Choice
-from cloudjob.errors import CloudJobError, NotReady, SpecError
-from cloudjob.home import records_path, store_uri
+from cloudjob.errors import CloudJobError, NotReady, RecordsError, SpecError, Unanswered
+from cloudjob.home import make_home, records_path, store_uri, submits_folder
 from cloudjob.job import Job
+from cloudjob.job.leftovers import sweep
 from cloudjob.layers import Claim, Kept, Missing
 from cloudjob.package import CodePackage, Memory, Options, cache, pack
-from cloudjob.records import JobRecord, Records
+from cloudjob.records import SUBMITTING, JobRecord, Records
 from cloudjob.spec import JobSpec, masked, section
 from cloudjob.store import full_uri, open_store
 from cloudjob.store.base import ObjectStore, Signer, Tell, quiet
@@ -70,26 +71,36 @@ def submit(
     paths = JobPaths(job)
     backend = _open_backend(spec, home)
     uri, store = _open_store(spec, backend, home)
-    with locks.scratch(home / "packing") as scratch, Records(records_path(home)) as db:
+    make_home(home)
+    sweep(home)
+    with (
+        locks.scratch(submits_folder(home), job) as scratch,
+        Records(records_path(home)) as db,
+    ):
         package = _pack(spec, home, scratch, uri, _remembered(spec, home, uri))
         spec, choice = _with_launcher(spec)
         tell(package, choice)
         # What a platform cannot do is said before anything is sent.
         backend.build(_prepare(spec, paths, store, package, package.layers))
         _check(checks_of(backend, spec, uri), warn)
-        with _undone(store, db, job), Claim(store, job, watch) as claim:
+        with _undone(store, db, job) as undo, Claim(store, job, watch) as claim:
             package, kept = _keep(spec, home, uri, scratch, claim, package)
             submission = _prepare(spec, paths, store, package, kept.layers)
             request = backend.build(submission)
-            # Known here before it is there: whatever a submit leaves that is killed is a job's.
-            db.add(_record(submission, package, uri, _handle(backend, request)))
+            # With its handle, before anything starts: whoever is killed from here on leaves a job
+            # that every command finds.
+            record = _record(submission, package, uri, backend.handle(request))
+            db.add(record)
             claim.check()
             _put(store, paths, submission, layers.descriptor(package, kept.layers))
             _bring(store, paths, kept, _companions(backend, request))
             tell_sent(package, kept)
-            handle = backend.send(request)
-            db.update(job, handle=handle)
-            record = db.get(job)
+            undo.on_platform = lambda: backend.remove(record.handle)
+            record = record._replace(handle=backend.send(request), state="PENDING")
+            undo.is_over = True
+        # The job runs, and its record is good enough to find it.
+        with suppress(RecordsError):
+            db.update(job, handle=record.handle, state=record.state)
     return Job(record, backend, home, store)
 
 
@@ -303,12 +314,28 @@ def _companions(backend: Backend[Any], request: Any) -> Mapping[str, bytes]:
     return backend.companions(request) if isinstance(backend, Bringer) else {}
 
 
+@dataclass(slots=True)
+class _Undo:
+    """What is to be taken back when a submit fails.
+
+    Args:
+        on_platform: Removes the job from its platform; set when sending begins.
+        is_over: Whether the job was sent, and nothing is taken back any more.
+    """
+
+    on_platform: Callable[[], None] | None = None
+    is_over: bool = False
+
+
 @contextmanager
-def _undone(store: ObjectStore, db: Records, job: str) -> Iterator[None]:
+def _undone(store: ObjectStore, db: Records, job: str) -> Iterator[_Undo]:
     """Take back what was made when the rest fails: a submit leaves a job or nothing."""
+    undo = _Undo()
     try:
-        yield
-    except BaseException:
+        yield undo
+    except BaseException as error:
+        if undo.is_over or not _is_unsent(undo, error):
+            raise
         with suppress(CloudJobError):
             for key in [*store.list(f"{job}/"), JobPaths(job).code]:
                 store.delete(key)
@@ -317,9 +344,17 @@ def _undone(store: ObjectStore, db: Records, job: str) -> Iterator[None]:
         raise
 
 
-def _handle(backend: Backend[Any], request: Any) -> str:
-    """Return the handle of a job that is not sent yet, where that is known."""
-    return backend.handle(request) if isinstance(backend, Foreteller) else ""
+def _is_unsent(undo: _Undo, error: BaseException) -> bool:
+    """Whether nothing of the job is on its platform; it is removed where that is not certain."""
+    is_refused = isinstance(error, CloudJobError) and not isinstance(error, Unanswered)
+    if undo.on_platform is None or is_refused:
+        return True
+    try:
+        undo.on_platform()
+    except CloudJobError:
+        # It may be running: its record stays, so that `cancel` and `rm` find it.
+        return False
+    return True
 
 
 def _record(submission: Submission, package: CodePackage, store: str, handle: str) -> JobRecord:
@@ -330,7 +365,7 @@ def _record(submission: Submission, package: CodePackage, store: str, handle: st
         name=spec.name,
         backend=spec.backend,
         handle=handle,
-        state="PENDING",
+        state=SUBMITTING,
         nodes=spec.nodes,
         procs_per_node=spec.procs_per_node,
         created_at=now.replace("+00:00", "Z"),

@@ -11,8 +11,13 @@ from types import TracebackType
 from typing import NamedTuple
 
 from cloudjob.errors import JobNotFound, RecordsError
+from cloudjob.home import private_folder
 
 VERSION = 1
+# The state of a job until its platform has taken it; a submit that was killed leaves it so.
+SUBMITTING = "SUBMITTING"
+# How long other processes may keep the file locked: hundreds of submits take turns within it.
+_BUSY_S = 60.0
 
 _SCHEMA = """
 CREATE TABLE jobs (
@@ -88,7 +93,7 @@ class Records:
         RecordsError: from every member, when the file cannot be used.
     """
 
-    def __init__(self, path: Path, *, busy_timeout_s: float = 5) -> None:
+    def __init__(self, path: Path, *, busy_timeout_s: float = _BUSY_S) -> None:
         self._path = path
         with self._translated("opening"):
             _make_private(path)
@@ -236,5 +241,5 @@ def hint_for(said: str) -> str:
 
 def _make_private(path: Path) -> None:
     """Make the file for its owner only where there is none; SQLite would let everybody read it."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(path.parent, is_ours=path.exists())
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

@@ -27,6 +27,8 @@ class NativeStatus:
         knows_cancels: Whether every cancel is known here, so that a record which says ``cancelled``
             names a node that was stopped by something else.
         reason: What only the platform can know of a failure: a node ran out of memory.
+        is_unwatched: Whether only what watched the job has failed, so that a record of success is
+            the truth.
         cause: Whose doing a failure without a record is; the platform's when it does not say.
     """
 
@@ -41,6 +43,7 @@ class NativeStatus:
     attempt_at: str = ""
     has_asked: bool = False
     knows_cancels: bool = False
+    is_unwatched: bool = False
     cause: str = ""
 
 
@@ -93,7 +96,8 @@ class Backend(Protocol[Request]):
     1. ``build`` turns a submission into the platform's own request; it does no I/O, so a dry run
        and a test see exactly what would be sent.
     2. ``send`` starts the job and returns its handle, ``backend://…/id``. When it raises, nothing
-       was started. A job outlives the process that sent it.
+       was started, unless it is ``Unanswered``. A job outlives the process that sent it.
+       ``handle`` gives a handle before that, by which a job is found whose submit was killed.
     3. ``status`` says where a job stands, from any process, at any time. A state that the platform
        has not named before is UNKNOWN; an unknown id is ``JobNotFound``.
     4. ``logs`` yields what a node's entry wrote, in order, whole lines, nothing lost and nothing
@@ -117,6 +121,9 @@ class Backend(Protocol[Request]):
 
     def environments(self, request: Request) -> tuple[Mapping[str, str], ...]:
         """Return the variables that the entry of each node would be given."""
+
+    def handle(self, request: Request) -> str:
+        """Return a handle of the job that ``send`` starts; nothing is there yet."""
 
     def send(self, request: Request) -> str:
         """Start the job and return its handle."""
@@ -204,14 +211,3 @@ class Waiter(Protocol):
 
     def waits_for(self, handle: str) -> str:
         """Return what keeps the job from running; empty when nothing is known to."""
-
-
-@runtime_checkable
-class Foreteller(Protocol[Told]):
-    """A platform on which a job's handle is known before the job is sent.
-
-    So a job is found again whose submitter was killed while it was sent.
-    """
-
-    def handle(self, request: Told) -> str:
-        """Return what ``send`` will return."""

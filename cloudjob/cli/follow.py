@@ -176,9 +176,10 @@ def _seconds(status: JobStatus) -> float | None:
 
 def exit_code(status: JobStatus) -> int:
     """Return what cloudjob ends with: the job's own code."""
-    if status.exit_code is None:
-        return 0 if status.state == "SUCCEEDED" else 1
-    return status.exit_code
+    if status.state == "SUCCEEDED":
+        return status.exit_code or 0
+    # Whatever is known or not: only a job that succeeded ends with 0.
+    return status.exit_code or 1
 
 
 def print_status(status: JobStatus) -> None:

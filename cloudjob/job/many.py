@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudjob import layers
-from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend
-from cloudjob.errors import BackendError, JobNotFound, UsageError
+from cloudjob.errors import CloudJobError, JobNotFound
 from cloudjob.home import records_path, store_uri
-from cloudjob.job.one import GONE, Job, attach
+from cloudjob.job import leftovers
+from cloudjob.job.one import GONE, Job, attach, backend_of
 from cloudjob.layers import Collected
-from cloudjob.records import JobRecord, Records
+from cloudjob.records import SUBMITTING, JobRecord, Records
 from cloudjob.status import JobStatus
 from cloudjob.store import open_store
 
@@ -51,6 +51,7 @@ def find_all(home: Path, which: Filter = Filter()) -> list[tuple[Job, JobStatus]
 
     A platform that cannot be asked makes its jobs UNKNOWN, and not the list fail.
     """
+    leftovers.sweep(home)
     with Records(records_path(home)) as db:
         records = [record for record in db.list() if which.takes(record)]
     # A job that has ended stands in the records; only the others cost a question each.
@@ -61,7 +62,7 @@ def find_all(home: Path, which: Filter = Filter()) -> list[tuple[Job, JobStatus]
     for record in records:
         if record.job not in left_out:
             if record.backend not in backends:
-                backends[record.backend] = open_backend(record.backend, home)
+                backends[record.backend] = backend_of(record.backend, home)
             jobs.append(Job(record, backends[record.backend], home))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = list(zip(jobs, pool.map(_status_or_unknown, jobs), strict=True))
@@ -80,7 +81,7 @@ def _is_out(record: JobRecord, states: tuple[str, ...]) -> bool:
 def _status_or_unknown(job: Job) -> JobStatus:
     try:
         return job.status()
-    except (BackendError, UsageError) as error:
+    except CloudJobError as error:
         return job.unknown(error.message)
 
 
@@ -132,9 +133,6 @@ def _ended_at(home: Path, job: str) -> str | None:
             record = db.get(job)
         if record.job != job:
             return None
-        if not record.handle:
-            # It was never started: its submit was killed, or is still at it, and then has a claim.
-            return record.created_at
         status = attach(record, home).status()
     except JobNotFound:
         return None
@@ -149,7 +147,7 @@ def sweep(home: Path) -> list[str]:
 
     with Records(records_path(home)) as db:
         records = db.list()
-    known = {record.job for record in records if record.handle}
+    known = {record.job for record in records if _was_sent(record, home)}
     removed = DockerBackend(home, {}).sweep(known)
     return removed + _sweep_kubernetes(home, records)
 
@@ -165,3 +163,10 @@ def _sweep_kubernetes(home: Path, records: list[JobRecord]) -> list[str]:
     from cloudjob.backends.kubernetes.backend import KubernetesBackend
 
     return KubernetesBackend(home, {}).sweep(handles)
+
+
+def _was_sent(record: JobRecord, home: Path) -> bool:
+    """Whether the submit of a job came to its end, or is still at work."""
+    if record.state != SUBMITTING:
+        return True
+    return attach(record, home).status().native_state not in GONE

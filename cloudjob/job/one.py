@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloudjob import layers
+from cloudjob import layers, locks
 from cloudjob import outputs as kept
 from cloudjob import status as statuses
 from cloudjob.backends import open_backend
@@ -36,8 +36,9 @@ from cloudjob.errors import (
     Unreachable,
     UsageError,
 )
-from cloudjob.home import records_path
-from cloudjob.records import JobRecord, Records
+from cloudjob.home import records_path, submits_folder, writing
+from cloudjob.job.leftovers import sweep
+from cloudjob.records import SUBMITTING, JobRecord, Records
 from cloudjob.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.store import beside, open_store
 from cloudjob.store.base import ObjectStore
@@ -50,12 +51,18 @@ from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 # kept waiting, and for one of hours the platform is not asked a hundred times a second.
 _POLL_S = 0.5
 _POLL_GROWTH = 1.2
+# The wait between two looks at a job that is being sent.
+_SENT_POLL_S = 0.1
 # So many of an entry's last words stand in the status of a job without a record.
 _LAST_LINES = 5
 # How late the record of a job may be where the platform keeps it.
 _LATE_S = 120.0
 # What an UNKNOWN job says that will never say anything else.
-GONE = ("the submit was interrupted", "the backend knows nothing of it")
+GONE = (
+    "the submit was interrupted",
+    "the backend knows nothing of it",
+    "this cloudjob has no such backend",
+)
 
 
 class LogLine(NamedTuple):
@@ -120,8 +127,9 @@ class Job:
 
     def status(self) -> JobStatus:
         """Return where the job stands."""
-        if self._record.final_json:
-            return statuses.from_json(json.loads(self._record.final_json))
+        kept = _kept_status(self._record)
+        if kept is not None:
+            return kept
         status = self._status_now()
         if status.state.is_final:
             self._forget_secrets()
@@ -180,7 +188,12 @@ class Job:
                     yield LogLine(piece.node, line.rank, line.data)
 
     def cancel(self, *, is_urgent: bool = False) -> None:
-        """Ask the job to end; a job that has ended stays as it is."""
+        """Ask the job to end; a job that has ended stays as it is.
+
+        One that is being sent is asked when it is there.
+        """
+        while self._is_being_sent():
+            time.sleep(_SENT_POLL_S)
         if self.handle:
             self._backend.cancel(self.handle, is_urgent=is_urgent)
 
@@ -200,7 +213,11 @@ class Job:
     def _places(self) -> list[kept.Place]:
         """Return where the outputs are: in the job's own store, or where the user said."""
         below = self._store.uri(JobPaths(self.id).outputs) + "/"
-        uris: dict[str, str] = json.loads(self._record.spec_json)["outputs"]
+        try:
+            uris: dict[str, str] = dict(json.loads(self._record.spec_json)["outputs"])
+        except (ValueError, LookupError, TypeError):
+            # The record is damaged: what lies in the job's own store is known all the same.
+            return [kept.Place("outputs", self._store, f"{JobPaths(self.id).outputs}/", True)]
         is_listed = isinstance(self._backend, Bringer)
         return [
             kept.Place(name, self._store, f"{JobPaths(self.id).outputs}/{name}/", is_listed)
@@ -231,8 +248,9 @@ class Job:
         Raises:
             UsageError: It was submitted by a cloudjob that did not keep that.
         """
-        text = self._record.spec_json or "{}"
-        found: dict[str, Any] | None = json.loads(text).get("spec")
+        found: dict[str, Any] | None = None
+        with contextlib.suppress(ValueError, AttributeError):
+            found = json.loads(self._record.spec_json).get("spec")
         if found is None:
             raise UsageError(f"reading the description of {self.id}: it was not kept")
         return found
@@ -316,12 +334,21 @@ class Job:
         )
 
     def _native(self) -> NativeStatus:
-        if not self.handle:
-            return NativeStatus(JobState.UNKNOWN, GONE[0])
-        try:
-            return self._backend.status(self.handle)
-        except JobNotFound:
-            return NativeStatus(JobState.UNKNOWN, GONE[1])
+        # First: a submit that ends between the two looks has left its job.
+        is_being_sent = self._is_being_sent()
+        with contextlib.suppress(JobNotFound):
+            if self.handle:
+                return self._backend.status(self.handle)
+        if is_being_sent:
+            return NativeStatus(JobState.PENDING, "being submitted")
+        was_sent = self.handle and self._record.state != SUBMITTING
+        return NativeStatus(JobState.UNKNOWN, GONE[1] if was_sent else GONE[0])
+
+    def _is_being_sent(self) -> bool:
+        """Whether the submit of this job is at work on this machine."""
+        is_new = self._record.state == SUBMITTING
+        with writing("looking whether a submit is at work", submits_folder(self._home)):
+            return is_new and locks.is_in_use(submits_folder(self._home), self.id)
 
     def _with_record(self, status: JobStatus, native: NativeStatus) -> JobStatus:
         """Add what the head's record says; it knows more than the platform."""
@@ -336,23 +363,16 @@ class Job:
             else:
                 status = replace(status, state=JobState.CANCELLED)
                 record = _without_node(record)
-        cancelled = status.state is JobState.CANCELLED
-        if record is None:
-            if status.state is JobState.SUCCEEDED:
-                return status
-            message = ": ".join(text for text in (native.message, native.reason) if text)
-            failure = Failure(
-                node=native.node,
-                exit_code=native.exit_code,
-                message=message,
-                last_lines=() if cancelled else self._words(native.node),
-            )
-            cause = "cancelled" if cancelled else native.cause or "platform"
-            return replace(status, cause=cause, failure=failure)
+        if record is not None and native.is_unwatched and record.exit_code == 0:
+            # The head leaves its record last: the job was done.
+            status = replace(status, state=JobState.SUCCEEDED)
+        if record is None or _contradicts(status, record):
+            return self._without_record(status, native)
         failed = record.failure
         if failed is not None and native.reason:
             # The entry saw a rank killed; only the platform knows why.
             failed = failed._replace(message=f"{failed.message} ({native.reason})")
+        cancelled = status.state is JobState.CANCELLED
         return replace(
             status,
             exit_code=record.exit_code,
@@ -363,6 +383,22 @@ class Job:
                 for node, name, start, end in record.phases
             ),
         )
+
+    def _without_record(self, status: JobStatus, native: NativeStatus) -> JobStatus:
+        """Add what the platform says of a job whose head left no record of this end."""
+        if status.state is JobState.SUCCEEDED:
+            return status
+        cancelled = status.state is JobState.CANCELLED
+        # The platform may know the code of its own command only; a job that failed has none of 0.
+        code = native.exit_code if cancelled else native.exit_code or 1
+        failure = Failure(
+            node=native.node,
+            exit_code=code,
+            message=": ".join(text for text in (native.message, native.reason) if text),
+            last_lines=() if cancelled else self._words(native.node),
+        )
+        cause = "cancelled" if cancelled else native.cause or "platform"
+        return replace(status, exit_code=code, cause=cause, failure=failure)
 
     def _record_of(self, native: NativeStatus) -> exits.ExitRecord | None:
         """Return the head's record, if it left one that says how the job ended."""
@@ -402,16 +438,61 @@ def _without_node(record: exits.ExitRecord) -> exits.ExitRecord:
     return record._replace(failure=record.failure._replace(node=None, host=""))
 
 
+def _kept_status(record: JobRecord) -> JobStatus | None:
+    """Return how a job ended, if its record says so; a damaged record is made anew."""
+    if not record.final_json:
+        return None
+    try:
+        return statuses.from_json(json.loads(record.final_json))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _contradicts(status: JobStatus, record: exits.ExitRecord) -> bool:
+    """Whether a job failed in spite of its record, which its head left before."""
+    return status.state is JobState.FAILED and record.exit_code == 0
+
+
 def find(home: Path, job: str) -> Job:
     """Return the job of this id, name or handle.
 
     Raises:
         JobNotFound: Nothing fits.
     """
+    sweep(home)
     with Records(records_path(home)) as db:
         return attach(db.get(job.rpartition("/")[2]), home)
 
 
 def attach(record: JobRecord, home: Path) -> Job:
     """Return the job of a record."""
-    return Job(record, open_backend(record.backend, home), home)
+    return Job(record, backend_of(record.backend, home), home)
+
+
+def backend_of(name: str, home: Path) -> Any:
+    """Return the backend of a record, or one that knows no job where there is none of its name."""
+    try:
+        return open_backend(name, home)
+    except BackendError as error:
+        return _NoBackend(error)
+
+
+class _NoBackend:
+    """Stands for a backend that this cloudjob does not have: its jobs can be listed and removed."""
+
+    poll_s = _POLL_S
+
+    def __init__(self, error: BackendError) -> None:
+        self._error = error
+
+    def status(self, _handle: str) -> NativeStatus:
+        return NativeStatus(JobState.UNKNOWN, GONE[2])
+
+    def logs(self, *_: object, **__: object) -> Iterator[tuple[int, bytes]]:
+        raise self._error
+
+    def cancel(self, *_: object, **__: object) -> None:
+        raise self._error
+
+    def remove(self, _handle: str) -> None:
+        """Do nothing: what the job has on its platform stays there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import pytest
 
 from cloudjob.backends.base import NativeStatus
+from cloudjob.cli.follow import exit_code
+from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.home import records_path
-from cloudjob.job import Filter, Job
+from cloudjob.job import Filter, Job, find_all
+from cloudjob.job.one import GONE
 from cloudjob.records import JobRecord, Records
 from cloudjob.status import JobState
 from cloudjob.store.directory import DirectoryStore
@@ -71,13 +75,14 @@ def record_of(home: Path, **values: Any) -> JobRecord:
     return record
 
 
-def left(home: Path) -> None:
+def left(home: Path, exit_code: int = 3) -> None:
     """Let the record of the head arrive."""
+    failure = exits.Failure(0, "host", exit_code=exit_code, message="the reason")
     record = exits.ExitRecord(
         job="train-1",
-        exit_code=3,
-        cause="user",
-        failure=exits.Failure(0, "host", exit_code=3, message="the reason"),
+        exit_code=exit_code,
+        cause="user" if exit_code else "",
+        failure=failure if exit_code else None,
         started_at=moment(),
         ended_at=moment(),
         phases=((0, "run", moment(), moment()),),
@@ -136,3 +141,77 @@ def test_damage_that_a_record_reports_is_marked_in_the_store(tmp_path: Path):
 def test_a_filter_takes_what_it_says(which: Filter, wanted: bool, tmp_path: Path):
     """By the record alone."""
     assert which.takes(record_of(tmp_path, created_at=MADE_AT)) is wanted
+
+
+class Lost(Platform):
+    """One whose watcher was killed, or that calls a job failed whose head has ended well."""
+
+    is_unwatched = False
+
+    def status(self, _handle: str) -> NativeStatus:
+        return NativeStatus(
+            JobState.FAILED, "lost", exit_code=0, is_unwatched=self.is_unwatched, message="lost"
+        )
+
+
+@pytest.mark.parametrize("has_record", [False, True])
+def test_a_job_that_failed_never_has_exit_code_0(has_record: bool, tmp_path: Path):
+    if has_record:
+        left(tmp_path, exit_code=0)
+    platform: Any = Lost(moment())
+
+    status = Job(record_of(tmp_path), platform, tmp_path).status()
+
+    assert (status.state, status.exit_code, status.cause) == (JobState.FAILED, 1, "platform")
+    assert status.failure is not None
+    assert exit_code(status) == 1
+
+
+def test_a_job_that_was_done_before_its_watcher_was_killed_has_succeeded(tmp_path: Path):
+    """The head leaves its record last of all."""
+    left(tmp_path, exit_code=0)
+    platform: Any = Lost(moment())
+    platform.is_unwatched = True
+
+    status = Job(record_of(tmp_path), platform, tmp_path).status()
+
+    assert (status.state, status.exit_code, status.cause) == (JobState.SUCCEEDED, 0, None)
+
+
+@pytest.mark.parametrize(
+    "state", [JobState.FAILED, JobState.CANCELLED, JobState.UNKNOWN, JobState.PENDING]
+)
+@pytest.mark.parametrize("code", [None, 0])
+def test_only_a_job_that_succeeded_ends_a_command_with_0(
+    state: JobState, code: int | None, tmp_path: Path
+):
+    platform: Any = Platform(moment())
+    status = Job(record_of(tmp_path), platform, tmp_path).unknown("")
+
+    assert exit_code(replace(status, state=state, exit_code=code)) == 1
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"failure": 3, "code": 1}', '"x"', "null"])
+def test_a_damaged_end_of_one_job_is_asked_for_again(text: str, tmp_path: Path):
+    platform: Any = Platform(moment(3600))
+    record = record_of(tmp_path, final_json=text)
+
+    job = Job(record, platform, tmp_path)
+
+    assert job.status().exit_code == 3
+    assert find_all(tmp_path)[0][1].exit_code == 3
+
+
+def test_a_job_of_an_unknown_backend_is_listed_and_removed(tmp_path: Path):
+    record_of(tmp_path, backend="punchcards", spec_json="{")
+
+    [(job, status)] = find_all(tmp_path)
+
+    assert (status.state, status.native_state) == (JobState.UNKNOWN, GONE[2])
+    with pytest.raises(JobNotFound):
+        job.wait()
+    with pytest.raises(BackendError, match="punchcards"):
+        job.cancel()
+    assert job.outputs(is_own=True) == []
+    job.remove()
+    assert find_all(tmp_path) == []

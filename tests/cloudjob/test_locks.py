@@ -27,6 +27,21 @@ with locks.scratch(Path(sys.argv[1])) as folder:
 """
 
 
+# Takes the lock at its own path and looks at the first one's, again and again.
+WATCH = """
+import sys
+from pathlib import Path
+from cloudjob import locks
+
+held, free, looks = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+wrong = 0
+for _ in range(looks):
+    wrong += not locks.is_held(held)
+    wrong += locks.is_held(free)
+print(wrong)
+"""
+
+
 def grown_old(folder: Path) -> None:
     """Let a folder look as if it had been made two minutes ago."""
     at_s = time.time() - 120
@@ -104,7 +119,74 @@ def test_where_there_are_no_locks_nobody_is_taken_for_dead(
         raise OSError(errno.ENOLCK, "No locks available")
 
     (tmp_path / "lock").touch()
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
 
     with pytest.raises(OSError, match="No locks"):
         locks.is_held(tmp_path / "lock")
+
+
+def test_many_watchers_see_a_running_process_and_keep_no_other_from_starting(tmp_path: Path):
+    held, free = tmp_path / "held", tmp_path / "free"
+    taken = locks.take(held)
+    free.touch()
+    assert taken is not None
+
+    watchers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WATCH, held, free, "3000"], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
+    while any(watcher.poll() is None for watcher in watchers):
+        # Taken on a file of its own: nobody looks at the moment between.
+        other = locks.take(tmp_path / "other")
+        assert other is not None
+        os.close(other)
+    assert [watcher.communicate()[0].strip() for watcher in watchers] == ["0"] * 4
+    os.close(taken)
+
+
+def test_a_lock_can_be_taken_while_others_look_at_it(tmp_path: Path):
+    path = tmp_path / "lock"
+    path.touch()
+    watchers = [
+        subprocess.Popen([sys.executable, "-c", WATCH, path, path, "2000"], stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    while any(watcher.poll() is None for watcher in watchers):
+        taken = locks.take(path)
+        assert taken is not None
+        os.close(taken)
+    for watcher in watchers:
+        watcher.communicate()
+
+
+def test_a_new_file_is_locked_when_it_appears(tmp_path: Path):
+    taken = locks.take_new(tmp_path / "job", b"text")
+
+    assert locks.is_held(tmp_path / "job")
+    assert (tmp_path / "job").read_bytes() == b"text"
+    assert [path.name for path in tmp_path.iterdir()] == ["job"]
+    with pytest.raises(FileExistsError):
+        locks.take_new(tmp_path / "job", b"other")
+    os.close(taken)
+    assert not locks.is_held(tmp_path / "job")
+
+
+def test_a_lock_that_a_child_inherits_is_held_until_both_have_ended(tmp_path: Path):
+    taken = locks.take_new(tmp_path / "job", b"")
+    child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, pass_fds=(taken,))
+
+    os.close(taken)
+    assert locks.is_held(tmp_path / "job")
+
+    child.communicate()
+    assert not locks.is_held(tmp_path / "job")
+
+
+def test_a_scratch_folder_is_found_by_its_name_while_it_is_used(tmp_path: Path):
+    assert not locks.is_in_use(tmp_path, "train-1")
+    with locks.scratch(tmp_path, "train-1") as folder:
+        assert folder == tmp_path / "train-1"
+        assert locks.is_in_use(tmp_path, "train-1")
+    assert not locks.is_in_use(tmp_path, "train-1")

@@ -16,7 +16,7 @@ from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts import state
 from cloudjob.backends.modelarts.backend import ModelArtsBackend
 from cloudjob.backends.modelarts.site import Site
-from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.errors import BackendError, JobNotFound, Unanswered
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Code, Submission
@@ -89,6 +89,34 @@ def test_a_handle_finds_the_job_again_from_another_process(
     host = service.endpoint.partition("://")[2]
     assert handle == f"modelarts+http://{host}/{PROJECT}/{job}/train-2345678b"
     assert other.status(handle).state is JobState.RUNNING
+
+
+def test_a_job_is_found_by_the_handle_that_was_kept_before_it_was_created(
+    service: FakeModelArts, backend: ModelArtsBackend, tmp_path: Path
+):
+    """Its submit may be killed before it hears the job's id."""
+    handle = backend.handle(backend.build(submission()))
+    with pytest.raises(JobNotFound):
+        backend.status(handle)
+    backend.remove(handle)
+
+    sent(backend)
+    other = ModelArtsBackend(tmp_path, {}, environ=environ_of(service), user_home=tmp_path)
+
+    assert other.status(handle).state is JobState.RUNNING
+    other.cancel(handle)
+    other.remove(handle)
+    assert service.jobs == {}
+
+
+def test_a_job_whose_tags_are_refused_may_be_there(
+    service: FakeModelArts, backend: ModelArtsBackend
+):
+    """The pipeline then removes it, or else keeps its record."""
+    service.faults.append(once("/tags", Reply(403, {"error_msg": "no", "error_code": "M.1"})))
+
+    with pytest.raises(Unanswered):
+        sent(backend, sections={"modelarts": {"tags": {"team": "vision"}}})
 
 
 @pytest.mark.parametrize("handle", ["docker://local/x", "modelarts://a/b", "", "modelarts://"])

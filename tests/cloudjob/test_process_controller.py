@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob.backends.process.controller import STATE
+from cloudjob.backends.process.state_file import STATE, StateFile
 
 CONTROLLER = "from cloudjob.backends.process.controller import main; main()"
 
@@ -25,13 +26,14 @@ def start(tmp_path):
     """
     started = []
 
-    def controller(*argv: str) -> tuple[subprocess.Popen[bytes], Path]:
-        folder = tmp_path / str(len(started))
+    def controller(*argv: str, folder: Path | None = None) -> tuple[subprocess.Popen[bytes], Path]:
+        folder = folder or tmp_path / str(len(started))
         run_dir = folder / "run"
-        run_dir.mkdir(parents=True)
+        run_dir.mkdir(parents=True, exist_ok=True)
         request = {
             "folder": str(folder),
             "run_dir": str(run_dir),
+            "running": str(folder / "running"),
             "hosts": "",
             "argv": argv or ["/bin/sleep", "1000"],
             "retries": 0,
@@ -125,3 +127,65 @@ def read_when_there(path: Path) -> str:
         assert time.monotonic() < end, path
         time.sleep(0.01)
     return path.read_text()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of its own of 512 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder]
+    if os.geteuid() != 0 or subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+FILL = """\
+import os, sys
+if os.environ["NODE"] == "0":
+    with open(os.environ["CLOUDJOB_NODE_DIR"] + "/filler", "wb", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while file.write(b"x" * size): pass
+            except OSError: pass
+    sys.exit(3)
+"""
+
+
+def test_the_end_of_a_job_is_written_to_a_disk_that_is_full(start, small_disk):
+    controller, path = start(sys.executable, "-c", FILL, folder=small_disk / "job")
+
+    assert controller.wait(60) == 0
+
+    assert path.with_name("filler").stat().st_size > 400 << 10
+    state = json.loads(path.read_bytes())
+    assert (state["exit_code"], state["nodes"][0]["exit_code"]) == (3, 3)
+    assert state["ended_at"] is not None
+
+
+def test_a_state_file_is_written_again_and_again_on_a_full_disk(small_disk):
+    file = StateFile(str(small_disk / "state"), 6000)
+    file.write(b"first")
+    with contextlib.suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
+        while filler.write(b"x" * 1000):
+            pass
+
+    for text in (b"second", b"third", b"x" * 6000):
+        file.write(text)
+        assert (small_disk / "state").read_bytes().rstrip() == text
+    file.release()
+    assert sorted(path.name for path in small_disk.iterdir()) == ["filler", "state"]
+
+
+def test_a_controller_that_cannot_go_on_says_so(start, tmp_path):
+    """Its nodes cannot be started: a file stands where a home should be."""
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "home-2").write_bytes(b"")
+
+    controller, path = start()
+
+    assert controller.wait(30) == 0
+    state = json.loads(path.read_bytes())
+    assert (state["exit_code"], state["ended_at"] is None) == (125, False)
+    assert "home-2" in state["message"]

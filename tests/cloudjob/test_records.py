@@ -189,14 +189,23 @@ def test_an_id_is_used_once(records):
 
 
 def test_processes_add_at_the_same_time(path):
-    """Four processes that all make the file and add to it lose nothing."""
-    code = "for i in range(25):\n with Records(path) as r: r.add(record(f'{os.getpid()}-{i}'))"
-    children = [in_a_child(code, path) for _ in range(4)]
+    """Forty processes that all make the file, add to it and change it lose nothing."""
+    code = (
+        "for i in range(3):\n"
+        " with Records(path) as r:\n"
+        "  r.add(record(f'{os.getpid()}-{i}'))\n"
+        "  r.update(f'{os.getpid()}-{i}', state='RUNNING')"
+    )
+    children = [in_a_child(code, path) for _ in range(40)]
     complaints = [child.communicate()[1] for child in children]
 
-    assert complaints == [b""] * 4
+    assert complaints == [b""] * 40
     with Records(path) as records:
-        assert len(records.list()) == 100
+        assert [record.state for record in records.list()] == ["RUNNING"] * 120
+
+
+def test_a_locked_file_is_waited_for_a_minute(records):
+    assert records._database.execute("PRAGMA busy_timeout").fetchone() == (60_000,)
 
 
 def test_a_killed_writer_leaves_whole_records(path):

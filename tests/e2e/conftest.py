@@ -259,7 +259,7 @@ class Cloud:
         return value
 
     def jobs(self) -> list[str]:
-        found = {path.parent.name for path in self.home.glob("process/*/lock")}
+        found = {path.name for path in self.home.glob("process/*")}
         stored = {path.name for path in self.home.glob("store/*") if path.is_dir()}
         # Layers are no job's own: a submit that fails may leave them for the next one.
         return sorted(found | (stored - {"layers", "claims", "sweeps"}))
@@ -304,7 +304,7 @@ class Cloud:
             f"process {pid}: {' '.join(words)[:300]}" for pid, words in self.processes().items()
         ]
         for job in self.jobs():
-            run_dir = Path(f"/tmp/cloudjob-{job}")
+            run_dir = run_dir_of(job)
             if run_dir.exists():
                 found.append(f"folder {run_dir}")
         return found
@@ -325,7 +325,7 @@ class Cloud:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         for job in self.jobs():
-            shutil.rmtree(f"/tmp/cloudjob-{job}", ignore_errors=True)
+            shutil.rmtree(run_dir_of(job), ignore_errors=True)
         return found + left
 
 
@@ -342,6 +342,11 @@ def poll(is_so: Callable[[], Any], what: str | Callable[[], str], limit_s: float
             )
         time.sleep(0.02)
     return value
+
+
+def run_dir_of(job: str) -> Path:
+    """The folder of a job's sockets and temporary files."""
+    return Path("/tmp", f"cloudjob-{job.rpartition('-')[2]}")
 
 
 def pids() -> list[int]:

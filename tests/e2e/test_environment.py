@@ -400,7 +400,7 @@ def test_no_value_stands_in_any_argv_and_no_secret_in_any_file(cloud):
     cloud.await_left("rank-0", "rank-1", "rank-2", "rank-3")
     in_argv = argvs_with(SECRET) + argvs_with(VALUE)
     in_files = files_with(cloud.home, SECRET) + files_with(cloud.source, SECRET)
-    run_dir = Path(f"/tmp/cloudjob-{job}")
+    run_dir = Path("/tmp", f"cloudjob-{job.rpartition('-')[2]}")
     tune = list(run_dir.rglob("tune"))
     tunes = [(stat.S_IMODE(path.stat().st_mode), path.read_bytes()) for path in tune]
     open_files = [

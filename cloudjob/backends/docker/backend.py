@@ -79,13 +79,13 @@ class DockerBackend:
         """Return ``request`` as plain JSON values, secrets as ``***``."""
         return requests.show(request)
 
-    def handle(self, request: DockerRequest) -> str:
-        """Return what ``send`` will return."""
-        return _SCHEME + request.job
-
     def environments(self, request: DockerRequest) -> tuple[Mapping[str, str], ...]:
         """Return the variables that the entry of each node would be given."""
         return tuple(requests.environment(node) for node in request.nodes)
+
+    def handle(self, request: DockerRequest) -> str:
+        """Return the handle of the job, which is the same before and after it is sent."""
+        return _SCHEME + request.job
 
     def send(self, request: DockerRequest) -> str:
         """Start the job and return its handle."""
@@ -134,6 +134,8 @@ class DockerBackend:
         found = self._containers(job)
         if not found:
             raise JobNotFound(f"looking for {handle}: the engine knows nothing of it")
+        if any(item.is_new for item in found) and not locks.is_held(folder / _LOCK):
+            raise JobNotFound(f"looking for {handle}: its submit ended before it was started")
         if self._has_ended(found):
             return self._keep(job)
         self._tend(found, folder)
@@ -516,11 +518,13 @@ def _kept(folder: Path) -> NativeStatus | None:
     """Return how a job ended, if that was kept."""
     try:
         values = json.loads((folder / _STATE).read_bytes())
+        return NativeStatus(**{**values, "state": JobState(values["state"])})
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise BackendError(f"reading the state of a job: {folder / _STATE}: {error}") from error
-    return NativeStatus(**{**values, "state": JobState(values["state"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        # It was written when the job had ended; the head's record may still say how.
+        message = f"reading the state of a job: {folder / _STATE}: {error}"
+        return NativeStatus(JobState.FAILED, "lost", message=message, is_unwatched=True)
 
 
 def _kept_logs(folder: Path) -> list[Path]:

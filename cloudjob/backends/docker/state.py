@@ -23,6 +23,7 @@ _STATES = {
     "stopped": JobState.RUNNING,
     "dead": JobState.RUNNING,
 }
+_NEW = ("created", "initialized")
 _OVER = ("exited", "stopped", "dead", "removing")
 # Docker's way to say that something has not happened.
 _NEVER = "0001-"
@@ -47,6 +48,11 @@ class Container:
     def is_alive(self) -> bool:
         """Whether it may still do something."""
         return self.native not in _OVER
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was made and has not been started yet."""
+        return self.native in _NEW
 
     def inspected(self, found: Mapping[str, Any]) -> Container:
         """Return this with what ``inspect`` knows of it."""

@@ -37,7 +37,7 @@ from cloudjob.backends.kubernetes.request import (
 )
 from cloudjob.backends.kubernetes.site import Site
 from cloudjob.backends.kubernetes.state import Pod
-from cloudjob.errors import BackendError, CloudJobError, JobNotFound, UsageError
+from cloudjob.errors import BackendError, CloudJobError, JobNotFound, Unanswered, UsageError
 from cloudjob.home import writing
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
@@ -122,7 +122,7 @@ class KubernetesBackend:
         return tuple(requests.environments(request))
 
     def handle(self, request: KubernetesRequest) -> str:
-        """Return what ``send`` will return."""
+        """Return the handle of the job, which is the same before and after it is sent."""
         return _handle(_Handle(self._site, request.engine, request.called), request.job)
 
     def send(self, request: KubernetesRequest) -> str:
@@ -146,10 +146,13 @@ class KubernetesBackend:
                 _for_each(items, create)
                 job = client.create(request.engine.resource, namespace, body, JOB_LABEL)
                 self._adopt(client, where, items, job)
-            except BaseException:
-                with contextlib.suppress(BackendError):
+            except BaseException as error:
+                try:
                     self._delete(client, where)
                     _for_each([item for item in items if item["kind"] == SERVICE.kind], remove)
+                except BackendError as left:
+                    if isinstance(error, BackendError):
+                        raise Unanswered(error.message, hint=error.hint) from left
                 raise
         return _handle(where, request.job)
 

@@ -2,7 +2,8 @@
 
 The platform brings code and inputs to the nodes and keeps outputs, with its own right to the
 bucket, so the keys of the user stay where they are. A handle says all that is needed to find a job
-again: ``modelarts://host/project/id/job``, with ``modelarts+http`` for an emulator.
+again: ``modelarts://host/project/id/job``, with ``modelarts+http`` for an emulator. Before a job is
+created its id is ``-``: then it is looked for by its name, which is unique.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cloudjob.backends.modelarts.client import Client
 from cloudjob.backends.modelarts.request import ModelArtsRequest
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.backends.modelarts.tries import Patience
-from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.errors import BackendError, JobNotFound, Unanswered
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
@@ -39,6 +40,8 @@ _END_S = 300.0
 _AT_ONCE = 8
 # What the service says of a job that has ended when it is asked to end it.
 _OVER = (400, 404, 409)
+# Stands in a handle for the id of a job that was not created yet when the handle was made.
+_NO_ID = "-"
 
 
 class _Handle(NamedTuple):
@@ -69,6 +72,7 @@ class ModelArtsBackend:
         self._pause = pause
         self._found: Site | None = None
         self._clients: dict[tuple[str, str], Client] = {}
+        self._ids: dict[str, str] = {}
 
     @property
     def poll_s(self) -> float:
@@ -111,22 +115,30 @@ class ModelArtsBackend:
         """Return what the platform brings to each node beside the code."""
         return delivery.companions(request)
 
+    def handle(self, request: ModelArtsRequest) -> str:
+        """Return the handle of the job before it is created: it says the name and no id."""
+        return _handle(self._client(), _NO_ID, request.job)
+
     def send(self, request: ModelArtsRequest) -> str:
         """Create the job and return its handle."""
         client = self._client()
         made = client.create(request.body)
         job = str((made.get("metadata") or {}).get("id") or "")
         if not job:
-            raise BackendError(f"creating the job {request.job}: the answer does not say its id")
+            raise Unanswered(f"creating the job {request.job}: the answer does not say its id")
         if request.tags:
-            client.tag(job, request.tags)
+            try:
+                client.tag(job, request.tags)
+            except BackendError as error:
+                # The job is there: it has to be removed, or else found again.
+                raise Unanswered(error.message, hint=error.hint) from error
         return _handle(client, job, request.job)
 
     # -- back ---------------------------------------------------------------------------------
 
     def status(self, handle: str) -> NativeStatus:
         """Say where the job stands."""
-        where = _parted(handle)
+        where = self._where(handle)
         client = self._client(where)
         found = state.status_of(client.show(where.id))
         if found.state is JobState.FAILED and found.exit_code is None:
@@ -140,7 +152,7 @@ class ModelArtsBackend:
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
-        where = _parted(handle)
+        where = self._where(handle)
         yield from following.follow(
             self._client(where),
             where.id,
@@ -152,7 +164,7 @@ class ModelArtsBackend:
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Ask the job to end; how long it may take, the service decides."""
-        where = _parted(handle)
+        where = self._where(handle)
         try:
             self._client(where).terminate(where.id)
         except refusals.ServiceError as error:
@@ -164,9 +176,9 @@ class ModelArtsBackend:
 
     def remove(self, handle: str) -> None:
         """Leave nothing of the job on the service."""
-        where = _parted(handle)
-        client = self._client(where)
         try:
+            where = self._where(handle)
+            client = self._client(where)
             if not self.status(handle).state.is_final:
                 self.cancel(handle)
                 self._until_ended(handle)
@@ -176,7 +188,7 @@ class ModelArtsBackend:
 
     def events(self, handle: str) -> list[Event]:
         """Return what happened to the job, the first first."""
-        where = _parted(handle)
+        where = self._where(handle)
         return [
             Event(
                 at=str(event.get("time") or ""),
@@ -189,7 +201,7 @@ class ModelArtsBackend:
 
     def metrics(self, handle: str) -> list[Metric]:
         """Return what each node of the job used."""
-        where = _parted(handle)
+        where = self._where(handle)
         client = self._client(where)
         tasks = state.tasks(client.show(where.id))
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -217,6 +229,22 @@ class ModelArtsBackend:
                 site = replace(site, endpoint=where.endpoint, project_id=where.project)
             self._clients[key] = Client(site, patience=self._patience, pause=self._pause)
         return self._clients[key]
+
+    def _where(self, handle: str) -> _Handle:
+        """Return what a handle says, with the job's id.
+
+        Raises:
+            JobNotFound: It says no id, and the service has no job of this name.
+        """
+        where = _parted(handle)
+        if where.id != _NO_ID:
+            return where
+        if handle not in self._ids:
+            found = self._client(where).named(where.job)
+            if found is None:
+                raise JobNotFound(f"looking for {handle}: the service has no job of this name")
+            self._ids[handle] = str(found["metadata"]["id"])
+        return where._replace(id=self._ids[handle])
 
     def _until_ended(self, handle: str) -> None:
         deadline = time.monotonic() + _END_S

@@ -18,7 +18,7 @@ from cloudjob.backends.modelarts.refusals import Refusal
 from cloudjob.backends.modelarts.sign import Asked, signed, signed_for_bucket
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.backends.modelarts.tries import Patience, Tries
-from cloudjob.errors import BackendError, NotAuthorised
+from cloudjob.errors import BackendError, NotAuthorised, Unanswered
 from cloudjob.waits import Waits
 from jobentry.contract.sigv4 import Keys
 
@@ -54,10 +54,6 @@ class Answer(NamedTuple):
             raise BackendError(
                 f"{doing}: the answer is no JSON", hint="is the endpoint that of ModelArts?"
             ) from error
-
-
-class Unanswered(BackendError):
-    """A request was sent, and nobody knows whether it was done."""
 
 
 class Client:

@@ -19,25 +19,28 @@ from pathlib import Path
 from typing import Any
 
 import cloudjob
-from cloudjob import locks
 from cloudjob import submission as submissions
 from cloudjob.backends import interpreters
 from cloudjob.backends.base import NativeStatus
-from cloudjob.backends.process import controller, devices, isolation
+from cloudjob.backends.process import devices, isolation, running
 from cloudjob.backends.process.node import NodeRequest
+from cloudjob.backends.process.state_file import STATE
 from cloudjob.errors import BackendError, JobNotFound
-from cloudjob.home import writing
+from cloudjob.home import private_folder, writing
 from cloudjob.spec import MASK, section
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
 from jobentry.contract import names
 from jobentry.contract.launchers import LAUNCHERS
+from jobentry.trees import remove_tree
 
 _SCHEME = "process://local/"
 _POLL_S = 0.01
 _PIECE_BYTES = 1 << 20
-# A Unix socket's path has at most 107 bytes, and Open MPI makes long ones below TMPDIR.
-_LONGEST_RUN_DIR = 40
+# A Unix socket's path has at most 107 bytes, and scripts and Open MPI make sockets below TMPDIR.
+_LONGEST_TMPDIR = 40
+# How long the processes of a job that is removed may take to end before they are killed.
+_END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,9 @@ class ProcessBackend:
     def build(self, submission: Submission) -> ProcessRequest:
         """Return the request for ``submission``."""
         machine = machine_of(self._options, self._home.parent)
-        run_dir = f"{_short_temporary_folder()}/cloudjob-{submission.job}"
+        # The last part of an id makes it unique; the name before it may be long.
+        unique = submission.job.rpartition("-")[2]
+        run_dir = f"{_short_temporary_folder()}/cloudjob-{unique}"
         folder = str(self._home / submission.job)
         is_isolated = self._options.get("isolation", "auto") == "auto" and isolation.is_possible(
             "/etc/hosts"
@@ -123,22 +128,31 @@ class ProcessBackend:
         """Return the variables that the entry of each node would be given."""
         return tuple(node.env for node in request.nodes)
 
+    def handle(self, request: ProcessRequest) -> str:
+        """Return the handle of the job, which is the same before and after it is sent."""
+        return _SCHEME + request.job
+
     def send(self, request: ProcessRequest) -> str:
         """Start the job and return its handle."""
-        folder = Path(request.folder)
+        home, folder = self._home.parent, Path(request.folder)
+        homes = () if request.keeps_homes else tuple(node.home for node in request.nodes)
+        with writing(f"starting job {request.job}", folder):
+            private_folder(self._home)
+            lock = running.begin(home, request.job, folder, (request.run_dir, *homes))
         try:
             with writing(f"starting job {request.job}", folder):
-                folder.mkdir(mode=0o700, parents=True)
+                folder.mkdir(mode=0o700)
                 Path(request.run_dir).mkdir(mode=0o700)
                 _write_shell(request)
                 if request.hosts:
                     Path(request.hosts).write_text(request.hosts_text + _hosts_of_machine())
-                _start_controller(request)
-        except BackendError:
-            shutil.rmtree(request.run_dir, ignore_errors=True)
-            shutil.rmtree(folder, ignore_errors=True)
+                _start_controller(request, lock, running.path_of(home, request.job))
+        except BaseException:
+            os.close(lock)
+            self._abandon(request.job, folder)
             raise
-        return _SCHEME + request.job
+        os.close(lock)
+        return self.handle(request)
 
     # -- back ---------------------------------------------------------------------------------
 
@@ -149,8 +163,8 @@ class ProcessBackend:
             A node has ``host, started_at, ended_at, exit_code``; the times are seconds since the
             epoch, and all but the first may be None.
         """
-        folder = self._folder(handle)
-        is_alive = locks.is_held(folder / controller.LOCK)
+        job, folder = self._found(handle)
+        is_alive = running.is_running(self._home.parent, job)
         state = _state(folder)
         if state is None:
             if is_alive:
@@ -167,28 +181,37 @@ class ProcessBackend:
 
     def status(self, handle: str) -> NativeStatus:
         """Say where the job stands."""
-        folder = self._folder(handle)
+        job, folder = self._found(handle)
         # The lock first: a controller that ends between the two looks has left its last state.
-        is_alive = locks.is_held(folder / controller.LOCK)
-        state = _state(folder)
+        is_alive = running.is_running(self._home.parent, job)
+        try:
+            state = _state(folder)
+        except BackendError as error:
+            if is_alive:
+                return NativeStatus(JobState.RUNNING, f"running ({error.message})")
+            return _lost(folder, None, error.message)
         if state is None:
             if is_alive:
                 return NativeStatus(JobState.PENDING, "starting")
             raise JobNotFound(f"looking for {handle}: this machine knows nothing of it")
-        if state["ended_at"] is None and is_alive:
+        if state["ended_at"] is not None:
+            return _ended(state)
+        if is_alive:
             return NativeStatus(
                 JobState.RUNNING, "running", started_at=_rfc3339(state["started_at"])
             )
-        return _ended(state, folder)
+        with contextlib.suppress(OSError):
+            running.sweep_job(self._home.parent, job)
+        return _lost(folder, state, _LOST)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
-        folder = self._folder(handle)
+        job, folder = self._found(handle)
         logs = [_Log(path) for path in _logs(folder) if node is None or _index(path) == node]
         is_last = not follow
         while True:
             # Ask before reading: what was written before the end is then read after it.
-            is_last = is_last or _has_ended(folder)
+            is_last = is_last or self._has_ended(job, folder)
             found = False
             for log in logs:
                 for piece in log.pieces(is_last=is_last):
@@ -202,30 +225,53 @@ class ProcessBackend:
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Ask the job to end."""
-        folder = self._folder(handle)
-        state = _state(folder)
-        if state is None or not locks.is_held(folder / controller.LOCK):
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(state["controller"], signal.SIGUSR1 if is_urgent else signal.SIGTERM)
+        job, _ = self._found(handle)
+        controller = running.controller_of(self._home.parent, job)
+        if controller and running.is_running(self._home.parent, job):
+            _signal(controller, signal.SIGUSR1 if is_urgent else signal.SIGTERM)
+            # One that was stopped would never get it.
+            _signal(controller, signal.SIGCONT)
 
     def remove(self, handle: str) -> None:
         """Leave nothing of the job here; one that runs is ended first."""
         try:
-            folder = self._folder(handle)
+            job, folder = self._found(handle)
         except JobNotFound:
             return
         self.cancel(handle, is_urgent=True)
-        while locks.is_held(folder / controller.LOCK):
-            time.sleep(_POLL_S)
-        shutil.rmtree(folder, ignore_errors=True)
+        self._abandon(job, folder)
 
-    def _folder(self, handle: str) -> Path:
+    def _abandon(self, job: str, folder: Path) -> None:
+        """Wait until the processes of a job have ended, kill those that hang, remove the rest."""
+        home = self._home.parent
+        deadline = time.monotonic() + _END_S
+        while running.is_running(home, job):
+            if time.monotonic() > deadline:
+                for process in running.processes_of(job):
+                    _signal(process, signal.SIGKILL)
+            time.sleep(_POLL_S)
+        with contextlib.suppress(OSError):
+            running.sweep_job(home, job)
+        with writing(f"removing job {job}", folder):
+            remove_tree(folder)
+
+    def _has_ended(self, job: str, folder: Path) -> bool:
+        """Whether the nodes of the job have ended, or nobody is left to run them."""
+        if not running.is_running(self._home.parent, job):
+            return True
+        try:
+            state = _state(folder)
+        except BackendError:
+            return False
+        return bool(state and state["ended_at"])
+
+    def _found(self, handle: str) -> tuple[str, Path]:
+        """Return a job's id and folder."""
         job = handle.removeprefix(_SCHEME)
         folder = self._home / job
         if not handle.startswith(_SCHEME) or "/" in job or not folder.is_dir():
             raise JobNotFound(f"looking for {handle}: this machine knows nothing of it")
-        return folder
+        return job, folder
 
 
 def build(
@@ -351,7 +397,7 @@ def machine_of(options: dict[str, Any], home: Path) -> Machine:
 def _short_temporary_folder() -> str:
     folder = tempfile.gettempdir()
     # mpirun splits the name of its remote shell at blanks.
-    if len(folder) > _LONGEST_RUN_DIR or folder.split() != [folder]:
+    if len(folder) > _LONGEST_TMPDIR or folder.split() != [folder]:
         return "/tmp"
     return folder
 
@@ -372,74 +418,102 @@ def _hosts_of_machine() -> str:
         return "127.0.0.1 localhost\n"
 
 
-def _start_controller(request: ProcessRequest) -> None:
-    """Start the process that runs the job; what it is told goes over a pipe, never in argv."""
-    root = str(Path(cloudjob.__file__).parent.parent)
+def _start_controller(request: ProcessRequest, lock: int, path: Path) -> None:
+    """Start the process that runs the job; its request goes over a pipe, never in argv.
+
+    Args:
+        lock: The descriptor of the file at ``path``, which is locked while the job runs.
+    """
+    roots = [str(Path(cloudjob.__file__).parents[1]), str(Path(names.__file__).parents[2])]
     code = (
-        f"import sys; sys.path.insert(0, {root!r}); "
+        f"import sys; sys.path[:0] = {roots!r}; "
         "from cloudjob.backends.process.controller import main; main()"
     )
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", code, f"cloudjob-{request.job}"],
+        [sys.executable, "-I", "-S", "-c", code, running.process_name(request.job)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd="/",
         start_new_session=True,
+        pass_fds=(lock,),
     )
+    try:
+        running.note_controller(lock, process.pid)
+        _tell(process, request, path)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    # It lives on without us: nobody waits for it here.
+    process.returncode = 0
+
+
+def _tell(process: subprocess.Popen[bytes], request: ProcessRequest, path: Path) -> None:
+    """Give a controller its request, and wait until it is ready."""
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    told = {key: value for key, value in asdict(request).items() if key not in _NOT_TOLD}
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(told).encode("ascii"))
-        process.stdin.close()
-    if process.stdout.readline() != b"ready\n":
-        words = process.stderr.read().decode("utf-8", "replace").strip().splitlines()
+    values = {key: value for key, value in asdict(request).items() if key not in _NOT_TOLD}
+    values["running"] = str(path)
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+        stdin.write(json.dumps(values).encode("ascii"))
+    with process.stdout as stdout, process.stderr as stderr:
+        if stdout.readline() == b"ready\n":
+            return
+        words = stderr.read().decode("utf-8", "replace").strip().splitlines()
         raise BackendError(
             f"starting the controller of job {request.job}: {words[-1] if words else 'it ended'}"
         )
-    # It lives on without us: nobody waits for it here.
-    process.returncode = 0
 
 
 _NOT_TOLD = ("job", "hosts_text", "secret_names")
 
 
-def _has_ended(folder: Path) -> bool:
-    """Whether the nodes of the job have ended, or nobody is left to run them."""
-    state = _state(folder)
-    return bool(state and state["ended_at"]) or not locks.is_held(folder / controller.LOCK)
-
-
 def _state(folder: Path) -> dict[str, Any] | None:
+    """Return what the controller has written last; None when it has not begun.
+
+    Raises:
+        BackendError: The file cannot be read.
+    """
+    path = folder / STATE
     try:
-        state: dict[str, Any] = json.loads((folder / controller.STATE).read_bytes())
+        state: dict[str, Any] = json.loads(path.read_bytes())
+        if not set(state) >= _EXPECTED:
+            raise ValueError("values are missing")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise BackendError(
-            f"reading the state of a job: {folder / controller.STATE}: {error}"
-        ) from error
+    except (OSError, ValueError, TypeError) as error:
+        raise BackendError(f"reading the state of a job: {path}: {error}") from error
     return state
 
 
-def _ended(state: dict[str, Any], folder: Path) -> NativeStatus:
+_EXPECTED = {"started_at", "ended_at", "exit_code", "is_cancelled", "nodes"}
+_LOST = "the controller of the job was killed, or the machine was restarted"
+
+
+def _lost(folder: Path, state: dict[str, Any] | None, message: str) -> NativeStatus:
+    """Return the status of a job whose processes were killed; its record may know better."""
+    started_at = state["started_at"] if state else None
+    begun = (folder / STATE).stat().st_mtime
+    # A keeper touches its log when its node has ended; without one nobody knows when that was.
+    ended = max((path.stat().st_mtime for path in folder.glob("node-*.log")), default=begun)
+    return NativeStatus(
+        JobState.FAILED,
+        "lost",
+        None if started_at is None else _rfc3339(started_at),
+        _rfc3339(ended) if ended > begun else None,
+        137,
+        message=message,
+        attempt_at=_rfc3339(state["nodes"][0]["started_at"]) if state else "",
+        # An entry is sent SIGTERM when its keeper is gone: that is no cancel.
+        has_asked=not (state and state["is_cancelled"]),
+        is_unwatched=True,
+    )
+
+
+def _ended(state: dict[str, Any]) -> NativeStatus:
     started_at = _rfc3339(state["started_at"])
-    if state["ended_at"] is None:
-        message = "the controller of the job was killed, or the machine was restarted"
-        shutil.rmtree(state["run_dir"], ignore_errors=True)
-        ended = (folder / controller.STATE).stat().st_mtime
-        return NativeStatus(
-            JobState.FAILED,
-            "lost",
-            started_at,
-            _rfc3339(ended),
-            137,
-            message=message,
-            # An entry is sent SIGTERM when its keeper is gone: that is no cancel.
-            has_asked=not state["is_cancelled"],
-        )
     code = state["exit_code"]
     ended_at = _rfc3339(state["ended_at"])
     # The first node that ended badly took the others with it.
@@ -460,12 +534,17 @@ def _ended(state: dict[str, Any], folder: Path) -> NativeStatus:
         started_at,
         ended_at,
         code,
-        message=f"node {first} ended with exit code {state['nodes'][first]['exit_code']}",
+        message=state.get("message") or "it ended without a record of how",
         node=first,
         attempt_at=since,
         has_asked=state.get("has_asked_head", False),
         knows_cancels=True,
     )
+
+
+def _signal(process: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
 
 
 def _rfc3339(seconds: float) -> str:
@@ -478,7 +557,10 @@ def _index(path: Path) -> int:
 
 
 def _logs(folder: Path) -> list[Path]:
-    state = _state(folder)
+    try:
+        state = _state(folder)
+    except BackendError:
+        return sorted(folder.glob("node-*.log"), key=_index)
     count = len(state["nodes"]) if state else 0
     return [folder / f"node-{index}.log" for index in range(count)]
 

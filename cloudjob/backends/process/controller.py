@@ -1,18 +1,16 @@
 """The controller of one job of the process backend: it starts the nodes and outlives the submitter.
 
-It reads one request on its input, says ``ready`` on its output, and leaves ``state.json`` in the
-job's folder. It holds a lock on the file ``lock`` there for as long as it lives, so that anybody
-can tell a job that runs from one whose controller was killed. Standard library only.
+It reads one request on its input, writes ``ready`` to its output, and leaves ``state.json`` in the
+job's folder. It inherits the lock of the job's file in ``running/``, which shows that the job runs,
+and removes that file at the very end. Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import selectors
-import shutil
 import signal
 import sys
 import time
@@ -21,9 +19,9 @@ from types import FrameType
 from typing import Any
 
 from cloudjob.backends.process.node import SIGNALS, Keeper, NodeRequest, children_of
+from cloudjob.backends.process.state_file import STATE, StateFile
+from jobentry.trees import remove_tree
 
-STATE = "state.json"
-LOCK = "lock"
 # What it is told by; blocked until it listens.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
 _POLL_S = 0.05
@@ -32,6 +30,10 @@ LEAVE_S = 5.0
 # How long a head may take to end, outputs and all, when a worker has ended badly. It notices by
 # itself, but for a worker that was gone before it had ever answered.
 LOST_S = 60.0
+# How long a controller tries to write how the job has ended.
+_WRITE_S = 60.0
+# What a node may add to the length of the state: its times, its process and its exit code.
+_NODE_BYTES = 128
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class Controller:
     Args:
         folder: The job's folder, for its state and logs.
         run_dir: A folder with a short path, for sockets and temporary files.
+        running: The file that is locked while the job runs.
         hosts: The file that is /etc/hosts on the nodes; empty when they are not isolated.
         argv: The command of every node.
         retries: How often a failed job is started again.
@@ -66,6 +69,7 @@ class Controller:
 
     folder: str
     run_dir: str
+    running: str
     hosts: str
     argv: list[str]
     retries: int
@@ -77,7 +81,9 @@ class Controller:
     is_cancelled: bool = False
     started_at: float = field(default_factory=time.time)
     _has_asked_head: bool = False
+    _message: str = ""
     _signals: list[int] = field(default_factory=list)
+    _file: StateFile | None = None
 
     def run(self) -> None:
         """Run the job, again as often as it may be, and leave its last state."""
@@ -89,15 +95,25 @@ class Controller:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         selector = selectors.DefaultSelector()
         selector.register(wake, selectors.EVENT_READ)
+        try:
+            code = self._attempts(selector, wake)
+        except Exception as error:  # noqa: BLE001 (whatever it is, nobody else can report it)
+            self._message = f"running the job: {error}"
+            self._forward(signal.SIGKILL)
+            code = 125
+        self._end_all_strangers(selector, wake)
+        self._finish(code)
+
+    def _attempts(self, selector: selectors.BaseSelector, wake: int) -> int:
+        """Run the job, again as often as it may be; return its exit code."""
         code = 1
         for attempt in range(1 if self.is_elastic else self.retries + 1):
             self._start(attempt)
             code = self._watch(selector, wake)
-            self._end_all_strangers(selector, wake)
             if code == 0 or self.is_cancelled:
                 break
-        self._save(exit_code=code)
-        self._tidy()
+            self._end_all_strangers(selector, wake)
+        return code
 
     def _start(self, attempt: int) -> None:
         if attempt:
@@ -106,12 +122,12 @@ class Controller:
             self._prepare(node)
         for node in self.nodes:
             node.process = self._fork(node)
-        self._save()
+        self._note_state()
         if self.is_cancelled:
             self._forward(signal.SIGTERM)
 
     def _prepare(self, node: _Node) -> None:
-        shutil.rmtree(node.request.tmp, ignore_errors=True)
+        remove_tree(node.request.tmp)
         os.makedirs(node.request.tmp, mode=0o700)
         os.makedirs(node.request.home, mode=0o700, exist_ok=True)
         node.exit_code = None
@@ -149,7 +165,7 @@ class Controller:
             self._obey()
             if self._reap():
                 self._replace_lost()
-                self._save()
+                self._note_state()
             if deadline is None and self._is_over():
                 deadline = time.monotonic() + LEAVE_S
                 # One that waits for a head that never came leaves at once.
@@ -255,7 +271,44 @@ class Controller:
 
     # -- what is left -------------------------------------------------------------------------
 
-    def _save(self, exit_code: int | None = None) -> None:
+    def open_state(self) -> None:
+        """Write the first state, with room for the last one on a disk that is full by then.
+
+        Raises:
+            OSError: There is no room now.
+        """
+        text = self._state()
+        size_bytes = len(text) + _NODE_BYTES * (len(self.nodes) + 8)
+        self._file = StateFile(os.path.join(self.folder, STATE), size_bytes)
+        self._file.write(text)
+
+    def _note_state(self) -> None:
+        """Write what is known while the job runs; it runs on when that fails."""
+        assert self._file is not None
+        with contextlib.suppress(OSError):
+            self._file.write(self._state())
+
+    def _finish(self, code: int) -> None:
+        """Leave the last state and nothing else; removing the job's files may make room for it."""
+        assert self._file is not None
+        text = self._state(code)
+        deadline = time.monotonic() + _WRITE_S
+        while True:
+            try:
+                self._file.write(text)
+                self._file.release()
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    self._log(f"writing how the job has ended: {error}")
+                    return  # the file in running/ stays: the job counts as lost
+                self._tidy()
+                time.sleep(1)
+        self._tidy()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.running)
+
+    def _state(self, exit_code: int | None = None) -> bytes:
         is_over = exit_code is not None
         state = {
             "controller": os.getpid(),
@@ -264,7 +317,7 @@ class Controller:
             "exit_code": exit_code,
             "is_cancelled": self.is_cancelled,
             "has_asked_head": self._has_asked_head,
-            "run_dir": self.run_dir,
+            "message": self._message,
             "nodes": [
                 {
                     "host": node.request.host,
@@ -276,33 +329,29 @@ class Controller:
                 for node in self.nodes
             ],
         }
-        path = os.path.join(self.folder, STATE)
-        with open(path + ".new", "w", encoding="ascii") as file:
-            json.dump(state, file)
-        os.replace(path + ".new", path)
+        return json.dumps(state).encode("ascii")
 
     def _tidy(self) -> None:
-        shutil.rmtree(self.run_dir, ignore_errors=True)
-        for node in self.nodes:
-            if not self.keeps_homes:
-                shutil.rmtree(node.request.home, ignore_errors=True)
+        homes = [] if self.keeps_homes else [node.request.home for node in self.nodes]
+        for folder in (self.run_dir, *homes):
+            with contextlib.suppress(OSError):
+                remove_tree(folder)
 
     def _log(self, text: str) -> None:
-        _append(self.nodes[0].request.log, f"cloudjob: {text}\n")
+        with contextlib.suppress(OSError):
+            _append(self.nodes[0].request.log, f"cloudjob: {text}\n")
 
 
 def main(stdin: int = 0, stdout: int = 1) -> None:
     """Run the job whose request stands on the input."""
     # Who cancels may know of it before it listens.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    # The descriptor stays open: the lock would else take its number, and lose it.
+    # The descriptor stays open, so that no other file gets its number.
     with os.fdopen(stdin, "rb", closefd=False) as file:
-        # A submitter that was killed in mid-word has started nothing.
+        # A submitter that was killed while it wrote has started nothing.
         request = json.loads(file.read())
-    lock = os.open(os.path.join(request["folder"], LOCK), os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     controller = controller_of(request)
-    controller._save()
+    controller.open_state()
     os.write(stdout, b"ready\n")
     _let_go_of_terminal(request["folder"])
     _adopt()
@@ -315,6 +364,7 @@ def controller_of(request: dict[str, Any]) -> Controller:
     return Controller(
         folder=request["folder"],
         run_dir=request["run_dir"],
+        running=request["running"],
         hosts=request["hosts"],
         argv=request["argv"],
         retries=request["retries"],

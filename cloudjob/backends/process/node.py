@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from cloudjob.backends.process.isolation import isolate
+from jobentry.trees import remove_tree
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -88,8 +88,12 @@ class Keeper:
             for key, _ in self._selector.select():
                 key.data(key.fileobj)
         self._sweep()
-        # Also when the controller was killed: secrets of the job lie there.
-        shutil.rmtree(self._request.tmp, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            # It says when the node has ended, where no controller is left that could.
+            os.utime(self._request.log)
+        with contextlib.suppress(OSError):
+            # Also when the controller was killed: secrets of the job lie there.
+            remove_tree(self._request.tmp)
         return self._code
 
     # -- processes ----------------------------------------------------------------------------
@@ -178,11 +182,14 @@ class Keeper:
 
     def _listen_to_shells(self) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        path = socket_path(self._folder, self._request.host)
+        name = socket_name(self._request.host)
+        # The path of a socket has at most 107 bytes, so it is the bare name.
+        os.chdir(self._folder)
         with contextlib.suppress(FileNotFoundError):
             # An earlier attempt at the job has left it.
-            os.unlink(path)
-        listener.bind(path)
+            os.unlink(name)
+        listener.bind(name)
+        os.chdir("/")
         listener.listen(128)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
@@ -239,9 +246,9 @@ class Keeper:
         connection.close()
 
 
-def socket_path(folder: str, host: str) -> str:
-    """Return the socket on which the keeper of ``host`` answers."""
-    return os.path.join(folder, f"{host.partition('.')[0]}.sock")
+def socket_name(host: str) -> str:
+    """Return the name, in the folder of sockets, of the one on which the keeper answers."""
+    return f"{host.partition('.')[0]}.sock"
 
 
 def children_of(parent: int) -> list[int]:

@@ -20,7 +20,9 @@ def main(argv: list[str]) -> int:
     name = host.partition(".")[0]
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.connect(os.path.join(folder, f"{name}.sock"))
+        # The path of a socket has at most 107 bytes, so it is the bare name.
+        os.chdir(folder)
+        connection.connect(f"{name}.sock")
     except OSError as error:
         sys.stderr.write(f"remote-shell: connecting to {host}: {error.strerror}\n")
         return DENIED

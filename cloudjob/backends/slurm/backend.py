@@ -122,7 +122,7 @@ class SlurmBackend:
         return self.handle(request)
 
     def handle(self, request: SlurmRequest) -> str:
-        """Return what ``send`` will return."""
+        """Return the handle of the job, which is the same before and after it is sent."""
         folder = request.folder if request.folder.startswith("/") else "/" + request.folder
         return f"{_SCHEME}{self._site.host}{quote(folder, safe='/~')}"
 

@@ -1,0 +1,128 @@
+"""Which jobs run on this machine, and what killed ones have left.
+
+A file ``running/<job>`` is made and locked before anything else of a job. The submitter holds the
+lock, then the controller and its keepers, who inherit it; the controller removes the file when
+nothing but the job's log and state is left. So a file that nobody holds belongs to a job whose
+processes were killed, and says what they have left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cloudjob import locks
+from cloudjob.backends.process.state_file import STATE
+from cloudjob.home import private_folder, writing
+from jobentry.trees import remove_tree
+
+_FOLDER = "running"
+# How long a new file may be without its name.
+_NEW_S = 60.0
+
+
+def path_of(home: Path, job: str) -> Path:
+    """Return the file of a job that runs."""
+    return home / _FOLDER / job
+
+
+def begin(home: Path, job: str, folder: Path, temporary: Sequence[str]) -> int:
+    """Make the file of a job, and return its locked descriptor.
+
+    Args:
+        folder: The job's own folder.
+        temporary: What is removed when the job has ended.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    private_folder(home / _FOLDER)
+    sweep_job(home, job)
+    text = json.dumps({"folder": str(folder), "temporary": list(temporary)})
+    return locks.take_new(path_of(home, job), text.encode("ascii") + b"\n")
+
+
+def note_controller(descriptor: int, process: int) -> None:
+    """Add the controller's process to the file of its job."""
+    os.write(descriptor, b"%d\n" % process)
+
+
+def is_running(home: Path, job: str) -> bool:
+    """Whether the job's controller or one of its keepers is alive.
+
+    Raises:
+        BackendError: Nobody can see that.
+    """
+    path = path_of(home, job)
+    with writing(f"looking whether job {job} runs", path):
+        return locks.is_held(path)
+
+
+def controller_of(home: Path, job: str) -> int:
+    """Return the process of a job's controller; 0 when it is gone or was not started yet."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        process = int(path_of(home, job).read_bytes().split(b"\n")[1])
+        if is_of(process, job):
+            return process
+    return 0
+
+
+def is_of(process: int, job: str) -> bool:
+    """Whether a process is the controller of a job or one of its keepers."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        return process_name(job).encode() in words
+    return False
+
+
+def processes_of(job: str) -> list[int]:
+    """Return the controller of a job and its keepers."""
+    found = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return [process for process in found if is_of(process, job)]
+
+
+def process_name(job: str) -> str:
+    """Return the word in the argv of a controller, and of its keepers, that names the job."""
+    return f"cloudjob-{job}"
+
+
+def sweep(home: Path) -> None:
+    """Remove what jobs have left whose processes were killed."""
+    with contextlib.suppress(OSError):
+        for path in (home / _FOLDER).iterdir():
+            with contextlib.suppress(OSError):
+                if path.name.startswith("."):
+                    _sweep_new(path)
+                else:
+                    sweep_job(home, path.name)
+
+
+def sweep_job(home: Path, job: str) -> None:
+    """Remove what a job has left, if its processes were killed.
+
+    Raises:
+        OSError: Something could not be removed; the next sweep tries again.
+    """
+    path = path_of(home, job)
+    if not path.exists() or locks.is_held(path):
+        return
+    try:
+        found = json.loads(path.read_bytes().split(b"\n")[0])
+        folder, temporary = Path(found["folder"]), [str(item) for item in found["temporary"]]
+    except (ValueError, KeyError, TypeError):
+        folder, temporary = home / "process" / job, []
+    if not (folder / STATE).exists():
+        temporary.append(str(folder))
+    for item in temporary:
+        remove_tree(item)
+    path.unlink(missing_ok=True)
+
+
+def _sweep_new(path: Path) -> None:
+    """Remove a file whose maker was killed before it had its name."""
+    if time.time() - path.stat().st_mtime > _NEW_S and not locks.is_held(path):
+        path.unlink()

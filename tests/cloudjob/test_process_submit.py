@@ -1,0 +1,225 @@
+"""A submit to the process backend that is killed at any step leaves a whole job or nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudjob import job as jobs
+from cloudjob import pipeline
+from cloudjob.errors import JobNotFound, RecordsError
+from cloudjob.records import Records
+from cloudjob.spec import JobSpec
+from cloudjob.status import JobState
+
+LIMIT_S = 60.0
+# Kills itself before or after a step of sending; it has SIGKILL done to it from outside, in effect.
+SUBMIT = """
+import os, sys
+from pathlib import Path
+from cloudjob import pipeline
+from cloudjob.backends.process import backend, running
+from cloudjob.records import Records
+from cloudjob.spec import JobSpec
+
+home, source, step, when = sys.argv[1:]
+owner = {"backend": backend, "running": running, "records": Records}[step.partition(".")[0]]
+name = step.partition(".")[2]
+real = getattr(owner, name)
+
+def die(*words, **named):
+    if when == "after":
+        real(*words, **named)
+    os.kill(os.getpid(), 9)
+
+setattr(owner, name, die)
+pipeline.submit(JobSpec(script="train.py", source=source, launcher="python"), Path(home))
+"""
+
+
+class Laptop:
+    """A user with a script that runs until its file is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.source = folder / "source"
+        self.go = folder / "go"
+        self.source.mkdir()
+        text = f"import os, time\nwhile not os.path.exists({str(self.go)!r}): time.sleep(0.05)\n"
+        (self.source / "train.py").write_text(text)
+
+    def spec(self) -> JobSpec:
+        """Return the job."""
+        return JobSpec(script="train.py", source=str(self.source), launcher="python")
+
+    def killed(self, step: str, when: str) -> None:
+        """Submit, and be killed at a step."""
+        words = [sys.executable, "-c", SUBMIT, str(self.home), str(self.source), step, when]
+        assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
+
+    def job(self) -> jobs.Job:
+        """Return the one job there is."""
+        [(job, _)] = jobs.find_all(self.home)
+        return job
+
+    def left(self) -> list[str]:
+        """Return what is there of jobs, the store and the records left out."""
+        folders = [self.home / name for name in ("process", "running", "packing")]
+        found = [str(path) for folder in folders if folder.is_dir() for path in folder.iterdir()]
+        return found + [str(path) for path in self.run_dirs]
+
+    run_dirs: tuple[Path, ...] = ()
+
+
+@pytest.fixture
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make a user; at the end nothing of the jobs may be left."""
+    (tmp_path / "t").mkdir()
+    user = Laptop(tmp_path)
+    before = set(Path("/tmp").glob("cloudjob-*"))
+    yield user
+    user.go.touch()
+    for job, _ in jobs.find_all(user.home):
+        job.cancel(is_urgent=True)
+        job.remove()
+    mine = [path for path in set(Path("/tmp").glob("cloudjob-*")) - before if _is_of(path, user)]
+    assert (user.left(), mine) == ([], [])
+
+
+def _is_of(run_dir: Path, user: Laptop) -> bool:
+    shell = run_dir / "remote-shell"
+    return not shell.exists() or str(user.home) in shell.read_text()
+
+
+def poll(is_so: Callable[[], object]) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("step", "when"),
+    [
+        ("records.add", "after"),
+        ("running.begin", "after"),
+        ("backend._write_shell", "before"),
+        ("backend._write_shell", "after"),
+        ("running.note_controller", "before"),
+        ("backend._tell", "before"),
+    ],
+)
+def test_a_submit_that_is_killed_before_its_job_starts_leaves_a_record_to_remove(
+    laptop: Laptop, step: str, when: str
+):
+    laptop.killed(step, when)
+
+    job = laptop.job()
+    poll(lambda: jobs.find_all(laptop.home) and laptop.left() == [])
+    status = job.status()
+    assert (status.state, status.native_state) == (JobState.UNKNOWN, "the submit was interrupted")
+    with pytest.raises(JobNotFound, match="interrupted"):
+        job.wait()
+    job.remove()
+    assert jobs.find_all(laptop.home) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "when"), [("backend._tell", "after"), ("records.update", "before")]
+)
+def test_a_submit_that_is_killed_after_its_job_started_leaves_a_job_to_cancel(
+    laptop: Laptop, step: str, when: str
+):
+    laptop.killed(step, when)
+
+    job = laptop.job()
+    assert job.status().state is JobState.RUNNING
+    job.cancel()
+    assert job.wait().state is JobState.CANCELLED
+
+
+def test_records_that_are_locked_after_the_start_lose_no_job(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise RecordsError("database is locked")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Records, "update", refuse)
+        job = pipeline.submit(laptop.spec(), laptop.home)
+
+    assert [found.id for found, _ in jobs.find_all(laptop.home)] == [job.id]
+    found = jobs.find(laptop.home, job.id)
+    assert found.status().state is JobState.RUNNING
+    found.cancel()
+    assert found.wait().state is JobState.CANCELLED
+
+
+def test_an_interrupt_while_the_job_is_sent_ends_it(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+):
+    """A second Ctrl-C: the submit ends at once, and so does what it has started."""
+    from cloudjob.backends.process import backend
+
+    real = backend._tell
+
+    def interrupted(*words: Any) -> None:
+        real(*words)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backend, "_tell", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.submit(laptop.spec(), laptop.home)
+
+    assert jobs.find_all(laptop.home) == []
+    assert laptop.left() == []
+
+
+def test_what_a_killed_controller_leaves_is_removed_by_the_next_command(laptop: Laptop):
+    job = pipeline.submit(laptop.spec(), laptop.home)
+    folder = laptop.home / "process" / job.id
+    poll(lambda: (folder / "node-0").exists() and (folder / "node-0.log").exists())
+    lock = laptop.home / "running" / job.id
+    deep = folder / "node-0"
+    for _ in range(20):
+        deep = deep / "deep"
+    deep.mkdir(parents=True)
+
+    os.kill(int(lock.read_bytes().split()[-1]), signal.SIGKILL)
+    poll(lambda: jobs.find_all(laptop.home) and not lock.exists())
+
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == []
+    status = job.wait()
+    assert (status.state, status.exit_code, status.cause) == (JobState.FAILED, 137, "platform")
+    assert status.failure is not None
+    assert "controller" in status.failure.message
+    assert status.ended_at is None or status.ended_at > (status.started_at or "")
+
+
+def test_a_damaged_state_neither_breaks_the_list_nor_keeps_the_job(laptop: Laptop):
+    job = pipeline.submit(laptop.spec(), laptop.home)
+    path = laptop.home / "process" / job.id / "state.json"
+    poll(lambda: b'"process": 0' not in path.read_bytes())
+    path.write_bytes(b"[1, 2")
+
+    [(_, status)] = jobs.find_all(laptop.home)
+    assert status.state is JobState.RUNNING
+    job.cancel(is_urgent=True)
+    poll(lambda: jobs.find_all(laptop.home)[0][1].state.is_final)
+    path.write_bytes(b"[1, 2")
+    with Records(laptop.home / "records.db") as db:
+        db.update(job.id, final_json="", state="PENDING")
+    [(found, status)] = jobs.find_all(laptop.home)
+    assert (status.state, status.exit_code) == (JobState.FAILED, 137)
+    found.remove()
+    assert jobs.find_all(laptop.home) == []

@@ -1,0 +1,76 @@
+"""Removing a folder with all that is in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from jobentry.trees import remove_tree
+
+
+def test_a_tree_of_1500_levels_is_removed(tmp_path: Path):
+    top = tmp_path / "top"
+    top.mkdir()
+    descriptor = os.open(top, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("nested", dir_fd=descriptor)
+        inner = os.open("nested", os.O_RDONLY, dir_fd=descriptor)
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=inner))
+        os.close(descriptor)
+        descriptor = inner
+    os.close(descriptor)
+
+    remove_tree(top)
+
+    assert not top.exists()
+
+
+def test_a_link_is_removed_and_not_what_it_names(tmp_path: Path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    (tmp_path / "top" / "deep").mkdir(parents=True)
+    (tmp_path / "top" / "deep" / "link").symlink_to(tmp_path / "kept")
+    (tmp_path / "top" / "dangling").symlink_to("nowhere")
+
+    remove_tree(tmp_path / "top")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (tmp_path / "kept" / "file").exists()
+
+
+def test_folders_without_permissions_are_removed(tmp_path: Path):
+    """As an ordinary user: root may do everything."""
+    top = tmp_path / "top"
+    (top / "a" / "b" / "c").mkdir(parents=True)
+    (top / "a" / "b" / "c" / "file").touch()
+    for path in (tmp_path, top, top / "a", top / "a" / "b", top / "a" / "b" / "c"):
+        os.chown(path, 65534, 65534) if os.geteuid() == 0 else None
+    for path in (top / "a" / "b" / "c", top / "a" / "b", top / "a"):
+        path.chmod(0o500)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            if os.geteuid() == 0:
+                os.chdir(tmp_path)
+                os.setuid(65534)
+            remove_tree("top")
+            code = 0
+        finally:
+            os._exit(code)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not top.exists()
+
+
+def test_nothing_there_is_nothing_to_do(tmp_path: Path):
+    remove_tree(tmp_path / "missing")
+
+
+def test_what_cannot_be_removed_is_reported_after_the_rest_is_gone(tmp_path: Path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(NotADirectoryError):
+        remove_tree(tmp_path / "file")
