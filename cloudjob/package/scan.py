@@ -20,7 +20,7 @@ from cloudjob.package.words import CLOUDJOBIGNORE, came_back, reading, shown, tr
 # What no job needs in the cloud, whatever the ignore files say.
 _DEFAULT_NAMES = frozenset(
     {
-        ".git", ".hg", ".svn", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache",
+        ".cloudjob", ".git", ".hg", ".svn", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache",
         ".ruff_cache", ".ipynb_checkpoints", "node_modules", ".tox", ".nox", ".DS_Store",
     }
 )  # fmt: skip

@@ -32,6 +32,7 @@ from jobentry.prepare import (
     node_environment,
     open_line,
     remove,
+    spare_tune_file,
     stage,
     start_sshd,
     tidy,
@@ -241,6 +242,7 @@ def _cancel(number: int, _frame: FrameType | None) -> None:
 def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
     """Bring this node up, run its part, and return how it ended."""
     launcher = launcher_of(node)
+    node = spare_tune_file(node)
     where = paths.node_paths(os.environ, node)
     version = start_version(os.environ.get("PATH", "")) if launcher.needs_mpi else None
     folder, kept = stage(node, where)
@@ -283,7 +285,7 @@ def _serve(
     # What mpirun is on this node the head learns from the facts.
     tools = find_tools(node, means.environment, None, needs_mpi=False)
     made = plan.make(node, means.environment, where, tools, options.words)
-    write_files(made.files)
+    written = write_files(made.files)
     worker = Worker(
         node,
         where,
@@ -295,6 +297,8 @@ def _serve(
     if means.outputs is not None:
         worker.attach(means.outputs)
     code = worker.run()
+    for path in written:
+        remove(path)
     failed_at = worker.failed_at if code else None
     worker.leave(_upload(node, means.outputs, worker.stopped_at, failed_at))
     return _End(code, worker.is_over)

@@ -206,6 +206,15 @@ def tidy(where: NodePaths) -> None:
     shutil.rmtree(where.node_dir, ignore_errors=True)
 
 
+def spare_tune_file(node: NodeEnv) -> NodeEnv:
+    """Return the node without a tune file that is there already: it is somebody else's."""
+    path = node.open_mpi.tune_file
+    if not path or not os.path.lexists(path):
+        return node
+    say(f"{names.TUNE_ENV_FILE}={path}: it exists and is left as it is; mpirun gets another file")
+    return node._replace(open_mpi=node.open_mpi._replace(tune_file=""))
+
+
 def write_files(files: Sequence[File], keep: str = "") -> list[str]:
     """Write the files of a plan and return their paths; ``keep`` is the platform's own."""
     written = []

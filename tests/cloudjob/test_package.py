@@ -252,6 +252,9 @@ def test_what_no_job_needs_is_left_out(source: Path):
     """Version control, caches and environments stay at home, and the package says so."""
     for name in (".git/config", "a/__pycache__/x.pyc", "b.pyc", "env/pyvenv.cfg", "node_modules/m"):
         write(source / name)
+    # An entry that was started by hand in this folder, and killed.
+    (source / ".cloudjob" / "j").mkdir(parents=True)
+    os.mkfifo(source / ".cloudjob" / "j" / "events")
     write(source / "a" / "keep.py")
     (source.parent / "shared").mkdir()
     write(source.parent / "shared" / "pyvenv.cfg")
@@ -259,6 +262,7 @@ def test_what_no_job_needs_is_left_out(source: Path):
 
     assert names(source) == ["a", "a/keep.py", "train.py"]
     assert packed(source).left_out == (
+        LeftOut(".cloudjob/", "left out by default: .cloudjob"),
         LeftOut(".git/", "left out by default: .git"),
         LeftOut("a/__pycache__/", "left out by default: __pycache__"),
         LeftOut("b.pyc", "left out by default: *.pyc"),

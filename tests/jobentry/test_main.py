@@ -380,6 +380,18 @@ def test_a_home_that_cannot_be_written_is_said(machine: Machine):
     assert machine.record()["cause"] == "entry"
 
 
+def test_a_tune_file_that_exists_is_left_as_it_is(machine: Machine):
+    machine.add_mpirun()
+    machine.write("x.py")
+    own = machine.folder / "tune"
+    own.write_text("mine")
+
+    ended = machine.run("x.py", TUNE_ENV_FILE=str(own))
+
+    assert f"TUNE_ENV_FILE={own}: it exists and is left as it is" in ended.err
+    assert own.read_text() == "mine"
+
+
 def test_nothing_stays_behind(machine: Machine):
     """Files with the environment of the job are gone when the entry is."""
     machine.add_mpirun()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.launchers import LAUNCHERS
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import common
-from jobentry.launchers.common import File, Process
+from jobentry.launchers.common import ArgsError, File, Process
 from jobentry.launchers.mpi import Mpi
 from jobentry.plan import LaunchPlan, Tools
 
@@ -35,6 +36,23 @@ def test_a_worker_starts_nothing_itself():
         files=(File("/n/tune", 0o600, ""),),
         cwd="/code",
     )
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "horovod", "mindspore-mpi"])
+@pytest.mark.parametrize(
+    "fault",
+    [{"mca_args": "-mca btl"}, {"x_args": "-x 'A"}, {"extra_args": "--np 4"}, {"np": 99}],
+    ids=str,
+)
+def test_every_node_refuses_the_same_options(launcher: str, fault: dict[str, Any]):
+    node = NODE._replace(launcher=launcher, open_mpi=NODE.open_mpi._replace(**fault))
+    refusals = set()
+    for index in range(2):
+        with pytest.raises(ArgsError) as caught:
+            plan.make(node._replace(node=index), {"PWD": "/code"}, PATHS, TOOLS, ("x.py",))
+        refusals.add(str(caught.value))
+
+    assert len(refusals) == 1
 
 
 def test_the_head_starts_mpirun():

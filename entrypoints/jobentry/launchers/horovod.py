@@ -71,10 +71,11 @@ def elastic(site: Site, words: Sequence[str]) -> Launch:
     """
     node = site.node
     most = node.nodes * node.slots
+    variables = _variables(site, "gloo")
     if not node.is_head:
         return Launch((), most, is_everywhere=False)
     own = {
-        **_variables(site, "gloo"),
+        **variables,
         "HOROVOD_ELASTIC": "1",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": node.hosts[0],
     }

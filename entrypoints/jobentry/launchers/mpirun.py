@@ -95,6 +95,8 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
     tune_path = node.open_mpi.tune_file or site.paths.tune_file
     count = ranks(node)
     if not node.is_head:
+        # Refused on every node alike: a worker would wait for a head that has left.
+        command(node, site.environment, mpi, ("", ""), ())
         # mpirun 4.1 names the file to its daemons, and each says so when it finds none.
         return Launch((), count, is_everywhere=False, files=(File(tune_path, PRIVATE, ""),))
     host_path = node.open_mpi.host_file or site.paths.host_file
