@@ -68,7 +68,7 @@ def _case(launcher: _Launcher) -> Case:
             launcher.ranks,
             Subject("by hand", partial(_by_hand, launcher=launcher)),
             Subject("jobentry", partial(_entry, launcher=launcher)),
-            Subject("with bytecode", partial(_bytecode, launcher=launcher)),
+            Subject("unpacked", partial(_unpacked, launcher=launcher)),
         ),
     )
 
@@ -96,11 +96,11 @@ def _entry(bench: Bench, run: Path, launcher: _Launcher) -> Command:
     return bench.command(argv, run, launcher.script, **env)
 
 
-def _bytecode(bench: Bench, run: Path, launcher: _Launcher) -> Command:
-    """Start the same with bytecode, as the process backend and our images have it."""
-    target = bench.homes / "jobentry-bytecode.pyc"
+def _unpacked(bench: Bench, run: Path, launcher: _Launcher) -> Command:
+    """Start the same entry unpacked, as the process backend and our images have it."""
+    target = bench.homes / "jobentry"
     if not target.exists():
-        argv = [bench.python, "-I", "-S", str(entry_of(bench)), "--compile", str(target)]
+        argv = [bench.python, "-I", "-S", str(entry_of(bench)), "--unpack", str(target)]
         subprocess.run(argv, check=True)
     return _entry(replace(bench, zipapp=target), run, launcher)
 

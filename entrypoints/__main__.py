@@ -1,6 +1,6 @@
-"""The doors of the zipapp: the entry of a node, of a rank and its script, of what serves ranks.
+"""The programs of the archive: the entry of a node, a rank, its script, and what serves ranks.
 
-``--compile TARGET.pyc`` writes the bytecode, which starts faster; an image does it once.
+``--unpack FOLDER`` unpacks and compiles it, so that it starts faster; an image does this once.
 """
 
 import sys
@@ -25,13 +25,16 @@ elif sys.argv[1:2] == ["--elastic"]:
     from jobentry import elastic
 
     sys.exit(elastic.main(sys.argv[2]))
-elif sys.argv[1:2] == ["--compile"]:
-    from jobentry import bytecode
+elif sys.argv[1:2] == ["--unpack"]:
+    import compileall
+
+    from jobentry import archive
 
     try:
-        bytecode.write(sys.argv[2])
+        archive.unpack(sys.argv[2])
     except OSError as error:
-        sys.exit(f"jobentry: writing {sys.argv[2]}: {error.strerror}")
+        sys.exit(f"jobentry: unpacking to {sys.argv[2]}: {error.strerror}")
+    compileall.compile_dir(sys.argv[2], quiet=2)
 else:
     from jobentry import main
 

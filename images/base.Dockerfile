@@ -27,10 +27,10 @@ RUN getent group 100 >/dev/null || groupadd --gid 100 ma-group; \
     mkdir -p /home/ma-user /cache && chown 1000:100 /home/ma-user /cache
 
 COPY cloudjob/jobentry.pyz entrypoints/boot.sh /opt/cloudjob/
-# With bytecode: a node, and each rank twice, would compile the entry at every start.
-RUN program=$(readlink -f "$(command -v python3)") \
-    && python3 -I -S /opt/cloudjob/jobentry.pyz --compile "/opt/cloudjob/jobentry-${program##*/}.pyc" \
-    && chmod 755 /opt/cloudjob/*
+# Unpacked and compiled, so that no node compiles the entry at its start.
+RUN rm -rf /opt/cloudjob/jobentry \
+    && python3 -I -S /opt/cloudjob/jobentry.pyz --unpack /opt/cloudjob/jobentry \
+    && chmod 755 /opt/cloudjob/boot.sh /opt/cloudjob/jobentry.pyz
 
 USER 1000:100
 WORKDIR /home/ma-user

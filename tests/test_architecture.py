@@ -63,13 +63,6 @@ def zipapp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def texts(zipapp: Path) -> dict[str, str]:
-    """Return the sources in the zipapp, by their path."""
-    with zipfile.ZipFile(zipapp) as archive:
-        names, *texts = archive.read("modules").decode().split("\0")
-    return dict(zip(names.split("\n"), texts, strict=True))
-
-
 def imported(tree: ast.AST) -> Iterator[str]:
     """Yield the modules that a source names in its imports, but for those only of types."""
     for node in ast.iter_child_nodes(tree):
@@ -117,59 +110,30 @@ def test_the_import_rules_know_every_module_of_the_container_half():
     assert modules - forbidden == {"jobentry.contract", "jobentry.trees"}
 
 
-def test_the_container_half_needs_only_the_standard_library(zipapp: Path):
-    """It must run in any image."""
-    found = set()
-    loader = zipfile.ZipFile(zipapp).read("__main__.py").decode()
-    for text in (loader, *texts(zipapp).values()):
-        found |= {module.split(".")[0] for module in imported(ast.parse(text))}
+@pytest.mark.parametrize("path", CONTAINER, ids=named)
+def test_the_node_half_needs_only_the_standard_library(path: Path):
+    found = {module.split(".")[0] for module in imported(ast.parse(path.read_text()))}
 
-    assert found - set(sys.stdlib_module_names) == {"jobentry"}
+    assert found - set(sys.stdlib_module_names) <= {"jobentry"}
 
 
-# Imports come from the zipapp, as if it ran.
-_LOAD = """\
-import importlib, sys, zipimport
-found = {"__name__": "loader"}
-exec(zipimport.zipimporter(sys.argv[1]).get_data("__main__.py"), found)
-loader = found["Loader"](sys.argv[1], {})
-sys.meta_path.insert(0, loader)
-"""
-
-
-def test_every_module_of_the_zipapp_can_be_imported_alone(zipapp: Path):
-    """Without site-packages, without the user's folders, from the zipapp only."""
-    code = _LOAD + (
-        "for name in sys.argv[2:]:\n"
-        "    if name != '__main__.py':\n"
-        "        module = name[:-3].replace('/', '.').replace('.__init__', '')\n"
-        "        assert sys.argv[1] in importlib.import_module(module).__file__\n"
+def test_every_module_of_the_node_half_can_be_imported_alone(zipapp: Path):
+    """Without site-packages, without the user's folders, from the archive only."""
+    code = (
+        "import importlib, sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "for module in sys.argv[2:]:\n"
+        "    assert sys.argv[1] in importlib.import_module(module).__file__\n"
     )
-    words = (zipapp, *texts(zipapp))
-    done = run(sys.executable, "-I", "-S", "-W", "error", "-c", code, *words)
+    modules = (
+        path.relative_to(ROOT / "entrypoints").with_suffix("").as_posix().replace("/", ".")
+        for path in CONTAINER
+        if path.name != "__main__.py"
+    )
+    names = (module.removesuffix(".__init__") for module in modules)
+    done = run(sys.executable, "-I", "-S", "-W", "error", "-c", code, zipapp, *names)
 
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_no_name_is_missing_in_the_zipapp(zipapp: Path):
-    """What only annotations name is not imported there; every function finds what it looks up."""
-    code = _LOAD + (
-        "import builtins, dis, types\n"
-        "def loaded(code):\n"
-        "    for step in dis.get_instructions(code):\n"
-        "        if step.opname == 'LOAD_GLOBAL': yield step.argval\n"
-        "    for inner in code.co_consts:\n"
-        "        if isinstance(inner, types.CodeType): yield from loaded(inner)\n"
-        "for name, text in loader.texts.items():\n"
-        "    if name != '__main__.py':\n"
-        "        module = name[:-3].replace('/', '.').replace('.__init__', '')\n"
-        "        known = vars(importlib.import_module(module)).keys() | vars(builtins).keys()\n"
-        "        missing = set(loaded(compile(text, name, 'exec'))) - known\n"
-        "        if missing: print(name, sorted(missing))\n"
-    )
-    done = run(sys.executable, "-I", "-S", "-W", "error", "-c", code, zipapp)
-
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("name", PURE)
@@ -212,58 +176,16 @@ def test_annotations_are_never_evaluated(path: Path):
 
 def test_the_zipapp_is_small(zipapp: Path):
     """It goes to every node of every job."""
-    assert zipapp.stat().st_size <= 100 * 1024
+    assert zipapp.stat().st_size <= 400 * 1024
 
 
 def test_the_zipapp_is_reproducible(tmp_path: Path, zipapp: Path):
-    """The same sources make the same bytes, and nothing else is in them."""
-    sources = {path.relative_to(ROOT / "entrypoints").as_posix() for path in CONTAINER}
+    """Equal sources give equal bytes, and nothing else is in them."""
+    sources = [path.relative_to(ROOT / "entrypoints").as_posix() for path in CONTAINER]
 
     assert built(tmp_path / "again.pyz") == zipapp.read_bytes()
-    assert zipfile.ZipFile(zipapp).namelist() == ["__main__.py", "modules"]
-    assert texts(zipapp).keys() == sources - {"loader.py"}
+    assert zipfile.ZipFile(zipapp).namelist() == sources
     assert zipapp.stat().st_mode & 0o777 == 0o755
-
-
-class Plain(ast.NodeTransformer):
-    """Takes away what a module imports: another test sees that nothing is missing."""
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        """Take it away."""
-
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        """Take away what is there for the checker of types."""
-        is_checker = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        return None if is_checker else self.generic_visit(node)
-
-
-def test_the_zipapp_has_the_code_of_the_sources(zipapp: Path):
-    """Without comments, docstrings, annotations of functions and what these need imported.
-
-    Every line is where it was.
-    """
-
-    def code(text: str) -> str:
-        tree = Plain().visit(ast.parse(text))
-        for node in ast.walk(tree):
-            kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-            if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
-                is_empty = len(node.body) == 1 and not isinstance(node, ast.Module)
-                node.body = [ast.Pass()] if is_empty else node.body[1:]
-            if isinstance(node, ast.arg):
-                node.annotation = None
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                node.returns = None
-        lines = [getattr(node, "lineno", 0) for node in ast.walk(tree) if hasattr(node, "op")]
-        return f"{ast.dump(tree)} {lines}"
-
-    packed = texts(zipapp)
-    packed["loader.py"] = zipfile.ZipFile(zipapp).read("__main__.py").decode()
-    for path in CONTAINER:
-        name = path.relative_to(ROOT / "entrypoints").as_posix()
-
-        assert code(packed[name]) == code(path.read_text()), name
-        assert packed[name].count("\n") == path.read_text().count("\n"), name
 
 
 def test_the_zipapp_starts_quickly(zipapp: Path):

@@ -1,16 +1,17 @@
-"""What any platform has to bring to a node: the entry and its door."""
+"""What any platform has to bring to a node: the entry, and the script that starts it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import cloudjob
+from jobentry.contract.paths import ENTRY
 
-BOOT, ENTRY = "boot.sh", "jobentry.pyz"
+BOOT = "boot.sh"
 
 
 def files() -> dict[str, bytes]:
-    """Return the entry of this cloudjob and its door, by name; they lie side by side."""
+    """Return the entry of this cloudjob and what starts it, by name; they lie side by side."""
     package = Path(cloudjob.__file__).parent
     boot = package / BOOT
     if not boot.exists():

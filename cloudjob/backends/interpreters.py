@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import cloudjob
 from cloudjob.errors import BackendError
 from cloudjob.home import writing
+from jobentry.contract.paths import ENTRY
 
 
 def python_of(asked: str, key: str) -> str:
@@ -51,25 +54,32 @@ def libmpi_of(mpirun: str, python: str) -> str:
 
 
 def entry_of(home: Path) -> str:
-    """Return the bytecode of the entry for our Python, made below ``home`` when it is first used.
+    """Return the folder of the unpacked entry, made below ``home`` when it is first used.
 
-    The zipapp lies beside it: a script may be for another Python.
+    Unpacked, it starts faster than the archive does.
 
     Raises:
         BackendError: There is no room for it, or no right to write there.
     """
-    zipapp = Path(cloudjob.__file__).parent / "jobentry.pyz"
-    found = zipapp.stat()
-    name = f"{found.st_mtime_ns:x}-{found.st_size:x}-{sys.implementation.cache_tag}"
-    compiled = home / "entry" / name / "jobentry.pyc"
-    copy = compiled.with_suffix(".pyz")
-    if not compiled.exists():
-        with writing("making the entry", compiled):
-            compiled.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            new = copy.with_suffix(f".{os.getpid()}")
-            shutil.copyfile(zipapp, new)
-            new.replace(copy)
-        words = [sys.executable, "-I", "-S", str(copy), "--compile", str(compiled)]
-        # It is only faster with bytecode; what is wrong with the disk shows soon enough.
-        subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    return str(compiled if compiled.exists() else copy)
+    archive = Path(cloudjob.__file__).parent / ENTRY
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    folder = home / "entry" / f"{digest[:16]}-{sys.implementation.cache_tag}"
+    if not folder.is_dir():
+        with writing("unpacking the entry", folder):
+            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _unpack(archive, folder)
+    return str(folder)
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Unpack the entry; another cloudjob may do the same at this moment."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        words = [sys.executable, "-I", "-S", str(archive), "--unpack", f"{scratch}/entry"]
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if done.returncode:
+            raise OSError(0, os.fsdecode(done.stderr).strip().rpartition(": ")[2])
+        try:
+            Path(scratch, "entry").rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise

@@ -146,7 +146,7 @@ class ProcessMachines:
         return Machine(
             home=str(nodes / str(index) / "home"),
             python=machine.python,
-            entry=(machine.entry_python, "-I", "-S", machine.zipapp),
+            entry=(machine.entry_python, "-I", "-S", machine.entry),
             endpoint=self._endpoint,
         )
 

@@ -35,17 +35,12 @@ class LaunchPlan(NamedTuple):
 
 
 class Tools(NamedTuple):
-    """What this node has: Open MPI, an interpreter for the script, our own entry, a rank table.
-
-    Args:
-        zipapp: As ``Site`` has it.
-    """
+    """What this node has: Open MPI, an interpreter for the script, our own entry, a rank table."""
 
     mpi: Mpi
     interpreter: str
     entry: tuple[str, ...]
     rank_table: str = ""
-    zipapp: str = ""
 
 
 # Where each launcher is: its module is imported only where a job has it, for without bytecode each

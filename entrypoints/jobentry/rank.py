@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import time
 
 from jobentry.contract import names
-from jobentry.system import DIE_WITH_PARENT, prctl, signal
+from jobentry.system import DIE_WITH_PARENT, prctl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing costs each rank seven milliseconds

@@ -68,11 +68,11 @@ def _exit(end: int, error: SystemExit) -> None:
 
 def _become(words: list[str]) -> ModuleType:
     """Make this process look as if Python had been started with the script."""
-    zipapp, sys.argv[:] = sys.argv[0], words
+    entry, sys.argv[:] = sys.argv[0], words
     path = os.path.abspath(words[0])
     if getattr(sys.flags, "safe_path", False):
-        # Then Python puts no script's folder there, but it has put a zipapp.
-        if sys.path[:1] == [zipapp]:
+        # Python then leaves out the folder of a script, but not the entry's own.
+        if sys.path[:1] == [entry]:
             del sys.path[0]
     else:
         sys.path[0] = os.path.dirname(path)
@@ -86,9 +86,7 @@ def _become(words: list[str]) -> ModuleType:
     module.__spec__ = None
     module.__package__ = None
     sys.modules["__main__"] = module
-    # Without entrypoints/loader.py: a module of the user may be called as one of ours.
-    ours: object = __spec__.loader
-    sys.meta_path[:] = [each for each in sys.meta_path if each is not ours]
+    # A module of the user may have the name of one of ours.
     for name in [name for name in sys.modules if name.partition(".")[0] == "jobentry"]:
         del sys.modules[name]
     return module

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import Any, Mapping
 
-from jobentry import plan
+from jobentry import archive, plan
 from jobentry.contract import exits, launchers, names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import LAUNCHERS, Launcher
@@ -49,42 +49,29 @@ def find_tools(
     interpreter = _interpreter(node, path)
     if not interpreter and not is_dry_run:
         raise EntryError("looking for python: there is none on PATH", exits.NOT_FOUND)
-    own = os.path.abspath(sys.argv[0]) if is_dry_run else _own(node, environment)
+    own = os.path.abspath(sys.argv[0]) if is_dry_run else _entry(node, environment)
     mpi = _mpi(path, version, is_dry_run=is_dry_run) if needs_mpi else Mpi("", ())
     entry = (sys.executable, "-I", "-S", own)
     table = _rank_table(node, environment, is_dry_run=is_dry_run)
-    return plan.Tools(mpi, interpreter or "python3", entry, table, _zipapp(interpreter))
+    return plan.Tools(mpi, interpreter or "python3", entry, table)
 
 
-def _own(node: NodeEnv, environment: Mapping[str, str]) -> str:
-    """Return what the doors of the ranks run: this very entry, or its bytecode, written now.
-
-    That halves what a rank's start costs. mpirun is asked for its version meanwhile.
-    """
-    loader: Any = __spec__.loader
-    if _are_on_one_machine(node) or getattr(loader, "codes", True):
+def _entry(node: NodeEnv, environment: Mapping[str, str]) -> str:
+    """Return where the ranks find the entry: its unpacked files, which start faster."""
+    if _are_on_one_machine(node) or not archive.own_archive():
         return os.path.abspath(sys.argv[0])
-    from jobentry import bytecode
-
-    # The same path on every node, but for nodes of one machine.
-    target = os.path.join(environment[names.CLOUDJOB_NODE_DIR], "door.pyc")
+    # The same path on every node, except where nodes share a machine.
+    folder = os.path.join(environment[names.CLOUDJOB_NODE_DIR], "entry")
     try:
-        bytecode.write(target, bytecode.DOOR)
+        archive.unpack(folder)
     except OSError as error:
-        raise EntryError(f"writing {target}: {error.strerror}") from error
-    return target
+        raise EntryError(f"unpacking the entry to {folder}: {error.strerror}") from error
+    return folder
 
 
 def _are_on_one_machine(node: NodeEnv) -> bool:
     """Whether the nodes are emulated: their folders differ, and each can read those of all."""
     return node.nodes > 1 and bool(node.remote_shell)
-
-
-def _zipapp(interpreter: str) -> str:
-    """Return the zipapp where ``interpreter`` is another Python: it reads no bytecode of ours."""
-    # That of a virtual environment is a link to the one that made it.
-    is_own = os.path.realpath(interpreter) == os.path.realpath(sys.executable)
-    return "" if is_own else getattr(__spec__.loader, "zipapp", "")
 
 
 def _rank_table(node: NodeEnv, environment: Mapping[str, str], *, is_dry_run: bool) -> str:

@@ -271,10 +271,10 @@ def test_the_words_of_the_script_survive_the_shell(words):
     """Blanks, quotes, newlines: the shell that runs node.sh reads them back."""
     text = script.node_script(
         script.NodeText(
-            "j", "/tmp", (), "/bin/python", "e.pyc", ("a.py", *words), {"P": "x"}, False, False
+            "j", "/tmp", (), "/bin/python", "e.pyz", ("a.py", *words), {"P": "x"}, False, False
         )
     )
-    at = text.index('e.pyc" \\\n') + len('e.pyc" \\\n')
+    at = text.index('e.pyz" \\\n') + len('e.pyz" \\\n')
     line = text[at : text.index(" &\nentry=$!")]
 
     assert shlex.split(line) == ["a.py", *words]

@@ -175,7 +175,7 @@ def entry(cloud, job, node):
         if words[-1:] == ("job.py",)
         and "--rank" not in words
         and "--script" not in words
-        and any(word.endswith("jobentry.pyc") for word in words)
+        and any("/entry/" in word for word in words)
         and _parent(pid) == keeper
     ]
     return found

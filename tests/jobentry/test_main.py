@@ -402,16 +402,16 @@ def test_nothing_stays_behind(machine: Machine):
     assert not any(b"hidden" in path.read_bytes() for path in left if os.access(path, os.R_OK))
 
 
-def test_doors_run_from_bytecode(machine: Machine):
-    """Each rank pays for the start of its door, so the node writes bytecode for them."""
+def test_ranks_run_from_the_unpacked_entry(machine: Machine):
+    """Python keeps no bytecode of what it imports from an archive."""
     machine.write("parent.sh", 'tr "\\0" "\\n" </proc/$PPID/cmdline; ls "$CLOUDJOB_NODE_DIR"')
     for name in ("tr", "ls"):
         (machine.programs / name).symlink_to(Path("/usr/bin") / name)
 
     ended = machine.run("parent.sh", CLOUDJOB_LAUNCHER="python")
 
-    door = machine.folder / ".cloudjob" / "j" / "door.pyc"
+    entry = machine.folder / ".cloudjob" / "j" / "entry"
     assert ended.code == 0, ended
-    assert f"[0] {door}\n[0] --rank\n" in ended.out
-    assert "[0] door.pyc\n" in ended.out
-    assert not door.exists()
+    assert f"[0] {entry}\n[0] --rank\n" in ended.out
+    assert "[0] entry\n" in ended.out
+    assert not entry.exists()

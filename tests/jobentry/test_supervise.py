@@ -47,7 +47,7 @@ at = words.index("--rank")
 while words[at].startswith("-"):
     at -= 1
 program = words[at:]
-if os.path.splitext(program[0])[1] in (".pyc", ".pyz"):
+if not os.access(program[0], os.X_OK) or os.path.isdir(program[0]):
     program = words[words.index(sys.executable) :]
 names = [words[i + 1] for i, word in enumerate(words[:at]) if word == "-x"]
 with open(words[words.index("--tune") + 1]) as file:

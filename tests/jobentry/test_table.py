@@ -12,7 +12,7 @@ FACTS = {
     "code": "sha256:1",
     "mpi": "4.1",
     "python": "3.11.2",
-    "entry": "/opt/cloudjob/jobentry-python3.11.pyc",
+    "entry": "/opt/cloudjob/jobentry",
 }
 HEAD = Row(0, "a", "10.0.0.1", True, facts=FACTS)
 
@@ -61,9 +61,8 @@ def test_a_large_table_shows_those_that_lack_something():
         ),
         ({"python": "3.1.2"}, "another Python: 3.1.2, and the head has 3.11.2"),
         (
-            {"entry": "/home/a/door.pyc"},
-            "its entry elsewhere: /home/a/door.pyc,"
-            " and the head has /opt/cloudjob/jobentry-python3.11.pyc",
+            {"entry": "/home/a/entry"},
+            "its entry elsewhere: /home/a/entry, and the head has /opt/cloudjob/jobentry",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cloudjob.backends import entry as entries
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.request import GROUP_ID, USER_ID, NodeRequest
-from jobentry.contract import variables
+from jobentry.contract import paths, variables
 
 # The layout of ModelArts' containers, in any image.
 _FOLDERS = (
@@ -61,7 +61,7 @@ def archive(node: NodeRequest, hosts: tuple[str, ...], key: bytes, *, with_entry
 
 def entry() -> bytes:
     """Return the entry of this cloudjob."""
-    return entries.files()[entries.ENTRY]
+    return entries.files()[paths.ENTRY]
 
 
 def entry_digest() -> str:

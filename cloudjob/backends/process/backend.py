@@ -55,7 +55,7 @@ class Machine:
         gpus: NVIDIA's GPUs among them.
         python: The interpreter of the script.
         entry_python: The interpreter of the entry.
-        zipapp: The entry.
+        entry: The folder of the entry.
     """
 
     path: str
@@ -65,7 +65,7 @@ class Machine:
     gpus: tuple[str, ...]
     python: str
     entry_python: str
-    zipapp: str
+    entry: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ def build(
             machine.entry_python,
             "-I",
             "-S",
-            machine.zipapp,
+            machine.entry,
             submission.spec.script,
             *submission.spec.args,
         ),
@@ -390,7 +390,7 @@ def machine_of(options: dict[str, Any], home: Path) -> Machine:
         gpus=devices.gpus(os.environ),
         python=python,
         entry_python=sys.executable,
-        zipapp=interpreters.entry_of(home),
+        entry=interpreters.entry_of(home),
     )
 
 

@@ -130,7 +130,7 @@ class SlurmBackend:
         files = {
             script.JOB_SCRIPT: os.fsencode(request.job_script),
             script.NODE_SCRIPT: os.fsencode(request.node_script),
-            **{path.name: path.read_bytes() for path in _entry_files(Path(request.entry))},
+            Path(request.entry).name: Path(request.entry).read_bytes(),
             paths.DELIVERED_ENV: variables.dump(request.env),
         }
         if not self._site.entry_python:
@@ -353,11 +353,6 @@ def _pause_s(followed_s: float, *, is_far: bool) -> float:
         return _FAR_POLL_S
     shortest, longest = _LOG_POLL_S
     return min(max(_LOG_POLL_SHARE * followed_s, shortest), longest)
-
-
-def _entry_files(entry: Path) -> set[Path]:
-    """Return the files of the entry: bytecode has its zipapp beside it."""
-    return {entry, entry.with_suffix(".pyz")}
 
 
 def _look_here(where: _Handle) -> _Look:

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import cloudjob
 from cloudjob.backends import interpreters
 from cloudjob.errors import BackendError
+from jobentry.contract.paths import ENTRY
 
 # How long one of Slurm's commands may take: a busy controller answers late.
 LIMIT_S = 60.0
@@ -57,8 +58,8 @@ def find(options: Mapping[str, object], home: Path) -> Site:
     """
     host, folder = str(options.get("host") or ""), str(options.get("folder") or "").rstrip("/")
     asked = str(options.get("python") or "")
+    entry = str(Path(cloudjob.__file__).parent / ENTRY)
     if host:
-        entry = str(Path(cloudjob.__file__).parent / "jobentry.pyz")
         return Site(host, folder or _DEFAULT_REMOTE, {}, asked, "", entry)
     python = interpreters.python_of(asked, "slurm.python")
     path = os.environ.get("PATH", os.defpath)
@@ -78,7 +79,7 @@ def find(options: Mapping[str, object], home: Path) -> Site:
         paths={name: value for name, value in paths.items() if value},
         python=python,
         entry_python=sys.executable,
-        entry=interpreters.entry_of(home),
+        entry=entry,
     )
 
 

@@ -7,6 +7,8 @@ from typing import Mapping, NamedTuple
 
 from jobentry.contract import env, names
 
+# The archive of the node half.
+ENTRY = "jobentry.pyz"
 # The head's record, in a folder of its own: a platform that keeps outputs keeps folders.
 RECORD = "exit.json"
 # What lies in the folder that a platform brings to each node by itself.

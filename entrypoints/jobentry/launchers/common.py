@@ -65,8 +65,6 @@ class Site(NamedTuple):
 
     Args:
         rank_table: The text of the platform's own; empty for none.
-        zipapp: Our own entry for another Python than ``entry`` begins with; empty where the
-            interpreter is that one.
     """
 
     node: NodeEnv
@@ -75,12 +73,11 @@ class Site(NamedTuple):
     interpreter: str
     entry: tuple[str, ...]
     rank_table: str = ""
-    zipapp: str = ""
 
     @property
     def under_interpreter(self) -> tuple[str, str]:
         """Our own entry under the interpreter of the script."""
-        return self.interpreter, self.zipapp or self.entry[-1]
+        return self.interpreter, self.entry[-1]
 
 
 def program(site: Site, words: Sequence[str]) -> tuple[str, ...]:
