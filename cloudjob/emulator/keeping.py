@@ -34,7 +34,7 @@ class Keeper:
                 begun = time.monotonic()
                 try:
                     files, _ = self.ground.context.obs.upload(
-                        local, wanted.place(item.url), self._known
+                        self.ground.nodes, local, wanted.place(item.url), self._known
                     )
                 except ObsError as error:
                     words = f"Upload training output(parameter name: {item.name}) failed: {error}"

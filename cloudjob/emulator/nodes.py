@@ -297,7 +297,7 @@ class DockerMachines:
 
     def folder(self, nodes: Path, index: int, path: str) -> Path:
         """Return where a path of a node lies."""
-        return nodes / str(index) / path.lstrip("/")
+        return nodes / str(index) / plan.normal(path).lstrip("/")
 
     def check_image(self, image: str) -> None:
         """Look for the image in the engine; nothing is pulled."""

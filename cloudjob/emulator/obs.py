@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -127,41 +128,43 @@ class Obs:
 
         def fetch(pair: tuple[Object, Path]) -> None:
             item, path = pair
-            path.parent.mkdir(parents=True, exist_ok=True)
             with _translated():
+                path.parent.mkdir(parents=True, exist_ok=True)
                 self._client.download_file(place.bucket, item.key, str(path))
 
         _each(fetch, pairs)
         return len(pairs), sum(item.size_bytes for item, _ in pairs)
 
     def upload(
-        self, folder: Path, place: Place, known: dict[str, tuple[int, int]]
+        self, root: Path, folder: Path, place: Place, known: dict[str, tuple[int, int]]
     ) -> tuple[int, int]:
-        """Copy what is new or other in ``folder`` below a place; return files and bytes.
+        """Copy what is new or changed in ``folder`` below a place; return files and bytes.
+
+        Symbolic links are not followed: a job may replace any file or folder below ``root``.
 
         Args:
-            known: Size and time of what was uploaded before; it is kept up.
+            known: Size and time of what was uploaded before; it is updated.
         """
-        new = []
-        for path in _files(folder):
-            with contextlib.suppress(OSError):
-                found = path.stat()
+        names = list(_files(root, folder))
+
+        def put(name: str) -> int:
+            path = folder / name
+            try:
+                file = os.fdopen(_open_below(root, path, os.O_NONBLOCK), "rb")
+            except OSError:
+                return -1  # a file that its writer has renamed meanwhile, or a link
+            with file:
+                found = os.fstat(file.fileno())
                 state = (found.st_size, found.st_mtime_ns)
-                if known.get(str(path)) != state:
-                    new.append((path, state))
-
-        def put(item: tuple[Path, tuple[int, int]]) -> int:
-            path, state = item
-            key = place.prefix + path.relative_to(folder).as_posix()
-            if not path.exists():
-                return 0  # a file that its writer has renamed meanwhile
-            with _translated():
-                self._client.upload_file(str(path), place.bucket, key)
+                if not stat.S_ISREG(found.st_mode) or known.get(str(path)) == state:
+                    return -1
+                with _translated():
+                    self._client.upload_fileobj(file, place.bucket, place.prefix + name)
             known[str(path)] = state
-            return state[0]
+            return found.st_size
 
-        sizes = _each(put, new)
-        return len(new), sum(sizes)
+        sizes = [size for size in _each(put, names) if size >= 0]
+        return len(sizes), sum(sizes)
 
     def put(self, path: Path, place: Place, content_type: str = "text/plain") -> None:
         """Copy one file to one key."""
@@ -182,12 +185,38 @@ def _each(action: Any, items: list[Any]) -> list[Any]:
         return list(pool.map(action, items))
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    for root, _, names in os.walk(folder):
-        for name in sorted(names):
-            path = Path(root, name)
-            if path.is_file() and not path.is_symlink():
-                yield path
+def _files(root: Path, folder: Path) -> Iterator[str]:
+    """Yield the regular files below a folder, as paths within it."""
+    try:
+        start = _open_below(root, folder, os.O_DIRECTORY)
+    except OSError:
+        return
+    try:
+        for inside, _, names, directory in os.fwalk(".", dir_fd=start):
+            for name in sorted(names):
+                with contextlib.suppress(OSError):
+                    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    if stat.S_ISREG(found.st_mode):
+                        yield os.path.normpath(f"{inside}/{name}")
+    finally:
+        os.close(start)
+
+
+def _open_below(root: Path, path: Path, flags: int) -> int:
+    """Open what is below ``root`` without following a symbolic link there.
+
+    Raises:
+        OSError: It is not there, or a part of its path is a link.
+    """
+    found = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    *folders, last = path.relative_to(root).parts
+    for name, how in (*((name, os.O_PATH | os.O_DIRECTORY) for name in folders), (last, flags)):
+        try:
+            inner = os.open(name, how | os.O_NOFOLLOW, dir_fd=found)
+        finally:
+            os.close(found)
+        found = inner
+    return found
 
 
 def _is_below(path: str) -> bool:

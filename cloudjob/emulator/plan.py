@@ -175,19 +175,25 @@ def here(text: str, row: JobRow, machine: Machine) -> str:
 
 
 def on_node(path: str, machine: Machine) -> str:
-    """Return where a path of the platform's lies on this machine."""
+    """Return where a path of the platform's lies on this machine: never outside the node's home."""
+    path = normal(path)
     if machine.home == HOME:
         return path
     if path == HOME or path.startswith(HOME + "/"):
         return machine.home + path[len(HOME) :]
-    return f"{machine.home}/root{posixpath.normpath(path)}"
+    return f"{machine.home}/root{path}"
+
+
+def normal(path: str) -> str:
+    """Return a path without ``.``, ``..`` and doubled slashes; none leads above the root."""
+    return posixpath.normpath("/" + path.lstrip("/"))
 
 
 def mounts(row: JobRow) -> list[str]:
     """Return the folders of a container that lie on this machine, none within another."""
     roots = [f"{HOME}/modelarts", *(item.path for item in folders(row))]
     kept: list[str] = []
-    for path in sorted(map(posixpath.normpath, roots)):
+    for path in sorted(map(normal, roots)):
         if not any(path == other or path.startswith(other + "/") for other in kept):
             kept.append(path)
     return kept
@@ -210,7 +216,7 @@ def _workspace(algorithm: Mapping[str, Any]) -> str:
 def _roots(row: JobRow) -> list[str]:
     """Return the platform's paths that may stand in a text."""
     own = [item.path for item in folders(row) if not item.path.startswith(HOME + "/")]
-    return [HOME, CACHE, *map(posixpath.normpath, own)]
+    return [HOME, CACHE, *map(normal, own)]
 
 
 def _appended(algorithm: Mapping[str, Any]) -> Iterable[str]:

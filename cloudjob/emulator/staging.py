@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from pathlib import Path
 
 from cloudjob.emulator import plan, wanted
 from cloudjob.emulator.answers import ApiError
@@ -61,8 +62,12 @@ def image_of(ground: Ground, row: JobRow) -> str:
 
 
 def prepare(ground: Ground, row: JobRow, key: str) -> None:
-    """Fill the folders of the nodes anew; each has its own copy."""
-    shutil.rmtree(ground.nodes, ignore_errors=True)
+    """Fill the folders of the nodes anew; each has its own copy.
+
+    Raises:
+        Failed: They cannot be filled, or what an earlier attempt left there cannot be removed.
+    """
+    _clear(ground.nodes)
     for path in ("modelarts/inputs", "modelarts/outputs", "modelarts/log"):
         for index in range(row.nodes):
             ground.local(index, f"{wanted.HOME}/{path}").mkdir(parents=True, exist_ok=True)
@@ -75,6 +80,13 @@ def prepare(ground: Ground, row: JobRow, key: str) -> None:
     if ground.context.machines.kind == "process":
         for index in range(row.nodes):
             ground.local(index, plan.CACHE).mkdir(parents=True, exist_ok=True)
+
+
+def _clear(nodes: Path) -> None:
+    shutil.rmtree(nodes, ignore_errors=True)
+    if nodes.exists():
+        # A symbolic link that a job has left there would lead the download out of it.
+        raise Failed(f"Removing the files of an earlier attempt failed: {nodes}")
 
 
 def _fetch(ground: Ground, row: JobRow, key: str, item: Folder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from cloudjob.emulator.answers import ApiError
@@ -45,7 +46,7 @@ def place(url: Any) -> Place:
     for scheme in ("obs://", "s3://", "/"):
         if text.startswith(scheme):
             bucket, _, key = text[len(scheme) :].partition("/")
-            if _BUCKET.match(bucket) and "//" not in f"/{key}":
+            if _BUCKET.match(bucket) and "//" not in f"/{key}" and ".." not in key.split("/"):
                 return Place(bucket, key)
     raise ApiError("ModelArts.2791", f"{text}, reason: not a path of OBS")
 
@@ -137,6 +138,18 @@ def check_description(text: Any) -> None:
         raise ApiError("ModelArts.2788", f"description: at most {_DESCRIPTION} characters")
 
 
+def check_path(path: Any, key: str) -> None:
+    """Refuse what is no absolute path within a node.
+
+    Raises:
+        ApiError: It is none.
+    """
+    is_text = isinstance(path, str) and path.startswith("/") and path.isprintable()
+    parts = PurePosixPath(path).parts if is_text else ()
+    if len(parts) < 2 or ".." in parts or parts[0] != "/":
+        raise ApiError("ModelArts.2788", f"{key}: {path} is no absolute path without ..")
+
+
 def _with_algorithm(given: dict[str, Any], algorithm: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in what an algorithm says and the job does not."""
     config = copy.deepcopy(algorithm["job_config"])
@@ -170,6 +183,8 @@ def _algorithm(given: dict[str, Any], settings: Settings) -> dict[str, Any]:
     if given.get("code_dir"):
         place(given["code_dir"])
     _check_local_code_dir(given.get("local_code_dir"))
+    if given.get("working_dir"):
+        check_path(given["working_dir"], "working_dir")
     given["engine"] = asked
     given["parameters"] = _parameters(given.get("parameters"))
     given["inputs"] = _channels(given.get("inputs"), "inputs")
@@ -192,8 +207,16 @@ def _check_preset(given: Mapping[str, Any]) -> None:
 def _check_local_code_dir(path: Any) -> None:
     if not path:
         return
-    refused = (f"{HOME}/modelarts", f"{HOME}/infer")
-    if not str(path).startswith("/home/") or str(path).startswith(refused):
+    check_path(path, "local_code_dir")
+    parts = PurePosixPath(path).parts
+    refused = [PurePosixPath(HOME, name).parts for name in ("modelarts", "modelarts-dev", "infer")]
+    is_refused = any(parts[: len(other)] == other for other in refused)
+    if (
+        parts[:2] != ("/", "home")
+        or len(parts) < 3
+        or parts == PurePosixPath(HOME).parts
+        or is_refused
+    ):
         raise ApiError("ModelArts.2788", f"local_code_dir: {path} is not allowed")
 
 
@@ -231,7 +254,8 @@ def _channels(given: Any, key: str) -> list[dict[str, Any]]:
         url = obs.get("obs_url") if isinstance(obs, dict) else ""
         place(url)
         local = item.get("local_dir") or f"{HOME}/modelarts/{key}/{name}_{index}"
-        whole = {**item, "access_method": method, "local_dir": str(local)}
+        check_path(local, f"{key}: local_dir")
+        whole = {**item, "access_method": method, "local_dir": local}
         if key == "outputs":
             whole.update(mode="upload_periodically", period=30)
         made.append(whole)

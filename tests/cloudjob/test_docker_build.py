@@ -346,9 +346,14 @@ def test_the_status_of_a_refusal_is_known():
 
 
 def test_a_folder_is_opened_only_behind_a_guard(tmp_path):
-    """Where users are mapped, the folder is open to all, but only we can get to it."""
-    folder = tmp_path / "job"
+    """Where users are mapped, the folder is open to all, but only we can get to it.
+
+    What a symbolic link in it points to is not opened.
+    """
+    folder, outside = tmp_path / "job", tmp_path / "outside"
     folder.mkdir(mode=0o700)
+    outside.mkdir(mode=0o700)
+    (folder / "link").symlink_to(outside)
     (folder / "code.json").touch(mode=0o600)
 
     tmp_path.chmod(0o755)
@@ -359,6 +364,7 @@ def test_a_folder_is_opened_only_behind_a_guard(tmp_path):
 
     assert folder.stat().st_mode & 0o777 == 0o777
     assert (folder / "code.json").stat().st_mode & 0o777 == 0o666
+    assert outside.stat().st_mode & 0o777 == 0o700
 
 
 # --- images

@@ -37,7 +37,8 @@ def open_folder(folder: Path, *, maps_users: bool) -> None:
         return
     _check_guard(folder)
     for path in (folder, *folder.rglob("*")):
-        path.chmod(0o777 if path.is_dir() else 0o666)
+        if not path.is_symlink():
+            path.chmod(0o777 if path.is_dir() else 0o666)
 
 
 def open_file(path: Path, *, maps_users: bool) -> None:

@@ -463,3 +463,26 @@ def test_a_bucket_must_be_there(api: Api, s3: Any):
     status, values, _ = api.ask("POST", "{p}/training-jobs", api.body("true", algorithm=output))
 
     assert (status, values["error_code"]) == (400, "ModelArts.2791")
+
+
+def test_what_a_job_links_to_in_its_outputs_is_not_uploaded(api: Api, s3: Any, tmp_path: Path):
+    """Neither a link to a file or a folder, nor the output folder itself when it is made a link."""
+    (tmp_path / "secret").write_text("secret")
+    name = new_name()
+    outputs = [
+        {
+            "name": output,
+            "remote": {"obs": {"obs_url": f"/data/{name}/{output}/"}},
+            "local_dir": f"{HOME}/work/{output}",
+        }
+        for output in ("plain", "linked")
+    ]
+    job = api.create(
+        f"cd {HOME}/work; echo kept > plain/file; mkfifo plain/fifo; ln -s {tmp_path} plain/folder;"
+        f" ln -s {tmp_path}/secret plain/link; rmdir linked; ln -s {tmp_path} linked #",
+        algorithm={"outputs": outputs},
+    )
+    found = api.await_phase(job)
+
+    assert found["status"]["phase"] == "Completed", (api.log(job), api.events(job))
+    assert keys(s3, f"{name}/") == [f"{name}/plain/file"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import posixpath
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cloudjob.emulator import plan, settings, wanted
 from cloudjob.emulator.access import Account
 from cloudjob.emulator.database import JobRow
-from cloudjob.emulator.nodes import bridge_address
+from cloudjob.emulator.nodes import DockerMachines, bridge_address
 from cloudjob.emulator.plan import Machine
 
 SETTINGS = settings.defaults()
@@ -178,6 +182,21 @@ def test_mounts_hold_every_folder_once():
     job = row(inputs=[channel("d", "/bkt/in/", local_dir="/data/in"), channel("e", "/bkt/e/")])
 
     assert plan.mounts(job) == ["/data/in", "/home/ma-user/modelarts"]
+
+
+@given(
+    st.lists(st.sampled_from(("..", ".", "", "a", "/", "home", "ma-user", "modelarts")), max_size=9)
+)
+def test_no_path_of_a_request_leads_out_of_a_node(parts):
+    """Whatever the checks of a request let through, on both engines."""
+    path = "/" + "/".join(parts)
+    nodes = Path("/state/nodes")
+    in_container = object.__new__(DockerMachines).folder(nodes, 1, path)
+    in_process = plan.on_node(path, PROCESS)
+
+    assert f"{posixpath.normpath(in_container)}/".startswith("/state/nodes/1/")
+    assert f"{posixpath.normpath(in_process)}/".startswith(f"{PROCESS.home}/")
+    assert ".." not in in_container.parts
 
 
 @pytest.mark.parametrize(

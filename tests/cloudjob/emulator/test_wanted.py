@@ -103,8 +103,35 @@ def test_a_body_is_made_whole():
         ({"algorithm__engine": {"engine_name": "PyTorch", "engine_version": "9"}}, "2780"),
         ({"algorithm__command": ""}, "2788"),
         ({"algorithm__code_dir": "code/"}, "2791"),
-        ({"algorithm__local_code_dir": "/opt/x"}, "2788"),
-        ({"algorithm__local_code_dir": "/home/ma-user/modelarts/x"}, "2788"),
+        *(
+            ({"algorithm__local_code_dir": path}, "2788")
+            for path in (
+                "/opt/x",
+                "/home",
+                "/home/ma-user",
+                "/home/ma-user/",
+                "/home/ma-user/modelarts/x",
+                "/home//ma-user/./modelarts",
+                "/home/ma-user/modelarts-dev",
+                "/home/ma-user/infer",
+                "/home/../etc",
+                "/home/x/../../etc",
+                "//home/x",
+                "home/x",
+                "/home/x\n",
+                "/home/\0",
+                ["/home/x"],
+            )
+        ),
+        *(
+            ({f"algorithm__{key}": [obs("/bkt/a", local_dir=path)]}, "2788")
+            for key in ("inputs", "outputs")
+            for path in ("/", "//", "/a/../../etc", "../x", "x", "/x/..", "/a\0b", 7, {"a": 1})
+        ),
+        ({"algorithm__working_dir": "/home/.."}, "2788"),
+        ({"algorithm__working_dir": ["/x"]}, "2788"),
+        ({"algorithm__code_dir": "/bkt/.."}, "2791"),
+        ({"algorithm__code_dir": "/bkt/a/../../b/"}, "2791"),
         ({"algorithm__engine": PRESET}, "2757"),
         ({"algorithm__engine": PRESET, "algorithm__code_dir": "/bkt/c/"}, "2758"),
         (
