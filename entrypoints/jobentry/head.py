@@ -19,7 +19,6 @@ from jobentry.starters import Starters
 from jobentry.supervise import (
     ABORT_S,
     PASSED_SIGNALS,
-    STOP_SIGNALS,
     NodeLoop,
     adopt_orphans,
     children,
@@ -108,7 +107,6 @@ class Head:
         self._dirty: set[int] = set()
         # When the job was cancelled, on the clock that never jumps.
         self.stopped_at: float | None = None
-        self._was_signalled = False
         self.phases: list[tuple[int, str, float, float]] = []
 
     @property
@@ -502,16 +500,19 @@ class Head:
     # -- stopping -----------------------------------------------------------------------------
 
     def _signalled(self, number: int) -> None:
-        """Deal with a signal to this node; a second one that ends the job is for the impatient."""
-        if number in STOP_SIGNALS and self._was_signalled:
-            say(f"{signal.Signals(number).name} again: ending all ranks now")
+        """Handle a signal to this node.
+
+        Only the first stop signal counts: a scheduler repeats SIGTERM within the grace period. A
+        SIGINT after it comes from a person who does not want to wait.
+        """
+        if number == signal.SIGINT and self._stopped:
+            say("SIGINT while the job ends: ending all ranks now")
             self._abort()
         else:
-            self._was_signalled = number in STOP_SIGNALS
             self._pass_on(number, self._node.node)
 
     def _pass_on(self, number: int, node: int) -> None:
-        """A node was sent a signal; a platform that ends a job may send it to every node."""
+        """Handle a signal to any node; a platform that ends a job may send it to every node."""
         if number in PASSED_SIGNALS:
             self._workers.tell("signal", number=number)
             self._loop.ranks.pass_on(number)

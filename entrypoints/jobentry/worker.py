@@ -240,7 +240,7 @@ class Worker:
         self._tell("signal", number=number)
         if number in STOP_SIGNALS and not self._was_greeted:
             self._leave(number)
-        elif number in STOP_SIGNALS:
+        elif number in STOP_SIGNALS and not self._loop.is_planned("alone"):
             self._loop.at("alone", self._node.grace_s + ABORT_S, lambda: self._leave(number))
 
     def _leave(self, number: int) -> None:

@@ -235,8 +235,15 @@ def test_sites_defaults_reach_sbatch_only_where_the_job_says_nothing():
         ({"sbatch": ("--nodes=3",)}, "slurm.sbatch[0]: --nodes is set by cloudjob"),
         ({"sbatch": ("-N3",)}, "slurm.sbatch[0]: -N is set by cloudjob"),
         ({"sbatch": ("--export=ALL",)}, "slurm.sbatch[0]: --export is set by cloudjob"),
-        ({"sbatch": ("licenses=x",)}, "slurm.sbatch[0]: is no option of sbatch"),
-        ({"sbatch": ("--x\n#SBATCH --y",)}, "slurm.sbatch[0]: is no option of sbatch"),
+        ({"sbatch": ("-Jx",)}, "slurm.sbatch[0]: -J is set by cloudjob"),
+        ({"sbatch": ("-D/tmp",)}, "slurm.sbatch[0]: -D is set by cloudjob"),
+        ({"sbatch": ("-HkN3",)}, "slurm.sbatch[0]: -N is set by cloudjob"),
+        ({"sbatch": ("--job-nam=x",)}, "slurm.sbatch[0]: --job-name is set by cloudjob"),
+        ({"sbatch": ("--mail-type=END --arr 0-3",)}, "slurm.sbatch[0]: --array is set by cloudjob"),
+        ({"sbatch": ("-p gpu '-n' 7",)}, "slurm.sbatch[0]: -n is set by cloudjob"),
+        ({"sbatch": ("licenses=x",)}, "slurm.sbatch[0]: is not an option of sbatch"),
+        ({"sbatch": ("--comment='x",)}, "slurm.sbatch[0]: is not an option of sbatch"),
+        ({"sbatch": ("--x\n#SBATCH --y",)}, "slurm.sbatch[0]: is not an option of sbatch"),
         ({"partition": "a b"}, "slurm.partition: holds a blank"),
         ({"gres": "gpu:1\n#SBATCH --y"}, "slurm.gres: holds a blank"),
         ({"folder": "jobs"}, "slurm.folder: is not an absolute path"),
@@ -247,6 +254,14 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(options, message):
     """With its key."""
     with pytest.raises(SpecError, match="^" + message.replace("[", r"\[").replace("]", r"\]")):
         built(sections={"slurm": options})
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--wait-all-nodes=1", "-w n1", "-wnode1", "--mem-per-gpu=4G", "-pJobs", "--comment='-J x'"],
+)
+def test_options_that_only_resemble_reserved_ones_are_allowed(option):
+    assert f"#SBATCH {option}\n" in built(sections={"slurm": {"sbatch": (option,)}}).job_script
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "python"])
@@ -271,7 +286,7 @@ def test_the_words_of_the_script_survive_the_shell(words):
     """Blanks, quotes, newlines: the shell that runs node.sh reads them back."""
     text = script.node_script(
         script.NodeText(
-            "j", "/tmp", (), "/bin/python", "e.pyz", ("a.py", *words), {"P": "x"}, False, False
+            "j", "/tmp", (), "/bin/python", "e.pyz", ("a.py", *words), {"P": "x"}, False
         )
     )
     at = text.index('e.pyz" \\\n') + len('e.pyz" \\\n')

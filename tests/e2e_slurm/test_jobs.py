@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import same
-from tests.e2e_slurm.conftest import SYSTEM_PATH
+from tests.e2e_slurm.conftest import SYSTEM_PATH, poll
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 SIZE = ("--nodes", "2", "--procs-per-node", "2")
@@ -91,14 +91,15 @@ def test_the_job_file_of_all_backends_runs_here(cloud):
 
 
 def test_ranks_of_two_nodes_are_where_they_say(cloud):
-    """Slurm's hosts are the job's; nothing of Slurm's steps reaches mpirun or the ranks."""
+    """Hosts are Slurm's, home is the user's; nothing of Slurm's steps reaches the ranks."""
     cloud.write(
         "train.py",
         PRELUDE
         + """
 import socket
 slurm = sorted(name for name in os.environ if name.startswith(("SLURM", "SBATCH", "SRUN")))
-leave(f"rank-{rank}", [node, socket.gethostname(), os.environ["VC_WORKER_HOSTS"], slurm])
+home = os.path.expanduser("~")
+leave(f"rank-{rank}", [node, socket.gethostname(), os.environ["VC_WORKER_HOSTS"], home, slurm])
 """,
     )
     done = cloud.submit(*SIZE, "train.py")
@@ -107,7 +108,8 @@ leave(f"rank-{rank}", [node, socket.gethostname(), os.environ["VC_WORKER_HOSTS"]
     left = {path.name: path.read_text() for path in cloud.results.iterdir()}
     names = ["SLURM_CONF", "SLURM_JOB_ID"]
     assert left == {
-        f"rank-{rank}": str([rank // 2, f"n{rank // 2 + 1}", "n1,n2", names]) for rank in range(4)
+        f"rank-{rank}": str([rank // 2, f"n{rank // 2 + 1}", "n1,n2", str(cloud.folder), names])
+        for rank in range(4)
     }
 
 
@@ -137,6 +139,9 @@ if rank == 0:
     paths = (folder, folder / "env", folder / "ssh-key")
     modes = [stat.S_IMODE(path.stat().st_mode) for path in paths]
     (cloud.results / "go").touch()
+    poll(lambda: "end 0" in (folder / "state").read_text(), cloud.words)
+    # The job itself deletes what is secret; no command of cloudjob has run since.
+    left = {path.name for path in folder.iterdir()}
     done = cloud.run("wait", job)
 
     assert done.code == 0, done
@@ -146,8 +151,7 @@ if rank == 0:
     assert "s3cr3t" not in shown
     assert "train.py" in shown
     assert modes == [0o700, 0o600, 0o600]
-    # When it has ended, what was secret is gone.
-    assert not {"env", "ssh-key"} & {path.name for path in cloud.job_folder(job).iterdir()}
+    assert not {"env", "ssh-key", "ssh-key.pub"} & left
 
 
 def test_a_failed_rank_is_named(cloud):
@@ -176,6 +180,56 @@ def test_a_cancelled_job_has_its_grace(cloud):
     assert {path.name for path in cloud.results.glob("saved-*")} == {
         f"saved-{rank}" for rank in range(4)
     }
+    shown = cloud.slurm.run("scontrol", "--oneliner", "show", "job", cloud.number(job))
+    assert "JobState=CANCELLED" in shown
+
+
+def test_cancel_now_leaves_out_the_grace(cloud):
+    """The head still leaves its record, and nothing stays on the nodes."""
+    cloud.write("train.py", SAVES.replace("time.sleep(3)", "time.sleep(300)"))
+    job = cloud.detached("--grace-s", "600", *SIZE, "train.py")
+    cloud.await_left("up-0", "up-3")
+    cloud.start("cancel", job)
+    poll((cloud.job_folder(job) / "asked").exists, cloud.words)
+    cancelled = cloud.run("cancel", "--now", job, limit_s=60)
+    done = cloud.run("wait", job, limit_s=60)
+
+    assert (cancelled.code, done.code) == (0, 143), f"{cancelled}\n{done}"
+    assert cloud.status(job)["state"] == "CANCELLED"
+
+
+def test_a_suspended_job_can_be_cancelled(cloud):
+    """Its stopped processes cannot receive a signal, so Slurm kills them."""
+    cloud.write("train.py", SAVES)
+    job = cloud.detached("train.py")
+    cloud.await_left("up-0")
+    cloud.slurm.run("scontrol", "suspend", cloud.number(job))
+    native = cloud.status(job)["native_state"]
+    cancelled = cloud.run("cancel", job, limit_s=60)
+    cloud.run("wait", job, limit_s=60)
+    # Killed at once, it could not tidy up; the fixture looks for what is left.
+    cloud.slurm.run("sh", "-c", "rm -rf /tmp/cloudjob-*", node="n1")
+
+    assert native == "SUSPENDED"
+    assert cancelled.code == 0, cancelled
+    assert cloud.status(job)["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("mpi", ["ssh", "pmix"])
+def test_every_rank_sees_the_gpus_of_its_node_whatever_option_asked_for_them(cloud, mpi):
+    """With --gpus-per-task srun gives a node the share of one rank by itself."""
+    cloud.write("job.yaml", f"slurm: {{mpi: {mpi}, sbatch: [--gpus-per-task=1]}}\n")
+    cloud.write(
+        "train.py",
+        PRELUDE + "leave(f'rank-{rank}', [os.environ.get(name) for name in"
+        " ('CUDA_VISIBLE_DEVICES', 'MA_NUM_GPUS')])\n",
+    )
+    done = cloud.submit("--config", "job.yaml", *SIZE, "train.py")
+
+    assert done.code == 0, done
+    assert {path.name: path.read_text() for path in cloud.results.iterdir()} == {
+        f"rank-{rank}": str(["0,1", "2"]) for rank in range(4)
+    }
 
 
 def test_a_job_that_waits_says_why_and_can_be_cancelled(cloud):
@@ -184,9 +238,10 @@ def test_a_job_that_waits_says_why_and_can_be_cancelled(cloud):
     cloud.write("job.yaml", "slurm: {sbatch: [--hold]}\n")
     job = cloud.detached("--config", "job.yaml", "train.py")
     status = cloud.status(job)
-    cloud.run("cancel", job)
+    cancelled = cloud.run("cancel", job)
     done = cloud.run("wait", job)
 
+    assert cancelled.code == 0, cancelled
     assert status["state"] == "PENDING"
     assert status["native_state"] == ("PENDING (JobHeldUser: is held: scontrol release starts it)")
     assert cloud.status(job)["state"] == "CANCELLED", done

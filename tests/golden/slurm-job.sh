@@ -21,18 +21,6 @@ forget() {
         [ ! -e "$left" ] || rm -f "$left"
     done
 }
-forget asked
-
-# The key that the nodes know each other by is made where it is used: nobody sends it anywhere.
-[ "$nodes" = 1 ] || [ -s ssh-key ] || ssh-keygen -q -t ed25519 -N '' -C cloudjob -f ssh-key &
-
-# This node comes first: the head runs where Slurm sends the signals of the job.
-hosts=$SLURMD_NODENAME
-for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
-    [ "$host" = "$SLURMD_NODENAME" ] || hosts=$hosts,$host
-done
-wait
-
 note() {
     echo "$* $(date +%s)" >>state
 }
@@ -50,10 +38,31 @@ ask() {
     why=$1
     : >asked
     [ -e end-0 ] || [ ! -s entry.pid ] || kill -TERM "$(cat entry.pid)" 2>/dev/null
+    [ ! -e now ] || hurry &
 }
+
+# hurry: end the job without its grace; the head by a second Ctrl-C, or Slurm by SIGKILL.
+hurry() {
+    sleep 1
+    [ -e end-0 ] || [ ! -s entry.pid ] || kill -INT "$(cat entry.pid)"
+    sleep 10
+    scancel --signal=KILL "$SLURM_JOB_ID"
+}
+
 trap 'ask cancel' USR2
 trap 'ask warned "$(left)" 40' USR1
 trap 'ask slurm' TERM
+forget asked hung entry.pid end-*
+
+# The key that the nodes know each other by is made where it is used: nobody sends it anywhere.
+[ "$nodes" = 1 ] || [ -s ssh-key ] || ssh-keygen -q -t ed25519 -N '' -C cloudjob -f ssh-key &
+
+# This node comes first: the head runs where Slurm sends the signals of the job.
+hosts=$SLURMD_NODENAME
+for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+    [ "$host" = "$SLURMD_NODENAME" ] || hosts=$hosts,$host
+done
+wait
 
 # A head that has ended is followed by its workers; one that stays longer hangs. A worker that has
 # ended badly and was never heard of is one that the head would wait for.
@@ -78,6 +87,30 @@ watch() {
     kill -TERM "$1"
 }
 
+# Each node has one task of the step, which is to have all that the job has there. By itself srun
+# gives it the share of one rank where an option of sbatch parts GPUs among ranks (tried on 22.05).
+devices() {
+    scontrol show job --details "$SLURM_JOB_ID" | sed -n '/^ *Nodes=/s/.* GRES=//p' |
+        sed 's/(IDX:[^)]*)//g; s/(CNT:\([0-9]*\))/:\1/g' | sort -u
+}
+if [ -n "${SLURM_GPUS:-}${SLURM_GPUS_PER_TASK:-}${SLURM_GPUS_PER_SOCKET:-}\
+${SLURM_TRES_PER_TASK:-}${SLURM_NTASKS_PER_GPU:-}" ]; then
+    SLURM_GRES=$(devices)
+    case $SLURM_GRES in
+        "") unset SLURM_GRES ;;
+        *"
+"*)
+            echo "cloudjob: the nodes have different devices, and each uses what srun gives it:" \
+                "$(echo "$SLURM_GRES" | tr '\n' ' ')" >>node-0.log
+            unset SLURM_GRES
+            ;;
+        *) export SLURM_GRES ;;
+    esac
+fi
+unset SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK SLURM_GPU_BIND \
+    SLURM_TRES_PER_TASK SLURM_CPUS_PER_GPU SLURM_MEM_PER_GPU SLURM_NTASKS_PER_GPU \
+    SLURM_NTASKS_PER_TRES SLURM_NTASKS_PER_SOCKET SLURM_NTASKS_PER_CORE SRUN_CPUS_PER_TASK
+
 run() {
     forget hung entry.pid end-*
     srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --overlap --cpu-bind=none \
@@ -98,9 +131,23 @@ run() {
     [ ! -s end-0 ] || read -r code <end-0
 }
 
+if [ ! -e env ]; then
+    note "begin $SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0} $hosts"
+    echo "cloudjob: this job has ended before, and its variables were deleted: submit it again" \
+        >>node-0.log
+    note "end 125"
+    exit 125
+fi
+
 attempt=0
 while :; do
     note "begin $SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0} $hosts"
+    # Cancelled before this script could receive a signal.
+    [ ! -e cancelled ] || {
+        ask cancel
+        code=143
+        break
+    }
     run
     [ "$code" != 0 ] && [ -z "$why" ] && [ "$attempt" -lt "$retries" ] || break
     attempt=$((attempt + 1))
@@ -118,5 +165,12 @@ again() {
 if [ "$requeue" = 1 ] && [ "$code" != 0 ] && again; then
     scontrol requeue "$SLURM_JOB_ID" && sleep 600
 fi
+# Slurm starts a job again that it has preempted; any other has no more use for its secrets.
+case $requeue$why in
+    1slurm | 1warned) ;;
+    *) forget env ssh-key ssh-key.pub ;;
+esac
 note "end $code"
+# Slurm's own records name a job that was cancelled so, and not failed.
+[ "$why" != cancel ] || [ "$code" = 0 ] || scancel "$SLURM_JOB_ID"
 exit "$code"

@@ -36,20 +36,33 @@ if ! mkdir "$work" || ! mkdir "$work/home" "$work/tmp"; then
     leave 125
 fi
 echo "$SLURMD_NODENAME" >"$work/host"
+# How many GPUs the job has on this node; before 21.08 Slurm only lists them.
+if [ -z "${SLURM_GPUS_ON_NODE:-}" ]; then
+    IFS=,
+    # shellcheck disable=SC2086
+    set -- ${SLURM_STEP_GPUS:-}
+    SLURM_GPUS_ON_NODE=$#
+    unset IFS
+fi
+export MA_NUM_GPUS="$SLURM_GPUS_ON_NODE"
 export PATH=/opt/venv/bin:/usr/bin
 export LANG=C.UTF-8
 set -f
 for word in $(export -p); do
     name=${word%%=*}
     case $name in
-        SLURM_JOB_ID | SLURM_CONF | *[!A-Z0-9_]*) ;;
+        SLURM_JOB_ID | SLURM_CONF | SLURM_GRES | *[!A-Z0-9_]*) ;;
         SLURM* | SBATCH* | SRUN*) unset "$name" ;;
     esac
 done
 set +f
 address=$(getent ahosts "$host")
 address=${address%%[[:space:]]*}
-export HOME="$work/home"
+# The user's own home, with its caches and keys; what is the job's alone lies below $work.
+if [ ! -d "${HOME:-}" ]; then
+    echo "cloudjob: $SLURMD_NODENAME has no home folder ${HOME:-}: HOME is an empty folder"
+    export HOME="$work/home"
+fi
 export MA_HOME="$work/home" MA_MOUNT_PATH="$work/home/modelarts" TMPDIR="$work/tmp"
 export MA_JOB_DIR="$MA_MOUNT_PATH/user-job-dir" MA_LOG_DIR="$MA_MOUNT_PATH/log"
 export WORKSPACE="$MA_JOB_DIR/code" MA_CURRENT_INSTANCE_NAME="$host"

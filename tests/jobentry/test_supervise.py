@@ -263,6 +263,16 @@ def up(job: Job, ranks: int) -> Callable[[], bool]:
     return lambda: all((job.folder / ("up%d" % rank)).exists() for rank in range(ranks))
 
 
+def pending(entry: Entry) -> int:
+    """Return the signals, a bit each, that the entry has been sent and has not received yet."""
+    status = Path("/proc/%d/status" % entry.process.pid).read_text()
+    return sum(
+        int(line.split()[1], 16)
+        for line in status.splitlines()
+        if line.startswith(("SigP", "ShdP"))
+    )
+
+
 # -- one node -----------------------------------------------------------------------------------
 
 
@@ -414,19 +424,49 @@ def test_a_rank_that_will_not_end_is_ended(job: Job, until: Callable[..., None])
     assert job.left() == []
 
 
-def test_who_is_impatient_signals_twice(job: Job, until: Callable[..., None]):
-    """Then nobody waits for the grace."""
+def test_a_second_ctrl_c_ends_the_grace_period(job: Job, until: Callable[..., None]):
     job.environ.update(CLOUDJOB_GRACE_S="60")
     job.script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + UP + WAIT)
     entry = job.start()
     until(up(job, 1))
-    entry.send(signal.SIGTERM)
+    entry.send(signal.SIGINT)
     until(lambda: "60 s to end" in entry.err)
-    entry.send(signal.SIGTERM)
+    entry.send(signal.SIGINT)
     ended = entry.wait(5)
 
+    assert (ended.code, job.record["cause"]) == (130, "cancelled")
+    assert "SIGINT while the job ends: ending all ranks now" in ended.err
+    assert job.left() == []
+
+
+def test_a_repeated_sigterm_leaves_the_ranks_their_grace(job: Job, until: Callable[..., None]):
+    """A scheduler sends SIGCONT and SIGTERM again while the ranks save."""
+    job.environ.update(CLOUDJOB_GRACE_S="60")
+    job.script(
+        "def end(number, frame):\n"
+        "    print('saving', flush=True)\n"
+        "    while not os.path.exists(os.environ['ALL'] + '/go'):\n"
+        "        time.sleep(0.02)\n"
+        "    print('saved', flush=True)\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('after it', flush=True))\n"
+        "signal.signal(signal.SIGTERM, end)\n" + UP + WAIT
+    )
+    entry = job.start()
+    until(up(job, 1))
+    entry.send(signal.SIGTERM)
+    until(lambda: "saving" in entry.out)
+    for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGHUP):
+        entry.send(number)
+    until(lambda: not pending(entry))
+    # The entry handles signals in order: when this one has reached the rank, it handled the others.
+    entry.send(signal.SIGUSR1)
+    until(lambda: "after it" in entry.out)
+    (job.folder / "go").touch()
+    ended = entry.wait()
+
     assert (ended.code, job.record["cause"]) == (143, "cancelled")
-    assert "SIGTERM again: ending all ranks now" in ended.err
+    assert "saved" in ended.out
     assert job.left() == []
 
 

@@ -8,7 +8,6 @@ finds it again, also when Slurm has forgotten it.
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,8 +43,10 @@ _END_POLL_S = 0.25
 _END_S = 120.0
 # How long a submit may take from its first file to the last.
 _SUBMIT_MIN = 3
-_CANCELLED = "cancelled"
+# Files in the job's folder: it was cancelled, and without its grace.
+_CANCELLED, _NOW = "cancelled", "now"
 _NO_JOB = ("Invalid job id", "invalid job id")
+_HAS_ENDED = ("already completing or completed", *_NO_JOB)
 
 
 class _Handle(NamedTuple):
@@ -207,21 +208,30 @@ class SlurmBackend:
                 yield index, rest + b"\n"
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
-        """Ask the job to end."""
+        """Cancel the job; its ranks have their grace unless it is suspended."""
         where = _parted(handle)
         look = self._look(where)
         facts = self._ask(where, look, is_fresh=True)
         if not facts.id or state.status_of(look.marks, facts, is_cancelled=False).state.is_final:
             return
         where.place.run(where.folder, f": >{_CANCELLED}")
-        # One that waits goes at once. One that runs hears it by its script, which alone knows the
-        # head: a signal to all that Slurm has started would end mpirun before the ranks.
-        waiting = f"scancel --state=PENDING {facts.id}"
-        running = f"scancel --batch --signal=USR2 {facts.id}"
-        text = f"scancel {facts.id}" if is_urgent else f"{waiting}; {running}"
-        done = where.place.run(where.folder, sites.clean(f"sh -c {shlex.quote(text)}"))
-        if done.code and "already completing or completed" not in done.words:
-            raise refusals.refused(f"cancelling {handle}", done.words)
+        if state.is_waiting(facts):
+            self._scancel(where, f"--state=PENDING {facts.id}")
+            # It may have started in the meantime.
+            facts = self._ask(where, look, is_fresh=True)
+            if state.is_over(facts):
+                return
+        # The script passes the signal on to the head: a signal to all that Slurm has started would
+        # end mpirun before the ranks. A job whose processes are stopped cannot receive it.
+        if is_urgent:
+            where.place.run(where.folder, f": >{_NOW}")
+        is_heard = state.is_running(facts)
+        self._scancel(where, f"--batch --signal=USR2 {facts.id}" if is_heard else facts.id)
+
+    def _scancel(self, where: _Handle, words: str) -> None:
+        done = where.place.run(where.folder, sites.clean(f"scancel {words}"))
+        if done.code and not any(text in done.words for text in _HAS_ENDED):
+            raise refusals.refused(f"cancelling {where.job}", done.words)
 
     def remove(self, handle: str) -> None:
         """Leave nothing of the job; one that runs is ended first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import posixpath
-import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,11 +35,16 @@ _OF_NODE = (
     names.MA_LOG_DIR,
     "WORKSPACE",
 )
-# Options that are ours: another word would have the job lose its files, its signals or its nodes.
-_OURS = re.compile(
-    r"--?(job-name|J|output|o|error|e|open-mode|chdir|D|nodes|N|ntasks|n|ntasks-per-node"
-    r"|signal|array|a|export|wrap|parsable|wait|W|requeue|no-requeue)(?=$|[=\s\d])"
+# Options that cloudjob sets: with others the job would lose its files, its signals or its nodes, or
+# none would be submitted.
+_RESERVED = (
+    *("job-name", "output", "error", "open-mode", "chdir", "workdir", "nodes", "ntasks"),
+    *("ntasks-per-node", "tasks-per-node", "signal", "array", "export", "export-file", "wrap"),
+    *("parsable", "wait", "requeue", "no-requeue", "test-only", "help", "usage", "version"),
 )
+_RESERVED_SHORT = "JoeDNnaWVh"
+# Short options without a value, behind which more may stand in the same word.
+_SHORT_FLAGS = "HIkKOsvQ"
 # A warning that comes later than this leaves outputs no time.
 _OUTPUTS_S = 30
 # How long staging and bring-up may take of what Slurm gives to the whole job.
@@ -106,7 +111,6 @@ def build(submission: Submission, site: Site) -> SlurmRequest:
                 entry=posixpath.basename(site.entry),
                 words=(spec.script, *spec.args),
                 paths=site.paths,
-                own_home="HOME" in spec.env,
                 keeps_record=bool(local),
                 cpus_per_rank=_cpus_per_rank(spec) if _is_srun(spec) else 0,
             )
@@ -180,11 +184,10 @@ def _variables(
     if _is_srun(spec):
         node = node._replace(launcher="srun")
     found = submissions.variables(submission, node, home="", address="")
-    gpus = int(str(section(spec, "slurm")["gpus"]))
-    if gpus and names.MA_NUM_GPUS not in spec.env:
-        found[names.MA_NUM_GPUS] = str(gpus)
-    if "HOME" not in spec.env:
-        del found["HOME"]
+    # What the user has of his own, and what each node finds out.
+    for name in ("HOME", names.MA_NUM_GPUS):
+        if name not in spec.env:
+            del found[name]
     return {name: value for name, value in found.items() if name not in _OF_NODE}
 
 
@@ -198,7 +201,7 @@ def _environments(
         scratch = section(submission.spec, "slurm")["scratch"]
         home = f"{scratch}/cloudjob-{submission.job}/home"
         whole = submissions.variables(submission, node, home=home, address="0.0.0.0")
-        own = {name: whole[name] for name in (*_OF_NODE, "HOME") if name in whole}
+        own = {name: whole[name] for name in _OF_NODE if name in whole}
         yield {"PATH": os.defpath, **site.paths, **own, **variables}
 
 
@@ -279,14 +282,34 @@ def _problems(spec: JobSpec) -> Iterator[str]:
 
 def _option_problems(lines: tuple[str, ...]) -> Iterator[str]:
     for index, line in enumerate(lines):
-        found = _OURS.match(line)
-        if found:
-            yield f"slurm.sbatch[{index}]: {found[0]} is set by cloudjob (given {line!r})"
-        elif not line.startswith("-") or "\n" in line:
+        try:
+            words = shlex.split(line)
+        except ValueError:
+            words = []
+        reserved = next((name for name in map(_reserved, words) if name), "")
+        if reserved:
+            yield f"slurm.sbatch[{index}]: {reserved} is set by cloudjob (given {line!r})"
+        elif not words or not line.startswith("-") or "\n" in line:
             yield (
-                f"slurm.sbatch[{index}]: is no option of sbatch (given {line!r}; "
+                f"slurm.sbatch[{index}]: is not an option of sbatch (given {line!r}; "
                 "allowed like --licenses=matlab:1)"
             )
+
+
+def _reserved(word: str) -> str:
+    """Return the option in ``word`` that cloudjob sets, empty for none.
+
+    sbatch also takes the beginning of a long option, and several short ones in one word.
+    """
+    if word.startswith("--"):
+        name = word[2:].partition("=")[0]
+        return next(("--" + known for known in _RESERVED if known.startswith(name)), "")
+    for letter in word[1:] if word.startswith("-") else "":
+        if letter in _RESERVED_SHORT:
+            return "-" + letter
+        if letter not in _SHORT_FLAGS:
+            break
+    return ""
 
 
 def _words(spec: JobSpec, key: str) -> tuple[str, ...]:

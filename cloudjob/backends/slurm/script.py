@@ -18,7 +18,7 @@ STATE, ID, SLURM_LOG = "state", "id", "slurm.log"
 # earlier still is of a preemption, and not of the end of the job's time.
 EARLY_S = 65
 # What Slurm tells of its own steps would have mpirun and some frameworks act on it.
-_KEPT = "SLURM_JOB_ID | SLURM_CONF"
+_KEPT = "SLURM_JOB_ID | SLURM_CONF | SLURM_GRES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,6 @@ class NodeText:
         entry: The name of the entry's file, for that interpreter.
         words: The script and its arguments.
         paths: PATH and the like, which the nodes have in common with the submitter.
-        own_home: Whether HOME is the user's word and not ours.
         keeps_record: Whether the record stays in the job's folder.
         cpus_per_rank: For an srun that starts the ranks; 0 where none does.
     """
@@ -42,7 +41,6 @@ class NodeText:
     entry: str
     words: tuple[str, ...]
     paths: Mapping[str, str]
-    own_home: bool
     keeps_record: bool
     cpus_per_rank: int = 0
 
@@ -99,7 +97,6 @@ def node_script(node: NodeText) -> str:
         paths=exports,
         setup=setup,
         kept=_KEPT,
-        home="" if node.own_home else 'export HOME="$work/home"\n',
         record=f'export {names.CLOUDJOB_RECORD_DIR}="$here/record"\n' if node.keeps_record else "",
         cpus=_CPUS.format(cpus=node.cpus_per_rank) if node.cpus_per_rank else "",
         entry=entry,
@@ -123,18 +120,6 @@ forget() {{
         [ ! -e "$left" ] || rm -f "$left"
     done
 }}
-forget asked
-
-# The key that the nodes know each other by is made where it is used: nobody sends it anywhere.
-[ "$nodes" = 1 ] || [ -s {key} ] || {make_key} &
-
-# This node comes first: the head runs where Slurm sends the signals of the job.
-hosts=$SLURMD_NODENAME
-for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
-    [ "$host" = "$SLURMD_NODENAME" ] || hosts=$hosts,$host
-done
-wait
-
 note() {{
     echo "$* $(date +%s)" >>state
 }}
@@ -152,10 +137,31 @@ ask() {{
     why=$1
     : >asked
     [ -e end-0 ] || [ ! -s entry.pid ] || kill -TERM "$(cat entry.pid)" 2>/dev/null
+    [ ! -e now ] || hurry &
 }}
+
+# hurry: end the job without its grace; the head by a second Ctrl-C, or Slurm by SIGKILL.
+hurry() {{
+    sleep 1
+    [ -e end-0 ] || [ ! -s entry.pid ] || kill -INT "$(cat entry.pid)"
+    sleep 10
+    scancel --signal=KILL "$SLURM_JOB_ID"
+}}
+
 trap 'ask cancel' USR2
 trap 'ask warned "$(left)" {warn_s}' USR1
 trap 'ask slurm' TERM
+forget asked hung entry.pid end-*
+
+# The key that the nodes know each other by is made where it is used: nobody sends it anywhere.
+[ "$nodes" = 1 ] || [ -s {key} ] || {make_key} &
+
+# This node comes first: the head runs where Slurm sends the signals of the job.
+hosts=$SLURMD_NODENAME
+for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+    [ "$host" = "$SLURMD_NODENAME" ] || hosts=$hosts,$host
+done
+wait
 
 # A head that has ended is followed by its workers; one that stays longer hangs. A worker that has
 # ended badly and was never heard of is one that the head would wait for.
@@ -180,6 +186,30 @@ watch() {{
     kill -TERM "$1"
 }}
 
+# Each node has one task of the step, which is to have all that the job has there. By itself srun
+# gives it the share of one rank where an option of sbatch parts GPUs among ranks (tried on 22.05).
+devices() {{
+    scontrol show job --details "$SLURM_JOB_ID" | sed -n '/^ *Nodes=/s/.* GRES=//p' |
+        sed 's/(IDX:[^)]*)//g; s/(CNT:\\([0-9]*\\))/:\\1/g' | sort -u
+}}
+if [ -n "${{SLURM_GPUS:-}}${{SLURM_GPUS_PER_TASK:-}}${{SLURM_GPUS_PER_SOCKET:-}}\\
+${{SLURM_TRES_PER_TASK:-}}${{SLURM_NTASKS_PER_GPU:-}}" ]; then
+    SLURM_GRES=$(devices)
+    case $SLURM_GRES in
+        "") unset SLURM_GRES ;;
+        *"
+"*)
+            echo "cloudjob: the nodes have different devices, and each uses what srun gives it:" \\
+                "$(echo "$SLURM_GRES" | tr '\\n' ' ')" >>node-0.log
+            unset SLURM_GRES
+            ;;
+        *) export SLURM_GRES ;;
+    esac
+fi
+unset SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK SLURM_GPU_BIND \\
+    SLURM_TRES_PER_TASK SLURM_CPUS_PER_GPU SLURM_MEM_PER_GPU SLURM_NTASKS_PER_GPU \\
+    SLURM_NTASKS_PER_TRES SLURM_NTASKS_PER_SOCKET SLURM_NTASKS_PER_CORE SRUN_CPUS_PER_TASK
+
 run() {{
     forget hung entry.pid end-*
     srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --overlap --cpu-bind=none \\
@@ -200,9 +230,23 @@ run() {{
     [ ! -s end-0 ] || read -r code <end-0
 }}
 
+if [ ! -e env ]; then
+    note "begin $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $hosts"
+    echo "cloudjob: this job has ended before, and its variables were deleted: submit it again" \\
+        >>node-0.log
+    note "end 125"
+    exit 125
+fi
+
 attempt=0
 while :; do
     note "begin $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $hosts"
+    # Cancelled before this script could receive a signal.
+    [ ! -e cancelled ] || {{
+        ask cancel
+        code=143
+        break
+    }}
     run
     [ "$code" != 0 ] && [ -z "$why" ] && [ "$attempt" -lt "$retries" ] || break
     attempt=$((attempt + 1))
@@ -220,7 +264,14 @@ again() {{
 if [ "$requeue" = 1 ] && [ "$code" != 0 ] && again; then
     scontrol requeue "$SLURM_JOB_ID" && sleep 600
 fi
+# Slurm starts a job again that it has preempted; any other has no more use for its secrets.
+case $requeue$why in
+    1slurm | 1warned) ;;
+    *) forget env {key} {key}.pub ;;
+esac
 note "end $code"
+# Slurm's own records name a job that was cancelled so, and not failed.
+[ "$why" != cancel ] || [ "$code" = 0 ] || scancel "$SLURM_JOB_ID"
 exit "$code"
 """
 
@@ -272,6 +323,15 @@ if ! mkdir "$work" || ! mkdir "$work/home" "$work/tmp"; then
     leave 125
 fi
 echo "$SLURMD_NODENAME" >"$work/host"
+# How many GPUs the job has on this node; before 21.08 Slurm only lists them.
+if [ -z "${{SLURM_GPUS_ON_NODE:-}}" ]; then
+    IFS=,
+    # shellcheck disable=SC2086
+    set -- ${{SLURM_STEP_GPUS:-}}
+    SLURM_GPUS_ON_NODE=$#
+    unset IFS
+fi
+export MA_NUM_GPUS="$SLURM_GPUS_ON_NODE"
 {paths}{setup}set -f
 for word in $(export -p); do
     name=${{word%%=*}}
@@ -283,7 +343,12 @@ done
 set +f
 address=$(getent ahosts "$host")
 address=${{address%%[[:space:]]*}}
-{home}export MA_HOME="$work/home" MA_MOUNT_PATH="$work/home/modelarts" TMPDIR="$work/tmp"
+# The user's own home, with its caches and keys; what is the job's alone lies below $work.
+if [ ! -d "${{HOME:-}}" ]; then
+    echo "cloudjob: $SLURMD_NODENAME has no home folder ${{HOME:-}}: HOME is an empty folder"
+    export HOME="$work/home"
+fi
+export MA_HOME="$work/home" MA_MOUNT_PATH="$work/home/modelarts" TMPDIR="$work/tmp"
 export MA_JOB_DIR="$MA_MOUNT_PATH/user-job-dir" MA_LOG_DIR="$MA_MOUNT_PATH/log"
 export WORKSPACE="$MA_JOB_DIR/code" MA_CURRENT_INSTANCE_NAME="$host"
 export MA_CURRENT_IP="${{address:-127.0.0.1}}" MA_CURRENT_HOST_IP="${{address:-127.0.0.1}}"

@@ -195,6 +195,16 @@ def is_settled(marks: Marks) -> bool:
     return marks.code == 0 and not marks.asked
 
 
+def is_waiting(facts: Facts) -> bool:
+    """Whether the job has not started, or waits to start again."""
+    return _STATES.get(facts.state) is JobState.PENDING and facts.state != "CONFIGURING"
+
+
+def is_running(facts: Facts) -> bool:
+    """Whether the job's processes run, and so receive signals."""
+    return facts.state in ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING")
+
+
 def is_over(facts: Facts) -> bool:
     """Whether Slurm has done with the job."""
     return _STATES.get(facts.state, JobState.UNKNOWN).is_final
