@@ -19,6 +19,7 @@ from cloudjob.backends.docker import engine
 from cloudjob.backends.docker.delivery import ENTRY, ENTRY_LABEL, entry_digest
 from cloudjob.backends.docker.request import GROUP_ID, HOME, USER_ID
 from cloudjob.errors import BackendError, StoreError
+from cloudjob.home import make_home
 from cloudjob.spec import JobSpec, section
 from cloudjob.store import full_uri, open_store
 from jobentry.contract import launchers
@@ -65,11 +66,13 @@ def check_backend(spec: JobSpec, home: Path) -> list[Check]:
 def _state_folder(home: Path) -> Check:
     hint = "set CLOUDJOB_HOME to a folder that you may write to"
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_home(home)
         with tempfile.NamedTemporaryFile(dir=home):
             pass
     except OSError as error:
         return Check("CLOUDJOB_HOME", False, f"{home}: {error.strerror}", hint)
+    except BackendError as error:
+        return Check("CLOUDJOB_HOME", False, error.message, error.hint)
     return Check("CLOUDJOB_HOME", True, str(home))
 
 

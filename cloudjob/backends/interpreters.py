@@ -12,8 +12,11 @@ from pathlib import Path
 
 import cloudjob
 from cloudjob.errors import BackendError
-from cloudjob.home import writing
+from cloudjob.home import make_home, private_folder, writing
 from jobentry.contract.paths import ENTRY
+
+# In the folder of the unpacked entry: the digest of all other files there.
+_DIGEST = "digest"
 
 
 def python_of(asked: str, key: str) -> str:
@@ -56,30 +59,57 @@ def libmpi_of(mpirun: str, python: str) -> str:
 def entry_of(home: Path) -> str:
     """Return the folder of the unpacked entry, made below ``home`` when it is first used.
 
-    Unpacked, it starts faster than the archive does.
+    Unpacked, it starts faster than the archive does. It runs with the secrets of every job, so what
+    was unpacked is compared with its digest each time.
 
     Raises:
-        BackendError: There is no room for it, or no right to write there.
+        BackendError: There is no room for it, or others may write there.
     """
     archive = Path(cloudjob.__file__).parent / ENTRY
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     folder = home / "entry" / f"{digest[:16]}-{sys.implementation.cache_tag}"
-    if not folder.is_dir():
-        with writing("unpacking the entry", folder):
-            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with writing("unpacking the entry", folder):
+        make_home(home)
+        private_folder(folder.parent)
+        if folder.is_dir():
+            private_folder(folder)
+        if not _is_whole(folder):
             _unpack(archive, folder)
     return str(folder)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder holds what was unpacked to it."""
+    try:
+        return (folder / _DIGEST).read_text(encoding="ascii") == _digest(folder)
+    except (OSError, ValueError):
+        return False
+
+
+def _digest(folder: Path) -> str:
+    """Return the digest of the unpacked entry; other Pythons may have added their own bytecode."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        is_other = path.suffix == ".pyc" and f".{sys.implementation.cache_tag}." not in path.name
+        if path.is_file() and path.name != _DIGEST and not is_other:
+            found.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()
 
 
 def _unpack(archive: Path, folder: Path) -> None:
     """Unpack the entry; another cloudjob may do the same at this moment."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         words = [sys.executable, "-I", "-S", str(archive), "--unpack", f"{scratch}/entry"]
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, check=False, umask=0o077
+        )
         if done.returncode:
             raise OSError(0, os.fsdecode(done.stderr).strip().rpartition(": ")[2])
+        made = Path(scratch, "entry")
+        (made / _DIGEST).write_text(_digest(made), encoding="ascii")
         try:
-            Path(scratch, "entry").rename(folder)
+            made.rename(folder)
         except OSError:
-            if not folder.is_dir():
-                raise
+            if not _is_whole(folder):
+                folder.rename(Path(scratch, "damaged"))
+                made.rename(folder)

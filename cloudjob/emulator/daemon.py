@@ -23,7 +23,7 @@ from cloudjob.emulator.nodes import run_dir_of
 from cloudjob.emulator.server import READY
 from cloudjob.emulator.state import Address
 from cloudjob.errors import BackendError, UsageError
-from cloudjob.home import writing
+from cloudjob.home import make_home, writing
 
 _POLL_S = 0.05
 _END_S = 60.0
@@ -145,7 +145,7 @@ def _alone(home: Path) -> Iterator[None]:
     """Wait until nobody else starts or ends the emulator of this folder."""
     with contextlib.ExitStack() as stack:
         with writing("starting or ending the emulator", home):
-            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_home(home)
             stack.enter_context(locks.held(home / "emulator.lock"))
         yield
 

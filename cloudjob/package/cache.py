@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from cloudjob.home import private_folder
 from cloudjob.package import collector
 from cloudjob.package.tree import Seen
 from jobentry.contract.packages import Entry, Layer
@@ -124,7 +125,7 @@ def save(path: Path, memory: Memory) -> None:
     }
     new = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
     with suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(path.parent)
         try:
             new.touch(mode=0o600)
             new.write_text(json.dumps(value, separators=(",", ":")))

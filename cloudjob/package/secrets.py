@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudjob.home import private_folder
 from cloudjob.package.tree import Entry
 
 # A longer file is data or a model and no text that somebody has typed a key into.
@@ -268,7 +269,7 @@ def _engine(folder: Path | None, tag: str) -> Any:
     engine = _compiled(rules())
     if path is not None:
         with suppress(OSError):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(path.parent)
             new = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
             new.write_bytes(hyperscan.dumpb(engine))
             new.replace(path)

@@ -750,3 +750,21 @@ def test_a_dry_run_shows_the_plan_and_does_nothing(cloud):
     assert set(head) >= {"argv", "env", "files", "role", "cwd"}
     assert cloud.jobs() == []
     assert textwrap.dedent(done.out.decode()).count(SECRET.decode()) == 0
+
+
+def test_long_names_leave_the_paths_of_sockets_short(cloud):
+    """The path of a Unix socket has at most 107 bytes: neither names nor folders add to it."""
+    home, temporary = cloud.folder / ("h" * 120), cloud.folder / ("t" * 120)
+    temporary.mkdir()
+    cloud.environ.update(CLOUDJOB_HOME=str(home), TMPDIR=str(temporary))
+    text = """
+        import multiprocessing.connection as connections
+        connections.Listener(family="AF_UNIX").close()
+        print("up", rank)
+    """
+
+    done = cloud.submit("--nodes", "2", cloud.script(text, f"{'n' * 80}.py"))
+
+    assert done.code == 0, done
+    assert sorted(done.lines) == [b"[0] up 0", b"[1] up 1"], done
+    assert list(temporary.iterdir()) == []

@@ -137,7 +137,8 @@ class ProcessBackend:
         home, folder = self._home.parent, Path(request.folder)
         homes = () if request.keeps_homes else tuple(node.home for node in request.nodes)
         with writing(f"starting job {request.job}", folder):
-            private_folder(self._home)
+            for path in (self._home, home / "cache"):
+                private_folder(path)
             lock = running.begin(home, request.job, folder, (request.run_dir, *homes))
         try:
             with writing(f"starting job {request.job}", folder):
