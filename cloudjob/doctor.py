@@ -134,6 +134,8 @@ def _engine() -> Check:
 # S3 and OBS refuse what is signed a quarter of an hour off.
 _MOST_SKEW_S = 900
 _WARN_SKEW_S = 300
+# For how long a store is tried that cannot be reached.
+_STORE_S = 5.0
 
 
 def check_store(uri: str) -> list[Check]:
@@ -141,7 +143,7 @@ def check_store(uri: str) -> list[Check]:
     key, data = f"doctor/{os.urandom(8).hex()}", os.urandom(64)
     shown = uri.partition("?")[0]
     try:
-        store = open_store(uri)
+        store = open_store(uri, patience_s=_STORE_S)
         store.put_bytes(data, key)
         is_same = store.get_bytes(key) == data
         is_listed = list(store.list(key)) == [key]

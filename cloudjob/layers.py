@@ -32,6 +32,7 @@ from typing import NamedTuple
 from cloudjob.errors import CloudJobError, StoreError
 from cloudjob.package import CodePackage
 from cloudjob.store.base import ObjectStore, Tell, quiet
+from cloudjob.store.parallel import within
 from jobentry.contract import exits
 from jobentry.contract.packages import (
     DAMAGED,
@@ -54,6 +55,8 @@ _CODE = "/code.json"
 # Holds the index and the footer of most layers.
 _TAIL_BYTES = 64 * 1024
 
+# For how long a submit that failed or was cancelled tries to delete its claim.
+_UNDO_S = 1.0
 _NOTE_LIVES_S = 24 * 3600.0
 # Well before others pass our note over.
 _WORK_ENDS_S = 20 * 3600.0
@@ -106,8 +109,11 @@ class Claim:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with suppress(StoreError):
-            self._store.delete(self._key)
+        with suppress(StoreError, TimeoutError):
+            if error is None:
+                self._store.delete(self._key)
+            else:
+                within(_UNDO_S, lambda: self._store.delete(self._key))
 
     def keep(self, package: CodePackage) -> Kept:
         """Make sure that the store holds the layers of a package, and claim them.

@@ -145,7 +145,8 @@ def _fetch_missing(
     known = [file for file in missing if file.digests and file.size_bytes <= _SMALL_BYTES]
     tiny = {file.key: file for file in known if file.size_bytes <= _TINY_BYTES}
     as_they_come(keep_one, place.store.get_each(list(tiny)))
-    in_parallel(fetch_one, [file for file in known if file.size_bytes > _TINY_BYTES])
+    small = [file for file in known if file.size_bytes > _TINY_BYTES]
+    in_parallel(fetch_one, small, abort=place.store.abort)
     for file in missing:
         if have.get(file.name) != file.digests:
             fetch_one(file)

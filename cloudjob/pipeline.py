@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,6 +31,7 @@ from cloudjob.records import SUBMITTING, JobRecord, Records
 from cloudjob.spec import JobSpec, masked, section
 from cloudjob.store import full_uri, open_store
 from cloudjob.store.base import ObjectStore, Signer, Tell, quiet
+from cloudjob.store.parallel import in_parallel, within
 from cloudjob.submission import Code, Submission, prepare
 from jobentry.contract import names
 from jobentry.contract.launchers import AUTO
@@ -40,6 +41,8 @@ from jobentry.contract.paths import JobPaths
 _MB = 1_000_000
 # How many objects are put at once.
 _AT_ONCE = 8
+# For how long a submit that failed or was cancelled deletes what it has stored.
+_UNDO_S = 3.0
 # No vowels and nothing that looks like something else: an id is read aloud and typed.
 _ID_LETTERS = "23456789bcdfghjkmnpqrstvwxz"
 
@@ -297,16 +300,13 @@ def _bring(
     """
     if not companions:
         return
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        asked: list[Future[Any]] = [
-            pool.submit(store.put_bytes, data, f"{paths.node}/{name}")
-            for name, data in companions.items()
-        ]
-        copies = [(paths.code, paths.brought_code)]
-        copies += [(layer.key, f"{paths.node}/{layer.key}") for layer in kept.layers]
-        asked += [pool.submit(store.copy, key, target) for key, target in copies]
-        for one in asked:
-            one.result()
+    acts: list[Callable[[], object]] = [
+        partial(store.put_bytes, data, f"{paths.node}/{name}") for name, data in companions.items()
+    ]
+    copies = [(paths.code, paths.brought_code)]
+    copies += [(layer.key, f"{paths.node}/{layer.key}") for layer in kept.layers]
+    acts += [partial(store.copy, key, target) for key, target in copies]
+    in_parallel(lambda act: act(), acts, at_once=_AT_ONCE, abort=store.abort)
 
 
 def _companions(backend: Backend[Any], request: Any) -> Mapping[str, bytes]:
@@ -336,9 +336,8 @@ def _undone(store: ObjectStore, db: Records, job: str) -> Iterator[_Undo]:
     except BaseException as error:
         if undo.is_over or not _is_unsent(undo, error):
             raise
-        with suppress(CloudJobError):
-            for key in [*store.list(f"{job}/"), JobPaths(job).code]:
-                store.delete(key)
+        with suppress(CloudJobError, TimeoutError):
+            within(_UNDO_S, lambda: _delete_all(store, job))
         with suppress(CloudJobError):
             db.remove(job)
         raise
@@ -355,6 +354,11 @@ def _is_unsent(undo: _Undo, error: BaseException) -> bool:
         # It may be running: its record stays, so that `cancel` and `rm` find it.
         return False
     return True
+
+
+def _delete_all(store: ObjectStore, job: str) -> None:
+    for key in [*store.list(f"{job}/"), JobPaths(job).code]:
+        store.delete(key)
 
 
 def _record(submission: Submission, package: CodePackage, store: str, handle: str) -> JobRecord:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from cloudjob.errors import Unreachable
 
 # Seconds to wait before the first notice, and between two notices.
-FIRST_S, _NEXT_S = 5.0, 15.0
+FIRST_S, _NEXT_S = 5.0, 5.0
 
 
 class Waits:
-    """Logs, as ``cloudjob``, what came back from a service that is asked again.
+    """Logs, as ``cloudjob``, what a service that is asked again has answered.
 
     Args:
         clock: Seconds on a clock that only goes forward.
@@ -23,16 +23,16 @@ class Waits:
         self._next_s = float("-inf")
 
     def tell(self, since_s: float, found: str, then: str = "trying again") -> None:
-        """Say what was found by a request that has been tried since then, if that is long ago.
+        """Log ``found`` if the request has been tried since ``since_s`` for long enough.
 
         Args:
-            then: What we do now.
+            then: What cloudjob does now.
         """
         now_s = self._clock()
         if now_s - since_s < FIRST_S or now_s < self._next_s:
             return
         self._next_s = now_s + _NEXT_S
-        # Costs milliseconds, which only those pay who wait.
+        # The import takes milliseconds, so only a command that waits makes it.
         import logging
 
         logging.getLogger("cloudjob").warning("%s; %s", found, then)

@@ -97,7 +97,7 @@ def _cancel(options: argparse.Namespace) -> int:
         return _cancel_all(which, is_urgent=options.now)
     job = jobs.find(state_home(), options.job)
     job.cancel(is_urgent=options.now)
-    status = job.wait()
+    status = job.wait(record_s=0.0)
     say(f"job {job.id}: {status.state}")
     return 0
 
@@ -117,7 +117,7 @@ def _cancel_all(which: Filter, *, is_urgent: bool) -> int:
             code = error.exit_code
     for job in asked:
         try:
-            say(f"job {job.id}: {job.wait().state}")
+            say(f"job {job.id}: {job.wait(record_s=0.0).state}")
         except CloudJobError as error:
             tell_error(error)
             code = error.exit_code

@@ -41,9 +41,9 @@ from cloudjob.job.leftovers import sweep
 from cloudjob.records import SUBMITTING, JobRecord, Records
 from cloudjob.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.store import beside, open_store
-from cloudjob.store.base import ObjectStore
-from cloudjob.store.parallel import in_parallel
-from cloudjob.waits import Patience
+from cloudjob.store.base import PATIENCE_S, ObjectStore
+from cloudjob.store.parallel import in_parallel, within
+from cloudjob.waits import Patience, Waits
 from jobentry.contract import exits, lines
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 
@@ -55,6 +55,8 @@ _POLL_GROWTH = 1.2
 _SENT_POLL_S = 0.1
 # So many of an entry's last words stand in the status of a job without a record.
 _LAST_LINES = 5
+# For how long a command that only looks at a job waits for the store.
+_STORE_S = 5.0
 # How late the record of a job may be where the platform keeps it.
 _LATE_S = 120.0
 # What an UNKNOWN job says that will never say anything else.
@@ -99,6 +101,8 @@ class Job:
         self._backend = backend
         self._home = home
         self._opened = store
+        # Why the record of a job that has ended could not be read; empty when it could.
+        self._unread = ""
 
     @property
     def id(self) -> str:
@@ -126,7 +130,7 @@ class Job:
         return self._record.nodes * self._record.procs_per_node
 
     def status(self) -> JobStatus:
-        """Return where the job stands."""
+        """Return the state of the job; a store that does not answer delays this by seconds only."""
         kept = _kept_status(self._record)
         if kept is not None:
             return kept
@@ -150,10 +154,15 @@ class Job:
             # Who follows the log will say it, or it passes.
             return ""
 
-    def wait(self) -> JobStatus:
-        """Return the status when the job has ended."""
+    def wait(self, *, record_s: float = PATIENCE_S) -> JobStatus:
+        """Return the status when the job has ended.
+
+        Args:
+            record_s: For how long its record is tried to be read, while the store does not answer.
+        """
         pause_s = self._backend.poll_s
         patience = Patience()
+        ended_s, waits = float("inf"), Waits()
         while True:
             try:
                 status = self.status()
@@ -162,7 +171,10 @@ class Job:
                 continue
             patience.renew()
             if status.state.is_final:
-                return status
+                ended_s = min(ended_s, time.monotonic())
+                if not self._unread or time.monotonic() + pause_s > ended_s + record_s:
+                    return status
+                waits.tell(ended_s, self._unread)
             if status.native_state in GONE:
                 raise JobNotFound(
                     f"waiting for {self.id}: {status.native_state}", hint="cloudjob rm forgets it"
@@ -267,7 +279,8 @@ class Job:
         """Leave nothing of this job: on its platform, in the store, and here."""
         if self.handle:
             self._backend.remove(self.handle)
-        in_parallel(self._store.delete, self._store.list(f"{self.id}/"))
+        keys = self._store.list(f"{self.id}/")
+        in_parallel(self._store.delete, keys, abort=self._store.abort)
         with Records(records_path(self._home)) as db:
             db.remove(self.id)
 
@@ -278,14 +291,17 @@ class Job:
             self._opened = self._open(self._record.store)
         return self._opened
 
-    def _open(self, uri: str) -> ObjectStore:
-        return open_store(uri, {**store_of(self._backend)[1], **os.environ})
+    def _open(self, uri: str, *, patience_s: float = PATIENCE_S) -> ObjectStore:
+        environ = {**store_of(self._backend)[1], **os.environ}
+        return open_store(uri, environ, patience_s=patience_s)
 
     def _is_settled(self, status: JobStatus) -> bool:
         """Whether nothing more will be known: a platform that keeps the record may be late with it.
 
         Then the status says what is known now, and the next look asks again.
         """
+        if self._unread:
+            return False
         has_record = bool(status.phases) or status.cause not in (None, "platform")
         is_late = isinstance(self._backend, Bringer)
         if has_record or not is_late or status.ended_at is None:
@@ -298,9 +314,14 @@ class Job:
         if not isinstance(self._backend, Bringer):
             return
         folder = JobPaths(self.id).node
-        with contextlib.suppress(CloudJobError):
+        store = self._open(self._record.store, patience_s=_STORE_S)
+
+        def forget() -> None:
             for name in (DELIVERED_ENV, DELIVERED_SSH_KEY):
-                self._store.delete(f"{folder}/{name}")
+                store.delete(f"{folder}/{name}")
+
+        with contextlib.suppress(CloudJobError, TimeoutError):
+            within(_STORE_S, forget)
 
     def _status_now(self) -> JobStatus:
         native = self._native()
@@ -353,10 +374,6 @@ class Job:
     def _with_record(self, status: JobStatus, native: NativeStatus) -> JobStatus:
         """Add what the head's record says; it knows more than the platform."""
         record = self._record_of(native)
-        if record is not None and record.damaged_layers:
-            # Where a platform brings the package to the nodes, they cannot mark it themselves.
-            with contextlib.suppress(StoreError):
-                layers.mark_damaged(self._store, record.damaged_layers)
         if record is not None and record.cause == "cancelled":
             if status.state is not JobState.CANCELLED and native.knows_cancels:
                 record = _stopped(record)
@@ -391,10 +408,11 @@ class Job:
         cancelled = status.state is JobState.CANCELLED
         # The platform may know the code of its own command only; a job that failed has none of 0.
         code = native.exit_code if cancelled else native.exit_code or 1
+        words = (native.message, native.reason, self._unread)
         failure = Failure(
             node=native.node,
             exit_code=code,
-            message=": ".join(text for text in (native.message, native.reason) if text),
+            message=": ".join(text for text in words if text),
             last_lines=() if cancelled else self._words(native.node),
         )
         cause = "cancelled" if cancelled else native.cause or "platform"
@@ -403,14 +421,35 @@ class Job:
     def _record_of(self, native: NativeStatus) -> exits.ExitRecord | None:
         """Return the head's record, if it left one that says how the job ended."""
         try:
-            record = exits.load(self._store.get_bytes(JobPaths(self.id).record))
-        except (StoreError, exits.RecordError):
+            record = within(_STORE_S, self._read_record)
+            self._unread = ""
+        except (StoreError, TimeoutError) as error:
+            self._unread = f"reading how the job ended: {error}"
+            return None
+        if record is None:
             return None
         if record.job != self.id or record.ended_at < native.attempt_at:
             return None
         if record.cause == "cancelled" and native.has_asked:
             # Nobody has cancelled it: the platform asked the head to end when a node was lost.
             return None
+        return record
+
+    def _read_record(self) -> exits.ExitRecord | None:
+        key = JobPaths(self.id).record
+        store = self._opened or self._open(self._record.store, patience_s=_STORE_S)
+        try:
+            record = exits.load(store.get_bytes(key))
+        except exits.RecordError:
+            return None
+        except StoreError:
+            if store.exists(key):
+                raise
+            return None
+        if record.damaged_layers:
+            # Where a platform brings the package to the nodes, they cannot mark it themselves.
+            with contextlib.suppress(StoreError):
+                layers.mark_damaged(store, record.damaged_layers)
         return record
 
     def _words(self, node: int | None) -> tuple[str, ...]:

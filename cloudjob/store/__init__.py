@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from cloudjob.errors import StoreError
 from cloudjob.spec import STORE_SECTIONS
-from cloudjob.store.base import ObjectStore
+from cloudjob.store.base import PATIENCE_S, ObjectStore
 
 __all__ = ["ObjectStore", "beside", "full_uri", "open_store"]
 
@@ -41,11 +41,14 @@ def beside(uri: str, store_uri: str) -> str:
     return full_uri(uri, {scheme: options})
 
 
-def open_store(uri: str, environ: Mapping[str, str] | None = None) -> ObjectStore:
+def open_store(
+    uri: str, environ: Mapping[str, str] | None = None, *, patience_s: float = PATIENCE_S
+) -> ObjectStore:
     """Return the store whose root is ``uri``; nothing is reached or made before it is used.
 
     Args:
         environ: Where keys may come from, by default the process's own environment.
+        patience_s: For how long a request is tried while the store cannot be reached.
 
     Raises:
         StoreError: No store has this scheme, or the rest of the URI means nothing to it.
@@ -59,5 +62,6 @@ def open_store(uri: str, environ: Mapping[str, str] | None = None) -> ObjectStor
             f"open store {uri!r}: no store for the scheme {scheme!r}",
             hint=f"did you mean {near[0]}://?" if near else f"allowed: {', '.join(_MODULES)}",
         )
-    store: ObjectStore = importlib.import_module(_MODULES[scheme]).from_uri(uri, environ)
+    module = importlib.import_module(_MODULES[scheme])
+    store: ObjectStore = module.from_uri(uri, environ, patience_s=patience_s)
     return store

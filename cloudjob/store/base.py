@@ -8,6 +8,9 @@ from typing import Protocol, runtime_checkable
 
 Tell = Callable[[int], None]
 
+# For how long a request is tried while the store cannot be reached, unless somebody cancels it.
+PATIENCE_S = 60.0
+
 
 def quiet(_moved_bytes: int) -> None:
     """Tell nobody."""
@@ -78,6 +81,10 @@ class ObjectStore(Protocol):
 
     def access(self) -> dict[str, str]:
         """Return the variables, secrets among them, with which a node reaches the same objects."""
+        ...
+
+    def abort(self) -> None:
+        """Break off the requests of all threads: each raises a ``StoreError``."""
         ...
 
     def sweep(self, older_than_s: float) -> int:

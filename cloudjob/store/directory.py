@@ -13,14 +13,19 @@ from pathlib import Path
 from typing import IO
 
 from cloudjob.errors import StoreError
-from cloudjob.store.base import Tell, quiet
+from cloudjob.store.base import PATIENCE_S, Tell, quiet
 from cloudjob.store.files import TEMPORARY, check_key, hint, replacing, text
 from cloudjob.store.parallel import each_in_parallel
 
 _CHUNK_BYTES = 1024 * 1024
 
 
-def from_uri(uri: str, _environ: Mapping[str, str] | None = None) -> DirectoryStore:
+def from_uri(
+    uri: str,
+    _environ: Mapping[str, str] | None = None,
+    *,
+    patience_s: float = PATIENCE_S,  # noqa: ARG001 (the system decides how long a disk is tried)
+) -> DirectoryStore:
     """Return the store whose root is the folder of a ``file:///absolute/path`` URI."""
     path = uri.removeprefix("file://").removeprefix("localhost")
     if not path.startswith("/"):
@@ -127,6 +132,9 @@ class DirectoryStore:
     def access(self) -> dict[str, str]:
         """Return nothing: a path says it all."""
         return {}
+
+    def abort(self) -> None:
+        """Do nothing: a file system does not break off."""
 
     def sweep(self, older_than_s: float) -> int:
         """Remove what writers that were killed so long ago have left, and return its number."""

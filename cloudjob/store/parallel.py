@@ -1,10 +1,12 @@
-"""Does the same to many things at a time."""
+"""Calls in other threads: the same for many things at a time, and one call with a time limit."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import TimeoutError as FutureTimeout
 from itertools import islice
 from typing import TypeVar
 
@@ -13,6 +15,31 @@ _R = TypeVar("_R")
 # What each of so many gives is in memory at a time.
 _SLICE = 256
 _HANDED_OVER = 64
+
+
+def within(limit_s: float, function: Callable[[], _R]) -> _R:
+    """Return what ``function`` returns, and do not wait longer than ``limit_s`` for it.
+
+    It goes on in a thread that does not delay the end of the process.
+
+    Raises:
+        TimeoutError: It has not returned in time.
+    """
+    found: Future[_R] = Future()
+
+    def call() -> None:
+        try:
+            found.set_result(function())
+        except BaseException as error:  # noqa: BLE001 (raised in the caller's thread)
+            found.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    try:
+        return found.result(limit_s)
+    except FutureTimeout as error:
+        if found.done():
+            raise
+        raise TimeoutError(f"no answer within {limit_s:g} s") from error
 
 
 def in_parallel(
@@ -43,11 +70,17 @@ def in_parallel(
             raise
 
 
-def each_in_parallel(function: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[tuple[_T, _R]]:
-    """Yield each item with what ``function`` gives for it; not all of that at a time."""
+def each_in_parallel(
+    function: Callable[[_T], _R], items: Sequence[_T], *, abort: Callable[[], None] = lambda: None
+) -> Iterator[tuple[_T, _R]]:
+    """Yield each item with what ``function`` gives for it; not all of that at a time.
+
+    Args:
+        abort: Called on Ctrl-C, so that what is under way ends at once.
+    """
     for begin in range(0, len(items), _SLICE):
         some = items[begin : begin + _SLICE]
-        yield from zip(some, in_parallel(function, some), strict=True)
+        yield from zip(some, in_parallel(function, some, abort=abort), strict=True)
 
 
 def as_they_come(

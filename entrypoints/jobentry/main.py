@@ -61,6 +61,8 @@ Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, 
 """
 # The least time to keep outputs in when the job was stopped.
 STOPPED_LIMIT_S = 10.0
+# For how long the record of a cancelled job is tried to be stored.
+_RECORD_LIMIT_S = 5
 
 
 class _Means(NamedTuple):
@@ -205,8 +207,8 @@ def _run(node: NodeEnv, options: Options) -> _End:
         _listen(_cancel)
         return _act(node, options, started_at)
     except (EntryError, ArgsError, OSError) as error:
-        # The record is on its way: a signal could only stop that.
-        _listen(signal.SIG_IGN)
+        is_cancelled = isinstance(error, EntryError) and error.cause == "cancelled"
+        _limit_record(is_cancelled=is_cancelled)
         code = error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
         _explain(error)
         if node.is_head:
@@ -215,6 +217,22 @@ def _run(node: NodeEnv, options: Options) -> _End:
                 record = record._replace(cause=error.cause, damaged_layers=error.damaged_layers)
             _leave_record(node.record_uri, record._replace(started_at=_rfc3339(started_at)))
         return _End(code, is_over=False)
+
+
+def _limit_record(*, is_cancelled: bool) -> None:
+    """From now on, give a store that does not answer only seconds once the job is cancelled."""
+
+    def hurry(*_: object) -> None:
+        signal.signal(signal.SIGALRM, _give_up)
+        signal.alarm(_RECORD_LIMIT_S)
+
+    _listen(hurry)
+    if is_cancelled:
+        hurry()
+
+
+def _give_up(_number: int, _frame: FrameType | None) -> None:
+    raise EntryError(f"the store has not answered for {_RECORD_LIMIT_S} s")
 
 
 def _listen(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
@@ -345,6 +363,7 @@ def _lead(
             for index, name, start, end in [(0, "stage", *begun), *head.phases]
         ),
     )
+    _limit_record(is_cancelled=head.stopped_at is not None)
     _leave_record(node.record_uri, record)
     return _End(outcome.exit_code, outcome.is_over)
 
@@ -391,8 +410,10 @@ def _leave_record(uri: str, record: exits.ExitRecord) -> None:
 
     try:
         objects.write(exits.dump(record), uri)
-    except (objects.ObjectError, OSError) as error:
+    except (objects.ObjectError, OSError, EntryError) as error:
         say(f"leaving the record: {error}")
+    finally:
+        signal.alarm(0)
 
 
 def _rfc3339(seconds: float) -> str:

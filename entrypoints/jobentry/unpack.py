@@ -158,7 +158,9 @@ def _fetch_at_once(waiting: list[tuple[str, str]]) -> None:
             except BaseException as error:  # noqa: BLE001 (told to who waits)
                 faults.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(min(_FETCHERS, len(waiting)))]
+    # A node that is cancelled meanwhile does not wait for the store.
+    count = min(_FETCHERS, len(waiting))
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:

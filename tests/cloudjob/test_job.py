@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -14,7 +15,7 @@ from cloudjob.backends.base import NativeStatus
 from cloudjob.cli.follow import exit_code
 from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.home import records_path
-from cloudjob.job import Filter, Job, find_all
+from cloudjob.job import Filter, Job, find_all, one
 from cloudjob.job.one import GONE
 from cloudjob.records import JobRecord, Records
 from cloudjob.status import JobState
@@ -108,6 +109,32 @@ def test_a_record_that_is_late_still_counts(
     left(tmp_path)
 
     assert job.status().cause == wanted
+
+
+def test_a_store_that_does_not_answer_delays_a_status_by_seconds_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The status says that the record could not be read, and the next look reads it."""
+    monkeypatch.setattr(one, "_STORE_S", 0.3)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"s3://bucket?endpoint=http://127.0.0.1:{silent.getsockname()[1]}"
+        record = record_of(tmp_path, store=uri, backend="process")
+        platform: Any = Platform(moment(200))
+        status = Job(record, platform, tmp_path).status()
+        waited = Job(record, platform, tmp_path).wait(record_s=0.0)
+
+    assert status.failure is not None
+    assert "reading how the job ended: " in status.failure.message
+    assert waited == status
+    left(tmp_path)
+    with Records(records_path(tmp_path)) as db:
+        record = db.get("train-1")
+    assert record.final_json == ""
+    found = Job(record, platform, tmp_path, DirectoryStore(tmp_path / "store")).wait()
+    assert found.failure is not None
+    assert found.failure.message == "the reason"
 
 
 def test_damage_that_a_record_reports_is_marked_in_the_store(tmp_path: Path):

@@ -7,9 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloudjob.store.parallel import as_they_come, each_in_parallel
+from cloudjob.store.parallel import as_they_come, each_in_parallel, within
 
 DEADLINE_S = 60.0
+
+
+def test_a_call_has_a_time_limit():
+    for_ever = threading.Event()
+    try:
+        with pytest.raises(TimeoutError, match=r"no answer within 0.1 s"):
+            within(0.1, for_ever.wait)
+        assert within(DEADLINE_S, lambda: 1) == 1
+        with pytest.raises(ZeroDivisionError):
+            within(DEADLINE_S, lambda: 1 // 0)
+    finally:
+        for_ever.set()
 
 
 def test_each_comes_with_what_it_gave():

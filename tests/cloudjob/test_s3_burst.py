@@ -46,7 +46,7 @@ def wire(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Any]:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         uri = f"s3://bucket?endpoint=http://127.0.0.1:{server.server_address[1]}"
-        found: Any = S3Store(place.read(uri), patience=Patience(stall_s=0.3))._wire
+        found: Any = S3Store(place.read(uri), patience=Patience(total_s=0.3, stall_s=0.3))._wire
         yield found
         for _, connection in found._idle:
             connection.close()

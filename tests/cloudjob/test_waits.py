@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
+import itertools
+import logging
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import kubernetes.client  # noqa: F401 (to import it takes as long as the patience below)
 import pytest
 
-from cloudjob import waits
+from cloudjob import layers, pipeline, waits
 from cloudjob.backends.kubernetes import client, site
 from cloudjob.cli.say import hear_library
 from cloudjob.errors import BackendError, StoreError
+from cloudjob.records import Records
+from cloudjob.store.directory import DirectoryStore
 from cloudjob.store.s3 import S3Store, burst, connection, place
 from cloudjob.store.s3.wire import Patience, Request
 from cloudjob.waits import Waits
+
+DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -55,17 +64,14 @@ def silent() -> Iterator[Silent]:
         yield Silent(listener)
 
 
-def test_a_short_wait_is_nobodys_business_and_a_long_one_is_not_told_all_the_time(
-    caplog: pytest.LogCaptureFixture,
-):
-    """The first word after five seconds, the next fifteen later."""
+def test_a_wait_is_reported_every_five_seconds(caplog: pytest.LogCaptureFixture):
     now_s = 0.0
     told = Waits(lambda: now_s)
-    for now_s in range(41):
+    for now_s in range(19):
         told.tell(0.0, f"asking: no answer for {now_s} s")
 
     assert caplog.messages == [
-        f"asking: no answer for {after_s} s; trying again" for after_s in (5, 20, 35)
+        f"asking: no answer for {after_s} s; trying again" for after_s in (5, 10, 15)
     ]
 
 
@@ -76,17 +82,17 @@ def test_a_store_that_says_nothing_is_told_and_soon_given_up(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ):
-    """After three times the longest silence; who then cleans up asks once."""
+    """Then one request is tried once."""
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    patience = Patience(first_s=0.01, stall_s=0.2)
+    patience = Patience(total_s=0.3, first_s=0.01, stall_s=0.2)
     store = S3Store(place.read(f"s3://bucket?endpoint={silent.url}"), patience=patience)
     with pytest.raises(StoreError) as caught:
         store._wire.send(Request("GET", "get key", "key"))
 
     assert caught.value.message == f"get key: {silent.url}: it does not answer"
-    assert silent.asked() == 3
+    assert silent.asked() == 2
     assert caplog.messages == [f"{caught.value.message}; trying again"]
 
     with pytest.raises(StoreError):
@@ -109,7 +115,7 @@ def test_a_store_that_has_said_nothing_yet_is_told_while_it_is_waited_for(
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    patience = Patience(tries_to_hear=1, stall_s=0.5)
+    patience = Patience(total_s=0.1, stall_s=0.5)
     store = S3Store(place.read(f"s3://bucket?endpoint={silent.url}"), patience=patience)
     requests = [Request("GET", "get key", "key")] * count
     began_s = time.monotonic()
@@ -121,6 +127,118 @@ def test_a_store_that_has_said_nothing_yet_is_told_while_it_is_waited_for(
 
     assert time.monotonic() - began_s >= 0.5
     assert caplog.messages == [f"get key: {silent.url}: nothing comes back; still waiting"]
+
+
+class Hook(logging.Handler):
+    """Calls a function for each message that cloudjob logs."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        super().__init__()
+        self._act = act
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._act()
+
+    def __enter__(self) -> None:
+        logging.getLogger("cloudjob").addHandler(self)
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("cloudjob").removeHandler(self)
+
+
+class Empty(http.server.BaseHTTPRequestHandler):
+    """Answers that there is no object."""
+
+    def do_HEAD(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        """Stay quiet."""
+
+
+@pytest.fixture
+def s3_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, Patience], S3Store]:
+    """Return what opens a store at an endpoint."""
+    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    return lambda url, patience: S3Store(
+        place.read(f"s3://bucket?endpoint={url}"), patience=patience
+    )
+
+
+def test_a_store_that_refuses_connections_is_tried_until_it_is_back(
+    soon: None,
+    s3_store: Callable[[str, Patience], S3Store],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(waits, "FIRST_S", 0.0)
+    monkeypatch.setattr(waits, "_NEXT_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = ("127.0.0.1", free.getsockname()[1])
+    servers: list[http.server.HTTPServer] = []
+    failures = itertools.count(1)
+
+    def come_back() -> None:
+        if next(failures) == 12:
+            servers.append(http.server.HTTPServer(address, Empty))
+            threading.Thread(target=servers[0].serve_forever, daemon=True).start()
+
+    store = s3_store(f"http://127.0.0.1:{address[1]}", Patience(first_s=0.01, longest_s=0.05))
+    try:
+        with Hook(come_back):
+            assert not store.exists("key")
+    finally:
+        for server in servers:
+            server.shutdown()
+            server.server_close()
+
+
+def test_a_pause_between_two_tries_can_be_broken_off(
+    soon: None, s3_store: Callable[[str, Patience], S3Store], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(waits, "FIRST_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    store = s3_store(url, Patience(total_s=1e6, first_s=1e6, longest_s=1e6))
+    paused = threading.Event()
+    with Hook(paused.set), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(store.exists, "key")
+        assert paused.wait(DEADLINE_S)
+        while not asked.done():
+            store.abort()
+            time.sleep(0.01)
+        with pytest.raises(StoreError, match="interrupted"):
+            asked.result()
+
+
+def test_a_submit_that_is_cancelled_does_not_wait_for_a_store(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Neither for its claim nor for the objects that it deletes."""
+    monkeypatch.setattr(pipeline, "_UNDO_S", 0.1)
+    monkeypatch.setattr(layers, "_UNDO_S", 0.1)
+    for_ever = threading.Event()
+
+    class Stuck(DirectoryStore):
+        def delete(self, key: str) -> None:
+            for_ever.wait()
+
+        def list(self, prefix: str = "") -> Iterator[str]:
+            for_ever.wait()
+            return iter(())
+
+    store = Stuck(tmp_path / "store")
+    try:
+        with (
+            Records(tmp_path / "records.db") as db,
+            pytest.raises(KeyboardInterrupt),
+            pipeline._undone(store, db, "job-1"),
+            layers.Claim(store, "job-1"),
+        ):
+            raise KeyboardInterrupt
+    finally:
+        for_ever.set()
 
 
 def test_a_cluster_that_says_nothing_is_told(

@@ -29,7 +29,7 @@ from tests.servers import (
 
 # Tries as often as by default, but a test doesn't wait for seconds in between.
 # A machine under load may take seconds for anything, and that must not count as a fault.
-QUICK = Patience(first_s=0.01, longest_s=0.1, stall_s=15.0)
+QUICK = Patience(total_s=2.0, first_s=0.01, longest_s=0.1, stall_s=15.0)
 # The least that services take.
 PART_BYTES = 5 * 1024 * 1024
 KINDS = (

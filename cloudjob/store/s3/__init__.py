@@ -12,7 +12,7 @@ from urllib.parse import unquote_plus
 from cloudjob.errors import StoreError
 from cloudjob.home import home as state_folder
 from cloudjob.store import files
-from cloudjob.store.base import Tell, quiet
+from cloudjob.store.base import PATIENCE_S, Tell, quiet
 from cloudjob.store.files import replacing_descriptor
 from cloudjob.store.parallel import each_in_parallel
 from cloudjob.store.s3 import burst, download, keys, local, place, upload
@@ -30,7 +30,9 @@ _LONGEST_PIECE_BYTES = 32 * 1024 * 1024
 _LISTED = 1000
 
 
-def from_uri(uri: str, environ: Mapping[str, str] | None = None) -> S3Store:
+def from_uri(
+    uri: str, environ: Mapping[str, str] | None = None, *, patience_s: float = PATIENCE_S
+) -> S3Store:
     """Return the store of ``s3://bucket/prefix`` or ``obs://bucket/prefix``.
 
     The URI may end in options: ``?endpoint=URL&region=NAME&addressing=path|virtual&profile=NAME``.
@@ -41,7 +43,7 @@ def from_uri(uri: str, environ: Mapping[str, str] | None = None) -> S3Store:
             f"open store {found.root}: botocore is not installed",
             hint="pip install 'cloudjob[s3]'",
         )
-    return S3Store(found, environ=environ)
+    return S3Store(found, environ=environ, patience=Patience().of(patience_s))
 
 
 class S3Store:
@@ -120,7 +122,7 @@ class S3Store:
                 yield request.doing, answer.body
             else:
                 late.append(request.doing)
-        yield from each_in_parallel(self.get_bytes, late)
+        yield from each_in_parallel(self.get_bytes, late, abort=self.abort)
 
     def fetch(self, key: str, path: Path, *, tell: Tell = quiet) -> None:
         """Write the object to the file ``path``, whole or not at all."""
@@ -194,6 +196,11 @@ class S3Store:
         """
         place.check("sign", key)
         return presigned(method, self._wire.endpoint, self._key(key), self._keys.current(), limit_s)
+
+    def abort(self) -> None:
+        """Break off the requests of all threads: each raises a ``StoreError``."""
+        if self._made is not None:
+            self._made.abort()
 
     def sweep(self, older_than_s: float) -> int:
         """Remove what writers that were killed so long ago have left half done."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib import request as urllib_request
 
 from cloudjob.errors import StoreError
-from cloudjob.store.base import Tell, quiet
+from cloudjob.store.base import PATIENCE_S, Tell, quiet
 from cloudjob.store.s3 import refusals
 from cloudjob.store.s3.connection import Connection, Head
 from cloudjob.store.s3.keys import KeyRing
@@ -34,31 +34,40 @@ PIECE_BYTES = 256 * 1024
 # Lists, errors, descriptors; what is larger goes to a sink.
 _LONGEST_BODY_BYTES = 64 * 1024 * 1024
 _SHORT_BODY_BYTES = 16 * 1024
+# The time limits for a service that was given up because it did not answer.
+_GONE_S = 5.0
 # A connection that has been quiet for so long was probably closed by the other side.
 _IDLE_S = 20.0
 
 
 class Patience(NamedTuple):
-    """How long what goes wrong may go wrong.
+    """For how long a request that fails is sent again.
 
     Args:
-        tries: How often a request is sent at most.
-        tries_to_reach: How often, when not even a connection comes about.
-        tries_to_hear: How often, when nothing comes back.
+        total_s: Since it began to fail.
+        tries: How often at least, if the service answers or takes bytes: on a slow connection one
+            try may take longer than ``total_s``.
         first_s: About how long the first pause is; each further one is twice as long.
         longest_s: No pause is longer.
         connect_s: How long a connection may take.
         stall_s: How long nothing may come, or less than ``least_bytes_per_s``.
     """
 
+    total_s: float = PATIENCE_S
     tries: int = 8
-    tries_to_reach: int = 4
-    tries_to_hear: int = 3
     first_s: float = 0.3
-    longest_s: float = 15.0
-    connect_s: float = 10.0
-    stall_s: float = 30.0
+    longest_s: float = 5.0
+    connect_s: float = 5.0
+    stall_s: float = 20.0
     least_bytes_per_s: float = 1024.0
+
+    def of(self, total_s: float) -> Patience:
+        """Return the same, but with no time limit longer than ``total_s``."""
+        return self._replace(
+            total_s=total_s,
+            connect_s=min(self.connect_s, total_s),
+            stall_s=min(self.stall_s, total_s),
+        )
 
 
 class Refused(StoreError):
@@ -150,11 +159,12 @@ class Wire:
         self.keys = keys
         self.patience = patience
         self._lock = threading.Lock()
+        self._aborted = threading.Condition(self._lock)
         self._idle: list[tuple[float, Connection]] = []
         self._busy: set[Connection] = set()
         self._aborts = 0
         self._waits = Waits()
-        # Nothing came back until the patience was at its end, and nothing has since.
+        # A request was given up because the service did not answer; none has been answered since.
         self._is_gone = False
         self._tls: ssl.SSLContext | None = None
         self._proxy = _proxy(endpoint)
@@ -170,7 +180,7 @@ class Wire:
         A missing object is an answer; every other refusal is an error.
 
         Raises:
-            StoreError: It is refused, or nothing came back however often it was tried.
+            StoreError: It is refused, or the service did not answer for as long as it is tried.
         """
         answer = self.ask(request)
         if answer.refusal is not None and not answer.refusal.is_missing:
@@ -186,7 +196,7 @@ class Wire:
         """Send a request until it succeeds or is refused for good; a refusal is an answer too.
 
         Raises:
-            StoreError: Nothing came back however often it was tried.
+            StoreError: The service did not answer for as long as it is tried.
         """
         keys = self.keys.current()
         answer = self._tried(request, keys)
@@ -197,55 +207,47 @@ class Wire:
         return answer
 
     def _tried(self, request: Request, keys: Keys) -> Answer:
-        aborts, begun_s = self._aborts, time.monotonic()
-        number = 0
+        tries = _Tries(self.patience, self._aborts)
         while True:
-            number += 1
+            tries.begin()
             try:
                 answer = self._once(request, keys)
             except refusals.BROKEN as error:
-                if self._aborts != aborts:
-                    raise StoreError(f"{request.doing}: interrupted") from error
+                self._check_aborts(request, tries, error)
                 broken = refusals.broken(request.doing, error, self.endpoint)
-                if number >= self._tries(error):
-                    self._is_gone = refusals.is_mute(error) or refusals.is_unreached(error)
+                is_silent = refusals.is_mute(error) or refusals.is_unreached(error)
+                pause_s = tries.pause_s(is_silent=is_silent)
+                if pause_s is None or refusals.is_lasting(error) or self._is_gone:
+                    self._is_gone = is_silent
                     raise broken from error
-                self._waits.tell(begun_s, broken.message)
-                self._pause(number)
+                self._waits.tell(tries.since_s, broken.message)
             else:
                 self._is_gone = False
                 if not answer.refusal or not answer.refusal.may_pass:
                     return answer
-                if number >= self.patience.tries:
+                pause_s = tries.pause_s(answer.headers.get("retry-after", ""))
+                if pause_s is None:
                     return answer
-                self._waits.tell(begun_s, self.refused(request.doing, answer.refusal).message)
-                self._pause(number, answer.headers.get("retry-after", ""))
+                self._waits.tell(tries.since_s, self.refused(request.doing, answer.refusal).message)
+            with self._aborted:
+                self._aborted.wait_for(lambda: self._aborts != tries.aborts, pause_s)
+            self._check_aborts(request, tries)
 
-    def _tries(self, error: Exception) -> int:
-        """Return how often a request is sent at most that ends like this."""
-        if refusals.is_lasting(error) or self._is_gone:
-            return 1
-        if refusals.is_mute(error):
-            return self.patience.tries_to_hear
-        is_unreached = refusals.is_unreached(error)
-        return self.patience.tries_to_reach if is_unreached else self.patience.tries
+    def _check_aborts(
+        self, request: Request, tries: _Tries, error: Exception | None = None
+    ) -> None:
+        if self._aborts != tries.aborts:
+            raise StoreError(f"{request.doing}: interrupted") from error
 
     def abort(self) -> None:
         """Break off every request, so that no thread waits for an answer that nobody wants."""
         with self._lock:
             self._aborts += 1
+            self._aborted.notify_all()
             busy = list(self._busy)
         for connection in busy:
             with suppress(OSError):
                 connection.interrupt()
-
-    def _pause(self, number: int, asked: str = "") -> None:
-        """Wait before the next try: a random time, so that many clients do not come in waves."""
-        bound_s = min(self.patience.longest_s, self.patience.first_s * 2 ** (number - 1))
-        wait_s = random.uniform(bound_s / 2, bound_s)
-        if asked.isascii() and asked.isdecimal():
-            wait_s = max(wait_s, min(int(asked), self.patience.longest_s))
-        time.sleep(wait_s)
 
     # -- one try ------------------------------------------------------------------------------
 
@@ -367,7 +369,7 @@ class Wire:
     def _connected(self) -> Connection:
         is_tls = self.endpoint.url.startswith("https:")
         host, port = _host_and_port(self._proxy or f"//{self.endpoint.host}", is_tls=is_tls)
-        limit_s = self.patience.connect_s
+        limit_s = self._limit_s(self.patience.connect_s)
         if is_tls:
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
                 host, port, timeout=limit_s, context=self._tls_context()
@@ -378,7 +380,11 @@ class Wire:
             far_host, far_port = _host_and_port(f"//{self.endpoint.host}", is_tls=True)
             connection.set_tunnel(far_host, far_port)
         connection.connect()
-        return Connection(connection, self.patience.stall_s)
+        return Connection(connection, self._limit_s(self.patience.stall_s))
+
+    def _limit_s(self, limit_s: float) -> float:
+        """Return a time limit, a short one for a service that has not answered for long."""
+        return min(limit_s, _GONE_S) if self._is_gone else limit_s
 
     def _tls_context(self) -> ssl.SSLContext:
         with self._lock:
@@ -395,6 +401,42 @@ class Wire:
                 self._idle.append((time.monotonic(), connection))
         if not is_kept:
             connection.close()
+
+
+class _Tries:
+    """The tries of one request, and for how long it has failed."""
+
+    def __init__(self, patience: Patience, aborts: int) -> None:
+        self.aborts = aborts
+        self.since_s = 0.0
+        self._patience = patience
+        self._count = 0
+        self._begun_s = 0.0
+
+    def begin(self) -> None:
+        """Count one more try."""
+        self._count += 1
+        self._begun_s = time.monotonic()
+
+    def pause_s(self, asked: str = "", *, is_silent: bool = False) -> float | None:
+        """Return how long to wait before the next try; None when there is none.
+
+        A random time, so that many clients do not come in waves.
+
+        Args:
+            asked: The pause for which the service asks, in seconds.
+            is_silent: Whether nothing came back at all.
+        """
+        now_s, patience = time.monotonic(), self._patience
+        if self._count == 1:
+            self.since_s = self._begun_s if is_silent else now_s
+        bound_s = min(patience.longest_s, patience.first_s * 2 ** min(self._count - 1, 30))
+        pause_s = random.uniform(bound_s / 2, bound_s)
+        if asked.isascii() and asked.isdecimal():
+            pause_s = max(pause_s, min(int(asked), patience.longest_s))
+        is_over = now_s + pause_s - self.since_s > patience.total_s
+        is_enough = is_silent or self._count >= patience.tries
+        return None if is_over and is_enough else pause_s
 
 
 class _Sent:

@@ -2,7 +2,8 @@
 
 A request that breaks is made again after a pause that grows and is never the same for two nodes,
 until it has made no progress for ``Patience.total_s``. What comes in slower than a trickle counts
-as broken.
+as broken. A server that was given up is *down* until it answers again: other requests to it do not
+wait for as long once more, so that a node ends soon after its store has gone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+from math import inf
 from typing import IO, Callable, Iterator, Mapping, NamedTuple, TypeVar
 
 from jobentry.contract import names
@@ -25,8 +27,10 @@ from jobentry.output import say
 
 Result = TypeVar("Result")
 
-# So long is tried without a word, and so long is between two.
-_FIRST_WORD_S, _NEXT_WORD_S = 5.0, 30.0
+# Seconds to try before the first notice, and between two notices.
+_FIRST_WORD_S, _NEXT_WORD_S = 5.0, 10.0
+# For how long a request to a server that is down is tried, and how often one is tried at all.
+_DOWN_S, _DOWN_PAUSE_S = 5.0, 5.0
 # How much of an error's text is read.
 _ERROR_BYTES = 64 * 1024
 # A write to a socket has one time limit for all of it, so what is written at once is small.
@@ -123,6 +127,10 @@ class Refused(ObjectError):
         self.answer = answer
 
 
+# The servers that were given up, and when they were last tried.
+_down: dict[str, float] = {}
+
+
 class Tries:
     """Counts the tries of one exchange; progress makes it as patient as at first."""
 
@@ -138,16 +146,25 @@ class Tries:
         self.count = 0
         self._since = time.monotonic()
 
-    def pause(self, fault: str, at_least_s: float = 0.0) -> bool:
+    def of(self, origin: str) -> Patience:
+        """Return how patient the next try is."""
+        if origin not in _down:
+            return self.patience
+        stall_s, total_s = min(self.patience.stall_s, _DOWN_S), min(self.patience.total_s, _DOWN_S)
+        return self.patience._replace(stall_s=stall_s, total_s=total_s)
+
+    def pause(self, fault: str, origin: str, at_least_s: float = 0.0) -> bool:
         """Wait before the next try; return whether there is one.
 
         Args:
-            fault: What came in its way, for the log if this lasts; empty for nothing.
+            fault: What failed, for the log if this lasts; empty for nothing.
+            origin: The server.
         """
         longest = min(self.patience.longest_pause_s, self.patience.pause_s * 2**self.count)
         pause_s = max(at_least_s, random.uniform(longest / 2, longest))
         self.count += 1
-        if time.monotonic() + pause_s > self._since + self.patience.total_s:
+        if time.monotonic() + pause_s > self._since + self.of(origin).total_s:
+            _down[origin] = time.monotonic()
             return False
         if fault:
             self._tell(fault)
@@ -242,8 +259,13 @@ def exchange(
         ObjectError: It did not answer, or not whole, for as long as we are patient.
     """
     while True:
+        wire = make()
+        if not tries.count and time.monotonic() < _down.get(wire.origin, -inf) + _DOWN_PAUSE_S:
+            raise ObjectError(f"{doing}: {what}: the server does not answer", _NO_ANSWER)
         try:
-            with _sent(make(), tries.patience) as response:
+            with _sent(wire, tries.of(wire.origin)) as response:
+                if response.status not in _AGAIN:
+                    _down.pop(wire.origin, None)
                 if 200 <= response.status < 300:
                     return take(response)
                 body = response.rest()
@@ -256,8 +278,9 @@ def exchange(
                 raise ObjectError(f"{doing}: {what}: {came_back(error)}", _UNTRUSTED) from error
             fault, at_least_s = came_back(error), 0.0
         text = f"{doing}: {what}: {fault}" if doing else ""
-        if not tries.pause(text, at_least_s):
-            text += f", for {tries.patience.total_s:g} s and {tries.count} tries"
+        total_s = tries.of(wire.origin).total_s
+        if not tries.pause(text, wire.origin, at_least_s):
+            text += f", for {total_s:g} s and {tries.count} tries"
             raise ObjectError(text, _NO_ANSWER)
 
 
