@@ -125,7 +125,8 @@ def stream(job: Job, descriptor: int, *, follow: bool, options: argparse.Namespa
     from cloudjob.console import Screen
 
     node = options.node if options else None
-    screen = Screen(is_live=os.isatty(descriptor), rank=options.rank if options else None)
+    rank = options.rank if options else None
+    screen = Screen(is_live=os.isatty(descriptor), is_live_words=os.isatty(2), rank=rank)
     waiting = _Waiting(job)
     for piece in job.pieces(node, follow=follow):
         waiting.heard(piece.data)
@@ -152,7 +153,7 @@ def report(status: JobStatus) -> None:
         return
     where = [
         f"node {failure.node}" if failure.node is not None else "",
-        f"({failure.host})" if failure.host else "",
+        f"({printable(failure.host)})" if failure.host else "",
         f"rank {failure.rank}" if failure.rank is not None else "",
     ]
     place = " ".join(part for part in where if part)
@@ -198,7 +199,7 @@ def print_status(status: JobStatus) -> None:
     if status.cause:
         rows.append(("cause", status.cause))
     for key, value in rows:
-        print(f"{key:<10} {value}")
+        print(f"{key:<10} {printable(str(value))}")
     if status.failure:
         report(status)
 

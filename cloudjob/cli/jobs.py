@@ -8,7 +8,7 @@ import sys
 from cloudjob.cli.filters import filter_flags, filter_of
 from cloudjob.cli.follow import exit_code, print_status, report, status_json, stream
 from cloudjob.cli.options import job_argument, json_flag, state_home, whole_number
-from cloudjob.cli.say import print_json, printable, say, tell_error
+from cloudjob.cli.say import print_json, print_name, printable, say, tell_error
 from cloudjob.errors import CloudJobError, UsageError
 
 TYPE_CHECKING = False
@@ -135,7 +135,7 @@ def _diff(options: argparse.Namespace) -> int:
         print_json({key: [first, second] for key, first, second in rows})
     else:
         for key, first, second in rows:
-            print(f"{key}: {printable(str(first))} -> {printable(str(second))}")
+            print(f"{printable(key)}: {printable(str(first))} -> {printable(str(second))}")
     return 1 if rows else 0
 
 
@@ -147,7 +147,7 @@ def _events(options: argparse.Namespace) -> int:
         print_json([event._asdict() for event in events])
     else:
         for event in events:
-            print(f"{event.at}  {event.level:<7}  {printable(event.message)}")
+            print(printable(f"{event.at}  {event.level:<7}  {event.message}"))
     return 0
 
 
@@ -181,10 +181,10 @@ def _outputs(options: argparse.Namespace) -> int:
         say(f"job {job.id} has left no outputs")
     elif options.to is None:
         for file in found:
-            print(file.name + _INCOMPLETE * file.is_incomplete)
+            print_name(file.name + _INCOMPLETE * file.is_incomplete)
     else:
         for file in job.fetch_outputs(Path(options.to)):
-            print(Path(options.to, file.name))
+            print_name(str(Path(options.to, file.name)))
             if file.is_incomplete:
                 say(f"{file.name} is incomplete: it was being written when it was kept")
     return 0

@@ -44,9 +44,17 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def print_name(name: str) -> None:
+    """Print the name of a file: its bytes for a file or a pipe, one safe line for a terminal."""
+    if sys.stdout.isatty():
+        print(printable(name))
+    else:
+        sys.stdout.buffer.write(name.encode("utf-8", "surrogateescape") + b"\n")
+
+
 def say(text: str) -> None:
-    """Say one line on stderr."""
-    show(text + "\n")
+    """Write a message to stderr; what is not printable in it is escaped."""
+    show("\n".join(printable(line) for line in text.split("\n")) + "\n")
 
 
 def show(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import pytest
 
 from cloudjob.cli import follow, main
 from cloudjob.cli.parser import _COMMANDS
+from cloudjob.cli.say import print_name, tell_error
 from cloudjob.errors import BackendError
+from cloudjob.status import Code, Failure, JobState, JobStatus
 
 
 @pytest.mark.parametrize("command", [name for name, _, _ in _COMMANDS])
@@ -38,6 +41,52 @@ def test_help_imports_no_command():
     names = [f"cloudjob.cli.{name}" for name in ("options", "parser", "say")]
 
     assert done.stdout.splitlines()[-1] == repr(names)
+
+
+def test_no_message_controls_the_terminal(capsys: pytest.CaptureFixture[str]):
+    """Whatever a script has written, a record says, or a store has answered."""
+    bad = "\x1b]0;x\x07\r\u202e\x9b2J\udcff"
+    failure = Failure(node=0, host=bad, rank=1, exit_code=1, message=bad, last_lines=(bad, bad))
+    status = JobStatus(
+        job="train-1",
+        name=bad,
+        backend="process",
+        state=JobState.FAILED,
+        native_state=bad,
+        nodes=1,
+        procs_per_node=1,
+        created_at=bad,
+        cause=bad,
+        failure=failure,
+        code=Code(uri="", digest="", size_bytes=0, files=0),
+    )
+    follow.print_status(status)
+    tell_error(BackendError(f"asking: {bad}", hint=bad))
+    shown = capsys.readouterr()
+
+    assert "\\x1b]0;x\\x07\\r\\u202e\\x9b2J\\udcff" in shown.err
+    assert all(c.isprintable() or c == "\n" for c in shown.out + shown.err)
+    assert shown.err.count("\n") == 6
+
+
+def test_names_of_outputs_have_their_bytes_in_a_file_and_are_safe_on_a_terminal(
+    capfdbinary: pytest.CaptureFixture[bytes],
+):
+    name = "model/\x1b]0;x\x07\udcff\n.ckpt"
+    print_name(name)
+    sys.stdout.flush()
+    near, far = os.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", f"from cloudjob.cli.say import print_name\nprint_name({name!r})"],
+        stdout=far,
+        check=True,
+    )
+    os.close(far)
+
+    assert done.returncode == 0
+    assert capfdbinary.readouterr().out == b"model/\x1b]0;x\x07\xff\n.ckpt\n"
+    assert os.read(near, 1000) == b"model/\\x1b]0;x\\x07\\udcff\\n.ckpt\r\n"
+    os.close(near)
 
 
 def test_a_cancel_by_ctrl_c_that_fails_is_one_line_and_no_traceback(

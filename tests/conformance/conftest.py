@@ -14,7 +14,7 @@ import pytest
 from cloudjob.store import ObjectStore, open_store
 from cloudjob.store.s3 import S3Store, place
 from cloudjob.store.s3.wire import Patience
-from jobentry.objects import access, s3
+from jobentry.objects import access, s3, web
 from tests.servers import (
     INTERNAL,
     LOST_ANSWER,
@@ -29,7 +29,7 @@ from tests.servers import (
 
 # Tries as often as by default, but a test doesn't wait for seconds in between.
 # A machine under load may take seconds for anything, and that must not count as a fault.
-QUICK = Patience(total_s=2.0, first_s=0.01, longest_s=0.1, stall_s=15.0)
+QUICK = Patience(total_s=40.0, first_s=0.01, longest_s=0.1, stall_s=15.0)
 # The least that services take.
 PART_BYTES = 5 * 1024 * 1024
 KINDS = (
@@ -104,6 +104,7 @@ def nothing_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "_keyring", access.Keyring())
     monkeypatch.setattr(s3, "_regions", {})
     monkeypatch.setattr(s3, "_ahead_s", 0.0)
+    monkeypatch.setattr(web, "_down", {})
 
 
 @pytest.fixture

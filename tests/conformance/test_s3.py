@@ -39,6 +39,8 @@ KIB = 1024
 SIZE = 3 * PART_BYTES + 17
 # For what a hang is: much shorter than a test may take, and longer than anything else does.
 STALL = QUICK._replace(stall_s=4.0)
+# For a fault that lasts.
+BRIEF = QUICK._replace(total_s=0.0)
 S3Given = Callable[[str], Given]
 
 
@@ -325,7 +327,7 @@ def test_an_upload_that_nobody_goes_on_with_is_removed(
 ):
     """After a day, by the next large put to the same bucket."""
     proxy.add(INTERNAL, when=is_part, times=1000)
-    impatient = given.open(QUICK._replace(tries=2))
+    impatient = given.open(QUICK._replace(total_s=0.0, tries=2))
     with pytest.raises(StoreError):
         impatient.put(big, "abandoned")
     assert len(uploads(given)) == 1
@@ -408,15 +410,15 @@ def test_bytes_that_never_arrive_unchanged_are_an_error(
     """On a server that checks digests, on one that does not, and on the way back."""
     proxy.choose = lambda r: Fault(corrupt_request_at=0) if r.method == "PUT" else None
     with pytest.raises(StoreError, match=r"put key in .*: the bytes did not arrive"):
-        given.open().put_bytes(b"some bytes", "key")
+        given.open(BRIEF).put_bytes(b"some bytes", "key")
     other = s3_given("s3 on moto")
     assert other.proxy is not None
     other.proxy.choose = proxy.choose
     with pytest.raises(StoreError, match=r"put key in .*: the bytes did not arrive"):
-        other.open().put_bytes(b"some bytes", "key")
+        other.open(BRIEF).put_bytes(b"some bytes", "key")
     other.proxy.choose = lambda r: Fault(corrupt_response_at=0) if r.method == "GET" else None
     with pytest.raises(StoreError, match=r"get key in .*: its bytes are not those"):
-        other.open().get_bytes("key")
+        other.open(BRIEF).get_bytes("key")
 
 
 def test_a_long_list_is_complete_and_in_order(store: ObjectStore):
@@ -487,7 +489,7 @@ def test_a_refusal_says_what_to_try(
         monkeypatch.setenv(name, value)
 
     with pytest.raises(StoreError) as caught:
-        given.open().put_bytes(b"x", "key")
+        given.open(BRIEF).put_bytes(b"x", "key")
 
     assert message in caught.value.message
     assert caught.value.hint.startswith(hint)
@@ -529,7 +531,7 @@ def test_what_the_service_refuses_is_said(
     proxy.add(replace(fault, headers=headers), times=100)
 
     with pytest.raises(StoreError) as caught:
-        given.open().put_bytes(b"x", "key")
+        given.open(BRIEF).put_bytes(b"x", "key")
 
     assert caught.value.message.startswith(f"put key in s3://{bucket(given)}/pre%20fix: ")
     assert message in caught.value.message
@@ -556,7 +558,7 @@ def test_tls_to_a_plain_port_and_a_page_that_is_no_store_are_named(
     """Two ways to have the wrong endpoint."""
     plain = replace(given, uri=f"{given.uri}?endpoint=https://127.0.0.1:{seaweedfs.port}")
     with pytest.raises(StoreError, match=r"no TLS: ") as caught:
-        plain.open(QUICK._replace(tries=2)).put_bytes(b"x", "key")
+        plain.open(QUICK._replace(total_s=0.0, tries=2)).put_bytes(b"x", "key")
     assert caught.value.hint == "http:// or https://?"
 
     proxy.choose = lambda _: Fault(status=200, body=b"<html></html>")
@@ -673,7 +675,7 @@ def test_who_takes_only_some_of_many_leaves_no_answer_behind(direct: Any):
 
 def test_many_from_nowhere_are_one_error(given: Given):
     """Nobody listens: said as for one of them."""
-    nowhere = replace(given, uri=f"{given.uri}?endpoint=http://127.0.0.1:1").open()
+    nowhere = replace(given, uri=f"{given.uri}?endpoint=http://127.0.0.1:1").open(BRIEF)
 
     with pytest.raises(StoreError, match=r"get key-\d+ in s3://.*connection refused"):
         list(nowhere.get_each([f"key-{number}" for number in range(100)]))

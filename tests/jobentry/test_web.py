@@ -96,6 +96,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait less than for a real server, and reach this one itself."""
     quick = web.Patience(stall_s=4.0, total_s=20.0, pause_s=0.01, longest_pause_s=0.05)
     monkeypatch.setattr(web, "patience", lambda: quick)
+    monkeypatch.setattr(web, "_down", {})
     for name in list(os.environ):
         if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -204,6 +205,7 @@ def test_an_end_to_patience(server: Any, tmp_path: Path):
     server.answer = lambda handler, count: handler.send(503)
     uri = server.uri + "/a?" + SECRET
     for act in (objects.read, lambda uri: fetched(uri, tmp_path)):
+        web._down.clear()
         with pytest.raises(
             ObjectError, match=r"503 Service Unavailable, for 1 s and \d+ tries$"
         ) as caught:
@@ -257,6 +259,27 @@ def test_nobody_listens(tmp_path: Path):
     """The message says what came back."""
     with pytest.raises(ObjectError, match=r"/a: connection refused, for 1 s"):
         fetched("http://127.0.0.1:9/a", tmp_path)
+
+
+@pytest.mark.usefixtures("_at_an_end")
+def test_a_server_that_was_given_up_costs_no_patience_again_until_it_answers(
+    server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Many outputs are not each waited for, and what comes later is stored when it is back."""
+    monkeypatch.setattr(web, "_DOWN_PAUSE_S", 1e6)
+    server.answer = lambda handler, count: handler.send(503)
+    with pytest.raises(ObjectError, match="for 1 s and"):
+        objects.read(server.uri + "/a")
+    asked = len(server.seen)
+    for _ in range(100):
+        with pytest.raises(ObjectError, match="the server does not answer"):
+            objects.read(server.uri + "/a")
+    assert len(server.seen) == asked
+
+    monkeypatch.setattr(web, "_DOWN_PAUSE_S", 0.0)
+    server.answer = lambda handler, count: handler.send_data()
+    assert objects.read(server.uri + "/a") == DATA
+    assert web._down == {}
 
 
 def test_what_is_not_there(server: Any, tmp_path: Path):

@@ -65,6 +65,10 @@ def version_key(node: int, sha256: str) -> str:
 
 def is_name(text: str) -> bool:
     """Whether this can name a file below a folder."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
     segments = text.split("/")
     return not any(segment in ("", ".", "..") for segment in segments) and "\0" not in text
 
@@ -95,7 +99,7 @@ def load(data: bytes) -> Manifest:
             node=int(value["node"]),
             files=tuple(_kept(file) for file in value["files"]),
         )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ManifestError(f"it cannot be read: {type(error).__name__}: {error}") from error
     return manifest
 

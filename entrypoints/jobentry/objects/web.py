@@ -260,12 +260,11 @@ def exchange(
     """
     while True:
         wire = make()
-        if not tries.count and time.monotonic() < _down.get(wire.origin, -inf) + _DOWN_PAUSE_S:
+        if not tries.count and _was_just_down(wire.origin):
             raise ObjectError(f"{doing}: {what}: the server does not answer", _NO_ANSWER)
         try:
             with _sent(wire, tries.of(wire.origin)) as response:
-                if response.status not in _AGAIN:
-                    _down.pop(wire.origin, None)
+                _note_answer(wire.origin, response.status)
                 if 200 <= response.status < 300:
                     return take(response)
                 body = response.rest()
@@ -290,6 +289,15 @@ _NO_ANSWER = (
     f" {names.CLOUDJOB_STORE_PATIENCE_S} how long is waited"
 )
 _DENIED = "have these keys the right to do so, and do they belong to this server?"
+
+
+def _was_just_down(origin: str) -> bool:
+    return time.monotonic() < _down.get(origin, -inf) + _DOWN_PAUSE_S
+
+
+def _note_answer(origin: str, status: int) -> None:
+    if status not in _AGAIN:
+        _down.pop(origin, None)
 
 
 def _is_worth_another(answer: Answer) -> bool:

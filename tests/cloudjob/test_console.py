@@ -1,0 +1,99 @@
+"""What a person sees of a job's log, on a terminal and in a file."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudjob.console import Screen
+
+ESC = b"\x1b"
+
+
+def shown(*pieces: bytes, is_live: bool = True) -> bytes:
+    """Return all that is shown of the ranks' text."""
+    screen = Screen(is_live=is_live)
+    return b"".join([screen.show(piece)[0] for piece in pieces]) + screen.finish()
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [
+        (b"plain", b"plain"),
+        ("tab\tand é ✓".encode(), "tab\tand é ✓".encode()),
+        (ESC + b"[31mred" + ESC + b"[0m", ESC + b"[31mred" + ESC + b"[0m" + ESC + b"[0m"),
+        (ESC + b"[38;2;1;2;3mx", ESC + b"[38;2;1;2;3mx" + ESC + b"[0m"),
+        (b"a" + ESC + b"]52;c;ZXZpbA==\x07b", b"ab"),
+        (b"a" + ESC + b"]0;title" + ESC + b"\\b", b"ab"),
+        (b"a" + ESC + b"]0;never ended", b"a"),
+        (b"a" + ESC + b"[2J" + ESC + b"[1;1H" + ESC + b"[?1049hb", b"ab"),
+        (b"a" + ESC + b"cb" + ESC + b"(0c" + ESC, b"abc"),
+        (ESC + ESC + b"[31m]0;x\x07", ESC + b"[31m]0;x" + ESC + b"[0m"),
+        (ESC + b"P1$q" + ESC + b"\\a", b"a"),
+        (b"a\x07\x08\x0b\x0c\x00\x7fb", b"ab"),
+        (b"a\xc2\x9b2Jb", b"a2Jb"),
+        (b"a\x9b2J\xffb", b"a2J\xffb"),
+        ("a\u202eb\u2066".encode(), b"ab"),
+        (ESC + b"[" + b"1;" * 100 + b"m", b""),
+    ],
+)
+def test_only_colours_of_a_rank_reach_a_terminal(text: bytes, safe: bytes):
+    """In whole lines and in parts; a file has every byte."""
+    for piece, end in ((b"[0] " + text + b"\n", b"\n"), (b"[0]+ " + text + b"\n", b"\n")):
+        assert shown(piece) == b"[0] " + safe + end
+        assert shown(piece, is_live=False) == b"[0] " + text + b"\n"
+
+
+def test_a_sequence_that_comes_in_two_parts_does_not_reach_a_terminal():
+    for cut in range(1, 12):
+        text = b"\x1b]0;title\x07"
+        found = shown(b"[0]+ " + text[:cut] + b"\n", b"[0]+ " + text[cut:] + b"\n")
+        assert ESC not in found
+        assert b"\x07" not in found
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"[0] a\r[1] forged\n"],
+        [b"[0]+ a\r[1] forged\n"],
+        [b"[0]+ a\n", b"[0]+ \r[1] forged\n"],
+        [b"[0]+ a\r\n", b"[0] [1] forged\n"],
+        [b"[0]+ a\n", b"[0] \r[1] forged\r\n"],
+    ],
+)
+def test_a_carriage_return_cannot_forge_a_mark(pieces: list[bytes]):
+    """The mark of the rank stands before whatever follows a carriage return."""
+    found = shown(*pieces)
+
+    assert found.endswith(b"[0] [1] forged\n")
+    assert found.count(b"\r[1]") == 0
+
+
+def test_a_progress_bar_stays_in_its_line():
+    parts = [b"[0]+ \r%3d%%\n" % done for done in (10, 20)]
+
+    assert shown(*parts, b"[0] \r100%\n") == b"[0]  10%\r[0]  20%\r[0] 100%\n"
+    assert shown(*parts, b"[0] \r100%\n", is_live=False) == b"[0] \r 10%\r 20%\r100%\n"
+
+
+def test_our_own_text_is_safe_on_a_terminal():
+    text = b"jobentry: the script \x1b]0;x\x07.py\n"
+
+    assert Screen(is_live=False).show(text) == (b"", b"jobentry: the script .py\n")
+    assert Screen(is_live=True, is_live_words=False).show(text) == (b"", text)
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+@pytest.mark.parametrize("part", [b"x" * 100_000, b"\r" + b"x" * 100_000])
+def test_a_line_without_an_end_costs_little_memory(is_live: bool, part: bytes):
+    """A file has all of it, in one line while no other rank writes."""
+    screen = Screen(is_live=is_live)
+    found = []
+    for _ in range(50):
+        found.append(screen.show(b"[0]+ " + part + b"\n")[0])
+        assert sum(map(len, screen._parts.values())) < 2 * 1024 * 1024
+    found.append(screen.show(b"[1] other\n")[0])
+    found.append(screen.show(b"[0] end\n")[0] + screen.finish())
+
+    if not is_live:
+        assert b"".join(found) == b"[0] " + part * 50 + b"\n[1] other\n[0] end\n"
