@@ -85,6 +85,8 @@ class FakeModelArts:
     token: str = ""
     ahead_s: float = 0.0
     encrypted: bool = False
+    # The keys in the bucket.
+    objects: list[str] = field(default_factory=list)
     location: str = "cn-north-4"
     endpoint: str = ""
 
@@ -280,6 +282,10 @@ class FakeModelArts:
         if "encryption" in query:
             rule = b"<Rule><SSEAlgorithm>kms</SSEAlgorithm></Rule>"
             return Reply(200, rule) if self.encrypted else Reply(404, b"<Error/>")
+        if "prefix" in query:
+            found = sorted(key for key in self.objects if key.startswith(query["prefix"]))
+            listed = "".join(f"<Contents><Key>{key}</Key></Contents>" for key in found[:1])
+            return Reply(200, f'<ListBucketResult xmlns="x">{listed}</ListBucketResult>'.encode())
         text = f"<LocationConstraint>{self.location}</LocationConstraint>"
         return Reply(200, text.encode())
 

@@ -341,6 +341,32 @@ def test_what_would_fail_is_said_before(
     assert check.hint
 
 
+@pytest.mark.parametrize(
+    ("key", "is_there"),
+    [
+        ("", True),
+        ("data", True),
+        ("data/", True),
+        ("data/a%20b", True),
+        ("empty/", True),
+        ("nope/", False),
+        ("nope", False),
+        ("dat", False),
+        ("data/a", False),
+        ("data/a%20b/", False),
+    ],
+)
+def test_an_input_that_is_not_there_is_found_before_the_submit(
+    key: str, is_there: bool, service: FakeModelArts, backend: ModelArtsBackend
+):
+    service.objects = ["data-2/x", "data/a b", "empty/"]
+    check = looked(service, backend, inputs={"DATA": f"obs://bucket/{key}"})["inputs"]
+
+    assert check.is_ok == is_there
+    assert check.is_needed
+    assert check.found == f"DATA: {'' if is_there else 'there is nothing at '}obs://bucket/{key}"
+
+
 def test_a_bucket_elsewhere_or_encrypted_is_said(service: FakeModelArts, backend: ModelArtsBackend):
     """The service says so only when the job has failed."""
     service.location, service.encrypted = "eu-west-101", True

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
 
 from cloudjob.backends.base import Check
@@ -45,6 +45,7 @@ def look(client: Client, spec: JobSpec | None, store: str) -> list[Check]:
         lambda: _image(client, spec),
         lambda: _pool(client, spec),
         lambda: _quota(client, spec),
+        lambda: _inputs(client, spec, store),
         lambda: _outputs(client, spec),
         lambda: _bucket(client, store),
     ]
@@ -214,6 +215,50 @@ def _quota(client: Client, spec: JobSpec | None) -> Iterator[Check]:
 
 
 # -- where it keeps things --------------------------------------------------------------------
+
+
+def _inputs(client: Client, spec: JobSpec | None, store: str) -> Iterator[Check]:
+    """The service takes a place where nothing is for an empty input, and the job succeeds."""
+    if client.site.keys is None:
+        return
+    for name, uri in spec.inputs.items() if spec else ():
+        if not uri.startswith("obs://"):
+            continue
+        place = _place(uri if "?" in uri else f"{uri}?{urlsplit(store).query}", client.site.region)
+        status = _status(client, place, unquote(urlsplit(uri).path.lstrip("/")), uri)
+        if status == 404:
+            hint = "is it misspelt? an object whose name ends in / makes an empty folder an input"
+            yield Check("inputs", False, f"{name}: there is nothing at {uri}", hint)
+        elif status >= 400:
+            # The platform has a right of its own.
+            hint = "may these keys list it?"
+            yield Check("inputs", False, f"{name}: {uri}: HTTP {status}", hint, is_needed=False)
+        else:
+            yield Check("inputs", True, f"{name}: {uri}")
+
+
+def _status(client: Client, place: _Place, key: str, uri: str) -> int:
+    """Return 200 if there is this object, or one below it as a folder; else the HTTP status."""
+    folder = key.rstrip("/") + "/" if key else ""
+    for prefix in dict.fromkeys((key, folder)):
+        query = (("max-keys", "1"), ("prefix", prefix))
+        answer = client.bucket(place.url, query, place.region, f"looking for {uri}")
+        if answer.status >= 400:
+            return answer.status
+        first = _first_key(answer.body)
+        # Of all that begin with the name of an object, that object comes first.
+        if first and (prefix == folder or first == key):
+            return 200
+    return 404
+
+
+def _first_key(body: bytes) -> str:
+    """Return the first key of a list of objects; empty when there is none."""
+    try:
+        found = next(ElementTree.fromstring(body).iterfind("{*}Contents/{*}Key"), None)
+    except ElementTree.ParseError:
+        return ""
+    return "" if found is None else found.text or ""
 
 
 def _outputs(client: Client, spec: JobSpec | None) -> Iterator[Check]:
