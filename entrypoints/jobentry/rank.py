@@ -13,7 +13,7 @@ import sys
 import time
 
 from jobentry.contract import names
-from jobentry.system import DIE_WITH_PARENT, prctl
+from jobentry.system import ADOPT_ORPHANS, DIE_WITH_PARENT, prctl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing costs each rank seven milliseconds
@@ -39,6 +39,11 @@ _SESSION = frozenset(
 # How launchers number a rank, our own word first: a user may have set one of the others.
 _RANK = (names.CLOUDJOB_RANK, "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "RANK_ID")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# Of what a program leaves behind, that which ends with it: who ends so within the first second was
+# ended by the program, or by the end of what it wrote to.
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL, signal.SIGPIPE)
+_SECOND_S = 1.0
+_LOOK_S = 5.0
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -165,7 +170,9 @@ def _run(command: list[str], environment: dict[str, str], rank: int, node_dir: s
     note, end = os.pipe()
     os.set_inheritable(end, True)
     environment[names.CLOUDJOB_END_FD] = str(end)
-    child = _start(command, environment)
+    # A Python script waits for its own children; a shell script may start ranks and end.
+    leaves_rest = "--script" not in command[:3]
+    child = _start(command, environment, adopts=leaves_rest)
     os.close(end)
     _tell(node_dir, "start %d %d %d" % (rank, os.getpid(), child))
     statuses: list[int] = []
@@ -177,6 +184,8 @@ def _run(command: list[str], environment: dict[str, str], rank: int, node_dir: s
         _wait_for_end(child, wake, statuses)
     else:
         code, number = _end_of(_wait_for_end(child, wake, statuses))
+        if leaves_rest and not code:
+            code, number = _wait_for_rest(node_dir, rank, wake)
         values = (rank, code, number, bool(was_told), time.time())
         _tell(node_dir, "end %d %d %d %d %.6f " % values)
     if noted:
@@ -196,10 +205,13 @@ def _listen(told: Callable[[int, FrameType | None], None]) -> int:
     return wake
 
 
-def _start(command: list[str], environment: dict[str, str]) -> int:
+def _start(command: list[str], environment: dict[str, str], *, adopts: bool = False) -> int:
+    """Start the program; what it leaves behind becomes our child where this process ``adopts``."""
     # mpirun may kill this process alone, and then its child has to go as well.
     set_attribute = prctl()
     parent = os.getpid()
+    if adopts:
+        set_attribute(ADOPT_ORPHANS, 1)
     child = os.fork()
     if child:
         return child
@@ -242,11 +254,64 @@ def _wait_for_note(
 
 def _has_ended(child: int, statuses: list[int]) -> bool:
     """Whether the program has ended; then its status, which is there only once, is noted."""
-    if not statuses:
-        process, status = os.waitpid(child, os.WNOHANG)
-        if process:
-            statuses.append(status)
+    statuses += [status for process, status in _ended() if process == child]
     return bool(statuses)
+
+
+def _ended() -> list[tuple[int, int]]:
+    """Return the children that have ended, what was adopted among them, and their statuses."""
+    found: list[tuple[int, int]] = []
+    while True:
+        try:
+            process, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            process = 0
+        if not process:
+            return found
+        found.append((process, status))
+
+
+def _wait_for_rest(node_dir: str, rank: int, wake: int) -> tuple[int, int]:
+    """Wait until what the program has left running has ended; return how the first ended badly."""
+    bad = (0, 0)
+    begun = time.monotonic()
+    due_s = _SECOND_S
+    while True:
+        is_late = time.monotonic() - begun > _SECOND_S
+        for _, status in _ended():
+            code, number = _end_of(status)
+            if code and not bad[0] and (is_late or number not in _ENDING):
+                bad = (code, number)
+        rest = _rest()
+        if not rest:
+            return bad
+        waited_s = time.monotonic() - begun
+        if waited_s >= due_s:
+            due_s = max(60.0, 2 * waited_s)
+            _tell(node_dir, "waits %d %d %s" % (rank, len(rest), "; ".join(rest[:3])))
+        if select.select([wake], [], [], min(_LOOK_S, max(0.01, due_s - waited_s)))[0]:
+            os.read(wake, 4096)
+
+
+def _rest() -> list[str]:
+    """Return the command lines of our children, without those with a session of their own.
+
+    Such a one is a daemon: it was made to outlive who started it, and nobody waits for it.
+    """
+    found = []
+    own = (os.getpid(), os.getsid(0))
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open("/proc/" + name + "/stat", "rb") as file:
+                # The name of a program may hold blanks and brackets; the last bracket ends it.
+                state, parent, _, session = file.read().rpartition(b")")[2].split()[:4]
+            with open("/proc/" + name + "/cmdline", "rb") as file:
+                words = file.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        except (OSError, ValueError):
+            continue
+        if (int(parent), int(session)) == own and state != b"Z":
+            found.append(words)
+    return found
 
 
 def _wait_for_end(child: int, wake: int, statuses: list[int]) -> int:

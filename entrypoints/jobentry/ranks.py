@@ -10,7 +10,7 @@ from typing import Callable, NamedTuple
 
 from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
-from jobentry.output import last_lines
+from jobentry.output import last_lines, say
 
 # So many lines and bytes of a rank's log stand in its report; fewer of one that ended well, which
 # is to blame only when it should not have ended.
@@ -81,6 +81,13 @@ class Ranks:
         if word == "gone":
             rank = int(rest)
             self.ends[rank] = self._failing[rank]
+            return word, None
+        if word == "waits":
+            rank_text, count, commands = rest.split(" ", 2)
+            say(
+                f"rank {rank_text}: its script has ended, and {count} process(es) that it started"
+                f" still run ({commands}): the rank ends with them"
+            )
             return word, None
         numbers = rest.split(" ", 5)
         end = End(

@@ -279,6 +279,49 @@ rank._start(["touch", "started"], dict(os.environ))
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_rank_ends_when_what_its_script_left_in_the_background_has(
+    node: Node, until: Callable[..., None], code: int
+):
+    go = node.folder / "go"
+    wait = f"while [ ! -e {go} ]; do sleep 0.05; done"
+    door = node.start("bash", "-c", f"for i in 1 2; do ({wait}; exit {code}) & done; exit 0")
+    until(lambda: len(node.lines()) == 2)
+    go.touch()
+
+    assert door.wait(20) == code
+    _, waits, end = node.lines()
+    assert waits[:3] == ["waits", "0", "2"]
+    assert " ".join(waits[3:]).startswith("bash -c for i in 1 2;")
+    assert end[:5] == ["end", "0", str(code), "0", "0"]
+
+
+def test_a_rank_does_not_wait_for_daemons(node: Node):
+    has_session = 'read -r _ _ _ _ _ session _ </proc/$!/stat; [ "$session" = $! ]'
+    door = node.start(
+        "bash", "-c", f"setsid sleep 600 >&- 2>&- & echo $!; until {has_session}; do :; done"
+    )
+
+    assert door.wait(20) == 0
+    assert [words[0] for words in node.lines()] == ["start", "end"]
+    os.kill(int(node.log()), signal.SIGKILL)
+
+
+def test_what_a_script_ends_itself_is_no_failure(node: Node):
+    door = node.start("bash", "-c", "sleep 600 & kill $!; exit 0")
+
+    assert door.wait(20) == 0
+
+
+def test_a_cancel_ends_what_a_script_left_in_the_background(node: Node, until: Callable[..., None]):
+    door = node.start("bash", "-c", "sleep 600 & exit 0")
+    until(lambda: len(node.lines()) == 2)
+    os.killpg(door.pid, signal.SIGTERM)
+
+    assert door.wait(20) == 143
+    assert node.lines()[2][:5] == ["end", "0", "143", "15", "1"]
+
+
 def test_a_door_stays_while_the_job_is_stopped(node: Node, until: Callable[..., None]):
     """Mpirun ends every rank when the first one goes, so nobody goes before the others are done."""
     door = node.start("sh", "-c", "until [ -e go ]; do sleep 0.05; done", PWD=str(node.folder))

@@ -40,6 +40,14 @@ def start(processes: list[subprocess.Popen[bytes]], command: str = "exec sleep 6
     return process.pid
 
 
+def test_what_a_rank_waits_for_is_reported(ranks: Ranks, capsys: pytest.CaptureFixture[str]):
+    assert ranks.hear("waits 3 2 python train.py; sleep 9") == ("waits", None)
+    assert capsys.readouterr().err == (
+        "jobentry: rank 3: its script has ended, and 2 process(es) that it started still run"
+        " (python train.py; sleep 9): the rank ends with them\n"
+    )
+
+
 def test_a_rank_that_starts_runs(ranks: Ranks):
     """Its door and its program are known by number."""
     assert ranks.hear("start 3 100 101") == ("start", None)
