@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cloudjob import detection, layers, locks
+from cloudjob import detection, layers, locks, nested
 from cloudjob import spec as specs
 from cloudjob import submission as submissions
 from cloudjob.backends import open_backend
@@ -196,12 +196,13 @@ def _pack(spec: JobSpec, home: Path, scratch: Path, uri: str, memory: Memory) ->
 
 def _with_launcher(spec: JobSpec) -> tuple[JobSpec, Choice | None]:
     """Return the job with a launcher, and how that was chosen when the job names none."""
-    if spec.launcher != AUTO:
-        return spec, None
-    choice = detection.choose(spec)
-    spec = replace(spec, launcher=choice.launcher)
-    # Some values fit some launchers only, and until now there was none.
-    specs.check(spec)
+    choice = None
+    if spec.launcher == AUTO:
+        choice = detection.choose(spec)
+        spec = replace(spec, launcher=choice.launcher)
+        # Some values fit some launchers only, and until now there was none.
+        specs.check(spec)
+    nested.check(spec)
     return spec, choice
 
 

@@ -304,12 +304,13 @@ def _rest() -> list[str]:
         try:
             with open("/proc/" + name + "/stat", "rb") as file:
                 # The name of a program may hold blanks and brackets; the last bracket ends it.
-                state, parent, _, session = file.read().rpartition(b")")[2].split()[:4]
+                parent, _, session = file.read().rpartition(b")")[2].split()[1:4]
             with open("/proc/" + name + "/cmdline", "rb") as file:
                 words = file.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
         except (OSError, ValueError):
             continue
-        if (int(parent), int(session)) == own and state != b"Z":
+        # Also those that have just ended: how, the next look shows.
+        if (int(parent), int(session)) == own:
             found.append(words)
     return found
 

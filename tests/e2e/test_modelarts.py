@@ -150,6 +150,10 @@ def test_outputs_come_back_and_inputs_are_brought(arts: Any):
     assert second.code == 0, second
     assert arts.left()["data"] == b"rank 1"
 
+    misspelt = submitted(arts, "--input", "DATA=obs://cloudjob/nope/", "second.py")
+    assert misspelt.code == 5, misspelt
+    assert b"there is nothing at obs://cloudjob/nope/" in misspelt.err
+
 
 def test_parameters_are_appended_to_the_words_of_the_script(arts: Any):
     """The last command of ours is the script, so what the platform appends is the script's."""

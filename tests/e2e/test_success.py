@@ -411,3 +411,25 @@ def test_the_source_is_not_touched(cloud):
     assert cloud.submit("--nodes", "2", script).code == 0
 
     assert sorted(path.name for path in cloud.source.iterdir()) == before
+
+
+def test_a_job_waits_for_what_its_shell_script_left_in_the_background(cloud, poll):
+    wait = 'while [ ! -e "$RESULTS/go" ]; do sleep 0.1; done'
+    cloud.write("run.sh", f"({wait}; echo trained; exit 4) &\nexit 0\n")
+    run = cloud.start_submit("run.sh")
+    poll(lambda: b"its script has ended, and 1 process(es)" in run.out + run.err, "word of it")
+    (cloud.results / "go").touch()
+    done = run.end()
+
+    assert done.code == 4, done
+    assert b"[0] trained" in done.out
+
+
+def test_a_shell_script_that_starts_ranks_is_refused(cloud):
+    cloud.write("run.sh", "mpirun -n 2 python train.py &\n")
+    done = cloud.submit("run.sh")
+
+    assert done.code == 2, done
+    assert b"error: script: run.sh line 1 starts mpirun itself" in done.err
+    assert b"hint: submit what it starts: cloudjob submit --launcher mpirun" in done.err
+    assert cloud.jobs() == []

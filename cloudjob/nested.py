@@ -1,0 +1,265 @@
+"""Launchers that a shell script starts itself: each rank of the job would start a job of its own.
+
+A reader of shell scripts that is good enough for those that start training: it knows words, quotes,
+comments, redirections, here-documents, loops and ``&``, and nothing of what variables hold.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cloudjob.errors import SpecError
+from cloudjob.spec import JobSpec, one_line
+from jobentry.contract.launchers import LAUNCHERS
+
+# What starts ranks, and the launcher that does the same here.
+_PROGRAMS = {
+    "mpirun": "mpirun",
+    "mpiexec": "mpirun",
+    "orterun": "mpirun",
+    "prterun": "mpirun",
+    "msrun": "msrun",
+    "torchrun": "torchrun",
+    "horovodrun": "horovod",
+}
+_MODULES = {
+    "torch.distributed.launch": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "horovod.runner.launch": "horovod",
+    "mindspore.parallel.cluster.run": "msrun",
+}
+_COUNTS = re.compile(
+    r"-{1,2}(?:np|n|c|nproc_per_node|nproc-per-node|local_worker_num|worker_num)(?:=(\d+))?"
+)
+_QUESTIONS = frozenset(("--version", "-V", "--help", "-h"))
+# What stands before a command.
+_PREFIXES = frozenset(
+    (
+        *("!", "{", "time", "exec", "nohup", "env", "sudo", "nice", "command"),
+        *("then", "do", "else", "elif", "if", "while", "until"),
+    )
+)
+_SHELLS = frozenset(("bash", "sh", "dash", "source", "."))
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+_PYTHON = re.compile(r"python[\d.]*$")
+_MOST_BYTES = 1_000_000
+_TOKEN = re.compile(
+    r"""(?P<blank>[^\S\n]+|\\\n)
+      | (?P<comment>\#[^\n]*)
+      | (?P<here><<-?(?!<)[^\S\n]*(?P<end>[\w'"\\]+))
+      | (?P<redirect>&>>?|[<>]+[&|]?)
+      | (?P<operator>&&|\|\||;;|[;&|()\n])
+      | (?P<word>(?:[^\s;&|()<>'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*")+)
+      | (?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of a shell script.
+
+    Args:
+        is_repeated: Whether it is in a loop.
+        is_left: Whether the script goes on while it runs.
+    """
+
+    words: tuple[str, ...]
+    line: int
+    is_repeated: bool
+    is_left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """What a script starts.
+
+    Args:
+        where: ``run.sh line 12``.
+        what: What it does there.
+        launcher: The launcher that does the same here; empty where only the script knows.
+        instead: The words of a submit that does the same.
+    """
+
+    where: str
+    what: str
+    launcher: str
+    instead: str
+
+
+def check(spec: JobSpec) -> None:
+    """Refuse a shell script that starts ranks, for a launcher that starts ranks as well.
+
+    Raises:
+        SpecError: With what to submit instead.
+    """
+    if spec.script.endswith(".py") or LAUNCHERS[spec.launcher].is_one_a_node:
+        return
+    found = find(Path(spec.source), spec.script)
+    if found is None:
+        return
+    raise SpecError(
+        [f"script: {found.where} {found.what}, and cloudjob would run it once for each rank"],
+        hint=f"submit what it starts: cloudjob submit {found.instead}; with --launcher python"
+        f" {one_line(spec.script)} runs once on each node as it is",
+    )
+
+
+def find(source: Path, script: str) -> Nested | None:
+    """Return the first launcher that a script, or another that it runs, starts."""
+    waiting, seen = [script], {script}
+    while waiting:
+        name = waiting.pop(0)
+        commands = read(source / name)
+        waits = any(command.words[0] == "wait" for command in commands)
+        for command in commands:
+            where = f"{one_line(name)} line {command.line}"
+            found = _nested(command, where, waits=waits)
+            if found is not None:
+                return found
+            further = _script_of(command.words)
+            if further and further not in seen:
+                seen.add(further)
+                waiting.append(further)
+    return None
+
+
+def _nested(command: Command, where: str, *, waits: bool) -> Nested | None:
+    words = command.words
+    launcher, shown = _launcher(words)
+    if launcher:
+        count = _count(words)
+        size = f" --procs-per-node {count}" if count else ""
+        instead = f"--launcher {launcher}{size} {_program(words)}"
+        return Nested(where, f"starts {shown} itself", launcher, instead)
+    if command.is_repeated and command.is_left and not waits and _is_python(words):
+        instead = f"--procs-per-node N {_program(words)}"
+        return Nested(where, "starts processes in a loop and does not wait for them", "", instead)
+    return None
+
+
+def _launcher(words: Sequence[str]) -> tuple[str, str]:
+    """Return the launcher that does what this command does, and what the command calls it."""
+    if len(words) > 1 and words[1] in _QUESTIONS:
+        return "", ""
+    program = words[0].rpartition("/")[2]
+    if program in _PROGRAMS:
+        return _PROGRAMS[program], program
+    if _PYTHON.match(program) and "-m" in words[:-1]:
+        module = words[words.index("-m") + 1]
+        return _MODULES.get(module, ""), module
+    return "", ""
+
+
+def _count(words: Sequence[str]) -> str:
+    """Return how many ranks a command asks for; empty when only a variable knows."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        found = _COUNTS.fullmatch(word)
+        if found:
+            return found.group(1) or (following if following.isdecimal() else "")
+    return ""
+
+
+def _program(words: Sequence[str]) -> str:
+    """Return the Python script that a command starts, as a submit names it."""
+    script = next((word for word in words if word.endswith(".py")), "SCRIPT")
+    return one_line(script.removeprefix("./"))
+
+
+def _is_python(words: Sequence[str]) -> bool:
+    return any(word.endswith(".py") or _PYTHON.match(word.rpartition("/")[2]) for word in words)
+
+
+def _script_of(words: Sequence[str]) -> str:
+    """Return the shell script that a command runs; empty for another command."""
+    names = words[1:] if words[0] in _SHELLS else words[:1]
+    name = next((word for word in names if not word.startswith("-")), "")
+    return name.removeprefix("./") if name.endswith(".sh") and not name.startswith("/") else ""
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> list[Command]:
+    """Return the commands of a shell script; none of what is no such script."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            return []
+        data = path.read_bytes()
+    except OSError:
+        return []
+    first = data.partition(b"\n")[0]
+    is_shell = path.suffix == ".sh" or re.match(rb"#!.*\b(ba|da|z)?sh\b", first) is not None
+    return commands(data.decode("utf-8", "replace")) if is_shell else []
+
+
+def commands(text: str) -> list[Command]:
+    """Return the commands of the text of a shell script."""
+    found: list[Command] = []
+    words: list[str] = []
+    depth = line = 0
+    for kind, value, number in _tokens(text):
+        if kind == "word":
+            line = line if words else number
+            words.append(value)
+            continue
+        if words:
+            command = _command(words, line, depth)
+            depth = max(0, depth + _loops(words))
+            words = []
+            found += [command] if command else []
+        if value == "&" and found:
+            found[-1] = replace(found[-1], is_left=True)
+    return found
+
+
+def _command(words: list[str], line: int, depth: int) -> Command | None:
+    """Return a command without what stands before it; None when that is all."""
+    at = 0
+    while at < len(words) and (words[at] in _PREFIXES or _ASSIGNMENT.match(words[at])):
+        at += 1
+    is_repeated = depth + words[:at].count("do") > 0
+    return Command(tuple(words[at:]), line, is_repeated) if words[at:] else None
+
+
+def _loops(words: Sequence[str]) -> int:
+    """Return how many more loops are open behind a command than before it."""
+    return int("do" in words[:1]) - int(words[0] == "done")
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
+    """Yield words and operators, each with its line; the last operator ends the text."""
+    at, line = 0, 1
+    ends: list[str] = []
+    follows_redirect = False
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        assert found is not None, "the last alternative takes any character"
+        kind, value = str(found.lastgroup), found.group()
+        at, number, line = found.end(), line, line + value.count("\n")
+        if kind == "here" or found.group("end"):
+            ends.append(found.group("end").strip("'\"\\"))
+        elif kind == "redirect":
+            follows_redirect = True
+        elif kind == "word":
+            if not follows_redirect:
+                yield kind, _unquoted(value), number
+            follows_redirect = False
+        elif kind == "operator":
+            yield kind, value, number
+            while value == "\n" and ends:
+                body = text[at:].partition(f"\n{ends.pop(0)}\n")
+                at += len(text[at:]) - len(body[2])
+                line = text.count("\n", 0, at) + 1
+    yield "operator", "\n", line
+
+
+def _unquoted(word: str) -> str:
+    try:
+        return "".join(shlex.split(word)) or word
+    except ValueError:
+        return word

@@ -1,0 +1,132 @@
+"""Launchers that shell scripts start themselves: real files, nothing run."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudjob import nested
+from cloudjob.errors import SpecError
+from cloudjob.spec import JobSpec
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A source with a shell script to be written."""
+    return tmp_path
+
+
+def write(source: Path, text: str, name: str = "run.sh") -> None:
+    """Write a shell script."""
+    (source / name).write_text(textwrap.dedent(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what", "instead"),
+    [
+        (
+            "mpirun -n 8 --allow-run-as-root python ./train.py > log 2>&1 &",
+            1,
+            "starts mpirun itself",
+            "--launcher mpirun --procs-per-node 8 train.py",
+        ),
+        (
+            "set -e\nHOROVOD_X=1 nohup horovodrun -np 4 \\\n  python train.py",
+            2,
+            "starts horovodrun itself",
+            "--launcher horovod --procs-per-node 4 train.py",
+        ),
+        (
+            "torchrun --nproc_per_node=$GPUS train.py",
+            1,
+            "starts torchrun itself",
+            "--launcher torchrun train.py",
+        ),
+        (
+            "if true; then\n(cd x && /opt/bin/msrun --worker_num=8 a.py)\nfi",
+            2,
+            "starts msrun itself",
+            "--launcher msrun --procs-per-node 8 a.py",
+        ),
+        (
+            "python3 -m torch.distributed.launch --nproc_per_node 2 train.py",
+            1,
+            "starts torch.distributed.launch itself",
+            "--launcher torchrun --procs-per-node 2 train.py",
+        ),
+        (
+            "for ((i=0; i<8; i++)); do\n  export RANK_ID=$i\n  python train.py >log$i 2>&1 &\ndone",
+            3,
+            "starts processes in a loop and does not wait for them",
+            "--procs-per-node N train.py",
+        ),
+    ],
+)
+def test_a_launcher_in_a_script_is_refused_with_what_to_submit_instead(
+    source: Path, text: str, line: int, what: str, instead: str
+):
+    write(source, text)
+
+    with pytest.raises(SpecError) as caught:
+        nested.check(JobSpec(script="run.sh", source=str(source), launcher="mpirun"))
+
+    assert caught.value.message == (
+        f"script: run.sh line {line} {what}, and cloudjob would run it once for each rank"
+    )
+    assert f"cloudjob submit {instead}; with --launcher python" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python train.py",
+        "# don't call mpirun\npython train.py",
+        "echo 'mpirun -n 8' \"$(which mpirun)\"; mpirun --version; command -v mpirun",
+        "cat <<EOF >hosts\nmpirun -n 2 x\nEOF\npython train.py",
+        "tensorboard --logdir . &\npython train.py",
+        "for i in 1 2; do python train.py $i & done\nwait",
+        "for i in 1 2; do\n  python train.py $i\ndone",
+        "bash gone.sh; ./train.py",
+        "",
+    ],
+)
+def test_other_scripts_pass(source: Path, text: str):
+    write(source, text)
+
+    assert nested.find(source, "run.sh") is None
+
+
+def test_scripts_that_a_script_runs_are_read(source: Path):
+    write(source, "source ./env.sh\nbash -x scripts/go.sh a")
+    (source / "scripts").mkdir()
+    write(source, "mpirun -n 2 x.py", "scripts/go.sh")
+    write(source, "bash run.sh", "env.sh")
+
+    found = nested.find(source, "run.sh")
+
+    assert found is not None
+    assert found.where == "scripts/go.sh line 1"
+
+
+def test_a_script_without_a_suffix_is_known_by_its_first_line(source: Path):
+    write(source, "#!/usr/bin/env bash\nmpirun -n 2 x.py", "run")
+
+    assert nested.find(source, "run") is not None
+
+
+@pytest.mark.parametrize("launcher", ["python", "command"])
+def test_a_launcher_that_runs_a_script_once_on_each_node_takes_any_script(
+    source: Path, launcher: str
+):
+    write(source, "torchrun --nnodes $MA_NUM_HOSTS train.py")
+
+    nested.check(JobSpec(script="run.sh", source=str(source), launcher=launcher))
+
+
+@given(st.text(alphabet=st.sampled_from("a&;|()<>'\"\\\n #${}=do ")))
+def test_any_text_is_read(text: str):
+    nested.commands(text)
