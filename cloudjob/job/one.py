@@ -388,7 +388,8 @@ class Job:
         failed = record.failure
         if failed is not None and native.reason:
             # The entry saw a rank killed; only the platform knows why.
-            failed = failed._replace(message=f"{failed.message} ({native.reason})")
+            message = failed.message.replace(exits.MEMORY_GUESS, "")
+            failed = failed._replace(message=f"{message} ({native.reason})")
         cancelled = status.state is JobState.CANCELLED
         return replace(
             status,

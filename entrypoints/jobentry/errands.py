@@ -191,10 +191,13 @@ class Errands:
 def session_environment(
     environ: Mapping[str, str], user: pwd.struct_passwd, node_dir: str
 ) -> dict[str, str]:
-    """Return the environment of a command: what sshd gives to a session, and this node's paths."""
+    """Return the environment of a command: what sshd gives to a session, and this node's paths.
+
+    With its TMPDIR a daemon of mpirun leaves nothing behind, as the folder goes with the job.
+    """
     session = {"USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell or _SHELL}
     session["HOME"] = environ.get("HOME") or user.pw_dir
-    for name in ("PATH", "LD_LIBRARY_PATH"):
+    for name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR"):
         if name in environ:
             session[name] = environ[name]
     session[names.CLOUDJOB_NODE_DIR] = node_dir

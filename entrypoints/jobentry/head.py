@@ -29,6 +29,7 @@ from jobentry.verdict import (
     Outcome,
     RankEnd,
     Starter,
+    correction,
     decide,
     decide_elastic,
     served_no_more,
@@ -98,6 +99,8 @@ class Head:
         self._started: dict[int, int] = {}
         self._ends: dict[int, RankEnd] = {}
         self._has_failed = False
+        # The rank whose failure was heard of first.
+        self._named: int | None = None
         self._lost_nodes: list[Failure] = []
         self._stopped: Outcome | None = None
         self._attempt = 1
@@ -131,6 +134,9 @@ class Head:
             self.phases.append((0, "bring-up", begun, time.time()))
             begun = time.time()
             outcome = refusal or self._run_ranks()
+            text = correction(outcome, self._named)
+            if text:
+                say(text)
             self.phases.append((0, "run", begun, time.time()))
             return outcome
         finally:
@@ -484,6 +490,7 @@ class Head:
         if end.is_failure and not self._has_failed:
             failure = end.failure
             say(f"rank {rank} on node {failure.node} ({failure.host}): {failure.message}")
+            self._named = rank
             self._has_failed = not self._can_go_on_without(failure.node)
             if not self._has_failed:
                 return

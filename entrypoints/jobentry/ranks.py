@@ -8,7 +8,7 @@ import signal
 import time
 from typing import Callable, NamedTuple
 
-from jobentry.contract.exits import Failure
+from jobentry.contract.exits import MEMORY_GUESS, Failure
 from jobentry.contract.paths import NodePaths
 from jobentry.output import last_lines, say
 
@@ -176,7 +176,7 @@ def _message(end: End) -> str:
         name = "signal %d" % end.signal
     why = ""
     if end.signal == signal.SIGKILL:
-        why = " (often the kernel, when memory is short)"
+        why = MEMORY_GUESS
     return f"killed by {name}{why}"
 
 

@@ -46,7 +46,7 @@ ClientAliveCountMax 4
 UseDNS no
 PrintMotd no
 AcceptEnv SHLVL
-SetEnv CLOUDJOB_NODE_DIR={node_dir}
+SetEnv CLOUDJOB_NODE_DIR={node_dir}{tmp}
 """
 
 # OpenSSH 8.5 to 9.8 begin with a key exchange that costs the head 50 ms of CPU for each connection;
@@ -131,6 +131,7 @@ def prepare(node: NodeEnv, where: NodePaths, key: bytes) -> None:
         "known": files.known,
         "alias": _ALIAS,
         "node_dir": where.node_dir,
+        "tmp": _tmp(),
     }
     _write(files.authorized, public.encode("ascii") + b"\n")
     _write(files.known, (f"{_ALIAS} {public}\n").encode("ascii"))
@@ -220,6 +221,15 @@ def _public_key(key: str) -> str:
         said = done.stderr.decode("utf-8", "replace").strip() or "it is empty"
         raise SshError(f"reading the key of the job: {said}")
     return f"{found[0]} {found[1]}"
+
+
+def _tmp() -> str:
+    """Return what a session is told of TMPDIR: daemons of mpirun leave folders there.
+
+    sshd takes no blank and no quote in a value.
+    """
+    folder = os.environ.get("TMPDIR", "")
+    return f" TMPDIR={folder}" if folder and not set(folder) & set(" \t\n\"'\\") else ""
 
 
 def _user() -> str:

@@ -110,6 +110,19 @@ def decide(
     return Outcome(exits.ENTRY_FAILED, "entry", failure)
 
 
+def correction(outcome: Outcome, named: int | None) -> str:
+    """Return what the log lacks where it named another rank than the outcome does; else nothing.
+
+    Args:
+        named: The rank whose failure was heard of first.
+    """
+    failure = outcome.failure
+    if failure is None or None in (failure.rank, named) or failure.rank == named:
+        return ""
+    text = "rank %d on node %s (%s) failed before rank %d: %s"
+    return text % (failure.rank, failure.node, failure.host, named, failure.message)
+
+
 def decide_elastic(ends: Mapping[int, RankEnd], driver: Starter) -> Outcome:
     """Return how a job ended whose ranks may come and go: its driver knows whether it is done.
 

@@ -94,7 +94,7 @@ def test_a_job_whose_script_was_killed_ended_as_slurm_says(word, expected, cause
     found = status(BEGIN, word)
 
     assert (found.state, found.cause, found.native) == (expected, cause, word)
-    assert message in found.message
+    assert message in f"{found.message}: {found.reason}"
     assert found.ended_at == "2026-11-21T10:54:41.000Z"
 
 
@@ -171,6 +171,31 @@ def test_a_worker_that_was_never_heard_of_is_to_blame():
 
     assert (found.node, found.exit_code, found.has_asked) == (1, 125, True)
     assert found.message == "node 1 (n2) ended with exit code 125"
+
+
+def test_memory_that_was_short_is_named_with_its_limit():
+    shown = SHOWN.replace("BatchHost=n1", "BatchHost=n1 MinCPUsNode=1 MinMemoryNode=308M Min=0")
+    said = state.read_facts(shown.format(state="FAILED", reason="NonZeroExitCode", restarts=0))
+    marks = state.read_marks(BEGIN + "memory n2 1795258489\nend 137 1795258490\n")
+
+    assert state.status_of(marks, said, is_cancelled=False).reason == (
+        "out of memory: the job used more on n2 than Slurm had given it, 308M a node;"
+        " slurm.memory_gib asks for more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("marks", "reason", "host"),
+    [
+        ("", "JobLaunchFailure", "the first node"),
+        (BEGIN + "unseen n2 1795258488\nend 143 1795258490\n", "NonZeroExitCode", "n2"),
+    ],
+)
+def test_a_folder_that_a_node_does_not_see_is_named_as_the_cause(marks, reason, host):
+    found = status(marks, "FAILED", reason=reason)
+
+    assert (found.state, found.exit_code, found.has_asked) == (JobState.FAILED, 125, True)
+    assert found.message.startswith(f"{host} does not see the job's folder: it must be on a disk")
 
 
 def test_a_job_that_begins_again_has_forgotten_its_first_time():

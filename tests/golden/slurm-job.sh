@@ -71,6 +71,12 @@ watch() {
     trap '' USR1 USR2
     until [ -e end-0 ]; do
         sleep 1
+        while read -r mark host rest; do
+            [ "$mark" = cloudjob-unseen: ] && [ ! -e asked ] || continue
+            note "unseen $host"
+            : >asked
+            [ ! -s entry.pid ] || kill -TERM "$(cat entry.pid)"
+        done <slurm.log
         for end in end-*; do
             [ -s "$end" ] && [ "$end" != end-0 ] && [ "$(cat "$end")" != 0 ] || continue
             sleep 10
@@ -111,10 +117,25 @@ unset SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK S
     SLURM_TRES_PER_TASK SLURM_CPUS_PER_GPU SLURM_MEM_PER_GPU SLURM_NTASKS_PER_GPU \
     SLURM_NTASKS_PER_TRES SLURM_NTASKS_PER_SOCKET SLURM_NTASKS_PER_CORE SRUN_CPUS_PER_TASK
 
+# note_memory: note a node on which the kernel has killed a process of this attempt for its memory.
+note_memory() {
+    short=
+    while read -r line; do
+        case $line in
+            "cloudjob: an attempt begins") short= ;;
+            "srun: error: "*": Out Of Memory") short=${line#srun: error: } ;;
+        esac
+    done <slurm.log
+    [ -z "$short" ] || note "memory ${short%%: *}"
+}
+
 run() {
+    echo "cloudjob: an attempt begins"
     forget hung entry.pid end-*
     srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --overlap --cpu-bind=none \
-        --mpi=none --export=ALL --input=none --quiet ./node.sh "$hosts" &
+        --mpi=none --export=ALL --input=none --quiet \
+        sh -c 'cd "$0" && exec ./node.sh "$1"; echo "cloudjob-unseen: $SLURMD_NODENAME" >&2; exit 1' \
+        "$PWD" "$hosts" &
     step=$!
     watch "$step" &
     watcher=$!
@@ -129,6 +150,7 @@ run() {
     lost=$code
     [ ! -e hung ] || lost=1
     [ ! -s end-0 ] || read -r code <end-0
+    [ "$code" = 0 ] || note_memory
 }
 
 if [ ! -e env ]; then

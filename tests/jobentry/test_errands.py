@@ -157,7 +157,7 @@ def test_an_agent_that_is_gone_is_missed_by_nobody(head: Head):
 def test_a_session_has_what_sshd_gives_and_nothing_of_the_job():
     """No secret, no variable of the platform; the ranks get theirs by other ways."""
     user = pwd.getpwuid(os.geteuid())
-    environ = {"PATH": "/opt/bin", "HOME": "/h", "TOKEN": "secret", "MA_VJ_NAME": "j", "LANG": "C"}
+    environ = {"PATH": "/opt/bin", "HOME": "/h", "TMPDIR": "/t", "TOKEN": "s", "MA_VJ_NAME": "j"}
 
     assert errands.session_environment(environ, user, "/n") == {
         "USER": user.pw_name,
@@ -165,6 +165,7 @@ def test_a_session_has_what_sshd_gives_and_nothing_of_the_job():
         "SHELL": user.pw_shell or "/bin/sh",
         "HOME": "/h",
         "PATH": "/opt/bin",
+        "TMPDIR": "/t",
         "CLOUDJOB_NODE_DIR": "/n",
     }
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry.contract.exits import Failure
-from jobentry.verdict import Outcome, RankEnd, Starter, decide, decide_elastic
+from jobentry.verdict import Outcome, RankEnd, Starter, correction, decide, decide_elastic
 
 WELL = Starter("mpirun", 0, ())
 BADLY = Starter("mpirun", 1, ("a rank ended badly",))
@@ -272,3 +272,14 @@ def test_an_elastic_driver_that_gives_up_says_why_itself():
     assert (outcome.exit_code, outcome.cause) == (1, "user")
     assert outcome.failure is not None
     assert outcome.failure.last_lines == ("no hosts",)
+
+
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [(1, ""), (None, ""), (0, "rank 1 on node 0 (a) failed before rank 0: rank 1 says 7")],
+)
+def test_the_log_names_the_rank_that_the_report_blames(named: int | None, text: str):
+    outcome = decided(end(0, 1, at_s=100.5), end(1, 7, at_s=100.0))
+
+    assert correction(outcome, named) == text
+    assert correction(Outcome(0), named) == ""

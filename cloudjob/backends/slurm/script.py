@@ -20,6 +20,11 @@ EARLY_S = 65
 # What Slurm tells of its own steps would have mpirun and some frameworks act on it.
 _KEPT = "SLURM_JOB_ID | SLURM_CONF | SLURM_GRES"
 
+# In Slurm's log: a node that does not see the job's folder, and so has no other way to report it.
+_UNSEEN = "cloudjob-unseen:"
+# There, what comes after it is of this attempt.
+_BEGIN = "cloudjob: an attempt begins"
+
 
 @dataclass(frozen=True, slots=True)
 class NodeText:
@@ -76,6 +81,8 @@ def job_script(job: JobText) -> str:
         warn_s=job.warn_s,
         due_s=job.warn_s + EARLY_S,
         key=paths.DELIVERED_SSH_KEY,
+        unseen=_UNSEEN,
+        begin=_BEGIN,
         make_key=(_SSH_KEY if job.needs_shell else _KEY).format(key=paths.DELIVERED_SSH_KEY),
     )
 
@@ -170,6 +177,12 @@ watch() {{
     trap '' USR1 USR2
     until [ -e end-0 ]; do
         sleep 1
+        while read -r mark host rest; do
+            [ "$mark" = {unseen} ] && [ ! -e asked ] || continue
+            note "unseen $host"
+            : >asked
+            [ ! -s entry.pid ] || kill -TERM "$(cat entry.pid)"
+        done <slurm.log
         for end in end-*; do
             [ -s "$end" ] && [ "$end" != end-0 ] && [ "$(cat "$end")" != 0 ] || continue
             sleep 10
@@ -210,10 +223,25 @@ unset SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK S
     SLURM_TRES_PER_TASK SLURM_CPUS_PER_GPU SLURM_MEM_PER_GPU SLURM_NTASKS_PER_GPU \\
     SLURM_NTASKS_PER_TRES SLURM_NTASKS_PER_SOCKET SLURM_NTASKS_PER_CORE SRUN_CPUS_PER_TASK
 
+# note_memory: note a node on which the kernel has killed a process of this attempt for its memory.
+note_memory() {{
+    short=
+    while read -r line; do
+        case $line in
+            "{begin}") short= ;;
+            "srun: error: "*": Out Of Memory") short=${{line#srun: error: }} ;;
+        esac
+    done <slurm.log
+    [ -z "$short" ] || note "memory ${{short%%: *}}"
+}}
+
 run() {{
+    echo "{begin}"
     forget hung entry.pid end-*
     srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --overlap --cpu-bind=none \\
-        --mpi=none --export=ALL --input=none --quiet ./node.sh "$hosts" &
+        --mpi=none --export=ALL --input=none --quiet \\
+        sh -c 'cd "$0" && exec ./node.sh "$1"; echo "{unseen} $SLURMD_NODENAME" >&2; exit 1' \\
+        "$PWD" "$hosts" &
     step=$!
     watch "$step" &
     watcher=$!
@@ -228,6 +256,7 @@ run() {{
     lost=$code
     [ ! -e hung ] || lost=1
     [ ! -s end-0 ] || read -r code <end-0
+    [ "$code" = 0 ] || note_memory
 }}
 
 if [ ! -e env ]; then

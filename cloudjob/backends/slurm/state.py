@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.slurm.script import EARLY_S
 from cloudjob.status import JobState
-from jobentry.contract.exits import TIMED_OUT
+from jobentry.contract.exits import ENTRY_FAILED, TIMED_OUT
 
 # Slurm's word -> where the job stands; any other word is UNKNOWN. (squeue(1), JOB STATE CODES)
 _STATES = {
@@ -45,12 +45,16 @@ _WHY = {
     "DEADLINE": "Slurm's deadline for the job had come",
     "NODE_FAIL": "a node has failed",
     "BOOT_FAIL": "a node did not boot",
-    "OUT_OF_MEMORY": "out of memory: a node used more than Slurm had given it (slurm.memory_gib)",
+    "OUT_OF_MEMORY": "Slurm ended the job",
     "PREEMPTED": "Slurm gave its nodes to a job of higher priority (slurm.requeue starts it again)",
     "LAUNCH_FAILED": "Slurm could not start it on its nodes",
     "RECONFIG_FAIL": "Slurm could not set up its nodes",
     "FAILED": "the job's script failed before a node was started",
 }
+_UNSEEN = (
+    "{host} does not see the job's folder: it must be on a disk that all nodes share, under the"
+    " same path (slurm.folder names another)"
+)
 # Why a job waits, in a user's words; by how Slurm's word begins. (squeue(1), JOB REASON CODES)
 _WAITS = (
     ("Resources", "waits for free nodes"),
@@ -85,7 +89,8 @@ _WAITS = (
     ("job requeued in held state", "is held: scontrol release starts it"),
 )
 _FACT = re.compile(
-    r"(?:^|\s)(JobId|JobState|Reason|Restarts|ExitCode|StartTime|EndTime|BatchHost)="
+    r"(?:^|\s)(JobId|JobState|Reason|Restarts|ExitCode|StartTime|EndTime|BatchHost"
+    r"|MinMemoryNode|MinMemoryCPU)="
 )
 
 
@@ -101,6 +106,8 @@ class Marks:
         due_s: At how much time left a warning is of the end of the job's time.
         lost: The worker that ended badly with its exit code, when the head would have waited.
         code: The job's exit code; None while it runs, or when the script was killed.
+        unseen_by: The host of a node that does not see the job's folder.
+        out_of_memory: The hosts on which a process was killed because the job's memory was short.
     """
 
     id: str = ""
@@ -113,11 +120,17 @@ class Marks:
     lost: tuple[int, int] | None = None
     code: int | None = None
     ended_at: float = 0.0
+    unseen_by: str = ""
+    out_of_memory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What Slurm says; an empty state: it knows nothing of the job (any more)."""
+    """What Slurm reports; with an empty state it does not know the job (any more).
+
+    Args:
+        memory: How much each node or processor was given, in Slurm's words; empty for no limit.
+    """
 
     id: str = ""
     state: str = ""
@@ -125,6 +138,7 @@ class Facts:
     restarts: int = 0
     started_at: float = 0.0
     ended_at: float = 0.0
+    memory: str = ""
 
 
 def read_marks(text: str) -> Marks:
@@ -151,6 +165,10 @@ def _with_line(marks: Marks, words: list[str], at: float) -> Marks:
         return replace(marks, asked=words[1], left_s=None if left_s < 0 else left_s, due_s=due_s)
     if words[0] == "lost":
         return replace(marks, lost=(int(words[1]), int(words[2])))
+    if words[0] == "memory":
+        return replace(marks, out_of_memory=words[1])
+    if words[0] == "unseen":
+        return replace(marks, unseen_by=words[1])
     if words[0] == "end":
         return replace(marks, code=int(words[1]), ended_at=at)
     return marks
@@ -173,6 +191,7 @@ def read_facts(text: str) -> Facts:
         restarts=_whole(found.get("Restarts", "")),
         started_at=_seconds(found.get("StartTime", "")),
         ended_at=_seconds(found.get("EndTime", "")),
+        memory=_memory(found),
     )
 
 
@@ -242,13 +261,32 @@ def status_of(marks: Marks, facts: Facts, *, is_cancelled: bool) -> NativeStatus
         native=facts.state or ("FAILED" if marks.code else "gone"),
         ended_at=rfc3339(ended_at) or None,
         exit_code=marks.code,
-        reason=_WHY[facts.state] if facts.state == "OUT_OF_MEMORY" else "",
+        reason=_short_of_memory(marks, facts),
     )
     if is_cancelled or facts.state in ("CANCELLED", "REVOKED") or marks.asked == "cancel":
         return replace(status, state=JobState.CANCELLED)
     if state is JobState.UNKNOWN and marks.code is None:
         return replace(status, state=JobState.UNKNOWN, ended_at=None)
     return _failed(status, marks, facts)
+
+
+def _memory(found: dict[str, str]) -> str:
+    for key, unit in (("MinMemoryNode", "node"), ("MinMemoryCPU", "processor")):
+        if found.get(key, "0") not in ("0", ""):
+            return f"{found[key]} a {unit}"
+    return ""
+
+
+def _short_of_memory(marks: Marks, facts: Facts) -> str:
+    """Return why a process was killed, if that was the job's limit of memory."""
+    if not marks.out_of_memory and facts.state != "OUT_OF_MEMORY":
+        return ""
+    host = marks.out_of_memory or "a node"
+    limit = f", {facts.memory}" if facts.memory else ""
+    return (
+        f"out of memory: the job used more on {host} than Slurm had given it{limit};"
+        " slurm.memory_gib asks for more"
+    )
 
 
 def _not_ended(status: NativeStatus, facts: Facts) -> NativeStatus:
@@ -269,6 +307,11 @@ def _failed(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStatus:
         )
     if marks.asked == "warned" or facts.state == "PREEMPTED":
         return replace(status, message=_WHY["PREEMPTED"], has_asked=True)
+    if marks.unseen_by or facts.reason == "JobLaunchFailure":
+        host = marks.unseen_by or "the first node"
+        return replace(
+            status, exit_code=ENTRY_FAILED, message=_UNSEEN.format(host=host), has_asked=True
+        )
     if marks.lost is not None:
         node, code = marks.lost
         host = marks.hosts[node] if node < len(marks.hosts) else "?"

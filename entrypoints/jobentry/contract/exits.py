@@ -11,6 +11,9 @@ NOT_FOUND = 127
 # timeout(1) ends with this code too.
 TIMED_OUT = 124
 
+# What stands behind a message about SIGKILL; a platform that knows the reason replaces it.
+MEMORY_GUESS = " (often the kernel, when memory is short)"
+
 CAUSES = ("", "user", "entry", "platform", "cancelled", "timeout")
 
 
