@@ -346,7 +346,7 @@ def _load_note(store: ObjectStore, key: str) -> tuple[float, list[str]] | None:
         if store.exists(key):
             raise
         return None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StoreError(
             f"reading {key} in the store: it is no note of cloudjob's",
             hint="was it written by a later cloudjob?",

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from cloudjob.cli.options import actions_of, add_action, json_flag, state_home, whole_number
+from cloudjob.cli.options import (
+    actions_of,
+    add_action,
+    json_flag,
+    port_number,
+    state_home,
+    whole_number,
+)
 from cloudjob.cli.say import print_json, say
 from cloudjob.errors import UsageError
 
@@ -86,7 +93,7 @@ def add_emulator(parser: argparse.ArgumentParser) -> None:
     up = add_action(inner, "up", _emulator_up, "start it, and print where it is")
     up.add_argument("--settings", metavar="FILE.yaml", default="", help="what the account has")
     up.add_argument(
-        "--port", type=whole_number, metavar="N", default=0, help="where the API listens"
+        "--port", type=port_number, metavar="N", default=0, help="where the API listens"
     )
     json_flag(up)
     add_action(inner, "down", _emulator_down, "end it; its jobs go on")

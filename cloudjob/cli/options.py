@@ -23,6 +23,9 @@ def state_home() -> Path:
     return home()
 
 
+_LAST_PORT = 65535
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that reports a fault as every other fault is reported."""
 
@@ -103,6 +106,14 @@ def whole_number(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
+
+
+def port_number(text: str) -> int:
+    """Read an option's value that is a TCP port, 0 for any that is free."""
+    number = whole_number(text)
+    if number > _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0 to {_LAST_PORT}")
+    return number
 
 
 def given_flags(options: argparse.Namespace) -> dict[str, object]:

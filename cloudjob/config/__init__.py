@@ -7,9 +7,10 @@ nearer layers win key by key and each value still knows where it was written.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -157,7 +158,23 @@ def _spec(values: Layer, cwd: Path) -> JobSpec:
         else:
             words[field] = value.value
     sections = {name: _section(name, maps.pop(name)) for name in SECTIONS if name in maps}
-    return JobSpec(**words, **maps, sections=sections)
+    spec = JobSpec(**words, **maps, sections=sections)
+    return spec if spec.takes_command else replace(spec, script=_relative(spec, cwd))
+
+
+def _relative(spec: JobSpec, cwd: Path) -> str:
+    """Return the script's path as the nodes find it: relative to the source, and no option."""
+    script = spec.script
+    if script.startswith("-"):
+        return f"./{script}"
+    if not script.startswith("/") or "\0" in script + spec.source:
+        return script
+    source = cwd / spec.source
+    for folder, path in ((source, script), (source.resolve(), os.path.realpath(script))):
+        inside = os.path.relpath(path, folder)
+        if inside.partition("/")[0] not in ("..", "."):
+            return inside
+    return script
 
 
 def _source_limit(layers: Sequence[Layer], values: Layer) -> Layer:

@@ -63,6 +63,8 @@ def read_bytes(path: Path) -> bytes:
 def text_of(file: File) -> str:
     """Return what a file holds, or nothing when it may be and is absent."""
     try:
+        if not file.must_exist and file.path.is_fifo():
+            raise ValueError("is a named pipe, and nobody may ever write to it")
         data = read_bytes(file.path)
     except (FileNotFoundError, NotADirectoryError) as error:
         if not file.must_exist:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,7 +149,9 @@ def sweep(home: Path) -> list[str]:
     with Records(records_path(home)) as db:
         records = db.list()
     known = {record.job for record in records if _was_sent(record, home)}
-    removed = DockerBackend(home, {}).sweep(known)
+    # Without the SDK no submit of this installation has started containers.
+    has_docker = find_spec("docker") is not None
+    removed = DockerBackend(home, {}).sweep(known) if has_docker else []
     return removed + _sweep_kubernetes(home, records)
 
 

@@ -4,8 +4,9 @@ A file whose size, times and inode are as they were has the bytes that it had: g
 git's exception. A file that was changed just before it was read may change again within one tick of
 the file system's clock, so it is not trusted, and read again the next time.
 
-One JSON file a source and store, private, replaced as a whole: a submit that is killed leaves the
-one of before, and whatever is wrong with it costs no more than reading the source again.
+One file a source and store, JSON behind its own digest, private, replaced as a whole: a submit that
+is killed leaves the one of before, and whatever is wrong with it costs no more than reading the
+source again.
 """
 
 from __future__ import annotations
@@ -92,7 +93,11 @@ def trusted(seen: Seen, now_ns: int) -> Seen | None:
 def load(path: Path) -> Memory:
     """Return what is remembered; nothing when the file is not there or makes no sense."""
     try:
-        value = json.loads(path.read_bytes())
+        digest_line, _, data = path.read_bytes().partition(b"\n")
+        # What somebody has edited, or a disk has damaged, could make no sense in many ways.
+        if digest_line.decode("ascii") != hashlib.sha256(data).hexdigest():
+            return Memory()
+        value = json.loads(data)
         if value["format"] != _FORMAT:
             return Memory()
         layers = tuple(
@@ -104,7 +109,7 @@ def load(path: Path) -> Memory:
             for entry, layer, holder, stored, seen, scanned in value["entries"]
         )
         digest = str(value["digest"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return Memory()
     return Memory(layers, entries, digest)
 
@@ -128,7 +133,8 @@ def save(path: Path, memory: Memory) -> None:
         private_folder(path.parent)
         try:
             new.touch(mode=0o600)
-            new.write_text(json.dumps(value, separators=(",", ":")))
+            data = json.dumps(value, separators=(",", ":")).encode("ascii")
+            new.write_bytes(hashlib.sha256(data).hexdigest().encode("ascii") + b"\n" + data)
             new.replace(path)
         except BaseException:
             new.unlink(missing_ok=True)

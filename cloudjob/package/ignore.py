@@ -7,6 +7,7 @@ what lies below: the walk never enters a folder that is left out.
 
 from __future__ import annotations
 
+import itertools
 import os
 import posixpath
 import re
@@ -201,9 +202,10 @@ def _excludes_file(source: str) -> str:
 
 
 def _read(path: str) -> bytes:
-    """Return what a file outside the source holds; one that cannot be read says nothing."""
+    """Return what a file outside the source holds; nothing for one that cannot be read."""
     try:
-        return Path(path).read_bytes()
+        # A named pipe would be waited for.
+        return Path(path).read_bytes() if Path(path).is_file() else b""
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
         return b""
 
@@ -222,10 +224,10 @@ def _lines(data: bytes) -> Iterable[_Line]:
     for number, line in enumerate(text.split("\n"), 1):
         try:
             pattern = GitIgnoreSpecPattern(line)
-        except ValueError:
-            continue  # git passes over what it cannot read
+        except (ValueError, re.error):
+            continue  # git passes over what it cannot read, such as [z-a]
         if pattern.include is not None and pattern.regex is not None:
-            yield _Line(number, line, pattern.include, pattern.regex)
+            yield _Line(number, line, pattern.include, _quick(pattern.regex))
 
 
 def _means(line: _Line, path: str) -> bool:
@@ -273,4 +275,43 @@ def _segment_pattern(segment: str) -> re.Pattern[str]:
         return re.compile("")
     # Without its folders a line may look like a comment.
     pattern = GitIgnoreSpecPattern("/" + segment).regex
-    return re.compile("") if pattern is None else pattern
+    return re.compile("") if pattern is None else _quick(pattern)
+
+
+# What pathspec makes of ``*``, of ``/**/``, and of the way to a line without a slash.
+_STAR, _FOLDERS, _TOP = "[^/]*", "(?:/.+)?", "^(?:.+/)?"
+
+
+def _quick(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    """Return a pattern that matches the same paths and does not try them in every possible way.
+
+    With ``*a*b*``, nothing is lost when the first star ends at the first ``a``: the next one takes
+    all that follows. As it is, ``*a*a*a*a*b`` takes minutes for a name of 100 letters.
+    """
+    regex = pattern.pattern
+    if regex.count(_STAR) + regex.count(_FOLDERS) < 3:
+        return pattern
+    numbers = itertools.count()
+
+    def atomic(text: str) -> str:
+        # Python 3.10 has no atomic groups; a group that was looked at ahead is one.
+        name = f"once_{next(numbers)}"
+        return f"(?=(?P<{name}>{text}))(?P={name})"
+
+    def segments(text: str) -> str:
+        first, *rest = text.split(_STAR)
+        made = [
+            _STAR + part if "(" in part or number == len(rest) else atomic("[^/]*?" + part)
+            for number, part in enumerate(rest, 1)
+        ]
+        return first + "".join(made)
+
+    first, *rest = regex.split(_FOLDERS)
+    if rest and first.startswith(_TOP):
+        first = "^" + atomic("(?:.+?/)??" + segments(first[len(_TOP) :]))
+    else:
+        first = segments(first)
+    last = _FOLDERS + segments(rest.pop()) if rest else ""
+    return re.compile(
+        first + "".join(atomic("(?:/.+?)??" + segments(part)) for part in rest) + last
+    )

@@ -59,14 +59,21 @@ def load(line: bytes) -> Message:
 
 
 class Lines:
-    """Puts pieces of a stream together to lines."""
+    """Puts pieces of a stream together to lines.
 
-    def __init__(self) -> None:
+    Args:
+        limit_bytes: Of a line that is longer, what has come so far is dropped; 0 for no limit.
+    """
+
+    def __init__(self, limit_bytes: int = 0) -> None:
         self._rest = b""
+        self._limit_bytes = limit_bytes
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that are complete with ``data``."""
         *found, self._rest = (self._rest + data).split(b"\n")
+        if 0 < self._limit_bytes < len(self._rest):
+            self._rest = b""
         return found
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from math import isfinite
 from typing import Callable, NamedTuple
 
 from jobentry.contract.exits import MEMORY_GUESS, Failure
@@ -15,6 +16,10 @@ from jobentry.output import last_lines, say
 # So many lines and bytes of a rank's log stand in its report; fewer of one that ended well, which
 # is to blame only when it should not have ended.
 _KEPT = ((20, 16384), (5, 1024))
+
+
+# The largest number of a process that Linux gives, and of an exit code that anybody takes.
+_LAST_PROCESS, _MOST = 1 << 22, 1 << 31
 
 
 class End(NamedTuple):
@@ -65,10 +70,25 @@ class Ranks:
         return [rank for rank in self.doors if rank not in self.ends]
 
     def hear(self, line: str) -> tuple[str, End | None]:
-        """Take in a line from the FIFO of events; return its word, and the end it tells of."""
+        """Take in a line from the FIFO of events; return its word, and the end that it reports.
+
+        Scripts can write to the FIFO too: a line that makes no sense is ignored, and its word is
+        empty.
+        """
+        try:
+            return self._hear(line)
+        except (ValueError, IndexError, KeyError, OverflowError):
+            return "", None
+
+    def _hear(self, line: str) -> tuple[str, End | None]:
         word, _, rest = line.partition(" ")
+        if word not in ("start", "gone", "fail", "end"):
+            return "", None
         if word == "start":
             rank, door, program = (int(text) for text in rest.split())
+            # Signals to the processes 0, 1 and -1 would reach others.
+            if rank < 0 or not all(1 < process <= _LAST_PROCESS for process in (door, program)):
+                return "", None
             self.doors[rank] = door
             # An elastic job may start a rank again.
             self.ends.pop(rank, None)
@@ -98,6 +118,8 @@ class Ranks:
             at_s=float(numbers[4]),
             message=numbers[5],
         )
+        if end.rank not in self.doors or abs(end.code) > _MOST or not isfinite(end.at_s):
+            return "", None
         # One that failed still runs its exit handlers, and is not to be disturbed.
         (self._failing if word == "fail" else self.ends)[end.rank] = end
         return word, end

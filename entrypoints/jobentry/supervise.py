@@ -27,6 +27,8 @@ ABORT_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _TICK_S = 0.5
+# A rank writes lines of 2,000 bytes at most; a script may write anything.
+_EVENT_LIMIT_BYTES = 16 * 1024
 # So often at most we look for adopted children that have ended.
 _REAP_S = 1.0
 
@@ -39,7 +41,7 @@ class NodeLoop:
         self.ranks = Ranks(paths)
         self.relay = Relay(paths.log_dir)
         self.selector = selectors.DefaultSelector()
-        self._lines = peers.Lines()
+        self._lines = peers.Lines(_EVENT_LIMIT_BYTES)
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         # Read and write: so the FIFO never ends when a rank closes it.
         self._events = os.open(paths.events, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

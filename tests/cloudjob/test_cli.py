@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,27 @@ def test_help_imports_no_command():
     names = [f"cloudjob.cli.{name}" for name in ("options", "parser", "say")]
 
     assert done.stdout.splitlines()[-1] == repr(names)
+
+
+@pytest.mark.parametrize("port", ["65536", "80000", "-1", "x", "9" * 30])
+def test_a_port_that_is_none_is_refused(port: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["emulator", "up", f"--port={port}"]) == 2
+    assert f"'{port}' is not a" in capsys.readouterr().err
+
+
+def test_orphans_are_removed_without_the_docker_extra(tmp_path: Path):
+    """And a job of the docker backend is reported in one line."""
+    code = (
+        "import sys; from cloudjob.cli import main\n"
+        "for name in ('docker', 'requests', 'urllib3'): sys.modules[name] = None\n"
+        "sys.exit(main(['rm', '--orphans']))"
+    )
+    environ = {**os.environ, "CLOUDJOB_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "0 orphan(s)\n")
 
 
 def test_no_message_controls_the_terminal(capsys: pytest.CaptureFixture[str]):

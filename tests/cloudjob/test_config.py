@@ -103,6 +103,39 @@ def test_the_nearest_layer_wins(job, tmp_path, environ):
     assert loaded.origins["process.isolation"] == "job.yaml:4"
 
 
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("-x.py", "./-x.py"),
+        ("{source}/a/train.py", "a/train.py"),
+        ("{link}/a/train.py", "a/train.py"),
+        ("{source}/../other/train.py", None),
+        ("/etc/passwd", None),
+        ("{source}", None),
+    ],
+)
+def test_a_script_is_named_as_the_nodes_find_it(job, tmp_path, script, found):
+    """An absolute path of a file in the source is fine, and a name is never taken for an option."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "link").symlink_to("source")
+    script = script.format(source=tmp_path / "source", link=tmp_path / "link")
+    flags = {"script": script, "source": str(tmp_path / "source")}
+
+    if found is None:
+        with pytest.raises(SpecError, match="must be relative to the source folder"):
+            job("", flags)
+    else:
+        assert job("", flags).spec.script == found
+        assert job("", {**flags, "launcher": "command"}).spec.script == script
+
+
+def test_a_project_file_that_is_a_named_pipe_is_not_waited_for(job, tmp_path):
+    os.mkfifo(tmp_path / "cloudjob.yaml")
+
+    with pytest.raises(UsageError, match=r"reading project file: cloudjob.yaml: is a named pipe"):
+        job()
+
+
 def test_script_and_args_may_stand_in_the_file(job):
     """A job file can be the whole job, and the command line still wins."""
     text = "script: file.py\nargs: [--epochs, 3, yes, '']"

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-from cloudjob.package import scan
+from cloudjob.package import ignore, scan
 from cloudjob.package.explain import explain
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is the judge here")
@@ -67,6 +68,39 @@ patterns = st.builds(
     st.sampled_from(["", "", "/", "/*", "/**", " ", "\\ "]),
 )
 paths = st.lists(segments, min_size=1, max_size=4).map("/".join)
+
+
+stars = st.lists(
+    st.sampled_from(["*", "*", "a", "b", "?", "[ab]", "/", "/**/", "**/", "."]), max_size=12
+).map("".join)
+
+
+@settings(deadline=None, max_examples=300)
+@given(line=stars, path=st.text("ab./", max_size=16))
+@example("*a*ab*b", "aabab")
+@example("**/a/**/b*a/**/b", "b/a/a/baa/b/b")
+@example("*a/b*a*b", "x/aa/bab")
+def test_a_line_with_many_stars_means_the_same_paths_as_before(line: str, path: str):
+    """Only without trying each of them in every way."""
+    try:
+        pattern = GitIgnoreSpecPattern(line).regex
+    except ValueError:
+        return
+    if pattern is not None:
+        quick = ignore._quick(pattern).search(path)
+        slow = pattern.search(path)
+        assert (quick and quick.span()) == (slow and slow.span())
+
+
+def test_lines_that_could_take_for_ever_or_make_no_sense_do_neither(tmp_path: Path):
+    """A range that is none matches nothing, as for git."""
+    lines = ["[z-a]", "*" + "a*" * 20 + "b", "**/a" * 20 + "/b", "*[b-a]*c"]
+    write(tmp_path / ".gitignore", "\n".join([*lines, "*.log"]))
+    write(tmp_path / "a.log")
+    write(tmp_path / ("a" * 200))
+    write(Path(tmp_path, *["a"] * 60, "c"))
+
+    assert ours(tmp_path) == {".gitignore", "a" * 200, "a/" * 60 + "c"}
 
 
 @needs_git

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -262,9 +263,14 @@ def test_memory_is_a_file_that_nobody_else_reads(source: Source, tmp_path: Path)
 
     assert cache.load(path) == source.memory
     assert path.stat().st_mode & 0o777 == 0o600
-    value = json.loads(path.read_text())
-    for wrong in ("", "[]", "{}", json.dumps({**value, "format": 2}), path.read_text()[:-9]):
-        path.write_text(wrong)
+    text = path.read_text()
+    digest, _, data = text.partition("\n")
+    other = json.dumps({**json.loads(data), "format": 2})
+    deep = "[" * 100_000
+    wrong = ["", "[]", "{}", text[:-9], data, f"{digest}\n{other}", f"{digest}\n{deep}"]
+    wrong += [f"{hashlib.sha256(each.encode()).hexdigest()}\n{each}" for each in (other, deep)]
+    for each in (*wrong, "\xe9"):
+        path.write_text(each)
         assert cache.load(path) == Memory()
     assert cache.load(tmp_path / "nowhere") == Memory()
 

@@ -139,6 +139,10 @@ GOOD = {"name": "a", "key": "a", "size_bytes": 1, "sha256": "0" * 64, "modified_
         {"sha256": "x"},
         {"size_bytes": -1},
         {"size_bytes": "many"},
+        {"name": "\ud800"},
+        {"key": "a\udfff"},
+        {"modified_ns": 10**30},
+        {"size_bytes": 10**30},
     ],
     ids=str,
 )
@@ -150,7 +154,12 @@ def test_a_manifest_of_bad_names_is_refused(fault: dict[str, Any]):
         manifest.load(json.dumps(value).encode())
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"format": 2}', b"\xff", b"[" * 10**5])
+INFINITE = b'{"format": 1, "job": "j", "node": Infinity, "files": []}'
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[1]", b'{"format": 2}', b"\xff", b"[" * 10**5, INFINITE]
+)
 def test_what_is_no_manifest_is_refused(data: bytes):
     """So that it is not taken for an empty one."""
     with pytest.raises(manifest.ManifestError):

@@ -13,6 +13,7 @@ import pytest
 
 from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
+from jobentry.peers import Lines
 from jobentry.ranks import End, Ranks
 
 
@@ -60,6 +61,31 @@ def test_a_rank_that_ends_is_told_of(ranks: Ranks):
 
     assert ranks.hear("end 3 139 11 0 12.5 ") == ("end", End(3, 139, 11, False, 12.5, ""))
     assert ranks.running == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "", "\0", "start", "start 1 2", "start x y z", "start 0 0 0", "start 0 -1 100",
+        "start 0 100 1", "start -1 100 101", "start 0 100 %d" % 10**30, "start 0 1e9 101",
+        "gone 3", "gone 7", "gone x", "end", "end 3 0 0", "end 7 0 0 0 1.5 ", "end 3 x 0 0 1.5 m",
+        "end 3 0 0 0 nan m", "fail 3 0 0 0 inf m", "fail 3 %d 0 0 1.5 m" % 10**30, "other 3",
+        "end " + "9" * 10_000, "\udcff\udcfe 3 4",
+    ],
+)  # fmt: skip
+def test_a_line_that_makes_no_sense_is_ignored(ranks: Ranks, line: str):
+    """Any script can write to the FIFO."""
+    ranks.hear("start 3 100 101")
+
+    assert ranks.hear(line) == ("", None)
+    assert (ranks.doors, ranks.running, ranks.ends) == ({3: 100}, [3], {})
+
+
+def test_a_line_without_an_end_is_dropped():
+    lines = Lines(limit_bytes=1000)
+
+    assert [lines.feed(b"x" * 600) for _ in range(1000)] == [[]] * 1000
+    assert lines.feed(b"x\nstart 1 2 3\n")[-1] == b"start 1 2 3"
 
 
 def test_a_rank_that_failed_runs_until_it_is_gone(ranks: Ranks):

@@ -21,14 +21,9 @@ def connect() -> Any:
     Raises:
         BackendError: There is no engine, or we may not speak to it.
     """
-    try:
-        import docker
-    except ImportError as error:
-        raise BackendError(
-            "opening the docker backend: the Docker SDK is not installed",
-            hint="pip install 'cloudjob[docker]'",
-        ) from error
     with translated(f"connecting to the engine at {host()}"):
+        import docker
+
         return docker.APIClient(
             **docker.utils.kwargs_from_env(), version="auto", timeout=_LIMIT_S, max_pool_size=64
         )
@@ -49,10 +44,14 @@ def status_code(error: BaseException | None) -> int:
 @contextlib.contextmanager
 def translated(doing: str) -> Iterator[None]:
     """Turn whatever the SDK, its HTTP client and the system raise into ``BackendError``."""
-    import docker.errors
-    import requests.exceptions
-    import urllib3.exceptions
-
+    try:
+        import docker.errors
+        import requests.exceptions
+        import urllib3.exceptions
+    except ImportError as error:
+        raise BackendError(
+            f"{doing}: the Docker SDK is not installed", hint="pip install 'cloudjob[docker]'"
+        ) from error
     try:
         yield
     except docker.errors.APIError as error:

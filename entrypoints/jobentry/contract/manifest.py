@@ -13,6 +13,7 @@ from typing import Iterable, NamedTuple
 
 FOLDER = ".cloudjob-outputs"
 _FORMAT = 1
+_MOST = 1 << 62
 
 
 class ManifestError(Exception):
@@ -114,7 +115,8 @@ def _kept(value: dict[str, object]) -> Kept:
         is_incomplete=value.get("is_incomplete", False) is True,
     )
     is_digest = re.match(r"[0-9a-f]{64}\Z", kept.sha256, re.ASCII) is not None
-    if not (is_name(kept.name) and is_name(kept.key) and is_digest and kept.size_bytes >= 0):
+    is_size = 0 <= kept.size_bytes <= _MOST and abs(kept.modified_ns) <= _MOST
+    if not (is_name(kept.name) and is_name(kept.key) and is_digest and is_size):
         raise ValueError(f"{kept.name!r} is not a file that a node keeps")
     return kept
 
