@@ -82,7 +82,7 @@ class Ranks:
 
     def _hear(self, line: str) -> tuple[str, End | None]:
         word, _, rest = line.partition(" ")
-        if word not in ("start", "gone", "fail", "end"):
+        if word not in ("start", "gone", "waits", "fail", "end"):
             return "", None
         if word == "start":
             rank, door, program = (int(text) for text in rest.split())
@@ -105,7 +105,8 @@ class Ranks:
         if word == "waits":
             rank_text, count, commands = rest.split(" ", 2)
             say(
-                f"rank {rank_text}: its script has ended, and {count} process(es) that it started"
+                f"rank {int(rank_text)}: its script has ended, and {int(count)} process(es) that it"
+                " started"
                 f" still run ({commands}): the rank ends with them"
             )
             return word, None
