@@ -130,7 +130,7 @@ class Head:
             begun = time.time()
             refusal = self._bring_up()
             if refusal:
-                self._call_off()
+                self._end_early()
             self.phases.append((0, "bring-up", begun, time.time()))
             begun = time.time()
             outcome = refusal or self._run_ranks()
@@ -149,7 +149,10 @@ class Head:
         """
         patience_s = max(self._node.start_timeout_s, self._node.output_limit_s)
         unconfirmed = self._workers.end(
-            outcome.exit_code, is_over=outcome.is_over, patience_s=patience_s
+            outcome.exit_code,
+            is_over=outcome.is_over,
+            patience_s=patience_s,
+            reason=outcome.failure.message if outcome.failure else "",
         )
         for peer in unconfirmed:
             say(_unconfirmed(peer, patience_s))
@@ -164,6 +167,27 @@ class Head:
             message = peer.trouble
         failure = Failure(peer.index, peer.host, exit_code=code, message=message)
         return Outcome(code, cause, failure)
+
+    def call_off(self, reason: str, patience_s: float) -> None:
+        """End a job that this node cannot start: tell the workers why.
+
+        Args:
+            patience_s: How long those that have not come up may take to be told.
+        """
+        self._loop.at("patience", patience_s, lambda: None)
+        try:
+            self._workers.open(self._wires)
+            while self._workers.absent and self._loop.is_planned("patience"):
+                self._loop.step()
+                if self._has_reason():
+                    break
+            self._workers.end(
+                exits.ENTRY_FAILED, is_over=False, patience_s=CLEAN_UP_S, reason=reason
+            )
+        except peers.PeerError as error:
+            say(str(error))
+        finally:
+            self._loop.close(keep=tuple(self._workers.processes))
 
     # -- workers ------------------------------------------------------------------------------
 
@@ -321,7 +345,7 @@ class Head:
             pass
         self._early = self._starters.start(self._plan.processes, self._plan.cwd)
 
-    def _call_off(self) -> None:
+    def _end_early(self) -> None:
         """End what was started early for a job that does not begin."""
         started = self._starters.processes
         self._starters.kill()

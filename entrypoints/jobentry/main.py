@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from types import FrameType
-from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence, cast
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence, cast
 
 from jobentry import hidden, plan
 from jobentry.contract import env, exits, names, paths, variables
@@ -61,6 +61,8 @@ Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, 
 """
 # The least time to keep outputs in when the job was stopped.
 STOPPED_LIMIT_S = 10.0
+# How long a head that cannot start the job waits for workers that come up, to tell them why.
+CALL_OFF_S = 30.0
 # For how long the record of a cancelled job is tried to be stored.
 _RECORD_LIMIT_S = 5
 
@@ -211,6 +213,7 @@ def _run(node: NodeEnv, options: Options) -> _End:
         _limit_record(is_cancelled=is_cancelled)
         code = error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
         _explain(error)
+        tidy(paths.node_paths(os.environ, node))
         if node.is_head:
             record = _entry_record(node.job, str(error), node, code)
             if isinstance(error, EntryError):
@@ -332,14 +335,14 @@ def _lead(
     """Do the head's part: run the job, and leave its record."""
     from jobentry.head import Head
 
-    needs_mpi = launcher_of(node).needs_mpi
-    tools = find_tools(node, means.environment, means.version, needs_mpi=needs_mpi)
-    made = plan.make(node, means.environment, where, tools, options.words)
-    for note in made.notes:
-        say(note)
-    facts = facts_of(node, tools, means.version, means.module)
-    check_module(facts, node.launcher, tools.interpreter)
-    written = write_files(made.files, keep=node.open_mpi.host_file)
+    try:
+        made, facts, written = _ready(node, where, means, options)
+    except (EntryError, ArgsError, OSError) as error:
+        # Bad variables every node refuses by itself.
+        patience_s = 5.0 if isinstance(error, ArgsError) else CALL_OFF_S
+        head = Head(node, where, plan.nothing(where.code), {}, means.wires, means.child_ids)
+        head.call_off(str(error), patience_s)
+        raise
     head = Head(node, where, made, facts, means.wires, means.child_ids)
     if means.outputs is not None:
         head.attach(means.outputs)
@@ -366,6 +369,20 @@ def _lead(
     _limit_record(is_cancelled=head.stopped_at is not None)
     _leave_record(node.record_uri, record)
     return _End(outcome.exit_code, outcome.is_over)
+
+
+def _ready(
+    node: NodeEnv, where: NodePaths, means: _Means, options: Options
+) -> tuple[plan.LaunchPlan, dict[str, Any], list[str]]:
+    """Return what the head will do, what it has, and the files that it has written."""
+    needs_mpi = launcher_of(node).needs_mpi
+    tools = find_tools(node, means.environment, means.version, needs_mpi=needs_mpi)
+    made = plan.make(node, means.environment, where, tools, options.words)
+    for note in made.notes:
+        say(note)
+    facts = facts_of(node, tools, means.version, means.module)
+    check_module(facts, node.launcher, tools.interpreter)
+    return made, facts, write_files(made.files, keep=node.open_mpi.host_file)
 
 
 def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:

@@ -116,6 +116,11 @@ def _function(place: str) -> Callable[..., Launch]:
     return function
 
 
+def nothing(cwd: str) -> LaunchPlan:
+    """Return the plan of a head that has no plan: it can only tell the workers so."""
+    return LaunchPlan("head", (), 0, is_everywhere=False, files=(), cwd=cwd)
+
+
 def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> dict[str, Any]:
     """Return ``plan`` as JSON shows it, secrets as ``***``.
 

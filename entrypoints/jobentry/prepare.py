@@ -204,6 +204,11 @@ def leave_environment(where: NodePaths, environment: Mapping[str, str]) -> None:
 def tidy(where: NodePaths) -> None:
     """Take away what is of no use once the job has ended, and everything that is a secret."""
     shutil.rmtree(where.node_dir, ignore_errors=True)
+    above = os.path.dirname(where.node_dir)
+    if os.path.basename(above) == ".cloudjob":
+        # Only when it is empty: there may be other jobs.
+        with contextlib.suppress(OSError):
+            os.rmdir(above)
 
 
 def spare_tune_file(node: NodeEnv) -> NodeEnv:

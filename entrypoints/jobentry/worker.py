@@ -161,6 +161,9 @@ class Worker:
         elif word == "end":
             self._code = values["code"]
             self.is_over = values["is_over"]
+            if values["reason"] and not self._loop.ranks.doors:
+                # Else the log of the job says it.
+                say("the head (%s) ends the job: %s" % (self._node.hosts[0], values["reason"]))
         elif word == "launch":
             self._launch()
         elif word == "run":

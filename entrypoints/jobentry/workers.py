@@ -129,15 +129,15 @@ class Workers:
         for peer in self.peers:
             peer.tell(word, **values)
 
-    def end(self, code: int, *, is_over: bool, patience_s: float) -> list[Peer]:
-        """Tell every worker how the job ended, and wait until each has left.
+    def end(self, code: int, *, is_over: bool, patience_s: float, reason: str = "") -> list[Peer]:
+        """Tell every worker how and why the job ended, and wait until each has left.
 
         Returns:
             The workers that have not confirmed that their outputs are stored.
         """
         self._is_ending = True
         self.stop_looking()
-        self.tell("end", code=code, is_over=is_over)
+        self.tell("end", code=code, is_over=is_over, reason=reason)
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             if all(peer.is_gone or not peer.is_ready for peer in self.peers):

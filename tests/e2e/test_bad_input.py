@@ -518,3 +518,13 @@ def test_waiting_for_a_job_that_is_lost_ends(cloud, records):
 
     assert done.code != 0, done
     assert b"Traceback" not in done.err
+
+
+def test_a_head_that_cannot_start_the_job_tells_its_workers_why(cloud):
+    hosts = "OPENMPI_HOST_FILE_PATH=/no/folder/hosts"
+    done = cloud.submit("--nodes", "2", "-e", hosts, cloud.script(""))
+
+    reason = b"writing a file for mpirun: /no/folder/hosts: No such file or directory"
+    assert done.code == 125, done
+    assert re.search(rb"jobentry: the head \(.*\) ends the job: " + reason, done.out + done.err)
+    assert cloud.status(done.job)["failure"]["message"].encode() == reason

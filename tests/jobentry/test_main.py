@@ -392,6 +392,22 @@ def test_a_tune_file_that_exists_is_left_as_it_is(machine: Machine):
     assert own.read_text() == "mine"
 
 
+def test_an_entry_that_fails_leaves_nothing_in_its_home(machine: Machine):
+    machine.write("x.py")
+
+    ended = machine.run(
+        "x.py",
+        MA_HOME=str(machine.code),
+        CLOUDJOB_LAUNCHER="python",
+        MA_NUM_HOSTS="2",
+        VC_WORKER_HOSTS="127.0.0.1,127.0.0.2",
+    )
+
+    assert ended.code == 125
+    assert "looking for the key of the job" in ended.err
+    assert not (machine.code / ".cloudjob").exists()
+
+
 def test_nothing_stays_behind(machine: Machine):
     """Files with the environment of the job are gone when the entry is."""
     machine.add_mpirun()

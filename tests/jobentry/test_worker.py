@@ -41,11 +41,13 @@ class Watch:
         self.folder = folder
         for name in ("events", "to-head", "from-head"):
             os.mkfifo(folder / name)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, folder, json.dumps(processes)],
-            env={"PYTHONPATH": str(ENTRYPOINTS), "PATH": os.environ["PATH"]},
-            stdout=subprocess.PIPE,
-        )
+        with (folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", WORKER, folder, json.dumps(processes)],
+                env={"PYTHONPATH": str(ENTRYPOINTS), "PATH": os.environ["PATH"]},
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"up\n"
         self.to_worker = (folder / "from-head").open("wb", buffering=0)
@@ -63,7 +65,7 @@ class Watch:
 
     def end(self, code: int) -> int:
         """Tell the worker how the job ended, hang up once it has left, and return its exit code."""
-        self.say("end", code=code, is_over=True)
+        self.say("end", code=code, is_over=True, reason="")
         self.hear("left")
         self.to_worker.close()
         return self.process.wait(60)
@@ -110,7 +112,7 @@ def test_a_worker_stays_until_the_head_has_heard_that_its_outputs_are_stored(wat
     head = watch()
     head.say("hello")
     head.hear("ready")
-    head.say("end", code=0, is_over=True)
+    head.say("end", code=0, is_over=True, reason="")
     head.hear("left")
 
     with pytest.raises(subprocess.TimeoutExpired):
@@ -118,6 +120,20 @@ def test_a_worker_stays_until_the_head_has_heard_that_its_outputs_are_stored(wat
     head.to_worker.close()
 
     assert head.process.wait(60) == 0
+
+
+def test_a_worker_repeats_why_its_head_leaves_before_there_are_ranks(watch: Any):
+    head = watch()
+    head.say("hello")
+    head.hear("ready")
+    head.say("end", code=125, is_over=False, reason="looking for mpirun: there is none on PATH")
+    head.hear("left")
+    head.to_worker.close()
+
+    assert head.process.wait(60) == 125
+    assert (head.folder / "log").read_text() == (
+        "jobentry: the head (head) ends the job: looking for mpirun: there is none on PATH\n"
+    )
 
 
 def is_running(process: int) -> bool:
