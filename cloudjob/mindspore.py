@@ -10,7 +10,8 @@ from jobentry.contract.launchers import LAUNCHERS
 
 # What stands for the script's own choice.
 NONE = "none"
-DEVICE_TARGETS = ("CPU", "GPU", "Ascend")
+DEVICE_TARGETS = (NONE, "CPU", "GPU", "Ascend")
+_SERVERS = "MS_SERVER_NUM"
 PARALLEL_MODES = (
     NONE, "stand_alone", "data_parallel", "semi_auto_parallel", "auto_parallel", "hybrid_parallel",
 )  # fmt: skip
@@ -26,6 +27,7 @@ class Job:
     Args:
         launcher: Its name; one that is not in the table is the laptop's to find.
         is_checked: Whether what the documents rule out is a fault.
+        servers: The variable MS_SERVER_NUM of the job; empty when it is not given.
     """
 
     launcher: str
@@ -36,6 +38,7 @@ class Job:
     parallel_mode: str
     search_mode: str
     devices: Sequence[str]
+    servers: str = ""
 
 
 def faults(job: Job) -> Iterator[tuple[str, str]]:
@@ -56,13 +59,18 @@ def faults(job: Job) -> Iterator[tuple[str, str]]:
             "mindspore.search_mode",
             f"is only for the parallel_mode auto_parallel (given {job.parallel_mode})",
         )
+    if launcher and job.launcher in own and job.servers.strip() not in ("", "0"):
+        yield (
+            f"env.{_SERVERS}",
+            f"parameter servers are not started (given {job.servers[:20]!r}; allowed 0)",
+        )
     yield from _device_faults(job)
 
 
 def _hardware_faults(job: Job) -> Iterator[tuple[str, str]]:
     launcher = LAUNCHERS.get(job.launcher)
     target = job.device_target
-    if launcher and launcher.devices and target not in launcher.devices:
+    if launcher and launcher.devices and target not in (NONE, *launcher.devices):
         yield (
             "launcher",
             f"{job.launcher} does not work on {target}: use {launcher.instead}"

@@ -48,6 +48,8 @@ def libmpi_of(mpirun: str, python: str) -> str:
 
     Ranks of one MPI under the mpirun of another work by luck; what they say when they fail is lost.
     """
+    if not mpirun:
+        return ""
     prefix = Path(mpirun).resolve().parent.parent
     environment = Path(python).parent.parent
     if prefix == environment or not any((environment / "lib").glob("libmpi.so*")):

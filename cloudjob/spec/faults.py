@@ -71,6 +71,7 @@ def _for_mindspore(spec: JobSpec) -> mindspore.Job:
         procs_per_node=spec.procs_per_node,
         is_checked=spec.hardware_check != "off",
         devices=[str(line) for line in listed] if isinstance(listed, (list, tuple)) else (),
+        servers=spec.env.get("MS_SERVER_NUM", ""),
         **text,
     )
 

@@ -350,9 +350,10 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         _SOURCE_LIMIT,
     ),
     "mindspore": (
-        Field(name="device_target", kind="str", default="CPU", metavar="DEVICE",
+        Field(name="device_target", kind="str", default=mindspore.NONE, metavar="DEVICE",
               allowed=mindspore.DEVICE_TARGETS,
-              help="What the script runs on; it finds this in CLOUDJOB_DEVICE_TARGET."),
+              help="What the script runs on; it finds this in CLOUDJOB_DEVICE_TARGET, or nothing "
+                   "there with none."),
         Field(name="parallel_mode", kind="str", default=mindspore.NONE, metavar="MODE",
               allowed=mindspore.PARALLEL_MODES,
               help="How the training is spread over the ranks; the script finds this in "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cloudjob.spec import JobSpec, problems
@@ -39,6 +41,26 @@ def test_launchers_work_where_the_documents_say(launcher, target):
         ]
     else:
         assert found == []
+
+
+@pytest.mark.parametrize("launcher", ["msrun", "dynamic-cluster", "mindspore-mpi", "rank-table"])
+def test_a_job_that_names_no_device_is_refused_none_and_chooses_itself(launcher):
+    assert problems(spec(launcher)) == []
+    assert told(spec(launcher)).device_target == ""
+    assert problems(spec(launcher, parallel_mode="auto_parallel")) == []
+
+
+@pytest.mark.parametrize("launcher", ["msrun", "dynamic-cluster", "mindspore-mpi", "python"])
+@pytest.mark.parametrize("servers", ["1", "0", "x"])
+def test_parameter_servers_are_refused_and_not_ignored(launcher, servers):
+    job = replace(spec(launcher), env={"MS_SERVER_NUM": servers})
+    is_refused = servers != "0" and launcher != "python"
+
+    assert problems(job) == (
+        [f"env.MS_SERVER_NUM: parameter servers are not started (given '{servers}'; allowed 0)"]
+        if is_refused
+        else []
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -121,6 +143,6 @@ def test_the_nodes_are_told_what_is_not_left_to_the_script():
     )  # fmt: skip
 
     assert told(whole) == MindSpore("GPU", "auto_parallel", "sharding_propagation")
-    assert told(JobSpec(script="x.py", launcher="msrun")) == MindSpore("CPU")
+    assert told(JobSpec(script="x.py", launcher="msrun")) == MindSpore()
     assert told(JobSpec(script="x.py", launcher="torchrun")) == MindSpore()
     assert told(JobSpec(script="x.py")) == MindSpore()

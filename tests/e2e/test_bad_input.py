@@ -206,7 +206,7 @@ def test_more_gpus_than_there_are(cloud, script):
 
 
 def test_no_mpirun_anywhere(cloud, script):
-    """The message says what to install."""
+    """The message says what to install; launchers that need none do without."""
     tools = cloud.folder / "tools"
     tools.mkdir()
     for name in ("sh", "env", "cat"):
@@ -229,6 +229,13 @@ def test_no_mpirun_anywhere(cloud, script):
 
     refused(done, 5, "mpirun")
     assert b"openmpi" in done.err.lower(), done
+    cloud.write("plain.py", "print('done')")
+    done = cloud.cli("submit", "--launcher", "python", "plain.py", env={"PATH": str(tools)})
+    assert (done.code, done.out) == (0, b"[0] done\n"), done
+    cloud.write("ranks.py", "import torch.distributed")
+    for words in (["--launcher", "torchrun"], ["--launcher", "msrun"], ["--launcher", "auto"]):
+        done = cloud.cli("submit", "--dry-run", *words, "ranks.py", env={"PATH": str(tools)})
+        assert done.code == 0, done
 
 
 @pytest.mark.parametrize(

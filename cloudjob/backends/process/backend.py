@@ -106,7 +106,9 @@ class ProcessBackend:
 
     def build(self, submission: Submission) -> ProcessRequest:
         """Return the request for ``submission``."""
-        machine = machine_of(self._options, self._home.parent)
+        launcher = LAUNCHERS.get(submission.spec.launcher)
+        needs_mpi = launcher is None or launcher.needs_mpi
+        machine = machine_of(self._options, self._home.parent, needs_mpi=needs_mpi)
         # The last part of an id makes it unique; the name before it may be long.
         unique = submission.job.rpartition("-")[2]
         run_dir = f"{_short_temporary_folder()}/cloudjob-{unique}"
@@ -362,26 +364,29 @@ def open_mpi_of_one_machine(*, is_isolated: bool) -> dict[str, str]:
     return words
 
 
-def machine_of(options: dict[str, Any], home: Path) -> Machine:
+def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -> Machine:
     """Return what this machine has.
 
     Args:
         options: The section ``process`` of a job file.
         home: The folder of cloudjob's state.
+        needs_mpi: Whether mpirun starts the ranks.
 
     Raises:
-        BackendError: It lacks what every job needs.
+        BackendError: It lacks what the job needs.
     """
     path = os.environ.get("PATH", os.defpath)
     own = str(Path(sys.executable).parent)
     if shutil.which("mpirun", path=path) is None:
         # The wheel of Open MPI lies beside the interpreter that runs us.
-        if shutil.which("mpirun", path=own) is None:
+        if shutil.which("mpirun", path=own) is not None:
+            path = f"{path}{os.pathsep}{own}"
+        elif needs_mpi:
             raise BackendError(
                 "looking for mpirun: there is none on PATH and none beside cloudjob",
-                hint="pip install 'cloudjob[mpi]', or apt-get install openmpi-bin",
+                hint="pip install 'cloudjob[mpi]', or apt-get install openmpi-bin; launchers such"
+                " as python and torchrun need none",
             )
-        path = f"{path}{os.pathsep}{own}"
     python = interpreters.python_of(str(options.get("python") or ""), "process.python")
     return Machine(
         path=path,
