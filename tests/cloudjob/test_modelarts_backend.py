@@ -263,6 +263,11 @@ def test_the_store_is_the_bucket_that_the_section_names(backend: ModelArtsBacken
 CPU = {"flavor_id": "cpu", "max_num": 4, "flavor_info": {"max_num": 4}}
 GPU = {"flavor_id": "gpu", "max_num": 4, "flavor_info": {"gpu": {"unit_num": 8}}}
 ENGINE = {"engine_id": "torch-1", "engine_name": "PyTorch", "engine_version": "2.1"}
+MPI_ENGINES = [
+    {"engine_id": "ms-1", "engine_name": "MPI", "engine_version": "ms-1"},
+    {"engine_id": "hvd-1", "engine_name": "Horovod", "engine_version": "hvd-1"},
+    {"engine_id": "ms-2", "engine_name": "MindSpore-GPU", "engine_version": "ms-2"},
+]
 
 
 def looked(
@@ -270,7 +275,7 @@ def looked(
 ) -> dict[str, Check]:
     """Return what the checks before a submit find."""
     service.flavors = service.flavors or [CPU, GPU]
-    service.engines = [ENGINE]
+    service.engines = [ENGINE, *MPI_ENGINES]
     service.images = service.images or {"a/b": ["latest"]}
     service.quotas = service.quotas or [{"resource": "training job", "quota": 10, "used": 3}]
     spec = submission(**values).spec
@@ -309,6 +314,14 @@ def test_all_is_well(service: FakeModelArts, backend: ModelArtsBackend):
             "engine",
             {"image": "", "sections": {"modelarts": {"engine": "torch-2"}}},
             "no engine torch-2",
+        ),
+        *(
+            (
+                "engine",
+                {"image": "", "sections": {"modelarts": {"engine": item["engine_id"]}}},
+                f"{item['engine_id']} ({item['engine_name']}) calls mpirun itself",
+            )
+            for item in MPI_ENGINES
         ),
         ("image", {"image": "a/b:v2"}, "a/b:v2: there is no tag v2"),
         ("image", {"image": "a/c"}, "the registry lists no a/c"),

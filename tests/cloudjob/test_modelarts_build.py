@@ -242,9 +242,18 @@ def test_what_lies_beside_the_code():
             {"inputs": {"I": "obs://b/k"}, "input_nodes": {"I": "0"}},
             "input_nodes.I: ModelArts brings an input to every node",
         ),
-        (
-            {"image": "", "sections": {"modelarts": {"engine": "Horovod:horovod_0.22"}}},
-            "modelarts.engine: this engine calls mpirun itself",
+        *(
+            (
+                {"image": "", "sections": {"modelarts": {"engine": engine}}},
+                "modelarts.engine: this engine calls mpirun itself",
+            )
+            for engine in (
+                "Horovod:horovod_0.22",
+                "horovod_0.22.1-pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64",
+                "MPI:any",
+                "MindSpore-GPU:any",
+                "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64",
+            )
         ),
         (
             {"sections": {"modelarts": {"engine": "pytorch_2"}}},

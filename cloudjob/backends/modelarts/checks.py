@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from cloudjob.backends.base import Check
 from cloudjob.backends.modelarts.client import SKEW_LIMIT_S, Client
 from cloudjob.backends.modelarts.refusals import ServiceError
-from cloudjob.backends.modelarts.request import folder_url
+from cloudjob.backends.modelarts.request import calls_mpirun, folder_url
 from cloudjob.errors import BackendError
 from cloudjob.spec import JobSpec, nearest, section
 
@@ -140,15 +140,30 @@ def _engine(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     if spec is not None and not wanted:
         return
     engines = client.engines()
-    ids = {str(item.get("engine_id")) for item in engines}
-    names = {f"{item.get('engine_name')}:{item.get('engine_version')}" for item in engines}
-    listed = ", ".join(sorted(ids)[:_SHOWN])
+    # What a job may call it -> all its names.
+    known: dict[str, tuple[str, ...]] = {}
+    for item in engines:
+        number, name, version = (
+            str(item.get(f"engine_{key}")) for key in ("id", "name", "version")
+        )
+        known[number] = known[f"{name}:{version}"] = (number, name, version)
+    listed = ", ".join(sorted({names[0] for names in known.values()})[:_SHOWN])
     if not wanted:
         yield Check("engine", True, f"{len(engines)} engines: {listed}")
         return
-    is_known = wanted in ids or wanted in names
-    found = wanted if is_known else f"there is no engine {wanted}{nearest(wanted, ids | names)}"
-    yield Check("engine", is_known, found, f"one of {listed}")
+    if wanted not in known:
+        found = f"there is no engine {wanted}{nearest(wanted, known)}"
+        yield Check("engine", False, found, f"one of {listed}")
+        return
+    name = known[wanted][1]
+    yield Check(
+        "engine",
+        not calls_mpirun(*known[wanted]),
+        f"{wanted} ({name}) calls mpirun itself, and would start a job at each rank"
+        if calls_mpirun(*known[wanted])
+        else wanted,
+        "choose another engine, or name its image with --image and no engine",
+    )
 
 
 def _image(client: Client, spec: JobSpec | None) -> Iterator[Check]:

@@ -36,8 +36,9 @@ MAX_RETRIES = 3
 _HOUR_MIN = 60
 # Who names a node, or is true on one node only, is the platform, and the user may not set MA_*.
 _PLATFORMS = ("MA_", "VC_", "VK_")
-# Engines whose own command is mpirun: it would start the entry at every rank.
-_MPI_ENGINES = re.compile(r"horovod|mpi", re.IGNORECASE)
+# Names, versions and ids of engines whose own command is mpirun: it would start the entry at every
+# rank. The engine MPI has MindSpore for GPUs, and its id does not say mpi.
+_MPI_ENGINES = re.compile(r"horovod|(?<![a-z])mpi(?![a-z])|mindspore.*(gpu|cuda)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,11 @@ def show(request: ModelArtsRequest) -> dict[str, Any]:
         },
         "tags": dict(request.tags),
     }
+
+
+def calls_mpirun(*words: str) -> bool:
+    """Whether the start command of an engine is mpirun, by its id, name or version."""
+    return any(_MPI_ENGINES.search(word) for word in words)
 
 
 def delivered_env(request: ModelArtsRequest) -> bytes:
@@ -353,7 +359,7 @@ def _place_problems(submission: Submission) -> Iterator[str]:
 
 def _engine_problems(spec: JobSpec, options: Mapping[str, object]) -> Iterator[str]:
     engine = str(options["engine"])
-    if _MPI_ENGINES.search(engine):
+    if calls_mpirun(engine):
         yield (
             "modelarts.engine: this engine calls mpirun itself, and so would start a job at each "
             f"rank (given {given(engine)}; allowed: another, or an image of yours and no engine)"
