@@ -9,14 +9,14 @@ from typing import Any
 
 from cloudjob.emulator import views, wanted
 from cloudjob.emulator.answers import ApiError
-from cloudjob.emulator.jobs import tag_condition
+from cloudjob.emulator.jobs import tag_conditions
 from cloudjob.emulator.service import PROJECT, Service, number
 from cloudjob.emulator.web import Answer, Request, Routes
+from cloudjob.errors import CloudJobError
 
 _PAGE, _MOST = 10, 100
 _LAST = 1 << 31
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-_TAGS, _KEY, _VALUE = 20, 36, 43
 _TAGGED = PROJECT + "/modelarts-training-job"
 
 
@@ -145,12 +145,17 @@ class Catalog:
     def create_algorithm(self, request: Request) -> Answer:
         """``POST /algorithms``: 200 and the algorithm, as the service has it."""
         body = self._whole_algorithm(request.json(), str(uuid.uuid4()))
-        if any(
-            item["metadata"]["name"] == body["metadata"]["name"]
-            for item in self._service.database.things("algorithm")
-        ):
-            raise ApiError("ModelArts.2752")
-        return self._keep_algorithm(body)
+        with self._service.database.transaction():
+            self._check_free_name("algorithm", body["metadata"]["name"], "")
+            return self._keep_algorithm(body)
+
+    def _check_free_name(self, kind: str, name: str, own: str) -> None:
+        """Refuse a name that a thing other than ``own`` has."""
+        for item in self._service.database.things(kind):
+            if item["metadata"]["name"] == name and item["metadata"]["id"] != own:
+                if kind == "algorithm":
+                    raise ApiError("ModelArts.2752")
+                raise ApiError("ModelArts.2788", f"name: {name} is taken")
 
     def change_algorithm(self, request: Request) -> Answer:
         """``PUT /algorithms/{id}``."""
@@ -182,6 +187,10 @@ class Catalog:
         lists = {
             key: wanted.objects(config.get(key), key) for key in ("parameters", "inputs", "outputs")
         }
+        if not all(
+            item.get("name") and isinstance(item["name"], str) for item in lists["parameters"]
+        ):
+            raise ApiError("ModelArts.2788", "parameters: one has no name")
         return {
             "metadata": {
                 "description": "",
@@ -240,9 +249,7 @@ class Catalog:
     def create_experiment(self, request: Request) -> Answer:
         """``POST /training-experiments``: 201."""
         metadata = wanted.inner(request.json(), "metadata")
-        name = metadata.get("name")
-        if not isinstance(name, str) or not _NAME.match(name) or self._has_experiment(name):
-            raise ApiError("ModelArts.2788", f"name: {name}")
+        name = _checked_name(metadata.get("name"))
         now_ms = int(time.time() * 1000)
         made = {
             "metadata": {
@@ -255,7 +262,9 @@ class Catalog:
             },
             "statistic": {"job_count": 0},
         }
-        self._service.database.put_thing("experiment", made["metadata"]["id"], name, made)
+        with self._service.database.transaction():
+            self._check_free_name("experiment", name, "")
+            self._service.database.put_thing("experiment", made["metadata"]["id"], name, made)
         return Answer(201, made)
 
     def experiments(self, request: Request) -> Answer:
@@ -272,8 +281,12 @@ class Catalog:
         asked = wanted.inner(request.json(), "metadata")
         changed = {key: asked[key] for key in ("name", "description") if key in asked}
         found["metadata"].update(changed, update_time=int(time.time() * 1000))
-        name = found["metadata"]["name"]
-        self._service.database.put_thing("experiment", found["metadata"]["id"], name, found)
+        name, own = found["metadata"]["name"], found["metadata"]["id"]
+        _checked_name(name)
+        wanted.check_description(found["metadata"].get("description") or "")
+        with self._service.database.transaction():
+            self._check_free_name("experiment", name, own)
+            self._service.database.put_thing("experiment", own, name, found)
         return Answer(200, found)
 
     def remove_experiment(self, request: Request) -> Answer:
@@ -363,7 +376,7 @@ class Catalog:
         status = "ACTIVE"
         try:
             self._service.runner.context.machines.check_image(path)
-        except ImageMissing:
+        except (ImageMissing, CloudJobError):
             status = "ERROR"
         name, _, tag = path.rpartition("/")[2].partition(":")
         now_ms = int(time.time() * 1000)
@@ -402,13 +415,11 @@ class Catalog:
     def add_tags(self, request: Request) -> Answer:
         """``POST /modelarts-training-job/{id}/tags/create``: 204."""
         row = self._service.job(request)
-        asked = {str(tag.get("key")): str(tag.get("value") or "") for tag in _tags(request)}
-        if len({**dict(self._service.database.tags(row.id)), **asked}) > _TAGS:
-            raise ApiError("ModelArts.2788", f"tags: at most {_TAGS}")
-        for key, value in asked.items():
-            if not 1 <= len(key) <= _KEY or len(value) > _VALUE:
-                raise ApiError("ModelArts.2788", f"tags: {key[:_KEY]}")
-        self._service.database.add_tags(row.id, asked)
+        asked = wanted.tags(_tags(request))
+        with self._service.database.transaction():
+            if len({**dict(self._service.database.tags(row.id)), **asked}) > wanted.TAGS:
+                raise ApiError("ModelArts.2788", f"tags: at most {wanted.TAGS}")
+            self._service.database.add_tags(row.id, asked)
         return Answer(204)
 
     def remove_tags(self, request: Request) -> Answer:
@@ -446,18 +457,24 @@ class Catalog:
         words, values = ["workspace = ?"], [str(asked.get("workspace_id") or "0")]
         if asked.get("without_any_tag"):
             words.append("id NOT IN (SELECT job FROM tags)")
-        for tag in wanted.objects(asked.get("tags"), "tags"):
-            word, found = tag_condition(tag)
+        for word, found in tag_conditions(asked.get("tags")):
             words.append(word)
             values += found
-        for match in wanted.objects(asked.get("matches"), "matches"):
-            if match.get("key") != "resource_name":
-                raise ApiError("ModelArts.2789", str(match.get("key")))
+        matches = wanted.objects(asked.get("matches"), "matches")
+        for match in matches:
+            if match.get("key") != "resource_name" or len(matches) > 1:
+                raise ApiError("ModelArts.2789", str(match.get("key"))[:64])
             words.append("instr(name, ?) > 0")
             values.append(str(match.get("value")))
         return self._service.database.find_jobs(
             " AND ".join(words), values, order="create_ms DESC", limit=limit, skip=skip
         )
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise ApiError("ModelArts.2788", f"name: {name}")
+    return name
 
 
 def _tags(request: Request) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import Counter
@@ -62,21 +63,22 @@ class Control:
         if kind not in KINDS:
             raise ApiError("ModelArts.2788", f"kind: {kind}")
         service = self._service
-        seconds = float(asked.get("seconds") or 0)
+        numbers = {name: _number(asked, name) for name in ("seconds", "count", "node", "amount")}
+        seconds, node = numbers["seconds"], int(numbers["node"])
         job = str(asked.get("job") or "")
         if job:
             job = service.job_of(job).id
         if kind == "expire-tokens":
             service.database.expire_all(time.time())
         elif kind == "lose-node":
-            service.runner.lose_node(service.job_of(job), int(asked.get("node") or 0))
+            service.runner.lose_node(service.job_of(job), node)
         fault = service.database.add_fault(
             kind=kind,
-            count=int(asked.get("count") or 0),
+            count=int(numbers["count"]),
             until_s=time.time() + seconds if seconds else 0.0,
             job=job,
-            node=int(asked.get("node") or 0),
-            amount=float(asked.get("amount") or 0),
+            node=node,
+            amount=numbers["amount"],
             path=str(asked.get("path") or ""),
         )
         return Answer(201, asdict(fault))
@@ -86,3 +88,13 @@ class Control:
         count = self._service.database.clear_faults()
         self._service.runner.wake()
         return Answer(200, {"cleared": count})
+
+
+def _number(asked: dict[str, Any], name: str) -> float:
+    try:
+        found = float(asked.get(name) or 0)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise ApiError("ModelArts.2788", f"{name}: a number is needed") from error
+    if not math.isfinite(found):
+        raise ApiError("ModelArts.2788", f"{name}: a finite number is needed")
+    return found

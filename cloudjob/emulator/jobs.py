@@ -40,6 +40,9 @@ _FILTERS = {
     "pool_id": "pool",
 }
 _NUMBERS = ("create_ms", "nodes")
+# How many conditions a search may have, values each of them, and characters a value.
+_FILTERS_AT_ONCE, _VALUES, _LENGTH = 50, 100, 256
+_TAGS = 10
 
 
 class Jobs:
@@ -67,13 +70,14 @@ class Jobs:
         body = request.json()
         asked = body.get("algorithm")
         whole = wanted.job(body, self._algorithm(asked), service.settings)
-        self._check_room(whole)
+        tags = wanted.tags(body.get("tags"))
         self._check_obs(whole)
-        row = self._row(whole)
-        tags = objects(body.get("tags"), "tags")
-        pairs = {str(tag.get("key")): str(tag.get("value") or "") for tag in tags}
-        service.database.add_job(row, wanted.output_urls(whole), pairs)
-        service.database.add_event(row.id, "Training job created.")
+        with service.database.transaction():
+            # Together: of requests that come at the same time one takes the name.
+            self._check_room(whole)
+            row = self._row(whole)
+            service.database.add_job(row, wanted.output_urls(whole), tags)
+            service.database.add_event(row.id, "Training job created.")
         service.runner.wake()
         return Answer(201, views.job(row, service.settings))
 
@@ -252,12 +256,10 @@ class Jobs:
 
     def _where(self, asked: dict[str, Any]) -> tuple[str, list[Any]]:
         words, values = ["workspace = ?"], [str(asked.get("workspace_id") or "0")]
-        for item in objects(asked.get("filters"), "filters"):
-            word, found = self._condition(item)
-            words.append(word)
-            values += found
-        for tag in objects(asked.get("tags"), "tags"):
-            word, found = tag_condition(tag)
+        filters = objects(asked.get("filters"), "filters")
+        if len(filters) > _FILTERS_AT_ONCE:
+            raise ApiError("ModelArts.2789", f"at most {_FILTERS_AT_ONCE} (given {len(filters)})")
+        for word, found in (*map(self._condition, filters), *tag_conditions(asked.get("tags"))):
             words.append(word)
             values += found
         return " AND ".join(words), values
@@ -270,8 +272,9 @@ class Jobs:
             is_own = self._service.account.user_id in values
             return ("1" if is_own != (operator == "not") else "0"), []
         column = _FILTERS.get(str(key))
-        if column is None or not values:
-            raise ApiError("ModelArts.2789", str(key))
+        is_small = 0 < len(values) <= _VALUES and max(map(len, values)) <= _LENGTH
+        if column is None or not is_small:
+            raise ApiError("ModelArts.2789", str(key)[:_LENGTH])
         marks = ", ".join("?" * len(values))
         if operator == "between" and len(values) == 2:
             as_is = "CAST(? AS INTEGER)" if column in _NUMBERS else "?"
@@ -282,14 +285,27 @@ class Jobs:
             return f"({words})", [pattern.format(_escaped(str(text))) for text in values]
         if operator in ("in", "not"):
             return f"{column} {'NOT ' if operator == 'not' else ''}IN ({marks})", values
-        raise ApiError("ModelArts.2789", f"{key} {operator}")
+        raise ApiError("ModelArts.2789", f"{key} {str(operator)[:_LENGTH]}")
 
 
-def tag_condition(tag: dict[str, Any]) -> tuple[str, list[Any]]:
-    """Return the SQL for jobs with this tag, with one of these values if it names any."""
-    values = texts(tag.get("values"))
-    which = f" AND value IN ({', '.join('?' * len(values))})" if values else ""
-    return f"id IN (SELECT job FROM tags WHERE key = ?{which})", [str(tag.get("key")), *values]
+def tag_conditions(tags: Any) -> list[tuple[str, list[Any]]]:
+    """Return the SQL for jobs with each of these tags, with one of its values if it has any.
+
+    Raises:
+        ApiError: They are too many, or one comes twice.
+    """
+    made = []
+    keys: set[str] = set()
+    for tag in objects(tags, "tags"):
+        key, values = str(tag.get("key")), texts(tag.get("values"))
+        is_small = len(keys) < _TAGS and len(values) <= _TAGS
+        if not is_small or key in keys or len(set(values)) < len(values):
+            raise ApiError("ModelArts.2788", f"tags: at most {_TAGS}, and each once")
+        keys.add(key)
+        values = [value for value in values if value]
+        which = f" AND value IN ({', '.join('?' * len(values))})" if values else ""
+        made.append((f"id IN (SELECT job FROM tags WHERE key = ?{which})", [key, *values]))
+    return made
 
 
 def _escaped(text: str) -> str:

@@ -148,17 +148,17 @@ class Parts:
         return Answer(200, {"metrics": shown})
 
     def events(self, request: Request) -> Answer:
-        """``GET …/events``: what happened, filtered and in pages."""
+        """``GET …/events``: what happened, filtered and in pages; ``offset`` is a page's number."""
         row = self._service.job(request)
         query = request.query
         limit = number(query.get("limit"), _EVENTS, 1, _MOST_EVENTS, "limit")
-        skip = number(query.get("offset"), 0, 0, _LAST, "offset")
+        page = number(query.get("offset"), 0, 0, _LAST, "offset")
         order = query.get("order") or "desc"
         if order not in ("asc", "desc"):
             raise ApiError("ModelArts.2764", f"order: {order}")
         where, values = _event_filters(row.id, query)
         database = self._service.database
-        total, found = database.events(where, values, order=order, limit=limit, skip=skip)
+        total, found = database.events(where, values, order=order, limit=limit, skip=page * limit)
         end_ms = row.end_ms or found[0][0] if found else row.end_ms
         shown = [
             {"message": message, "level": level, "time": _rfc3339(time_ms), "source": source}
@@ -167,7 +167,7 @@ class Parts:
         answer = {
             "total": total,
             "limit": limit,
-            "offset": skip,
+            "offset": page,
             "order": order,
             "start_time": query.get("start_time") or _rfc3339(row.create_ms),
             "end_time": query.get("end_time") or _rfc3339(end_ms or row.create_ms),

@@ -21,6 +21,11 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
 _VARIABLES, _VALUE_BYTES, _NAME_BYTES = 100, 4096, 8192
 _DESCRIPTION = 256
+_HOURS = 1 << 20
+TAGS, _TAG = 20, 128
+# Letters of any language, digits, blanks and a few signs.
+_TAG_KEY = re.compile(r"[\w .:=+@-]{1,128}\Z")
+_TAG_VALUE = re.compile(r"[\w .:/=+@-]{0,255}\Z")
 _RETRIES = 3
 
 
@@ -155,9 +160,10 @@ def _with_algorithm(given: dict[str, Any], algorithm: Mapping[str, Any]) -> dict
     config = copy.deepcopy(algorithm["job_config"])
     merged = {key: given.get(key) or config.get(key) for key in {*given, *config}}
     merged["id"], merged["name"] = given["id"], algorithm["metadata"]["name"]
-    asked = {item.get("name") for item in given.get("parameters") or ()}
+    own = objects(given.get("parameters"), "parameters")
+    asked = {str(item.get("name")) for item in own}
     defaults = [item for item in config.get("parameters") or () if item["name"] not in asked]
-    merged["parameters"] = [*(given.get("parameters") or ()), *defaults]
+    merged["parameters"] = [*own, *defaults]
     for key in ("inputs", "outputs"):
         # An algorithm names its channels; only the job can say where they lie.
         merged[key] = given.get(key) or []
@@ -285,7 +291,8 @@ def _spec(given: dict[str, Any], settings: Settings) -> dict[str, Any]:
     stop = given.get("auto_stop")
     if stop:
         duration = stop.get("duration") if isinstance(stop, dict) else None
-        if not isinstance(duration, int) or duration < 1 or stop.get("time_unit") != "HOURS":
+        is_number = isinstance(duration, int) and 1 <= duration <= _HOURS
+        if not is_number or stop.get("time_unit") != "HOURS":
             raise ApiError("ModelArts.2788", "auto_stop: HOURS, and at least one")
     policy = given.get("schedule_policy") or {}
     if not isinstance(policy, dict) or policy.get("priority", 1) not in (1, 2, 3):
@@ -296,7 +303,7 @@ def _spec(given: dict[str, Any], settings: Settings) -> dict[str, Any]:
 
 def _resource(resource: dict[str, Any], settings: Settings) -> dict[str, Any]:
     pool, asked = resource.get("pool_id") or "", resource.get("flavor_id") or ""
-    if pool and pool not in settings.pools:
+    if pool and str(pool) not in settings.pools:
         raise ApiError("ModelArts.2788", f"pool_id: {pool}")
     found = next((item for item in settings.flavors if item.id == asked), None)
     if asked and found is None:
@@ -314,6 +321,27 @@ def _resource(resource: dict[str, Any], settings: Settings) -> dict[str, Any]:
         raise ApiError("ModelArts.2793", count)
     resource["node_count"] = count
     return resource
+
+
+def tags(given: Any) -> dict[str, str]:
+    """Return the tags of a request.
+
+    Raises:
+        ApiError: They break a rule of the service's.
+    """
+    found = {}
+    for tag in objects(given, "tags"):
+        key, value = tag.get("key"), tag.get("value")
+        value = "" if value is None else value
+        if not (isinstance(key, str) and isinstance(value, str)):
+            raise ApiError("ModelArts.2788", "tags: keys and values are texts")
+        is_key = _TAG_KEY.match(key) and key == key.strip() and not key.startswith("_sys_")
+        if not is_key or not _TAG_VALUE.match(value):
+            raise ApiError("ModelArts.2788", f"tags: {key[:_TAG]}={value[:_TAG]}")
+        found[key] = value
+    if len(found) > TAGS:
+        raise ApiError("ModelArts.2788", f"tags: at most {TAGS}")
+    return found
 
 
 # -- values ---------------------------------------------------------------------------------------

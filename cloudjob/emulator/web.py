@@ -47,15 +47,17 @@ class Request:
         return dict(parse_qsl(self.target.partition("?")[2], keep_blank_values=True))
 
     def json(self) -> dict[str, Any]:
-        """Return the body.
+        """Return the body, whose texts are Unicode and whose numbers are finite.
 
         Raises:
             ApiError: It is no JSON object.
         """
         try:
             found = json.loads(self.body or b"{}")
-        except ValueError as error:
-            raise ApiError("ModelArts.2787", str(error)) from error
+            # What Python reads beyond JSON: NaN, Infinity, 1e999 and lone surrogates.
+            json.dumps(found, allow_nan=False, ensure_ascii=False).encode("utf-8")
+        except (ValueError, RecursionError) as error:
+            raise ApiError("ModelArts.2787", type(error).__name__) from error
         if not isinstance(found, dict):
             raise ApiError("ModelArts.2787", "an object is needed")
         return found

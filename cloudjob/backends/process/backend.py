@@ -101,6 +101,7 @@ class ProcessBackend:
     def __init__(self, home: Path, options: dict[str, Any]) -> None:
         self._home = home / "process"
         self._options = options
+        self._controllers: dict[str, int] = {}
 
     # -- forward ------------------------------------------------------------------------------
 
@@ -149,7 +150,8 @@ class ProcessBackend:
                 _write_shell(request)
                 if request.hosts:
                     Path(request.hosts).write_text(request.hosts_text + _hosts_of_machine())
-                _start_controller(request, lock, running.path_of(home, request.job))
+                path = running.path_of(home, request.job)
+                self._controllers[request.job] = _start_controller(request, lock, path)
         except BaseException:
             os.close(lock)
             self._abandon(request.job, folder)
@@ -167,7 +169,7 @@ class ProcessBackend:
             epoch, and all but the first may be None.
         """
         job, folder = self._found(handle)
-        is_alive = running.is_running(self._home.parent, job)
+        is_alive = self._is_alive(job)
         state = _state(folder)
         if state is None:
             if is_alive:
@@ -186,7 +188,7 @@ class ProcessBackend:
         """Say where the job stands."""
         job, folder = self._found(handle)
         # The lock first: a controller that ends between the two looks has left its last state.
-        is_alive = running.is_running(self._home.parent, job)
+        is_alive = self._is_alive(job)
         try:
             state = _state(folder)
         except BackendError as error:
@@ -248,7 +250,7 @@ class ProcessBackend:
         """Wait until the processes of a job have ended, kill those that hang, remove the rest."""
         home = self._home.parent
         deadline = time.monotonic() + _END_S
-        while running.is_running(home, job):
+        while self._is_alive(job):
             if time.monotonic() > deadline:
                 for process in running.processes_of(job):
                     _signal(process, signal.SIGKILL)
@@ -258,9 +260,18 @@ class ProcessBackend:
         with writing(f"removing job {job}", folder):
             remove_tree(folder)
 
+    def _is_alive(self, job: str) -> bool:
+        """Whether the job's controller or a keeper is alive; no controller stays a zombie."""
+        is_alive = running.is_running(self._home.parent, job)
+        controller = 0 if is_alive else self._controllers.pop(job, 0)
+        if controller:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(controller, 0)
+        return is_alive
+
     def _has_ended(self, job: str, folder: Path) -> bool:
         """Whether the nodes of the job have ended, or nobody is left to run them."""
-        if not running.is_running(self._home.parent, job):
+        if not self._is_alive(job):
             return True
         try:
             state = _state(folder)
@@ -424,7 +435,7 @@ def _hosts_of_machine() -> str:
         return "127.0.0.1 localhost\n"
 
 
-def _start_controller(request: ProcessRequest, lock: int, path: Path) -> None:
+def _start_controller(request: ProcessRequest, lock: int, path: Path) -> int:
     """Start the process that runs the job; its request goes over a pipe, never in argv.
 
     Args:
@@ -451,8 +462,9 @@ def _start_controller(request: ProcessRequest, lock: int, path: Path) -> None:
         process.kill()
         process.wait()
         raise
-    # It lives on without us: nobody waits for it here.
+    # It may outlive us; while we live, ``_is_alive`` waits for it.
     process.returncode = 0
+    return process.pid
 
 
 def _tell(process: subprocess.Popen[bytes], request: ProcessRequest, path: Path) -> None:

@@ -486,3 +486,18 @@ def test_what_a_job_links_to_in_its_outputs_is_not_uploaded(api: Api, s3: Any, t
 
     assert found["status"]["phase"] == "Completed", (api.log(job), api.events(job))
     assert keys(s3, f"{name}/") == [f"{name}/plain/file"]
+
+
+def test_a_job_that_has_ended_leaves_no_zombie(api: Api):
+    """Of the emulator's children only those that run are left."""
+    for _ in range(2):
+        api.await_phase(api.create("true"))
+
+    def zombies() -> list[str]:
+        pid = api.address.pid
+        children = Path(f"/proc/{pid}/task").glob("*/children")
+        found = [child for path in children for child in path.read_text().split()]
+        states = {child: Path(f"/proc/{child}/stat").read_text().split()[2] for child in found}
+        return [child for child, state in states.items() if state == "Z"]
+
+    await_true(lambda: not zombies(), zombies)

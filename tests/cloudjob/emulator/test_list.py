@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cloudjob.backends.modelarts.backend import ModelArtsBackend
 from cloudjob.emulator import wanted
 from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.settings import defaults
@@ -145,3 +146,31 @@ def memory_kb(api: Api) -> int:
     """Return the memory of the emulator's own process."""
     text = Path(f"/proc/{api.address.pid}/status").read_text()
     return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1])
+
+
+def test_every_event_comes_once(api: Api):
+    """In pages, whose number ``offset`` is, and in ``cloudjob events``."""
+    api.fault("hang-pending")
+    job = api.create("true")
+    api.await_phase(job, "Pending")
+    database = Database(Path(api.home, "emulator", "state.db"))
+    with database.transaction():
+        for index in range(250):
+            database.add_event(job, f"event {index}")
+    database.close()
+    pages = [
+        api.ok("GET", f"{{p}}/training-jobs/{job}/events?order=asc&limit=100&offset={page}")
+        for page in range(4)
+    ]
+    found = [event["message"] for page in pages for event in page["events"]]
+    backend = ModelArtsBackend(api.home, {}, environ={}, user_home=api.home)
+    host = api.address.endpoint.partition("//")[2]
+    shown = backend.events(f"modelarts+http://{host}/{api.address.project_id}/{job}/name")
+
+    assert [page["offset"] for page in pages] == [0, 1, 2, 3]
+    assert pages[3]["events"] == []
+    assert len(found) == pages[0]["total"]
+    assert [message for message in found if message.startswith("event ")] == [
+        f"event {index}" for index in range(250)
+    ]
+    assert [event.message for event in shown] == found

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.emulators import new_name, running
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudjob.emulator import daemon
+from cloudjob.errors import UsageError
+from tests.emulators import Api, new_name, running
 
 VALUES: tuple[Any, ...] = (
     *(None, True, 0, -1, 1 << 70, 1.5, "", "x", "\0", [], [1], ["a"], [{}], [[]], {}, {"a": 1}),
@@ -88,33 +96,151 @@ def ways(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-def test_a_value_of_another_kind_at_any_place():
-    """In the body of each request that has one."""
-    chance = random.Random(20261121)
+@pytest.fixture(scope="module")
+def held() -> Iterator[tuple[Api, str]]:
+    """An emulator whose jobs stay in the queue, and one of them."""
     with running("engine: process\n") as api:
         api.fault("hang-pending")
-        job = api.create("true")
-        for method, path, body in [("POST", "{p}/training-jobs", JOB), *OTHERS]:
-            for way in ways(body):
-                for value in chance.sample(VALUES, 4):
-                    made: Any = copy.deepcopy(body)
-                    if body is JOB:
-                        made["metadata"]["name"] = new_name()
-                    at = made
-                    for key in way[:-1]:
-                        at = at[key]
-                    at[way[-1]] = value
-                    status, answer, _ = api.ask(method, path.replace("JOB", job), made)
-
-                    assert status < 500, (method, path, way, value, answer)
+        yield api, api.create("true")
 
 
-def test_bodies_that_are_no_objects():
+def assert_answered(held: tuple[Api, str], method: str, path: str, body: Any) -> None:
+    """See that a request is taken or refused."""
+    api, job = held
+    status, answer, _ = api.ask(method, path.replace("JOB", job), body)
+
+    assert status < 500, (method, path, body, answer)
+
+
+def with_value(body: Any, way: tuple[Any, ...], value: Any) -> Any:
+    """Return a body with another value at one place, and a name that no job has."""
+    made: Any = copy.deepcopy(body)
+    if body is JOB:
+        made["metadata"]["name"] = new_name()
+    at = made
+    for key in way[:-1]:
+        at = at[key]
+    at[way[-1]] = value
+    return made
+
+
+REQUESTS = [("POST", "{p}/training-jobs", JOB), *OTHERS]
+PLACES = [(*request, way) for request in REQUESTS for way in ways(request[2])]
+
+
+def test_a_value_of_another_kind_at_any_place(held: tuple[Api, str]):
+    """In the body of each request that has one."""
+    chance = random.Random(20261121)
+    for method, path, body, way in PLACES:
+        for value in chance.sample(VALUES, 4):
+            assert_answered(held, method, path, with_value(body, way, value))
+
+
+ANY = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.integers(min_value=-(10**400), max_value=10**400),
+        st.floats(allow_nan=True, allow_infinity=True),
+        st.text(st.characters(), max_size=300),
+        st.sampled_from(("..", "/", "/bkt/../x", "%", "$", "NaN", "\ud800", "a" * 70_000)),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=5),
+        st.dictionaries(st.sampled_from(("name", "key", "value", "id", "")), inner, max_size=4),
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(PLACES), ANY)
+@settings(max_examples=150)
+def test_hostile_values_at_any_place(held: tuple[Api, str], place: Any, value: Any):
+    """Whatever Python's encoder of JSON can be made to send."""
+    method, path, body, way = place
+    assert_answered(held, method, path, with_value(body, way, value))
+
+
+def test_what_is_no_json_is_refused(held: tuple[Api, str]):
+    """With the documented code, whatever else is wrong with it."""
+    api, job = held
+    deep = b"[" * 200_000 + b"]" * 200_000
+    for value in (
+        *(b"NaN", b"Infinity", b"-Infinity", b"1e999", b'"\\ud800"', deep, b"9" * 5000),
+        *(b"\xff", b"\x00", b"{", b"'a'"),
+    ):
+        for method, path, _ in REQUESTS:
+            body = b'{"description": ' + value + b"}"
+            status, answer, _ = api.ask(method, path.replace("JOB", job), body)
+            assert (status, answer["error_code"]) == (400, "ModelArts.2787"), (path, value[:20])
+    found = api.ok("POST", "{p}/training-job-searches", {})
+    assert found["items"]
+
+
+def test_searches_with_very_many_conditions_are_refused(held: tuple[Api, str]):
+    """SQLite has limits for the depth of an expression and the length of a pattern."""
+    api, _ = held
+    name = {"key": "name", "operator": "in", "value": ["a"]}
+    for body, code in (
+        ({"filters": [name] * 3000}, "2789"),
+        ({"filters": [{**name, "value": ["a"] * 300_000}]}, "2789"),
+        ({"filters": [{**name, "operator": "like", "value": ["a" * 60_000]}]}, "2789"),
+        ({"tags": [{"key": f"k{number}"} for number in range(3000)]}, "2788"),
+        ({"tags": [{"key": "k", "values": [str(number) for number in range(300_000)]}]}, "2788"),
+    ):
+        status, answer, _ = api.ask("POST", "{p}/training-job-searches", body)
+        assert (status, answer["error_code"]) == (400, f"ModelArts.{code}")
+    filters = {"tags": [{"key": f"k{number}"} for number in range(3000)]}
+    path = "{p}/modelarts-training-job/resource-instances/filter"
+    assert api.ask("POST", path, filters)[0] == 400
+
+
+def test_an_algorithm_whose_parameters_have_no_names_is_refused(held: tuple[Api, str]):
+    """Else the first job of it would be an internal error."""
+    api, _ = held
+    for parameters in ([{}], [{"name": ""}], [{"name": 7}], [{"name": None}]):
+        config = {"parameters": parameters, "engine": {"image_url": "i:1"}, "command": "true"}
+        body = {"metadata": {"name": new_name()}, "job_config": config}
+        assert api.ask("POST", "{p}/algorithms", body)[0] == 400
+    body["job_config"]["parameters"] = [{"name": "a", "value": "1"}]
+    made = api.ok("POST", "{p}/algorithms", body)["metadata"]["id"]
+    for parameters in ([{}], ["a"], 7, [{"name": ["a"]}]):
+        job = api.body("true", algorithm={"id": made, "parameters": parameters})
+        assert api.ask("POST", "{p}/training-jobs", job)[0] in (201, 400)
+
+
+@pytest.mark.parametrize("path", ["training-jobs", "algorithms", "training-experiments"])
+def test_of_creates_at_the_same_time_one_takes_the_name(held: tuple[Api, str], path: str):
+    """The others are refused as they are when they come later."""
+    api, _ = held
+    source = {"name": "data", "remote": {"obs": {"obs_url": "obs://cloudjob/in/"}}}
+    body = api.body("true", algorithm={"inputs": [source]})
+    body["job_config"] = {"engine": {"image_url": "i:1"}}
+    # Each looks at its bucket while the others come.
+    api.fault("slow-obs", count=12, amount=1, path="cloudjob")
+    with ThreadPoolExecutor(12) as pool:
+        asked = [pool.submit(api.ask, "POST", f"{{p}}/{path}", body) for _ in range(12)]
+        statuses = sorted(item.result()[0] for item in asked)
+
+    assert statuses[0] in (200, 201)
+    assert statuses[1:] == [400] * 11
+
+
+def test_a_fault_takes_numbers_only(held: tuple[Api, str]):
+    """NaN would make the list of faults no JSON."""
+    api, _ = held
+    for values in ({"amount": "nan"}, {"seconds": "inf"}, {"count": "x"}, {"node": [1]}):
+        with pytest.raises(UsageError, match="number is needed"):
+            daemon.add_fault(api.home, kind="slow-obs", **values)
+
+
+def test_bodies_that_are_no_objects(held: tuple[Api, str]):
     """No JSON, and JSON of another kind."""
-    with running("engine: process\n") as api:
-        for body in ([], "text", 3, None):
-            status, answer, _ = api.ask("POST", "{p}/training-jobs", body)
-            assert (status, answer["error_code"]) in (
-                (400, "ModelArts.2787"),
-                (400, "ModelArts.2788"),
-            )
+    api, _ = held
+    for body in ([], "text", 3, None):
+        status, answer, _ = api.ask("POST", "{p}/training-jobs", body)
+        assert (status, answer["error_code"]) in (
+            (400, "ModelArts.2787"),
+            (400, "ModelArts.2788"),
+        )
