@@ -14,6 +14,15 @@ _PRIVATE = 0o700
 _OTHERS = 0o077
 _OTHERS_WRITE = 0o022
 _RECORDS = "records.db"
+_ELSEWHERE = "or set CLOUDJOB_HOME to a folder elsewhere"
+_HINT = "set CLOUDJOB_HOME to a folder that this user may write to"
+_HINTS = {
+    errno.ENOSPC: f"free some space, {_ELSEWHERE}",
+    errno.EDQUOT: f"free some of your quota, {_ELSEWHERE}",
+    errno.EROFS: f"make the file system writable, {_ELSEWHERE}",
+    errno.EACCES: f"make the folder writable for this user, {_ELSEWHERE}",
+    errno.EPERM: f"make the folder writable for this user, {_ELSEWHERE}",
+}
 
 
 def home() -> Path:
@@ -38,7 +47,7 @@ def writing(doing: str, path: Path) -> Iterator[None]:
     except OSError as error:
         raise BackendError(
             f"{doing}: {error.filename or path}: {error.strerror or error}",
-            hint="is there room, and may you write there? CLOUDJOB_HOME can point elsewhere",
+            hint=_HINTS.get(error.errno or 0, _HINT),
         ) from error
 
 

@@ -164,7 +164,10 @@ def _fetch(place: Place, file: Output, path: Path) -> None:
             os.utime(fresh, ns=(file.modified_ns, file.modified_ns))
         fresh.replace(path)
     except OSError as error:
-        raise StoreError(f"fetching {file.name} to {path}: {error.strerror}") from error
+        raise StoreError(
+            f"fetching {file.name} to {path}: {error.strerror}",
+            hint="give --to a folder that you may write to and that has room",
+        ) from error
     finally:
         fresh.unlink(missing_ok=True)
 
@@ -181,7 +184,10 @@ def _keep(place: Place, file: Output, data: bytes, path: Path) -> None:
             if file.modified_ns:
                 os.utime(target.fileno(), ns=(file.modified_ns, file.modified_ns))
     except OSError as error:
-        raise StoreError(f"fetching {file.name} to {path}: {error.strerror}") from error
+        raise StoreError(
+            f"fetching {file.name} to {path}: {error.strerror}",
+            hint="give --to a folder that you may write to and that has room",
+        ) from error
 
 
 def _make_folders(folder: Path) -> None:

@@ -37,11 +37,14 @@ _HINTS = (
     ("not a database", "move the file away; cloudjob makes a new one and your jobs keep running"),
     ("malformed", "move the file away; cloudjob makes a new one and your jobs keep running"),
     ("readonly", "make the file and its folder writable, or set CLOUDJOB_HOME to a folder that is"),
+    ("Read-only", "set CLOUDJOB_HOME to a folder on a file system that is not read-only"),
+    ("denied", "make the folder writable for this user, or set CLOUDJOB_HOME to another one"),
+    ("No space", "free some space, or set CLOUDJOB_HOME to a folder on another disk"),
     ("full", "free some space, or set CLOUDJOB_HOME to a folder on another disk"),
     ("disk I/O", "free some space and check the disk, or set CLOUDJOB_HOME to another folder"),
     ("UNIQUE constraint", "every job needs an id of its own"),
 )
-_DEFAULT_HINT = "is CLOUDJOB_HOME a folder you may write to?"
+_DEFAULT_HINT = "set CLOUDJOB_HOME to a folder that this user may write to"
 
 # Suggesting compares letter by letter; the newest jobs are what a mistyped word means.
 _SUGGEST_AMONG = 1000

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cloudjob.job import Job
-    from cloudjob.status import JobStatus
+    from cloudjob.status import Failure, JobStatus
 
 # Between two looks at what a job waits for.
 _LOOK_S = 10.0
@@ -151,16 +151,32 @@ def report(status: JobStatus) -> None:
     failure = status.failure
     if failure is None:
         return
+    if failure.message:
+        say(f"  {_place(failure)}{printable(failure.message)}{_code(failure)}")
+    for line in failure.last_lines:
+        say(f"  | {printable(line)}")
+
+
+def _place(failure: Failure) -> str:
+    """Return which rank of which node failed; nothing when the message names the node."""
+    if failure.rank is None and failure.message.startswith(
+        (f"node {failure.node} ", f"node {failure.node}: ")
+    ):
+        return ""
     where = [
         f"node {failure.node}" if failure.node is not None else "",
         f"({printable(failure.host)})" if failure.host else "",
         f"rank {failure.rank}" if failure.rank is not None else "",
     ]
     place = " ".join(part for part in where if part)
-    code = f" [exit code {failure.exit_code}]" if failure.exit_code is not None else ""
-    say(f"  {place + ': ' if place else ''}{printable(failure.message)}{code}")
-    for line in failure.last_lines:
-        say(f"  | {printable(line)}")
+    return f"{place}: " if place else ""
+
+
+def _code(failure: Failure) -> str:
+    """Return the exit code; nothing when the message names it."""
+    words = f"exit code {failure.exit_code}"
+    is_said = failure.exit_code is None or failure.message.endswith(words)
+    return "" if is_said else f" [{words}]"
 
 
 def _seconds(status: JobStatus) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import threading
 import time
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from cloudjob.emulator.logs import NodeLog, Writer
 from cloudjob.emulator.nodes import NodeState
 from cloudjob.emulator.staging import Failed, check_nodes, image_of, prepare
 from cloudjob.errors import CloudJobError, JobNotFound
+from jobentry.trees import remove_tree
 
 _IDLE_PERCENT = 0.5
 _ENGINE_S = 60.0
@@ -131,7 +131,8 @@ class Run:
         """Remove all that is left of the job."""
         self._end_all()
         self.ground.context.database.remove_job(self.ground.job)
-        shutil.rmtree(self.ground.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_tree(self.ground.folder)
 
     # -- begin --------------------------------------------------------------------------------
 
@@ -369,7 +370,8 @@ class Run:
             log.say(row.run["log_key"], words, is_after=True)
         if row.is_stopping != DELETED:
             self._keeper.export_logs(row)
-        shutil.rmtree(self.ground.nodes, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_tree(self.ground.nodes)
         if end.is_stopped:
             self.ground.event("Training job terminated.", "Warning")
             self._finish("Terminated")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from cloudjob.emulator.nodes import ImageMissing
 from cloudjob.emulator.obs import ObsError
 from cloudjob.emulator.plan import Folder
 from cloudjob.errors import CloudJobError
+from jobentry.trees import remove_tree
 
 
 class Failed(Exception):
@@ -83,7 +85,8 @@ def prepare(ground: Ground, row: JobRow, key: str) -> None:
 
 
 def _clear(nodes: Path) -> None:
-    shutil.rmtree(nodes, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove_tree(nodes)
     if nodes.exists():
         # A symbolic link that a job has left there would lead the download out of it.
         raise Failed(f"Removing the files of an earlier attempt failed: {nodes}")

@@ -18,6 +18,7 @@ from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.objects.base import Stop, Tell, in_parallel, translated
 from jobentry.output import say
+from jobentry.trees import remove_tree
 
 if TYPE_CHECKING:
     from jobentry.cache import Cache
@@ -81,8 +82,6 @@ def _limit_bytes(environ: Mapping[str, str]) -> int:
 
 def _bring(name: str, uri: str, target: str, cache: Cache) -> None:
     """Bring one input as a whole: it appears under its name when all of it is there."""
-    import shutil
-
     os.makedirs(os.path.dirname(target), exist_ok=True)
     fresh = f"{target}.new-{os.urandom(4).hex()}"
     try:
@@ -94,7 +93,8 @@ def _bring(name: str, uri: str, target: str, cache: Cache) -> None:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(fresh)
-        shutil.rmtree(fresh, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_tree(fresh)
 
 
 def _files(uri: str, target: str) -> Iterator[_File]:

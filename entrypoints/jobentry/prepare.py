@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import subprocess
 import time
 from typing import TYPE_CHECKING, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from jobentry.contract.paths import NodePaths
 from jobentry.fault import EntryError
 from jobentry.launchers.common import File
 from jobentry.output import say
+from jobentry.trees import remove_tree
 
 if TYPE_CHECKING:
     from jobentry.outputs import Outputs
@@ -203,7 +203,8 @@ def leave_environment(where: NodePaths, environment: Mapping[str, str]) -> None:
 
 def tidy(where: NodePaths) -> None:
     """Take away what is of no use once the job has ended, and everything that is a secret."""
-    shutil.rmtree(where.node_dir, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove_tree(where.node_dir)
     above = os.path.dirname(where.node_dir)
     if os.path.basename(above) == ".cloudjob":
         # Only when it is empty: there may be other jobs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from contextlib import contextmanager, suppress
@@ -22,6 +23,8 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
         OSError: The first thing that could not be removed, after everything else was.
     """
     top = os.fspath(path)
+    if os.path.islink(top):
+        raise NotADirectoryError(errno.ENOTDIR, "a symbolic link is not a folder", top)
     names = (f"{top}/{os.urandom(6).hex()}-{number}" for number in itertools.count())
     errors: list[OSError] = []
     folders = [top]

@@ -29,6 +29,7 @@ from jobentry.contract.packages import (
     Index,
     name_bytes,
 )
+from jobentry.trees import remove_tree
 
 LIMIT_BYTES = 10 * 1024**3
 
@@ -495,19 +496,13 @@ def _take_place(fresh: str, folder: str) -> None:
 
 def _remove(path: str) -> None:
     """Remove a file, or a folder with everything in it, also where nobody may write."""
-    import shutil
-
     if not os.path.lexists(path):
         return
     if os.path.islink(path) or not os.path.isdir(path):
         os.unlink(path)
         return
-    os.chmod(path, 0o700)
-    for parent, folders, _ in os.walk(path):
-        for name in folders:
-            if not os.path.islink(os.path.join(parent, name)):
-                os.chmod(os.path.join(parent, name), 0o700)
-    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove_tree(path)
 
 
 def _mark(uri: str, key: str) -> None:

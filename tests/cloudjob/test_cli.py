@@ -131,3 +131,42 @@ def test_a_cancel_by_ctrl_c_that_fails_is_one_line_and_no_traceback(
         "error: cancelling train-1: no answer",
         "hint: is there a network?",
     ]
+
+
+@pytest.mark.parametrize(
+    ("failure", "lines"),
+    [
+        (Failure(exit_code=143), []),
+        (Failure(node=0, exit_code=143), []),
+        (
+            Failure(node=0, exit_code=143, message="node 0 (w-0) ended with exit code 143"),
+            ["  node 0 (w-0) ended with exit code 143"],
+        ),
+        (
+            Failure(node=1, exit_code=137, message="ended by SIGKILL, without a record"),
+            ["  node 1: ended by SIGKILL, without a record [exit code 137]"],
+        ),
+        (
+            Failure(node=1, host="w-1", rank=2, exit_code=1, message="ValueError: shapes differ"),
+            ["  node 1 (w-1) rank 2: ValueError: shapes differ [exit code 1]"],
+        ),
+    ],
+)
+def test_a_failure_is_reported_in_one_line_that_repeats_nothing(
+    failure: Failure, lines: list[str], capsys: pytest.CaptureFixture[str]
+):
+    follow.report(
+        JobStatus(
+            job="train-1",
+            name="train",
+            backend="process",
+            state=JobState.FAILED,
+            native_state="failed",
+            nodes=2,
+            procs_per_node=1,
+            created_at="2026-01-01T00:00:00.000Z",
+            failure=failure,
+        )
+    )
+
+    assert capsys.readouterr().err.splitlines() == ["job train-1: FAILED", *lines]

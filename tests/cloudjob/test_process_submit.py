@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from cloudjob import job as jobs
 from cloudjob import pipeline
+from cloudjob.backends.process.backend import ProcessBackend
 from cloudjob.errors import JobNotFound, RecordsError
 from cloudjob.records import Records
 from cloudjob.spec import JobSpec
@@ -223,3 +225,26 @@ def test_a_damaged_state_neither_breaks_the_list_nor_keeps_the_job(laptop: Lapto
     assert (status.state, status.exit_code) == (JobState.FAILED, 137)
     found.remove()
     assert jobs.find_all(laptop.home) == []
+
+
+def test_a_worker_that_was_lost_before_the_job_began_is_blamed_and_not_the_head(tmp_path: Path):
+    folder = tmp_path / "process" / "train-1"
+    folder.mkdir(parents=True)
+    node = {"host": "w", "process": 7, "started_at": 1.0}
+    state = {
+        "started_at": 1.0,
+        "ended_at": 62.0,
+        "exit_code": 143,
+        "is_cancelled": False,
+        "has_asked_head": True,
+        "nodes": [
+            {**node, "ended_at": 62.0, "exit_code": 143},
+            {**node, "ended_at": 1.5, "exit_code": 137},
+        ],
+    }
+    (folder / "state.json").write_text(json.dumps(state))
+
+    status = ProcessBackend(tmp_path, {}).status("process://local/train-1")
+
+    assert (status.state, status.exit_code, status.node) == (JobState.FAILED, 137, 1)
+    assert status.message == "ended by SIGKILL, without a record"

@@ -30,7 +30,7 @@ def objects_of_jobs(cloud):
 
 
 def test_no_engine_is_said_in_one_line(cloud):
-    """Without an engine a submit fails with exit code 5 and says how to get one."""
+    """A submit fails with exit code 5 and a hint, before it sends anything."""
     cloud.environ["DOCKER_HOST"] = f"unix://{cloud.folder}/nobody.sock"
     cloud.script("print(1)")
 
@@ -39,6 +39,7 @@ def test_no_engine_is_said_in_one_line(cloud):
     assert done.code == 5, done
     assert "there is no engine" in done.err
     assert "hint: is it running?" in done.err
+    assert not (cloud.home / "store").exists()
     assert "Traceback" not in done.err
 
 
@@ -52,13 +53,14 @@ def test_no_engine_is_said_in_one_line(cloud):
     ],
 )
 def test_an_image_that_cannot_be_used_is_refused(cloud, image, hint):
-    """An image that is not there, or has no entry, is refused with what to do; nothing is left."""
+    """An image that is not there, or has no entry, is refused before anything is sent."""
     cloud.script("print(1)")
 
     done = cloud.submit("--image", image)
 
     assert done.code == 5, done
     assert hint in done.err
+    assert not (cloud.home / "store").exists()
     assert json.loads(cloud.run("list", "--json").out) == []
 
 

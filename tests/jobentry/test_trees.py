@@ -40,6 +40,16 @@ def test_a_link_is_removed_and_not_what_it_names(tmp_path: Path):
     assert (tmp_path / "kept" / "file").exists()
 
 
+def test_a_link_is_not_taken_for_the_folder_it_names(tmp_path: Path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+
+    with pytest.raises(NotADirectoryError):
+        remove_tree(tmp_path / "link")
+    assert (tmp_path / "kept" / "file").exists()
+
+
 def test_folders_without_permissions_are_removed(tmp_path: Path):
     """As an ordinary user: root may do everything."""
     top = tmp_path / "top"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cloudjob import locks
-from cloudjob.backends.base import NativeStatus
+from cloudjob.backends.base import Check, NativeStatus
 from cloudjob.backends.docker import delivery, engine, logs, share
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.logs import Source
@@ -38,6 +38,7 @@ from cloudjob.backends.docker.state import Container, blamed, container, status_
 from cloudjob.backends.keys import new_key
 from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import writing
+from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
 from cloudjob.waits import Patience
@@ -68,6 +69,17 @@ class DockerBackend:
         self._home = home / "docker"
         self._options = options
         self._opened: Any = None
+
+    def checks(self, spec: JobSpec | None, _store: str) -> list[Check]:
+        """Ask the engine for the job's image, before anything is sent.
+
+        Raises:
+            BackendError: There is no engine, or it cannot run the image.
+        """
+        if spec is not None:
+            reference = spec.image or requests.DEFAULT_IMAGE
+            _needs_entry(_image(self._client, reference), reference)
+        return []
 
     # -- forward ------------------------------------------------------------------------------
 

@@ -533,10 +533,14 @@ def _lost(folder: Path, state: dict[str, Any] | None, message: str) -> NativeSta
 def _ended(state: dict[str, Any]) -> NativeStatus:
     started_at = _rfc3339(state["started_at"])
     code = state["exit_code"]
+    has_asked = state.get("has_asked_head", False)
     ended_at = _rfc3339(state["ended_at"])
     # The first node that ended badly took the others with it.
     bad = [(node["ended_at"], i) for i, node in enumerate(state["nodes"]) if node["exit_code"]]
     first = min(bad)[1] if bad else 0
+    if has_asked:
+        # The head was asked to end for the sake of that node.
+        code = state["nodes"][first]["exit_code"]
     since = _rfc3339(state["nodes"][0]["started_at"])
     if state["is_cancelled"]:
         return NativeStatus(
@@ -552,12 +556,20 @@ def _ended(state: dict[str, Any]) -> NativeStatus:
         started_at,
         ended_at,
         code,
-        message=state.get("message") or "it ended without a record of how",
+        message=state.get("message") or _how(code),
         node=first,
         attempt_at=since,
-        has_asked=state.get("has_asked_head", False),
+        has_asked=has_asked,
         knows_cancels=True,
     )
+
+
+def _how(code: int) -> str:
+    """Return how a node ended that left no record."""
+    try:
+        return f"ended by {signal.Signals(code - 128).name}, without a record"
+    except ValueError:
+        return f"ended without a record, with exit code {code}"
 
 
 def _signal(process: int, number: int) -> None:
