@@ -22,7 +22,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,14 @@ def free_port() -> int:
 class Cluster:
     """An API server on loopback; ``admin`` may do everything, ``guest`` only read pods."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, has_machines: bool = False) -> None:
+        """Prepare it.
+
+        Args:
+            has_machines: Whether real machines will join, in the place of ``machine-0``.
+        """
         self.folder = folder
+        self.has_machines = has_machines
         self.port = free_port()
         self.admin, self.guest = secrets.token_hex(8), secrets.token_hex(8)
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -111,9 +117,11 @@ class Cluster:
             *("--service-cluster-ip-range=10.96.0.0/16", f"--service-account-key-file={key}"),
             f"--service-account-signing-key-file={key}",
             "--service-account-issuer=https://kubernetes.default.svc",
+            "--kubelet-preferred-address-types=InternalIP",
             # There is no controller that would make service accounts; and a toleration that the
             # server adds to ours would look like one that it has changed.
-            "--disable-admission-plugins=ServiceAccount,DefaultTolerationSeconds",
+            "--disable-admission-plugins=ServiceAccount"
+            + ("" if self.has_machines else ",DefaultTolerationSeconds"),
             # Short, so that a watch is ended now and then in these tests, too.
             "--min-request-timeout=30",
         )
@@ -127,7 +135,8 @@ class Cluster:
             time.sleep(0.2)
         self.kubelet.start()
         self._add_crds()
-        self._add_node()
+        if not self.has_machines:
+            self._add_node()
         self._add_guest()
         self._add_priority()
 
@@ -139,12 +148,24 @@ class Cluster:
             process.wait()
         self.kubelet.stop()
 
-    def controllers(self, *names: str) -> None:
-        """Start controllers; ``garbagecollector`` deletes what has lost its owner."""
+    def controllers(self, *names: str, more: Sequence[str] = ()) -> None:
+        """Start controllers; ``garbagecollector`` deletes what has lost its owner.
+
+        Args:
+            more: More options.
+        """
         self._start(
             *(str(programs() / "kube-controller-manager"), f"--controllers={','.join(names)}"),
             *(f"--kubeconfig={self.kubeconfig()}", "--leader-elect=false", "--port=0"),
-            f"--secure-port={free_port()}",
+            *(f"--secure-port={free_port()}", "--bind-address=127.0.0.1", *more),
+        )
+
+    def scheduler(self) -> None:
+        """Start a scheduler, which gives machines to pods that name none."""
+        self._start(
+            *(str(programs() / "kube-scheduler"), f"--kubeconfig={self.kubeconfig()}"),
+            *("--leader-elect=false", "--port=0", f"--secure-port={free_port()}"),
+            "--bind-address=127.0.0.1",
         )
 
     def ask(

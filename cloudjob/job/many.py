@@ -170,6 +170,6 @@ def _sweep_kubernetes(home: Path, records: list[JobRecord]) -> list[str]:
 
 def _was_sent(record: JobRecord, home: Path) -> bool:
     """Whether the submit of a job came to its end, or is still at work."""
-    if record.state != SUBMITTING:
+    if record.state != SUBMITTING or record.backend != "docker":
         return True
     return attach(record, home).status().native_state not in GONE

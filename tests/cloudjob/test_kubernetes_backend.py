@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cloudjob import waits
 from cloudjob.backends.kubernetes import backend as backends
 from cloudjob.backends.kubernetes import checks, logs
 from cloudjob.backends.kubernetes import request as requests
@@ -191,6 +192,29 @@ def test_a_container_that_has_not_started_beside_a_sidecar_has_no_log(lab: Lab):
     assert not lab.api.asked("GET", f"{lab.pods[0]}/log")
 
 
+def test_who_cancels_a_job_on_a_lost_machine_is_told_what_it_waits_for(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(waits, "FIRST_S", 0.0)
+    lab.backend.cancel(lab.handle)
+    lab.phase("Aborting")
+    lose(lab, 1)
+
+    assert lab.native.startswith("Aborting (node 1: its machine machine-1")
+    # Threads of other tests log, too.
+    (said,) = [text for text in caplog.messages if text.startswith("cancelling")]
+    assert said.startswith(f"cancelling {lab.request.job}: Aborting (node 1: its machine machine-1")
+    assert said.endswith("`cloudjob cancel --now` does not wait for it")
+
+
+def lose(lab: Lab, node: int) -> None:
+    """Let the cluster hear nothing more of a node's machine."""
+    lab.pod(node)["status"]["conditions"] = [
+        {"type": "Ready", "status": "False"},
+        {"type": "ContainersReady", "status": "True"},
+    ]
+
+
 # -- following ------------------------------------------------------------------------------------
 
 
@@ -213,10 +237,13 @@ def test_a_follower_ends_with_a_job_whose_log_cannot_be_read(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_log_that_fails_for_a_while_is_followed_to_its_end(lab: Lab):
+def test_a_log_that_fails_for_a_while_is_reported_and_followed_to_its_end(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(waits, "FIRST_S", 0.0)
     lab.api.logs = {lab.pods[0]: 500, lab.pods[1]: b""}
     pieces = lab.backend.logs(lab.handle, None, follow=True)
-    while not lab.api.asked("GET", f"{lab.pods[0]}/log"):
+    while "following node 0: dial tcp: connection refused; trying again" not in caplog.messages:
         next(pieces)
     lab.api.logs[lab.pods[0]] = b"2026-11-21T10:00:02Z [0] late\n"
     lab.finish(0)
@@ -279,10 +306,7 @@ def test_a_pod_that_was_taken_away_is_no_cancelled_job(api: FakeApi, tmp_path: P
 
 
 def test_a_machine_that_is_not_ready_is_named_while_the_job_runs(lab: Lab):
-    lab.pod(1)["status"]["conditions"] = [
-        {"type": "Ready", "status": "False"},
-        {"type": "ContainersReady", "status": "True"},
-    ]
+    lose(lab, 1)
 
     status = lab.backend.status(lab.handle)
     assert status.state is JobState.RUNNING

@@ -72,6 +72,7 @@ class Lab:
     folder: Path
     engine: str = "volcano"
     namespace: str = ""
+    image: str = "cloudjob/base:latest"
     environ: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,7 +97,7 @@ class Lab:
         text = {
             "backend": "kubernetes",
             "store": f"file://{store}",
-            "image": "cloudjob/base:latest",
+            "image": self.image,
             "kubernetes": section,
             **sections,
         }

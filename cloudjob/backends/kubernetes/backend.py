@@ -42,6 +42,7 @@ from cloudjob.home import writing
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
+from cloudjob.waits import Waits
 
 _SCHEME = "kubernetes://"
 _POLL_S = 1.0
@@ -92,6 +93,8 @@ class KubernetesBackend:
         self._built: KubernetesRequest | None = None
         self._clients: dict[Site, Client] = {}
         self._keeper: threading.Thread | None = None
+        self._waits = Waits()
+        self._waiting_s: dict[str, float] = {}
         self._looks: dict[tuple[str, JobState], tuple[float, list[Pod], list[str]]] = {}
 
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
@@ -222,7 +225,13 @@ class KubernetesBackend:
             pods, _ = logs.pods(client, self._place(where, None))
         elif not is_brief:
             pods, said = self._look(client, where, job, now)
-        return state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, said=said)
+        found = state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, said=said)
+        if is_cancelled and any(pod.is_cut_off for pod in pods) and not found.state.is_final:
+            # Such a pod never ends; who waits for it must know.
+            since_s = self._waiting_s.setdefault(handle, time.monotonic())
+            doing = f"cancelling {where.called.job}: {found.native}"
+            self._waits.tell(since_s, doing, "`cloudjob cancel --now` does not wait for it")
+        return found
 
     def _look(
         self, client: Client, where: _Handle, job: Mapping[str, Any], now: JobState

@@ -24,6 +24,7 @@ from cloudjob.backends.kubernetes.refusals import Refused
 from cloudjob.backends.kubernetes.state import Pod, pod_of
 from cloudjob.errors import BackendError
 from cloudjob.home import writing
+from cloudjob.waits import Waits
 
 Piece = tuple[int, bytes]
 
@@ -236,6 +237,8 @@ class _Follower:
         # Whose streams the server has opened, and why those of others are not.
         self._open: set[str] = set()
         self._errors: dict[str, BackendError] = {}
+        self._since_s: dict[str, float] = {}
+        self._waits = Waits()
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -343,10 +346,10 @@ class _Follower:
             except Refused as error:
                 if error.status not in (_STARTING, *refusals.MAY_PASS, refusals.UNAUTHORISED):
                     raise
-                self._errors[pod.uid] = error
+                self._note(pod, error)
             except Broken as error:
                 is_last = False
-                self._errors[pod.uid] = error
+                self._note(pod, error)
             finally:
                 with self._lock:
                     self._open.discard(pod.uid)
@@ -354,6 +357,13 @@ class _Follower:
             is_again = True
             if not self._is_over(pod) or pod.uid in self._errors:
                 self._stopped.wait(_AGAIN_S)
+
+    def _note(self, pod: Pod, error: BackendError) -> None:
+        """Keep why a log cannot be read now, and report it when that lasts."""
+        with self._lock:
+            self._errors[pod.uid] = error
+            since_s = self._since_s.setdefault(pod.uid, time.monotonic())
+            self._waits.tell(since_s, error.message)
 
     def _opened(
         self, pod: Pod, window: _Window, *, is_last: bool, is_again: bool
@@ -369,6 +379,7 @@ class _Follower:
             with self._lock:
                 self._open.add(pod.uid)
                 self._errors.pop(pod.uid, None)
+                self._since_s.pop(pod.uid, None)
             yield from _new_lines(pieces, window, is_last=is_last)
 
     def _is_over(self, pod: Pod) -> bool:

@@ -1,0 +1,235 @@
+"""Jobs whose pods run under a real kubelet, given their machine by a real scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from tests.cluster import Cluster
+from tests.e2e_kube.conftest import LIMIT_S, Lab
+from tests.e2e_kube.real import NODE, RealMachine, alone
+
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.docker,
+    # One machine for all of them: its kubelet removes the containers of any other.
+    pytest.mark.xdist_group("kubelet"),
+]
+
+TRAIN = """
+import os, pathlib, sys, time
+print("hello", sys.argv[1:], os.environ["PRICE"], os.environ["TOKEN"], os.getuid(), flush=True)
+print(os.environ["MA_CURRENT_INSTANCE_NAME"], os.environ["MA_CURRENT_IP"], flush=True)
+if "wait" in sys.argv:
+    time.sleep(600)
+sys.exit("fail" in sys.argv)
+"""
+
+
+@pytest.fixture(scope="module")
+def machine(
+    tmp_path_factory: pytest.TempPathFactory, engine: docker.APIClient, base_image: str
+) -> Iterator[RealMachine]:
+    """A cluster with one real machine."""
+    cluster = Cluster(tmp_path_factory.mktemp("real-cluster"), has_machines=True)
+    made = RealMachine(cluster, engine, tmp_path_factory.mktemp("kubelet"), base_image)
+    with alone():
+        try:
+            cluster.start()
+            made.start()
+            yield made
+        finally:
+            made.stop()
+            cluster.stop()
+
+
+class RealLab(Lab):
+    """A namespace whose pods run."""
+
+    def begun(self, *words: str, attached: bool = False, **options: Any) -> RealJob:
+        """Submit a job, and make its pods as its operator does."""
+        self.image = options.pop("image", self.image)
+        self.write(image_pull_policy="Never", cpus=0.1, **options)
+        (self.source / "train.py").write_text(TRAIN)
+        self.environ["TOKEN"] = "a b$(HOME)$$"
+        args = ["submit", "--config", "job.yaml", *([] if attached else ["--detach"])]
+        args += ["--launcher", "python", "-e", "PRICE=5$(A)", "--secret", "TOKEN", "train.py"]
+        process = self.start(*args, *words)
+        found: list[str] = []
+        while not found:
+            found = [item["metadata"]["name"] for item in self.get(self.path())["items"]]
+            assert process.poll() in (None, 0), self.end(process)
+        if not attached:
+            assert self.end(process).code == 0
+        # Let the pods' user write to the store, as the owner of a network disk would.
+        for folder, _, files in os.walk(self.folder / "store"):
+            Path(folder).chmod(0o777)
+            for file in files:
+                Path(folder, file).chmod(0o666)
+        return RealJob(self, found[0], self.operate(found[0]), process)
+
+
+class RealJob:
+    """A job, its pods, and what submitted it."""
+
+    def __init__(self, lab: RealLab, job: str, pods: list[str], submitting: Any) -> None:
+        self.lab, self.job, self.pods, self.submitting = lab, job, pods, submitting
+
+    def pod(self, node: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = self.lab.get(self.lab.core("Pod", self.pods[node])) or {}
+        return found
+
+    def state(self, name: str = "cloudjob") -> dict[str, Any]:
+        """Return the state of a container of the pod."""
+        statuses = (self.pod().get("status") or {}).get("containerStatuses") or ()
+        states: list[dict[str, Any]] = [s["state"] for s in statuses if s["name"] == name]
+        return states[0] if states else {}
+
+    def says(self, text: str) -> bool:
+        """Whether ``status`` shows this."""
+        return text in self.lab.status(self.job)["native_state"]
+
+
+@pytest.fixture(params=["volcano", "mpi-operator"])
+def lab(request: pytest.FixtureRequest, machine: RealMachine, tmp_path: Path) -> RealLab:
+    """A namespace on the cluster with a machine, with two operators."""
+    return made_lab(machine, tmp_path, request.param)
+
+
+@pytest.fixture
+def volcano_lab(machine: RealMachine, tmp_path: Path) -> RealLab:
+    """A namespace on that cluster, with Volcano."""
+    return made_lab(machine, tmp_path, "volcano")
+
+
+def made_lab(machine: RealMachine, folder: Path, engine: str) -> RealLab:
+    """Return a namespace on that cluster."""
+    return RealLab(machine.cluster, folder / "lab", engine=engine, image=machine.image)
+
+
+LAST = {"volcano": ("Completed", "Failed"), "mpi-operator": ("Succeeded", "Failed")}
+
+
+def test_a_pod_gets_from_a_real_kubelet_what_its_manifest_says(
+    lab: RealLab, until: Callable[..., None]
+):
+    job = lab.begun("$(B)", "$$")
+    until(lambda: "terminated" in job.state(), "end of the container", LIMIT_S)
+    assert job.state()["terminated"]["exitCode"] == 0, lab.run("logs", job.job)
+    lab.phase(job.job, LAST[lab.engine][0])
+
+    status = lab.status(job.job)
+    assert (status["state"], status["cause"]) == ("SUCCEEDED", None), status
+    assert [phase["name"] for phase in status["phases"]][:1] == ["stage"], "it left its record"
+    out = lab.run("logs", job.job).out
+    assert "hello ['$(B)', '$$'] 5$(A) a b$(HOME)$$ 1000" in out, out
+    assert f"{job.pods[0]} {job.pod()['status']['podIP']}" in out, out
+
+
+def test_an_image_that_is_missing_is_named_beside_a_sidecar_and_the_job_can_be_cancelled(
+    volcano_lab: RealLab, until: Callable[..., None]
+):
+    lab = volcano_lab
+    sidecar = {"name": "sidecar", "image": lab.image, "command": ["sleep", "600"]}
+    job = lab.begun(image="cloudjob/none:1", pod={"spec": {"containers": [sidecar]}})
+    until(lambda: "running" in job.state("sidecar"), "sidecar", LIMIT_S)
+    until(lambda: job.says("node 0: ErrImageNeverPull: "), "reason", LIMIT_S)
+    cancelling = lab.start("cancel", job.job)
+    commands = f"/apis/bus.volcano.sh/v1alpha1/namespaces/{lab.namespace}/commands"
+    until(lambda: lab.get(commands)["items"], "request to stop the job")
+    lab.cluster.ask("DELETE", lab.core("Pod", job.pods[0]), {"gracePeriodSeconds": 0})
+    lab.phase(job.job, "Aborted")
+
+    assert lab.end(cancelling).code == 0
+    assert lab.status(job.job)["state"] == "CANCELLED"
+
+
+def test_a_volume_that_cannot_be_mounted_and_a_machine_without_room_are_named(
+    volcano_lab: RealLab, until: Callable[..., None]
+):
+    lab = volcano_lab
+    missing = {"name": "data", "configMap": {"name": "none"}, "mountPath": "/data"}
+    store = str(lab.folder / "store")
+    volume = {"name": "store", "hostPath": {"path": store}, "mountPath": store}
+    job = lab.begun(volumes=[volume, missing])
+    lab.phase(job.job, "Pending")
+    until(lambda: job.says('FailedMount: MountVolume.SetUp failed for volume "data"'), "reason")
+
+    big = made_lab_again(lab).begun(node_selector={"no": "such"})
+    big.lab.phase(big.job, "Pending")
+    until(lambda: big.says("node 0: Unschedulable: 0/1 nodes are available"), "reason")
+
+
+def made_lab_again(lab: RealLab) -> RealLab:
+    """Return another namespace beside that of ``lab``."""
+    return RealLab(lab.cluster, lab.folder.parent / "other", image=lab.image)
+
+
+def test_a_pod_that_is_drained_makes_no_cancelled_job(lab: RealLab, until: Callable[..., None]):
+    """The kubelet ends its head with SIGTERM, and that leaves the record of a cancelled job."""
+    job = lab.begun("wait")
+    until(lambda: "hello" in lab.run("logs", job.job).out, "line of the script", LIMIT_S)
+    lab.cluster.ask("DELETE", lab.core("Pod", job.pods[0]))
+    until(lambda: not job.pod(), "end of the pod", LIMIT_S)
+    (record,) = (lab.folder / "store").glob(f"{job.job}/**/exit.json")
+    assert json.loads(record.read_text())["cause"] == "cancelled"
+    lab.phase(job.job, "Aborted" if lab.engine == "volcano" else "Failed")
+
+    status = lab.status(job.job)
+    assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
+
+
+def test_a_kubelet_that_is_stopped_delays_neither_a_submit_nor_a_cancel(
+    machine: RealMachine, volcano_lab: RealLab, until: Callable[..., None]
+):
+    lab = volcano_lab
+    other = made_lab_again(lab)
+    job, running = lab.begun("wait", attached=True), other.begun("wait")
+    until(lambda: "running" in job.state() and "running" in running.state(), "pods", LIMIT_S)
+    machine.kill()
+    try:
+        until(lambda: other.status(running.job)["state"] == "PENDING", "status")
+        other.phase(running.job, "Running")
+        said = f"Running (node 0: its machine {NODE} sends nothing to the cluster; it may be lost)"
+        until(lambda: running.says(said), "word of the machine", LIMIT_S)
+        cancelling = other.start("cancel", "--now", running.job)
+        until(lambda: not other.get(other.core("Pod"))["items"], "end of the pods")
+        other.phase(running.job, "Aborted")
+        assert other.end(cancelling).code == 0
+        assert other.status(running.job)["state"] == "CANCELLED"
+
+        lab.phase(job.job, "Failed")
+        done = lab.end(job.submitting)
+        assert done.code not in (0, None), done
+        assert "following node 0: " in done.err, done
+        assert "this log is not complete" in done.err, done
+        assert "FAILED" in done.err, done
+    finally:
+        machine.resume()
+
+
+def test_a_node_that_is_gone_ends_the_job_as_failed(
+    machine: RealMachine, volcano_lab: RealLab, until: Callable[..., None]
+):
+    lab = volcano_lab
+    job = lab.begun("wait", attached=True)
+    until(lambda: "running" in job.state(), "container", LIMIT_S)
+    lab.phase(job.job, "Running")
+    machine.kill()
+    try:
+        lab.cluster.ask("DELETE", f"/api/v1/nodes/{NODE}")
+        until(lambda: not job.pod(), "end of the pod", LIMIT_S)
+        lab.phase(job.job, "Aborted")
+        done = lab.end(job.submitting)
+        assert done.code not in (0, None), done
+        assert "Traceback" not in done.err, done
+        status = lab.status(job.job)
+        assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
+    finally:
+        machine.resume()
