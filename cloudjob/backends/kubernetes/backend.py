@@ -37,7 +37,14 @@ from cloudjob.backends.kubernetes.request import (
 )
 from cloudjob.backends.kubernetes.site import Site
 from cloudjob.backends.kubernetes.state import Pod
-from cloudjob.errors import BackendError, CloudJobError, JobNotFound, Unanswered, UsageError
+from cloudjob.errors import (
+    BackendError,
+    CloudJobError,
+    JobNotFound,
+    NotAuthorised,
+    Unanswered,
+    UsageError,
+)
 from cloudjob.home import writing
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
@@ -137,8 +144,11 @@ class KubernetesBackend:
         *items, body = requests.objects(request, key)
         namespace = request.called.namespace
 
+        made: list[str] = []
+
         def create(item: dict[str, Any]) -> None:
             client.create(_OF_KIND[item["kind"]], namespace, item, JOB_LABEL)
+            made.append(item["kind"])
 
         def remove(item: dict[str, Any]) -> None:
             kind, name = item["kind"], item["metadata"]["name"]
@@ -154,7 +164,9 @@ class KubernetesBackend:
                     self._delete(client, where)
                     _for_each([item for item in items if item["kind"] == SERVICE.kind], remove)
                 except BackendError as left:
-                    if isinstance(error, BackendError):
+                    # Who may not log in has made nothing.
+                    is_refused = isinstance(error, NotAuthorised) and not made
+                    if isinstance(error, BackendError) and not is_refused:
                         raise Unanswered(error.message, hint=error.hint) from left
                 raise
         return _handle(where, request.job)
