@@ -155,7 +155,7 @@ class Head:
             reason=outcome.failure.message if outcome.failure else "",
         )
         for peer in unconfirmed:
-            say(_unconfirmed(peer, patience_s))
+            say("node %d (%s) %s" % (peer.index, peer.host, _unconfirmed(peer, patience_s)))
         troubles = [peer for peer in self._workers.peers if peer.trouble]
         if outcome.exit_code or not (troubles or unconfirmed):
             return outcome
@@ -621,10 +621,9 @@ class Head:
 
 
 def _unconfirmed(peer: peers.Peer, waited_s: float) -> str:
-    name = "node %d (%s)" % (peer.index, peer.host)
     if peer.is_gone:
-        return f"{name} ended before it confirmed that its outputs are stored"
-    return f"{name} did not confirm in {waited_s:g} s that its outputs are stored"
+        return "ended before it confirmed that its outputs are stored"
+    return f"did not confirm in {waited_s:g} s that its outputs are stored"
 
 
 def _desk(plan: LaunchPlan, paths: NodePaths, loop: NodeLoop, workers: Workers) -> Desk | None:

@@ -320,7 +320,7 @@ class _Output:
             found = self._store_all(names, again)
             held |= {_unit(name) for name in names if found and "/" in name}
             faults += found
-            if time.monotonic() - committed_at > _COMMIT_S:
+            if _is_due(committed_at, batches, again):
                 self._commit(again, held | _units(batches), incomplete)
                 committed_at = time.monotonic()
         if not has_ended.is_set():
@@ -500,8 +500,7 @@ class _Output:
         committed_at = time.monotonic()
         while batches:
             faults += self._store_all(batches.pop(0), seen)
-            if time.monotonic() - committed_at > _COMMIT_S:
-                # Time may be short: what is whole is named at once.
+            if _is_due(committed_at, batches, seen):
                 self._commit(seen, _units(batches), incomplete)
                 committed_at = time.monotonic()
         self._commit(seen, set(), incomplete)
@@ -597,6 +596,13 @@ class _Output:
 def _unit(name: str) -> str:
     """Return what is kept as a whole with this file: the first folder of its path, or it alone."""
     return name.partition("/")[0]
+
+
+def _is_due(committed_at: float, batches: list[list[str]], seen: dict[str, _Stamp]) -> bool:
+    """Whether what is stored is named at once: time may be short, and a large file takes long."""
+    following = batches[0] if batches else []
+    is_late = time.monotonic() - committed_at > _COMMIT_S
+    return is_late or any(seen[name].size_bytes > _SMALL_BYTES for name in following)
 
 
 def _units(batches: list[list[str]]) -> set[str]:

@@ -437,6 +437,23 @@ def test_what_is_incomplete_does_not_come_back(tmp_path: Path, monkeypatch: pyte
     assert incomplete(again) == {"half"}
 
 
+def test_what_is_stored_is_named_before_a_large_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(outputs, "_SMALL_BYTES", 10)
+    node = Node(tmp_path).prepare()
+    node.write(small=b"1", large=b"1" * 11)
+    before: list[dict[str, bytes]] = []
+    put = objects.put
+    monkeypatch.setattr(
+        objects, "put", lambda path, uri: (before.append(node.seen()), put(path, uri))
+    )
+
+    assert node.finish() == ""
+    assert before == [{"small": b"1"}]
+    assert node.seen() == node.local()
+
+
 def test_what_is_new_is_kept_meanwhile(tmp_path: Path):
     """And what has not changed is not touched again."""
     node = Node(tmp_path).prepare()
