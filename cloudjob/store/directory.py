@@ -140,7 +140,7 @@ class DirectoryStore:
         """Remove what writers that were killed so long ago have left, and return its number."""
         before_s = time.time() - older_than_s
         count = 0
-        for path in self.root.rglob(f"{TEMPORARY}*"):
+        for path in self._unfinished():
             with self._translated("sweep", path.name), suppress(FileNotFoundError):
                 if path.stat().st_mtime <= before_s:
                     path.unlink()
@@ -157,24 +157,42 @@ class DirectoryStore:
         return self.root / key
 
     def _keys_below(self, folder: str, prefix: str) -> Iterator[str]:
-        """Yield in key order: a folder sorts as ``name/``, so ``a.txt`` comes before ``a/b``."""
+        """Yield in key order: a folder sorts as ``name/``, so ``a.txt`` comes before ``a/b``.
+
+        Without recursion, which ends at a thousand folders.
+        """
+        waiting = [folder]
+        while waiting:
+            key = waiting.pop()
+            if key and not key.endswith("/"):
+                yield key
+                continue
+            names = sorted(self._names(key, prefix), key=os.fsencode, reverse=True)
+            below = [key + name for name in names if not name.startswith(TEMPORARY)]
+            waiting += [name for name in below if name.startswith(prefix)]
+
+    def _unfinished(self) -> Iterator[Path]:
+        """Yield what writers that were killed have left."""
+        waiting = [""]
+        while waiting:
+            folder = waiting.pop()
+            for name in self._names(folder, folder):
+                if name.startswith(TEMPORARY):
+                    yield self.root / folder / name
+                elif name.endswith("/"):
+                    waiting.append(folder + name)
+
+    def _names(self, folder: str, prefix: str) -> tuple[str, ...]:
+        """Return the names in a folder, those of folders with a slash behind them."""
         with self._translated("list", prefix):
             try:
                 with os.scandir(self.root / folder) as found:
-                    names = [child.name + "/" * child.is_dir() for child in found]
+                    return tuple(child.name + "/" * child.is_dir() for child in found)
             except (FileNotFoundError, NotADirectoryError):
                 # The root's own absence means an empty store; a file in its place is a mistake.
                 if not folder and self.root.exists():
                     raise
-                return
-        for name in sorted(names, key=os.fsencode):
-            key = folder + name
-            if name.startswith(TEMPORARY) or not key.startswith(prefix):
-                continue
-            if name.endswith("/"):
-                yield from self._keys_below(key, key)
-            else:
-                yield key
+                return ()
 
     @contextmanager
     def _translated(self, verb: str, key: str) -> Iterator[None]:

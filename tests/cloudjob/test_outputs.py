@@ -99,6 +99,8 @@ def test_files_of_any_depth_are_fetched(tmp_path: Path, monkeypatch: pytest.Monk
         outputs.fetch(Place("model", store, "out/"), tmp_path / "to")
 
         assert (tmp_path / "to" / "model" / name).read_bytes() == b"1"
+        assert f"out/{name}" in list(store.list("out/"))
+        assert store.sweep(0) == 0
     finally:
         # Python's own way to remove a folder stops at a thousand, too.
         subprocess.run(["rm", "-rf", tmp_path / "store", tmp_path / "to"], check=True)
