@@ -7,7 +7,7 @@ import time
 import uuid
 from typing import Any
 
-from cloudjob.emulator import views, wanted
+from cloudjob.emulator import experiments, views, wanted
 from cloudjob.emulator.answers import ApiError
 from cloudjob.emulator.jobs import tag_conditions
 from cloudjob.emulator.service import PROJECT, Service, number
@@ -17,6 +17,7 @@ from cloudjob.errors import CloudJobError
 _PAGE, _MOST = 10, 100
 _LAST = 1 << 31
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_EXPERIMENT_SORTS = ("create_time", "update_time", "name")
 _TAGGED = PROJECT + "/modelarts-training-job"
 
 
@@ -145,17 +146,12 @@ class Catalog:
     def create_algorithm(self, request: Request) -> Answer:
         """``POST /algorithms``: 200 and the algorithm, as the service has it."""
         body = self._whole_algorithm(request.json(), str(uuid.uuid4()))
-        with self._service.database.transaction():
-            self._check_free_name("algorithm", body["metadata"]["name"], "")
+        database = self._service.database
+        with database.transaction():
+            names = [item["metadata"]["name"] for item in database.things("algorithm")]
+            if body["metadata"]["name"] in names:
+                raise ApiError("ModelArts.2752")
             return self._keep_algorithm(body)
-
-    def _check_free_name(self, kind: str, name: str, own: str) -> None:
-        """Refuse a name that a thing other than ``own`` has."""
-        for item in self._service.database.things(kind):
-            if item["metadata"]["name"] == name and item["metadata"]["id"] != own:
-                if kind == "algorithm":
-                    raise ApiError("ModelArts.2752")
-                raise ApiError("ModelArts.2788", f"name: {name} is taken")
 
     def change_algorithm(self, request: Request) -> Answer:
         """``PUT /algorithms/{id}``."""
@@ -248,46 +244,35 @@ class Catalog:
 
     def create_experiment(self, request: Request) -> Answer:
         """``POST /training-experiments``: 201."""
-        metadata = wanted.inner(request.json(), "metadata")
-        name = _checked_name(metadata.get("name"))
-        now_ms = int(time.time() * 1000)
-        made = {
-            "metadata": {
-                "description": "",
-                "workspace_id": "0",
-                **metadata,
-                "id": str(uuid.uuid4()),
-                "create_time": now_ms,
-                "update_time": now_ms,
-            },
-            "statistic": {"job_count": 0},
-        }
-        with self._service.database.transaction():
-            self._check_free_name("experiment", name, "")
-            self._service.database.put_thing("experiment", made["metadata"]["id"], name, made)
-        return Answer(201, made)
+        asked = wanted.inner(request.json(), "metadata")
+        return Answer(201, experiments.create(self._service.database, asked))
 
     def experiments(self, request: Request) -> Answer:
-        """``GET /training-experiments``."""
-        return Answer(200, _page(request, self._service.database.things("experiment")))
+        """``GET /training-experiments``: sorted by one of three keys, in pages."""
+        database = self._service.database
+        key = request.query.get("sort_by") or "create_time"
+        if key not in _EXPERIMENT_SORTS:
+            raise ApiError("ModelArts.2790", key)
+        found = sorted(
+            database.things("experiment"), key=lambda item: item["metadata"][key], reverse=True
+        )
+        page = _page(request, found)
+        page["items"] = [experiments.counted(database, item) for item in page["items"]]
+        return Answer(200, page)
 
     def experiment(self, request: Request) -> Answer:
         """``GET /training-experiments/{id}``."""
-        return Answer(200, self._thing("experiment", request))
+        found = self._thing("experiment", request)
+        return Answer(200, experiments.counted(self._service.database, found))
 
     def change_experiment(self, request: Request) -> Answer:
-        """``PUT /training-experiments/{id}``."""
+        """``PUT /training-experiments/{id}``: 200, its name and its description."""
         found = self._thing("experiment", request)
-        asked = wanted.inner(request.json(), "metadata")
-        changed = {key: asked[key] for key in ("name", "description") if key in asked}
-        found["metadata"].update(changed, update_time=int(time.time() * 1000))
-        name, own = found["metadata"]["name"], found["metadata"]["id"]
-        _checked_name(name)
-        wanted.check_description(found["metadata"].get("description") or "")
-        with self._service.database.transaction():
-            self._check_free_name("experiment", name, own)
-            self._service.database.put_thing("experiment", own, name, found)
-        return Answer(200, found)
+        asked = request.json()
+        # The reference has both keys at the top; some clients send them as they create.
+        asked = {**wanted.inner(asked, "metadata"), **asked}
+        changed = experiments.change(self._service.database, found, asked)["metadata"]
+        return Answer(200, {key: changed[key] for key in ("name", "description")})
 
     def remove_experiment(self, request: Request) -> Answer:
         """``DELETE /training-experiments/{id}``: 202."""
@@ -298,11 +283,7 @@ class Catalog:
     def check_experiment(self, request: Request) -> Answer:
         """``GET /training-experiment-names?experiment_name=``."""
         name = request.query.get("experiment_name", "")
-        return Answer(200, {"is_duplicate": self._has_experiment(name)})
-
-    def _has_experiment(self, name: str) -> bool:
-        found = self._service.database.things("experiment")
-        return any(item["metadata"]["name"] == name for item in found)
+        return Answer(200, {"is_duplicate": experiments.has_name(self._service.database, name)})
 
     # -- images -------------------------------------------------------------------------------
 
@@ -469,12 +450,6 @@ class Catalog:
         return self._service.database.find_jobs(
             " AND ".join(words), values, order="create_ms DESC", limit=limit, skip=skip
         )
-
-
-def _checked_name(name: Any) -> str:
-    if not isinstance(name, str) or not _NAME.match(name):
-        raise ApiError("ModelArts.2788", f"name: {name}")
-    return name
 
 
 def _tags(request: Request) -> list[dict[str, Any]]:

@@ -193,6 +193,11 @@ class Database:
         sql = "SELECT 1 FROM jobs WHERE name = ? AND workspace = ? LIMIT 1"
         return bool(self._all(sql, (name, workspace)))
 
+    def count_in_experiment(self, experiment: str) -> int:
+        """Return how many jobs are in an experiment."""
+        where = "json_extract(body, '$.metadata.training_experiment_reference.id') = ?"
+        return int(self._all(f"SELECT count(*) FROM jobs WHERE {where}", (experiment,))[0][0])
+
     def unfinished(self) -> list[tuple[str, str, str, int]]:
         """Return id, phase, pool and nodes of each job that has not ended, the urgent first."""
         marks = ", ".join("?" * len(FINAL))

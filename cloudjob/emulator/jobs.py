@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
+from ipaddress import ip_address
 from typing import Any
 
-from cloudjob.emulator import views, wanted
+from cloudjob.emulator import experiments, views, wanted
 from cloudjob.emulator.answers import ApiError
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.limits import check_code_limits
@@ -42,7 +43,8 @@ _FILTERS = {
 _NUMBERS = ("create_ms", "nodes")
 # How many conditions a search may have, values each of them, and characters a value.
 _FILTERS_AT_ONCE, _VALUES, _LENGTH = 50, 100, 256
-_TAGS = 10
+_TAGS, _HOSTS = 10, 10
+_WINDOW_MS = 31 * 86_400_000
 
 
 class Jobs:
@@ -75,6 +77,7 @@ class Jobs:
         with service.database.transaction():
             # Together: of requests that come at the same time one takes the name.
             self._check_room(whole)
+            experiments.refer(service.database, whole["metadata"])
             row = self._row(whole)
             service.database.add_job(row, wanted.output_urls(whole), tags)
             service.database.add_event(row.id, "Training job created.")
@@ -250,6 +253,7 @@ class Jobs:
             "group_by": asked.get("group_by") or "",
             "workspace_id": asked.get("workspace_id") or "0",
             "ai_project": "default-ai-project",
+            "train_type": asked.get("train_type") or "",
             "items": items,
         }
         return Answer(200, answer)
@@ -259,7 +263,15 @@ class Jobs:
         filters = objects(asked.get("filters"), "filters")
         if len(filters) > _FILTERS_AT_ONCE:
             raise ApiError("ModelArts.2789", f"at most {_FILTERS_AT_ONCE} (given {len(filters)})")
-        for word, found in (*map(self._condition, filters), *tag_conditions(asked.get("tags"))):
+        conditions = [
+            *map(self._condition, filters),
+            *tag_conditions(asked.get("tags")),
+            *_host_conditions(asked.get("host_ips")),
+            *_type_conditions(asked.get("train_type")),
+        ]
+        if asked.get("tags") or asked.get("host_ips"):
+            conditions.append(_window(filters))
+        for word, found in conditions:
             words.append(word)
             values += found
         return " AND ".join(words), values
@@ -306,6 +318,39 @@ def tag_conditions(tags: Any) -> list[tuple[str, list[Any]]]:
         which = f" AND value IN ({', '.join('?' * len(values))})" if values else ""
         made.append((f"id IN (SELECT job FROM tags WHERE key = ?{which})", [key, *values]))
     return made
+
+
+def _host_conditions(hosts: Any) -> list[tuple[str, list[Any]]]:
+    """Return the SQL for jobs that ran on one of these hosts: all of them ran on this machine."""
+    if not hosts:
+        return []
+    if not isinstance(hosts, list) or len(hosts) > _HOSTS:
+        raise ApiError("ModelArts.2788", f"host_ips: a list of at most {_HOSTS} is needed")
+    try:
+        found = [ip_address(host if isinstance(host, str) else "") for host in hosts]
+    except ValueError as error:
+        raise ApiError("ModelArts.2788", f"host_ips: {error}") from error
+    return [("start_ms > 0" if any(host.is_loopback for host in found) else "0", [])]
+
+
+def _type_conditions(kind: Any) -> list[tuple[str, list[Any]]]:
+    """Return the SQL for custom jobs (``job``) or fine-tuning jobs, of which there are none."""
+    if kind in (None, "", "job"):
+        return []
+    if kind != "ftjob":
+        raise ApiError("ModelArts.2788", "train_type: job or ftjob")
+    return [("0", [])]
+
+
+def _window(filters: list[dict[str, Any]]) -> tuple[str, list[Any]]:
+    """Return the SQL for the time of which jobs are searched by tags or hosts: 31 days at most."""
+    for item in filters:
+        if item.get("key") == "create_time" and item.get("operator") == "between":
+            first, last = (number(text, 0, 0, 1 << 53, "create_time") for text in item["value"])
+            if last - first > _WINDOW_MS:
+                raise ApiError("ModelArts.2789", "create_time: at most 31 days")
+            return "1", []
+    return "create_ms >= ?", [int(time.time() * 1000) - _WINDOW_MS]
 
 
 def _escaped(text: str) -> str:

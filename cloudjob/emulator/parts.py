@@ -220,7 +220,7 @@ class Parts:
             {"id": f"Job{name}", "name": f"Job{name}", "description": "", "notification": True}
             for name in names
         ]
-        return Answer(200, {"event_categories": shown})
+        return Answer(200, {"event-categories": shown})
 
 
 def _event_filters(job: str, query: dict[str, str]) -> tuple[str, list[Any]]:

@@ -23,7 +23,12 @@ VALUES: tuple[Any, ...] = (
 )
 JOB = {
     "kind": "job",
-    "metadata": {"name": "", "description": "d", "annotations": {"a": "b"}},
+    "metadata": {
+        "name": "",
+        "description": "d",
+        "annotations": {"a": "b"},
+        "training_experiment_reference": {"name": "group", "description": "d"},
+    },
     "algorithm": {
         "engine": {"image_url": "i:1"},
         "command": "true",
@@ -50,6 +55,8 @@ SEARCH = {
     "workspace_id": "0",
     "filters": [{"key": "name", "operator": "in", "value": ["a"]}],
     "tags": [{"key": "a", "values": ["b"]}],
+    "host_ips": ["127.0.0.1"],
+    "train_type": "job",
 }
 PASSWORD = {"user": {"name": "a", "password": "b", "domain": {"name": "c"}}}
 OTHERS = [

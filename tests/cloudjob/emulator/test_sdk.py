@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -346,20 +346,134 @@ def test_an_algorithm_makes_jobs(client: Any, session_api: Api, s3: Any):
     assert caught.value.error_code == "ModelArts.2755"
 
 
-def test_experiments(client: Any):
-    """Created, found by name, deleted."""
-    name = new_name()
-    body = sdk.CreateTrainingExperimentRequestBody(
-        metadata=sdk.TrainingExperimentRequestMetadata(name=name)
-    )
-    made = client.create_training_experiment(sdk.CreateTrainingExperimentRequest(body=body))
+def refusal(action: Callable[..., Any], request: Any) -> tuple[int, str]:
+    """Return status and code of a request that is refused."""
+    with pytest.raises(ClientRequestException) as caught:
+        action(request)
+    return caught.value.status_code, caught.value.error_code
+
+
+def test_experiments(client: Any, session_api: Api):
+    """Created, found by name, changed, counted, deleted; a name is taken once."""
+    name, other = new_name(), new_name()
+
+    def request(name: str) -> Any:
+        metadata = sdk.TrainingExperimentRequestMetadata(name=name)
+        body = sdk.CreateTrainingExperimentRequestBody(metadata=metadata)
+        return sdk.CreateTrainingExperimentRequest(body=body)
+
+    made = client.create_training_experiment(request(name))
+    number = made.metadata.id
+    client.create_training_experiment(request(other))
     check = sdk.CheckTrainingExperimentRequest(experiment_name=name)
+    show = sdk.ShowTrainingExperimentDetailsRequest(experiment_id=number)
+
+    def change(**values: str) -> Any:
+        body = sdk.ChangeTrainingExperimentRequestBody(**values)
+        return sdk.ChangeTrainingExperimentRequest(experiment_id=number, body=body)
 
     assert client.check_training_experiment(check).is_duplicate is True
-    client.delete_training_experiment(
-        sdk.DeleteTrainingExperimentRequest(experiment_id=made.metadata.id)
-    )
+    assert refusal(client.create_training_experiment, request(name)) == (400, "ModelArts.2788")
+    assert refusal(client.change_training_experiment, change(name=other))[0] == 400
+    changed = client.change_training_experiment(change(description="d"))
+    assert (changed.name, changed.description) == (name, "d")
+    for reference in ({"id": number}, {"name": name}):
+        body = session_api.body("true")
+        body["metadata"]["training_experiment_reference"] = reference
+        job = session_api.ok("POST", "{p}/training-jobs", body)
+    shown = client.show_training_experiment_details(show)
+    assert shown.statistic.job_count == 2
+    assert shown.metadata.description == "d"
+    assert job["metadata"]["training_experiment_reference"] == {
+        "id": number,
+        "name": name,
+        "serial_number": 2,
+    }
+    client.delete_training_experiment(sdk.DeleteTrainingExperimentRequest(experiment_id=number))
     assert client.check_training_experiment(check).is_duplicate is False
+    assert refusal(client.show_training_experiment_details, show) == (400, "ModelArts.2788")
+
+
+def test_a_job_makes_the_experiment_that_it_names_and_needs_the_one_of_an_id(
+    client: Any, session_api: Api
+):
+    """As the reference of ``training_experiment_reference`` says."""
+    name = new_name()
+    body = session_api.body("true")
+    body["metadata"]["training_experiment_reference"] = {"id": "nobody"}
+    status, answer, _ = session_api.ask("POST", "{p}/training-jobs", body)
+    assert (status, answer["error_code"]) == (400, "ModelArts.2788")
+    body["metadata"]["training_experiment_reference"] = {"name": name}
+    session_api.ok("POST", "{p}/training-jobs", body)
+    listed = client.list_training_experiments(
+        sdk.ListTrainingExperimentsRequest(limit=100, sort_by="name", order="asc")
+    ).items
+
+    assert [item.statistic.job_count for item in listed if item.metadata.name == name] == [1]
+    assert [item.metadata.name for item in listed] == sorted(item.metadata.name for item in listed)
+
+
+def test_what_notifications_may_be_about(client: Any):
+    """The key of the answer has a hyphen, alone among all."""
+    found = client.list_event_categories(sdk.ListEventCategoriesRequest()).event_categories
+
+    assert "JobFailed" in [item.id for item in found]
+
+
+def test_jobs_are_found_by_host_kind_and_tag(client: Any, session_api: Api, job: str):
+    """An empty value of a tag stands for all; jobs of tags and hosts are those of 31 days."""
+    key = new_name()
+    tags = sdk.CreateTmsTagsRequest(tags=[sdk.TmsTag(key=key, value="v")])
+    client.create_train_job_tags(sdk.CreateTrainJobTagsRequest(training_job_id=job, body=tags))
+    by_tag = [sdk.ListTagFilter(key=key, values=[""])]
+
+    def request(**values: Any) -> Any:
+        return sdk.ListTrainingJobsRequest(body=sdk.JobSearches(tags=by_tag, **values))
+
+    def found(**values: Any) -> list[str]:
+        return [item.metadata.id for item in client.list_training_jobs(request(**values)).items]
+
+    def refused(**values: Any) -> bool:
+        return refusal(client.list_training_jobs, request(**values))[0] == 400
+
+    assert found() == found(train_type="job") == found(host_ips=["127.0.0.1", "::1"]) == [job]
+    assert found(train_type="ftjob") == found(host_ips=["192.0.2.7"]) == []
+    assert refused(train_type="other")
+    assert refused(host_ips=["here"])
+    assert refused(host_ips=["127.0.0.1"] * 11)
+    year = sdk.Filter(key="create_time", operator="between", value=["0", str(365 * 86_400_000)])
+    assert refused(filters=[year])
+    old = sdk.Filter(key="create_time", operator="between", value=["0", "86400000"])
+    assert found(filters=[old]) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "is_allowed"),
+    [
+        ("k" * 128, "v" * 255, True),
+        ("größe 1_.:=+-@", "a/b", True),
+        ("k" * 129, "", False),
+        ("k", "v" * 256, False),
+        ("", "v", False),
+        (" k", "v", False),
+        ("_sys_k", "v", False),
+        ("a/b", "v", False),
+        ("k", "a,b", False),
+    ],
+)
+def test_tags_are_checked_when_they_are_put_on_a_job_and_at_its_creation(
+    session_api: Api, job: str, key: str, value: str, is_allowed: bool
+):
+    """By the limits of the SDK's documentation."""
+    tags = [{"key": key, "value": value}]
+    body = {**session_api.body("true"), "tags": tags}
+    path = f"{{p}}/modelarts-training-job/{job}/tags"
+
+    assert session_api.ask("POST", "{p}/training-jobs", body)[0] == (201 if is_allowed else 400)
+    status, _, _ = session_api.ask("POST", f"{path}/create", {"tags": tags})
+    assert status == (204 if is_allowed else 400)
+    if is_allowed:
+        session_api.ok("DELETE", f"{path}/delete", {"tags": [{"key": key}]})
 
 
 def test_names_and_batches(client: Any, session_api: Api):
