@@ -259,6 +259,7 @@ class Fault:
         bytes_per_s: Let no more than this pass, in both directions.
         delay_s: Wait before the request passes.
         headers: With ``status``, more headers of the answer.
+        held: Wait until this is set before the request passes.
     """
 
     cut_request_at: int | None = None
@@ -274,6 +275,7 @@ class Fault:
     bytes_per_s: float = 0.0
     delay_s: float = 0.0
     headers: Mapping[str, str] = field(default_factory=dict)
+    held: threading.Event | None = None
 
     def __str__(self) -> str:
         plain = Fault()
@@ -407,6 +409,8 @@ class FaultProxy:
         request = self._noted(head)
         fault = request.fault or Fault()
         self._pause(fault.delay_s)
+        if fault.held is not None:
+            fault.held.wait()
         if fault.status and not fault.is_done:
             _answer(client, fault)
             return

@@ -170,16 +170,16 @@ def test_removed_files_are_gone(source: Source):
 @pytest.mark.long
 @pytest.mark.parametrize("is_compressed", [False, True])
 def test_many_edits_stay_cheap_and_make_few_layers(tmp_path: Path, is_compressed: bool):
-    """The number of layers stays small, and so does what is sent for each edit."""
+    """Hundreds of edits: the number of layers stays small, and so does what is sent for each."""
     source = Source(tmp_path, is_compressed=is_compressed)
     picked = random.Random(2)
-    for number in range(100):
+    for number in range(300):
         source.write(f"{number}.bin", picked.randbytes(4000))
     base_bytes = source.pack().layers[0].size_bytes
     sent_bytes = []
-    for step in range(50):
+    for step in range(150):
         for _ in range(picked.choice([1, 1, 1, 3])):
-            name = f"{picked.randrange(100)}.bin"
+            name = f"{picked.randrange(300)}.bin"
             if picked.random() < 0.1 and (source.folder / name).exists():
                 (source.folder / name).unlink()
             else:
@@ -187,7 +187,7 @@ def test_many_edits_stay_cheap_and_make_few_layers(tmp_path: Path, is_compressed
         packed = source.pack()
         sent_bytes.append(packed.layers[-1].size_bytes if packed.new else 0)
         assert len(packed.layers) <= 13
-        if step % 10 == 0:
+        if step % 30 == 0:
             source.check(packed)
     source.check(packed)
 

@@ -55,11 +55,6 @@ MPI.COMM_WORLD.Barrier()
 """
 
 
-def on_both_nodes(ways):
-    """Return each way with a rank that ends so, in turn on the head and on the worker."""
-    return [(way, 3 if number % 2 else 1) for number, way in enumerate(ways)]
-
-
 def check(cloud, done, rank, way):
     """The job ended soon, by that rank, with that code."""
     _, code, signal, words = way
@@ -90,7 +85,8 @@ def check(cloud, done, rank, way):
     assert len(pids) == 4
 
 
-@pytest.mark.parametrize(("way", "rank"), on_both_nodes(WAYS))
+@pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
+@pytest.mark.parametrize("way", WAYS)
 def test_before_mpi_init(cloud, way, rank):
     """Scripts that know nothing of MPI end the job by ending badly."""
     script = cloud.script(WITHOUT_MPI % (rank, WAYS[way][0]))
@@ -101,7 +97,8 @@ def test_before_mpi_init(cloud, way, rank):
 
 
 @pytest.mark.every_mpi
-@pytest.mark.parametrize(("way", "rank"), on_both_nodes(WAYS | MPI_WAYS))
+@pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
+@pytest.mark.parametrize("way", WAYS | MPI_WAYS)
 def test_after_mpi_init(cloud, way, rank):
     """The others wait for this rank in MPI, and bare mpirun would hang with some of these."""
     script = cloud.script(WITH_MPI % (rank, (WAYS | MPI_WAYS)[way][0]))

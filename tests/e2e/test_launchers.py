@@ -100,7 +100,7 @@ def words(cloud, launcher):
     return make
 
 
-@each(["size"], lambda slots: [((2, slots),)])
+@each(["size"], lambda slots: [((nodes, ranks),) for nodes in (1, 2) for ranks in {1, slots}])
 def test_each_rank_has_what_the_job_says(cloud, words, launcher, ugly_values, size):
     """Arguments and variables byte for byte, the code as its folder, and a log of its own."""
     text = """
@@ -145,6 +145,7 @@ print("rank", rank, os.path.exists("job.py"), os.environ["PWD"] == os.getcwd())
     ["bad", "how", "code"],
     lambda slots: [
         (0, "os._exit(7)", 7),
+        (2 * slots - 1, "sys.exit(9)", 9),
         (2 * slots - 1, "os.kill(os.getpid(), signal.SIGKILL)", 137),
     ],
 )

@@ -6,8 +6,10 @@ import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 from cloudjob import images
 from cloudjob.backends.docker.engine import host as engine_host
 from tests.following import Followed
+from tests.support.dockerd import Dockerd
 from tests.support.engine import EngineProxy
 
 pytestmark = pytest.mark.docker
@@ -265,6 +268,49 @@ def test_builds_at_the_same_time(engine, base_image, tmp_path, monkeypatch):
                 engine.remove_image(image["Id"], force=True)
 
 
+@pytest.fixture
+def own_engine(cloud, engine, base_image) -> Iterator[Dockerd]:
+    """An engine that can be restarted, with our image; the jobs of the test run there."""
+    if os.geteuid():
+        pytest.skip("only root may start an engine")
+    found = Dockerd()
+    try:
+        found.start()
+        found.client.load_image(engine.get_image(base_image))
+        cloud.environ["DOCKER_HOST"] = found.host
+        cloud.image = base_image
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.mark.long
+def test_an_engine_is_restarted(cloud, own_engine, tmp_path):
+    """With live-restore the job goes on; without, it has failed: nobody has cancelled it."""
+    cloud.script(TICKS)
+    with (tmp_path / "submit").open("wb") as file:
+        submit = cloud.start("submit", "--backend", "docker", "train.py", out=file)
+    with Followed(submit, Path(file.name)) as followed:
+        followed.await_all(b"[0] up", limit_s=LIMIT_S)
+        own_engine.stop()
+        own_engine.start()
+        for path in ("/tmp/go", "/tmp/end"):
+            touch(own_engine.client, job_of(followed.path), path)
+        assert submit.wait(LIMIT_S) == 0, followed.path.read_bytes()[-2000:]
+    assert b"[0] end\n" in followed.path.read_bytes()
+
+    job = cloud.detached()
+    cloud.await_log(job, b"[0] up")
+    own_engine.keep_containers(False)
+    own_engine.stop()
+    own_engine.start()
+
+    assert cloud.run("wait", job).code != 0
+    status = cloud.status(job)
+    assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
+    assert status["failure"]["node"] == 0, status
+
+
 def own_stages(engine):
     """What is left of the stages of builds that had files of their user's."""
     stages = engine.images(all=True, filters={"label": "cloudjob.stage"})
@@ -309,11 +355,18 @@ print("end")
 """
 
 
-def touch(cloud, job, path):
+def job_of(path):
+    """Return the job that a submit has named."""
+    found = re.search(rb"docker://local/([a-z0-9-]+)", path.read_bytes())
+    assert found
+    return found[1].decode()
+
+
+def touch(engine, job, path):
     """Leave a file in each container of a job."""
-    for item in cloud.containers(job):
-        made = cloud.engine.exec_create(item["Id"], ["touch", path])["Id"]
-        cloud.engine.exec_start(made)
+    for item in engine.containers(filters={"label": f"cloudjob.job={job}"}):
+        made = engine.exec_create(item["Id"], ["touch", path])["Id"]
+        engine.exec_start(made)
 
 
 def test_followers_outlast_an_engine_that_does_not_answer(cloud, tmp_path):
@@ -331,11 +384,11 @@ def test_followers_outlast_an_engine_that_does_not_answer(cloud, tmp_path):
         )
         logs.await_all(b"[0] up", b"[1] up", limit_s=LIMIT_S)
         proxy.stop()
-        touch(cloud, job, "/tmp/go")
+        touch(cloud.engine, job, "/tmp/go")
         for followed in (logs, wait):
             followed.await_all(b"the job goes on", limit_s=LIMIT_S)
         proxy.start()
-        touch(cloud, job, "/tmp/end")
+        touch(cloud.engine, job, "/tmp/end")
         codes = [followed.process.wait(LIMIT_S) for followed in (logs, wait)]
     proxy.stop()
 

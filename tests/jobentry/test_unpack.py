@@ -95,7 +95,7 @@ def clear(folder: Path) -> None:
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None)
 @given(wanted=st.lists(trees, min_size=1, max_size=4), is_compressed=st.booleans())
 def test_what_is_packed_is_unpacked(wanted: list[dict[bytes, Any]], is_compressed: bool):
     """Any tree, and any tree that it becomes, comes out as it went in.
@@ -471,7 +471,7 @@ def hostile(picked: random.Random) -> tuple[Index, bytes]:
 
 
 @pytest.mark.long
-def test_thousands_of_hostile_packages_do_no_harm(tmp_path: Path):
+def test_ten_thousand_hostile_packages_do_no_harm(tmp_path: Path):
     """Each with a digest that fits: a few are harmless and unpacked, the others refused as such.
 
     Nothing but the folder of the code is ever made, and no error is any other than ours.
@@ -480,7 +480,7 @@ def test_thousands_of_hostile_packages_do_no_harm(tmp_path: Path):
     (tmp_path / "victim").write_text("unharmed")
     (tmp_path / "node").mkdir()
     unpacked = 0
-    for number in range(3_000):
+    for number in range(10_000):
         package = Made(tmp_path)
         for _ in range(picked.choice([1, 1, 2, 3])):
             index, body = hostile(picked)
@@ -508,7 +508,7 @@ def test_thousands_of_hostile_packages_do_no_harm(tmp_path: Path):
 
     assert (tmp_path / "victim").read_text() == "unharmed"
     assert set(listed(tmp_path)) <= {"node", "store", "victim"}
-    assert unpacked > 5
+    assert unpacked > 10
 
 
 # ---- several threads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -18,6 +19,8 @@ class EngineProxy:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._listener: socket.socket | None = None
+        self._held = b""
+        self._reached = threading.Event()
         self.start()
 
     def start(self) -> None:
@@ -42,6 +45,11 @@ class EngineProxy:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
+    def hold(self, text: bytes) -> threading.Event:
+        """Pass no request with this text from now on; return what is set when one has come."""
+        self._held = text
+        return self._reached
+
     def _serve(self, listener: socket.socket) -> None:
         while True:
             try:
@@ -58,17 +66,27 @@ class EngineProxy:
             self._open |= pair
         back = threading.Thread(target=_pump, args=(upstream, client), daemon=True)
         back.start()
-        _pump(client, upstream)
+        _pump(client, upstream, self._is_held)
         back.join()
         with self._lock:
             self._open -= pair
         for one in pair:
             one.close()
 
+    def _is_held(self, data: bytes) -> bool:
+        is_held = bool(self._held) and self._held in data
+        if is_held:
+            self._reached.set()
+        return is_held
 
-def _pump(source: socket.socket, target: socket.socket) -> None:
+
+def _pump(
+    source: socket.socket, target: socket.socket, is_held: Callable[[bytes], bool] = lambda _: False
+) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
-            target.sendall(data)
+            # A client that is held waits for its answer until its connection ends.
+            if not is_held(data):
+                target.sendall(data)
     with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_WR)

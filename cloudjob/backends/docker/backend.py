@@ -139,16 +139,26 @@ class DockerBackend:
     def status(self, handle: str) -> NativeStatus:
         """Say where the job stands; when it has ended, keep that and free the engine."""
         job = _job(handle)
-        folder = self._home / job
-        kept = _kept(folder)
+        kept = _kept(self._home / job)
         if kept is not None:
             return kept
+        try:
+            return self._status_now(job)
+        except BackendError:
+            # Another cloudjob may have kept it meanwhile, and removed its containers.
+            kept = _kept(self._home / job)
+            if kept is not None:
+                return kept
+            raise
+
+    def _status_now(self, job: str) -> NativeStatus:
+        folder = self._home / job
+        # The lock first: a submit that ends between the two looks has started all nodes.
+        is_sending = locks.is_held(folder / _LOCK)
         found = self._containers(job)
         if not found:
-            raise JobNotFound(f"looking for {handle}: the engine knows nothing of it")
-        if any(item.is_new for item in found) and not locks.is_held(folder / _LOCK):
-            raise JobNotFound(f"looking for {handle}: its submit ended before it was started")
-        if self._has_ended(found):
+            raise JobNotFound(f"looking for job {job}: the engine knows nothing of it")
+        if self._has_ended(found) or (not is_sending and any(item.is_new for item in found)):
             return self._keep(job)
         self._tend(found, folder)
         return status_of(found, is_cancelled=False, has_ended=False)

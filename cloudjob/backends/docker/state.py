@@ -23,8 +23,8 @@ _STATES = {
     "stopped": JobState.RUNNING,
     "dead": JobState.RUNNING,
 }
-_NEW = ("created", "initialized")
 _OVER = ("exited", "stopped", "dead", "removing")
+_NEW = ("created", "initialized")
 # Docker's way to say that something has not happened.
 _NEVER = "0001-"
 
@@ -51,7 +51,7 @@ class Container:
 
     @property
     def is_new(self) -> bool:
-        """Whether it was made and has not been started yet."""
+        """Whether it has never been started."""
         return self.native in _NEW
 
     def inspected(self, found: Mapping[str, Any]) -> Container:
@@ -100,6 +100,10 @@ def status_of(found: list[Container], *, is_cancelled: bool, has_ended: bool) ->
     )
     if is_cancelled:
         return replace(status, state=JobState.CANCELLED)
+    if any(item.is_new for item in found):
+        # Its exit code is 0 all the same.
+        message = "the submit was interrupted before it had started every node"
+        return replace(status, exit_code=1, message=message)
     if head is None:
         return replace(status, message="the container of node 0 was removed", node=0)
     if head.exit_code == 0:

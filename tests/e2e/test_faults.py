@@ -1,0 +1,401 @@
+"""Every fault at every stage: the job ends with the truth, in finite time, and leaves nothing.
+
+A cell of the table holds a job at a stage, inflicts a fault, and then checks how the job ended,
+what is left, and whether the next submit works. Nothing here waits for a time: a stage is held by a
+program or a request that waits until the test lets it go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.following import poll
+from tests.servers import HANG, INTERNAL, Fault, FaultProxy, Server
+from tests.support.gates import Gate
+
+# The requests that hold a job at a stage; each node stores a file of its own.
+GATES = {
+    "uploading": ("PUT", "/layers/"),
+    "before send": ("PUT", "/code.json"),
+    "staging": ("GET", "/code.json"),
+    "storing outputs": ("PUT", "/0.txt", "/1.txt"),
+    "ending": ("PUT", "/exit.json"),
+}
+FAULTS = {
+    "down": Fault(cut_request_at=0),
+    "500": INTERNAL,
+    "mute": HANG,
+    "slow": Fault(bytes_per_s=2000),
+}
+SCRIPT = """
+leave(f"up-{rank}")
+while HOLD and not os.path.exists(f"{results}/go"): time.sleep(0.02)
+with open(f"{os.environ['model']}/{rank}.txt", "w") as file:
+    file.write(f"weights of {rank}")
+print("done", rank)
+"""
+# A program that waits until it may go on.
+WAITS = """\
+#!/bin/sh
+case "$*" in --version) exec {real} "$@" ;; esac
+echo $$ >{results}/{name}.new && mv {results}/{name}.new {results}/{name}
+while [ ! -e {results}/go ]; do sleep 0.05; done
+exec {real} "$@"
+"""
+LIMIT_S = 150.0
+WORDS = ("--nodes", "2", "--grace-s", "1", "--output", "model=")
+
+
+class End(NamedTuple):
+    """How a job ended, by its status and by the exit code of a command that waits for it."""
+
+    state: str
+    cause: str | None
+    code: int | None
+
+
+SUCCEEDED = End("SUCCEEDED", None, 0)
+# The platform took a node away.
+LOST = End("FAILED", "platform", 137)
+# Its entry was sent SIGTERM in its last moment, and had the time to write the record, or had not.
+STOPPED = End("FAILED", "platform", None)
+CANCELLED = End("CANCELLED", "cancelled", 143)
+# Nothing was sent, and at most the record of a job that can be removed is left.
+NEVER = End("", None, 137)
+
+SENT = ("staging", "bring-up", "running", "storing outputs", "ending")
+KILLED: dict[tuple[str, str], End] = {
+    **{(stage, "submitter"): NEVER for stage in ("packing", "uploading", "before send")},
+    **{(stage, "submitter"): SUCCEEDED for stage in SENT},
+    **{(stage, who): LOST for stage in SENT for who in ("controller", "head's entry")},
+    # At the end a worker has confirmed its outputs, and leaves.
+    **{(stage, who): LOST for stage in SENT[:-1] for who in ("worker's keeper", "worker's entry")},
+    **{(stage, "mpirun"): LOST for stage in ("bring-up", "running")},
+    **{(stage, "head's keeper"): STOPPED for stage in SENT},
+}
+# Here a head waits for a minute for a worker that it has never seen.
+LENGTHY = {("staging", "worker's keeper"), ("staging", "worker's entry")}
+FROZEN: dict[tuple[str, str], End] = {
+    key: CANCELLED for key, end in KILLED.items() if end is not NEVER
+}
+
+
+class Case:
+    """A submit that is held at a stage."""
+
+    def __init__(self, cloud, stage: str, temporary: Path) -> None:
+        self.cloud = cloud
+        self.stage = stage
+        self.temporary = temporary
+        self.gate: Gate | None = None
+        self.store: tuple[str, ...] = ()
+        self.job = ""
+        cloud.environ["TMPDIR"] = str(temporary)
+        cloud.write("train.py", "print(0)")
+
+    def use(self, server: Server, bucket: str, proxy: FaultProxy) -> None:
+        """Store everything in a bucket, behind a proxy that can hold requests."""
+        self.cloud.environ.update({**server.environ, "AWS_ENDPOINT_URL": proxy.endpoint})
+        self.server, self.proxy = server, proxy
+        self.store = ("--store", f"s3://{bucket}/jobs")
+        self.gate = Gate(proxy, *GATES[self.stage])
+
+    def begin(self) -> None:
+        """Submit, and wait until the job is at its stage."""
+        cloud = self.cloud
+        hold = {"packing": "git", "bring-up": "mpirun"}.get(self.stage)
+        if hold:
+            self._put_before_path(hold)
+        (cloud.source / ".git").mkdir()
+        script = cloud.script(f"HOLD = {self.stage == 'running'}\n{SCRIPT}")
+        self.submit = cloud.start_submit(*WORDS, *self.store, script)
+        if self.gate:
+            self.gate.await_all()
+        elif hold:
+            cloud.await_left(hold)
+        else:
+            cloud.await_left("up-0", "up-1")
+        if self.stage in SENT:
+            self.job = self.submit.job
+
+    def break_store(self, fault: str) -> None:
+        """Let the store fail from the stage on, for good."""
+        assert self.gate
+        self.gate.breaks_with(FAULTS[fault])
+        self.begin()
+        if fault == "down":
+            self.proxy.close()
+
+    def heal(self) -> None:
+        """Reach the store without the proxy."""
+        self.cloud.environ.update(self.server.environ)
+
+    def listed(self) -> list[str]:
+        """Return the jobs that are known here."""
+        return [job["job"] for job in json.loads(self.cloud.cli("list", "--json").out)]
+
+    def go_on(self) -> None:
+        """Let the job go on from its stage."""
+        if self.gate:
+            self.gate.open()
+        (self.cloud.results / "go").touch()
+
+    def victims(self, who: str) -> list[int]:
+        """Return the processes of a name."""
+        if who == "submitter":
+            return [self.submit.process.pid]
+        state = self.cloud.state(self.job)
+        if who == "controller":
+            return [state["controller"]]
+        if who == "mpirun":
+            return self._mpiruns()
+        keeper = state["nodes"][who.startswith("worker")]["process"]
+        return [keeper] if who.endswith("keeper") else [_entry_of(keeper)]
+
+    def _mpiruns(self) -> list[int]:
+        if self.stage == "bring-up":
+            return [int((self.cloud.results / "mpirun").read_text())]
+        return self.cloud.mpiruns()
+
+    def _put_before_path(self, name: str) -> None:
+        """Put a program before one of that name that waits until it may go on."""
+        cloud = self.cloud
+        real = shutil.which(name, path=cloud.environ["PATH"])
+        folder = cloud.folder / "bin"
+        folder.mkdir()
+        program = folder / name
+        program.write_text(WAITS.format(real=real, name=name, results=cloud.results))
+        program.chmod(0o755)
+        cloud.environ["PATH"] = f"{folder}:{cloud.environ['PATH']}"
+
+    # -- the end --------------------------------------------------------------------------
+
+    def ended(self) -> End:
+        """Return how the job has ended."""
+        done = self.submit.end(LIMIT_S)
+        if not self.job:
+            return End("", None, done.code)
+        waited = self.cloud.cli("wait", self.job, limit_s=LIMIT_S)
+        status = self.cloud.status(self.job)
+        if status["state"] != "SUCCEEDED":
+            assert status["failure"]["message"], status
+        return End(status["state"], status["cause"], waited.code)
+
+    def check_next(self) -> None:
+        """The next submit works, and then nothing is left but records."""
+        cloud = self.cloud
+        self.go_on()
+        done = cloud.cli("submit", "--launcher", "python", *self.store, "train.py")
+        assert done.code == 0, done
+        for run in cloud.started:
+            for text in (run.out, run.err):
+                assert b"Traceback" not in text, run
+        poll(lambda: not self.left(), f"end of {self.left()}", 10)
+
+    def left(self) -> list[str]:
+        """Return what should not be there when all jobs have ended."""
+        home = self.cloud.home
+        found = [*self.temporary.iterdir(), *home.glob("process/*/node-?/")]
+        return [*map(str, found), *self.cloud.leftovers()]
+
+
+@pytest.fixture
+def case(
+    cloud,
+    request: pytest.FixtureRequest,
+    fault_proxy: Callable[[Server], FaultProxy],
+    new_bucket: Callable[[Server], str],
+) -> Iterator[Callable[..., Case]]:
+    """Return what submits a job that is held at a stage."""
+    # The path of a socket must be short.
+    folder = Path(tempfile.mkdtemp(prefix="cf-", dir="/tmp"))
+    cases = []
+
+    def make(stage: str, *, fault: str = "", disk: Path | None = None) -> Case:
+        if disk is not None:
+            cloud.home.symlink_to(disk / "home")
+        made = Case(cloud, stage, disk / "tmp" if disk else folder)
+        cases.append(made)
+        if stage in GATES:
+            server: Server = request.getfixturevalue("seaweedfs")
+            made.use(server, new_bucket(server), fault_proxy(server))
+        if fault:
+            made.break_store(fault)
+        else:
+            made.begin()
+        return made
+
+    yield make
+    for made in cases:
+        made.go_on()
+    cloud.end()
+    shutil.rmtree(folder)
+
+
+def named(table: dict[tuple[str, str], End]) -> pytest.MarkDecorator:
+    """Run a test with each cell of a table."""
+    cells = [
+        pytest.param(
+            *key,
+            end,
+            id=" ".join(key).replace(" ", "-"),
+            marks=[pytest.mark.lengthy] if key in LENGTHY else [],
+        )
+        for key, end in table.items()
+    ]
+    return pytest.mark.parametrize(("stage", "who", "end"), cells)
+
+
+@named(KILLED)
+def test_a_process_is_killed(case, stage: str, who: str, end: End):
+    """With SIGKILL: the job ends or goes on, and says so."""
+    held = case(stage)
+    for process in held.victims(who):
+        os.kill(process, signal.SIGKILL)
+    if who == "submitter":
+        held.submit.process.wait()
+    if who in ("submitter", "worker's keeper", "worker's entry"):
+        held.go_on()
+
+    ended = held.ended()
+    assert ended == end._replace(code=ended.code if end.code is None else end.code), held.submit
+    assert (ended.code == 0) == (end.state in ("SUCCEEDED",)), held.submit
+    held.check_next()
+
+
+@named(FROZEN)
+def test_a_frozen_process_does_not_outlive_a_cancel(case, stage: str, who: str, end: End):
+    """SIGSTOP; the stage is held on, too, while the job is cancelled."""
+    held = case(stage)
+    frozen = held.victims(who)
+    for process in frozen:
+        os.kill(process, signal.SIGSTOP)
+
+    cancelled = held.cloud.cli("cancel", held.job)
+    assert cancelled.code == 0, cancelled
+    waited = held.cloud.cli("wait", held.job)
+    for process in frozen:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGCONT)
+    status = held.cloud.status(held.job)
+
+    assert (status["state"], status["cause"]) == end[:2], (status, waited)
+    assert held.submit.end().code != 0
+    held.check_next()
+
+
+STORE_FAULTS = ("down", "500", "mute")
+
+
+@pytest.mark.parametrize("fault", STORE_FAULTS)
+@pytest.mark.parametrize("stage", ["uploading", "before send"])
+def test_a_submit_whose_store_fails_is_cancelled_at_once(case, stage: str, fault: str):
+    """Ctrl-C ends it while it tries again; nothing was started."""
+    held = case(stage, fault=fault)
+    held.submit.send(signal.SIGINT)
+
+    done = held.submit.end()
+
+    assert done.code == 130, done
+    held.heal()
+    assert held.listed() == []
+    held.check_next()
+
+
+@pytest.mark.parametrize("fault", STORE_FAULTS)
+@pytest.mark.parametrize("stage", ["staging", "storing outputs", "ending"])
+def test_a_job_whose_store_fails_is_cancelled_at_once(case, stage: str, fault: str):
+    """Every node tries again when it comes, and none keeps the others."""
+    held = case(stage, fault=fault)
+
+    cancelled = held.cloud.cli("cancel", held.job)
+
+    assert cancelled.code == 0, cancelled
+    assert held.ended() == CANCELLED
+    held.check_next()
+
+
+@pytest.mark.parametrize("stage", GATES)
+def test_a_slow_store_only_takes_its_time(case, stage: str):
+    """Whatever is stored from this stage on."""
+    held = case(stage, fault="slow")
+
+    assert held.ended() == SUCCEEDED, held.submit
+    held.check_next()
+
+
+# What a full disk does at each stage: the code of the submit, and what may be said of the job.
+FULL = {
+    "packing": (3, ""),
+    "before send": (5, ""),
+    "staging": (125, "FAILED"),
+    "running": (1, "FAILED"),
+    "storing outputs": (0, "SUCCEEDED"),
+    "ending": (0, "SUCCEEDED"),
+}
+
+
+@pytest.mark.parametrize("stage", FULL)
+def test_a_disk_that_is_full_from_a_stage_on(case, small_disk: Path, stage: str):
+    """The job says what has happened to it, and the disk is as before when there is room again."""
+    held = case(stage, disk=small_disk)
+    filler = small_disk / "filler"
+    fill(filler)
+    held.go_on()
+
+    code, state = FULL[stage]
+    done = held.submit.end()
+    filler.unlink()
+
+    assert done.code == code, done
+    if held.job:
+        assert held.cloud.cli("wait", held.job).code == code
+        assert held.cloud.status(held.job)["state"] == state
+    if code:
+        assert b"no space left on device" in (done.err + done.out).lower(), done
+    held.check_next()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with little room."""
+    if os.geteuid():
+        pytest.skip("only root may mount a file system")
+    folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
+    for name in ("home", "tmp"):
+        (folder / name).mkdir(mode=0o700)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+    folder.rmdir()
+
+
+def fill(path: Path) -> None:
+    """Write until there is no room."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def _entry_of(keeper: int) -> int:
+    """Return the entry of a node: the first process of its keeper."""
+    children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+    entries = [int(child) for child in children if _is_entry(int(child))]
+    assert len(entries) == 1, entries
+    return entries[0]
+
+
+def _is_entry(process: int) -> bool:
+    words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    return any(b"jobentry" in word for word in words) and not {b"--rank", b"--script"} & set(words)

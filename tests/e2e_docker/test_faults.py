@@ -1,0 +1,217 @@
+"""The faults of tests/e2e/test_faults.py that differ in containers: nodes, engine and submitter."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import docker
+import pytest
+
+from cloudjob.backends.docker import engine as engines
+from tests.following import Followed, poll
+from tests.support.engine import EngineProxy
+
+pytestmark = pytest.mark.docker
+
+LIMIT_S = 120.0
+# Each node waits at its stage until it is let go.
+BOOT = """\
+#!/bin/sh
+if [ "$HOLD" = staging ]; then
+    touch /cache/held
+    until [ -e /cache/go ]; do sleep 0.1; done
+fi
+exec /opt/cloudjob/boot.sh "$@"
+"""
+MPIRUN = """\
+#!/bin/sh
+case "$*" in --version) exec /usr/bin/mpirun "$@" ;; esac
+if [ "$HOLD" = bring-up ]; then
+    touch /cache/held
+    until [ -e /cache/go ]; do sleep 0.1; done
+fi
+exec /usr/bin/mpirun "$@"
+"""
+SCRIPT = """\
+import os, pathlib, time
+pathlib.Path("/cache/held").touch()
+while not os.path.exists("/cache/go"):
+    time.sleep(0.05)
+print("done", flush=True)
+"""
+KILL_MPIRUN = """\
+import os, pathlib
+names = "mpirun", "orterun"
+found = [p for p in pathlib.Path("/proc").glob("[0-9]*/comm") if p.read_text().strip() in names]
+assert found
+for path in found:
+    os.kill(int(path.parent.name), 9)
+"""
+
+
+class End(NamedTuple):
+    """How a job ended, by its status and by the exit code of a command that waits for it."""
+
+    state: str
+    cause: str | None
+    code: int
+
+
+SUCCEEDED = End("SUCCEEDED", None, 0)
+LOST = End("FAILED", "platform", 137)
+STAGES = ("staging", "bring-up", "running")
+KILLED: dict[tuple[str, str], End] = {
+    **{(stage, "submitter"): SUCCEEDED for stage in STAGES},
+    **{(stage, who): LOST for stage in STAGES for who in ("head", "worker")},
+    **{(stage, "mpirun"): LOST for stage in ("bring-up", "running")},
+}
+PAUSED = [(stage, who) for stage in STAGES for who in ("head", "worker")]
+
+
+@pytest.fixture(scope="module")
+def holding(derive):
+    """An image whose nodes wait at a stage."""
+    return derive(
+        "holding",
+        "COPY boot.sh /opt/test/\nCOPY mpirun /usr/local/bin/\n"
+        'ENTRYPOINT ["/usr/bin/tini", "--", "/opt/test/boot.sh"]',
+        **{"boot.sh": BOOT, "mpirun": MPIRUN},
+    )
+
+
+class Case:
+    """A submit of two nodes that is held at a stage."""
+
+    def __init__(self, cloud, image: str, stage: str, path: Path) -> None:
+        self.cloud = cloud
+        self.stage = stage
+        cloud.script(SCRIPT)
+        cloud.image = image
+        words = ("submit", "--backend", "docker", "--nodes", "2", "--grace-s", "1")
+        with path.open("wb") as file:
+            process = cloud.start(*words, "-e", f"HOLD={stage}", "train.py", out=file)
+        self.submit = Followed(process, path)
+        self.submit.await_all(b"docker://local/", limit_s=LIMIT_S)
+        (self.job,) = {item["Labels"]["cloudjob.job"] for item in cloud.containers()}
+        held = self.nodes[:1] if stage == "bring-up" else self.nodes
+        poll(lambda: all(self._has(node, "/cache/held") for node in held), "held node", LIMIT_S)
+
+    @property
+    def nodes(self) -> list[str]:
+        """The containers by node."""
+        return [item["Id"] for item in self.cloud.containers(self.job)]
+
+    def _has(self, node: str, path: str) -> bool:
+        try:
+            self.cloud.engine.get_archive(node, path)
+        except docker.errors.NotFound:
+            return False
+        return True
+
+    def kill(self, who: str) -> None:
+        """End something as a crash does."""
+        engine = self.cloud.engine
+        if who == "submitter":
+            self.submit.end()
+        elif who == "mpirun":
+            made = engine.exec_create(self.nodes[0], ["python3", "-c", KILL_MPIRUN])
+            engine.exec_start(made["Id"])
+            assert engine.exec_inspect(made["Id"])["ExitCode"] == 0
+        else:
+            engine.kill(self.nodes[who == "worker"], "SIGKILL")
+
+    def go_on(self) -> None:
+        """Let the nodes go on that are left."""
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w") as members:
+            members.addfile(tarfile.TarInfo("go"))
+        for node in self.nodes:
+            self.cloud.engine.put_archive(node, "/cache", data.getvalue())
+
+    def ended(self) -> End:
+        """Return how the job has ended."""
+        waited = self.cloud.run("wait", self.job)
+        status = self.cloud.status(self.job)
+        assert status["state"] == "SUCCEEDED" or status["failure"]["message"], status
+        return End(status["state"], status["cause"], waited.code)
+
+
+@pytest.fixture
+def case(cloud, holding: str, tmp_path: Path) -> Iterator[Callable[[str], Case]]:
+    """Return what submits a job that is held at a stage."""
+    cases = []
+
+    def make(stage: str) -> Case:
+        cases.append(Case(cloud, holding, stage, tmp_path / "submit.log"))
+        return cases[-1]
+
+    yield make
+    for made in cases:
+        made.submit.end()
+
+
+def check_next(cloud) -> None:
+    """The next submit works; the fixture sees that nothing is left in the engine."""
+    cloud.script("print('next')")
+    done = cloud.submit("--launcher", "python")
+    assert done.code == 0, done
+
+
+@pytest.mark.parametrize(
+    ("stage", "who", "end"),
+    [pytest.param(*key, end, id="-".join(key)) for key, end in KILLED.items()],
+)
+def test_a_process_or_node_is_killed(case, stage: str, who: str, end: End):
+    """With SIGKILL: the job ends or goes on, and says so."""
+    held = case(stage)
+    held.kill(who)
+    held.go_on()
+
+    assert held.ended() == end, held.submit.path.read_text()
+    if who != "submitter":
+        assert held.submit.process.wait(LIMIT_S) == end.code
+    check_next(held.cloud)
+
+
+@pytest.mark.parametrize(("stage", "who"), PAUSED)
+def test_a_paused_node_does_not_outlive_a_cancel(case, stage: str, who: str):
+    """`docker pause`; the others still wait at their stage, too."""
+    held = case(stage)
+    held.cloud.engine.pause(held.nodes[who == "worker"])
+
+    cancelled = held.cloud.run("cancel", held.job)
+
+    assert cancelled.code == 0, cancelled
+    status = held.cloud.status(held.job)
+    assert (status["state"], status["cause"]) == ("CANCELLED", "cancelled"), status
+    assert held.submit.process.wait(LIMIT_S) != 0
+    check_next(held.cloud)
+
+
+@pytest.mark.parametrize("request_line", [b"/networks/create", b"/archive?", b"/start "])
+def test_a_submit_that_is_killed_while_it_makes_nodes(cloud, tmp_path, request_line):
+    """What it has made is a failed job's, which ends and can be removed."""
+    proxy = EngineProxy(tmp_path / "engine.sock", engines.host())
+    cloud.script("print('never')")
+    reached = proxy.hold(request_line)
+    cloud.environ["DOCKER_HOST"] = proxy.host
+    submit = cloud.start("submit", "--backend", "docker", "--nodes", "2", "train.py")
+    assert reached.wait(LIMIT_S)
+    submit.kill()
+    submit.communicate()
+    proxy.stop()
+    del cloud.environ["DOCKER_HOST"]
+
+    (listed,) = json.loads(cloud.run("list", "--json").out)
+    if request_line == b"/networks/create":
+        assert listed["state"] == "UNKNOWN", listed
+    else:
+        assert (listed["state"], listed["cause"]) == ("FAILED", "platform"), listed
+        assert cloud.run("wait", listed["job"]).code == 1
+    assert cloud.run("rm", listed["job"]).code == 0
+    check_next(cloud)

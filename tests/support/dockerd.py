@@ -1,0 +1,86 @@
+"""A container engine of a test's own, which can be restarted; nobody else notices."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+import docker
+import requests
+
+from tests.following import poll
+
+_LIMIT_S = 60.0
+
+
+class Dockerd:
+    """An engine with files, a socket and a network namespace of its own; root may start one."""
+
+    def __init__(self) -> None:
+        # The path of a socket must be short.
+        self.folder = Path(tempfile.mkdtemp(prefix="ce-", dir="/tmp"))
+        self.host = f"unix://{self.folder}/sock"
+        # The bridges of the nodes lie in this namespace, so it outlives a restart.
+        self._network = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
+        self._engine: subprocess.Popen[bytes] | None = None
+        # With its version it asks nothing before there is an engine.
+        self.client = docker.APIClient(self.host, version="1.41")
+        self.keep_containers(True)
+
+    def keep_containers(self, is_kept: bool) -> None:
+        """Let containers run on while the engine is away, or end them with it."""
+        (self.folder / "daemon.json").write_text(json.dumps({"live-restore": is_kept}))
+        if self._engine is not None:
+            self._engine.send_signal(signal.SIGHUP)
+            poll(lambda: self.client.info()["LiveRestoreEnabled"] == is_kept, "new setting")
+
+    def start(self) -> None:
+        """Start the engine, and wait until it answers."""
+        folder = self.folder
+        words = ["nsenter", f"--net=/proc/{self._network.pid}/ns/net", "dockerd"]
+        words += [f"--config-file={folder}/daemon.json", f"--host={self.host}"]
+        words += [f"--{name}={folder}/{name}" for name in ("data-root", "exec-root", "pidfile")]
+        with (folder / "log").open("ab") as log:
+            self._engine = subprocess.Popen(words, stdout=log, stderr=log)
+        poll(self._answers, "answer of the engine")
+
+    def _answers(self) -> bool:
+        assert self._engine is not None
+        assert self._engine.poll() is None, (self.folder / "log").read_text()[-2000:]
+        # The SDK leaves a socket open for each attempt that fails.
+        with socket.socket(socket.AF_UNIX) as found:
+            if found.connect_ex(self.host.removeprefix("unix://")):
+                return False
+        return bool(self.client.ping())
+
+    def stop(self) -> None:
+        """End the engine, as the service manager does."""
+        assert self._engine is not None
+        self._engine.terminate()
+        self._engine.wait(_LIMIT_S)
+
+    def close(self) -> None:
+        """Leave nothing."""
+        with contextlib.suppress(
+            docker.errors.DockerException, requests.exceptions.RequestException
+        ):
+            for item in self.client.containers(all=True):
+                self.client.remove_container(item["Id"], force=True)
+        self.client.close()
+        if self._engine is not None:
+            self.stop()
+        self._network.kill()
+        self._network.wait()
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+        places = [line.split()[1] for line in mounts]
+        for place in sorted(places, reverse=True):
+            if place.startswith(f"{self.folder}{os.sep}"):
+                subprocess.run(["umount", place], check=True)
+        shutil.rmtree(self.folder)

@@ -1,0 +1,47 @@
+"""Requests to a store that wait until a test lets them pass: they hold a job at one stage."""
+
+from __future__ import annotations
+
+import threading
+
+from tests.servers import Fault, FaultProxy, Request
+
+LIMIT_S = 120.0
+
+
+class Gate:
+    """Holds the requests that match, until it is opened."""
+
+    def __init__(self, proxy: FaultProxy, method: str, *texts: str) -> None:
+        """Hold requests with this method and one of these texts in their target."""
+        self._method = method
+        self._waiting = dict.fromkeys(texts, False)
+        self._reached = threading.Event()
+        self._opened = threading.Event()
+        self._fault: Fault | None = None
+        self._is_broken = False
+        proxy.choose = self._choose
+
+    def breaks_with(self, fault: Fault) -> None:
+        """Let this happen to the first request that matches and to all later ones; hold none."""
+        self._fault = fault
+
+    def await_all(self) -> None:
+        """Wait until a request for each of the texts is held."""
+        assert self._reached.wait(LIMIT_S), f"held so far: {self._waiting}"
+
+    def open(self) -> None:
+        """Let everything pass that waits, and whatever comes."""
+        self._opened.set()
+
+    def _choose(self, request: Request) -> Fault | None:
+        if self._is_broken:
+            return self._fault
+        text = next((text for text in self._waiting if text in request.target), None)
+        if text is None or request.method != self._method or self._opened.is_set():
+            return None
+        self._waiting[text] = True
+        self._is_broken = self._fault is not None
+        if self._is_broken or all(self._waiting.values()):
+            self._reached.set()
+        return self._fault or Fault(held=self._opened)
