@@ -194,7 +194,10 @@ class DockerBackend:
         with _kept_files(folder):
             (folder / _CANCELLED).touch()
         # Each entry tells the head and ends by itself; a signal that comes to all of them is one.
-        self._kill([item for item in found if item.is_alive], "SIGKILL" if is_urgent else "SIGTERM")
+        alive = [item for item in found if item.is_alive]
+        self._kill(alive, "SIGKILL" if is_urgent else "SIGTERM")
+        # A process that was stopped would never get it.
+        self._kill(alive, "SIGCONT")
 
     def remove(self, handle: str) -> None:
         """Leave nothing of the job here and in the engine."""

@@ -30,6 +30,8 @@ LEAVE_S = 5.0
 # How long a head may take to end, outputs and all, when a worker has ended badly. It notices by
 # itself, but for a worker that was gone before it had ever answered.
 LOST_S = 60.0
+# How long the nodes of a cancelled job may take after the grace, to store outputs and to leave.
+OVERDUE_S = 15.0
 # How long a controller tries to write how the job has ended.
 _WRITE_S = 60.0
 # What a node may add to the length of the state: its times, its process and its exit code.
@@ -81,6 +83,8 @@ class Controller:
     is_cancelled: bool = False
     started_at: float = field(default_factory=time.time)
     _has_asked_head: bool = False
+    # When a job that was cancelled is ended, whatever hangs.
+    _overdue_at: float = float("inf")
     _message: str = ""
     _signals: list[int] = field(default_factory=list)
     _file: StateFile | None = None
@@ -159,6 +163,9 @@ class Controller:
         """Wait until every node has ended; return the head's exit code."""
         deadline: float | None = None
         while any(node.is_running for node in self.nodes):
+            if self._overdue_at < time.monotonic():
+                self._overdue_at = float("inf")
+                deadline = time.monotonic()
             wait = LEAVE_S if deadline is None else max(0.0, deadline - time.monotonic())
             for _ in selector.select(wait):
                 os.read(wake, 4096)
@@ -220,6 +227,7 @@ class Controller:
             if number in (signal.SIGTERM, signal.SIGINT) and not self.is_cancelled:
                 # Once: the entry takes a second one for impatience.
                 self.is_cancelled = True
+                self._overdue_at = time.monotonic() + self.grace_s + OVERDUE_S
                 self._forward(signal.SIGTERM)
             elif number == signal.SIGUSR1:
                 self.is_cancelled = True
@@ -230,6 +238,8 @@ class Controller:
             if node.is_running:
                 with contextlib.suppress(OSError):
                     os.kill(node.process, number)
+                    # One that was stopped would never get it.
+                    os.kill(node.process, signal.SIGCONT)
 
     def _reap(self) -> bool:
         """Take in the nodes that have ended, and end what a killed one left behind."""

@@ -176,6 +176,8 @@ class Keeper:
             elif number != signal.SIGCHLD and self._entry:
                 with contextlib.suppress(OSError):
                     os.kill(self._entry, number)
+                    # One that was stopped would never get it.
+                    os.kill(self._entry, signal.SIGCONT)
         self._reap()
 
     # -- remote shell -------------------------------------------------------------------------
