@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -184,6 +184,14 @@ def store_of(backend: Backend[Any]) -> tuple[str, Mapping[str, str]]:
 def checks_of(backend: Backend[Any], spec: JobSpec | None, store: str) -> list[Check]:
     """Return what ``Checker.checks`` does, and nothing for a platform that has none."""
     return backend.checks(spec, store) if isinstance(backend, Checker) else []
+
+
+@runtime_checkable
+class Lister(Protocol):
+    """A platform that can be asked for all its jobs at once."""
+
+    def known(self, handles: Sequence[str]) -> set[str]:
+        """Return those of the handles whose job has a status; one question for all of them."""
 
 
 @runtime_checkable

@@ -66,9 +66,8 @@ def _wait(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from cloudjob import job as jobs
 
-    statuses = [status for _, status in jobs.find_all(state_home(), filter_of(options))]
-    if options.limit is not None:
-        statuses = statuses[: options.limit]
+    found = jobs.find_all(state_home(), filter_of(options), limit=options.limit)
+    statuses = [status for _, status in found]
     if options.json:
         print_json([status_json(status) for status in statuses])
         return 0

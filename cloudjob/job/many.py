@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Callable, Container, Mapping
+from concurrent.futures import Future
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from cloudjob import layers
-from cloudjob.backends.base import Backend
-from cloudjob.errors import CloudJobError, JobNotFound
+from cloudjob.backends.base import Backend, Lister
+from cloudjob.errors import CloudJobError, JobNotFound, Unreachable
 from cloudjob.home import records_path, store_uri
 from cloudjob.job import leftovers
 from cloudjob.job.one import GONE, Job, attach, backend_of
@@ -20,8 +24,9 @@ from cloudjob.status import JobStatus
 from cloudjob.store import open_store
 
 _DAY_S = 24 * 3600.0
-# How many platforms are asked at once in a list.
+# How many jobs are asked for at once in a list, and for how long.
 _AT_ONCE = 8
+_LIST_S = 20.0
 
 
 class Filter(NamedTuple):
@@ -47,10 +52,18 @@ class Filter(NamedTuple):
         )
 
 
-def find_all(home: Path, which: Filter = Filter()) -> list[tuple[Job, JobStatus]]:  # noqa: B008
-    """Return the jobs that were submitted from here and pass, newest first, and where they stand.
+def find_all(
+    home: Path,
+    which: Filter = Filter(),  # noqa: B008 (a value)
+    *,
+    limit: int | None = None,
+) -> list[tuple[Job, JobStatus]]:
+    """Return the jobs submitted from here that match, newest first, and their status.
 
-    A platform that cannot be asked makes its jobs UNKNOWN, and not the list fail.
+    Jobs are UNKNOWN whose platform cannot be asked, or has not answered in time.
+
+    Args:
+        limit: Return only the newest.
     """
     leftovers.sweep(home)
     with Records(records_path(home)) as db:
@@ -60,18 +73,18 @@ def find_all(home: Path, which: Filter = Filter()) -> list[tuple[Job, JobStatus]
     left_out = {record.job for record in ended}
     backends: dict[str, Backend[Any]] = {}
     jobs = []
-    for record in records:
+    # With states a job that is left out makes room for an older one.
+    for record in records if which.states else records[:limit]:
         if record.job not in left_out:
             if record.backend not in backends:
                 backends[record.backend] = backend_of(record.backend, home)
             jobs.append(Job(record, backends[record.backend], home))
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = list(zip(jobs, pool.map(_status_or_unknown, jobs), strict=True))
-    return [
+    found = [
         (job, status)
-        for job, status in found
+        for job, status in zip(jobs, _Question(jobs, backends).answers(), strict=True)
         if not which.states or status.state.value in which.states
     ]
+    return found[:limit]
 
 
 def _is_out(record: JobRecord, states: tuple[str, ...]) -> bool:
@@ -79,11 +92,94 @@ def _is_out(record: JobRecord, states: tuple[str, ...]) -> bool:
     return bool(record.final_json) and record.state not in states
 
 
-def _status_or_unknown(job: Job) -> JobStatus:
-    try:
-        return job.status()
-    except CloudJobError as error:
-        return job.unknown(error.message)
+class _Question:
+    """Asks for the status of many jobs at once, within a time limit.
+
+    A platform that can name all its jobs is asked for that first, so that the jobs it does not have
+    cost nothing; one that does not answer is not asked again.
+    """
+
+    def __init__(self, jobs: list[Job], backends: Mapping[str, Backend[Any]]) -> None:
+        self._jobs = jobs
+        self._backends = backends
+        self._silent: dict[str, str] = {}
+        self._listed: dict[str, Future[set[str]]] = {}
+        self._next = iter(range(len(jobs)))
+        self._found: dict[int, Callable[[], JobStatus]] = {}
+        self._changed = threading.Condition()
+
+    def answers(self) -> list[JobStatus]:
+        """Return the status of each job, in their order."""
+        deadline_s = time.monotonic() + _LIST_S
+        # They end with the process, whatever a platform does.
+        for _ in range(min(_AT_ONCE, len(self._jobs))):
+            threading.Thread(target=self._work, daemon=True).start()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: len(self._found) == len(self._jobs), deadline_s - time.monotonic()
+            )
+            found = dict(self._found)
+        late = f"no answer within {_LIST_S:g} s"
+        return [found[n]() if n in found else job.unknown(late) for n, job in enumerate(self._jobs)]
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                index = next(self._next, None)
+            if index is None:
+                return
+            answer = self._answer(self._jobs[index])
+            with self._changed:
+                self._found[index] = answer
+                self._changed.notify_all()
+
+    def _answer(self, job: Job) -> Callable[[], JobStatus]:
+        """Return what gives the status of a job, or raises what nobody has foreseen."""
+        try:
+            status = self._status(job)
+        except Exception as error:  # noqa: BLE001 (raised in the caller's thread)
+            return partial(_raise, error)
+        return lambda: status
+
+    def _status(self, job: Job) -> JobStatus:
+        platform = job.handle.rpartition("/")[0]
+        if platform in self._silent:
+            return job.unknown(self._silent[platform])
+        try:
+            if job.is_kept or job.handle in self._known(job.backend_name):
+                return job.status()
+            return job.absent()
+        except CloudJobError as error:
+            if isinstance(error, Unreachable):
+                self._silent[platform] = error.message
+            return job.unknown(error.message)
+
+    def _known(self, name: str) -> Container[str]:
+        """Return the handles of a platform's jobs; all that there are where it cannot list them."""
+        backend = self._backends[name]
+        if not isinstance(backend, Lister):
+            return _Everything()
+        with self._changed:
+            is_first = name not in self._listed
+            future = self._listed.setdefault(name, Future())
+        if is_first:
+            try:
+                handles = [job.handle for job in self._jobs if job.backend_name == name]
+                future.set_result(backend.known([handle for handle in handles if handle]))
+            except CloudJobError as error:
+                future.set_exception(error)
+        return future.result()
+
+
+class _Everything:
+    """A collection of all handles."""
+
+    def __contains__(self, _handle: object) -> bool:
+        return True
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def differences(first: Job, second: Job) -> list[tuple[str, Any, Any]]:

@@ -115,6 +115,16 @@ class Job:
         return self._record.handle
 
     @property
+    def backend_name(self) -> str:
+        """The name of its backend."""
+        return self._record.backend
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its end is in the records, so that its status needs no platform."""
+        return bool(self._record.final_json)
+
+    @property
     def code_digest(self) -> str:
         """The digest of its package."""
         return self._record.code_digest
@@ -328,6 +338,10 @@ class Job:
         status = self._as_status(native)
         return self._with_record(status, native) if status.state.is_final else status
 
+    def absent(self) -> JobStatus:
+        """Return the status of a job that its platform does not know."""
+        return self._as_status(self._absent(is_being_sent=self._is_being_sent()))
+
     def unknown(self, why: str) -> JobStatus:
         """Return the status of a job whose platform cannot be asked."""
         return self._as_status(NativeStatus(JobState.UNKNOWN, why))
@@ -360,6 +374,9 @@ class Job:
         with contextlib.suppress(JobNotFound):
             if self.handle:
                 return self._backend.status(self.handle)
+        return self._absent(is_being_sent=is_being_sent)
+
+    def _absent(self, *, is_being_sent: bool) -> NativeStatus:
         if is_being_sent:
             return NativeStatus(JobState.PENDING, "being submitted")
         was_sent = self.handle and self._record.state != SUBMITTING

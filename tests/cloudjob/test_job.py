@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -13,9 +15,9 @@ import pytest
 
 from cloudjob.backends.base import NativeStatus
 from cloudjob.cli.follow import exit_code
-from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import records_path
-from cloudjob.job import Filter, Job, find_all, one
+from cloudjob.job import Filter, Job, find_all, many, one
 from cloudjob.job.one import GONE
 from cloudjob.records import JobRecord, Records
 from cloudjob.status import JobState
@@ -242,3 +244,108 @@ def test_a_job_of_an_unknown_backend_is_listed_and_removed(tmp_path: Path):
     assert job.outputs(is_own=True) == []
     job.remove()
     assert find_all(tmp_path) == []
+
+
+# ---- many jobs
+
+
+class Counting:
+    """A platform that counts how often it is asked."""
+
+    poll_s = 0.01
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def status(self, handle: str) -> NativeStatus:
+        self.asked.append(handle)
+        return NativeStatus(JobState.RUNNING, "Running")
+
+
+class Listing(Counting):
+    """One that can name all its jobs."""
+
+    def known(self, handles: Sequence[str]) -> set[str]:
+        self.asked.append("list")
+        return {handle for handle in handles if handle.endswith("7")}
+
+
+class Silent(Counting):
+    """One that does not answer."""
+
+    def status(self, handle: str) -> NativeStatus:
+        self.asked.append(handle)
+        raise Unreachable("asking: it does not answer")
+
+
+class Stuck(Counting):
+    """One that keeps everybody waiting."""
+
+    def __init__(self, ready: threading.Event) -> None:
+        super().__init__()
+        self._ready = ready
+
+    def status(self, handle: str) -> NativeStatus:
+        self._ready.wait()
+        return super().status(handle)
+
+
+@pytest.fixture
+def hundred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
+    """Return what keeps a hundred jobs of a platform."""
+
+    def keep(platform: Any) -> Any:
+        for number in range(100):
+            record_of(tmp_path, job=f"train-{number}", handle=f"modelarts://h/train-{number}")
+        monkeypatch.setattr(many, "backend_of", lambda _name, _home: platform)
+        return platform
+
+    return keep
+
+
+def test_a_platform_that_can_list_its_jobs_is_asked_once_for_those_that_it_has_not(
+    hundred: Callable[[Any], Any], tmp_path: Path
+):
+    platform = hundred(Listing())
+
+    found = find_all(tmp_path)
+
+    assert platform.asked.count("list") == 1
+    assert len(platform.asked) == 11
+    running = [job.id for job, status in found if status.state is JobState.RUNNING]
+    assert len(found) == 100
+    assert len(running) == 10
+    assert {status.native_state for _, status in found} == {"Running", GONE[1]}
+
+
+def test_a_platform_that_does_not_answer_is_not_asked_for_each_job(
+    hundred: Callable[[Any], Any], tmp_path: Path
+):
+    platform = hundred(Silent())
+
+    found = find_all(tmp_path)
+
+    assert len(platform.asked) <= 8
+    assert {status.native_state for _, status in found} == {"asking: it does not answer"}
+
+
+def test_a_list_has_a_time_limit(
+    hundred: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(many, "_LIST_S", 0.2)
+    ready = threading.Event()
+    hundred(Stuck(ready))
+    try:
+        found = find_all(tmp_path)
+    finally:
+        ready.set()
+
+    assert {status.native_state for _, status in found} == {"no answer within 0.2 s"}
+
+
+def test_a_list_of_the_newest_asks_for_no_others(hundred: Callable[[Any], Any], tmp_path: Path):
+    platform = hundred(Counting())
+
+    assert len(find_all(tmp_path, limit=3)) == 3
+    assert len(platform.asked) == 3
+    assert len(find_all(tmp_path, Filter(states=("RUNNING",)), limit=3)) == 3

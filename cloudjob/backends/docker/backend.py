@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -204,6 +204,14 @@ class DockerBackend:
         job = _job(handle)
         self._remove(job)
         shutil.rmtree(self._home / job, ignore_errors=True)
+
+    def known(self, handles: Sequence[str]) -> set[str]:
+        """Return those of the handles whose job has a status; one question for all of them."""
+        with engine.translated("looking for the containers of all jobs"):
+            found = self._client.containers(all=True, filters={"label": JOB_LABEL})
+        there = {_SCHEME + item["Labels"][JOB_LABEL] for item in found}
+        there |= {_SCHEME + path.parent.name for path in self._home.glob(f"*/{_STATE}")}
+        return there.intersection(handles)
 
     def sweep(self, known: Collection[str]) -> list[str]:
         """Remove what was left in the engine by jobs of ours that are not ``known``; name them."""
