@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cloudjob import mindspore
-from cloudjob.spec import MASK, JobSpec, section
+from cloudjob.spec import MASK, NETWORK, JobSpec, section
 from jobentry.contract import env, names
 from jobentry.contract.env import MindSpore, NodeEnv, OpenMpi
 from jobentry.contract.launchers import LAUNCHERS
@@ -89,6 +89,7 @@ def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeE
         grace_s=spec.grace_s,
         timeout_s=spec.timeout_min * 60,
         start_timeout_s=spec.start_timeout_min * 60,
+        stall_s=_minutes(section(spec, NETWORK)["stall_min"]) * 60,
         min_nodes=_min_nodes(spec),
         open_mpi=_open_mpi(spec),
         mindspore=_mindspore(spec),
@@ -163,6 +164,11 @@ def show(submission: Submission) -> dict[str, Any]:
         "grace_s": spec.grace_s,
         "code": {"uri": submission.code.uri, "digest": submission.code.digest},
     }
+
+
+def _minutes(value: object) -> float:
+    assert isinstance(value, (int, float))
+    return float(value)
 
 
 def _min_nodes(spec: JobSpec) -> int:

@@ -9,6 +9,7 @@ from cloudjob.spec import (
     FIELDS,
     FRAMEWORK_SECTIONS,
     NAME_RULE,
+    NETWORK,
     RESERVED_PREFIXES,
     SECTIONS,
     STORE_SECTIONS,
@@ -38,6 +39,8 @@ def json_schema() -> dict[str, Any]:
 
 
 def _owner(section_name: str) -> str:
+    if section_name == NETWORK:
+        return "the network between the nodes"
     if section_name in FRAMEWORK_SECTIONS:
         return "scripts for MindSpore"
     is_store = section_name in STORE_SECTIONS

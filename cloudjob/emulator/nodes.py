@@ -197,9 +197,10 @@ class ProcessMachines:
             "TMPDIR": f"{run_dir}/{index}",
             **own.devices,
             **backend.open_mpi_of_one_machine(is_isolated=is_isolated),
-            # A real sshd on every node of one machine would need a port for each.
             "CLOUDJOB_NODE_DIR": f"{run_dir}/{index}/node",
-            "CLOUDJOB_REMOTE_SHELL": f"{run_dir}/remote-shell",
+            # One port on every node of one machine would be one for all jobs.
+            "CLOUDJOB_CONTROL_DIR": run_dir,
+            "CLOUDJOB_SSH_KEY": f"{run_dir}/{backend.KEY}",
             **plan.environment(row, index, address, machine, self._settings, self._account),
         }
         if own.library_path:

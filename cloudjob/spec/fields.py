@@ -152,6 +152,8 @@ _SOURCE_LIMIT = Field(
     help="The largest source folder that is packed for this backend, in megabytes; 0 is what "
          "source_limit_mb says.")
 
+NETWORK = "network"
+
 SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
     "process": (
         Field(name="python", kind="str", metavar="PATH",
@@ -366,12 +368,19 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
               help="The devices of each node for a rank table, where the platform gives none: a "
                    "line like 10.0.0.1 0=192.168.1.1 1=192.168.2.1 for each node."),
     ),
+    NETWORK: (
+        Field(name="stall_min", kind="float", default=env.DEFAULT_STALL_S / 60, metavar="T",
+              least=0.25, most=_DAY_S / 60,
+              help="Minutes for which the network between the nodes may stall, or a node be "
+                   "frozen, before the job is ended."),
+    ),
     "s3": _STORE_FIELDS,
     "obs": _STORE_FIELDS,
 })
 # fmt: on
 
-# Sections that are not a backend's: those of the stores of these schemes, and of a framework.
+# Sections that are not a backend's, beside the network's: those of the stores of these schemes, and
+# of a framework.
 STORE_SECTIONS = ("s3", "obs")
 FRAMEWORK_SECTIONS = ("mindspore",)
 

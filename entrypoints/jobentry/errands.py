@@ -16,15 +16,17 @@ import socket
 import subprocess
 from typing import Callable, Mapping
 
-from jobentry import peers
 from jobentry.contract import names
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import agent
+from jobentry.messages import Lines
+from jobentry.peers import Peer
 from jobentry.supervise import NodeLoop
 
 # What ssh ends with when it has not run the command.
 _NOT_RUN = 255
 _SHELL = "/bin/sh"
+_SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh", "csh", "tcsh")
 
 
 class Desk:
@@ -33,10 +35,10 @@ class Desk:
     Before ``open`` it only takes in what they ask for: mpirun starts while workers still come up.
     """
 
-    def __init__(self, where: NodePaths, loop: NodeLoop, workers: list[peers.Peer]) -> None:
+    def __init__(self, where: NodePaths, loop: NodeLoop, workers: list[Peer]) -> None:
         self._where = where
         self._workers = {name: peer for peer in workers for name in _names(peer.host)}
-        self._lines = peers.Lines()
+        self._lines = Lines()
         self._waiting: list[int] | None = []
         # Read and write: so it never ends when an agent closes it.
         self._asks = os.open(where.asks, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -77,7 +79,7 @@ class Desk:
         else:
             worker.tell("run", number=number, command=command)
 
-    def _find(self, host: str) -> peers.Peer | None:
+    def _find(self, host: str) -> Peer | None:
         """Return the worker that a host file calls ``host``; the platform's or the user's own may.
 
         It may say more of a name than the job does (the MPI operator's), or name an address.
@@ -118,10 +120,9 @@ class Errands:
         self._loop = loop
         self._tell = tell
         self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._text: dict[int, peers.Lines] = {}
-        user = pwd.getpwuid(os.geteuid())
-        # The shell that sshd would take: mpirun speaks the user's own.
-        self._shell = user.pw_shell or _SHELL
+        self._text: dict[int, Lines] = {}
+        user = _user()
+        self._shell = user.pw_shell
         self._env = session_environment(os.environ, user, where.node_dir)
 
     def run(self, number: int, command: str) -> None:
@@ -143,7 +144,7 @@ class Errands:
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         self._running[number] = process
-        self._text[number] = peers.Lines()
+        self._text[number] = Lines()
         self._loop.own.add(process.pid)
         hear = lambda: self._hear(number)  # noqa: E731 (as the loop takes it)
         self._loop.selector.register(process.stdout, selectors.EVENT_READ, hear)
@@ -188,6 +189,18 @@ class Errands:
         return [line.decode("utf-8", "replace") for line in self._text[number].feed(data)]
 
 
+def _user() -> pwd.struct_passwd:
+    """Return who we are, with a shell that runs commands."""
+    try:
+        user = pwd.getpwuid(os.geteuid())
+    except KeyError:
+        name, home = "%d" % os.geteuid(), os.environ.get("HOME", "/")
+        user = pwd.struct_passwd((name, "x", os.geteuid(), os.getegid(), "", home, _SHELL))
+    # mpirun writes its commands for the user's own shell; one that runs none is no shell (nologin).
+    is_shell = os.path.basename(user.pw_shell) in _SHELLS and os.access(user.pw_shell, os.X_OK)
+    return user if is_shell else pwd.struct_passwd((*user[:6], _SHELL))
+
+
 def session_environment(
     environ: Mapping[str, str], user: pwd.struct_passwd, node_dir: str
 ) -> dict[str, str]:
@@ -195,7 +208,7 @@ def session_environment(
 
     With its TMPDIR a daemon of mpirun leaves nothing behind, as the folder goes with the job.
     """
-    session = {"USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell or _SHELL}
+    session = {"USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
     session["HOME"] = environ.get("HOME") or user.pw_dir
     for name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR"):
         if name in environ:

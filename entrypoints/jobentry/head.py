@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from jobentry import peers, start
+from jobentry import start
 from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
+from jobentry.messages import Message
 from jobentry.output import say
+from jobentry.peers import Peer
 from jobentry.plan import LaunchPlan
 from jobentry.ranks import End
 from jobentry.starters import Starters
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from jobentry.members import Members
     from jobentry.outputs import Outputs
     from jobentry.table import Row
-    from jobentry.wire import Wires
 
 # How long a reason may still be on its way when mpirun has ended badly without one.
 REASON_S = 1.0
@@ -57,11 +58,18 @@ _LATE_RANK = (
 )
 
 
+class WorkersAt(NamedTuple):
+    """How workers are reached: the private key of the job, and the port on which they listen."""
+
+    key: bytes
+    port: int
+
+
 class Head:
     """The head: it brings the workers up, has the ranks started, and finds how the job ended.
 
     Args:
-        wires: The lines to the workers, where they are no remote shells.
+        at: How the workers are reached.
         facts: What the workers must have in common with it.
         own: The children of this process that somebody else waits for.
     """
@@ -72,7 +80,7 @@ class Head:
         paths: NodePaths,
         plan: LaunchPlan,
         facts: dict[str, Any],
-        wires: Wires | None,
+        at: WorkersAt,
         own: tuple[int, ...] = (),
     ) -> None:
         self._node = node
@@ -83,8 +91,8 @@ class Head:
         self._loop.on_end = self._rank_ended
         self._loop.on_start = lambda rank: self._rank_started(rank, 0)
         self._loop.on_signal = self._signalled
-        self._wires = wires
-        self._workers = Workers(node, paths, self._loop, facts, self._hear_worker, self._lost)
+        self._at = at
+        self._workers = Workers(node, self._loop, facts, self._hear_worker, self._lost)
         self._desk = _desk(plan, paths, self._loop, self._workers)
         self._waiting = paths.waiting
         # Our children before mpirun, and why it could not be started early.
@@ -140,7 +148,11 @@ class Head:
             self.phases.append((0, "run", begun, time.time()))
             return outcome
         finally:
-            self._loop.close(keep=tuple(self._workers.processes))
+            self._loop.close()
+
+    def aside(self, work: Callable[[], str]) -> str:
+        """Run ``work`` while the head goes on to hear its workers, and return what it returned."""
+        return self._loop.run_aside(work)
 
     def end(self, outcome: Outcome) -> Outcome:
         """Tell every worker how the job ended, wait until each has left; return how it ended now.
@@ -176,7 +188,7 @@ class Head:
         """
         self._loop.at("patience", patience_s, lambda: None)
         try:
-            self._workers.open(self._wires)
+            self._workers.open(self._at.key, self._at.port)
             while self._workers.absent and self._loop.is_planned("patience"):
                 self._loop.step()
                 if self._has_reason():
@@ -184,10 +196,8 @@ class Head:
             self._workers.end(
                 exits.ENTRY_FAILED, is_over=False, patience_s=CLEAN_UP_S, reason=reason
             )
-        except peers.PeerError as error:
-            say(str(error))
         finally:
-            self._loop.close(keep=tuple(self._workers.processes))
+            self._loop.close()
 
     # -- workers ------------------------------------------------------------------------------
 
@@ -195,15 +205,13 @@ class Head:
         """Wait until every worker is there; return what stops the job, if anything does."""
         self._loop.at("start", self._node.start_timeout_s, self._workers_are_late)
         try:
-            self._workers.open(self._wires)
+            self._workers.open(self._at.key, self._at.port)
             self._start_early()
             self._gather()
             while self._workers.absent and not self._has_begun:
                 self._loop.step()
                 if self._has_reason():
                     return self._outcome()
-        except peers.PeerError as error:
-            return Outcome(exits.ENTRY_FAILED, "entry", Failure(message=str(error)))
         finally:
             self._has_begun = True
             self._workers.stop_looking(for_good=self._members is None)
@@ -219,7 +227,7 @@ class Head:
         failure = Failure(row.node, row.host, message=text, exit_code=exits.ENTRY_FAILED)
         return Outcome(exits.ENTRY_FAILED, "entry", failure)
 
-    def _hear_worker(self, peer: peers.Peer, message: peers.Message) -> None:
+    def _hear_worker(self, peer: Peer, message: Message) -> None:
         word, values = message
         if word == "start":
             self._rank_started(values["rank"], peer.index)
@@ -238,7 +246,7 @@ class Head:
         else:
             self._hear_of_programs(peer, word, values)
 
-    def _hear_of_programs(self, peer: peers.Peer, word: str, values: dict[str, Any]) -> None:
+    def _hear_of_programs(self, peer: Peer, word: str, values: dict[str, Any]) -> None:
         if word == "over":
             self._ended_away(peer.index, Starter(**values))
         elif word == "ran" and self._desk is not None:
@@ -246,9 +254,8 @@ class Head:
         elif word == "served-no-more":
             self._served_no_more(Starter(**values), peer.index)
 
-    def _lost(self, peer: peers.Peer) -> None:
-        line = "remote shell" if self._wires is None else "connection"
-        message = "node %d (%s) is gone: its %s ended" % (peer.index, peer.host, line)
+    def _lost(self, peer: Peer) -> None:
+        message = "node %d (%s) is gone: %s" % (peer.index, peer.host, peer.reason)
         say(message)
         self._away.discard(peer.index)
         code = exits.code_of_signal(signal.SIGKILL)
@@ -338,7 +345,7 @@ class Head:
         The desk holds back what it wants of them, and a file each rank that begins here all the
         same, until every worker is there and fits.
         """
-        if self._desk is None:
+        if self._desk is None or self._members is not None:
             return
         self._before = children()
         with open(self._waiting, "wb"):
@@ -353,14 +360,14 @@ class Head:
 
     def _begin_early(self) -> Outcome | None:
         """Let what was started early go on; return what stops the job, if anything does."""
-        assert self._desk is not None
         self._await_ranks()
         os.unlink(self._waiting)
-        self._desk.open()
         return self._faulty(self._early)
 
     def _run_ranks(self) -> Outcome:
         if self._desk is not None:
+            self._desk.open()
+        if os.path.exists(self._waiting):
             refusal = self._begin_early()
         else:
             self._before = children()
@@ -463,8 +470,8 @@ class Head:
 
     def _has_cleaned_up(self) -> bool:
         """Take away what a hung mpirun has left on all nodes; return whether it may start again."""
-        # Also what has left mpirun's process group: its daemon here, and its remote shells.
-        sweep({*self._before, *self._workers.processes})
+        # Also what has left mpirun's process group: its daemon here, and its agents.
+        sweep(self._before)
         self._dirty = {peer.index for peer in self._workers.peers}
         self._workers.tell("clean-up")
         deadline = time.monotonic() + CLEAN_UP_S
@@ -620,14 +627,14 @@ class Head:
         return Starter(starters.name, starters.code, starters.lines)
 
 
-def _unconfirmed(peer: peers.Peer, waited_s: float) -> str:
+def _unconfirmed(peer: Peer, waited_s: float) -> str:
     if peer.is_gone:
         return "ended before it confirmed that its outputs are stored"
     return f"did not confirm in {waited_s:g} s that its outputs are stored"
 
 
 def _desk(plan: LaunchPlan, paths: NodePaths, loop: NodeLoop, workers: Workers) -> Desk | None:
-    """Return what runs mpirun's commands on the workers; None where it has ssh for that."""
+    """Return what runs the launcher's commands on the workers; None where it has none."""
     if not any(file.path == paths.agent for file in plan.files):
         return None
     from jobentry.errands import Desk

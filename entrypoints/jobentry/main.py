@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence, cast
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
 from jobentry import hidden, plan
 from jobentry.contract import env, exits, names, paths, variables
@@ -26,11 +26,13 @@ from jobentry.prepare import (
     check_sshd,
     choose_interfaces,
     code_folder,
+    control_port,
     empty,
     leave_environment,
+    listen,
     make_node_dir,
     node_environment,
-    open_line,
+    read_key,
     remove,
     spare_tune_file,
     stage,
@@ -50,7 +52,7 @@ from jobentry.tools import (
 if TYPE_CHECKING:
     from jobentry.outputs import Outputs
     from jobentry.verdict import Outcome
-    from jobentry.wire import Listener, Wires
+    from jobentry.worker import Entrance
 
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
 
@@ -74,7 +76,7 @@ class _Means(NamedTuple):
         version: mpirun, asked for its version.
         module: The interpreter of the script, asked for what the launcher needs of it.
         server: Its sshd, where the job needs one.
-        line: Its end of the line between head and workers, where that is no remote shell.
+        entrance: Where a worker waits for its head; None on the head.
         outputs: What keeps its outputs, where the job has any.
     """
 
@@ -82,24 +84,18 @@ class _Means(NamedTuple):
     version: subprocess.Popen[bytes] | None
     module: subprocess.Popen[bytes] | None
     server: subprocess.Popen[bytes] | None
-    line: Wires | Listener | None
+    entrance: Entrance | None
     outputs: Outputs | None
-
-    @property
-    def server_ids(self) -> tuple[int, ...]:
-        """The process id of its sshd, if it has one."""
-        return (self.server.pid,) if self.server else ()
-
-    @property
-    def wires(self) -> Wires | None:
-        """The lines to the workers; None where they are remote shells."""
-        return cast("Wires | None", self.line)
 
     @property
     def child_ids(self) -> tuple[int, ...]:
         """The process ids of what runs beside the ranks."""
-        asked = (self.version, self.module)
-        return (*(process.pid for process in asked if process), *self.server_ids)
+        return tuple(process.pid for process in self.children)
+
+    @property
+    def children(self) -> list[subprocess.Popen[bytes]]:
+        """What runs beside the ranks."""
+        return [process for process in (self.version, self.module, self.server) if process]
 
 
 class _End(NamedTuple):
@@ -270,23 +266,23 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
     if not launcher.takes_command:
         check_script(folder, options.words[0])
     make_node_dir(where)
-    # First, as the head waits for the sshd of each node.
-    server = start_sshd(node, where, launcher)
-    line = open_line(node, where, launcher)
+    # First, as the head waits for each node.
+    entrance = listen(node, where)
+    server = start_sshd(node, where)
     try:
         environment = node_environment(node, where, folder)
         environment.update(choose_interfaces(node, environment))
         leave_environment(where, environment)
         module = start_module(node, environment, options.words[0])
-        means = _Means(environment, version, module, server, line, kept)
+        means = _Means(environment, version, module, server, entrance, kept)
         if kept is not None:
             kept.start()
         if node.is_head:
             return _lead(node, where, means, options, (started_at, time.time()))
         return _serve(node, where, means, options)
     finally:
-        if line is not None:
-            line.close()
+        if entrance is not None:
+            entrance.server.close()
         if server is not None:
             check_sshd(server, where)
             server.terminate()
@@ -303,6 +299,8 @@ def _serve(
     """Do a worker's part; its sshd stays until it has left."""
     from jobentry.worker import Worker
 
+    assert means.entrance is not None
+
     # What mpirun is on this node the head learns from the facts.
     tools = find_tools(node, means.environment, None, needs_mpi=False)
     made = plan.make(node, means.environment, where, tools, options.words)
@@ -312,7 +310,7 @@ def _serve(
         where,
         made,
         lambda: facts_of(node, tools, means.version, means.module),
-        keep=means.server_ids,
+        means.entrance,
         own=means.child_ids,
     )
     if means.outputs is not None:
@@ -321,7 +319,7 @@ def _serve(
     for path in written:
         remove(path)
     failed_at = worker.failed_at if code else None
-    worker.leave(_upload(node, means.outputs, worker.stopped_at, failed_at))
+    worker.leave(worker.aside(lambda: _upload(node, means.outputs, worker.stopped_at, failed_at)))
     return _End(code, worker.is_over)
 
 
@@ -333,24 +331,25 @@ def _lead(
     begun: tuple[float, float],
 ) -> _End:
     """Do the head's part: run the job, and leave its record."""
-    from jobentry.head import Head
+    from jobentry.head import Head, WorkersAt
 
+    at = WorkersAt(read_key(node), control_port(node, where))
     try:
         made, facts, written = _ready(node, where, means, options)
     except (EntryError, ArgsError, OSError) as error:
         # Bad variables every node refuses by itself.
         patience_s = 5.0 if isinstance(error, ArgsError) else CALL_OFF_S
-        head = Head(node, where, plan.nothing(where.code), {}, means.wires, means.child_ids)
+        head = Head(node, where, plan.nothing(where.code), {}, at, means.child_ids)
         head.call_off(str(error), patience_s)
         raise
-    head = Head(node, where, made, facts, means.wires, means.child_ids)
+    head = Head(node, where, made, facts, at, means.child_ids)
     if means.outputs is not None:
         head.attach(means.outputs)
     outcome = head.run()
     for path in written:
         remove(path)
     failed_at = head.failed_at if outcome.exit_code else None
-    problem = _upload(node, means.outputs, head.stopped_at, failed_at)
+    problem = head.aside(lambda: _upload(node, means.outputs, head.stopped_at, failed_at))
     outcome = head.end(_with_outputs(outcome, node, problem))
     if node.nodes > 1 and means.outputs is not None:
         outcome = _with_outputs(outcome, node, means.outputs.clashes())

@@ -1,96 +1,52 @@
-"""The line between the head and its workers: one each, open for the whole job.
+"""A worker, as the head sees it: found, connected, lost sight of, found again, or dead.
 
-Over it the head says how the job goes on, and each side notices when the other is gone. One message
-is one line of JSON. It is a remote shell where the launcher needs that anyway, with nothing on the
-far side but ``sh`` and ``cat``: two FIFOs, made by the worker's entry, join the session to the
-entry. Else it is a connection of our own (``wire``), which ends at the same FIFOs.
+A connection that has ended says little: the node may be dead, or the network broken. So the head
+connects again at once. Where nothing listens any more, or another process does, the worker's entry
+has ended. Where nothing answers, the node is silent, and is waited for (``CLOUDJOB_STALL_S``).
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Callable
 
+from jobentry import control, dial
 from jobentry.contract.env import NodeEnv
-from jobentry.launchers.common import remote_shell
+from jobentry.control import Link
+from jobentry.dial import Answer, Caller, Dial, Resolver, Step
+from jobentry.listener import announced
+from jobentry.messages import Message
+from jobentry.supervise import NodeLoop
 
-if TYPE_CHECKING:
-    from jobentry.wire import Session, Wires
-
-# The session ends when the worker's entry closes its FIFO; the entry sees the end of the head's
-# when the first cat, which reads the session's input, is gone. ``<&3``, because a shell gives a
-# command in the background an empty input. ``4<`` comes first, and ``1<>`` does not wait for a
-# reader: else a session whose entry is killed just then would wait for it for ever.
-_JOIN = (
-    'd="${CLOUDJOB_NODE_DIR:-$HOME/.cloudjob/%s}"; '
-    'until [ -p "$d/from-head" ]; do sleep 0.05; done; '
-    'exec 3<&0 4<"$d/to-head"; cat <&3 4<&- 1<>"$d/from-head" & exec cat <&4 3<&-'
-)
-
-# Why a remote shell failed is all that is known until the next could have failed in the same way.
-_EARLIER_S = 10.0
-
-
-class PeerError(Exception):
-    """A node cannot be reached."""
-
-
-class Message(NamedTuple):
-    """What one side says to the other: a word, and values that go with it."""
-
-    word: str
-    values: dict[str, Any]
-
-
-def dump(word: str, **values: Any) -> bytes:
-    """Return the line that says ``word``."""
-    return json.dumps({"word": word, **values}).encode("ascii") + b"\n"
-
-
-def load(line: bytes) -> Message:
-    """Return what a line says."""
-    values = json.loads(line.decode("ascii"))
-    return Message(values.pop("word"), values)
-
-
-class Lines:
-    """Puts pieces of a stream together to lines.
-
-    Args:
-        limit_bytes: Of a line that is longer, what has come so far is dropped; 0 for no limit.
-    """
-
-    def __init__(self, limit_bytes: int = 0) -> None:
-        self._rest = b""
-        self._limit_bytes = limit_bytes
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that are complete with ``data``."""
-        *found, self._rest = (self._rest + data).split(b"\n")
-        if 0 < self._limit_bytes < len(self._rest):
-            self._rest = b""
-        return found
-
-
-def shell_command(node: NodeEnv, host: str, command: str, ssh_config: str) -> list[str]:
-    """Return the argv that runs ``command`` in a shell on ``host``."""
-    shell = remote_shell(node, ssh_config)
-    if not node.remote_shell:
-        # bash reads ~/.bashrc for a command that sshd runs, unless it is not the first shell
-        # (SHLVL). A user's takes its time there, modules and conda, and our line needs none of it.
-        shell += ("-o", "SetEnv=SHLVL=1")
-    return [*shell, host, command]
+# The pause before the next attempt while a worker comes up. It grows by half: a worker is found
+# after at most a third more than the time that it took to come up.
+_PAUSE_S = (0.02, 1.0)
+_GROWTH = 1.5
+# The pause between attempts to find a worker again, and to reach one that is silent.
+_AGAIN_S = 0.2
+_SILENT_AGAIN_S = 5.0
+# A worker is dead when nothing has listened there for the first time, or when its kernel has closed
+# the connection and no new one was possible for the second.
+_DEAD_S = 1.0
+_CLOSED_S = 5.0
 
 
 class Peer:
-    """A worker, as the head sees it."""
+    """One worker.
 
-    def __init__(self, node: NodeEnv, index: int, log: str, ssh_config: str) -> None:
+    Args:
+        on_message: Called with each message of the worker.
+        on_lost: Called once a worker that had answered is given up; ``reason`` says why.
+    """
+
+    def __init__(
+        self,
+        node: NodeEnv,
+        index: int,
+        loop: NodeLoop,
+        on_message: Callable[[Peer, Message], None],
+        on_lost: Callable[[Peer], None],
+    ) -> None:
         self.index = index
         self.host = node.hosts[index]
         self.facts: dict[str, Any] = {}
@@ -99,13 +55,27 @@ class Peer:
         # Whether the worker has reported that its outputs are stored, or why they are not.
         self.has_left = False
         self.trouble = ""
+        self.reason = ""
         self.clock_ahead_s = 0.0
-        self._command = shell_command(node, self.host, _JOIN % node.job, ssh_config)
-        self._log = log
-        self._earlier = ""
-        self._opened_at = 0.0
-        self._lines = Lines()
-        self._session: subprocess.Popen[bytes] | Session | None = None
+        self.step = Step()
+        self._folder = node.control_dir
+        self._port = 0
+        self._stall_s = node.stall_s
+        self._loop = loop
+        self._message = on_message
+        self._on_lost = on_lost
+        self._resolver: Resolver | None = None
+        self._caller = Caller(b"", "")
+        self._begin()
+
+    def _begin(self) -> None:
+        self.link = Link(self._heard, self._broke)
+        self._dial: Dial | None = None
+        self._entry = ""
+        self._pause_s = _PAUSE_S[0]
+        # Since when nothing has listened there, and since when the connection has been closed.
+        self._dead_since: float | None = None
+        self._closed_since: float | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -113,109 +83,166 @@ class Peer:
         return bool(self.facts)
 
     @property
-    def process(self) -> int:
-        """The process id of the remote shell, 0 when there is none."""
-        return self._session.pid if self._session else 0
+    def is_absent(self) -> bool:
+        """Whether the worker is not there: not yet, or no longer."""
+        return self.is_gone or not self.is_ready
 
-    def open(self, wires: Wires | None = None) -> None:
-        """Open the line, and greet the worker's entry.
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing has come from a worker that had answered."""
+        return 0.0 if self.is_absent else self.link.silent_s
 
-        Args:
-            wires: The lines to all workers, where those are no remote shells.
-        """
-        if wires is not None:
-            self._session = wires.open(self.index)
-        else:
-            self._session = self._shell()
-        self._lines = Lines()
-        self.tell("hello")
-
-    def _shell(self) -> subprocess.Popen[bytes]:
-        self._earlier, self._opened_at = self.words(), time.monotonic()
-        with open(self._log, "wb") as log:
-            try:
-                return subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    bufsize=0,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise PeerError(
-                    f"opening a remote shell to {self.host}: {self._command[0]}: {error.strerror}"
-                ) from error
-
-    def fileno(self) -> int:
-        """The descriptor on which the worker is heard."""
-        assert self._session is not None
-        assert self._session.stdout is not None
-        return self._session.stdout.fileno()
-
-    def hear(self) -> list[Message] | None:
-        """Return what the worker has said, None when the remote shell has ended."""
-        data = os.read(self.fileno(), 65536)
-        if not data:
-            return None
-        messages = [load(line) for line in self._lines.feed(data)]
-        for word, values in messages:
-            if word == "ready":
-                self.facts = values
-                self.clock_ahead_s = values["at_s"] - time.time()
-            elif word == "idle":
-                self.is_idle = True
-            elif word == "left":
-                self.trouble = values["trouble"]
-                self.has_left = True
-                # The worker waits for this: ended earlier, it could take its last message with it.
-                self._hang_up()
-        return messages
+    def open(self, caller: Caller, resolver: Resolver, port: int) -> None:
+        """Start to look for the worker, and greet its entry once it is found."""
+        self._caller, self._resolver, self._port = caller, resolver, port
+        self.link.tell("hello")
+        self._look()
 
     def tell(self, word: str, **values: Any) -> None:
-        """Say ``word`` to the worker, if it is there."""
-        if self._session is None or self._session.stdin is None:
-            return
-        with contextlib.suppress(OSError, ValueError):
-            self._session.stdin.write(dump(word, **values))
+        """Send a message to the worker, unless it is gone."""
+        if not self.is_gone:
+            self.link.tell(word, **values)
 
-    def close(self, patience_s: float) -> None:
-        """Hang up, and wait until the session has ended."""
-        if self._session is None:
-            return
-        self._hang_up()
-        try:
-            self._session.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            if self._session.pid:
-                # The remote shell, and what a script in the place of ssh has started.
-                with contextlib.suppress(OSError):
-                    os.killpg(self._session.pid, signal.SIGKILL)
-            else:
-                self._session.kill()
-            self._session.wait()
-        assert self._session.stdout is not None
-        self._session.stdout.close()
+    def close(self) -> None:
+        """Give the worker up, and everything that looks for it."""
+        self._loop.drop(self._timer)
+        if self._dial is not None:
+            self._dial.stop()
+            self._dial = None
+        self.link.detach()
+        self._resolver = None
 
-    def _hang_up(self) -> None:
-        assert self._session is not None
-        assert self._session.stdin is not None
-        with contextlib.suppress(OSError):
-            self._session.stdin.close()
-
-    def forget(self) -> None:
-        """Forget a worker whose session has ended: who answers next is another."""
-        self.close(patience_s=1.0)
+    def look_again(self) -> None:
+        """Look for a new entry in the place of a worker that is gone."""
+        caller, resolver = self._caller, self._resolver
+        self.close()
         self.facts = {}
         self.is_idle = self.is_gone = self.has_left = False
+        self._begin()
+        assert resolver is not None
+        self._pause_s = _PAUSE_S[1]
+        self._caller, self._resolver = caller, resolver
+        self.link.tell("hello")
+        self._later(_PAUSE_S[1])
 
-    def words(self) -> str:
-        """Return the last of what the remote shell said, in one line."""
-        try:
-            with open(self._log, "rb") as file:
-                text = file.read()[-2000:].decode("utf-8", "replace")
-        except OSError:
-            return ""
-        said = "; ".join(line.strip() for line in text.split("\n")[-4:] if line.strip())
-        is_young = time.monotonic() - self._opened_at < _EARLIER_S
-        return said or (self._earlier if is_young else "")
+    def tick(self, elapsed_s: float) -> None:
+        """Count time, about once a second, and look for a worker that has become silent."""
+        if self.is_gone:
+            return
+        self.link.tick(elapsed_s)
+        if not self.is_ready:
+            return
+        if self.link.silent_s >= self._stall_s:
+            self._lose("it has been silent for %.0f s" % self.link.silent_s)
+        elif self.link.silent_s >= control.SILENT_S and not self._is_looking:
+            self._later(0.0)
+
+    # -- one attempt after another ----------------------------------------------------------------
+
+    @property
+    def _timer(self) -> str:
+        return "look-%d" % self.index
+
+    @property
+    def _is_looking(self) -> bool:
+        return self._dial is not None or self._loop.is_planned(self._timer)
+
+    def _later(self, pause_s: float) -> None:
+        self._loop.at(self._timer, pause_s, self._look)
+
+    def _look(self) -> None:
+        if self._resolver is None:
+            return
+        self._dial = Dial(
+            self._loop, self._caller, self.index, self.link.received, self._answered, self._failed
+        )
+        if self._folder:
+            place = announced(self._folder, self.index)
+            if place is None:
+                self._failed(dial.NO_ADDRESS)
+            else:
+                self._dial.start(*place)
+            return
+        attempt = self._dial
+
+        def connect(address: str) -> None:
+            if attempt is not self._dial:
+                return
+            if address:
+                attempt.start(address, self._port)
+            else:
+                self._failed(dial.NO_NAME)
+
+        self._resolver.ask(self.host, self._port, connect)
+
+    def _answered(self, answer: Answer) -> None:
+        self._dial = None
+        if self._entry and answer.entry != self._entry:
+            answer.stream.close()
+            self._lose("its entry was started again")
+            return
+        self._entry = answer.entry
+        self._dead_since = self._closed_since = None
+        self.step = Step(answer.address, True, "its entry has not answered", _NO_ENTRY)
+        self.link.attach(answer.stream, answer.channel, answer.received)
+
+    def _failed(self, step: Step) -> None:
+        self._dial = None
+        now = time.monotonic()
+        if not self._entry:
+            self.step = step
+            self._later(self._pause_s)
+            self._pause_s = min(_GROWTH * self._pause_s, _PAUSE_S[1])
+            return
+        if not step.is_dead:
+            self._dead_since = None
+        elif self._dead_since is None:
+            self._dead_since = now
+        limits = ((self._dead_since, _DEAD_S), (self._closed_since, _CLOSED_S))
+        if any(since is not None and now - since >= limit_s for since, limit_s in limits):
+            self._lose("its connection ended")
+        elif step.is_dead or self._closed_since is not None:
+            self._later(_AGAIN_S)
+        elif not self.link.is_attached or self.link.silent_s >= control.SILENT_S:
+            self._later(_SILENT_AGAIN_S if self.link.silent_s >= control.SILENT_S else 1.0)
+
+    def _broke(self, why: str) -> None:
+        """The connection has ended."""
+        if self.is_gone:
+            return
+        if why == control.CLOSED:
+            self._closed_since = time.monotonic()
+        if self._dial is not None:
+            self._dial.stop()
+        self._later(0.0)
+
+    def _lose(self, reason: str) -> None:
+        self.reason = reason
+        was_ready = self.is_ready
+        self.is_gone = True
+        resolver = self._resolver
+        self.close()
+        self._resolver = resolver
+        if was_ready:
+            self._on_lost(self)
+        else:
+            self.look_again()
+
+    def _heard(self, message: Message) -> None:
+        word, values = message
+        if word == "ready":
+            self.facts = values
+            self.clock_ahead_s = values["at_s"] - time.time()
+        elif word == "idle":
+            self.is_idle = True
+        elif word == "left":
+            self.trouble = values["trouble"]
+            # The worker waits for this: ended earlier, it could take its last message with it.
+            self.tell("bye")
+            self.has_left = True
+        self._message(self, message)
+        if self.has_left:
+            self._lose("its entry ended")
+
+
+_NO_ENTRY = "it can be reached, and its entry does not answer: what does its own log say?"

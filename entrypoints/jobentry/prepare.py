@@ -10,18 +10,18 @@ import time
 from typing import TYPE_CHECKING, Iterator, Mapping, Sequence
 
 from jobentry import hidden, plan
-from jobentry.contract import exits, names
+from jobentry.contract import exits, launchers, names
 from jobentry.contract.env import NodeEnv
-from jobentry.contract.launchers import Launcher
 from jobentry.contract.paths import NodePaths
 from jobentry.fault import EntryError
+from jobentry.launchers import agent
 from jobentry.launchers.common import File
 from jobentry.output import say
 from jobentry.trees import remove_tree
 
 if TYPE_CHECKING:
     from jobentry.outputs import Outputs
-    from jobentry.wire import Listener, Wires
+    from jobentry.worker import Entrance
 
 
 def code_folder(node: NodeEnv, where: NodePaths) -> str:
@@ -115,15 +115,22 @@ def _staging(kind: type[Exception]) -> Iterator[None]:
         raise EntryError(str(error), hint=hint, damaged_layers=damaged_layers) from error
 
 
-def start_sshd(
-    node: NodeEnv, where: NodePaths, launcher: Launcher
-) -> subprocess.Popen[bytes] | None:
-    """Serve the remote shell, where the job needs one and has none of another kind."""
-    if node.remote_shell or node.nodes == 1 or not launcher.needs_shell:
+def needs_sshd(node: NodeEnv, where: NodePaths) -> bool:
+    """Whether the nodes of this job speak ssh with each other; every node decides it alike."""
+    if node.nodes == 1 or node.control_dir:
+        return False
+    launcher = launchers.LAUNCHERS[node.launcher]
+    has_agent = agent.is_used(node, os.environ, where.agent)
+    return launcher.needs_sshd or (launcher.needs_mpi and not has_agent)
+
+
+def start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | None:
+    """Start the sshd of this node, where the job needs one."""
+    if not needs_sshd(node, where):
         return None
     from jobentry import sshd
 
-    key = _key(node)
+    key = read_key(node)
     try:
         sshd.prepare(node, where, key)
         return sshd.start(where)
@@ -131,28 +138,44 @@ def start_sshd(
         raise EntryError(str(error), hint=_IMAGE) from error
 
 
-def open_line(node: NodeEnv, where: NodePaths, launcher: Launcher) -> Wires | Listener | None:
-    """Make this node's end of the line between head and workers, where that is no remote shell."""
-    if node.remote_shell or node.nodes == 1 or launcher.needs_shell:
-        return None
-    from jobentry import wire
-
-    key = _key(node)
+def listen(node: NodeEnv, where: NodePaths) -> Entrance | None:
+    """Listen for the head, on a worker."""
     if node.is_head:
-        return wire.Wires(key)
+        return None
+    from jobentry import listener
+    from jobentry.worker import Entrance
+
+    key = read_key(node)
+    port = 0 if node.control_dir else control_port(node, where)
     try:
-        return wire.Listener(key, node.node, node.sshd_port, where)
+        if not node.control_dir:
+            return Entrance(listener.listen(port), key)
+        address = os.environ.get(names.MA_CURRENT_IP, "")
+        # Nobody but this machine is to reach a port of an emulated node.
+        server = listener.listen(port, address if address.startswith("127.") else "127.0.0.1")
+        listener.announce(server, node.control_dir, node.node)
+        return Entrance(server, key)
     except OSError as error:
         raise EntryError(
-            f"listening for the head on port {node.sshd_port}: {error.strerror}",
+            f"listening for the head on port {port}: {error.strerror}",
             hint=f"give {names.SSHD_PORT} another number on all nodes",
         ) from error
 
 
-def _key(node: NodeEnv) -> bytes:
-    """Return the private key of the job."""
+def control_port(node: NodeEnv, where: NodePaths) -> int:
+    """Return the port on which workers listen for the head; every node comes to the same."""
+    if not needs_sshd(node, where):
+        return node.sshd_port
+    # Not the next one, which may be the port of another job on this machine.
+    return node.sshd_port + (10_000 if node.sshd_port < 55_000 else -10_000)
+
+
+def read_key(node: NodeEnv) -> bytes:
+    """Return the private key of the job; none for a job of one node."""
     from jobentry import objects
 
+    if node.nodes == 1:
+        return b""
     if not node.ssh_key:
         raise EntryError(
             f"looking for the key of the job: {names.CLOUDJOB_SSH_KEY} is not set",
@@ -188,7 +211,7 @@ def make_node_dir(where: NodePaths) -> None:
     for name in os.listdir(where.node_dir):
         if name.startswith("ask-"):
             remove(os.path.join(where.node_dir, name))
-    for fifo in (where.events, where.to_head, where.from_head, where.asks):
+    for fifo in (where.events, where.asks):
         remove(fifo)
         os.mkfifo(fifo, 0o600)
 

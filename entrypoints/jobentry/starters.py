@@ -11,8 +11,8 @@ import subprocess
 from collections import deque
 from typing import Callable, Mapping, Sequence
 
-from jobentry import peers
 from jobentry.launchers.common import Process
+from jobentry.messages import Lines
 from jobentry.output import say
 from jobentry.supervise import NodeLoop
 from jobentry.verdict import Starter
@@ -31,7 +31,7 @@ class Starters:
         self._loop = loop
         self._is_quiet = is_quiet
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._text: dict[str, peers.Lines] = {}
+        self._text: dict[str, Lines] = {}
         self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
         # Those that serve the ranks, with what each has written, and how the first ended badly.
         self._servers: dict[str, deque[str]] = {}
@@ -120,7 +120,7 @@ class Starters:
         os.set_blocking(process.stdout.fileno(), False)
         self._loop.own.add(process.pid)
         self._running[name] = process
-        self._text[name] = peers.Lines()
+        self._text[name] = Lines()
         self._loop.selector.register(process.stdout, selectors.EVENT_READ, lambda: self._hear(name))
         return ""
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import heapq
 import os
 import selectors
 import shutil
 import signal
+import threading
 import time
 from types import FrameType
 from typing import Callable, Collection
 
-from jobentry import peers, system
+from jobentry import system
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
+from jobentry.messages import Lines
 from jobentry.output import Relay
 from jobentry.ranks import End, Ranks
 
@@ -29,6 +32,8 @@ PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _TICK_S = 0.5
 # A rank writes lines of 2,000 bytes at most; a script may write anything.
 _EVENT_LIMIT_BYTES = 16 * 1024
+# What wakes the loop without being a signal.
+_WOKEN = 0
 # So often at most we look for adopted children that have ended.
 _REAP_S = 1.0
 
@@ -41,8 +46,10 @@ class NodeLoop:
         self.ranks = Ranks(paths)
         self.relay = Relay(paths.log_dir)
         self.selector = selectors.DefaultSelector()
-        self._lines = peers.Lines(_EVENT_LIMIT_BYTES)
+        self._lines = Lines(_EVENT_LIMIT_BYTES)
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
+        # When each is due; one that was set again or dropped is skipped.
+        self._due: list[tuple[float, str]] = []
         # Read and write: so the FIFO never ends when a rank closes it.
         self._events = os.open(paths.events, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.on_end: Callable[[End], None] = lambda end: None
@@ -74,7 +81,9 @@ class NodeLoop:
 
     def at(self, name: str, after_s: float, action: Callable[[], None]) -> None:
         """Do ``action`` once, ``after_s`` from now, unless ``name`` is set again or dropped."""
-        self._timers[name] = (time.monotonic() + after_s, action)
+        due = time.monotonic() + after_s
+        self._timers[name] = (due, action)
+        heapq.heappush(self._due, (due, name))
 
     def drop(self, name: str) -> None:
         """Forget what ``at`` planned under this name."""
@@ -86,18 +95,16 @@ class NodeLoop:
 
     def step(self) -> None:
         """Wait for the next thing to happen, and deal with it."""
-        now = time.monotonic()
-        wait = min([_TICK_S] + [max(0.0, at - now) for at, _ in self._timers.values()])
-        ready = self.selector.select(wait)
+        ready = self.selector.select(self._wait_s())
         # First, so that a signal reaches a rank that has just started, too.
         self.hear_ranks()
         for key, _ in ready:
             key.data()
         now = time.monotonic()
-        for name, (at, action) in list(self._timers.items()):
-            if at <= now:
-                self.drop(name)
-                action()
+        while self._due and self._due[0][0] <= now:
+            due, name = heapq.heappop(self._due)
+            if name in self._timers and self._timers[name][0] == due:
+                self._timers.pop(name)[1]()
         if self.ranks.missing:
             # What a rank said before it was gone comes first.
             self.hear_ranks()
@@ -107,6 +114,40 @@ class NodeLoop:
             self._has_dead_children = False
             self._reap_at = now + _REAP_S
             reap(self.own)
+
+    def run_aside(self, work: Callable[[], str]) -> str:
+        """Run ``work`` in a thread while the loop goes on, and return what it returned.
+
+        Raises:
+            Exception: What ``work`` raised.
+        """
+        answers: list[str] = []
+        faults: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                answers.append(work())
+            except BaseException as error:  # noqa: BLE001 (raised again below)
+                faults.append(error)
+            finally:
+                os.write(self._wake, bytes([_WOKEN]))
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        while thread.is_alive() and not answers and not faults:
+            self.step()
+        if faults:
+            raise faults[0]
+        return answers[0]
+
+    def _wait_s(self) -> float:
+        """Return how long to wait for events: until the next timer is due, and no longer."""
+        while self._due:
+            due, name = self._due[0]
+            if name in self._timers and self._timers[name][0] == due:
+                return min(_TICK_S, max(0.0, due - time.monotonic()))
+            heapq.heappop(self._due)
+        return _TICK_S
 
     def close(self, keep: tuple[int, ...] = ()) -> None:
         """End what is left of the ranks, and show the last of what they wrote."""
@@ -142,7 +183,7 @@ class NodeLoop:
             for number in os.read(wake, 4096):
                 if number == signal.SIGCHLD:
                     self._has_dead_children = True
-                else:
+                elif number != _WOKEN:
                     self.on_signal(number)
 
         self.selector.register(wake, selectors.EVENT_READ, hear)

@@ -71,7 +71,7 @@ def _entry(node: NodeEnv, environment: Mapping[str, str]) -> str:
 
 def _are_on_one_machine(node: NodeEnv) -> bool:
     """Whether the nodes are emulated: their folders differ, and each can read those of all."""
-    return node.nodes > 1 and bool(node.remote_shell)
+    return node.nodes > 1 and bool(node.control_dir)
 
 
 def _rank_table(node: NodeEnv, environment: Mapping[str, str], *, is_dry_run: bool) -> str:

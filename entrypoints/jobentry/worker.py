@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import selectors
 import signal
+import socket
 import time
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from jobentry import peers
+from jobentry import control
 from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
+from jobentry.control import Link
+from jobentry.listener import Listener
+from jobentry.messages import Message
 from jobentry.output import say
 from jobentry.plan import LaunchPlan
 from jobentry.ranks import End
@@ -31,8 +32,20 @@ if TYPE_CHECKING:
     from jobentry.errands import Errands
     from jobentry.outputs import Outputs
 
-# How long the line to the head may be full.
-_PATIENCE_S = 10.0
+_TICK_S = 1.0
+# Of a node that was itself suspended, so much counts as the silence of the head.
+_LONGEST_TICK_S = 3.0
+# A head that lives connects again within this time after its kernel has closed a connection.
+_CLOSED_S = 3.0
+# How long the head of a job that was stopped may take to confirm that this node is done.
+_LEAVE_S = 3.0
+
+
+class Entrance(NamedTuple):
+    """Where a worker waits for its head: a socket that listens, and the private key of the job."""
+
+    server: socket.socket
+    key: bytes
 
 
 class Worker:
@@ -40,9 +53,8 @@ class Worker:
 
     Args:
         facts: Says what this node has.
-        keep: Processes that stay until the end: the sshd of this node, as the line to the head goes
-            through it.
-        own: The children of this process that somebody else waits for.
+        entrance: Where the head comes in.
+        own: The children of this process that somebody else waits for, and ends.
     """
 
     def __init__(
@@ -51,11 +63,12 @@ class Worker:
         paths: NodePaths,
         plan: LaunchPlan,
         facts: Callable[[], dict[str, Any]],
-        keep: tuple[int, ...] = (),
+        entrance: Entrance,
         own: tuple[int, ...] = (),
     ) -> None:
         self._node = node
-        self._keep = keep
+        self._own = own
+        self._parent = os.getppid()
         self._loop = NodeLoop(node, paths)
         self._loop.own.update(own)
         self._loop.on_end = self._rank_ended
@@ -67,15 +80,16 @@ class Worker:
         self._errands: Errands | None = None
         self._has_launched = False
         self._is_served_no_more = False
-        # Read and write: messages wait in the FIFO until the head's session reads it.
-        self._to_head = os.open(paths.to_head, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._path = paths.from_head
         self._node_dir = paths.node_dir
-        self._from_head = -1
         self._was_greeted = False
         self._has_head = False
-        self._listen()
-        self._lines = peers.Lines()
+        self._ticked_at = time.monotonic()
+        self._reported_s = control.SILENT_S
+        self._link = Link(self._obey, self._broke)
+        self._listener = Listener(
+            self._loop, entrance.server, control.secret(entrance.key), node.node, self._link
+        )
+        self._listener.on_attach = lambda: self._loop.drop("broken")
         self._facts = facts
         self._code: int | None = None
         # Whether the job has run to its own end, as the head says.
@@ -99,6 +113,7 @@ class Worker:
         """Serve the head, and return the exit code of the job."""
         adopt_orphans()
         self._loop.at("head", self._node.start_timeout_s, self._head_never_came)
+        self._loop.at("tick", _TICK_S, self._tick)
         while self._code is None:
             self._loop.step()
             self._watch_starters()
@@ -108,56 +123,71 @@ class Worker:
                 self._is_stopping = False
                 self._tell("idle")
                 self._on_idle()
-        self._loop.close(self._keep)
+        self._loop.close(keep=self._own)
         return self._code
+
+    def aside(self, work: Callable[[], str]) -> str:
+        """Run ``work`` while this node goes on to answer its head, and return what it returned."""
+        return self._loop.run_aside(work)
 
     def leave(self, trouble: str) -> None:
         """Tell the head that this node is done, and what went wrong with its outputs.
 
-        Returns when the head has hung up, which is how it confirms: this node may end a moment
-        later, and a message that is still on its way would be lost with it.
+        Returns when the head has confirmed it, or is gone: this node may end a moment later, and a
+        message that is still on its way would be lost with it.
         """
         self._tell("left", trouble=trouble)
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + (_LEAVE_S if self.stopped_at else float("inf"))
         while self._has_head and time.monotonic() < deadline:
-            if select.select([self._from_head], [], [], _PATIENCE_S)[0]:
-                self._has_head = bool(os.read(self._from_head, 65536))
+            self._loop.step()
+        self._listener.close()
+        self._link.detach()
 
     def _tell(self, word: str, **values: object) -> None:
-        rest = peers.dump(word, **values)
-        while rest:
-            # The head reads at its own pace; one that does not read at all is dead, or as good.
-            if not select.select([], [self._to_head], [], _PATIENCE_S)[1]:
-                return
-            with contextlib.suppress(BlockingIOError):
-                rest = rest[os.write(self._to_head, rest) :]
+        self._link.tell(word, **values)
 
-    def _listen(self) -> None:
-        if self._from_head >= 0:
-            self._loop.selector.unregister(self._from_head)
-            os.close(self._from_head)
-        self._from_head = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._loop.selector.register(self._from_head, selectors.EVENT_READ, self._hear)
+    # -- the head ---------------------------------------------------------------------------------
 
-    def _hear(self) -> None:
-        self._loop.drop("head")
-        data = os.read(self._from_head, 65536)
-        if not data and not self._was_greeted:
-            # A remote shell that got nowhere; the head tries again.
-            self._listen()
-        elif not data and self._code is None:
-            self._has_head = False
+    def _broke(self, why: str) -> None:
+        """The connection to the head has ended: it comes again at once, if it lives."""
+        if not self._has_head:
+            return
+        patience_s = _CLOSED_S if why == control.CLOSED else control.SILENT_S
+        self._loop.at("broken", patience_s, self._head_is_gone)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self._link.tick(min(now - self._ticked_at, _LONGEST_TICK_S))
+        self._ticked_at = now
+        self._loop.at("tick", _TICK_S, self._tick)
+        silent_s = self._link.silent_s
+        if not self._has_head:
+            return
+        if silent_s >= self._node.stall_s:
+            say("the head (%s) has been silent for %.0f s" % (self._node.hosts[0], silent_s))
+            self._head_is_gone()
+        elif silent_s >= self._reported_s:
+            self._reported_s = 2 * silent_s
+            say("the head (%s) has been silent for %.0f s" % (self._node.hosts[0], silent_s))
+        elif silent_s < control.SILENT_S < self._reported_s:
+            self._reported_s = control.SILENT_S
+            say("the head (%s) is no longer silent" % self._node.hosts[0])
+
+    def _head_is_gone(self) -> None:
+        self._has_head = False
+        if self._code is None:
             say(f"the head ({self._node.hosts[0]}) is gone: ending the ranks of this node")
             self._code = exits.ENTRY_FAILED
-        for line in self._lines.feed(data):
-            self._obey(peers.load(line))
 
-    def _obey(self, message: peers.Message) -> None:
+    def _obey(self, message: Message) -> None:
+        self._loop.drop("head")
         word, values = message
         if word == "hello":
             self._was_greeted = self._has_head = True
             # Now, and not when this node was up: the head reads its clock off this.
             self._tell("ready", **self._facts(), at_s=time.time())
+        elif word == "bye":
+            self._has_head = False
         elif word == "end":
             self._code = values["code"]
             self.is_over = values["is_over"]
@@ -239,6 +269,13 @@ class Worker:
         )
 
     def _signalled(self, number: int) -> None:
+        if number in STOP_SIGNALS and os.getppid() != self._parent:
+            # What plays the machine of this node was killed: nobody has asked for anything.
+            self._has_head = False
+            self._listener.close()
+            self._link.detach()
+            self._leave(number)
+            return
         # The head decides; it tells every node, this one too.
         self._tell("signal", number=number)
         if number in STOP_SIGNALS and not self._was_greeted:

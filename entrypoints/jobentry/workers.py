@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import selectors
 import time
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
+from jobentry import control
 from jobentry.contract.env import NodeEnv
-from jobentry.contract.paths import NodePaths
+from jobentry.messages import Message
 from jobentry.output import say
-from jobentry.peers import Message, Peer
+from jobentry.peers import Peer
 from jobentry.supervise import NodeLoop
 
 if TYPE_CHECKING:
     from jobentry import table
-    from jobentry.probe import Greet, Probe, Step
-    from jobentry.wire import Wires
 
-# The wait before a remote shell that got nowhere is tried again, growing up to the second figure.
-_PAUSE_S = (0.05, 1.0)
 # After this we say what is being waited for; and again each time the wait has doubled.
 _LATE_S = 30.0
-# A worker that refuses our key for so long is told sooner: waiting seldom mends that.
-_REFUSED_S = 5.0
-_REFUSALS = ("Permission denied", "Host key verification failed")
-_WRONG_KEY = "every node of a job must be given the same key (CLOUDJOB_SSH_KEY)"
-_NO_ENTRY = "it can be reached, and its entry does not answer: what does its own log say?"
+_TICK_S = 1.0
+# Of a head that was itself suspended, so much counts as the silence of others.
+_LONGEST_TICK_S = 3.0
+_NAMED = 8
 
 
 class Workers:
-    """The lines from the head to its workers.
+    """The control connections from the head to its workers.
 
     Args:
         facts: What the head has, which the workers must have in common with it.
-        on_message: Called with what a worker says.
+        on_message: Called with each message of a worker.
         on_lost: Called when a worker that had answered is gone.
     """
 
     def __init__(
         self,
         node: NodeEnv,
-        where: NodePaths,
         loop: NodeLoop,
         facts: dict[str, Any],
         on_message: Callable[[Peer, Message], None],
@@ -50,22 +43,17 @@ class Workers:
     ) -> None:
         self._loop = loop
         self._facts = facts
-        self._on_message = on_message
-        self._on_lost = on_lost
-        self._probe: Probe | None = None
-        self._steps: dict[int, Step] = {}
-        self._pauses: dict[int, float] = {}
-        self._refused_since: dict[int, float] = {}
+        self._lose = on_lost
         self._is_ending = False
         self._begun = 0.0
         self._is_late = False
         self._head = node.hosts[0]
-        self._port = node.sshd_port
-        self._wires: Wires | None = None
-        self._is_probed = not node.remote_shell
+        self._stall_s = node.stall_s
+        self._ticked_at = 0.0
+        # The silent workers, each with the silence after which it is reported next.
+        self._silent: dict[int, float] = {}
         self.peers = [
-            Peer(node, index, os.path.join(where.node_dir, "peer-%d.log" % index), where.ssh_config)
-            for index in range(1, node.nodes)
+            Peer(node, index, loop, on_message, self._lost) for index in range(1, node.nodes)
         ]
 
     @property
@@ -76,33 +64,27 @@ class Workers:
     @property
     def are_idle(self) -> bool:
         """Whether no worker has a rank that runs."""
-        return all(peer.is_idle or peer.is_gone or not peer.is_ready for peer in self.peers)
+        return all(peer.is_idle or peer.is_absent for peer in self.peers)
 
-    @property
-    def processes(self) -> list[int]:
-        """The process ids of the remote shells."""
-        return [peer.process for peer in self.peers if peer.process]
-
-    def open(self, wires: Wires | None = None) -> None:
-        """Begin to look for every worker.
+    def open(self, key: bytes, port: int) -> None:
+        """Start to look for every worker.
 
         Args:
-            wires: The lines to them, where those are no remote shells.
+            key: The private key of the job.
+            port: Where workers listen.
         """
-        self._wires = wires
         _allow_open_files(len(self.peers))
-        self._begun = time.monotonic()
+        self._begun = self._ticked_at = time.monotonic()
         self._loop.at("late", _LATE_S, self._are_late)
-        if not self._is_probed:
-            for peer in self.peers:
-                self._open(peer)
-        elif self.peers:
-            from jobentry.probe import Probe
+        if not self.peers:
+            return
+        from jobentry.dial import Caller, Resolver
 
-            hosts = {peer.index: peer.host for peer in self.peers}
-            self._probe = Probe(hosts, self._port, self._greet)
-            self._steps = self._probe.steps
-            self._loop.selector.register(self._probe, selectors.EVENT_READ, self._found)
+        caller = Caller(control.secret(key), control.nonce())
+        resolver = Resolver(self._loop)
+        for peer in self.peers:
+            peer.open(caller, resolver, port)
+        self._loop.at("tick", _TICK_S, self._tick)
 
     def stop_looking(self, *, for_good: bool = True) -> None:
         """Give up on the workers that have not answered, or rest: all have.
@@ -113,19 +95,16 @@ class Workers:
         self._loop.drop("late")
         if self._is_late and not self.absent:
             say("all workers are there after %.0f s" % (time.monotonic() - self._begun))
-        if self._probe and for_good:
-            self._loop.selector.unregister(self._probe)
-            self._probe.close()
-            self._probe = None
+        if for_good:
+            for peer in self.absent:
+                peer.close()
 
     def look_again(self, peer: Peer) -> None:
         """Look for a worker that is gone: it may come back."""
-        self._loop.own.discard(peer.process)
-        peer.forget()
-        self._again(peer)
+        peer.look_again()
 
     def tell(self, word: str, **values: Any) -> None:
-        """Say ``word`` to every worker."""
+        """Send a message to every worker."""
         for peer in self.peers:
             peer.tell(word, **values)
 
@@ -140,11 +119,12 @@ class Workers:
         self.tell("end", code=code, is_over=is_over, reason=reason)
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
-            if all(peer.is_gone or not peer.is_ready for peer in self.peers):
+            if all(peer.is_absent for peer in self.peers):
                 break
             self._loop.step()
         for peer in self.peers:
-            peer.close(patience_s=1.0)
+            peer.close()
+        self._loop.drop("tick")
         return [peer for peer in self.peers if peer.is_ready and not peer.has_left]
 
     def warnings(self) -> list[str]:
@@ -170,25 +150,15 @@ class Workers:
         from jobentry import table
 
         head = table.Row(0, self._head, facts=self._facts)
-        rows = (self._row(peer, head) for peer in self.peers)
+        rows = (_row(peer, head) for peer in self.peers)
         return [row for row in rows if row.trouble]
 
     def show(self, message: str = "") -> None:
         """Say what each node has and lacks, ``message``, and what to do about it."""
         from jobentry import table
-        from jobentry.probe import look
 
-        has_sshd = self._is_probed and self._wires is None
-        step = look(self._head, self._port) if has_sshd else None
         head = table.Row(0, self._head, facts=self._facts)
-        if step is not None:
-            head = head._replace(
-                address=step.address,
-                port=step.is_listening if step.address else None,
-                trouble=step.trouble,
-                hint=step.hint,
-            )
-        rows = [head, *(self._row(peer, head) for peer in self.peers)]
+        rows = [head, *(_row(peer, head) for peer in self.peers)]
         say("the nodes after %.0f s:" % (time.monotonic() - self._begun))
         for line in table.lines(rows):
             say("  " + line)
@@ -202,97 +172,68 @@ class Workers:
         self.show()
         self._loop.at("late", waited_s, self._are_late)
 
-    def _row(self, peer: Peer, head: table.Row) -> table.Row:
-        from jobentry import table
+    # -- silence ----------------------------------------------------------------------------------
 
-        step = self._steps.get(peer.index)
-        address = step.address if step else ""
-        is_open = step.is_listening if step and address else None
-        row = table.Row(peer.index, peer.host, address, is_open)
-        if peer.is_ready:
-            known = row._replace(line=True, facts=peer.facts, clock_ahead_s=peer.clock_ahead_s)
-            return table.compared(known, head)
-        if step is not None and not step.is_there:
-            return row._replace(trouble=step.trouble, hint=step.hint)
-        said = peer.words()
-        if _is_refusal(said):
-            trouble = f"it has another key for ssh: {said}"
-            return row._replace(line=False, trouble=trouble, hint=_WRONG_KEY)
-        if said:
-            trouble = f"its remote shell says: {said}"
-            return row._replace(line=False, trouble=trouble, hint=_NO_ENTRY)
-        return row._replace(trouble="its entry has not answered", hint=_NO_ENTRY)
-
-    def _greet(self, index: int) -> Greet | None:
-        """Return what meets a worker where its line is a connection of our own."""
-        wires = self._wires
-        if wires is None:
-            return None
-        from jobentry.wire import meeting
-
-        return meeting(wires, index)
-
-    def _found(self) -> None:
-        assert self._probe is not None
-        found = self._probe.found()
+    def _tick(self) -> None:
+        now = time.monotonic()
+        elapsed_s = min(now - self._ticked_at, _LONGEST_TICK_S)
+        self._ticked_at = now
         for peer in self.peers:
-            if peer.index in found:
-                self._open(peer)
+            peer.tick(elapsed_s)
+        self._report_silence()
+        self._loop.at("tick", _TICK_S, self._tick)
 
-    def _open(self, peer: Peer) -> None:
-        peer.open(self._wires)
-        self._loop.own.add(peer.process)
-        self._loop.selector.register(peer.fileno(), selectors.EVENT_READ, lambda: self._hear(peer))
+    def _report_silence(self) -> None:
+        """Say which workers have become silent, are still, and are back."""
+        silent, back = [], []
+        for peer in self.peers:
+            due_s = self._silent.get(peer.index)
+            if peer.silent_s >= (due_s or control.SILENT_S):
+                silent.append(peer)
+                self._silent[peer.index] = 2 * peer.silent_s
+            elif due_s is not None and peer.silent_s < control.SILENT_S:
+                del self._silent[peer.index]
+                if not peer.is_gone:
+                    back.append(peer)
+        if silent:
+            say(
+                "silent for %.0f s: %s; a node may be silent for %.0f s (network.stall_min)"
+                % (max(peer.silent_s for peer in silent), _named(silent), self._stall_s)
+            )
+        if back:
+            say("no longer silent: %s" % _named(back))
 
-    def _hear(self, peer: Peer) -> None:
-        messages = peer.hear()
-        if messages is None:
-            self._loop.selector.unregister(peer.fileno())
-            self._ended(peer)
-            return
-        for message in messages:
-            self._on_message(peer, message)
-
-    def _ended(self, peer: Peer) -> None:
-        """A remote shell has ended: too early is tried again, later is a node that is lost."""
-        if peer.is_ready:
-            peer.is_gone = True
-            if not self._is_ending:
-                self._on_lost(peer)
-            return
-        peer.close(patience_s=1.0)
-        self._loop.own.discard(peer.process)
-        if self._is_ending:
-            return
-        if _is_refusal(peer.words()):
-            since = self._refused_since.setdefault(peer.index, time.monotonic())
-            if not self._is_late and time.monotonic() - since > _REFUSED_S:
-                self._are_late()
-        self._again(peer)
-
-    def _again(self, peer: Peer) -> None:
-        if self._probe:
-            self._probe.again(peer.index)
-            return
-        pause = self._pauses.get(peer.index, _PAUSE_S[0])
-        self._pauses[peer.index] = min(2 * pause, _PAUSE_S[1])
-        self._loop.at("open-%d" % peer.index, pause, lambda: self._open(peer))
+    def _lost(self, peer: Peer) -> None:
+        if not self._is_ending:
+            self._lose(peer)
 
 
-def _is_refusal(said: str) -> bool:
-    """Whether a remote shell ended because of its keys."""
-    return any(word in said for word in _REFUSALS)
+def _named(peers: Sequence[Peer]) -> str:
+    text = ", ".join("node %d (%s)" % (peer.index, peer.host) for peer in peers[:_NAMED])
+    return text + (" and %d more" % (len(peers) - _NAMED) if len(peers) > _NAMED else "")
+
+
+def _row(peer: Peer, head: table.Row) -> table.Row:
+    from jobentry import table
+
+    step = peer.step
+    is_open = step.is_listening if step.address else None
+    row = table.Row(peer.index, peer.host, step.address, is_open)
+    if peer.is_ready:
+        known = row._replace(line=True, facts=peer.facts, clock_ahead_s=peer.clock_ahead_s)
+        return table.compared(known, head)
+    return row._replace(line=step.line, trouble=step.trouble, hint=step.hint)
 
 
 def _allow_open_files(workers: int) -> None:
-    """Raise the limit on open files where the lines to the workers need more.
+    """Raise the limit on open files where the connections to the workers need more.
 
     The usual one, 1,024, ends at 500 workers. What this process starts inherits it, so jobs that do
     not need it keep what they were given.
     """
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # A connection of our own has five with its pipes, a remote shell two. The rest is the node's.
-    needed = 5 * workers + 256
+    # One each, and another while a silent worker is looked for. The rest is the node's.
+    needed = 2 * workers + 256
     if soft != resource.RLIM_INFINITY and soft < needed:
         enough = needed if most == resource.RLIM_INFINITY else min(needed, most)
         resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))

@@ -50,7 +50,7 @@ def start(tmp_path):
         if not child:
             argv = [sys.executable, "-c", ENTRY, mark]
             try:
-                os._exit(Keeper(request, argv, str(tmp_path), "", parent).run())
+                os._exit(Keeper(request, argv, "", parent).run())
             finally:
                 os._exit(1)
         if parent == os.getpid():

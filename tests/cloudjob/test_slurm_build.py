@@ -98,11 +98,11 @@ def test_the_script_of_a_plain_job():
 
 @pytest.mark.parametrize(
     ("launcher", "mpi", "has_ssh"),
-    [("mpirun", "ssh", True), ("mpirun", "pmix", False), ("torchrun", "ssh", False)],
+    [("command", "ssh", True), ("mpirun", "ssh", False), ("mpirun", "pmix", False)],
 )
 def test_only_a_job_that_speaks_ssh_makes_a_key_of_ssh(launcher, mpi, has_ssh):
     """For all others any secret does, and no program of OpenSSH need be there."""
-    made = built(launcher=launcher, sections={"slurm": {"mpi": mpi}}).job_script
+    made = built(launcher=launcher, procs_per_node=1, sections={"slurm": {"mpi": mpi}}).job_script
 
     assert ("ssh-keygen" in made) is has_ssh
     assert ("/proc/sys/kernel/random/uuid" in made) is not has_ssh

@@ -468,17 +468,6 @@ def test_a_failing_job_does_not_tell_its_secrets(cloud):
 
 # -- the entry alone, without any backend of cloudjob -----------------------------------------
 
-AGENT = """\
-#!{python}
-import os, sys
-host, *words = sys.argv[1:]
-folder = {folder!r} + "/" + host
-env = {{"HOME": folder, "PATH": "/usr/bin:/bin", "TMPDIR": folder + "/tmp",
-       "CLOUDJOB_NODE_DIR": folder + "/node"}}
-os.chdir(folder)
-os.execve("/bin/sh", ["sh", "-c", " ".join(words)], env)
-"""
-
 
 @pytest.fixture
 def short_folder():
@@ -494,7 +483,7 @@ def test_the_heads_variables_reach_ranks_of_a_bare_worker(cloud, ugly_values, sh
     hosts = ("127.0.0.1", "127.0.0.2")
     folder = short_folder
     script = cloud.script(DUMP).encode()
-    agent = folder / "agent"
+    (folder / "key").write_text("the key of the job")
     entry = Path(__file__).parents[2] / "cloudjob" / "jobentry.pyz"
     own = []
     for index, host in enumerate(hosts):
@@ -518,11 +507,10 @@ def test_the_heads_variables_reach_ranks_of_a_bare_worker(cloud, ugly_values, sh
                 "CLOUDJOB_PROCS_PER_NODE": "2",
                 "MA_SCRIPT_INTERPRETER": sys.executable,
                 "CLOUDJOB_START_TIMEOUT_S": "30",
-                "CLOUDJOB_REMOTE_SHELL": str(agent),
+                "CLOUDJOB_CONTROL_DIR": str(folder),
+                "CLOUDJOB_SSH_KEY": str(folder / "key"),
             }
         )
-    agent.write_text(AGENT.format(python=sys.executable, folder=str(folder)))
-    agent.chmod(0o755)
     carried = {}
     for index, (name, value) in enumerate(ugly_values.items()):
         prefix = ("S3_", "MA_", "SHARED_", "SCC", "CRED", "VC_WORKER_", "MINE_")[index % 7]

@@ -102,7 +102,7 @@ def test_training_goes_on_without_a_node_that_is_lost(cloud, words):
     assert rounds[-1][0] == 2, rounds
     assert rounds[-1][1] >= 5, rounds
     log = cloud.cli("logs", job)
-    assert b"is gone: its remote shell ended" in log.err + log.out, log
+    assert b"is gone: its connection ended" in log.err + log.out, log
     assert cloud.status(job)["state"] == "SUCCEEDED"
 
 

@@ -51,7 +51,7 @@ class Head:
 
     def ask(self, *words: str) -> subprocess.Popen[bytes]:
         """Start an agent as mpirun does."""
-        argv = [*agent.words(self.where.agent).split(), *words]
+        argv = [*agent.words(self.where.agent), *words]
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         # Else the loop would take it for an orphan.
         self.loop.own.add(process.pid)
@@ -162,12 +162,26 @@ def test_a_session_has_what_sshd_gives_and_nothing_of_the_job():
     assert errands.session_environment(environ, user, "/n") == {
         "USER": user.pw_name,
         "LOGNAME": user.pw_name,
-        "SHELL": user.pw_shell or "/bin/sh",
+        "SHELL": user.pw_shell,
         "HOME": "/h",
         "PATH": "/opt/bin",
         "TMPDIR": "/t",
         "CLOUDJOB_NODE_DIR": "/n",
     }
+
+
+def test_a_user_without_a_shell_that_runs_commands_has_sh(monkeypatch: pytest.MonkeyPatch):
+    """Of nologin mpirun would get a sentence, and no daemon."""
+    user = pwd.getpwuid(os.geteuid())
+    nologin = pwd.struct_passwd((*user[:6], "/usr/sbin/nologin"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: nologin)
+    assert errands._user() == pwd.struct_passwd((*user[:6], "/bin/sh"))
+
+    def unknown(number: int) -> pwd.struct_passwd:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert errands._user().pw_shell == "/bin/sh"
 
 
 @pytest.mark.parametrize("path", ["/home/ma-user/.cloudjob/j/agent", "/a-b_c.d/agent"])

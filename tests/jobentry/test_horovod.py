@@ -76,11 +76,12 @@ def test_an_elastic_job_has_a_driver_on_the_head_and_nothing_on_the_workers():
     (driver,) = head.processes
     assert (driver.name, driver.argv[-2:]) == ("horovod", ("--elastic", "/n/elastic.json"))
     assert driver.is_server is False
-    (file,) = head.files
+    file, agent = head.files
+    assert agent.path == "/n/agent"
     assert (file.path, file.mode) == ("/n/elastic.json", 0o600)
     assert json.loads(file.text) == {
         "members": "/n/members",
-        "shell": ["ssh", "-F", "/n/ssh-config", "-p", "38888"],
+        "shell": ["/bin/sh", "/n/agent"],
         "door": [
             *("python3", "/e.pyz", "--rank", "--gloo", "--"),
             *("python", "/e.pyz", "--script", "x.py"),

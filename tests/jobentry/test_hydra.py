@@ -30,7 +30,8 @@ def make(mpi, words=("x.py",), environment=(), **node):
 
 def test_mpich_over_ssh():
     """The host file in its form, each value by its name, and ssh told where and how."""
-    made = make(MPICH, ssh_key="file:///key")
+    environ = {"OMPI_MCA_plm_rsh_args": "-q"}
+    made = make(MPICH, ssh_key="file:///key", environment=environ)
 
     (process,) = made.processes
     assert process.argv == (
@@ -43,16 +44,18 @@ def test_mpich_over_ssh():
     assert (made.ranks, made.is_everywhere) == (4, False)
 
 
-def test_intel_mpi_through_a_remote_shell():
-    """Which is called as it is; pinning is a variable's matter."""
-    made = make(INTEL, remote_shell="/shell", env_names=("SEED",), environment={"SEED": "=;"})
+def test_intel_mpi_over_the_control_connection():
+    """It starts its daemons with our agent; pinning is a variable's matter."""
+    made = make(INTEL, ssh_key="/key", env_names=("SEED",), environment={"SEED": "=;"})
 
     (process,) = made.processes
     assert process.argv == (
         *("/opt/mpi/mpiexec.hydra", "-n", "4", "-f", "/n/hostfile", "-localhost", "a"),
-        *("-launcher", "rsh", "-launcher-exec", "/shell"),
+        *("-launcher", "rsh", "-launcher-exec", "/bin/sh"),
         *("-genvlist", "MA_X,SEED,I_MPI_PIN", *RANK),
     )
+    assert process.env["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] == "/n/agent"
+    assert [file.path for file in made.files] == ["/n/hostfile", "/n/agent"]
     assert (process.env["SEED"], process.env["I_MPI_PIN"]) == ("=;", "off")
     assert make(INTEL, environment={"I_MPI_PIN": "on"}).processes[0].env["I_MPI_PIN"] == "on"
 

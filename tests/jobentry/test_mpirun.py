@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from jobentry import rank
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv, OpenMpi
+from jobentry.contract.paths import NodePaths
 from jobentry.launchers import mpirun
-from jobentry.launchers.common import ArgsError
-from jobentry.launchers.mpi import Mpi, rank_program
-from jobentry.launchers.mpirun import Command, Reach
+from jobentry.launchers.common import ArgsError, Site
+from jobentry.launchers.mpi import Mpi, Reach, rank_program, reach
+from jobentry.launchers.mpirun import Command
 
 MPI_4 = Mpi("/usr/bin/mpirun", (4, 1))
 MPI_5 = Mpi("/opt/bin/mpirun", (5, 0))
@@ -220,15 +221,6 @@ def test_our_ssh_is_told_in_one_word(given: str, expected: str):
     )
 
     assert mca(made)["plm_rsh_args"] == expected
-
-
-def test_a_remote_shell_of_ours_needs_no_port():
-    """On emulated nodes a script takes the place of ssh."""
-    node = NODE._replace(remote_shell="/bin/agent")
-
-    assert mca(command(node=node))["plm_rsh_agent"] == "/bin/agent"
-    assert "plm_rsh_args" not in mca(command(node=node))
-    assert mca(command(node=node, mpi=MPI_5))["plm_ssh_agent"] == "/bin/agent"
 
 
 def test_quotes_are_honoured():
@@ -565,18 +557,21 @@ def test_the_host_file_has_a_line_a_node():
     assert mpirun.host_file(("a", "b.c"), 8) == "a slots=8\nb.c slots=8\n"
 
 
-# -- what mpirun takes for ssh ------------------------------------------------------------------
-
-REACH = Reach("/n/ssh-config", "/bin/sh /n/agent")
+# -- how mpirun reaches the workers ---------------------------------------------------------------
 
 
-def reached(open_mpi: OpenMpi = DEFAULTS, mpi: Mpi = MPI_4) -> dict[str, str]:
-    """Return the MCA parameters where there is an agent."""
-    return mca(mpirun.command(NODE._replace(open_mpi=open_mpi), {}, mpi, FILES, PROGRAM, REACH))
+def reached(
+    open_mpi: OpenMpi = DEFAULTS, mpi: Mpi = MPI_4, folder: str = "/n", **more: str
+) -> dict[str, str]:
+    """Return the MCA parameters of a job that has a key."""
+    node = NODE._replace(open_mpi=open_mpi, ssh_key="/key", control_dir=more.pop("control", ""))
+    environ = {"OPENMPI_MCA_ARGS": open_mpi.mca_args or "", **more}
+    paths = NodePaths("/h", "/j", "/m", "/l", folder)
+    site = Site(node, environ, paths, "python", ("/e.pyz",))
+    return mca(mpirun.command(node, {}, mpi, FILES, PROGRAM, reach(site)))
 
 
-def test_mpirun_has_our_agent_for_ssh():
-    """It needs no connection of its own to a worker."""
+def test_mpirun_starts_its_daemons_over_the_control_connection():
     assert reached()["plm_rsh_agent"] == "/bin/sh /n/agent"
     assert "plm_rsh_args" not in reached()
     assert reached(mpi=MPI_5)["plm_ssh_agent"] == "/bin/sh /n/agent"
@@ -586,12 +581,16 @@ def test_mpirun_has_our_agent_for_ssh():
     "given",
     ["plm_rsh_args -q", "plm_ssh_args -q", "plm_rsh_agent ssh", "orte_rsh_agent ssh"],
 )
-def test_who_says_something_of_ssh_gets_ssh(given: str):
-    """A user who asks for an option of ssh, or for another program, means it."""
+def test_a_job_that_configures_ssh_gets_ssh(given: str):
     made = reached(OpenMpi(mca_args=f"-mca {given}"))
 
     assert made["plm_rsh_args"].startswith("-F/n/ssh-config")
     assert "/bin/sh /n/agent" not in made.values()
+
+
+def test_a_job_with_a_variable_of_open_mpi_about_ssh_gets_ssh():
+    assert "plm_rsh_agent" not in reached(OMPI_MCA_plm_rsh_args="-q")
+    assert "plm_rsh_agent" in reached(OMPI_MCA_btl="self,tcp")
 
 
 def test_a_tree_of_daemons_has_ssh():
@@ -600,3 +599,14 @@ def test_a_tree_of_daemons_has_ssh():
 
     assert made["plm_rsh_args"] == "-F/n/ssh-config"
     assert "plm_rsh_agent" not in made
+
+
+def test_an_agent_whose_path_mpirun_would_take_apart_is_not_used():
+    assert "plm_rsh_agent" not in reached(folder="/a b")
+
+
+def test_nodes_of_one_machine_have_no_ssh():
+    made = reached(OpenMpi(mca_args="-mca plm_rsh_args -q"), control="/run")
+
+    assert made["plm_rsh_agent"] == "/bin/sh /n/agent"
+    assert "plm_rsh_args" not in made

@@ -63,7 +63,7 @@ def test_the_files_of_a_node():
         name: getattr(paths, name)
         for name in (
             *("code", "host_file", "tune_file", "ssh_config", "node_env"),
-            *("events", "from_head", "to_head"),
+            "events",
         )
     } == {
         "code": "/j/code",
@@ -72,8 +72,6 @@ def test_the_files_of_a_node():
         "ssh_config": "/n/ssh-config",
         "node_env": "/n/env",
         "events": "/n/events",
-        "from_head": "/n/from-head",
-        "to_head": "/n/to-head",
     }
     assert paths.rank_log(12) == "/l/rank-12.log"
     assert paths.input("DATA") == "/m/inputs/DATA_0"

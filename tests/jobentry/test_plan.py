@@ -25,7 +25,7 @@ TOOLS = Tools(
 
 
 def test_a_worker_starts_nothing_itself():
-    """A node other than 0 serves the head's remote shell; mpirun's daemon wants to see its file."""
+    """A node other than 0 serves the head; mpirun's daemon wants to see its file."""
     made = plan.make(NODE._replace(node=1), {"PWD": "/code", "A": "b"}, PATHS, TOOLS, ("x.py",))
 
     assert made == LaunchPlan(

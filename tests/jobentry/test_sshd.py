@@ -13,7 +13,7 @@ from typing import Callable
 
 import pytest
 
-from jobentry import peers, sshd
+from jobentry import sshd
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths, node_paths
 
@@ -53,9 +53,8 @@ class Node:
 
     def ssh(self, command: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command over ssh on the machine that we are on, with more options of ssh."""
-        argv = peers.shell_command(self.env, "127.0.0.1", command, self.where.ssh_config)
         return subprocess.run(
-            [argv[0], *words, *argv[1:]],
+            ["ssh", *words, "-F", self.where.ssh_config, "127.0.0.1", command],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -106,31 +105,6 @@ def test_the_job_s_key_opens_every_node(node: Node, tmp_path: Path, until: Calla
 
     assert done.stdout.splitlines() == [str(os.geteuid()), node.where.node_dir], done
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@needs_ssh
-def test_our_line_waits_for_no_bashrc(node: Node, tmp_path: Path, until: Callable[..., None]):
-    """The session is told that it is not the first shell, and then bash reads no ~/.bashrc."""
-    node.start(key_pair(tmp_path / "key"))
-    until(is_up(node), 60)
-
-    done = node.ssh("tr '\\0' '\\n' </proc/$$/environ | grep -E '^(SHLVL|SSH_CLIENT)='")
-    told = dict(line.split("=", 1) for line in done.stdout.splitlines())
-
-    assert told.get("SHLVL") == "1", done
-    (tmp_path / ".bashrc").write_text("echo read\n")
-    environ = {"HOME": str(tmp_path), "PATH": os.defpath}
-    assert _bash({**environ, **told}) == ""
-    del told["SHLVL"]
-    assert _bash({**environ, **told}) == "read\n"
-
-
-def _bash(environ: dict[str, str]) -> str:
-    """Return what a bash says that sshd has started."""
-    done = subprocess.run(
-        ["bash", "-c", ":"], env=environ, stdin=subprocess.DEVNULL, capture_output=True, check=True
-    )
-    return done.stdout.decode()
 
 
 @needs_ssh

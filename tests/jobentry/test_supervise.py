@@ -1,6 +1,6 @@
 """Head and workers to their end: whole entries, real ranks, real signals.
 
-Only mpirun and the remote shell are stand-ins, small programs that start the rank command as those
+Only mpirun is a stand-in, a small program that starts the rank command as that
 do; what real Open MPIs do is the matter of tests/e2e.
 """
 
@@ -39,7 +39,7 @@ if hang == "always" or (hang == "first" and is_first):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "plm_rsh_agent" in words:
         agent = words[words.index("plm_rsh_agent") + 1]
-        subprocess.Popen([agent, "node1", "exec orted 600"], start_new_session=True)
+        subprocess.Popen([*agent.split(), "node1", "exec orted 600"], start_new_session=True)
         subprocess.Popen(["orted", "600"], start_new_session=True)
     os.makedirs("%s/ompi.h.0/pid.%d" % (os.environ.get("TMPDIR", "/tmp"), os.getpid()))
     time.sleep(600)
@@ -54,7 +54,7 @@ with open(words[words.index("--tune") + 1]) as file:
     names += [line.split()[1] for line in file]
 with open(words[words.index("--hostfile") + 1]) as file:
     slots = [line.split()[0] for line in file for _ in range(int(line.split("slots=")[1]))]
-agent = words[words.index("plm_rsh_agent") + 1] if "plm_rsh_agent" in words else ""
+agent = words[words.index("plm_rsh_agent") + 1].split() if "plm_rsh_agent" in words else []
 ranks = []
 for rank in range(int(words[words.index("-np") + 1])):
     own = {"OMPI_COMM_WORLD_RANK": str(rank)}
@@ -65,7 +65,7 @@ for rank in range(int(words[words.index("-np") + 1])):
             time.sleep(600)
         own.update((name, os.environ[name]) for name in names)
         command = ["env", *("%s=%s" % pair for pair in own.items()), *program]
-        words = [agent, slots[rank], "exec " + " ".join(map(shlex.quote, command))]
+        words = [*agent, slots[rank], "exec " + " ".join(map(shlex.quote, command))]
         ranks.append(subprocess.Popen(words, start_new_session=True))
 code = 0
 while ranks:
@@ -124,19 +124,13 @@ class Job:
         self.nodes = 1
         self.environ: dict[str, str] = {}
         self.entries: list[Entry] = []
-        self.mark = "MARK_%d_%s" % (os.getpid(), os.urandom(4).hex())
         programs = folder / "bin"
         programs.mkdir()
         self._write(programs / "mpirun", "#!%s -IS\n%s" % (sys.executable, MPIRUN))
         self._write(programs / "python", '#!/bin/sh\nexec %s "$@"\n' % sys.executable)
         self.path = "%s:/usr/bin:/bin" % programs
         (programs / "orted").symlink_to("/bin/sleep")
-        self.agent = programs / "agent"
-        self._write(
-            self.agent,
-            "#!/bin/sh\nd=%s/$1\nexec env -i %s=1 PATH=%s HOME=$d CLOUDJOB_NODE_DIR=$d/node"
-            ' /bin/sh -c "$2"\n' % (folder, self.mark, self.path),
-        )
+        (folder / "key").write_text("the key of the job")
 
     def _write(self, path: Path, text: str) -> None:
         path.write_text(text)
@@ -153,7 +147,6 @@ class Job:
         folder = self.folder / ("node%d" % node)
         (folder / "tmp").mkdir(parents=True, exist_ok=True)
         environ = {
-            self.mark: "1",
             "PATH": self.path,
             "LC_ALL": "C.UTF-8",
             "HOME": str(folder),
@@ -164,7 +157,8 @@ class Job:
             "OMPI_MCA_btl_tcp_if_include": "lo",
             "CLOUDJOB_JOB": "j",
             "CLOUDJOB_NODE_DIR": str(folder / "node"),
-            "CLOUDJOB_REMOTE_SHELL": str(self.agent),
+            "CLOUDJOB_CONTROL_DIR": str(self.folder),
+            "CLOUDJOB_SSH_KEY": str(self.folder / "key"),
             "CLOUDJOB_RECORD_URI": (self.folder / "exit.json").as_uri(),
             "CLOUDJOB_GRACE_S": "2",
             "CLOUDJOB_START_TIMEOUT_S": "20",
@@ -211,12 +205,19 @@ class Job:
         """Return the process id of each mpirun that was started."""
         return (self.folder / "mpiruns").read_text().split()
 
-    def left(self) -> list[int]:
-        """Return the processes of this job that have not ended."""
+    def end_machine(self, node: int) -> None:
+        """Kill everything on a machine at once."""
+        for process in self.left("node%d/" % node):
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+
+    def left(self, below: str = "") -> list[int]:
+        """Return the processes of this job, or of a machine, that have not ended."""
+        mark = os.fsencode("=%s/%s" % (self.folder, below))
         found = []
         for folder in Path("/proc").iterdir():
             try:
-                if self.mark.encode() in (folder / "environ").read_bytes():
+                if mark in (folder / "environ").read_bytes():
                     found.append(int(folder.name))
             except (OSError, ValueError):
                 pass
@@ -778,13 +779,13 @@ def test_a_signal_reaches_the_ranks_of_all_nodes(pair: Job, until: Callable[...,
 def test_a_worker_that_is_lost_ends_the_job(pair: Job, until: Callable[..., None]):
     """Its machine is gone: everything on it dies at once."""
     pair.script(UP + WAIT)
-    head, worker = (pair.start(node) for node in range(2))
+    head, _ = (pair.start(node) for node in range(2))
     until(up(pair, 2))
-    os.killpg(worker.process.pid, signal.SIGKILL)
+    pair.end_machine(1)
     ended = head.wait(15)
 
     assert (ended.code, pair.record["cause"]) == (137, "platform")
-    assert pair.failure["message"] == "node 1 (node1) is gone: its remote shell ended"
+    assert pair.failure["message"] == "node 1 (node1) is gone: its connection ended"
     assert (pair.failure["node"], pair.failure["host"]) == (1, "node1")
     until(lambda: pair.left() == [])
 
@@ -826,7 +827,7 @@ def test_nodes_come_up_in_any_order(pair: Job, first: int, until: Callable[..., 
     """A node that is early waits for the other."""
     pair.script("print('hello')\n")
     early = pair.start(first)
-    until(lambda: (early.folder / "node" / "from-head").exists())
+    until(lambda: (early.folder / "node" / "events").exists())
     late = pair.start(1 - first)
 
     assert (early.wait().code, late.wait().code) == (0, 0)
@@ -854,7 +855,7 @@ def test_a_job_that_is_cancelled_while_it_waits(pair: Job, until: Callable[..., 
     """No rank was started, and nobody waits for a grace."""
     pair.script("")
     head = pair.start(0, CLOUDJOB_GRACE_S="60")
-    until(lambda: (head.folder / "node" / "from-head").exists())
+    until(lambda: (head.folder / "node" / "events").exists())
     until(lambda: pair.left() != [head.process.pid])
     head.send(signal.SIGTERM)
     ended = head.wait(10)

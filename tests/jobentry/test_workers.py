@@ -1,80 +1,122 @@
-"""All workers, as the head sees them: a real loop, and programs in the place of ssh."""
+"""All workers, as the head sees them: a real loop, and processes with a worker's end of it."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
 import pytest
 
-from jobentry import workers
+from jobentry import control, peers, workers
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import node_paths
-from jobentry.peers import Message, Peer
+from jobentry.messages import Message
+from jobentry.peers import Peer
 from jobentry.supervise import PASSED_SIGNALS, STOP_SIGNALS, NodeLoop
 from jobentry.workers import Workers
 
 FACTS = {"code": "sha256:1", "mpi": "4.1", "python": "3.11.2"}
-# Called as ssh is. The name of the host says how it behaves; `tries` counts its calls.
-SHELL = """\
-import json, os, signal, sys, time
-host = sys.argv[1]
-kind = host.rstrip("0123456789")
-tries = os.path.join(os.path.dirname(sys.argv[0]), host)
-with open(tries, "a") as file:
-    file.write(".")
-def say(word, **values):
-    print(json.dumps({"word": word, **values}), flush=True)
-if kind == "stranger":
-    sys.exit("Host key verification failed.")
-if kind == "late" and os.path.getsize(tries) < 3:
-    sys.exit("connect to host: Connection refused")
-for line in sys.stdin:
-    word = json.loads(line)["word"]
-    if word == "hello" and kind != "silent":
-        facts = json.loads(os.environ["FACTS"])
-        if kind == "old":
-            facts["mpi"] = "5.0"
-        say("ready", **facts, at_s=time.time() + (3600 if kind == "ahead" else 0))
-        if kind == "dies":
-            sys.exit(1)
-    if word == "end" and kind == "lost":
+KEY = b"the key of the job"
+# The kind of a worker says how it behaves; it notes each message that it receives.
+WORKER = """\
+import os, signal, sys, time
+from jobentry import control, listener
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.supervise import NodeLoop
+folder, node, kind, key = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4].encode()
+own = os.path.join(folder, str(node))
+os.makedirs(own, exist_ok=True)
+if not os.path.exists(own + "/events"):
+    os.mkfifo(own + "/events")
+loop = NodeLoop(NodeEnv(), NodePaths(own, own, own, own, own))
+facts = {"code": "sha256:1", "mpi": "5.0" if kind == "old" else "4.1", "python": "3.11.2"}
+over = []
+def obey(message):
+    with open(own + "/got", "a") as file:
+        file.write(message.word + "\\n")
+    if message.word == "hello" and kind != "silent":
+        link.tell("ready", at_s=time.time() + 3600 * (kind == "ahead"), **facts)
+    if message.word == "hello" and kind == "leaves":
+        link.tell("left", trouble="")
+    if message.word == "end" and kind == "lost":
         os.kill(os.getpid(), 9)
-    if word == "end" and kind == "frozen":
+    if message.word == "end" and kind == "frozen":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if word == "end":
-        say("left", trouble="no room" if kind == "full" else "")
-        sys.exit(0)
+    if message.word == "end":
+        link.tell("left", trouble="no room" if kind == "full" else "")
+    if message.word == "count":
+        for number in range(100):
+            link.tell("counted", number=number)
+    if message.word == "bye":
+        over.append(True)
+link = control.Link(obey, lambda why: None)
+server = listener.listen(0, "127.0.0.1")
+at = listener.Listener(loop, server, control.secret(key), node, link)
+listener.announce(server, folder, node)
+ticked = time.monotonic()
+while not over:
+    loop.step()
+    if time.monotonic() - ticked > 0.1:
+        # Ten times as fast as a real one.
+        link.tick(1.0)
+        ticked = time.monotonic()
 """
 
 
 class Watch:
     """A head that has nothing but its workers."""
 
-    def __init__(self, folder: Path, hosts: tuple[str, ...]) -> None:
-        shell = folder / "ssh"
-        shell.write_text("#!%s -IS\n%s" % (sys.executable, SHELL))
-        shell.chmod(0o755)
-        node = NodeEnv(job="j", hosts=("head", *hosts), remote_shell=str(shell))
+    def __init__(self, folder: Path, kinds: tuple[str, ...], stall_s: float = 300.0) -> None:
+        self.folder = folder
+        self.kinds = kinds
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        node = NodeEnv(
+            job="j",
+            hosts=("head", *(f"{kind}{i}" for i, kind in enumerate(kinds, 1))),
+            control_dir=str(folder),
+            stall_s=stall_s,
+        )
         where = node_paths({"CLOUDJOB_NODE_DIR": str(folder), "MA_HOME": str(folder)}, node)
         where = where._replace(node_dir=str(folder), log_dir=str(folder))
         os.mkfifo(where.events)
         self.loop = NodeLoop(node, where)
         self.heard: list[tuple[str, str]] = []
-        self.lost: list[str] = []
-        self.workers = Workers(node, where, self.loop, FACTS, self._hear, self._lose)
+        self.numbers: list[int] = []
+        self.lost: list[tuple[str, str]] = []
+        self.workers = Workers(node, self.loop, FACTS, self._hear, self._lose)
+
+    def open(self, *absent: int) -> None:
+        """Start the workers, but for some, and look for all of them."""
+        for index in range(1, len(self.kinds) + 1):
+            if index not in absent:
+                self.start(index)
+        self.workers.open(KEY, 0)
+
+    def start(self, index: int, key: bytes = KEY) -> None:
+        """Start a worker."""
+        words = [str(self.folder), str(index), self.kinds[index - 1], key.decode()]
+        self.processes[index] = subprocess.Popen(
+            [sys.executable, "-c", WORKER, *words],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        # Else the loop would take it for an orphan.
+        self.loop.own.add(self.processes[index].pid)
 
     def _hear(self, peer: Peer, message: Message) -> None:
         self.heard.append((peer.host, message.word))
+        if message.word == "counted":
+            self.numbers.append(message.values["number"])
 
     def _lose(self, peer: Peer) -> None:
-        self.lost.append(peer.host)
+        self.lost.append((peer.host, peer.reason))
 
     def until(self, claim: Callable[[], object]) -> None:
         """Let the loop run until something is true."""
@@ -83,91 +125,110 @@ class Watch:
             assert time.monotonic() < deadline, (self.heard, self.lost)
             self.loop.step()
 
+    def until_all_are_there(self) -> None:
+        self.until(lambda: not self.workers.absent)
+
+    def close(self) -> None:
+        self.workers.end(0, is_over=True, patience_s=0.0)
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        self.loop.close()
+
 
 @pytest.fixture
-def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watch]]:
+def watch(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
     """A function that makes a head with workers of these kinds."""
-    monkeypatch.setenv("FACTS", json.dumps(FACTS))
     kept = {
         number: signal.getsignal(number)
         for number in (*STOP_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD)
     }
     made: list[Watch] = []
 
-    def make(*hosts: str) -> Watch:
-        made.append(Watch(tmp_path, hosts))
+    def make(*kinds: str, stall_s: float = 300.0) -> Watch:
+        made.append(Watch(tmp_path, kinds, stall_s))
         return made[-1]
 
     yield make
     for each in made:
-        each.workers.end(0, is_over=True, patience_s=0.0)
-        each.loop.close()
+        each.close()
     signal.set_wakeup_fd(-1)
     for number, handler in kept.items():
         signal.signal(number, handler)
 
 
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the head's clock for silence go ten times as fast."""
+    monkeypatch.setattr(workers, "_TICK_S", 0.1)
+    monkeypatch.setattr(
+        Peer, "tick", lambda self, elapsed_s, tick=Peer.tick: tick(self, 10 * elapsed_s)
+    )
+
+
+# -- bring-up -----------------------------------------------------------------------------------
+
+
 def test_all_workers_are_greeted(watch: Callable[..., Watch]):
-    """Each answers, and nobody is unfit."""
-    head = watch("good1", "good2", "good3")
-    head.workers.open()
-    head.until(lambda: not head.workers.absent)
+    head = watch("good", "good", "good")
+    head.open()
+    head.until_all_are_there()
 
     assert sorted(head.heard) == [("good%d" % i, "ready") for i in (1, 2, 3)]
     assert head.workers.unfit() == []
     assert head.workers.warnings() == []
-    assert sorted(head.workers.processes) == sorted(head.loop.own)
 
 
-def test_a_shell_that_got_nowhere_is_tried_again(watch: Callable[..., Watch], tmp_path: Path):
-    """A worker is up later than the head."""
-    head = watch("late1")
-    head.workers.open()
-    head.until(lambda: not head.workers.absent)
-
-    assert (tmp_path / "late1").read_text() == "..."
-    assert head.lost == []
-    # A shell that has ended and was waited for is nobody's any more.
-    assert head.loop.own == set(head.workers.processes)
-
-
-@pytest.mark.parametrize(
-    ("host", "trouble", "hint"),
-    [
-        ("stranger1", "it has another key for ssh: Host key verification failed.", "the same key"),
-        ("silent1", "its entry has not answered", "what does its own log say"),
-    ],
-)
-def test_who_has_not_answered_says_why(
-    watch: Callable[..., Watch], tmp_path: Path, host: str, trouble: str, hint: str
-):
-    """As far as the remote shell knows."""
-    head = watch("good1", host)
-    head.workers.open()
-    head.until((tmp_path / host).exists)
-    head.until(lambda: [row for row in head.workers.unfit() if row.trouble == trouble])
+def test_a_worker_that_comes_late_is_found(watch: Callable[..., Watch]):
+    head = watch("good", "good")
+    head.open(2)
     head.until(lambda: len(head.workers.absent) == 1)
+    (row,) = head.workers.unfit()
+    assert (row.node, row.trouble) == (2, "its entry does not listen yet")
+
+    head.start(2)
+
+    head.until_all_are_there()
+    assert head.lost == []
+
+
+def test_a_worker_with_another_key_is_reported_with_a_hint(watch: Callable[..., Watch]):
+    head = watch("good", "good")
+    head.open(2)
+    head.start(2, b"another key")
+    trouble = "it has another key than the head, or is not node 2"
+
+    head.until(lambda: [row for row in head.workers.unfit() if row.trouble == trouble])
+
+    (row,) = [row for row in head.workers.unfit() if row.node == 2]
+    assert row.line is False
+    assert "CLOUDJOB_SSH_KEY" in row.hint
+
+
+def test_a_worker_that_does_not_answer_is_reported(watch: Callable[..., Watch]):
+    head = watch("silent")
+    head.open()
+    trouble = "its entry has not answered"
+
+    head.until(lambda: [row for row in head.workers.unfit() if row.trouble == trouble])
 
     (row,) = head.workers.unfit()
-    assert (row.node, row.host, row.trouble) == (2, host, trouble)
-    assert hint in row.hint
+    assert "what does its own log say" in row.hint
 
 
-def test_a_worker_that_does_not_fit_is_named(watch: Callable[..., Watch]):
-    """With both versions."""
-    head = watch("good1", "old2")
-    head.workers.open()
-    head.until(lambda: not head.workers.absent)
+def test_a_worker_that_does_not_fit_is_named_with_both_versions(watch: Callable[..., Watch]):
+    head = watch("good", "old")
+    head.open()
+    head.until_all_are_there()
 
     (row,) = head.workers.unfit()
     assert (row.node, row.trouble) == (2, "another MPI: 5.0, and the head has 4.1")
 
 
 def test_a_clock_that_is_far_off_is_warned_of(watch: Callable[..., Watch]):
-    """It works all the same."""
-    head = watch("good1", "ahead2")
-    head.workers.open()
-    head.until(lambda: not head.workers.absent)
+    head = watch("good", "ahead")
+    head.open()
+    head.until_all_are_there()
 
     assert head.workers.unfit() == []
     warning, hint = head.workers.warnings()
@@ -175,32 +236,213 @@ def test_a_clock_that_is_far_off_is_warned_of(watch: Callable[..., Watch]):
     assert hint.startswith("hint: ")
 
 
-def test_a_worker_that_is_lost_is_told_once(watch: Callable[..., Watch]):
-    """Only one that had answered can be lost."""
-    head = watch("good1", "dies2")
-    head.workers.open()
+def test_workers_that_are_late_are_shown_while_the_head_waits(
+    watch: Callable[..., Watch],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The table comes again when the wait has doubled."""
+    monkeypatch.setattr(workers, "_LATE_S", 0.2)
+    head = watch("good", "silent")
+    head.open()
+    said: list[str] = []
+
+    def is_shown_twice() -> bool:
+        said.append(capsys.readouterr().err)
+        return "".join(said).count("its entry has not answered") >= 2
+
+    head.until(is_shown_twice)
+    head.workers.stop_looking()
+    text = "".join(said)
+
+    assert "hint: node" in text
+    assert "all workers are there" not in text
+
+
+def test_nothing_is_shown_in_a_good_run(
+    watch: Callable[..., Watch], capsys: pytest.CaptureFixture[str]
+):
+    head = watch("good")
+    head.open()
+    head.until_all_are_there()
+    head.workers.stop_looking()
+
+    assert capsys.readouterr().err == ""
+
+
+def test_strangers_on_the_port_do_not_keep_the_head_out(watch: Callable[..., Watch]):
+    head = watch("good")
+    head.start(1)
+    place = head.folder / "address-1"
+    head.until(place.exists)
+    address, port = place.read_text().split()
+    strangers = [socket.create_connection((address, int(port)), 60) for _ in range(5)]
+    try:
+        for stranger, words in zip(
+            strangers, [b"", b"GET / HTTP/1.1\r\n\r\n", b"0" * 5000, b"\xff \xff 0 \xff\n"]
+        ):
+            assert stranger.recv(19) == b"cloudjob-control 1 "
+            stranger.sendall(words)
+        head.workers.open(KEY, 0)
+
+        head.until_all_are_there()
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+# -- silence, breaks and deaths -----------------------------------------------------------------
+
+
+def test_a_worker_that_is_killed_is_lost_soon(watch: Callable[..., Watch]):
+    head = watch("good", "good")
+    head.open()
+    head.until_all_are_there()
+    head.processes[2].kill()
+
     head.until(lambda: head.lost)
 
-    assert head.lost == ["dies2"]
-    assert [peer.host for peer in head.workers.peers if peer.is_gone] == ["dies2"]
+    assert head.lost == [("good2", "its connection ended")]
+    assert [peer.host for peer in head.workers.peers if peer.is_gone] == ["good2"]
+
+
+def test_a_worker_that_was_started_again_is_another_one(watch: Callable[..., Watch]):
+    """Its ranks are gone with the first, whatever answers there now."""
+    head = watch("good")
+    head.open()
+    head.until_all_are_there()
+    head.processes[1].kill()
+    head.processes[1].wait()
+    (head.folder / "address-1").unlink()
+    head.start(1)
+
+    head.until(lambda: head.lost)
+
+    assert head.lost == [("good1", "its entry was started again")]
+
+
+def test_a_broken_connection_is_resumed_without_a_loss(watch: Callable[..., Watch]):
+    head = watch("good")
+    head.open()
+    head.until_all_are_there()
+    link = head.workers.peers[0].link
+    head.workers.tell("count")
+    for _ in range(20):
+        # As a reset on the way: both sides have to notice by themselves.
+        assert link._stream is not None
+        assert link._stream._socket is not None
+        link._stream._socket.shutdown(socket.SHUT_RDWR)
+        head.until(lambda: not link.is_attached)
+        head.workers.tell("count")
+        head.until(lambda: link.is_attached)
+
+    head.until(lambda: len(head.numbers) >= 2100)
+    assert head.numbers == list(range(100)) * 21
+    assert head.lost == []
+
+
+def test_a_silent_worker_is_reported_and_waited_for(
+    watch: Callable[..., Watch], capsys: pytest.CaptureFixture[str], fast: None
+):
+    head = watch("good", stall_s=10_000.0)
+    head.open()
+    head.until_all_are_there()
+    said: list[str] = []
+
+    def is_said(words: str) -> bool:
+        said.append(capsys.readouterr().err)
+        return words in "".join(said)
+
+    os.kill(head.processes[1].pid, signal.SIGSTOP)
+    head.until(lambda: is_said("silent for "))
+    assert "node 1 (good1); a node may be silent for 10000 s" in "".join(said)
+    head.workers.tell("count")
+    os.kill(head.processes[1].pid, signal.SIGCONT)
+    head.until(lambda: is_said("no longer silent: node 1 (good1)"))
+
+    head.until(lambda: len(head.numbers) == 100)
+    assert head.lost == []
+
+
+def test_a_worker_that_is_silent_for_too_long_is_lost(watch: Callable[..., Watch], fast: None):
+    head = watch("good", stall_s=25.0)
+    head.open()
+    head.until_all_are_there()
+    os.kill(head.processes[1].pid, signal.SIGSTOP)
+
+    head.until(lambda: head.lost)
+
+    (lost,) = head.lost
+    assert lost[1].startswith("it has been silent for ")
+
+
+def test_a_silent_worker_that_dies_is_lost_at_once(watch: Callable[..., Watch], fast: None):
+    """Nothing listens there any more, so it is not waited for."""
+    head = watch("good", stall_s=100_000.0)
+    head.open()
+    head.until_all_are_there()
+    os.kill(head.processes[1].pid, signal.SIGSTOP)
+    head.until(lambda: head.workers.peers[0].silent_s > control.SILENT_S)
+    head.processes[1].kill()
+
+    head.until(lambda: head.lost)
+
+
+def test_time_in_which_the_head_itself_was_suspended_is_no_silence(
+    watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+):
+    head = watch("good", stall_s=60.0)
+    head.open()
+    head.until_all_are_there()
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 1000.0)
+
+    for _ in range(3):
+        head.loop.step()
+
+    assert head.lost == []
+    assert head.workers.peers[0].silent_s < control.SILENT_S
+
+
+def test_a_lost_worker_is_looked_for_again_when_it_may_come_back(
+    watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(peers, "_PAUSE_S", (0.02, 0.05))
+    head = watch("good")
+    head.open()
+    head.until_all_are_there()
+    head.processes[1].kill()
+    head.processes[1].wait()
+    head.until(lambda: head.lost)
+    head.workers.look_again(head.workers.peers[0])
+    assert len(head.workers.absent) == 1
+    head.start(1)
+
+    head.until_all_are_there()
+    assert head.heard == [("good1", "ready")] * 2
+
+
+# -- the end ------------------------------------------------------------------------------------
 
 
 def test_at_the_end_each_worker_has_left(watch: Callable[..., Watch]):
-    """Nobody is lost by that, and who could not keep its outputs says so."""
-    head = watch("good1", "full2", "silent3")
-    head.workers.open()
+    head = watch("good", "full", "silent")
+    head.open()
     head.until(lambda: len(head.workers.absent) == 1)
     begun = time.monotonic()
-    head.workers.end(3, is_over=True, patience_s=60.0)
+
+    assert head.workers.end(3, is_over=True, patience_s=60.0) == []
 
     assert time.monotonic() - begun < 60
     assert head.lost == []
     assert [peer.trouble for peer in head.workers.peers] == ["", "no room", ""]
+    for index in (1, 2):
+        assert head.processes[index].wait(60) == 0
 
 
 def test_a_worker_that_ends_without_confirming_is_reported(watch: Callable[..., Watch]):
-    head = watch("good1", "lost2", "full3", "silent4")
-    head.workers.open()
+    head = watch("good", "lost", "full", "silent")
+    head.open()
     head.until(lambda: len(head.workers.absent) == 1)
 
     unconfirmed = head.workers.end(0, is_over=True, patience_s=60.0)
@@ -209,74 +451,19 @@ def test_a_worker_that_ends_without_confirming_is_reported(watch: Callable[..., 
 
 
 def test_a_worker_that_never_confirms_is_reported_after_the_limit(watch: Callable[..., Watch]):
-    head = watch("good1", "frozen2")
-    head.workers.open()
-    head.until(lambda: not head.workers.absent)
+    head = watch("good", "frozen")
+    head.open()
+    head.until_all_are_there()
 
     unconfirmed = head.workers.end(0, is_over=True, patience_s=2.0)
 
     assert [(peer.host, peer.is_gone) for peer in unconfirmed] == [("frozen2", False)]
 
 
-def test_who_is_late_is_shown_while_the_head_waits(
-    watch: Callable[..., Watch],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """Not in a run where nobody is late; once more when the wait has doubled; and when all came."""
-    monkeypatch.setattr(workers, "_LATE_S", 0.2)
-    head = watch("good1", "silent2")
-    head.workers.open()
-    said: list[str] = []
+def test_a_worker_that_leaves_while_the_job_runs_is_lost(watch: Callable[..., Watch]):
+    head = watch("leaves")
+    head.open()
 
-    def shown(count: int) -> Callable[[], Any]:
-        def claim() -> bool:
-            said.append(capsys.readouterr().err)
-            return "".join(said).count("the nodes after") >= count
+    head.until(lambda: head.lost)
 
-        return claim
-
-    head.until(shown(2))
-    head.workers.stop_looking()
-    text = "".join(said)
-
-    assert "its entry has not answered" in text
-    assert "hint: node" in text
-    assert "all workers are there" not in text
-
-
-def test_another_key_is_shown_sooner(
-    watch: Callable[..., Watch],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """A node with another key seldom gets the right one by waiting; it is still waited for."""
-    monkeypatch.setattr(workers, "_REFUSED_S", 0.2)
-    head = watch("silent1", "stranger2")
-    begun = time.monotonic()
-    head.workers.open()
-    said: list[str] = []
-
-    def is_shown() -> bool:
-        said.append(capsys.readouterr().err)
-        return "the nodes after" in "".join(said)
-
-    head.until(is_shown)
-    text = "".join(said)
-
-    assert time.monotonic() - begun < workers._LATE_S
-    assert "it has another key for ssh" in text
-    assert "hint: node 2: every node of a job must be given the same key" in text
-    assert len(head.workers.absent) == 2
-
-
-def test_nobody_is_shown_in_a_good_run(
-    watch: Callable[..., Watch], capsys: pytest.CaptureFixture[str]
-):
-    """A table is for when something is wrong."""
-    head = watch("good1")
-    head.workers.open()
-    head.until(lambda: not head.workers.absent)
-    head.workers.stop_looking()
-
-    assert capsys.readouterr().err == ""
+    assert head.lost == [("leaves1", "its entry ended")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
+import re
 import shutil
 import signal
 import subprocess
@@ -35,6 +35,8 @@ from jobentry.contract.launchers import LAUNCHERS
 from jobentry.trees import remove_tree
 
 _SCHEME = "process://local/"
+# The key of the job, in its run folder.
+KEY = "key"
 _POLL_S = 0.01
 _PIECE_BYTES = 1 << 20
 # A Unix socket's path has at most 107 bytes, and scripts and Open MPI make sockets below TMPDIR.
@@ -147,7 +149,7 @@ class ProcessBackend:
             with writing(f"starting job {request.job}", folder):
                 folder.mkdir(mode=0o700)
                 Path(request.run_dir).mkdir(mode=0o700)
-                _write_shell(request)
+                _write_key(Path(request.run_dir, KEY))
                 if request.hosts:
                     Path(request.hosts).write_text(request.hosts_text + _hosts_of_machine())
                 path = running.path_of(home, request.job)
@@ -313,7 +315,8 @@ def build(
         node = submissions.node_env(submission, index, hosts)._replace(
             interpreter=machine.python,
             node_dir=f"{run_dir}/{index}/node",
-            remote_shell=f"{run_dir}/remote-shell",
+            control_dir=run_dir,
+            ssh_key=f"{run_dir}/{KEY}",
         )
         env = base | submissions.variables(submission, node, home=home, address=address_of(index))
         own = devices.share(machine.gpus, len(hosts), gpus, index)
@@ -413,19 +416,17 @@ def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -
 
 def _short_temporary_folder() -> str:
     folder = tempfile.gettempdir()
-    # mpirun splits the name of its remote shell at blanks.
-    if len(folder) > _LONGEST_TMPDIR or folder.split() != [folder]:
+    # mpirun splits the command that starts its daemons at blanks, and reads quotes and colons.
+    if len(folder) > _LONGEST_TMPDIR or not re.fullmatch(r"[\w/.+-]+", folder):
         return "/tmp"
     return folder
 
 
-def _write_shell(request: ProcessRequest) -> None:
-    """Write the program that mpirun calls instead of ssh."""
-    shell = Path(request.run_dir, "remote-shell")
-    program = Path(__file__).with_name("shell.py")
-    words = [sys.executable, "-I", "-S", str(program), request.run_dir]
-    shell.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-    shell.chmod(0o700)
+def _write_key(path: Path) -> None:
+    """Write the key by which the nodes of a job know each other; no ssh reads it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(os.urandom(32).hex().encode())
 
 
 def _hosts_of_machine() -> str:

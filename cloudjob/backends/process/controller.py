@@ -150,7 +150,7 @@ class Controller:
         code = 125
         try:
             signal.set_wakeup_fd(-1)
-            keeper = Keeper(node.request, self.argv, self.run_dir, self.hosts, controller)
+            keeper = Keeper(node.request, self.argv, self.hosts, controller)
             code = keeper.run()
         except Exception as error:  # noqa: BLE001 (whatever it is, the log must name it)
             _append(node.request.log, f"cloudjob: starting node {node.request.host}: {error!r}\n")

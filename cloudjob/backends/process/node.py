@@ -1,18 +1,16 @@
 """The keeper of one emulated node: all that runs there are its descendants, and end with it.
 
-It plays the machine: it starts the entry, answers the remote shell, reaps, and when the entry has
-ended nothing of the node is left. Standard library only.
+It plays the machine: it starts the entry and reaps, and when the entry has ended nothing of the
+node is left. Standard library only.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import ctypes
 import os
 import selectors
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,8 +25,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 # The exit code of a node that was ended from outside.
 _SWITCHED_OFF = 128 + signal.SIGKILL
-# The path of a fresh ssh session: the environment of the node must not depend on it.
-_SESSION_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +48,13 @@ class NodeRequest:
 class Keeper:
     """Runs one node; made in a process of its own."""
 
-    def __init__(
-        self, request: NodeRequest, argv: list[str], folder: str, hosts: str, controller: int
-    ) -> None:
+    def __init__(self, request: NodeRequest, argv: list[str], hosts: str, controller: int) -> None:
         self._request = request
         self._argv = argv
-        self._folder = folder
         self._hosts = hosts
         self._controller = controller
         self._selector = selectors.DefaultSelector()
         self._prctl = ctypes.CDLL(None).prctl
-        self._sessions: dict[int, socket.socket] = {}
         self._signals: list[int] = []
         self._process = 0
         self._entry = 0
@@ -82,7 +74,6 @@ class Keeper:
         self._listen_to_signals()
         if self._hosts:
             isolate(self._request.host, self._hosts)
-        self._listen_to_shells()
         self._start_entry()
         while self._code is None:
             for key, _ in self._selector.select():
@@ -134,8 +125,6 @@ class Keeper:
             code = code if code >= 0 else 128 - code
             if child == self._entry:
                 self._code = code
-            elif child in self._sessions:
-                self._answer(self._sessions.pop(child), code)
 
     def _sweep(self) -> None:
         """End what is left on this node: whatever it was, the node is gone."""
@@ -180,78 +169,6 @@ class Keeper:
                     os.kill(self._entry, signal.SIGCONT)
         self._reap()
 
-    # -- remote shell -------------------------------------------------------------------------
-
-    def _listen_to_shells(self) -> None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        name = socket_name(self._request.host)
-        # The path of a socket has at most 107 bytes, so it is the bare name.
-        os.chdir(self._folder)
-        with contextlib.suppress(FileNotFoundError):
-            # An earlier attempt at the job has left it.
-            os.unlink(name)
-        listener.bind(name)
-        os.chdir("/")
-        listener.listen(128)
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
-
-    def _accept(self, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        try:
-            command, descriptors = _receive(connection)
-        except (OSError, ValueError):
-            connection.close()
-            return
-        stdin, stdout, stderr = descriptors
-        session = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            env=self._session_env(),
-            cwd=self._request.home,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-            preexec_fn=self._end_with_us,
-        )
-        for descriptor in descriptors:
-            os.close(descriptor)
-        session.returncode = 0
-        self._sessions[session.pid] = connection
-        self._selector.register(
-            connection, selectors.EVENT_READ, lambda _: self._hang_up(session.pid)
-        )
-
-    def _session_env(self) -> dict[str, str]:
-        """A session starts clean, as under sshd: nothing of the job's variables."""
-        request = self._request
-        return {
-            "HOME": request.home,
-            "PATH": _SESSION_PATH,
-            "SHELL": "/bin/sh",
-            "TMPDIR": request.tmp,
-            "CLOUDJOB_NODE_DIR": request.env["CLOUDJOB_NODE_DIR"],
-        }
-
-    def _hang_up(self, session: int) -> None:
-        """The caller is gone: its command hears of it as under sshd."""
-        connection = self._sessions.pop(session, None)
-        if connection is not None:
-            self._selector.unregister(connection)
-            connection.close()
-            with contextlib.suppress(OSError):
-                os.killpg(session, signal.SIGHUP)
-
-    def _answer(self, connection: socket.socket, code: int) -> None:
-        self._selector.unregister(connection)
-        with contextlib.suppress(OSError):
-            connection.send(bytes([code & 0xFF]))
-        connection.close()
-
-
-def socket_name(host: str) -> str:
-    """Return the name, in the folder of sockets, of the one on which the keeper answers."""
-    return f"{host.partition('.')[0]}.sock"
-
 
 def children_of(parent: int) -> list[int]:
     """Return the processes whose parent is ``parent``."""
@@ -277,24 +194,3 @@ def _parents() -> Iterator[tuple[int, int]]:
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
             # The name of a program may hold blanks and brackets; the last bracket ends it.
             yield int(name), int(file.read().rpartition(b")")[2].split()[1])
-
-
-def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Read one request: its length, three descriptors, and the command."""
-    connection.settimeout(10)
-    descriptors = array.array("i")
-    header, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(3 * descriptors.itemsize))
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    size = int.from_bytes(header, "big")
-    command = b""
-    while len(command) < size:
-        piece = connection.recv(size - len(command))
-        if not piece:
-            raise ValueError("the caller hung up")
-        command += piece
-    connection.settimeout(None)
-    if len(descriptors) != 3:
-        raise ValueError("three descriptors are needed")
-    return command, list(descriptors)

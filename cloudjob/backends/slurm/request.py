@@ -18,7 +18,7 @@ from cloudjob.errors import SpecError
 from cloudjob.spec import MASK, JobSpec, section
 from cloudjob.submission import Submission
 from jobentry.contract import names
-from jobentry.contract.launchers import LAUNCHERS
+from jobentry.contract.launchers import needs_sshd
 
 # What a node finds out for itself, or the script of the nodes for it.
 _OF_NODE = (
@@ -263,8 +263,7 @@ def _is_srun(spec: JobSpec) -> bool:
 
 def _needs_shell(spec: JobSpec) -> bool:
     """Whether the nodes speak ssh with each other; with a launcher not yet chosen they may."""
-    launcher = LAUNCHERS.get("srun" if _is_srun(spec) else spec.launcher)
-    return launcher is None or launcher.needs_shell
+    return not _is_srun(spec) and needs_sshd(spec.launcher, spec.env)
 
 
 def _problems(spec: JobSpec) -> Iterator[str]:

@@ -15,6 +15,7 @@ from jobentry.contract.names import (
     CARRIED_PREFIXES,
     CLOUDJOB_CODE_DIGEST,
     CLOUDJOB_CODE_URI,
+    CLOUDJOB_CONTROL_DIR,
     CLOUDJOB_DEVICE_TARGET,
     CLOUDJOB_DEVICES,
     CLOUDJOB_ENV_NAMES,
@@ -31,11 +32,11 @@ from jobentry.contract.names import (
     CLOUDJOB_PARALLEL_MODE,
     CLOUDJOB_PROCS_PER_NODE,
     CLOUDJOB_RECORD_URI,
-    CLOUDJOB_REMOTE_SHELL,
     CLOUDJOB_RESTORE_OUTPUTS,
     CLOUDJOB_SEARCH_MODE,
     CLOUDJOB_SECRET_NAMES,
     CLOUDJOB_SSH_KEY,
+    CLOUDJOB_STALL_S,
     CLOUDJOB_START_TIMEOUT_S,
     CLOUDJOB_TIMEOUT_S,
     MA_NUM_GPUS,
@@ -62,6 +63,7 @@ from jobentry.contract.names import (
 DEFAULT_SSHD_PORT = 38888
 DEFAULT_GRACE_S = 10.0
 DEFAULT_START_TIMEOUT_S = 600.0
+DEFAULT_STALL_S = 300.0
 DEFAULT_OUTPUT_SYNC_S = 30.0
 DEFAULT_OUTPUT_LIMIT_S = 3600.0
 
@@ -113,6 +115,9 @@ class NodeEnv(NamedTuple):
 
     Args:
         min_nodes: With how few nodes the job goes on, the head among them; 0 where it needs all.
+        control_dir: Where nodes that share a machine announce their addresses; empty for nodes that
+            are reached by their names.
+        stall_s: How long the connection between head and workers may be silent.
     """
 
     job: str = "job"
@@ -125,7 +130,8 @@ class NodeEnv(NamedTuple):
     code_digest: str = ""
     record_uri: str = ""
     node_dir: str = ""
-    remote_shell: str = ""
+    control_dir: str = ""
+    stall_s: float = DEFAULT_STALL_S
     ssh_key: str = ""
     sshd_port: int = DEFAULT_SSHD_PORT
     env_names: tuple[str, ...] = ()
@@ -218,7 +224,7 @@ def write(node: NodeEnv) -> dict[str, str]:
         CLOUDJOB_CODE_DIGEST: node.code_digest,
         CLOUDJOB_RECORD_URI: node.record_uri,
         CLOUDJOB_NODE_DIR: node.node_dir,
-        CLOUDJOB_REMOTE_SHELL: node.remote_shell,
+        CLOUDJOB_CONTROL_DIR: node.control_dir,
         CLOUDJOB_SSH_KEY: node.ssh_key,
         CLOUDJOB_ENV_NAMES: " ".join(node.env_names),
         CLOUDJOB_SECRET_NAMES: " ".join(node.secret_names),
@@ -229,6 +235,7 @@ def write(node: NodeEnv) -> dict[str, str]:
         OPENMPI_HOST_FILE_PATH: node.open_mpi.host_file,
         TUNE_ENV_FILE: node.open_mpi.tune_file,
         CLOUDJOB_MIN_NODES: str(node.min_nodes or ""),
+        CLOUDJOB_STALL_S: "" if node.stall_s == DEFAULT_STALL_S else number(node.stall_s),
         CLOUDJOB_DEVICE_TARGET: node.mindspore.device_target,
         CLOUDJOB_PARALLEL_MODE: node.mindspore.parallel_mode,
         CLOUDJOB_SEARCH_MODE: node.mindspore.search_mode,
@@ -264,7 +271,8 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
         code_digest=environ.get(CLOUDJOB_CODE_DIGEST, ""),
         record_uri=environ.get(CLOUDJOB_RECORD_URI, ""),
         node_dir=environ.get(CLOUDJOB_NODE_DIR, ""),
-        remote_shell=environ.get(CLOUDJOB_REMOTE_SHELL, ""),
+        control_dir=environ.get(CLOUDJOB_CONTROL_DIR, ""),
+        stall_s=reader.seconds(CLOUDJOB_STALL_S, DEFAULT_STALL_S),
         ssh_key=environ.get(CLOUDJOB_SSH_KEY, ""),
         sshd_port=reader.port(SSHD_PORT, DEFAULT_SSHD_PORT),
         env_names=reader.names(CLOUDJOB_ENV_NAMES),

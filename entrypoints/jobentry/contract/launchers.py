@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Mapping, NamedTuple
 
+from jobentry.contract import names
+
 
 class Launcher(NamedTuple):
     """What one launcher is.
@@ -12,8 +14,7 @@ class Launcher(NamedTuple):
     Args:
         help: What it does, in a few words.
         needs_mpi: Whether mpirun on the head starts the ranks; else each node starts its own.
-        needs_shell: Whether the head starts programs on the other nodes by a remote shell; else the
-            nodes need no sshd.
+        needs_sshd: Whether the command may use ssh between the nodes, so each has an sshd.
         is_one_a_node: Whether a node has one rank, whatever room there is.
         takes_command: Whether the script is any command, and not a file of the source.
         module: What the interpreter of the nodes must be able to import; empty for nothing.
@@ -24,7 +25,7 @@ class Launcher(NamedTuple):
 
     help: str
     needs_mpi: bool = False
-    needs_shell: bool = False
+    needs_sshd: bool = False
     is_one_a_node: bool = False
     takes_command: bool = False
     module: str = ""
@@ -39,15 +40,12 @@ DEFAULT = "mpirun"
 AUTO = "auto"
 
 LAUNCHERS: Mapping[str, Launcher] = {
-    "mpirun": Launcher("Open MPI's mpirun on the head", needs_mpi=True, needs_shell=True),
+    "mpirun": Launcher("Open MPI's mpirun on the head", needs_mpi=True),
     "srun": Launcher("Slurm's srun with PMIx on the head, in a job of Slurm"),
-    "horovod": Launcher(
-        "Horovod under Open MPI's mpirun", needs_mpi=True, needs_shell=True, module="horovod"
-    ),
+    "horovod": Launcher("Horovod under Open MPI's mpirun", needs_mpi=True, module="horovod"),
     "horovod-gloo": Launcher("Horovod over Gloo, without any MPI", module="horovod"),
     "horovod-elastic": Launcher(
         "Horovod over Gloo, with nodes that may come and go",
-        needs_shell=True,
         module="horovod",
         is_elastic=True,
     ),
@@ -55,7 +53,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
     "msrun": Launcher("MindSpore's msrun on every node", module="mindspore"),
     "dynamic-cluster": Launcher("MindSpore's dynamic cluster, without msrun", module="mindspore"),
     "mindspore-mpi": Launcher(
-        "MindSpore under Open MPI's mpirun", needs_mpi=True, needs_shell=True, module="mindspore"
+        "MindSpore under Open MPI's mpirun", needs_mpi=True, module="mindspore"
     ),
     "rank-table": Launcher(
         "one process a device, told of all by a rank table",
@@ -73,11 +71,41 @@ LAUNCHERS: Mapping[str, Launcher] = {
     # What the command is nobody knows: it may be an mpirun.
     "command": Launcher(
         "any command once on every node",
-        needs_shell=True,
+        needs_sshd=True,
         is_one_a_node=True,
         takes_command=True,
     ),
 }
+
+# Parameters of Open MPI about its remote shell: plm_rsh_…, plm_ssh_… or orte_rsh_….
+_OF_SSH = ("sh_agent", "sh_args")
+_YES = ("true", "1", "yes")
+
+
+def needs_sshd(launcher: str, environ: Mapping[str, str]) -> bool:
+    """Whether the nodes of a job speak ssh with each other, with these variables of the job.
+
+    mpirun's daemons start over the control connection, unless the job configures their remote shell
+    or asks for a tree of daemons, which start each other.
+    """
+    known = LAUNCHERS.get(launcher)
+    if known is None or known.needs_sshd:
+        return True
+    return known.needs_mpi and asks_for_ssh(environ)
+
+
+def asks_for_ssh(environ: Mapping[str, str]) -> bool:
+    """Whether variables of a job configure the remote shell of mpirun."""
+    if any(name.endswith(_OF_SSH) and "_MCA_" in name for name in environ):
+        return True
+    given = (environ.get(name, "") for name in (names.OPENMPI_MCA_ARGS, names.OPENMPI_EXTRA_ARGS))
+    words = " ".join(given).split()
+    pairs = zip(words, [*words[1:], ""])
+    return any(
+        name.endswith(_OF_SSH) or (name.endswith("_no_tree_spawn") and value not in _YES)
+        for name, value in pairs
+    )
+
 
 OPEN_MPI = "Open MPI"
 INTEL_MPI = "Intel MPI"

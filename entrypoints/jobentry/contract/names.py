@@ -49,8 +49,11 @@ CLOUDJOB_CODE_URI = "CLOUDJOB_CODE_URI"
 CLOUDJOB_CODE_DIGEST = "CLOUDJOB_CODE_DIGEST"
 CLOUDJOB_RECORD_URI = "CLOUDJOB_RECORD_URI"
 CLOUDJOB_NODE_DIR = "CLOUDJOB_NODE_DIR"
-CLOUDJOB_REMOTE_SHELL = "CLOUDJOB_REMOTE_SHELL"
 CLOUDJOB_SSH_KEY = "CLOUDJOB_SSH_KEY"
+# Where nodes that share a machine leave the addresses on which they listen for the head.
+CLOUDJOB_CONTROL_DIR = "CLOUDJOB_CONTROL_DIR"
+# How long the connection between head and workers may be silent.
+CLOUDJOB_STALL_S = "CLOUDJOB_STALL_S"
 # The folder of what was put into this container alone; the entry empties it when the job has ended.
 CLOUDJOB_DELIVERED = "CLOUDJOB_DELIVERED"
 # A file with more variables, secrets among them.

@@ -122,16 +122,6 @@ class NodePaths(NamedTuple):
         """A file that is there while no rank may begin: not all workers are there."""
         return posixpath.join(self.node_dir, "waiting")
 
-    @property
-    def from_head(self) -> str:
-        """The FIFO on which a worker hears its head."""
-        return posixpath.join(self.node_dir, "from-head")
-
-    @property
-    def to_head(self) -> str:
-        """The FIFO on which a worker speaks to its head."""
-        return posixpath.join(self.node_dir, "to-head")
-
     def rank_log(self, rank: int) -> str:
         """What one rank wrote, byte for byte."""
         return posixpath.join(self.log_dir, "rank-%d.log" % rank)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Mapping, NamedTuple
+
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.launchers import asks_for_ssh
 
 # ``AGENT HOST COMMAND``, as ssh is called. It leaves its words in a file, opens the FIFO of its
 # answer so that what is written there waits for it, and tells the entry its process id; ``1<>``
@@ -32,9 +35,21 @@ class Ask(NamedTuple):
     command: str
 
 
-def words(path: str) -> str:
-    """Return what mpirun is told to take for ssh, where the text lies at ``path``."""
-    return f"/bin/sh {path}"
+def words(path: str) -> tuple[str, str]:
+    """Return what is started in place of ssh, where the text lies at ``path``."""
+    return "/bin/sh", path
+
+
+def is_used(node: NodeEnv, environ: Mapping[str, str], path: str) -> bool:
+    """Whether mpirun has the agent in place of ssh; every node comes to the same answer.
+
+    Args:
+        environ: The variables of the job.
+        path: Where the agent lies.
+    """
+    if node.nodes == 1:
+        return False
+    return bool(node.control_dir) or (not asks_for_ssh(environ) and can_be_named(path))
 
 
 def can_be_named(path: str) -> bool:

@@ -108,13 +108,6 @@ def door(
     )
 
 
-def remote_shell(node: NodeEnv, ssh_config: str) -> tuple[str, ...]:
-    """Return the words before a host and a command that run this command there."""
-    if node.remote_shell:
-        return (node.remote_shell,)
-    return ("ssh", "-F", ssh_config, "-p", str(node.sshd_port))
-
-
 def port(site: Site, variable: str = "MASTER_PORT") -> int:
     """Return the port on which the ranks meet: the user's, else one that is the job's own.
 

@@ -8,7 +8,7 @@ from typing import Mapping, Sequence
 
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
-from jobentry.launchers import mpirun
+from jobentry.launchers import agent, mpirun
 from jobentry.launchers.common import (
     PRIVATE,
     ArgsError,
@@ -19,7 +19,6 @@ from jobentry.launchers.common import (
     door,
     port,
     program,
-    remote_shell,
 )
 from jobentry.launchers.mpi import Mpi
 
@@ -81,7 +80,7 @@ def elastic(site: Site, words: Sequence[str]) -> Launch:
     }
     settings = {
         "members": site.paths.members,
-        "shell": remote_shell(node, site.paths.ssh_config),
+        "shell": agent.words(site.paths.agent),
         "door": (*site.entry, "--rank", "--gloo", "--", *program(site, words)),
         "env": own,
         "slots": node.slots,
@@ -92,7 +91,11 @@ def elastic(site: Site, words: Sequence[str]) -> Launch:
     path = posixpath.join(site.paths.node_dir, "elastic.json")
     argv = (*site.under_interpreter, "--elastic", path)
     driver = Process("horovod", argv, site.environment)
-    return Launch((driver,), most, False, (File(path, PRIVATE, json.dumps(settings)),))
+    files = (
+        File(path, PRIVATE, json.dumps(settings)),
+        File(site.paths.agent, PRIVATE, agent.TEXT),
+    )
+    return Launch((driver,), most, False, files)
 
 
 def _variables(site: Site, controller: str) -> dict[str, str]:

@@ -43,11 +43,14 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
     ranks = shared.ranks(node)
     shared.check_slots(ranks, node, plain)
     environment = shared.environment(node, environ, carried)
-    if node.remote_shell:
-        shell = ["-launcher", "rsh", "-launcher-exec", node.remote_shell]
+    how = shared.reach(site)
+    if how.agent:
+        shell_program, script = how.agent
+        shell = ["-launcher", "rsh", "-launcher-exec", shell_program]
+        environment.update(dict.fromkeys(_SHELL_ARGS, script))
     else:
         shell = ["-launcher", "ssh"]
-        config = f"-F {site.paths.ssh_config} " if node.ssh_key else ""
+        config = f"-F {how.ssh_config} " if how.ssh_config else ""
         environment.update(dict.fromkeys(_SHELL_ARGS, "%s-p %d" % (config, node.sshd_port)))
     host_path = node.open_mpi.host_file or site.paths.host_file
     argv = (
@@ -63,7 +66,7 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
         (Process("mpirun", argv, environment),),
         ranks,
         is_everywhere=False,
-        files=(File(host_path, PRIVATE, text),),
+        files=(File(host_path, PRIVATE, text), *shared.agent_file(site, how)),
         notes=tuple(notes),
     )
 

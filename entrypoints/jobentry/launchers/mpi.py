@@ -8,7 +8,8 @@ from typing import Mapping, NamedTuple, Sequence
 from jobentry.contract import env, names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import OPEN_MPI
-from jobentry.launchers.common import ArgsError
+from jobentry.launchers import agent
+from jobentry.launchers.common import PRIVATE, ArgsError, File, Site
 
 DEFAULT_BIND_ARGS = "-bind-to none -map-by slot"
 DEFAULT_X_ARGS = (
@@ -53,6 +54,21 @@ _KNOWN = _ONE_WORD.union(MCA_OPTIONS)
 BINDING = ("bind-to", "map-by", "rank-by")
 
 
+class Reach(NamedTuple):
+    """How mpirun starts its daemons on the workers.
+
+    Args:
+        ssh_config: The file that tells ssh of them; empty for the user's own.
+        agent: The words of what it starts in place of ssh; empty for ssh.
+    """
+
+    ssh_config: str = ""
+    agent: tuple[str, ...] = ()
+
+
+NO_REACH = Reach()
+
+
 class Mpi(NamedTuple):
     """The MPI of this node: its mpirun (an absolute path), its version, and whose it is."""
 
@@ -72,6 +88,21 @@ class Option(NamedTuple):
 
     name: str
     words: tuple[str, ...]
+
+
+def reach(site: Site) -> Reach:
+    """Return how mpirun starts its daemons on the workers of this job."""
+    node, paths = site.node, site.paths
+    if not node.ssh_key:
+        return NO_REACH
+    if agent.is_used(node, site.environment, paths.agent):
+        return Reach(agent=agent.words(paths.agent))
+    return Reach(ssh_config=paths.ssh_config)
+
+
+def agent_file(site: Site, how: Reach) -> list[File]:
+    """Return the file of the agent, where there is one."""
+    return [File(site.paths.agent, PRIVATE, agent.TEXT)] if how.agent else []
 
 
 def exported_values(node: NodeEnv) -> dict[str, str]:

@@ -15,18 +15,21 @@ from typing import Iterable, Mapping, NamedTuple, Sequence
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import OPEN_MPI
-from jobentry.launchers import agent
 from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Process, Site, program
 from jobentry.launchers.mpi import (
     BINDING,
     MCA_OPTIONS,
+    NO_REACH,
     Mpi,
     Option,
+    Reach,
+    agent_file,
     carried,
     check_slots,
     environment,
     rank_program,
     ranks,
+    reach,
     user_options,
 )
 
@@ -38,9 +41,6 @@ _RENAMED_IN_5 = {
     "oob_tcp_if_exclude": "prte_if_exclude",
 }
 _GONE_IN_5 = ("routed", "oob")
-# Parameters that tell of a remote shell, also as plm_rsh_…, plm_ssh_… or orte_rsh_….
-_OF_SSH = ("sh_agent", "sh_args")
-_YES = ("true", "1", "yes")
 # How many remote shells mpirun opens at once, unless it is told another number.
 _AT_ONCE = 128
 
@@ -61,21 +61,6 @@ class Command(NamedTuple):
     host_file: str
     tune_file: str
     notes: tuple[str, ...]
-
-
-class Reach(NamedTuple):
-    """How mpirun reaches the workers.
-
-    Args:
-        ssh_config: The file that tells ssh of them; empty for the user's own.
-        agent: What it may take in the place of ssh; empty for nothing.
-    """
-
-    ssh_config: str = ""
-    agent: str = ""
-
-
-NO_REACH = Reach()
 
 
 def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = ()) -> Launch:
@@ -100,20 +85,20 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
         # mpirun 4.1 names the file to its daemons, and each says so when it finds none.
         return Launch((), count, is_everywhere=False, files=(File(tune_path, PRIVATE, ""),))
     host_path = node.open_mpi.host_file or site.paths.host_file
+    how = reach(site)
     made = command(
         node,
         site.environment,
         mpi,
         (host_path, tune_path),
         rank_program(site.entry, program(site, words), options),
-        _reach(site),
+        how,
     )
     files = [
         File(host_path, PRIVATE, made.host_file),
         File(tune_path, PRIVATE, made.tune_file),
     ]
-    if agent.words(site.paths.agent) in made.argv:
-        files.append(File(site.paths.agent, PRIVATE, agent.TEXT))
+    files += agent_file(site, how)
     return Launch(
         (Process("mpirun", made.argv, made.env),),
         count,
@@ -121,15 +106,6 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
         files=tuple(files),
         notes=made.notes,
     )
-
-
-def _reach(site: Site) -> Reach:
-    node, paths = site.node, site.paths
-    if not node.ssh_key:
-        return NO_REACH
-    is_told = any(name.endswith(_OF_SSH) and "_MCA_" in name for name in site.environment)
-    has_agent = node.nodes > 1 and not is_told and agent.can_be_named(paths.agent)
-    return Reach(paths.ssh_config, agent.words(paths.agent) if has_agent else "")
 
 
 def host_file(hosts: Sequence[str], slots: int) -> str:
@@ -246,6 +222,8 @@ def _mca_words(
         else:
             notes.append(f"parameter {name} is not known to Open MPI 5.0: left out")
     prefix = "plm_ssh_" if mpi.version >= (5,) else "plm_rsh_"
+    if reach.agent and ("mca", prefix + "args") in values:
+        notes.append(f"parameter {prefix}args is left out: nodes of one machine have no ssh")
     shell = _shell(node, values, prefix, reach)
     shell.update({key: values.pop(key) for key in list(values) if key in shell})
     # A tree of daemons is for who asks for it: 5.0.11 hung with it in 4 of 6 starts.
@@ -260,10 +238,9 @@ def _shell(
     node: NodeEnv, values: dict[tuple[str, str], str], prefix: str, reach: Reach
 ) -> dict[tuple[str, str], str]:
     """Return the parameters of the remote shell; its arguments are taken out of ``values``."""
-    has_ssh = any(_asks_for_ssh(name, value) for (_, name), value in values.items())
     user_args = values.pop(("mca", prefix + "args"), "")
-    if node.remote_shell or (reach.agent and not has_ssh):
-        words = {"agent": node.remote_shell or reach.agent, "args": user_args}
+    if reach.agent:
+        words = {"agent": " ".join(reach.agent)}
     elif reach.ssh_config:
         # It holds the port, too, and is one word: with tree spawn 4.1 loses values with a blank on
         # the second hop.
@@ -273,11 +250,6 @@ def _shell(
     else:
         words = {"args": user_args}
     return {("mca", prefix + name): value for name, value in words.items() if value}
-
-
-def _asks_for_ssh(name: str, value: str) -> bool:
-    """Whether a parameter of the user is about ssh: who says something of it gets it."""
-    return name.endswith(_OF_SSH) or (name.endswith("_no_tree_spawn") and value not in _YES)
 
 
 def _mca_list(values: Mapping[tuple[str, str], str]) -> list[str]:

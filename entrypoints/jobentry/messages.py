@@ -1,0 +1,43 @@
+"""Messages between head and workers: a word and its values, as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+
+class Message(NamedTuple):
+    """What one side sends: a word, and the values that go with it."""
+
+    word: str
+    values: dict[str, Any]
+
+
+def dump(word: str, **values: Any) -> bytes:
+    """Return the line of a message, with its newline."""
+    return json.dumps({"word": word, **values}).encode("ascii") + b"\n"
+
+
+def load(line: bytes) -> Message:
+    """Return the message of a line."""
+    values = json.loads(line.decode("ascii"))
+    return Message(values.pop("word"), values)
+
+
+class Lines:
+    """Splits a stream of bytes into lines.
+
+    Args:
+        limit_bytes: Of a line that is longer, what has come so far is dropped; 0 for no limit.
+    """
+
+    def __init__(self, limit_bytes: int = 0) -> None:
+        self._rest = b""
+        self._limit_bytes = limit_bytes
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that ``data`` completes."""
+        *found, self._rest = (self._rest + data).split(b"\n")
+        if 0 < self._limit_bytes < len(self._rest):
+            self._rest = b""
+        return found
