@@ -112,13 +112,12 @@ class Gate:
         head = await reader.readuntil(b"\r\n\r\n")
         method, target, headers = _read(head)
         length = int(headers.get("content-length", "0"))
-        refusal = self._judge(method, target)
         signed = self._signer(head)
-        if isinstance(signed, Refusal):
-            refusal = signed
         # The server answers every preflight with permissive CORS headers.
         if method == "OPTIONS" or not is_from_here(headers, self._addresses):
-            refusal = _FOREIGN
+            refusal: Refusal | None = _FOREIGN
+        else:
+            refusal = signed if isinstance(signed, Refusal) else self._judge(method, target)
         if refusal:
             await asyncio.sleep(refusal.delay_s)
             if refusal.status:

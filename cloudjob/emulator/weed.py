@@ -34,7 +34,7 @@ _GRPC = 10_000
 _START_S = 120.0
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
-_CERTIFICATE, _KEY, _SOCKET = "tls.crt", "tls.key", "s3.sock"
+_CERTIFICATE, _KEY, _SOCKET, _PORT = "tls.crt", "tls.key", "s3.sock", "port"
 # Each component of SeaweedFS that listens or asks another one. Relative paths: they are read in
 # its folder.
 _COMPONENTS = ("master", "volume", "filer", "s3", "admin", "worker", "msg_broker", "mq", "client")
@@ -104,7 +104,9 @@ class Weed:
         self._write_certificate()
         end = time.monotonic() + _START_S
         while time.monotonic() < end:
+            self._remove_sockets()
             self.port = _free_ports()
+            self._write(_PORT, str(self.port).encode("ascii"))
             self._spawn(words)
             if self._await_answer(end):
                 return
@@ -123,9 +125,16 @@ class Weed:
             self._process.kill()
             self._process.wait()
             self._process = None
+            self._remove_sockets()
+
+    def _remove_sockets(self) -> None:
+        """Remove the sockets that the last SeaweedFS of this folder left in /tmp."""
+        path = self._folder / _PORT
+        port = int(path.read_text()) if path.exists() else 0
+        if port and _is_free(port):
             for index, name in enumerate(_NAMES):
-                port = self.port + index + _GRPC
-                Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock").unlink(missing_ok=True)
+                socket_of = Path(f"/tmp/seaweedfs-{name}-grpc-{port + index + _GRPC}.sock")
+                socket_of.unlink(missing_ok=True)
 
     def _write_keys(self) -> None:
         account = self._account

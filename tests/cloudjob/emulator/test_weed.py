@@ -10,6 +10,7 @@ import pytest
 
 from cloudjob.emulator import weed
 from cloudjob.emulator.access import Account
+from tests.emulators import await_true
 
 
 def account(name: str) -> Account:
@@ -34,3 +35,23 @@ def test_ports_that_somebody_takes_meanwhile(tmp_path: Path, monkeypatch: pytest
         assert second.port != first.port
         assert first.is_alive()
         assert second.is_alive()
+
+
+def test_no_sockets_are_left_in_tmp(tmp_path: Path):
+    """Neither when it is stopped nor by one that was killed with its emulator."""
+    found: list[set[Path]] = []
+    with ExitStack() as stack:
+        for _ in range(2):
+            server = weed.Weed(tmp_path, account("a"), "bucket")
+            stack.callback(server.stop)
+            server.start()
+            ports = enumerate(weed._NAMES, server.port + 10_000)
+            sockets = {Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock") for port, name in ports}
+            await_true(lambda sockets=sockets: all(path.exists() for path in sockets))
+            found.append(sockets)
+            assert server._process
+            server._process.kill()
+            await_true(lambda server=server: not server.is_alive())
+        assert not [path for path in found[0] if path.exists()]
+
+    assert not [path for path in found[1] if path.exists()]
