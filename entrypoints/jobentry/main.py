@@ -5,6 +5,7 @@ jobentry [--dry-run] [--json] SCRIPT [ARGS]...
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from jobentry import hidden, plan
 from jobentry.contract import env, exits, names, paths, variables
@@ -65,6 +66,8 @@ Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, 
 STOPPED_LIMIT_S = 10.0
 # How long a head that cannot start the job waits for workers that come up, to tell them why.
 CALL_OFF_S = 30.0
+# The signals that cancel a job.
+_CANCELS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # For how long the record of a cancelled job is tried to be stored.
 _RECORD_LIMIT_S = 5
 
@@ -205,8 +208,9 @@ def _run(node: NodeEnv, options: Options) -> _End:
         _listen(_cancel)
         return _act(node, options, started_at)
     except (EntryError, ArgsError, OSError) as error:
+        # The record is on its way: a signal could only stop that.
+        _listen(signal.SIG_IGN)
         is_cancelled = isinstance(error, EntryError) and error.cause == "cancelled"
-        _limit_record(is_cancelled=is_cancelled)
         code = error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
         _explain(error)
         tidy(paths.node_paths(os.environ, node))
@@ -214,20 +218,30 @@ def _run(node: NodeEnv, options: Options) -> _End:
             record = _entry_record(node.job, str(error), node, code)
             if isinstance(error, EntryError):
                 record = record._replace(cause=error.cause, damaged_layers=error.damaged_layers)
-            _leave_record(node.record_uri, record._replace(started_at=_rfc3339(started_at)))
+            record = record._replace(started_at=_rfc3339(started_at))
+            _leave_record(node.record_uri, record, is_cancelled=is_cancelled)
         return _End(code, is_over=False)
 
 
-def _limit_record(*, is_cancelled: bool) -> None:
-    """From now on, give a store that does not answer only seconds once the job is cancelled."""
+@contextlib.contextmanager
+def _limited(*, is_cancelled: bool) -> Iterator[None]:
+    """Give a store that does not answer only seconds once the job is cancelled."""
 
     def hurry(*_: object) -> None:
         signal.signal(signal.SIGALRM, _give_up)
         signal.alarm(_RECORD_LIMIT_S)
 
-    _listen(hurry)
+    before = {number: signal.signal(number, hurry) for number in _CANCELS}
     if is_cancelled:
         hurry()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.alarm(0)
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 def _give_up(_number: int, _frame: FrameType | None) -> None:
@@ -235,7 +249,7 @@ def _give_up(_number: int, _frame: FrameType | None) -> None:
 
 
 def _listen(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _CANCELS:
         signal.signal(number, handler)
 
 
@@ -365,8 +379,7 @@ def _lead(
             for index, name, start, end in [(0, "stage", *begun), *head.phases]
         ),
     )
-    _limit_record(is_cancelled=head.stopped_at is not None)
-    _leave_record(node.record_uri, record)
+    _leave_record(node.record_uri, record, is_cancelled=head.stopped_at is not None)
     return _End(outcome.exit_code, outcome.is_over)
 
 
@@ -419,17 +432,16 @@ def _entry_record(
     )
 
 
-def _leave_record(uri: str, record: exits.ExitRecord) -> None:
+def _leave_record(uri: str, record: exits.ExitRecord, *, is_cancelled: bool = False) -> None:
     if not uri:
         return
     from jobentry import objects
 
     try:
-        objects.write(exits.dump(record), uri)
+        with _limited(is_cancelled=is_cancelled):
+            objects.write(exits.dump(record), uri)
     except (objects.ObjectError, OSError, EntryError) as error:
         say(f"leaving the record: {error}")
-    finally:
-        signal.alarm(0)
 
 
 def _rfc3339(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -66,9 +67,9 @@ class Machine:
         path.write_text(text)
         path.chmod(mode)
 
-    def run(self, *words: str, **environ: str) -> Ended:
-        """Run the entry in the folder of the code."""
-        done = subprocess.run(
+    def start(self, *words: str, **environ: str) -> subprocess.Popen[str]:
+        """Start the entry in the folder of the code."""
+        return subprocess.Popen(
             [sys.executable, self._zipapp, *words],
             cwd=self.code,
             env={
@@ -80,12 +81,19 @@ class Machine:
                 "CLOUDJOB_RECORD_URI": (self.folder / "exit.json").as_uri(),
                 **environ,
             },
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
-            check=False,
         )
-        return Ended(done.returncode, done.stdout, done.stderr)
+
+    def run(self, *words: str, **environ: str) -> Ended:
+        """Run the entry in the folder of the code, to its end."""
+        with self.start(*words, **environ) as process:
+            try:
+                out, err = process.communicate(timeout=60)
+            finally:
+                process.kill()
+        return Ended(process.returncode, out, err)
 
     def record(self) -> dict[str, Any]:
         """Return what the entry left for the laptop half."""
@@ -365,6 +373,34 @@ def test_a_record_that_cannot_be_written_is_said(machine: Machine):
     assert ended.code == 127
     assert "jobentry: leaving the record: find object: 's3:/nowhere'" in ended.err
     assert "Traceback" not in ended.err
+
+
+def test_a_cancelled_node_does_not_wait_for_its_store(machine: Machine):
+    """Neither for its code, nor to leave its record."""
+    machine.add_mpirun()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started = machine.start(
+            "x.py",
+            CLOUDJOB_CODE_URI="s3://bucket/j/code.json",
+            CLOUDJOB_CODE_DIGEST="sha256:" + "0" * 64,
+            CLOUDJOB_RECORD_URI="s3://bucket/j/record/exit.json",
+            CLOUDJOB_S3_ENDPOINT="http://127.0.0.1:%d" % silent.getsockname()[1],
+            AWS_ACCESS_KEY_ID="a",
+            AWS_SECRET_ACCESS_KEY="b",
+            # Much longer than the test waits.
+            CLOUDJOB_STORE_PATIENCE_S="3600",
+        )
+        connection, _ = silent.accept()
+        with connection:
+            connection.recv(1)
+            started.terminate()
+            _, err = started.communicate(timeout=120)
+
+    assert started.returncode == 143
+    assert err.splitlines() == [
+        "jobentry: cancelled: the job was sent SIGTERM",
+        "jobentry: leaving the record: the store has not answered for 5 s",
+    ]
 
 
 def test_a_home_that_cannot_be_written_is_said(machine: Machine):
