@@ -200,6 +200,10 @@ def cloud(cluster: Slurm, request: pytest.FixtureRequest) -> Iterator[Cloud]:
     assert not left, f"left behind: {left}"
 
 
+# Folders of jobs, and of the daemons of mpirun.
+_OURS = ("cloudjob-", "prted.", "ompi.")
+
+
 def left_on_nodes(cluster: Slurm) -> dict[str, list[str]]:
     """Return what jobs have left in /tmp of the nodes, a moment after their end."""
     found: dict[str, list[str]] = {}
@@ -207,7 +211,7 @@ def left_on_nodes(cluster: Slurm) -> dict[str, list[str]]:
     while True:
         for node in cluster.nodes:
             listed = cluster.run("ls", "/tmp", node=node).split()
-            found[node] = [name for name in listed if name.startswith("cloudjob-")]
+            found[node] = [name for name in listed if name.startswith(_OURS)]
         if not any(found.values()) or time.monotonic() > end:
             return {node: names for node, names in found.items() if names}
         time.sleep(0.1)

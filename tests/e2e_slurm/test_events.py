@@ -110,14 +110,20 @@ def test_a_job_that_is_requeued_runs_again(cloud, nodes, by):
 
 
 def test_a_preempted_job_saves_and_runs_again(cloud, nodes):
-    """Its ranks are told before another job gets the nodes; it begins again when that ends."""
-    cloud.write("train.py", AGAIN)
-    cloud.write("low.yaml", "slurm: {partition: low, requeue: true}\n")
+    """Its ranks have their grace although Slurm repeats SIGTERM at the end of its own."""
+    saves = "    leave(f'saving-{rank}')\n    await_file('go')\n    leave(f'saved-{rank}')\n"
+    cloud.write("train.py", AGAIN.replace('    leave(f"saved-{rank}")\n', saves))
+    cloud.write("low.yaml", "grace_s: 60\nslurm: {partition: low, requeue: true}\n")
     cloud.write("high.yaml", "slurm: {partition: high, exclusive: true}\n")
     cloud.write("short.py", "")
     job = cloud.detached("--config", "low.yaml", *SIZE, "train.py")
     cloud.await_left(*ups())
-    other = cloud.submit("--config", "high.yaml", "--nodes", "2", "short.py")
+    waiting = cloud.detached("--config", "high.yaml", "--nodes", "2", "short.py")
+    cloud.await_left(*ups(word="saving"))
+    for name in ("CONT", "TERM"):
+        nodes.run("scancel", "--batch", f"--signal={name}", cloud.number(job))
+    (cloud.results / "go").touch()
+    other = cloud.run("wait", waiting)
     done = cloud.run("wait", job, limit_s=180)
 
     assert other.code == 0, other

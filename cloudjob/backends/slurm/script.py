@@ -140,8 +140,11 @@ left() {{
 
 # ask WHY...: have the head end the job, which gives the ranks their grace and leaves a record.
 ask() {{
-    [ -n "$why" ] || note "asked $*"
-    why=$1
+    # A preemption ends with SIGTERM, which is no reason of its own.
+    if [ -z "$why" ] || [ "$1" = cancel ]; then
+        [ "$why" = "$1" ] || note "asked $*"
+        why=$1
+    fi
     : >asked
     [ -e end-0 ] || [ ! -s entry.pid ] || kill -TERM "$(cat entry.pid)" 2>/dev/null
     [ ! -e now ] || hurry &
