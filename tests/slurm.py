@@ -60,10 +60,8 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 SlurmctldPort=6817
 SlurmdPort=6818
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+{confinement}
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=10000,bf_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -90,6 +88,23 @@ _GRES = """\
 NodeName={nodes} Name=gpu File=/dev/zero
 NodeName={nodes} Name=gpu File=/dev/full
 NodeName={nodes} Name=nvme Count=2
+"""
+_UNCONFINED = """\
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectTypeParameters=CR_Core
+"""
+# Clusters with the same names of nodes have the same cgroups, so the numbers of their jobs differ.
+_CONFINED = """\
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/cgroup
+SelectTypeParameters=CR_Core_Memory
+DefMemPerNode=900
+FirstJobId={number}
+"""
+_CGROUP = """\
+CgroupPlugin=cgroup/v1
+ConstrainRAMSpace=yes
 """
 _NO_ACCOUNTING = "AccountingStorageType=accounting_storage/none"
 _ACCOUNTING = """\
@@ -126,20 +141,32 @@ def missing(*more: str) -> str:
     return "" if os.geteuid() == 0 else "it takes root to make the nodes' namespaces"
 
 
+def can_confine() -> bool:
+    """Whether this machine has the cgroups (v1) that hold jobs to their memory."""
+    return all(
+        os.path.ismount(f"/sys/fs/cgroup/{name}") and os.access(f"/sys/fs/cgroup/{name}", os.W_OK)
+        for name in ("memory", "freezer", "cpuset")
+    )
+
+
 class Slurm:
     """A controller and its nodes; use it as a context manager.
 
     Args:
         has_accounting: Whether there is a database of accounts, limits and jobs that have ended.
+        is_confined: Whether jobs are held to their memory by cgroups (see ``can_confine``).
     """
 
-    def __init__(self, nodes: int = 2, *, has_accounting: bool = False) -> None:
+    def __init__(
+        self, nodes: int = 2, *, has_accounting: bool = False, is_confined: bool = False
+    ) -> None:
         # Sockets lie there, whose paths are short; and not in /tmp, which each node has for itself.
         self.folder = Path(tempfile.mkdtemp(prefix="cj-slurm-", dir="/var/tmp"))
         self.folder.chmod(0o755)
         self.nodes = tuple(f"n{index}" for index in range(1, nodes + 1))
         self.conf = self.folder / "slurm.conf"
         self._has_accounting = has_accounting
+        self._is_confined = is_confined
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -281,7 +308,9 @@ class Slurm:
             for node in self.nodes
         )
         accounting = _ACCOUNTING if self._has_accounting else _NO_ACCOUNTING
+        number = secrets.randbelow(50_000) + 1
         text = _CONF.format(
+            confinement=_CONFINED.format(number=number) if self._is_confined else _UNCONFINED,
             folder=self.folder,
             network=_NETWORK,
             accounting=accounting.format(folder=self.folder),
@@ -289,6 +318,7 @@ class Slurm:
             first=self.nodes[0],
         )
         self.conf.write_text(text)
+        (self.folder / "cgroup.conf").write_text(_CGROUP)
         (self.folder / "gres.conf").write_text(_GRES.format(nodes=",".join(self.nodes)))
 
     def _hold(self, name: str) -> None:

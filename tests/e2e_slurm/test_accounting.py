@@ -43,7 +43,7 @@ def with_accounts() -> Iterator[Slurm]:
         pytest.fail(why)
     if why:
         pytest.skip(why)
-    with Slurm(nodes=2, has_accounting=True) as value:
+    with Slurm(nodes=2, has_accounting=True, is_confined=slurm.can_confine()) as value:
         value.run("sacctmgr", "-i", "add", "account", "lab")
         value.run("sacctmgr", "-i", "add", "qos", "single", "MaxJobsPerUser=1")
         value.run("sacctmgr", "-i", "add", "qos", "staff")
@@ -82,6 +82,22 @@ def test_what_a_job_asks_of_its_site_is_what_slurm_gives(cloud):
     assert given["GRES"] == "gpu:1(IDX:0),nvme(CNT:1)"
     assert (cloud.results / "up-0").read_text() == str(["0", "1"])
     assert done.code == 0, done
+
+
+@pytest.mark.skipif(not slurm.can_confine(), reason="this machine has no cgroups for memory")
+def test_a_rank_that_used_too_much_memory_is_reported_with_the_limit(cloud):
+    """Slurm's log proves what the entry can only guess from SIGKILL."""
+    cloud.write("job.yaml", "slurm: {account: lab, memory_gib: 0.3}\n")
+    cloud.write("train.py", "kept = []\nwhile True:\n    kept.append(b'x' * (1 << 24))\n")
+    done = cloud.submit("--config", "job.yaml", "train.py")
+    message = cloud.status(done.job)["failure"]["message"]
+
+    assert done.code == 137, done
+    assert re.fullmatch(
+        r"killed by SIGKILL \(out of memory: the job used more on n[12] than Slurm had given it, "
+        r"308M a node; slurm.memory_gib asks for more\)",
+        message,
+    )
 
 
 def test_a_job_at_the_limit_of_its_qos_waits_and_says_so(cloud):

@@ -187,12 +187,14 @@ again() {
     time=$(left)
     [ "$time" -lt 0 ] || [ "$time" -gt 105 ]
 }
+restart=
 if [ "$requeue" = 1 ] && [ "$code" != 0 ] && again; then
+    restart=again
     scontrol requeue "$SLURM_JOB_ID" && sleep 600
 fi
-# Slurm starts a job again that it has preempted; any other has no more use for its secrets.
-case $requeue$why in
-    1slurm | 1warned) ;;
+# A job that Slurm starts again needs its secrets, any other does not.
+case $requeue$why$restart in
+    1slurm* | 1warned* | *again) ;;
     *) forget env ssh-key ssh-key.pub ;;
 esac
 note "end $code"
