@@ -25,13 +25,14 @@ EVENTS = f"/api/v1/namespaces/{NAMESPACE}/events"
 class FakeApi:
     """Keeps objects by their paths and answers as an API server does.
 
-    Set ``logs[pod]`` to the bytes of a log, to the status of a refusal, or to None for a log that
-    is never answered. ``seen`` has each request as method and target.
+    Set ``logs[pod]`` to the bytes of a log, to a list of them for a stream that then stays open, to
+    the status of a refusal, or to None for a log that is never answered. ``seen`` has each request
+    as method and target.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {}
-        self.logs: dict[str, bytes | int | None] = {}
+        self.logs: dict[str, bytes | list[bytes] | int | None] = {}
         self.seen: list[tuple[str, str]] = []
         self.headers: list[list[tuple[str, str]]] = []
         # Fields that are dropped from objects, and the answer to each dry run.
@@ -105,8 +106,10 @@ class FakeApi:
             _chunk(handler, b"")
         else:
             _begin(handler, 200)
-            if log:
-                _chunk(handler, log)
+            for data in filter(None, [log] if isinstance(log, bytes) else log):
+                _chunk(handler, data)
+            if isinstance(log, list):
+                self._is_over.wait()
             _chunk(handler, b"")
 
     def _do(
@@ -176,5 +179,6 @@ def _begin(handler: http.server.BaseHTTPRequestHandler, status: int) -> None:
 
 
 def _chunk(handler: http.server.BaseHTTPRequestHandler, data: bytes) -> None:
+    # An empty chunk ends the answer.
     handler.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
     handler.wfile.flush()

@@ -237,6 +237,20 @@ def test_a_follower_ends_with_a_job_whose_log_cannot_be_read(
 
 
 @pytest.mark.usefixtures("impatient")
+def test_a_follower_ends_with_a_job_whose_machine_falls_silent(lab: Lab):
+    """The stream stays open, and the pod runs for ever as far as the cluster knows."""
+    lab.api.logs = {lab.pods[0]: b"", lab.pods[1]: [b"2026-11-21T10:00:02Z [1] shown\n"]}
+    lab.finish(0, 1)
+    lose(lab, 1)
+    lab.phase("Failed")
+    pieces: list[tuple[int, bytes]] = []
+    with pytest.raises(BackendError, match="following node 1: the machine machine-1 does not"):
+        in_time(lambda: pieces.extend(lab.backend.logs(lab.handle, None, follow=True)))
+
+    assert b"".join(data for _, data in pieces) == b"[1] shown\n"
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_log_that_fails_for_a_while_is_reported_and_followed_to_its_end(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

@@ -651,6 +651,33 @@ def test_a_namespace_that_is_not_there_leaves_nothing(volcano_lab: Lab):
     assert lab.run("list", "--json").out.strip() == "[]"
 
 
+def test_a_typo_in_a_pod_is_found_before_the_upload(lab: Lab):
+    lab.write(pod={"spec": {"hostNetwrk": True}})
+    done = lab.run("submit", "--config", "job.yaml", "train.py")
+
+    assert done.code == 5, done
+    assert "manifest: the cluster does not know spec." in done.err
+    assert "template.spec.hostNetwrk" in done.err
+    assert [path for path in (lab.folder / "store").rglob("*") if path.is_file()] == []
+    assert lab.run("list", "--json").out.strip() == "[]"
+
+
+@pytest.mark.docker
+def test_what_a_killed_submit_has_left_is_an_orphan(volcano_lab: Lab):
+    """ConfigMap and Secret are made before the job, and belong to it only then."""
+    lab = volcano_lab
+    job = lab.submit("-n", "2")
+    assert "0 orphan(s)" in lab.run("rm", "--orphans").err
+    for kind, name in (("ConfigMap", f"{job}-entry"), ("Secret", f"{job}-delivery")):
+        alone = {"metadata": {"ownerReferences": None}}
+        lab.cluster.ask("PATCH", lab.core(kind, name), alone, kind=MERGE)
+    lab.cluster.ask("DELETE", lab.path(job))
+
+    done = lab.run("rm", "--orphans")
+    assert f"removed what {job} had left" in done.err, done
+    assert left(lab, job) == []
+
+
 def test_a_name_that_is_taken_by_others_is_not_ours(cluster: Cluster, volcano_lab: Lab):
     """An object of that name without our label stays as it is."""
     made = build("volcano", nodes=1)

@@ -15,12 +15,7 @@ from tests.cluster import Cluster
 from tests.e2e_kube.conftest import LIMIT_S, Lab
 from tests.e2e_kube.real import NODE, RealMachine, alone
 
-pytestmark = [
-    pytest.mark.kubernetes,
-    pytest.mark.docker,
-    # One machine for all of them: its kubelet removes the containers of any other.
-    pytest.mark.xdist_group("kubelet"),
-]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.docker]
 
 TRAIN = """
 import os, pathlib, sys, time

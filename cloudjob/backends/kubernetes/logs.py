@@ -274,7 +274,7 @@ class _Follower:
         """
         found, _ = pods(self._client, self._place)
         self._take(found)
-        running = {pod.uid for pod in found if not pod.is_over}
+        running = {pod.uid for pod in found if not (pod.is_over or pod.is_cut_off)}
         with self._lock:
             if not (self._reading and self._news.empty()):
                 return self._news.empty()
