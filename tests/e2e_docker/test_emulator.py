@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudjob.emulator import daemon, state, wanted
+from cloudjob.emulator.plan import HOME
 from tests.emulators import Api, await_true, bucket_of, keys, new_name, running
 
 pytestmark = [pytest.mark.docker, pytest.mark.e2e]
@@ -151,6 +153,34 @@ def test_any_image_will_do(api: Api):
     assert api.await_phase(job)["status"]["phase"] == "Completed", api.log(job)
     assert "1000\n" in api.log(job)
     assert f"modelarts-job-{job}-worker-1.modelarts-job-{job}\n" in api.log(job)
+
+
+def test_a_container_has_no_folder_of_the_host_uploaded(
+    api: Api, s3: Any, base_image: str, tmp_path: Path
+):
+    """The emulator reads more than the container does, and may be root."""
+    (tmp_path / "secret").write_text("secret")
+    name = new_name()
+    outputs = f"{HOME}/modelarts/outputs"
+    job = api.create(
+        f"cd {outputs} && echo kept > train_url_0/file && ln -s {tmp_path} train_url_0/folder"
+        f" && rmdir train_url_1 && ln -s {tmp_path} train_url_1 #",
+        algorithm={
+            "engine": {"image_url": base_image},
+            "outputs": [
+                {"name": "train_url", "remote": {"obs": {"obs_url": f"/data/{name}/0/"}}},
+                {
+                    "name": "linked",
+                    "local_dir": f"{outputs}/train_url_1",
+                    "remote": {"obs": {"obs_url": f"/data/{name}/1/"}},
+                },
+            ],
+        },
+    )
+    found = api.await_phase(job)
+
+    assert found["status"]["phase"] == "Completed", (api.log(job), api.events(job))
+    assert keys(s3, f"{name}/") == [f"{name}/0/file"]
 
 
 def test_a_lost_container_is_replaced(api: Api, base_image: str):
