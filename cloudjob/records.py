@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from cloudjob.errors import JobNotFound, RecordsError
 from cloudjob.home import private_folder
+from cloudjob.waits import FIRST_S, Waits
 
 VERSION = 1
 # The state of a job until its platform has taken it; a submit that was killed leaves it so.
@@ -98,9 +100,14 @@ class Records:
 
     def __init__(self, path: Path, *, busy_timeout_s: float = _BUSY_S) -> None:
         self._path = path
+        self._busy_timeout_s = busy_timeout_s
+        self._waits = Waits()
         with self._translated("opening"):
             _make_private(path)
-            self._database = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None)
+            # SQLite itself waits between two notices.
+            self._database = sqlite3.connect(
+                path, timeout=min(FIRST_S, busy_timeout_s), isolation_level=None
+            )
         try:
             self._prepare()
         except BaseException:
@@ -125,7 +132,7 @@ class Records:
     def add(self, record: JobRecord) -> None:
         """Keep a new job."""
         with self._translated(f"adding {record.job} to"):
-            self._database.execute(f"INSERT INTO jobs ({_COLUMNS}) VALUES ({_PLACES})", record)
+            self._execute(f"INSERT INTO jobs ({_COLUMNS}) VALUES ({_PLACES})", record)
 
     def update(self, job: str, **columns: object) -> None:
         """Change columns of the job with exactly this id.
@@ -138,7 +145,7 @@ class Records:
             raise TypeError(f"not columns of a job record: {sorted(unknown)}")
         assignments = ", ".join(f"{column} = ?" for column in columns)
         with self._translated(f"updating {job} in"):
-            changed = self._database.execute(
+            changed = self._execute(
                 f"UPDATE jobs SET {assignments} WHERE job = ?", (*columns.values(), job)
             )
         if not changed.rowcount:
@@ -173,7 +180,7 @@ class Records:
     def list(self, *, limit: int = -1) -> _Jobs:
         """Return the jobs, newest first, without their ``spec_json``; all unless limited."""
         with self._translated("reading"):
-            rows = self._database.execute(
+            rows = self._execute(
                 f"SELECT {_SHORT_COLUMNS} FROM jobs {_NEWEST_FIRST} LIMIT ?", (limit,)
             )
             return [JobRecord._make((*row, "")) for row in rows]
@@ -185,7 +192,7 @@ class Records:
             JobNotFound: no job has this id.
         """
         with self._translated(f"removing {job} from"):
-            removed = self._database.execute("DELETE FROM jobs WHERE job = ?", (job,))
+            removed = self._execute("DELETE FROM jobs WHERE job = ?", (job,))
         if not removed.rowcount:
             raise self._not_found(job)
 
@@ -194,14 +201,14 @@ class Records:
             version = self._version()
             if version == 0:
                 # IMMEDIATE, and the version once more inside: two processes may both be the first.
-                self._database.execute("BEGIN IMMEDIATE")
+                self._execute("BEGIN IMMEDIATE")
                 version = self._version()
                 if version == 0:
                     for statement in _SCHEMA.split(";"):
-                        self._database.execute(statement)
-                    self._database.execute(f"PRAGMA user_version = {VERSION}")
+                        self._execute(statement)
+                    self._execute(f"PRAGMA user_version = {VERSION}")
                     version = VERSION
-                self._database.execute("COMMIT")
+                self._execute("COMMIT")
         if version > VERSION:
             raise RecordsError(
                 f"opening the job records: {self._path}: written by a newer cloudjob "
@@ -209,12 +216,24 @@ class Records:
                 hint="upgrade cloudjob, or set CLOUDJOB_HOME to another folder",
             )
 
+    def _execute(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        """Run a statement; while other processes keep the file locked, wait and report that."""
+        begun_s = time.monotonic()
+        while True:
+            try:
+                return self._database.execute(statement, values)
+            except sqlite3.OperationalError as error:
+                waited_s = time.monotonic() - begun_s
+                if "locked" not in str(error) or waited_s >= self._busy_timeout_s:
+                    raise
+            self._waits.tell(begun_s, f"the job records are locked: {self._path}")
+
     def _version(self) -> int:
-        return int(self._database.execute("PRAGMA user_version").fetchone()[0])
+        return int(self._execute("PRAGMA user_version").fetchone()[0])
 
     def _select(self, where: str, values: tuple[str, ...]) -> _Jobs:
         with self._translated("reading"):
-            rows = self._database.execute(f"SELECT {_COLUMNS} FROM jobs {where}", values)
+            rows = self._execute(f"SELECT {_COLUMNS} FROM jobs {where}", values)
             return [JobRecord._make(row) for row in rows]
 
     def _not_found(self, job: str) -> JobNotFound:

@@ -102,10 +102,14 @@ def _cancel(options: argparse.Namespace) -> int:
 
 
 def _cancel_all(which: Filter, *, is_urgent: bool) -> int:
-    """Ask every job that passes to end, then wait for all; one that cannot be asked is told of."""
+    """Cancel every job that matches and wait for all; failures are reported and stop nothing."""
     from cloudjob import job as jobs
 
-    found = [job for job, status in jobs.find_all(state_home(), which) if not status.state.is_final]
+    found = [
+        job
+        for job, status in jobs.find_all(state_home(), which)
+        if not status.state.is_final and status.native_state not in jobs.GONE
+    ]
     asked, code = [], 0
     for job in found:
         try:

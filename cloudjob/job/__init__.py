@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from cloudjob.job.many import Filter, collect, differences, find_all, sweep
-from cloudjob.job.one import Job, find
+from cloudjob.job.one import GONE, Job, find
 
-__all__ = ["Filter", "Job", "collect", "differences", "find", "find_all", "sweep"]
+__all__ = ["GONE", "Filter", "Job", "collect", "differences", "find", "find_all", "sweep"]

@@ -17,6 +17,7 @@ import pytest
 from cloudjob import job as jobs
 from cloudjob import pipeline
 from cloudjob.backends.process.backend import ProcessBackend
+from cloudjob.cli import main
 from cloudjob.errors import JobNotFound, RecordsError
 from cloudjob.records import Records
 from cloudjob.spec import JobSpec
@@ -86,19 +87,14 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make a user; at the end nothing of the jobs may be left."""
     (tmp_path / "t").mkdir()
     user = Laptop(tmp_path)
-    before = set(Path("/tmp").glob("cloudjob-*"))
     yield user
     user.go.touch()
-    for job, _ in jobs.find_all(user.home):
+    found = [job for job, _ in jobs.find_all(user.home)]
+    for job in found:
         job.cancel(is_urgent=True)
         job.remove()
-    mine = [path for path in set(Path("/tmp").glob("cloudjob-*")) - before if _is_of(path, user)]
-    assert (user.left(), mine) == ([], [])
-
-
-def _is_of(run_dir: Path, user: Laptop) -> bool:
-    shell = run_dir / "remote-shell"
-    return not shell.exists() or str(user.home) in shell.read_text()
+    run_dirs = [Path("/tmp", f"cloudjob-{job.id.rpartition('-')[2]}") for job in found]
+    assert (user.left(), [path for path in run_dirs if path.exists()]) == ([], [])
 
 
 def poll(is_so: Callable[[], object]) -> None:
@@ -114,23 +110,27 @@ def poll(is_so: Callable[[], object]) -> None:
     [
         ("records.add", "after"),
         ("running.begin", "after"),
-        ("backend._write_shell", "before"),
-        ("backend._write_shell", "after"),
+        ("backend._write_key", "before"),
+        ("backend._write_key", "after"),
         ("running.note_controller", "before"),
         ("backend._tell", "before"),
     ],
 )
 def test_a_submit_that_is_killed_before_its_job_starts_leaves_a_record_to_remove(
-    laptop: Laptop, step: str, when: str
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch, step: str, when: str
 ):
     laptop.killed(step, when)
 
     job = laptop.job()
-    poll(lambda: jobs.find_all(laptop.home) and laptop.left() == [])
+    run_dir = Path("/tmp", f"cloudjob-{job.id.rpartition('-')[2]}")
+    poll(lambda: jobs.find_all(laptop.home) and laptop.left() == [] and not run_dir.exists())
     status = job.status()
     assert (status.state, status.native_state) == (JobState.UNKNOWN, "the submit was interrupted")
     with pytest.raises(JobNotFound, match="interrupted"):
         job.wait()
+    with monkeypatch.context() as patched:
+        patched.setenv("CLOUDJOB_HOME", str(laptop.home))
+        assert main(["cancel", "--all"]) == 0
     job.remove()
     assert jobs.find_all(laptop.home) == []
 

@@ -362,7 +362,9 @@ def main(stdin: int = 0, stdout: int = 1) -> None:
         request = json.loads(file.read())
     controller = controller_of(request)
     controller.open_state()
-    os.write(stdout, b"ready\n")
+    with contextlib.suppress(BrokenPipeError):
+        # A submitter that was killed by now leaves a job that runs, and is found by its record.
+        os.write(stdout, b"ready\n")
     _let_go_of_terminal(request["folder"])
     _adopt()
     controller.run()

@@ -21,7 +21,7 @@ from cloudjob.backends.slurm import request as requests
 from cloudjob.backends.slurm import site as sites
 from cloudjob.backends.slurm.request import SlurmRequest
 from cloudjob.backends.slurm.site import Done, Place, Site
-from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.errors import BackendError, JobNotFound, Unanswered
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
@@ -117,7 +117,10 @@ class SlurmBackend:
         folder = place.put(request.folder, self._files(request))
         try:
             self._submit(request, place, folder)
-        except BaseException:
+        except Unanswered:
+            # The folder is what finds a job that Slurm has taken.
+            raise
+        except BackendError:
             place.run("", f"rm -rf {sites.quoted(folder)}")
             raise
         return self.handle(request)
@@ -151,7 +154,13 @@ class SlurmBackend:
             f"sbatch --parsable --export=ALL {script.JOB_SCRIPT}", request.inherited
         )
         # By the shell, so that the number is kept whatever becomes of us.
-        done = place.run(folder, f"{sbatch} >{script.ID}.new && mv {script.ID}.new {script.ID}")
+        try:
+            done = place.run(folder, f"{sbatch} >{script.ID}.new && mv {script.ID}.new {script.ID}")
+        except BackendError as error:
+            raise Unanswered(error.message, hint=error.hint) from error
+        if done.code and refusals.may_be_done(done.words):
+            words = f"submitting job {request.job} to Slurm: {done.words}"
+            raise Unanswered(words, hint="squeue --me shows whether it was submitted")
         if done.code:
             raise refusals.refused(f"submitting job {request.job} to Slurm", done.words)
         if request.local:

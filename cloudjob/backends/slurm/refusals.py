@@ -36,6 +36,15 @@ _HINTS = (
 _DEFAULT = "--dry-run shows what is submitted; cloudjob doctor --backend slurm looks at the cluster"
 
 
+# sbatch has sent the job and was not told whether the controller has taken it.
+_MAY_BE_DONE = ("Socket timed out", "Zero Bytes were transmitted")
+
+
+def may_be_done(words: str) -> bool:
+    """Whether a command that failed may have done what it was asked."""
+    return any(part in words for part in _MAY_BE_DONE)
+
+
 def refused(doing: str, words: str) -> BackendError:
     """Return the error for what a command of Slurm said."""
     said = words.removeprefix("sbatch: error: ").replace("Batch job submission failed: ", "")

@@ -1,0 +1,46 @@
+"""A job that may have been submitted to Slurm keeps its folder, by which it is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import cloudjob
+from cloudjob.backends.slurm import request
+from cloudjob.backends.slurm.backend import SlurmBackend
+from cloudjob.errors import BackendError, Unanswered
+from tests.cloudjob.test_slurm_build import HERE, submission
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "is_kept"),
+    [
+        ("invalid partition specified: gpu", BackendError, False),
+        ("Socket timed out on send/recv operation", Unanswered, True),
+    ],
+)
+def test_a_folder_stays_when_sbatch_does_not_know(
+    words: str,
+    kind: type[BackendError],
+    is_kept: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "sbatch").write_text(f"#!/bin/sh\necho 'sbatch: error: {words}' >&2\nexit 1\n")
+    (tools / "sbatch").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    backend = SlurmBackend(tmp_path, {})
+    backend._found = HERE._replace(
+        folder=str(tmp_path / "slurm"),
+        entry=str(Path(cloudjob.__file__).with_name("jobentry.pyz")),
+    )
+    made = request.build(submission(), backend._found)
+
+    with pytest.raises(BackendError) as caught:
+        backend.send(made)
+
+    assert type(caught.value) is kind
+    assert Path(made.folder).exists() is is_kept
