@@ -170,7 +170,7 @@ def _metrics(options: argparse.Namespace) -> int:
     return 0
 
 
-_INCOMPLETE = "  (incomplete)"
+_INCOMPLETE = "  (may be incomplete)"
 
 
 def _outputs(options: argparse.Namespace) -> int:
@@ -189,7 +189,7 @@ def _outputs(options: argparse.Namespace) -> int:
         for file in job.fetch_outputs(Path(options.to)):
             print_name(str(Path(options.to, file.name)))
             if file.is_incomplete:
-                say(f"{file.name} is incomplete: it was being written when it was kept")
+                say(f"{file.name} may be incomplete: something was writing to it")
     return 0
 
 

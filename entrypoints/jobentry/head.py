@@ -16,7 +16,7 @@ from jobentry.messages import Message
 from jobentry.output import say
 from jobentry.peers import Peer
 from jobentry.plan import LaunchPlan
-from jobentry.ranks import End
+from jobentry.ranks import BadEnd, End
 from jobentry.starters import Starters
 from jobentry.supervise import (
     ABORT_S,
@@ -121,9 +121,9 @@ class Head:
         self.phases: list[tuple[int, str, float, float]] = []
 
     @property
-    def failed_at(self) -> float | None:
-        """When the first rank of this node ended badly; None when none did."""
-        return self._loop.ranks.failed_at
+    def bad_end(self) -> BadEnd | None:
+        """How ranks of this node ended badly; None when none did."""
+        return self._loop.ranks.bad_end
 
     def attach(self, outputs: Outputs) -> None:
         """Let ``outputs`` know when ranks of this node are ended."""

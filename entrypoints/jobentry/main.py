@@ -52,6 +52,7 @@ from jobentry.tools import (
 
 if TYPE_CHECKING:
     from jobentry.outputs import Outputs
+    from jobentry.ranks import BadEnd
     from jobentry.verdict import Outcome
     from jobentry.worker import Entrance
 
@@ -332,8 +333,8 @@ def _serve(
     code = worker.run()
     for path in written:
         remove(path)
-    failed_at = worker.failed_at if code else None
-    worker.leave(worker.aside(lambda: _upload(node, means.outputs, worker.stopped_at, failed_at)))
+    bad_end = worker.bad_end if code else None
+    worker.leave(worker.aside(lambda: _upload(node, means.outputs, worker.stopped_at, bad_end)))
     return _End(code, worker.is_over)
 
 
@@ -362,8 +363,8 @@ def _lead(
     outcome = head.run()
     for path in written:
         remove(path)
-    failed_at = head.failed_at if outcome.exit_code else None
-    problem = head.aside(lambda: _upload(node, means.outputs, head.stopped_at, failed_at))
+    bad_end = head.bad_end if outcome.exit_code else None
+    problem = head.aside(lambda: _upload(node, means.outputs, head.stopped_at, bad_end))
     outcome = head.end(_with_outputs(outcome, node, problem))
     if node.nodes > 1 and means.outputs is not None:
         outcome = _with_outputs(outcome, node, means.outputs.clashes())
@@ -406,16 +407,16 @@ def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:
 
 
 def _upload(
-    node: NodeEnv, kept: Outputs | None, stopped_at: float | None, failed_at: float | None
+    node: NodeEnv, kept: Outputs | None, stopped_at: float | None, bad_end: BadEnd | None
 ) -> str:
     """Upload the outputs of this node; return what went wrong, in words."""
     if kept is None:
         return ""
     if stopped_at is None:
-        return kept.finish(node.output_limit_s, failed_at)
+        return kept.finish(node.output_limit_s, bad_end)
     # Who has stopped the job will not wait for long: what the ranks have left of the grace period.
     left_s = node.grace_s - (time.monotonic() - stopped_at)
-    return kept.finish(max(STOPPED_LIMIT_S, left_s), failed_at)
+    return kept.finish(max(STOPPED_LIMIT_S, left_s), bad_end)
 
 
 def _entry_record(

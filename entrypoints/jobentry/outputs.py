@@ -29,6 +29,7 @@ from jobentry.contract.paths import NodePaths
 from jobentry.fault import EntryError
 from jobentry.objects.base import TEMPORARY, Stop, came_back, in_parallel, scheme_of, translated
 from jobentry.output import say
+from jobentry.ranks import BadEnd
 from jobentry.writers import open_for_writing
 
 # A file that has not changed for so long is taken for whole.
@@ -72,7 +73,7 @@ class Outputs:
         self._node = node
         self._all = [_Output(node, name, uri, paths.output(name)) for name, uri in node.outputs]
         self._has_ended = threading.Event()
-        self._failed_at: float | None = None
+        self._bad_end: BadEnd | None = None
         self._thread = threading.Thread(target=self._follow, name="outputs", daemon=True)
         self._faults: list[str] = []
 
@@ -110,24 +111,24 @@ class Outputs:
         for output in self._all:
             output.look_for_writers()
 
-    def hurry(self, failed_at: float | None = None) -> None:
+    def hurry(self, bad_end: BadEnd | None = None) -> None:
         """Begin to keep all that is there: nobody writes any more.
 
         Args:
-            failed_at: When the first rank of this node ended badly, by the clock of this node;
-                what was being written then is incomplete. None when all have ended well.
+            bad_end: How the ranks of this node ended badly: what was being written then is
+                incomplete. None when all have ended well.
         """
         if not self._has_ended.is_set():
-            self._failed_at = failed_at
+            self._bad_end = bad_end
             self._has_ended.set()
 
-    def finish(self, limit_s: float, failed_at: float | None = None) -> str:
+    def finish(self, limit_s: float, bad_end: BadEnd | None = None) -> str:
         """Keep all that is there now; return what could not be kept, in words, within the limit.
 
         Args:
-            failed_at: As ``hurry`` has it.
+            bad_end: As ``hurry`` has it.
         """
-        self.hurry(failed_at)
+        self.hurry(bad_end)
         if self._thread.ident is None:
             return ""
         self._thread.join(limit_s)
@@ -174,7 +175,7 @@ class Outputs:
             for output in self._all:
                 output.keep_now(self._has_ended)
         for output in self._all:
-            self._faults += output.keep_all(self._failed_at)
+            self._faults += output.keep_all(self._bad_end)
 
 
 class _Output:
@@ -200,6 +201,7 @@ class _Output:
         self._patience: dict[str, int] = {}
         # The files that were open for writing since the last look, and how they were then.
         self._open: dict[str, _Stamp | None] = {}
+        self._looked_at = 0.0
         # Where a file lies that has another name here.
         self._local: dict[str, str] = {}
         self._last_words = ""
@@ -331,7 +333,9 @@ class _Output:
     def look_for_writers(self) -> None:
         """Note which files are open for writing, beside those that were before."""
         with contextlib.suppress(OSError):
+            looked_at = time.time()
             names = open_for_writing(self._folder)
+            self._looked_at = looked_at
             self._open.update({name: _stamp(self._path(name)) for name in names})
 
     def _is_as_kept(self, seen: dict[str, _Stamp]) -> bool:
@@ -477,24 +481,24 @@ class _Output:
 
     # -- at the end -------------------------------------------------------------------------------
 
-    def keep_all(self, failed_at: float | None = None) -> list[str]:
+    def keep_all(self, bad_end: BadEnd | None = None) -> list[str]:
         """Keep everything, as nobody writes any more; return what could not be kept, in words.
 
         Args:
-            failed_at: When the first rank of this node ended badly; None when all ended well.
+            bad_end: How the ranks of this node ended badly; None when all ended well.
         """
         faults: list[str] = []
         try:
-            self._keep_rest(failed_at, faults)
+            self._keep_rest(bad_end, faults)
         # Whatever it is (no memory, no thread), it is the reason for outputs that are not kept.
         except Exception as error:  # noqa: BLE001
             faults.append(_came_back(error))
         self.is_kept = not faults
         return [f"uploading the output {self.name}: {fault}" for fault in faults]
 
-    def _keep_rest(self, failed_at: float | None, faults: list[str]) -> None:
+    def _keep_rest(self, bad_end: BadEnd | None, faults: list[str]) -> None:
         seen = self._scan(faults)
-        incomplete = self._incomplete(seen, failed_at)
+        incomplete = self._incomplete(seen, bad_end)
         self._set_aside(seen, incomplete)
         batches = self._batches(seen)
         committed_at = time.monotonic()
@@ -506,11 +510,18 @@ class _Output:
         self._commit(seen, set(), incomplete)
         self._settle(seen)
 
-    def _incomplete(self, seen: dict[str, _Stamp], failed_at: float | None) -> set[str]:
-        """Return the files that were being written when the ranks of this node ended."""
-        if failed_at is None:
+    def _incomplete(self, seen: dict[str, _Stamp], bad_end: BadEnd | None) -> set[str]:
+        """Return the files that may have been open when the ranks of this node ended badly.
+
+        A script that ends itself closes its files, and cuts off the one that it writes to. One that
+        is killed may have had any file open for long, unless a look has shown that it was closed.
+        """
+        if bad_end is None:
             return set()
-        since_ns = int((failed_at - SETTLE_S) * 1e9)
+        since_s = bad_end.at_s - SETTLE_S
+        if bad_end.is_kill:
+            since_s = min(since_s, self._looked_at)
+        since_ns = int(since_s * 1e9)
         recent = {name for name, stamp in seen.items() if stamp.modified_ns > since_ns}
         return self._written_to(seen) | {
             name for name in recent if not _is_renamed(self._path(name))

@@ -41,6 +41,18 @@ class End(NamedTuple):
     is_said: bool = True
 
 
+class BadEnd(NamedTuple):
+    """How the ranks of a node ended, where they did not end well.
+
+    Args:
+        at_s: When the first of them did, by the clock of this node.
+        is_kill: Whether a signal ended one of them, in the middle of whatever it did.
+    """
+
+    at_s: float
+    is_kill: bool
+
+
 class Ranks:
     """The ranks that mpirun started on this node."""
 
@@ -55,14 +67,16 @@ class Ranks:
         self.before_end: Callable[[], None] = lambda: None
 
     @property
-    def failed_at(self) -> float | None:
-        """When the first of them ended badly, by the clock of this node; None when none did.
+    def bad_end(self) -> BadEnd | None:
+        """How they ended badly; None when all have ended well.
 
         One that still runs is about to be killed.
         """
         ended = [*self.ends.values(), *self._failing.values()]
         times = [end.at_s for end in ended if end.code]
-        return min([*times, *([time.time()] if self.running else [])], default=None)
+        times += [time.time()] if self.running else []
+        is_kill = bool(self.running) or any(end.signal for end in ended)
+        return BadEnd(min(times), is_kill) if times else None
 
     @property
     def running(self) -> list[int]:

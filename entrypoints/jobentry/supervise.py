@@ -133,7 +133,11 @@ class NodeLoop:
                 os.write(self._wake, bytes([_WOKEN]))
 
         thread = threading.Thread(target=run, daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            # No room for another thread: better late to answer than not to store anything.
+            return work()
         while thread.is_alive() and not answers and not faults:
             self.step()
         if faults:

@@ -17,7 +17,7 @@ from jobentry.listener import Listener
 from jobentry.messages import Message
 from jobentry.output import say
 from jobentry.plan import LaunchPlan
-from jobentry.ranks import End
+from jobentry.ranks import BadEnd, End
 from jobentry.starters import Starters
 from jobentry.supervise import (
     ABORT_S,
@@ -100,14 +100,14 @@ class Worker:
         self._on_idle: Callable[[], None] = lambda: None
 
     @property
-    def failed_at(self) -> float | None:
-        """When the first rank of this node ended badly; None when none did."""
-        return self._loop.ranks.failed_at
+    def bad_end(self) -> BadEnd | None:
+        """How ranks of this node ended badly; None when none did."""
+        return self._loop.ranks.bad_end
 
     def attach(self, outputs: Outputs) -> None:
         """Let ``outputs`` know when ranks of this node are ended, and when all have."""
         self._loop.ranks.before_end = outputs.look_for_writers
-        self._on_idle = lambda: outputs.hurry(self.failed_at)
+        self._on_idle = lambda: outputs.hurry(self.bad_end)
 
     def run(self) -> int:
         """Serve the head, and return the exit code of the job."""

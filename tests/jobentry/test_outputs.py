@@ -24,6 +24,7 @@ from jobentry.contract.manifest import Kept, Manifest
 from jobentry.contract.paths import NodePaths
 from jobentry.objects import directory
 from jobentry.outputs import OutputError, Outputs
+from jobentry.ranks import BadEnd
 
 Files = "dict[str, bytes]"
 
@@ -344,10 +345,10 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (at, at))
 
 
-def fail(node: Node) -> None:
+def fail(node: Node, *, is_kill: bool = False) -> None:
     """Do what the thread does at the end of a node whose ranks end badly now."""
     (output,) = node.outputs._all
-    assert output.keep_all(time.time()) == []
+    assert output.keep_all(BadEnd(time.time(), is_kill)) == []
 
 
 def test_what_was_written_just_before_a_failure_is_incomplete(
@@ -403,6 +404,20 @@ def test_what_a_killed_rank_had_open_is_incomplete(tmp_path: Path):
     fail(node)
 
     assert incomplete(node) == {"open"}
+
+
+def test_what_a_killed_rank_wrote_since_the_last_look_is_incomplete(tmp_path: Path):
+    nodes = [Node(tmp_path / name).prepare() for name in ("killed", "ended")]
+    for node in nodes:
+        node.write(before=b"1")
+        node.keep_now()
+        node.write(since=b"1", whole=b"1")
+    time.sleep(0.1)
+    for node in nodes:
+        (node.folder / "whole").rename(node.folder / "renamed")
+        fail(node, is_kill=node is nodes[0])
+
+    assert [incomplete(node) for node in nodes] == [{"since"}, set()]
 
 
 def test_a_whole_version_is_not_replaced_by_an_incomplete_one(
