@@ -13,7 +13,7 @@ import pytest
 
 from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
-from jobentry.peers import Lines
+from jobentry.messages import Lines
 from jobentry.ranks import End, Ranks
 
 
