@@ -45,7 +45,7 @@ def _doctor(options: argparse.Namespace) -> int:
             word = "OK" if check.is_ok else "MISSING" if check.is_needed else "no"
             print(f"{check.name:<{width}}  {word:<7}  {printable(check.found)}")
             if not check.is_ok and check.hint:
-                print(f"{'':<{width}}  {'':<7}  -> {check.hint}")
+                print(f"{'':<{width}}  {'':<7}  -> {printable(check.hint)}")
     return 0 if doctor.is_well(checks) else 1
 
 

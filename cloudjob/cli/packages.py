@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
-from cloudjob.cli.say import print_json, printable, say, size
+from cloudjob.cli.say import print_json, print_name, printable, say, size
 from cloudjob.cli.settings import full_store, source_spec
 
 TYPE_CHECKING = False
@@ -67,7 +67,7 @@ def _store_gc(options: argparse.Namespace) -> int:
         print_json({"deleted": list(found.keys), "spared": found.spared})
         return 0
     for key in found.keys:
-        print(key)
+        print_name(key)
     word = "would be deleted" if options.dry_run else "deleted"
     say(f"{len(found.keys)} object(s) {word}; {found.spared} layer(s) stay")
     return 0
