@@ -73,8 +73,16 @@ class RealMachine:
             for item in node["status"].get("conditions") or ()
         )
 
-    def kill(self) -> None:
-        """End the kubelet at once; its containers go on."""
+    @contextlib.contextmanager
+    def killed(self) -> Iterator[None]:
+        """End the kubelet at once, and start it again at the end; its containers go on."""
+        self._kill()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def _kill(self) -> None:
         assert self._kubelet is not None
         self._kubelet.kill()
         self._kubelet.wait()
@@ -92,7 +100,7 @@ class RealMachine:
     def stop(self) -> None:
         """End the kubelet, its containers and its mounts."""
         if self._kubelet is not None:
-            self.kill()
+            self._kill()
         for namespace in self._namespaces():
             filters = {"label": f"io.kubernetes.pod.namespace={namespace}"}
             for item in self.engine.containers(all=True, filters=filters):

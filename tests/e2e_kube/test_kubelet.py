@@ -180,15 +180,15 @@ def test_a_pod_that_is_drained_makes_no_cancelled_job(lab: RealLab, until: Calla
     assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
 
 
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["killed", "frozen"])
 def test_a_kubelet_that_is_stopped_delays_neither_a_submit_nor_a_cancel(
-    machine: RealMachine, volcano_lab: RealLab, until: Callable[..., None]
+    machine: RealMachine, volcano_lab: RealLab, until: Callable[..., None], is_frozen: bool
 ):
     lab = volcano_lab
     other = made_lab_again(lab)
     job, running = lab.begun("wait", attached=True), other.begun("wait")
     until(lambda: "running" in job.state() and "running" in running.state(), "pods", LIMIT_S)
-    machine.kill()
-    try:
+    with machine.frozen() if is_frozen else machine.killed():
         until(lambda: other.status(running.job)["state"] == "PENDING", "status")
         other.phase(running.job, "Running")
         said = f"Running (node 0: its machine {NODE} sends nothing to the cluster; it may be lost)"
@@ -205,8 +205,6 @@ def test_a_kubelet_that_is_stopped_delays_neither_a_submit_nor_a_cancel(
         assert "following node 0: " in done.err, done
         assert "this log is not complete" in done.err, done
         assert "FAILED" in done.err, done
-    finally:
-        machine.resume()
 
 
 def test_a_node_that_is_gone_ends_the_job_as_failed(
@@ -216,8 +214,7 @@ def test_a_node_that_is_gone_ends_the_job_as_failed(
     job = lab.begun("wait", attached=True)
     until(lambda: "running" in job.state(), "container", LIMIT_S)
     lab.phase(job.job, "Running")
-    machine.kill()
-    try:
+    with machine.killed():
         lab.cluster.ask("DELETE", f"/api/v1/nodes/{NODE}")
         until(lambda: not job.pod(), "end of the pod", LIMIT_S)
         lab.phase(job.job, "Aborted")
@@ -226,5 +223,3 @@ def test_a_node_that_is_gone_ends_the_job_as_failed(
         assert "Traceback" not in done.err, done
         status = lab.status(job.job)
         assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
-    finally:
-        machine.resume()
