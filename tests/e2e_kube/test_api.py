@@ -21,7 +21,7 @@ from cloudjob.backends.kubernetes.request import ENGINES
 from jobentry.contract import variables
 from tests import kubelet, operators
 from tests.cloudjob.test_kubernetes_build import EVERYTHING, build, strict
-from tests.cluster import MERGE, ROOT, Cluster
+from tests.cluster import MERGE, ROOT, Cluster, programs
 from tests.e2e_kube.conftest import PLURALS, RESOURCES, Lab
 from tests.servers import ACCESS_KEY, SECRET_KEY, Server
 
@@ -172,6 +172,17 @@ def test_what_a_dry_run_prints_is_taken(lab: Lab):
     done = lab.run("submit", "--config", "job.yaml", "-n", "2", "--dry-run", "train.py")
     assert done.code == 0, done
     documents = list(yaml.safe_load_all(done.out))
+    # As docs/kubernetes.md has it.
+    applied_by_kubectl = subprocess.run(
+        [programs() / "kubectl", "apply", "--dry-run=server", "-f", "-"],
+        env={**os.environ, **lab.environ, "HOME": str(lab.folder)},
+        input=done.out,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert applied_by_kubectl.returncode == 0, applied_by_kubectl.stderr
+    assert applied_by_kubectl.stdout.count("created (server dry run)") == len(documents)
 
     for item in documents:
         assert (
