@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import os
+import urllib.parse
 from pathlib import Path
 
 import pytest
 
 from cloudjob.errors import StoreError
 from cloudjob.store import full_uri, open_store
-from cloudjob.store.s3 import keys, place
-from cloudjob.store.s3.keys import KeyRing, Keys
-from cloudjob.store.s3.place import Endpoint
-
-HOME = Path("/nonexistent")
+from cloudjob.store.s3 import S3Store, place
+from jobentry.contract import names
 
 
-def reached(
-    uri: str,
-    environ: dict[str, str] | None = None,
-    profile: dict[str, str] | None = None,
-    home: Path = HOME,
-) -> Endpoint:
-    """Return how a bucket is reached."""
-    return place.endpoint(place.read(uri), environ or {}, profile or {}, home)
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user without any settings."""
+    for name in os.environ:
+        if name.startswith(("AWS_", "OBS_", "HUAWEICLOUD_", "HW_", "S3_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return tmp_path
+
+
+def opened(uri: str, environ: dict[str, str] | None = None) -> S3Store:
+    return S3Store(place.read(uri), environ=environ or {})
+
+
+def credentials(store: S3Store) -> tuple[str, str, str]:
+    """Return what the store gives to the nodes."""
+    found = store.access()
+    keys = found[names.CLOUDJOB_S3_ACCESS_KEY], found[names.CLOUDJOB_S3_SECRET_KEY]
+    return (*keys, found.get(names.CLOUDJOB_S3_SESSION_TOKEN, ""))
+
+
+KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
 
 
 @pytest.mark.parametrize(
@@ -31,9 +45,9 @@ def reached(
         (
             "s3://bucket",
             {},
-            "https://s3.us-east-1.amazonaws.com",
+            "https://s3.amazonaws.com",
             "us-east-1",
-            "bucket.s3.us-east-1.amazonaws.com",
+            "bucket.s3.amazonaws.com",
             "/a%20b",
         ),
         (
@@ -99,29 +113,23 @@ def test_a_bucket_is_reached(
     uri: str, environ: dict[str, str], url: str, region: str, host: str, target: str
 ):
     """The URI's own options first, then variables, then what the service's names are."""
-    found = reached(uri, environ)
+    store = opened(uri, {**KEYS, **environ})
+    signed = urllib.parse.urlsplit(store.sign("GET", "a b", 60))
+    access = store.access()
 
-    assert (found.url, found.region, found.host, found.target("a b")) == (url, region, host, target)
-
-
-def test_a_profile_says_what_nothing_else_does():
-    """It stands behind variables and before names."""
-    profile = {"endpoint": "https://ceph", "region": "r-1", "addressing": "virtual"}
-
-    assert reached("s3://bucket", {}, profile) == Endpoint(
-        "https://ceph", "r-1", "virtual", "bucket"
-    )
-    assert reached("s3://bucket", {"AWS_REGION": "r-2"}, profile).region == "r-2"
+    assert access[names.CLOUDJOB_S3_ENDPOINT] == url
+    assert access[names.CLOUDJOB_S3_REGION] == region
+    assert (signed.netloc, signed.path) == (host, target)
 
 
-def test_obsutil_has_said_it_before(tmp_path: Path):
-    """Its file has the endpoint and the keys."""
-    (tmp_path / ".obsutilconfig").write_text(
+def test_what_obsutil_has_written_is_read(home: Path):
+    (home / ".obsutilconfig").write_text(
         "endpoint=obs.cn-south-1.myhuaweicloud.com\nak=A\nsk=S=\ntoken=\n"
     )
+    store = opened("obs://bucket")
 
-    assert reached("obs://bucket", home=tmp_path).region == "cn-south-1"
-    assert KeyRing(place.read("obs://bucket"), {}, tmp_path).current() == Keys("A", "S=", "")
+    assert store.access()[names.CLOUDJOB_S3_REGION] == "cn-south-1"
+    assert credentials(store) == ("A", "S=", "")
 
 
 @pytest.mark.parametrize(
@@ -135,59 +143,47 @@ def test_obsutil_has_said_it_before(tmp_path: Path):
                 "HUAWEICLOUD_SDK_AK": "x",
                 "HUAWEICLOUD_SDK_SK": "y",
             },
-            Keys("a", "b", "c"),
+            ("a", "b", "c"),
         ),
-        ({"HUAWEICLOUD_SDK_AK": "x", "HUAWEICLOUD_SDK_SK": "y"}, Keys("x", "y")),
-        ({"HW_ACCESS_KEY": "x", "HW_SECRET_KEY": "y"}, Keys("x", "y")),
-        ({"OBS_ACCESS_KEY_ID": "a", "HW_ACCESS_KEY": "x", "HW_SECRET_KEY": "y"}, Keys("x", "y")),
+        ({"HUAWEICLOUD_SDK_AK": "x", "HUAWEICLOUD_SDK_SK": "y"}, ("x", "y", "")),
+        ({"HW_ACCESS_KEY": "x", "HW_SECRET_KEY": "y"}, ("x", "y", "")),
+        ({"OBS_ACCESS_KEY_ID": "a", "HW_ACCESS_KEY": "x", "HW_SECRET_KEY": "y"}, ("x", "y", "")),
     ],
 )
-def test_obs_keys_come_from_its_own_variables(environ: dict[str, str], keys_there: Keys):
+def test_obs_credentials_come_from_its_own_variables(
+    environ: dict[str, str], keys_there: tuple[str, str, str]
+):
     """The nearest that is complete."""
-    assert KeyRing(place.read("obs://bucket"), environ, HOME).current() == keys_there
+    assert credentials(opened("obs://bucket?region=r", environ)) == keys_there
 
 
-def test_the_file_of_the_sdks_is_read(tmp_path: Path):
-    """And read again when its keys are refused."""
+def test_the_file_of_the_vendors_sdks_is_read(tmp_path: Path):
     file = tmp_path / "credentials"
-    ring = KeyRing(
-        place.read("obs://bucket"), {"HUAWEICLOUD_SDK_CREDENTIALS_FILE": str(file)}, HOME
-    )
-    file.write_text("[basic]\nak = a\nsk = s\nsecurity_token = t1\n")
-    first = ring.current()
-    unchanged = ring.renew(first)
-    file.write_text("[basic]\nak = a\nsk = s\nsecurity_token = t2\n")
+    file.write_text("[basic]\nak = a\nsk = s\nsecurity_token = t\n")
+    environ = {"HUAWEICLOUD_SDK_CREDENTIALS_FILE": str(file)}
 
-    assert (first, unchanged) == (Keys("a", "s", "t1"), False)
-    assert ring.renew(first)
-    assert ring.current() == Keys("a", "s", "t2")
+    assert credentials(opened("obs://bucket?region=r", environ)) == ("a", "s", "t")
 
 
-def test_aws_profiles_and_a_program_that_makes_keys(
+def test_a_profile_and_a_program_that_prints_credentials_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Whatever botocore understands: here a profile with an endpoint, and credential_process."""
-    said = '{"Version": 1, "AccessKeyId": "p", "SecretAccessKey": "q", "SessionToken": "r"}'
-    (tmp_path / "make-keys").write_text(f"#!/bin/sh\necho '{said}'\n")
+    printed = '{"Version": 1, "AccessKeyId": "p", "SecretAccessKey": "q", "SessionToken": "r"}'
+    (tmp_path / "make-keys").write_text(f"#!/bin/sh\necho '{printed}'\n")
     (tmp_path / "make-keys").chmod(0o755)
     config = tmp_path / "config"
     config.write_text(
         f"[profile lab]\nregion = lab-1\nendpoint_url = https://lab\n"
         f"credential_process = {tmp_path}/make-keys\ns3 =\n  addressing_style = virtual\n"
     )
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    lab = place.read("s3://bucket?profile=lab")
+    store = opened("s3://bucket?profile=lab")
+    access = store.access()
 
-    assert keys.profile(lab) == {
-        "endpoint": "https://lab",
-        "region": "lab-1",
-        "addressing": "virtual",
-    }
-    assert KeyRing(lab, {}, HOME).current() == Keys("p", "q", "r")
+    assert access[names.CLOUDJOB_S3_ENDPOINT] == "https://lab"
+    assert access[names.CLOUDJOB_S3_REGION] == "lab-1"
+    assert access[names.CLOUDJOB_S3_ADDRESSING] == "virtual"
+    assert credentials(store) == ("p", "q", "r")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +226,7 @@ def test_a_uri_that_means_nothing_is_refused(uri: str, message: str, hint: str):
 def test_an_endpoint_that_cannot_be_is_refused(uri: str, environ: dict[str, str], message: str):
     """Before anything is sent to it."""
     with pytest.raises(StoreError, match=message) as caught:
-        reached(uri, environ)
+        opened(uri, {**KEYS, **environ}).access()
 
     assert caught.value.hint
 

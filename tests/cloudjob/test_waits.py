@@ -18,13 +18,13 @@ import kubernetes.client  # noqa: F401 (to import it takes as long as the patien
 import pytest
 
 from cloudjob import layers, pipeline, waits
-from cloudjob.backends.kubernetes import client, site
+from cloudjob.backends.kubernetes import client as kube_client
+from cloudjob.backends.kubernetes import site
 from cloudjob.cli.say import hear_library
 from cloudjob.errors import BackendError, StoreError
 from cloudjob.records import Records
 from cloudjob.store.directory import DirectoryStore
-from cloudjob.store.s3 import S3Store, burst, connection, place
-from cloudjob.store.s3.wire import Patience, Request
+from cloudjob.store.s3 import S3Store, client, place
 from cloudjob.waits import Waits
 
 DEADLINE_S = 60.0
@@ -75,58 +75,23 @@ def test_a_wait_is_reported_every_five_seconds(caplog: pytest.LogCaptureFixture)
     ]
 
 
-def test_a_store_that_says_nothing_is_told_and_soon_given_up(
+def test_a_store_that_says_nothing_is_reported_and_given_up(
     soon: None,
     silent: Silent,
+    s3_store: Callable[[str, float], S3Store],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
 ):
-    """Then one request is tried once."""
-    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    patience = Patience(total_s=0.3, first_s=0.01, stall_s=0.2)
-    store = S3Store(place.read(f"s3://bucket?endpoint={silent.url}"), patience=patience)
+    monkeypatch.setattr(client, "_READ_S", 0.2)
+    monkeypatch.setattr(client, "_FIRST_PAUSE_S", 0.01)
+    store = s3_store(silent.url, 0.3)
     with pytest.raises(StoreError) as caught:
-        store._wire.send(Request("GET", "get key", "key"))
+        store.get_bytes("key")
 
-    assert caught.value.message == f"get key: {silent.url}: it does not answer"
+    found = f"{silent.url}: it does not answer"
+    assert caught.value.message == f"get key in s3://bucket: {found}"
     assert silent.asked() == 2
-    assert caplog.messages == [f"{caught.value.message}; trying again"]
-
-    with pytest.raises(StoreError):
-        store._wire.send(Request("DELETE", "delete key", "key"))
-    assert silent.asked() == 1
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_store_that_has_said_nothing_yet_is_told_while_it_is_waited_for(
-    soon: None,
-    silent: Silent,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    count: int,
-):
-    """One request, or many over connections that one thread looks after."""
-    monkeypatch.setattr(connection, "QUIET_S", 0.1)
-    monkeypatch.setattr(burst, "QUIET_S", 0.1)
-    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    patience = Patience(total_s=0.1, stall_s=0.5)
-    store = S3Store(place.read(f"s3://bucket?endpoint={silent.url}"), patience=patience)
-    requests = [Request("GET", "get key", "key")] * count
-    began_s = time.monotonic()
-    if count == 1:
-        with pytest.raises(StoreError):
-            store._wire.send(requests[0])
-    else:
-        assert [answer for _, answer in burst.answers(store._wire, requests)] == [None] * count
-
-    assert time.monotonic() - began_s >= 0.5
-    assert caplog.messages == [f"get key: {silent.url}: nothing comes back; still waiting"]
+    assert caplog.messages == [f"asking s3://bucket: {found}; trying again"]
 
 
 class Hook(logging.Handler):
@@ -157,19 +122,19 @@ class Empty(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def s3_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, Patience], S3Store]:
+def s3_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, float], S3Store]:
     """Return what opens a store at an endpoint."""
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    return lambda url, patience: S3Store(
-        place.read(f"s3://bucket?endpoint={url}"), patience=patience
+    return lambda url, patience_s: S3Store(
+        place.read(f"s3://bucket?endpoint={url}"), patience_s=patience_s
     )
 
 
 def test_a_store_that_refuses_connections_is_tried_until_it_is_back(
     soon: None,
-    s3_store: Callable[[str, Patience], S3Store],
+    s3_store: Callable[[str, float], S3Store],
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(waits, "FIRST_S", 0.0)
@@ -184,7 +149,8 @@ def test_a_store_that_refuses_connections_is_tried_until_it_is_back(
             servers.append(http.server.HTTPServer(address, Empty))
             threading.Thread(target=servers[0].serve_forever, daemon=True).start()
 
-    store = s3_store(f"http://127.0.0.1:{address[1]}", Patience(first_s=0.01, longest_s=0.05))
+    store = s3_store(f"http://127.0.0.1:{address[1]}", 60.0)
+    monkeypatch.setattr(client, "_LONGEST_PAUSE_S", 0.05)
     try:
         with Hook(come_back):
             assert not store.exists("key")
@@ -195,12 +161,14 @@ def test_a_store_that_refuses_connections_is_tried_until_it_is_back(
 
 
 def test_a_pause_between_two_tries_can_be_broken_off(
-    soon: None, s3_store: Callable[[str, Patience], S3Store], monkeypatch: pytest.MonkeyPatch
+    soon: None, s3_store: Callable[[str, float], S3Store], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(waits, "FIRST_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    store = s3_store(url, Patience(total_s=1e6, first_s=1e6, longest_s=1e6))
+    monkeypatch.setattr(client, "_FIRST_PAUSE_S", 1e6)
+    monkeypatch.setattr(client, "_LONGEST_PAUSE_S", 1e6)
+    store = s3_store(url, 1e9)
     paused = threading.Event()
     with Hook(paused.set), ThreadPoolExecutor(1) as pool:
         asked = pool.submit(store.exists, "key")
@@ -252,10 +220,10 @@ def test_a_cluster_that_says_nothing_is_told(
         f"clusters: [{{name: x, cluster: {{server: '{silent.url}'}}}}]\n"
         "users: [{name: x, user: {token: t}}]\n"
     )
-    patience = client.Patience(total_s=0.5, first_s=0.01, answer_s=0.2)
+    patience = kube_client.Patience(total_s=0.5, first_s=0.01, answer_s=0.2)
     found = site.find({"kubeconfig": str(kubeconfig)}, {}, tmp_path)
     with pytest.raises(BackendError) as caught:
-        client.Client(found, patience=patience).get("/version", "asking")
+        kube_client.Client(found, patience=patience).get("/version", "asking")
 
     assert caught.value.message == f"asking: no answer in time at {silent.url}"
     assert caplog.messages == [f"{caught.value.message}; trying again"]

@@ -17,7 +17,7 @@ from cloudjob.store import ObjectStore
 from jobentry import unpack
 from jobentry.contract import packages
 from jobentry.objects import access, s3
-from tests.conformance.conftest import PART_BYTES, QUICK, Given
+from tests.conformance.conftest import PART_BYTES, Given
 from tests.servers import Fault, FaultProxy, Request
 
 ROOT = Path(__file__).parents[2]
@@ -32,10 +32,9 @@ from pathlib import Path
 from cloudjob import layers
 from cloudjob.package import cache, pack
 from cloudjob.store.s3 import S3Store, place
-from cloudjob.store.s3.wire import Patience
 
 uri, source, home, job = sys.argv[1:]
-store = S3Store(place.read(uri), part_bytes={PART_BYTES}, patience=Patience(*{tuple(QUICK)}))
+store = S3Store(place.read(uri), part_bytes={PART_BYTES}, patience_s=60.0)
 memory = cache.path_of(Path(home), Path(source), uri)
 package = pack(
     Path(source), Path(home, "layer"), script="train.py", limit_bytes=1 << 30,

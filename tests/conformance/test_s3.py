@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,8 @@ import pytest
 from cloudjob.errors import StoreError
 from cloudjob.store import ObjectStore
 from cloudjob.store.parallel import in_parallel
-from tests.conformance.conftest import PART_BYTES, QUICK, Given, storm
+from tests.conformance.conftest import PART_BYTES, Given, storm
 from tests.servers import (
-    ACCESS_KEY,
     HANG,
     INTERNAL,
     LOST_ANSWER,
@@ -37,10 +37,8 @@ DEADLINE_S = 60
 KIB = 1024
 # Four parts, the last of them short.
 SIZE = 3 * PART_BYTES + 17
-# For what a hang is: much shorter than a test may take, and longer than anything else does.
-STALL = QUICK._replace(stall_s=4.0)
 # For a fault that lasts.
-BRIEF = QUICK._replace(total_s=0.0)
+BRIEF_S = 0.5
 S3Given = Callable[[str], Given]
 
 
@@ -124,25 +122,8 @@ def test_a_large_object_comes_back_as_it_was(
     assert (tmp_path / "out").read_bytes() == big.read_bytes() == store.get_bytes("key")
     assert sent == got == [SIZE]
     assert uploads(given) == []
-    assert list((tmp_path / "state" / "uploads").iterdir()) == []
-    assert len({r.query.split("&")[0] for r in given.proxy.requests if is_part(r)}) == 4
-
-
-def test_parts_are_proven_by_crc32_where_the_service_keeps_it(
-    given: Given, proxy: FaultProxy, big: Path, tmp_path: Path
-):
-    """On the way there in the head of each part, on the way back by what it says of the whole."""
-    store = given.open()
-    store.put(big, "key")
-    store.fetch("key", tmp_path / "out")
-
-    parts = [request for request in proxy.requests if is_part(request)]
-    asked = [request for request in proxy.requests if request.method == "HEAD"]
-    assert parts
-    assert all("x-amz-checksum-crc32" in request.headers for request in parts)
-    assert not any("content-md5" in request.headers for request in parts)
-    assert [request.headers["x-amz-checksum-mode"] for request in asked] == ["ENABLED"]
-    assert (tmp_path / "out").read_bytes() == big.read_bytes()
+    numbers = {re.search(r"partNumber=(\d+)", r.query) for r in given.proxy.requests if is_part(r)}
+    assert {found[1] for found in numbers if found} == {"1", "2", "3", "4"}
 
 
 def test_what_others_have_put_is_read(
@@ -172,7 +153,7 @@ def test_what_others_have_put_is_read(
     assert store.get_bytes("key-many") == whole == (tmp_path / "many").read_bytes()
 
 
-def test_an_object_that_is_replaced_meanwhile_is_one_of_the_two(
+def test_an_object_that_is_replaced_meanwhile_is_never_a_mixture(
     store: ObjectStore, proxy: FaultProxy, big: Path, tmp_path: Path
 ):
     """Never the beginning of one and the end of the other."""
@@ -181,14 +162,25 @@ def test_an_object_that_is_replaced_meanwhile_is_one_of_the_two(
     other.write_bytes(os.urandom(SIZE))
     proxy.add(Fault(delay_s=1.5), when=is_get, skip=1, times=2)
     begun = len(proxy.requests)
-    results: list[bytes] = []
-    reader = threading.Thread(target=lambda: results.append(store.get_bytes("key")))
+    errors: list[StoreError] = []
+
+    def read() -> None:
+        try:
+            store.fetch("key", tmp_path / "out")
+        except StoreError as error:
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
     reader.start()
     until(lambda: sum(map(is_get, proxy.requests[begun:])) >= 3, "ranges are asked for")
     store.put(other, "key")
     reader.join(DEADLINE_S)
 
-    assert results == [other.read_bytes()] or results == [big.read_bytes()]
+    if errors:
+        assert "it was replaced while it was read" in errors[0].message
+        assert not (tmp_path / "out").exists()
+    else:
+        assert (tmp_path / "out").read_bytes() in (other.read_bytes(), big.read_bytes())
 
 
 def test_a_file_that_changes_meanwhile_is_not_stored(
@@ -220,38 +212,30 @@ def test_a_file_that_changes_meanwhile_is_not_stored(
 # ---- killed at any point
 
 
-@pytest.mark.parametrize("point", range(12))
-def test_a_killed_writer_leaves_nothing_half_done(
-    given: Given, proxy: FaultProxy, big: Path, tmp_path: Path, point: int
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_a_killed_writer_leaves_the_old_object(
+    given: Given, proxy: FaultProxy, big: Path, count: int
 ):
-    """Whenever SIGKILL comes, the old object stands, and the next put goes on with the parts."""
+    """The next put replaces it, and the sweep removes the parts of the killed one."""
     store = given.open()
     store.put_bytes(b"old", "key")
     proxy.clear()
     # Each request is held up a little, so that it can be told apart from the next.
-    proxy.choose = lambda r: Fault(delay_s=0.05)
+    proxy.choose = lambda _: Fault(delay_s=0.05)
     writer = start_writer(given, big)
-    until(lambda: len(proxy.requests) >= min(point // 2 + 1, 7), "the writer sends")
-    if point % 2:
-        time.sleep(0.04)
+    until(lambda: len(proxy.requests) >= count, "the writer sends")
     writer.kill()
     writer.wait(DEADLINE_S)
     proxy.choose = lambda _: None
     is_done = any("uploadId=" in r.query and r.method == "POST" for r in proxy.requests)
     held = store.get_bytes("key")
-    before = sum(map(is_part, proxy.requests))
-    proxy.clear()
 
     store.put(big, "key")
 
     assert held == b"old" or (is_done and held == big.read_bytes())
     assert store.get_bytes("key") == big.read_bytes()
-    # An upload whose id never arrived is nobody's; the sweep takes it.
-    left = uploads(given)
-    assert not left or (before == 0 and len(left) == 1)
-    assert store.sweep(0) == len(left)
+    store.sweep(0)
     assert uploads(given) == []
-    assert list((tmp_path / "state" / "uploads").iterdir()) == []
 
 
 def start_writer(given: Given, path: Path) -> subprocess.Popen[bytes]:
@@ -263,56 +247,6 @@ def start_writer(given: Given, path: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code, given.uri, str(path)], env=environ)
 
 
-def leave_three_parts(given: Given, proxy: FaultProxy, big: Path) -> None:
-    """Kill a writer that has sent three of its four parts."""
-    proxy.add(HANG, when=lambda r: "partNumber=4&" in r.query, times=100)
-    writer = start_writer(given, big)
-    sent = lambda: len(  # noqa: E731
-        boto3_client(proxy.endpoint)
-        .list_parts(Bucket=bucket(given), Key="pre fix/key", UploadId=uploads(given)[0]["UploadId"])
-        .get("Parts", [])
-    )
-    until(lambda: sum(map(is_part, list(proxy.requests))) >= 4 and sent() >= 3, "parts are there")
-    writer.kill()
-    writer.wait(DEADLINE_S)
-    proxy.clear()
-
-
-def test_parts_that_are_there_are_not_sent_again(given: Given, proxy: FaultProxy, big: Path):
-    """A killed writer had sent three of four parts: the next one sends one."""
-    leave_three_parts(given, proxy, big)
-    store = given.open()
-
-    store.put(big, "key")
-
-    assert len(list(filter(is_part, proxy.requests))) <= 1
-    assert store.get_bytes("key") == big.read_bytes()
-
-
-def test_an_upload_that_ends_under_our_hands_is_begun_anew(
-    given: Given, seaweedfs: Server, proxy: FaultProxy, big: Path
-):
-    """As when the last request of the writer that was killed comes only now."""
-    leave_three_parts(given, proxy, big)
-    (left,) = uploads(given)
-    client = boto3_client(f"http://127.0.0.1:{seaweedfs.port}")
-
-    def end(request: Request) -> None:
-        if request.method == "POST" and left["UploadId"] in request.query:
-            place = {"Bucket": bucket(given), "Key": left["Key"]}
-            client.abort_multipart_upload(**place, UploadId=left["UploadId"])
-
-    proxy.choose = end
-    store = given.open()
-    sent = [0]
-
-    store.put(big, "key", tell=lambda count: sent.__setitem__(0, sent[0] + count))
-
-    assert sent == [SIZE]
-    assert store.get_bytes("key") == big.read_bytes()
-    assert uploads(given) == []
-
-
 def test_two_writers_of_one_object_do_not_disturb_each_other(given: Given, big: Path):
     """Each finds the other's note locked, and sends its own parts."""
     writers = [start_writer(given, big) for _ in range(3)]
@@ -320,26 +254,6 @@ def test_two_writers_of_one_object_do_not_disturb_each_other(given: Given, big: 
     assert [writer.wait(DEADLINE_S) for writer in writers] == [0, 0, 0]
     assert given.open().get_bytes("key") == big.read_bytes()
     assert uploads(given) == []
-
-
-def test_an_upload_that_nobody_goes_on_with_is_removed(
-    given: Given, proxy: FaultProxy, big: Path, tmp_path: Path
-):
-    """After a day, by the next large put to the same bucket."""
-    proxy.add(INTERNAL, when=is_part, times=1000)
-    impatient = given.open(QUICK._replace(total_s=0.0, tries=2))
-    with pytest.raises(StoreError):
-        impatient.put(big, "abandoned")
-    assert len(uploads(given)) == 1
-    proxy.clear()
-    (note,) = (tmp_path / "state" / "uploads").iterdir()
-    day_ago = time.time() - 25 * 3600
-    os.utime(note, (day_ago, day_ago))
-
-    given.open().put(big, "key")
-
-    assert uploads(given) == []
-    assert list((tmp_path / "state" / "uploads").iterdir()) == []
 
 
 # ---- a network that fails
@@ -354,7 +268,6 @@ def test_an_upload_that_nobody_goes_on_with_is_removed(
         HANG,
         Fault(status=500, code="InternalError", is_done=True),
         Fault(cut_request_at=1_000_000),
-        Fault(corrupt_request_at=1_000_000),
         Fault(status=503, code="SlowDown", headers={"Retry-After": "0"}),
     ],
     ids=str,
@@ -365,7 +278,7 @@ def test_a_put_survives_a_fault(
 ):
     """At a part, at the beginning and at the completion of an upload."""
     proxy.add(fault, when=lambda r: r.method == method, skip=1)
-    store = given.open(STALL)
+    store = given.open()
 
     store.put(big, "key")
 
@@ -383,9 +296,7 @@ def test_a_put_survives_a_fault(
         HANG,
         Fault(cut_response_at=3_000_000),
         Fault(cut_response_at=3_000_000, resets=False),
-        Fault(corrupt_response_at=3_000_000),
         Fault(hangs_at=3_000_000),
-        Fault(bytes_per_s=500),
     ],
     ids=str,
 )
@@ -394,7 +305,7 @@ def test_a_get_survives_a_fault(
     given: Given, proxy: FaultProxy, big: Path, tmp_path: Path, fault: Fault, skip: int
 ):
     """In the first range, which is hashed for itself at best, and in a later one."""
-    store = given.open(STALL)
+    store = given.open()
     store.put(big, "key")
     proxy.add(fault, when=is_get, skip=skip)
 
@@ -402,23 +313,6 @@ def test_a_get_survives_a_fault(
 
     assert any(r.fault for r in proxy.requests)
     assert (tmp_path / "out").read_bytes() == big.read_bytes()
-
-
-def test_bytes_that_never_arrive_unchanged_are_an_error(
-    given: Given, proxy: FaultProxy, s3_given: S3Given
-):
-    """On a server that checks digests, on one that does not, and on the way back."""
-    proxy.choose = lambda r: Fault(corrupt_request_at=0) if r.method == "PUT" else None
-    with pytest.raises(StoreError, match=r"put key in .*: the bytes did not arrive"):
-        given.open(BRIEF).put_bytes(b"some bytes", "key")
-    other = s3_given("s3 on moto")
-    assert other.proxy is not None
-    other.proxy.choose = proxy.choose
-    with pytest.raises(StoreError, match=r"put key in .*: the bytes did not arrive"):
-        other.open(BRIEF).put_bytes(b"some bytes", "key")
-    other.proxy.choose = lambda r: Fault(corrupt_response_at=0) if r.method == "GET" else None
-    with pytest.raises(StoreError, match=r"get key in .*: its bytes are not those"):
-        other.open(BRIEF).get_bytes("key")
 
 
 def test_a_long_list_is_complete_and_in_order(store: ObjectStore):
@@ -457,8 +351,6 @@ def test_obs_is_spoken_to_as_it_wants(s3_given: S3Given, kind: str, big: Path):
         assert "transfer-encoding" not in request.headers
         assert "list-type" not in request.query
         assert not request.query.startswith("delete")
-        if request.method == "PUT":
-            assert request.headers["content-md5"]
 
 
 # ---- refusals, each with what to try
@@ -489,7 +381,7 @@ def test_a_refusal_says_what_to_try(
         monkeypatch.setenv(name, value)
 
     with pytest.raises(StoreError) as caught:
-        given.open(BRIEF).put_bytes(b"x", "key")
+        given.open(BRIEF_S).put_bytes(b"x", "key")
 
     assert message in caught.value.message
     assert caught.value.hint.startswith(hint)
@@ -512,12 +404,12 @@ def test_a_refusal_says_what_to_try(
                 code="PermanentRedirect",
                 headers={"x-amz-bucket-region": "eu-west-101"},
             ),
-            "the bucket is in eu-west-101, not in cn-north-4",
+            "the bucket is in eu-west-101 (301",
             "s3://BUCKET/pre%20fix?region=eu-west-101",
         ),
         (Fault(status=400, code="ExpiredToken"), "the temporary keys have expired", "get fresh"),
         (Fault(status=507, code="QuotaExceeded"), "the quota is used up (507", "remove what"),
-        (Fault(status=503, code="SlowDown"), "it asks us to slow down, again", "try again"),
+        (Fault(status=503, code="SlowDown"), "it asks to slow down, again", "try again"),
         (Fault(status=418, code="Teapot"), "made by the test (418 Teapot)", ""),
     ],
     ids=str,
@@ -531,7 +423,7 @@ def test_what_the_service_refuses_is_said(
     proxy.add(replace(fault, headers=headers), times=100)
 
     with pytest.raises(StoreError) as caught:
-        given.open(BRIEF).put_bytes(b"x", "key")
+        given.open(BRIEF_S).put_bytes(b"x", "key")
 
     assert caught.value.message.startswith(f"put key in s3://{bucket(given)}/pre%20fix: ")
     assert message in caught.value.message
@@ -557,39 +449,13 @@ def test_tls_to_a_plain_port_and_a_page_that_is_no_store_are_named(
 ):
     """Two ways to have the wrong endpoint."""
     plain = replace(given, uri=f"{given.uri}?endpoint=https://127.0.0.1:{seaweedfs.port}")
-    with pytest.raises(StoreError, match=r"no TLS: ") as caught:
-        plain.open(QUICK._replace(total_s=0.0, tries=2)).put_bytes(b"x", "key")
+    with pytest.raises(StoreError, match=r"no TLS") as caught:
+        plain.open(BRIEF_S).put_bytes(b"x", "key")
     assert caught.value.hint == "http:// or https://?"
 
     proxy.choose = lambda _: Fault(status=200, body=b"<html></html>")
     with pytest.raises(StoreError, match=r"list  in .*the service lists no keys"):
         list(given.open().list())
-
-
-def test_fresh_keys_are_taken_when_the_old_ones_have_expired(
-    given: Given, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    """Somebody rewrites the file, and the same store goes on."""
-    file = tmp_path / "credentials"
-    write_profile(file, "expired", "wrong")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-    store = given.open()
-    with pytest.raises(StoreError):
-        store.put_bytes(b"x", "key")
-    write_profile(file, ACCESS_KEY, SECRET_KEY)
-    proxy.add(Fault(status=400, code="ExpiredToken"))
-
-    store.put_bytes(b"x", "key")
-
-    assert store.get_bytes("key") == b"x"
-
-
-def write_profile(file: Path, access_key: str, secret_key: str) -> None:
-    """Write AWS's file of credentials."""
-    words = (f"aws_access_key_id = {access_key}", f"aws_secret_access_key = {secret_key}")
-    file.write_text("\n".join(["[default]", *words, ""]))
 
 
 def test_many_threads_share_a_store(store: ObjectStore, proxy: FaultProxy):
@@ -613,29 +479,6 @@ def fill(store: ObjectStore) -> dict[str, bytes]:
     return wanted
 
 
-@pytest.fixture
-def direct(given: Given, seaweedfs: Server) -> Iterator[Any]:
-    """Open the store past the proxy, which ends a connection after one request."""
-    endpoint = f"http://127.0.0.1:{seaweedfs.port}"
-    store: Any = replace(given, uri=f"{given.uri}?endpoint={endpoint}").open()
-    yield store
-    assert not store._wire._busy
-    for _, connection in store._wire._idle:
-        connection.close()
-
-
-def test_many_small_objects_take_few_connections_and_one_try(
-    direct: Any, monkeypatch: pytest.MonkeyPatch
-):
-    """Where nothing goes wrong, none of them is asked for once more."""
-    wanted = fill(direct)
-    monkeypatch.setattr(type(direct), "get_bytes", None)
-
-    for _ in range(3):
-        assert dict(direct.get_each(list(wanted))) == wanted
-    assert len(direct._wire._idle) == 16
-
-
 @pytest.mark.parametrize(
     "fault",
     [
@@ -644,16 +487,15 @@ def test_many_small_objects_take_few_connections_and_one_try(
         INTERNAL,
         THROTTLED,
         LOST_ANSWER,
-        Fault(corrupt_response_at=10),
         Fault(cut_response_at=300),
     ],
-    ids=["storm", "hang", "internal", "throttled", "lost answer", "corrupt", "cut"],
+    ids=["storm", "hang", "internal", "throttled", "lost answer", "cut"],
 )
 def test_many_small_objects_come_whole_through_faults(
     given: Given, proxy: FaultProxy, fault: Fault | None
 ):
     """What does not come at the first try comes at a later one."""
-    store = given.open(QUICK._replace(stall_s=1.0))
+    store = given.open()
     wanted = fill(store)
     if fault is None:
         storm(proxy)
@@ -663,19 +505,9 @@ def test_many_small_objects_come_whole_through_faults(
     assert dict(store.get_each(list(wanted))) == wanted
 
 
-def test_who_takes_only_some_of_many_leaves_no_answer_behind(direct: Any):
-    """What is on its way then is never taken for another's."""
-    wanted = fill(direct)
-    some = direct.get_each(list(wanted))
-    next(some)
-    some.close()
-
-    assert {key: direct.get_bytes(key) for key in wanted} == wanted
-
-
 def test_many_from_nowhere_are_one_error(given: Given):
     """Nobody listens: said as for one of them."""
-    nowhere = replace(given, uri=f"{given.uri}?endpoint=http://127.0.0.1:1").open(BRIEF)
+    nowhere = replace(given, uri=f"{given.uri}?endpoint=http://127.0.0.1:1").open(BRIEF_S)
 
     with pytest.raises(StoreError, match=r"get key-\d+ in s3://.*connection refused"):
         list(nowhere.get_each([f"key-{number}" for number in range(100)]))

@@ -1,0 +1,289 @@
+"""Makes the boto3 client of a store: endpoint, credentials, and for how long it tries again."""
+
+from __future__ import annotations
+
+import configparser
+import ipaddress
+import re
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cloudjob.errors import StoreError
+from cloudjob.store.s3 import errors
+from cloudjob.store.s3.place import Place
+from cloudjob.waits import Waits
+
+# How many requests a store sends at once.
+AT_ONCE = 16
+# Seconds without an answer until a request counts as failed, and between two tries.
+_CONNECT_S, _READ_S = 5.0, 20.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.3, 5.0
+# botocore's own handler of retries never tries again: ``Retries`` decides.
+_NO_RETRIES = {"total_max_attempts": 1}
+
+# A name that can be part of a host name, and that the certificate for *.endpoint covers.
+_HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+_REGION_IN_HOST = re.compile(r"(?:obs|s3)[.-]([a-z]{2,}(?:-[a-z0-9]+)+)\.")
+_OBS_VARIABLES = (
+    ("OBS_ACCESS_KEY_ID", "OBS_SECRET_ACCESS_KEY", "OBS_SECURITY_TOKEN"),
+    ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN"),
+    ("HW_ACCESS_KEY", "HW_SECRET_KEY", "HW_SECURITY_TOKEN"),
+)
+_AWS_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+
+class Endpoint(NamedTuple):
+    """How a bucket is reached.
+
+    Args:
+        url: ``https://host`` or ``http://host:port``, without the bucket.
+        addressing: ``path`` or ``virtual``: where the bucket stands, in the path or in the host.
+    """
+
+    url: str
+    region: str
+    addressing: str
+
+
+class Connection(NamedTuple):
+    """A client of boto3, how it reaches the bucket, and botocore's credentials."""
+
+    client: Any
+    endpoint: Endpoint
+    credentials: Any
+
+
+class Retries:
+    """Decides whether a request is sent again: for a minute, reporting what came back meanwhile.
+
+    Args:
+        patience_s: For how long a request is tried.
+    """
+
+    def __init__(self, place: Place, patience_s: float) -> None:
+        self._place = place
+        self._patience_s = patience_s
+        self._waits = Waits()
+        self._aborts = 0
+        self._aborted = threading.Condition()
+        # By how many seconds this machine's clock is ahead of the service's.
+        self.clock_ahead_s = 0.0
+
+    def abort(self) -> None:
+        """Let every request that is being tried fail, instead of trying it again."""
+        with self._aborted:
+            self._aborts += 1
+            self._aborted.notify_all()
+
+    def register(self, client: Any) -> None:
+        """Make ``client`` ask here after each try of a request."""
+        client.meta.events.register("before-sign.s3", self._begin)
+        client.meta.events.register("needs-retry.s3", self._tried)
+
+    def _begin(self, request: Any, **_: Any) -> None:
+        request.context.setdefault("cloudjob", (time.monotonic(), self._aborts))
+
+    def _tried(
+        self,
+        response: Any,
+        attempts: int,
+        caught_exception: Exception | None,
+        request_dict: Mapping[str, Any],
+        **_: Any,
+    ) -> float | None:
+        """Return the pause before the next try, already waited for; None to end the request."""
+        if response is not None:
+            self.clock_ahead_s = errors.clock_ahead_s(response[0].headers.get("date", ""))
+        found = errors.passing_trouble(response, caught_exception)
+        if not found:
+            return None
+        now_s = time.monotonic()
+        since_s, aborts = request_dict["context"].get("cloudjob", (now_s, self._aborts))
+        pause_s = min(_FIRST_PAUSE_S * 2 ** (attempts - 1), _LONGEST_PAUSE_S)
+        if now_s + pause_s - since_s > self._patience_s:
+            return None
+        self._waits.tell(since_s, f"asking {self._place.root}: {found}")
+        with self._aborted:
+            if self._aborted.wait_for(lambda: self._aborts != aborts, pause_s):
+                raise StoreError(f"asking {self._place.root}: interrupted")
+        return 0.0
+
+
+def connect(place: Place, environ: Mapping[str, str], retries: Retries) -> Connection:
+    """Return a client for the bucket.
+
+    Raises:
+        StoreError: There are no credentials, no such profile, or no usable endpoint.
+    """
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, NoCredentialsError
+
+    profile = place.options.get("profile")
+    try:
+        session = boto3.Session(profile_name=profile, **_credentials(place, environ))
+        credentials = session.get_credentials()
+        if credentials is None:
+            raise NoCredentialsError
+        found = _endpoint(place, environ, session)
+        obs = {"payload_signing_enabled": False} if place.is_obs else {}
+        client = session.client(
+            "s3",
+            endpoint_url=found.url or None,
+            region_name=found.region,
+            config=Config(
+                signature_version="s3v4",
+                s3={"addressing_style": found.addressing, **obs},
+                # OBS stores checksums that it does not know as part of the object.
+                request_checksum_calculation="when_required" if place.is_obs else None,
+                response_checksum_validation="when_required" if place.is_obs else None,
+                retries=_NO_RETRIES,
+                connect_timeout=_CONNECT_S,
+                read_timeout=_READ_S,
+                max_pool_connections=AT_ONCE,
+            ),
+        )
+    except BotoCoreError as error:
+        raise errors.unusable(place, error) from error
+    retries.register(client)
+    return Connection(client, found._replace(url=client.meta.endpoint_url), credentials)
+
+
+# -- credentials -------------------------------------------------------------------------------
+
+
+def _credentials(place: Place, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return credentials for boto3's session; none where boto3 shall look for them itself."""
+    if "profile" in place.options:
+        return {}
+    found = _first_of_obs(environ) if place.is_obs else None
+    found = found or _complete(*(environ.get(name, "") for name in _AWS_VARIABLES))
+    if found is None:
+        return {}
+    names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+    return {name: value for name, value in zip(names, found, strict=True) if value}
+
+
+def _first_of_obs(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """Return what the variables and files of OBS's own tools say, the nearest first."""
+    return next((found for found in _of_obs(environ) if found), None)
+
+
+def _of_obs(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str] | None]:
+    for names in _OBS_VARIABLES:
+        yield _complete(*(environ.get(name, "") for name in names))
+    obsutil = _obsutil()
+    yield _complete(*(obsutil.get(name, "") for name in ("ak", "sk", "token")))
+    named = environ.get("HUAWEICLOUD_SDK_CREDENTIALS_FILE")
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read(named or Path.home() / ".huaweicloud" / "credentials", encoding="utf-8")
+        basic = parser["basic"]
+    except (OSError, UnicodeDecodeError, configparser.Error, KeyError):
+        return
+    yield _complete(*(basic.get(name, "") for name in ("ak", "sk", "security_token")))
+
+
+def _complete(access_key: str, secret_key: str, token: str) -> tuple[str, str, str] | None:
+    return (access_key, secret_key, token) if access_key and secret_key else None
+
+
+def _obsutil() -> dict[str, str]:
+    """Return what ``obsutil config`` has written for this user: ``endpoint``, ``ak``, ``sk``."""
+    try:
+        text = (Path.home() / ".obsutilconfig").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    pairs = (line.partition("=") for line in text.splitlines() if not line.startswith(("#", "[")))
+    return {name.strip(): value.strip() for name, _, value in pairs if value.strip()}
+
+
+# -- endpoint ----------------------------------------------------------------------------------
+
+
+def _endpoint(place: Place, environ: Mapping[str, str], session: Any) -> Endpoint:
+    """Return how the bucket is reached; the URL is empty where AWS's own one serves."""
+    settings = session._session.get_scoped_config() if session.profile_name else {}
+    url = place.options.get("endpoint") or _endpoint_url(place, environ, session)
+    url = _checked(place, url) if url else ""
+    region = place.options.get("region") or _region(place, environ, session, url)
+    if place.is_obs:
+        url = url or f"https://obs.{region}.myhuaweicloud.com"
+    s3 = settings.get("s3")
+    style = s3.get("addressing_style", "") if isinstance(s3, dict) else ""
+    addressing = place.options.get("addressing") or style or _addressing(place, url)
+    return Endpoint(url, region, addressing if addressing != "auto" else _addressing(place, url))
+
+
+def _endpoint_url(place: Place, environ: Mapping[str, str], session: Any) -> str:
+    if place.is_obs:
+        # The second is what ModelArts sets in its containers and notebooks.
+        found = environ.get("OBS_ENDPOINT") or environ.get("S3_ENDPOINT") or ""
+        if not found and "region" not in place.options:
+            found = _obsutil().get("endpoint", "")
+        return found
+    # boto3 takes these two from the process's own environment only.
+    found = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or ""
+    if not found:
+        provider = session._session.get_component("config_store")
+        found = provider.get_config_variable("endpoint_url") or ""
+    return found
+
+
+def _region(place: Place, environ: Mapping[str, str], session: Any, url: str) -> str:
+    in_host = _REGION_IN_HOST.match(_host(url))
+    own = in_host[1] if in_host else ""
+    if not place.is_obs:
+        named = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+        return named or session.region_name or own or "us-east-1"
+    # An OBS endpoint belongs to one region, whatever a variable says.
+    found = own or environ.get("HW_REGION_NAME") or ""
+    if "profile" in place.options:
+        found = found or session.region_name or ""
+    if not found:
+        raise StoreError(
+            f"open store {place.root}: no region",
+            hint=f"{place.root}?region=cn-north-4, or set HW_REGION_NAME, or OBS_ENDPOINT",
+        )
+    return found
+
+
+def _checked(place: Place, url: str) -> str:
+    if "://" not in url:
+        url = f"https://{url}"
+    parts = urllib.parse.urlsplit(url)
+    doing = f"open store {place.root}: endpoint {url!r}"
+    try:
+        is_url = bool(parts.scheme in ("http", "https") and parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url or parts.path.strip("/") or parts.query or parts.username:
+        raise StoreError(f"{doing}: not https://host or http://host:port", hint="?endpoint=URL")
+    if parts.netloc.startswith(f"{place.bucket}."):
+        # The service would take the bucket for a part of the key, and refuse the signature.
+        rest = parts.netloc.removeprefix(f"{place.bucket}.")
+        raise StoreError(f"{doing}: it names the bucket", hint=f"give {parts.scheme}://{rest}")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _addressing(place: Place, url: str) -> str:
+    host = _host(url)
+    is_public = place.is_obs or not url or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+    is_virtual = is_public and host != "localhost" and not _is_address(host)
+    return "virtual" if is_virtual and _HOST_BUCKET.fullmatch(place.bucket) else "path"
+
+
+def _host(url: str) -> str:
+    return urllib.parse.urlsplit(url).hostname or ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
