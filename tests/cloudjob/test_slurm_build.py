@@ -209,7 +209,7 @@ def test_lines_of_setup_run_in_a_login_shell():
 
     assert text.startswith("#!/bin/bash -l\n")
     assert "module load openmpi/4.1\nexport UCX_TLS=rc\n" in text
-    assert "work=/local/cloudjob-train-2k83xnf2\n" in text
+    assert "work=/local/cloudjob-2k83xnf2\n" in text
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "srun"])

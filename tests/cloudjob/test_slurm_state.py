@@ -173,6 +173,12 @@ def test_a_worker_that_was_never_heard_of_is_to_blame():
     assert found.message == "node 1 (n2) ended with exit code 125"
 
 
+def test_a_node_that_failed_is_named():
+    marks = BEGIN + "asked slurm 1795258488\ndown n2 1795258489\nend 143 1795258490\n"
+
+    assert status(marks, "NODE_FAIL", reason="NodeDown").message == "n2 has failed (NodeDown)"
+
+
 def test_memory_that_was_short_is_named_with_its_limit():
     shown = SHOWN.replace("BatchHost=n1", "BatchHost=n1 MinCPUsNode=1 MinMemoryNode=308M Min=0")
     said = state.read_facts(shown.format(state="FAILED", reason="NonZeroExitCode", restarts=0))

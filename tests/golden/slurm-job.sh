@@ -120,16 +120,19 @@ unset SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK S
     SLURM_TRES_PER_TASK SLURM_CPUS_PER_GPU SLURM_MEM_PER_GPU SLURM_NTASKS_PER_GPU \
     SLURM_NTASKS_PER_TRES SLURM_NTASKS_PER_SOCKET SLURM_NTASKS_PER_CORE SRUN_CPUS_PER_TASK
 
-# note_memory: note a node on which the kernel has killed a process of this attempt for its memory.
-note_memory() {
-    short=
+# note_causes: note what only Slurm's log knows of this attempt: nodes that failed, and nodes on
+# which the kernel has killed a process for the job's memory.
+note_causes() {
+    short= down=
     while read -r line; do
         case $line in
-            "cloudjob: an attempt begins") short= ;;
+            "cloudjob: an attempt begins") short= down= ;;
             "srun: error: "*": Out Of Memory") short=${line#srun: error: } ;;
+            "srun: error: Node failure on "*) down=${line##* } ;;
         esac
     done <slurm.log
     [ -z "$short" ] || note "memory ${short%%: *}"
+    [ -z "$down" ] || note "down $down"
 }
 
 run() {
@@ -153,7 +156,7 @@ run() {
     lost=$code
     [ ! -e hung ] || lost=1
     [ ! -s end-0 ] || read -r code <end-0
-    [ "$code" = 0 ] || note_memory
+    [ "$code" = 0 ] || note_causes
 }
 
 if [ ! -e env ]; then

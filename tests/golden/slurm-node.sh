@@ -21,7 +21,7 @@ leave() {
 
 # The same path on every node, for mpirun; each on a disk of its own. A job that starts again finds
 # what a node that was killed has left.
-work=/tmp/cloudjob-train-2k83xnf2
+work=/tmp/cloudjob-2k83xnf2
 owner() {
     owner=
     [ ! -s "$work/host" ] || read -r owner <"$work/host"

@@ -199,7 +199,7 @@ def _environments(
     for index in range(len(hosts)):
         node = submissions.node_env(submission, index, hosts)
         scratch = section(submission.spec, "slurm")["scratch"]
-        home = f"{scratch}/cloudjob-{submission.job}/home"
+        home = f"{scratch}/cloudjob-{submission.job.rpartition('-')[2]}/home"
         whole = submissions.variables(submission, node, home=home, address="0.0.0.0")
         own = {name: whole[name] for name in _OF_NODE if name in whole}
         yield {"PATH": os.defpath, **site.paths, **own, **variables}

@@ -100,7 +100,8 @@ def node_script(node: NodeText) -> str:
     return _NODE.format(
         shell=shell,
         scratch=shlex.quote(node.scratch),
-        job=node.job,
+        # Scripts make sockets below it, whose paths are short: the job's name is left out.
+        suffix=node.job.rpartition("-")[2],
         paths=exports,
         setup=setup,
         kept=_KEPT,
@@ -226,16 +227,19 @@ unset SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK S
     SLURM_TRES_PER_TASK SLURM_CPUS_PER_GPU SLURM_MEM_PER_GPU SLURM_NTASKS_PER_GPU \\
     SLURM_NTASKS_PER_TRES SLURM_NTASKS_PER_SOCKET SLURM_NTASKS_PER_CORE SRUN_CPUS_PER_TASK
 
-# note_memory: note a node on which the kernel has killed a process of this attempt for its memory.
-note_memory() {{
-    short=
+# note_causes: note what only Slurm's log knows of this attempt: nodes that failed, and nodes on
+# which the kernel has killed a process for the job's memory.
+note_causes() {{
+    short= down=
     while read -r line; do
         case $line in
-            "{begin}") short= ;;
+            "{begin}") short= down= ;;
             "srun: error: "*": Out Of Memory") short=${{line#srun: error: }} ;;
+            "srun: error: Node failure on "*) down=${{line##* }} ;;
         esac
     done <slurm.log
     [ -z "$short" ] || note "memory ${{short%%: *}}"
+    [ -z "$down" ] || note "down $down"
 }}
 
 run() {{
@@ -259,7 +263,7 @@ run() {{
     lost=$code
     [ ! -e hung ] || lost=1
     [ ! -s end-0 ] || read -r code <end-0
-    [ "$code" = 0 ] || note_memory
+    [ "$code" = 0 ] || note_causes
 }}
 
 if [ ! -e env ]; then
@@ -342,7 +346,7 @@ leave() {{
 
 # The same path on every node, for mpirun; each on a disk of its own. A job that starts again finds
 # what a node that was killed has left.
-work={scratch}/cloudjob-{job}
+work={scratch}/cloudjob-{suffix}
 owner() {{
     owner=
     [ ! -s "$work/host" ] || read -r owner <"$work/host"

@@ -108,6 +108,7 @@ class Marks:
         code: The job's exit code; None while it runs, or when the script was killed.
         unseen_by: The host of a node that does not see the job's folder.
         out_of_memory: The hosts on which a process was killed because the job's memory was short.
+        down: The hosts that have failed.
     """
 
     id: str = ""
@@ -122,6 +123,7 @@ class Marks:
     ended_at: float = 0.0
     unseen_by: str = ""
     out_of_memory: str = ""
+    down: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +167,19 @@ def _with_line(marks: Marks, words: list[str], at: float) -> Marks:
         return replace(marks, asked=words[1], left_s=None if left_s < 0 else left_s, due_s=due_s)
     if words[0] == "lost":
         return replace(marks, lost=(int(words[1]), int(words[2])))
-    if words[0] == "memory":
-        return replace(marks, out_of_memory=words[1])
-    if words[0] == "unseen":
-        return replace(marks, unseen_by=words[1])
+    if words[0] in ("memory", "down", "unseen"):
+        return _with_hosts(marks, words[0], words[1])
     if words[0] == "end":
         return replace(marks, code=int(words[1]), ended_at=at)
     return marks
+
+
+def _with_hosts(marks: Marks, word: str, hosts: str) -> Marks:
+    if word == "memory":
+        return replace(marks, out_of_memory=hosts)
+    if word == "down":
+        return replace(marks, down=hosts)
+    return replace(marks, unseen_by=hosts)
 
 
 def read_facts(text: str) -> Facts:
@@ -326,13 +334,19 @@ def _failed(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStatus:
         host = marks.hosts[0] if marks.hosts else "?"
         message = f"node 0 ({host}) ended with exit code {marks.code}"
         return replace(status, message=message, node=0)
+    return replace(status, message=_why(marks, facts), has_asked=True)
+
+
+def _why(marks: Marks, facts: Facts) -> str:
     why = _WHY.get(facts.state, "")
+    if facts.state == "NODE_FAIL" and marks.down:
+        why = f"{marks.down} has failed"
     if not facts.state:
         begun = "its script was killed" if marks.id else "it never began"
         why = f"Slurm knows the job no more, and {begun}"
     if facts.reason:
         why = f"{why} ({facts.reason})"
-    return replace(status, message=why, has_asked=True)
+    return why
 
 
 def _was_time(marks: Marks) -> bool:
