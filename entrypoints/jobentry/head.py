@@ -12,6 +12,7 @@ from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
+from jobentry.fault import EntryError
 from jobentry.messages import Message
 from jobentry.output import say
 from jobentry.peers import Peer
@@ -21,9 +22,11 @@ from jobentry.starters import Starters
 from jobentry.supervise import (
     ABORT_S,
     PASSED_SIGNALS,
+    STOPPED_LIMIT_S,
     NodeLoop,
     adopt_orphans,
     children,
+    is_late,
     remove_sessions,
     sweep,
 )
@@ -52,6 +55,11 @@ CAUSE_S = 0.2
 CLEAN_UP_S = 10.0
 # How long an elastic job that has enough nodes waits for the others before it begins.
 GATHER_S = 10.0
+# A node of a job that was stopped is not waited for when it has missed a sign of life.
+_SILENT_S = 7.0
+# How long what starts the ranks of a worker may take to end when everything is killed.
+_KILLED_S = 2.0
+_CUT_SHORT = "cancelled: the job was stopped while its outputs were stored, and some are missing"
 _LATE_RANK = (
     "starting the ranks: mpirun hung, and a rank started while it was ended: the script may have"
     " begun, so it is not started again"
@@ -151,8 +159,16 @@ class Head:
             self._loop.close()
 
     def aside(self, work: Callable[[], str]) -> str:
-        """Run ``work`` while the head goes on to hear its workers, and return what it returned."""
-        return self._loop.run_aside(work)
+        """Run ``work`` while the head goes on to hear its workers, and return what it returned.
+
+        Raises:
+            EntryError: The job was cancelled meanwhile, and the work was not done in time.
+        """
+        try:
+            return self._loop.run_aside(work, lambda: is_late(self.stopped_at, self._node))
+        except TimeoutError as error:
+            code = exits.code_of_signal(signal.SIGTERM)
+            raise EntryError(_CUT_SHORT, code, cause="cancelled") from error
 
     def end(self, outcome: Outcome) -> Outcome:
         """Tell every worker how the job ended, wait until each has left; return how it ended now.
@@ -160,11 +176,14 @@ class Head:
         The job has failed when a worker cannot store its outputs, or does not confirm that it has.
         """
         patience_s = max(self._node.start_timeout_s, self._node.output_limit_s)
+        if self.stopped_at is not None:
+            patience_s = max(STOPPED_LIMIT_S, self._node.grace_s) + CLEAN_UP_S
         unconfirmed = self._workers.end(
             outcome.exit_code,
             is_over=outcome.is_over,
             patience_s=patience_s,
             reason=outcome.failure.message if outcome.failure else "",
+            silent_limit_s=_SILENT_S if self.stopped_at is not None else float("inf"),
         )
         for peer in unconfirmed:
             say("node %d (%s) %s" % (peer.index, peer.host, _unconfirmed(peer, patience_s)))
@@ -588,6 +607,8 @@ class Head:
     def _abort(self) -> None:
         """End everything at once, on every node."""
         self._workers.tell("kill")
+        # A node that does not answer is not waited for.
+        self._loop.at("killed", _KILLED_S, self._away.clear)
         # Before mpirun: it takes its ranks with it.
         self._loop.ranks.note_end()
         # Daemons of mpirun on the workers see that it is gone; SIGTERM may not end it (5.0.11).

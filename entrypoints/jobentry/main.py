@@ -63,8 +63,6 @@ Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, 
   --json      print it as one JSON object
   --help      print this
 """
-# The least time to keep outputs in when the job was stopped.
-STOPPED_LIMIT_S = 10.0
 # How long a head that cannot start the job waits for workers that come up, to tell them why.
 CALL_OFF_S = 30.0
 # The signals that cancel a job.
@@ -414,6 +412,8 @@ def _upload(
         return ""
     if stopped_at is None:
         return kept.finish(node.output_limit_s, bad_end)
+    from jobentry.supervise import STOPPED_LIMIT_S
+
     # Who has stopped the job will not wait for long: what the ranks have left of the grace period.
     left_s = node.grace_s - (time.monotonic() - stopped_at)
     return kept.finish(max(STOPPED_LIMIT_S, left_s), bad_end)

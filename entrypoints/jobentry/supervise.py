@@ -29,6 +29,9 @@ from jobentry.ranks import End, Ranks
 ABORT_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+# The least time to store outputs in when the job was stopped, and some for the last of them.
+STOPPED_LIMIT_S = 10.0
+_LAST_S = 2.0
 _TICK_S = 0.5
 # A rank writes lines of 2,000 bytes at most; a script may write anything.
 _EVENT_LIMIT_BYTES = 16 * 1024
@@ -115,10 +118,14 @@ class NodeLoop:
             self._reap_at = now + _REAP_S
             reap(self.own)
 
-    def run_aside(self, work: Callable[[], str]) -> str:
+    def run_aside(self, work: Callable[[], str], is_late: Callable[[], bool]) -> str:
         """Run ``work`` in a thread while the loop goes on, and return what it returned.
 
+        Args:
+            is_late: Whether it is not to be waited for any longer.
+
         Raises:
+            TimeoutError: It was not done when it was late.
             Exception: What ``work`` raised.
         """
         answers: list[str] = []
@@ -139,6 +146,8 @@ class NodeLoop:
             # No room for another thread: better late to answer than not to store anything.
             return work()
         while thread.is_alive() and not answers and not faults:
+            if is_late():
+                raise TimeoutError
             self.step()
         if faults:
             raise faults[0]
@@ -191,6 +200,13 @@ class NodeLoop:
                     self.on_signal(number)
 
         self.selector.register(wake, selectors.EVENT_READ, hear)
+
+
+def is_late(stopped_at: float | None, node: NodeEnv) -> bool:
+    """Whether the outputs of a job that was stopped then are not to be waited for any longer."""
+    if stopped_at is None:
+        return False
+    return time.monotonic() > stopped_at + max(STOPPED_LIMIT_S, node.grace_s) + _LAST_S
 
 
 def _wake_only(_number: int, _frame: FrameType | None) -> None:

@@ -25,6 +25,7 @@ from jobentry.supervise import (
     NodeLoop,
     adopt_orphans,
     end_daemons,
+    is_late,
     remove_sessions,
 )
 
@@ -128,7 +129,10 @@ class Worker:
 
     def aside(self, work: Callable[[], str]) -> str:
         """Run ``work`` while this node goes on to answer its head, and return what it returned."""
-        return self._loop.run_aside(work)
+        try:
+            return self._loop.run_aside(work, lambda: is_late(self.stopped_at, self._node))
+        except TimeoutError:
+            return "storing the outputs was not done in time when the job was stopped"
 
     def leave(self, trouble: str) -> None:
         """Tell the head that this node is done, and what went wrong with its outputs.

@@ -108,8 +108,19 @@ class Workers:
         for peer in self.peers:
             peer.tell(word, **values)
 
-    def end(self, code: int, *, is_over: bool, patience_s: float, reason: str = "") -> list[Peer]:
+    def end(
+        self,
+        code: int,
+        *,
+        is_over: bool,
+        patience_s: float,
+        reason: str = "",
+        silent_limit_s: float = float("inf"),
+    ) -> list[Peer]:
         """Tell every worker how and why the job ended, and wait until each has left.
+
+        Args:
+            silent_limit_s: A worker that has been silent for so long is not waited for.
 
         Returns:
             The workers that have not confirmed that their outputs are stored.
@@ -119,7 +130,7 @@ class Workers:
         self.tell("end", code=code, is_over=is_over, reason=reason)
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
-            if all(peer.is_absent for peer in self.peers):
+            if all(peer.is_absent or peer.silent_s >= silent_limit_s for peer in self.peers):
                 break
             self._loop.step()
         for peer in self.peers:

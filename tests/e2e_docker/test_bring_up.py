@@ -344,6 +344,47 @@ def test_a_node_that_is_lost_ends_the_job(cloud):
     assert status["cause"] == "platform"
 
 
+WAITS = """\
+import os, pathlib, time
+print("up", flush=True)
+end = time.monotonic() + 300
+while not os.path.exists("/cache/go") and time.monotonic() < end:
+    time.sleep(0.05)
+print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("way", "launcher"), [("pause", "mpirun"), ("disconnect", "python")])
+def test_a_job_survives_a_node_that_is_silent(cloud, until, way, launcher):
+    """The head names it while it waits; then the job goes on, and loses nothing."""
+    cloud.script(WAITS)
+    job = cloud.detached("--nodes", "2", "--launcher", launcher)
+    cloud.await_log(job, b"[0] up", b"[1] up")
+    head, worker = (item["Id"] for item in cloud.containers(job))
+    (network,) = (item["Name"] for item in cloud.networks())
+    known = cloud.engine.inspect_container(worker)["NetworkSettings"]["Networks"][network]
+    if way == "pause":
+        cloud.engine.pause(worker)
+    else:
+        cloud.engine.disconnect_container_from_network(worker, network)
+    # Its rank ends while it is away.
+    if way == "disconnect":
+        touch(cloud, worker, "go")
+    until(lambda: "silent for 15 s: node 1 (" in cloud.run("logs", job).err, "a word on silence")
+    if way == "pause":
+        cloud.engine.unpause(worker)
+        touch(cloud, worker, "go")
+    else:
+        cloud.engine.connect_container_to_network(worker, network, aliases=known["Aliases"])
+    until(lambda: "no longer silent: node 1 (" in cloud.run("logs", job).err, "its return")
+    touch(cloud, head, "go")
+    done = cloud.run("wait", job)
+
+    assert done.code == 0, done
+    lines = cloud.run("logs", job).out.splitlines()
+    assert sorted(lines) == [b"[0] up", b"[0] went on", b"[1] up", b"[1] went on"]
+
+
 # Who has come in on this node, by ssh's own log; a tree of daemons is as narrow as it can be.
 CAME_IN = """\
 import os, pathlib, re, socket
@@ -365,3 +406,22 @@ def test_daemons_can_be_started_as_a_tree(cloud):
 
     assert done.code == 0, done
     assert sorted(done.out.splitlines()) == [b"[0] 0 heard", b"[1] 1 heard 0", b"[2] 2 heard 1"]
+
+
+@pytest.mark.parametrize("launcher", ["python", "mpirun"])
+def test_a_job_with_a_silent_node_can_be_cancelled(cloud, launcher):
+    """Nobody waits for what the node would still have to report."""
+    cloud.script("import time\nprint('up', flush=True)\ntime.sleep(600)")
+    job = cloud.detached("--nodes", "2", "--launcher", launcher, "--grace-s", "3")
+    cloud.await_log(job, b"[0] up", b"[1] up")
+    worker = cloud.containers(job)[1]["Id"]
+    (network,) = (item["Name"] for item in cloud.networks())
+    cloud.engine.disconnect_container_from_network(worker, network)
+
+    begun = time.monotonic()
+    assert cloud.run("cancel", job).code == 0
+    done = cloud.run("wait", job)
+
+    # The grace, and 5 s; the rest is a machine that has other things to do.
+    assert time.monotonic() - begun < 20, done
+    assert cloud.status(job)["state"] == "CANCELLED"

@@ -790,6 +790,24 @@ def test_a_worker_that_is_lost_ends_the_job(pair: Job, until: Callable[..., None
     until(lambda: pair.left() == [])
 
 
+@pytest.mark.parametrize("launcher", ["mpirun", "python"])
+def test_a_job_with_a_frozen_worker_can_be_cancelled(
+    pair: Job, launcher: str, until: Callable[..., None]
+):
+    """The head waits for its grace and a few seconds, and not for the worker's report."""
+    pair.environ.update(CLOUDJOB_LAUNCHER=launcher, CLOUDJOB_OUTPUT_LIMIT_S="3600")
+    pair.script("")
+    text = "import os, time\nopen('%s/up' + os.environ['VC_TASK_INDEX'], 'w').close()\n"
+    (pair.code / "x.py").write_text(text % pair.folder + WAIT)
+    head, worker = (pair.start(node) for node in range(2))
+    until(up(pair, 2))
+    worker.send(signal.SIGSTOP)
+    head.send(signal.SIGTERM)
+    ended = head.wait(60)
+
+    assert (ended.code, pair.record["cause"]) == (143, "cancelled")
+
+
 def test_a_head_that_is_lost_ends_the_worker(pair: Job, until: Callable[..., None]):
     """Its ranks do not compute for nobody."""
     pair.script(UP + WAIT)

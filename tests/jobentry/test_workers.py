@@ -467,3 +467,15 @@ def test_a_worker_that_leaves_while_the_job_runs_is_lost(watch: Callable[..., Wa
     head.until(lambda: head.lost)
 
     assert head.lost == [("leaves1", "its entry ended")]
+
+
+def test_a_silent_worker_of_a_job_that_was_stopped_is_not_waited_for(
+    watch: Callable[..., Watch], fast: None
+):
+    head = watch("good", "frozen")
+    head.open()
+    head.until_all_are_there()
+
+    unconfirmed = head.workers.end(143, is_over=False, patience_s=3600.0, silent_limit_s=7.0)
+
+    assert [peer.host for peer in unconfirmed] == ["frozen2"]
