@@ -35,5 +35,6 @@ def _is_writable(path: str) -> bool:
     with contextlib.suppress(OSError, ValueError, IndexError), open(path, "rb") as file:
         # "pos: 0", then "flags: 0100001", in octal digits.
         flags = int(file.read().split(b"flags:")[1].split()[0], 8)
-        return flags & os.O_ACCMODE != os.O_RDONLY
+        # Not os.O_ACCMODE, which PyPy does not have.
+        return bool(flags & (os.O_WRONLY | os.O_RDWR))
     return False
