@@ -16,7 +16,9 @@ import pytest
 
 from cloudjob import job as jobs
 from cloudjob import pipeline
+from cloudjob.backends.process import running
 from cloudjob.backends.process.backend import ProcessBackend
+from cloudjob.backends.process.node import children_of
 from cloudjob.cli import main
 from cloudjob.errors import JobNotFound, RecordsError
 from cloudjob.records import Records
@@ -248,3 +250,25 @@ def test_a_worker_that_was_lost_before_the_job_began_is_blamed_and_not_the_head(
 
     assert (status.state, status.exit_code, status.node) == (JobState.FAILED, 137, 1)
     assert status.message == "ended by SIGKILL, without a record"
+
+
+def test_a_job_runs_until_its_entries_have_ended_whatever_is_killed(laptop: Laptop):
+    """Nothing is taken from an entry that still ends, and one that hangs is ended by ``remove``."""
+    job = pipeline.submit(laptop.spec(), laptop.home)
+    lock = laptop.home / "running" / job.id
+    poll(lambda: len(running.processes_of(laptop.home, job.id)) == 3)
+    controller = int(lock.read_bytes().split()[-1])
+    [keeper] = children_of(controller)
+    [entry] = children_of(keeper)
+
+    os.kill(entry, signal.SIGSTOP)
+    for process in (controller, keeper):
+        os.kill(process, signal.SIGKILL)
+    poll(lambda: running.processes_of(laptop.home, job.id) == [entry])
+
+    assert job.status().state is JobState.RUNNING
+    assert (laptop.home / "process" / job.id / "node-0").exists()
+    os.kill(entry, signal.SIGCONT)
+    laptop.go.touch()
+    assert job.wait().native_state == "lost"
+    assert not (laptop.home / "process" / job.id / "node-0").exists()

@@ -254,7 +254,7 @@ class ProcessBackend:
         deadline = time.monotonic() + _END_S
         while self._is_alive(job):
             if time.monotonic() > deadline:
-                for process in running.processes_of(job):
+                for process in running.processes_of(home, job):
                     _signal(process, signal.SIGKILL)
             time.sleep(_POLL_S)
         with contextlib.suppress(OSError):
@@ -458,7 +458,7 @@ def _start_controller(request: ProcessRequest, lock: int, path: Path) -> int:
     )
     try:
         running.note_controller(lock, process.pid)
-        _tell(process, request, path)
+        _tell(process, request, path, lock)
     except BaseException:
         process.kill()
         process.wait()
@@ -468,13 +468,13 @@ def _start_controller(request: ProcessRequest, lock: int, path: Path) -> int:
     return process.pid
 
 
-def _tell(process: subprocess.Popen[bytes], request: ProcessRequest, path: Path) -> None:
+def _tell(process: subprocess.Popen[bytes], request: ProcessRequest, path: Path, lock: int) -> None:
     """Give a controller its request, and wait until it is ready."""
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
     values = {key: value for key, value in asdict(request).items() if key not in _NOT_TOLD}
-    values["running"] = str(path)
+    values["running"], values["lock"] = str(path), lock
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(json.dumps(values).encode("ascii"))
     with process.stdout as stdout, process.stderr as stderr:

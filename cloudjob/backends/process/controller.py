@@ -59,6 +59,7 @@ class Controller:
         folder: The job's folder, for its state and logs.
         run_dir: A folder with a short path, for sockets and temporary files.
         running: The file that is locked while the job runs.
+        lock: The descriptor of that file.
         hosts: The file that is /etc/hosts on the nodes; empty when they are not isolated.
         argv: The command of every node.
         retries: How often a failed job is started again.
@@ -80,6 +81,7 @@ class Controller:
     is_led: bool = True
     keeps_homes: bool = False
     is_elastic: bool = False
+    lock: int | None = None
     is_cancelled: bool = False
     started_at: float = field(default_factory=time.time)
     _has_asked_head: bool = False
@@ -150,7 +152,7 @@ class Controller:
         code = 125
         try:
             signal.set_wakeup_fd(-1)
-            keeper = Keeper(node.request, self.argv, self.hosts, controller)
+            keeper = Keeper(node.request, self.argv, self.hosts, controller, self.lock)
             code = keeper.run()
         except Exception as error:  # noqa: BLE001 (whatever it is, the log must name it)
             _append(node.request.log, f"cloudjob: starting node {node.request.host}: {error!r}\n")
@@ -385,6 +387,7 @@ def controller_of(request: dict[str, Any]) -> Controller:
         is_led=request["is_led"],
         keeps_homes=request["keeps_homes"],
         is_elastic=request["is_elastic"],
+        lock=request.get("lock"),
     )
 
 

@@ -48,11 +48,20 @@ class NodeRequest:
 class Keeper:
     """Runs one node; made in a process of its own."""
 
-    def __init__(self, request: NodeRequest, argv: list[str], hosts: str, controller: int) -> None:
+    def __init__(
+        self,
+        request: NodeRequest,
+        argv: list[str],
+        hosts: str,
+        controller: int,
+        lock: int | None = None,
+    ) -> None:
         self._request = request
         self._argv = argv
         self._hosts = hosts
         self._controller = controller
+        # Entries hold it, too: a job runs until they have ended, whoever is killed.
+        self._lock = () if lock is None else (lock,)
         self._selector = selectors.DefaultSelector()
         self._prctl = ctypes.CDLL(None).prctl
         self._signals: list[int] = []
@@ -100,6 +109,7 @@ class Keeper:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            pass_fds=self._lock,
             preexec_fn=self._end_with_us,
         )
         os.close(log)

@@ -1,9 +1,9 @@
 """Which jobs run on this machine, and what killed ones have left.
 
 A file ``running/<job>`` is made and locked before anything else of a job. The submitter holds the
-lock, then the controller and its keepers, who inherit it; the controller removes the file when
-nothing but the job's log and state is left. So a file that nobody holds belongs to a job whose
-processes were killed, and says what they have left.
+lock, then the controller, its keepers and the entries, who inherit it; the controller removes the
+file when nothing but the job's log and state is left. So a file that nobody holds belongs to a job
+whose processes were killed, and says what they have left.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def note_controller(descriptor: int, process: int) -> None:
 
 
 def is_running(home: Path, job: str) -> bool:
-    """Whether the job's controller or one of its keepers is alive.
+    """Whether the job's controller, a keeper or an entry is alive.
 
     Raises:
         BackendError: Nobody can see that.
@@ -79,10 +79,24 @@ def is_of(process: int, job: str) -> bool:
     return False
 
 
-def processes_of(job: str) -> list[int]:
-    """Return the controller of a job and its keepers."""
-    found = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    return [process for process in found if is_of(process, job)]
+def processes_of(home: Path, job: str) -> list[int]:
+    """Return the processes that hold the lock of a job: controller, keepers and entries."""
+    path = path_of(home, job)
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdecimal() and _has_open(folder, path):
+                found.append(int(folder.name))
+    return found
+
+
+def _has_open(process: Path, path: Path) -> bool:
+    wanted = path.stat()
+    for link in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.path.samestat(link.stat(), wanted):
+                return True
+    return False
 
 
 def process_name(job: str) -> str:
