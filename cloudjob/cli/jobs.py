@@ -285,7 +285,7 @@ def add_rm(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_rm)
     job_argument(parser, nargs="?")
     parser.add_argument("--force", action="store_true", help="its outputs too")
-    parser.add_argument("--orphans", action="store_true", help="what submits that broke off left")
+    parser.add_argument("--orphans", action="store_true", help="what killed submits have left")
 
 
 def _asks_one_job(parser: argparse.ArgumentParser, run: Callable[..., int]) -> None:
