@@ -86,7 +86,7 @@ def test_a_job_that_waits_says_why(word, reason, native):
         ("OUT_OF_MEMORY", JobState.FAILED, "", "out of memory"),
         ("PREEMPTED", JobState.FAILED, "", "a job of higher priority"),
         ("CANCELLED", JobState.CANCELLED, "", ""),
-        ("FAILED", JobState.FAILED, "", "before a node was started"),
+        ("FAILED", JobState.FAILED, "", "the job's script was killed"),
     ],
 )
 def test_a_job_whose_script_was_killed_ended_as_slurm_says(word, expected, cause, message):
@@ -171,6 +171,12 @@ def test_a_worker_that_was_never_heard_of_is_to_blame():
 
     assert (found.node, found.exit_code, found.has_asked) == (1, 125, True)
     assert found.message == "node 1 (n2) ended with exit code 125"
+
+
+def test_a_script_that_slurm_could_not_start_is_not_one_that_was_killed():
+    assert status("", "FAILED").message.startswith("the job's script failed before a node was")
+    killed = status(BEGIN, "FAILED", reason="JobLaunchFailure")
+    assert killed.message == "the job's script was killed (JobLaunchFailure)"
 
 
 def test_a_node_that_failed_is_named():

@@ -315,7 +315,7 @@ def _failed(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStatus:
         )
     if marks.asked == "warned" or facts.state == "PREEMPTED":
         return replace(status, message=_WHY["PREEMPTED"], has_asked=True)
-    if marks.unseen_by or facts.reason == "JobLaunchFailure":
+    if marks.unseen_by or (facts.reason == "JobLaunchFailure" and not marks.id):
         host = marks.unseen_by or "the first node"
         return replace(
             status, exit_code=ENTRY_FAILED, message=_UNSEEN.format(host=host), has_asked=True
@@ -341,6 +341,8 @@ def _why(marks: Marks, facts: Facts) -> str:
     why = _WHY.get(facts.state, "")
     if facts.state == "NODE_FAIL" and marks.down:
         why = f"{marks.down} has failed"
+    if facts.state == "FAILED" and marks.id:
+        why = "the job's script was killed"
     if not facts.state:
         begun = "its script was killed" if marks.id else "it never began"
         why = f"Slurm knows the job no more, and {begun}"
