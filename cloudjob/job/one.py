@@ -321,7 +321,7 @@ class Job:
 
     def _forget_secrets(self) -> None:
         """Delete what lay beside the code for the nodes to read, and nobody else."""
-        if not isinstance(self._backend, Bringer):
+        if not isinstance(self._backend, Bringer) or self._unread:
             return
         folder = JobPaths(self.id).node
         store = self._open(self._record.store, patience_s=_STORE_S)
@@ -442,7 +442,9 @@ class Job:
             record = within(_STORE_S, self._read_record)
             self._unread = ""
         except (StoreError, TimeoutError) as error:
-            self._unread = f"reading how the job ended: {error}"
+            place = self._record.store.partition("?")[0]
+            found = f"{place}: {error}" if isinstance(error, TimeoutError) else error
+            self._unread = f"reading how the job ended: {found}"
             return None
         if record is None:
             return None
