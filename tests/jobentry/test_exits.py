@@ -35,6 +35,7 @@ RECORDS = st.builds(
     started_at=TEXT,
     ended_at=TEXT,
     phases=st.lists(st.tuples(NUMBERS, TEXT, TEXT, TEXT), max_size=3).map(tuple),
+    damaged_layers=st.lists(TEXT, max_size=3).map(tuple),
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
@@ -50,6 +51,7 @@ KEYS = st.sampled_from(
         "started_at",
         "ended_at",
         "phases",
+        "damaged_layers",
         "node",
         "rank",
         "signal",
@@ -67,7 +69,8 @@ def test_what_is_dumped_is_loaded(record: ExitRecord):
 def test_a_record_is_text_that_a_person_can_read():
     """One value a line, in a known order, so two records can be compared."""
     assert exits.dump(ExitRecord("j", 3, "user", Failure(0, "a", 1, None, 3, "m", ("x",)))) == (
-        b'{\n "cause": "user",\n "ended_at": "",\n "exit_code": 3,\n "failure": {\n'
+        b'{\n "cause": "user",\n "damaged_layers": [],\n "ended_at": "",\n "exit_code": 3,\n'
+        b' "failure": {\n'
         b'  "exit_code": 3,\n  "host": "a",\n  "last_lines": [\n   "x"\n  ],\n'
         b'  "message": "m",\n  "node": 0,\n  "rank": 1,\n  "signal": null\n },\n'
         b' "job": "j",\n "phases": [],\n "started_at": ""\n}\n'
@@ -98,6 +101,7 @@ def test_keys_of_a_later_version_are_passed_over():
         b'{"job": "j", "exit_code": 0, "failure": {"rank": 1e999}}',
         b'{"job": "j", "exit_code": 0, "phases": [[1]]}',
         b'{"job": "j", "exit_code": 0, "phases": 1}',
+        b'{"job": "j", "exit_code": 0, "damaged_layers": 1}',
         b'{"job": "\xff", "exit_code": 0}',
         b"[" * 100_000,
     ],
