@@ -1,8 +1,7 @@
 """A job of very many nodes on this machine: the real entry of the head, its workers simulated.
 
-Each worker has a loopback address of its own, where something greets as an sshd does; the ``ssh``
-that the head finds on its PATH answers as the entry of a worker would. So all that the head does is
-real, from its start to its record, but for the cost of ssh itself.
+Each worker has a loopback address of its own, where something answers as a worker's entry does. So
+all that the head does is real, from its start to its record.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import measure
 from benchmarks.measure import Command, Failed
-from benchmarks.simulated.sshds import address
+from benchmarks.simulated import address
 from benchmarks.subject import Bench
 from benchmarks.venv import ROOT, NotRun
 
@@ -42,21 +41,23 @@ def bring_up(bench: Bench, count: int) -> dict[str, float]:
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         folder = Path(scratch)
-        argv = (sys.executable, str(_PLAYERS / "sshds.py"), str(count), str(port))
+        key = folder / "key"
+        key.write_text("the key of the job")
+        words = (str(count), str(port), str(key), str(folder / "node" / "entry"))
+        argv = (sys.executable, str(_PLAYERS / "workers.py"), *words)
+        env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'entrypoints'}"}
         pipe = subprocess.PIPE
-        with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as sshds:
-            assert sshds.stdin is not None
-            assert sshds.stdout is not None
-            sshds.stdout.readline()
+        with subprocess.Popen(argv, stdin=pipe, stdout=pipe, env=env) as workers:
+            assert workers.stdin is not None
+            assert workers.stdout is not None
+            workers.stdout.readline()
             try:
                 return _head(bench, folder, count, port)
             finally:
-                sshds.stdin.close()
+                workers.stdin.close()
 
 
 def _head(bench: Bench, folder: Path, count: int, port: int) -> dict[str, float]:
-    key = folder / "key"
-    subprocess.run(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)), check=True)
     stat, record = folder / "stat", folder / "exit.json"
     env = {
         "PATH": os.pathsep.join([str(_PLAYERS), str(bench.bin), os.environ["PATH"]]),
@@ -67,7 +68,7 @@ def _head(bench: Bench, folder: Path, count: int, port: int) -> dict[str, float]
         "VC_WORKER_HOSTS": ",".join(address(index) for index in range(count + 1)),
         "OPENMPI_NP": "1",
         "SSHD_PORT": str(port),
-        "CLOUDJOB_SSH_KEY": str(key),
+        "CLOUDJOB_SSH_KEY": str(folder / "key"),
         "CLOUDJOB_RECORD_URI": record.as_uri(),
         "CLOUDJOB_START_TIMEOUT_S": "120",
         "CLOUDJOB_NODE_DIR": str(folder / "node"),

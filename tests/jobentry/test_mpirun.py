@@ -605,6 +605,17 @@ def test_an_agent_whose_path_mpirun_would_take_apart_is_not_used():
     assert "plm_rsh_agent" not in reached(folder="/a b")
 
 
+def test_ranks_of_the_only_node_of_a_machine_do_not_listen():
+    """Open MPI binds to every address, whatever interfaces it is told to use."""
+    one = NODE._replace(hosts=("a",), control_dir="/run")
+
+    assert mca(command(node=one))["btl"] == "^openib,tcp"
+    assert mca(command(node=one, open_mpi=OpenMpi(mca_args="-mca btl self,tcp")))["btl"] == (
+        "self,tcp"
+    )
+    assert mca(command(node=NODE._replace(control_dir="/run")))["btl"] == "^openib"
+
+
 def test_nodes_of_one_machine_have_no_ssh():
     made = reached(OpenMpi(mca_args="-mca plm_rsh_args -q"), control="/run")
 

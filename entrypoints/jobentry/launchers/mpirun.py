@@ -221,6 +221,9 @@ def _mca_words(
             values[(option, known)] = value
         else:
             notes.append(f"parameter {name} is not known to Open MPI 5.0: left out")
+    if node.control_dir and node.nodes == 1 and node.open_mpi.mca_args is None:
+        # Ranks of one node share memory; TCP would have each listen on every address.
+        values[("mca", "btl")] = "^openib,tcp"
     prefix = "plm_ssh_" if mpi.version >= (5,) else "plm_rsh_"
     if reach.agent and ("mca", prefix + "args") in values:
         notes.append(f"parameter {prefix}args is left out: nodes of one machine have no ssh")
