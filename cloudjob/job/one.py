@@ -182,7 +182,10 @@ class Job:
             patience.renew()
             if status.state.is_final:
                 ended_s = min(ended_s, time.monotonic())
-                if not self._unread or time.monotonic() + pause_s > ended_s + record_s:
+                # What a record adds to a cancelled job is not worth a wait.
+                is_cancelled = status.state is JobState.CANCELLED
+                is_late = time.monotonic() + pause_s > ended_s + record_s
+                if not self._unread or is_cancelled or is_late:
                     return status
                 waits.tell(ended_s, self._unread)
             if status.native_state in GONE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -20,8 +21,11 @@ _lock = threading.Lock()
 
 
 def say(text: str) -> None:
-    """Write a line of our own, never into the middle of a rank's."""
-    with _lock:
+    """Write a line of our own, never into the middle of a rank's.
+
+    On a full disk the line is lost, and the job ends as it would have.
+    """
+    with _lock, contextlib.suppress(OSError):
         sys.stderr.write("jobentry: {}\n".format(text.replace("\n", "\n          ")))
         sys.stderr.flush()
 

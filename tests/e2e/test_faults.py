@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,7 +87,7 @@ KILLED: dict[tuple[str, str], End] = {
 # Here a head waits for a minute for a worker that it has never seen.
 LENGTHY = {("staging", "worker's keeper"), ("staging", "worker's entry")}
 FROZEN: dict[tuple[str, str], End] = {
-    key: CANCELLED for key in KILLED if key[0] in ("bring-up", "running")
+    key: CANCELLED for key, end in KILLED.items() if end is not NEVER
 }
 
 
@@ -292,6 +293,101 @@ def test_a_frozen_process_does_not_outlive_a_cancel(case, stage: str, who: str, 
     assert (status["state"], status["cause"]) == end[:2], (status, waited)
     assert held.submit.end().code != 0
     held.check_next()
+
+
+STORE_FAULTS = ("down", "500", "mute")
+
+
+@pytest.mark.parametrize("fault", STORE_FAULTS)
+@pytest.mark.parametrize("stage", ["uploading", "before send"])
+def test_a_submit_whose_store_fails_is_cancelled_at_once(case, stage: str, fault: str):
+    """Ctrl-C ends it while it tries again; nothing was started."""
+    held = case(stage, fault=fault)
+    held.submit.send(signal.SIGINT)
+
+    done = held.submit.end()
+
+    assert done.code == 130, done
+    held.heal()
+    assert held.listed() == []
+    held.check_next()
+
+
+@pytest.mark.parametrize("fault", STORE_FAULTS)
+@pytest.mark.parametrize("stage", ["staging", "storing outputs", "ending"])
+def test_a_job_whose_store_fails_is_cancelled_at_once(case, stage: str, fault: str):
+    """Every node tries again when it comes, and none keeps the others."""
+    held = case(stage, fault=fault)
+
+    cancelled = held.cloud.cli("cancel", held.job)
+
+    assert cancelled.code == 0, cancelled
+    held.heal()
+    ended = held.ended()
+    assert ended[:2] == CANCELLED[:2], (ended, held.submit)
+    held.check_next()
+
+
+@pytest.mark.parametrize("stage", GATES)
+def test_a_slow_store_only_takes_its_time(case, stage: str):
+    """Whatever is stored from this stage on."""
+    held = case(stage, fault="slow")
+
+    assert held.ended() == SUCCEEDED, held.submit
+    held.check_next()
+
+
+# What a full disk does at each stage: the code of the submit, and what may be said of the job.
+FULL = {
+    "packing": (3, ""),
+    "before send": (5, ""),
+    "staging": (125, "FAILED"),
+    "running": (125, "FAILED"),
+    "storing outputs": (0, "SUCCEEDED"),
+    "ending": (0, "SUCCEEDED"),
+}
+
+
+@pytest.mark.parametrize("stage", FULL)
+def test_a_disk_that_is_full_from_a_stage_on(case, small_disk: Path, stage: str):
+    """The job says what has happened to it, and the disk is as before when there is room again."""
+    held = case(stage, disk=small_disk)
+    filler = small_disk / "filler"
+    fill(filler)
+    held.go_on()
+
+    code, state = FULL[stage]
+    done = held.submit.end()
+    filler.unlink()
+
+    assert done.code == code, done
+    if held.job:
+        assert held.cloud.cli("wait", held.job).code == code
+        assert held.cloud.status(held.job)["state"] == state
+    if code:
+        assert b"no space left on device" in (done.err + done.out).lower(), done
+    held.check_next()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with little room."""
+    if os.geteuid():
+        pytest.skip("only root may mount a file system")
+    folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
+    for name in ("home", "tmp"):
+        (folder / name).mkdir(mode=0o700)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+    folder.rmdir()
+
+
+def fill(path: Path) -> None:
+    """Write until there is no room."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
 
 
 def _entry_of(keeper: int) -> int:
