@@ -3,6 +3,7 @@
 ``--unpack FOLDER`` unpacks and compiles it, so that it starts faster; an image does this once.
 """
 
+import os
 import sys
 
 if sys.argv[1:2] == ["--rank"]:
@@ -38,4 +39,11 @@ elif sys.argv[1:2] == ["--unpack"]:
 else:
     from jobentry import main
 
-    sys.exit(main.main(sys.argv[1:]))
+    code = main.main(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        # The disk with the log is full, say: the interpreter would end with 120.
+        os._exit(code)
+    sys.exit(code)

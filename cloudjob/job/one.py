@@ -400,7 +400,8 @@ class Job:
             else:
                 status = replace(status, state=JobState.CANCELLED)
                 record = _without_node(record)
-        if record is not None and native.is_unwatched and record.exit_code == 0:
+        came_late = native.is_unwatched or status.state is JobState.CANCELLED
+        if record is not None and came_late and record.exit_code == 0:
             # The head leaves its record last: the job was done.
             status = replace(status, state=JobState.SUCCEEDED)
         if record is None or _contradicts(status, record):
@@ -430,10 +431,11 @@ class Job:
         # The platform may know the code of its own command only; a job that failed has none of 0.
         code = native.exit_code if cancelled else native.exit_code or 1
         words = (native.message, native.reason, self._unread)
+        message = ": ".join(text for text in words if text)
         failure = Failure(
             node=native.node,
             exit_code=code,
-            message=": ".join(text for text in words if text),
+            message=message or "cancelled: the head left no record",
             last_lines=() if cancelled else self._words(native.node),
         )
         cause = "cancelled" if cancelled else native.cause or "platform"

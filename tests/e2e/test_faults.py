@@ -324,7 +324,9 @@ def test_a_job_whose_store_fails_is_cancelled_at_once(case, stage: str, fault: s
     assert cancelled.code == 0, cancelled
     held.heal()
     ended = held.ended()
-    assert ended[:2] == CANCELLED[:2], (ended, held.submit)
+    # A record may have been stored though its answer never came.
+    is_done = fault == "mute" and stage == "ending"
+    assert ended[:2] in (CANCELLED[:2], *([SUCCEEDED[:2]] if is_done else [])), held.submit
     held.check_next()
 
 
