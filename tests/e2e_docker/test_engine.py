@@ -179,6 +179,17 @@ def test_doctor_knows_a_good_image_from_a_bare_one(cloud, base_image):
         assert hint in bare.out
 
 
+def test_doctor_shows_a_shell_that_prints_something_or_runs_nothing(cloud, derive):
+    """What it prints would come before the answer of every command over ssh."""
+    loud = "#!/bin/sh\necho 'Welcome to this node'\nexec /bin/sh \"$@\"\n"
+    lines = "COPY loud /bin/loud\nRUN usermod --shell /bin/loud ma-user"
+    image = derive("loud-shell", lines, loud=loud)
+    mute = derive("no-shell", "RUN usermod --shell /usr/sbin/nologin ma-user")
+
+    assert b"/bin/loud prints 'Welcome to this node'" in cloud.run("doctor", "--image", image).out
+    assert b"/usr/sbin/nologin runs no commands" in cloud.run("doctor", "--image", mute).out
+
+
 def test_doctor_of_this_machine(cloud):
     """The machine's own check finds the engine, and fails when neither it nor mpirun is there."""
     done = cloud.run("doctor", "--json")

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from jobentry import plan, rendezvous
+from jobentry import elastic, plan, rendezvous
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers.common import ArgsError
@@ -191,3 +191,13 @@ def test_a_port_that_is_taken_is_named(ask, capsys):
     assert code == 125
     said = f"listening on port {server.server_port}: Address already in use; MASTER_PORT"
     assert capsys.readouterr().err.startswith(said)
+
+
+def test_what_a_shell_prints_before_our_mark_is_skipped_and_shown(
+    capsys: pytest.CaptureFixture[str],
+):
+    lines = [b"Welcome to node 1!\n", b"prompt> cloudjob-group 4711\n", b"later\n"]
+
+    assert elastic._group(lines) == 4711
+    assert capsys.readouterr().err == "the shell of a node prints: Welcome to node 1!\n"
+    assert elastic._group([b"This account is currently not available.\n"]) == 0
