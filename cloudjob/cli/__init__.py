@@ -31,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has gone (`| head`); Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _BROKEN_PIPE
+    except MemoryError:
+        hint = "`ulimit -v` shows this shell's limit"
+        tell_error(CloudJobError("running cloudjob: there is not enough memory", hint=hint))
+        return CloudJobError.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
 

@@ -375,6 +375,45 @@ def test_a_disk_that_is_full_from_a_stage_on(case, small_disk: Path, stage: str)
     held.check_next()
 
 
+LIMITS = ("nofile=10", "nofile=16", "nofile=20", "nofile=64", "as=50000000", "as=200000000")
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_job_under_a_low_limit_runs_or_says_what_it_lacks(cloud, limit: str):
+    """Whoever meets the limit first: submit, controller, keeper, entry or mpirun."""
+    script = cloud.script("print('done', rank)")
+    cloud.prefix = ("prlimit", f"--{limit}:{limit.partition('=')[2]}")
+
+    done = cloud.submit("--nodes", "2", "--grace-s", "1", script)
+
+    cloud.prefix = ()
+    assert b"Traceback" not in done.err, done
+    if done.code == 0:
+        assert sorted(done.lines) == [b"[0] done 0", b"[1] done 1"]
+    for job in json.loads(cloud.cli("list", "--json").out):
+        assert (job["state"] == "SUCCEEDED") == (done.code == 0), job
+    after = cloud.submit("--nodes", "2", script)
+    assert after.code == 0, after
+
+
+def test_a_home_that_became_read_only(cloud, small_disk: Path):
+    """Every command says so; when it can be written to again, all is as before."""
+    cloud.home.symlink_to(small_disk / "home")
+    script = cloud.script("print('done', rank)")
+    job = cloud.submit(script).job
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+
+    refused = [cloud.submit(script), *(cloud.cli(word, job) for word in ("status", "logs"))]
+
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    for done in refused:
+        assert done.code != 0, done
+        assert b"read-only file system" in done.err.lower(), done
+        assert b"hint: " in done.err, done
+    assert cloud.status(job)["state"] == "SUCCEEDED"
+    assert cloud.submit(script).code == 0
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with little room."""
@@ -385,7 +424,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     for name in ("home", "tmp"):
         (folder / name).mkdir(mode=0o700)
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    # A controller may still be on its way out.
+    subprocess.run(["umount", "--lazy", folder], check=True)
     folder.rmdir()
 
 
