@@ -239,7 +239,7 @@ def _row(peer: Peer, head: table.Row) -> table.Row:
 def _allow_open_files(workers: int) -> None:
     """Raise the limit on open files where the connections to the workers need more.
 
-    The usual one, 1,024, ends at 500 workers. What this process starts inherits it, so jobs that do
+    The usual one, 1,024, ends at 384 workers. What this process starts inherits it, so jobs that do
     not need it keep what they were given.
     """
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)

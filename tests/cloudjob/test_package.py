@@ -26,8 +26,6 @@ from jobentry.contract import packages
 
 NOBODY = 65534
 LIMIT_BYTES = 1 << 30
-# The rules of the search are compiled once for all tests.
-RULES = Path(tempfile.gettempdir(), f"cloudjob-test-rules-{os.geteuid()}")
 # Put together here, or this very file would be taken for a secret.
 KEY_HEADER = "-----BEGIN RSA " + "PRIVATE KEY-----\n"
 PRIVATE_KEY = KEY_HEADER + "MIIEow" + "Ab3/" * 10 + "\n-----END RSA PRIVATE KEY-----\n"
@@ -51,6 +49,11 @@ def write(path: Path, text: str = "") -> Path:
     return path
 
 
+def rules() -> Path:
+    """Return the folder of the compiled rules for secrets, one for all tests of a user."""
+    return Path(tempfile.gettempdir(), f"cloudjob-test-rules-{os.geteuid()}")
+
+
 def packed(source: Path, script: str = "train.py", limit_bytes: int = LIMIT_BYTES) -> CodePackage:
     """Pack the source into a layer beside it."""
     return pack(
@@ -58,7 +61,7 @@ def packed(source: Path, script: str = "train.py", limit_bytes: int = LIMIT_BYTE
         source.parent / "layer",
         script=script,
         limit_bytes=limit_bytes,
-        options=Options(cache_folder=RULES),
+        options=Options(cache_folder=rules()),
     )
 
 
@@ -408,7 +411,7 @@ def test_no_file_of_numpy_looks_like_a_secret(tmp_path: Path):
     numpy_folder = Path(np.__file__).parent
     files = [path for path in numpy_folder.rglob("*") if path.is_file()]
 
-    searcher = Searcher(RULES)
+    searcher = Searcher(rules())
     searched, found = 0, []
     for path in files:
         status = path.stat()
