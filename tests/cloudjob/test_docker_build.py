@@ -426,7 +426,7 @@ def test_the_readme_names_every_image():
 GOOD = {
     "sh": "/bin/sh", "python3": "/usr/bin/python3", "python3.version": "3.8.1",
     "ssh": "/usr/bin/ssh", "ssh-keygen": "/usr/bin/ssh-keygen",
-    "sshd": "/usr/sbin/sshd", "sshd.test": "fine",
+    "shell.runs": "commands", "sshd": "/usr/sbin/sshd", "sshd.test": "fine",
     "mpirun": "/usr/bin/mpirun", "mpirun.version": "mpirun (Open MPI) 4.1.4", "user": "1000",
     "passwd": "ma-user", "passwd.home": "/home/ma-user", "passwd.shell": "/bin/bash",
     "home": "/home/ma-user", "tmp": "/tmp/x", "entry": "/opt/cloudjob",
