@@ -185,7 +185,7 @@ def _pack(spec: JobSpec, home: Path, scratch: Path, uri: str, memory: Memory) ->
         script=None if spec.takes_command else spec.script,
         limit_bytes=int(spec.source_limit_mb * _MB),
         options=Options(
-            # To a folder copying is quicker than deflating; to all else the way is long.
+            # Copying to a folder is faster than compressing; over a network it is not.
             is_compressed=not uri.startswith("file:"),
             follow_links=spec.links == "follow",
             cache_folder=home / "packages",

@@ -173,7 +173,8 @@ class Records:
         if begun:
             candidates = ", ".join(record.job for record in begun[:5])
             raise JobNotFound(
-                f"finding {job!r}: several jobs begin so", hint=f"one of {candidates}?"
+                f"finding {job!r}: several jobs start with this prefix",
+                hint=f"one of {candidates}?",
             )
         raise self._not_found(job)
 

@@ -60,7 +60,7 @@ class Interrupts:
         if self._job is not None:
             self._cancel(self._job)
         elif self._asked == 1:
-            say("cancelling the job as soon as it is sent; once more gives it up unheard")
+            say("cancelling the job once it is sent; press Ctrl-C again to stop without waiting")
         else:
             raise KeyboardInterrupt
 
@@ -68,7 +68,7 @@ class Interrupts:
         import threading
 
         if self._asked == 1:
-            say(f"cancelling {job.id}; once more ends it at once")
+            say(f"cancelling {job.id}; press Ctrl-C again to end it at once")
         # Not in the handler: it may have cut into anything, also into a lock that this needs.
         threading.Thread(
             target=_ask_to_end, args=(job,), kwargs={"is_urgent": self._asked > 1}

@@ -9,32 +9,32 @@ from cloudjob import __version__
 from cloudjob.cli.options import Parser
 
 _DESCRIPTION = "Takes a training script to the cloud; what runs here runs there unchanged."
-# Each command with what --help says of it, and the module whose ``add_COMMAND`` gives it its
-# options. Only that of the command that was asked for is imported.
+# Each command, the module whose ``add_COMMAND`` adds its options, and its help text. Only the
+# module of the command that was called is imported.
 _COMMANDS = (
     ("submit", "submit", "run a script as a job"),
-    ("status", "jobs", "say where a job stands"),
+    ("status", "jobs", "show the state of a job"),
     ("logs", "jobs", "show the log of a job"),
     ("wait", "jobs", "wait for a job; exits with its exit code"),
     ("list", "jobs", "list the jobs submitted from here"),
-    ("cancel", "jobs", "end a job, or all that pass"),
+    ("cancel", "jobs", "cancel a job, or every job that matches the filters"),
     ("cp", "submit", "submit a job again, with changes"),
-    ("diff", "jobs", "show in what two jobs differ"),
+    ("diff", "jobs", "show how two jobs differ"),
     ("events", "jobs", "show what happened to a job"),
     ("metrics", "jobs", "show what the nodes of a job used"),
-    ("outputs", "jobs", "list or fetch what a job left"),
-    ("rm", "jobs", "remove all that is left of a job"),
+    ("outputs", "jobs", "list or download the outputs of a job"),
+    ("rm", "jobs", "remove a job and everything stored for it"),
     ("image", "machine", "build the images that jobs run in"),
-    ("emulator", "emulator", "a ModelArts on this machine"),
+    ("emulator", "emulator", "run ModelArts on this machine"),
     ("doctor", "machine", "check this machine, or an image"),
-    ("config", "settings", "show the configuration and its origin"),
-    ("package", "packages", "what of the source goes into the package"),
-    ("store", "packages", "look after the store of packages"),
+    ("config", "settings", "show the configuration and where each value comes from"),
+    ("package", "packages", "show which files of the source are packed"),
+    ("store", "packages", "inspect and clean up stored packages"),
 )
 
 
 def parser_of(command: str) -> Parser:
-    """Return the parser of all commands, with the options of ``command`` alone."""
+    """Return a parser that knows all commands, and the options of ``command`` only."""
     parser = Parser(prog="cloudjob", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"cloudjob {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)

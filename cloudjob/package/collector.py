@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def stopped() -> Iterator[None]:
-    """Let nothing be looked at within; what is a cycle then goes afterwards."""
+    """Switch the cycle collector off inside the block; it collects afterwards."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -30,7 +30,7 @@ _SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh", "csh", "tcsh")
 
 
 class Desk:
-    """The head's side: takes what agents ask for to the workers, and their answers back.
+    """The head's side: passes the commands of mpirun's agents to workers and returns the output.
 
     Before ``open`` it only takes in what they ask for: mpirun starts while workers still come up.
     """

@@ -1,4 +1,4 @@
-"""A worker: it serves the head until that says end, and starts its ranks if mpirun does not."""
+"""A worker: it serves the head until the job ends, and starts its ranks if mpirun does not."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Entrance(NamedTuple):
 
 
 class Worker:
-    """A worker: it serves the head until that says end, and starts its ranks if mpirun does not.
+    """A worker: it serves the head until the job ends, and starts its ranks if mpirun does not.
 
     Args:
         facts: Says what this node has.

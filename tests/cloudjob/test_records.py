@@ -138,7 +138,7 @@ def test_a_job_is_found_by_id_name_or_beginning(records):
 
 
 def test_a_beginning_that_fits_several_is_not_guessed(records):
-    """Two jobs that begin so are both offered."""
+    """Two jobs with the same prefix are both offered."""
     records.add(record("train-0001"))
     records.add(record("train-0002"))
 

@@ -193,7 +193,7 @@ def test_a_signal_while_the_platform_is_asked_for_the_job(cloud, number, step, w
     cloud.prefix = ()
 
     assert done.code in (130, 143), done
-    assert b"cancelling the job as soon as it is sent" in done.err, done
+    assert b"cancelling the job once it is sent" in done.err, done
     is_cancelled(cloud, done.job)
 
 

@@ -191,7 +191,7 @@ def _image(client: Client, spec: JobSpec | None) -> Iterator[Check]:
         "image",
         tag in tags,
         wanted if tag in tags else f"{wanted}: there is no tag {tag}{nearest(tag, tags)}",
-        "push it to the registry of the job's region, or mend the name",
+        "push it to the registry of the job's region, or correct the name",
     )
 
 

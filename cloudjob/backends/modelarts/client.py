@@ -335,7 +335,7 @@ class Client:
             session.headers["User-Agent"] = _AGENT
             # Else a line of ~/.netrc takes the place of our signature.
             session.auth = lambda request: request
-            # A proxy of the house knows nothing of what runs on this machine.
+            # A company's proxy cannot reach what runs on this machine.
             host = urlsplit(url).hostname or ""
             session.trust_env = not (host == "localhost" or host.startswith("127."))
         return session
@@ -346,8 +346,8 @@ class Client:
         host = urlsplit(url).netloc
         if isinstance(error, requests.exceptions.SSLError):
             return BackendError(
-                f"{doing}: {host} does not prove who it is",
-                hint="behind a proxy of the house: REQUESTS_CA_BUNDLE=its-ca.pem",
+                f"{doing}: {host} has a certificate that is not trusted",
+                hint="if your company's proxy inspects TLS, set REQUESTS_CA_BUNDLE=its-ca.pem",
             )
         if isinstance(error, requests.exceptions.Timeout):
             what = "no answer in time"

@@ -101,8 +101,8 @@ CLOUDJOB_END_FD = "CLOUDJOB_END_FD"
 # The exact value of a variable that Open MPI itself changes on its way to a rank.
 CLOUDJOB_EXACT_ = "CLOUDJOB_EXACT_"
 
-# With these the entry reaches the job's store. They are the submitter's, and no business of the
-# ranks: who wants his script to have keys gives them to it by names of his own.
+# With these the entry reaches the job's store. They belong to the submitter and are kept from the
+# ranks: pass keys that a script needs under other names.
 STORE_ACCESS = (
     CLOUDJOB_S3_ENDPOINT,
     CLOUDJOB_S3_REGION,
