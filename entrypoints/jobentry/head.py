@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 # How long a reason may still be on its way when mpirun has ended badly without one.
 REASON_S = 1.0
+# How long it waits for a worker whose connection has ended to be found again or given up.
+_DOUBT_S = 10.0
 # How long the rank that another was left by may take to end by itself.
 CAUSE_S = 0.2
 # How long the workers may take to clean up after a start that hung.
@@ -502,9 +504,16 @@ class Head:
         return not self._has_reason()
 
     def _wait_for_reason(self, code: int) -> None:
-        """A worker's word on its rank, or the end of its line, can come after mpirun's end."""
-        deadline = time.monotonic() + REASON_S
-        while not self._is_clear(code) and time.monotonic() < deadline:
+        """Wait for a worker's report on its rank, or its loss, which can come after mpirun's end.
+
+        A worker whose connection has ended may be dead, which takes some seconds to find out:
+        mpirun notices at once, and would be blamed in its place.
+        """
+        begun = time.monotonic()
+        while not self._is_clear(code):
+            limit_s = _DOUBT_S if self._workers.are_in_doubt else REASON_S
+            if time.monotonic() - begun >= limit_s:
+                break
             self._loop.at("reason", 0.05, lambda: None)
             self._loop.step()
 

@@ -66,6 +66,11 @@ class Workers:
         """Whether no worker has a rank that runs."""
         return all(peer.is_idle or peer.is_absent for peer in self.peers)
 
+    @property
+    def are_in_doubt(self) -> bool:
+        """Whether a worker's connection has ended and nobody knows yet whether the worker has."""
+        return any(not peer.is_absent and not peer.link.is_attached for peer in self.peers)
+
     def open(self, key: bytes, port: int) -> None:
         """Start to look for every worker.
 
