@@ -33,10 +33,16 @@ class Desk:
     """The head's side: passes the commands of mpirun's agents to workers and returns the output.
 
     Before ``open`` it only takes in what they ask for: mpirun starts while workers still come up.
+
+    Args:
+        head: The host of this node. Without namespaces emulated nodes share the machine's name, so
+            mpirun does not recognise its own node and asks for a daemon there, too.
     """
 
-    def __init__(self, where: NodePaths, loop: NodeLoop, workers: list[Peer]) -> None:
+    def __init__(self, where: NodePaths, loop: NodeLoop, head: str, workers: list[Peer]) -> None:
         self._where = where
+        self._head = _names(head)
+        self._own = Errands(where, loop, self._ran)
         self._workers = {name: peer for peer in workers for name in _names(peer.host)}
         self._lines = Lines()
         self._waiting: list[int] | None = []
@@ -61,6 +67,17 @@ class Desk:
             with contextlib.suppress(OSError):
                 os.unlink(f"{path}-answer")
 
+    def look(self) -> None:
+        """Give the agents of commands that ran on this node and have ended their exit codes."""
+        self._own.look()
+
+    def kill(self) -> None:
+        """End the commands that run on this node."""
+        self._own.kill()
+
+    def _ran(self, _word: str, *, number: int, lines: list[str], code: int | None) -> None:
+        self.answered(number, lines, code)
+
     def _hear(self) -> None:
         for line in self._lines.feed(os.read(self._asks, 65536)):
             if self._waiting is None:
@@ -73,6 +90,9 @@ class Desk:
         with open(path, "rb") as file:
             host, command = agent.ask(file.read().decode("utf-8", "surrogateescape"))
         os.unlink(path)
+        if host in self._head:
+            self._own.run(number, command)
+            return
         worker = self._find(host)
         if worker is None:
             self.answered(number, [f"{host} is no node of this job"], _NOT_RUN)

@@ -103,7 +103,7 @@ class Head:
         self._loop.on_signal = self._signalled
         self._at = at
         self._workers = Workers(node, self._loop, facts, self._hear_worker, self._lost)
-        self._desk = _desk(plan, paths, self._loop, self._workers)
+        self._desk = _desk(node, plan, paths, self._loop, self._workers)
         self._waiting = paths.waiting
         # Our children before mpirun, and why it could not be started early.
         self._before: list[int] = []
@@ -445,6 +445,8 @@ class Head:
 
     def _see_starters(self) -> None:
         """See whether what starts the ranks of one node has failed: the others wait for those."""
+        if self._desk is not None:
+            self._desk.look()
         failed = self._starters.code or self._away_end.code
         if failed and self._plan.is_everywhere and not self._is_in_doubt:
             self._is_in_doubt = True
@@ -622,6 +624,8 @@ class Head:
         self._loop.ranks.note_end()
         # Daemons of mpirun on the workers see that it is gone; SIGTERM may not end it (5.0.11).
         self._starters.kill()
+        if self._desk is not None:
+            self._desk.kill()
         self._loop.ranks.kill()
         self._loop.ranks.release()
 
@@ -663,13 +667,15 @@ def _unconfirmed(peer: Peer, waited_s: float) -> str:
     return f"did not confirm in {waited_s:g} s that its outputs are stored"
 
 
-def _desk(plan: LaunchPlan, paths: NodePaths, loop: NodeLoop, workers: Workers) -> Desk | None:
+def _desk(
+    node: NodeEnv, plan: LaunchPlan, paths: NodePaths, loop: NodeLoop, workers: Workers
+) -> Desk | None:
     """Return what runs the launcher's commands on the workers; None where it has none."""
     if not any(file.path == paths.agent for file in plan.files):
         return None
     from jobentry.errands import Desk
 
-    return Desk(paths, loop, workers.peers)
+    return Desk(paths, loop, node.hosts[0], workers.peers)
 
 
 def _members(node: NodeEnv, paths: NodePaths) -> Members | None:

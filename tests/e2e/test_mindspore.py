@@ -243,7 +243,10 @@ esac
 
 def test_modes_that_need_an_accelerator_are_refused_on_a_cpu(cloud):
     """Before anything is sent, with the mode to use."""
-    cloud.write("job.yaml", "launcher: msrun\nmindspore: {parallel_mode: auto_parallel}\n")
+    cloud.write(
+        "job.yaml",
+        "launcher: msrun\nmindspore: {parallel_mode: auto_parallel, device_target: CPU}\n",
+    )
     cloud.write("train.py", "")
 
     done = cloud.submit("--config", "job.yaml", "train.py")

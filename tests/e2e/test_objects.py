@@ -164,7 +164,10 @@ def test_a_second_attempt_goes_on_where_the_first_one_was(cloud, bucket):
         path = os.environ["OUT"] + "/step"
         step = int(open(path).read()) if os.path.exists(path) else 0
         if rank == 0:
-            open(path, "w").write(str(step + 1))
+            open(path + ".new", "w").write(str(step + 1))
+            # Renamed, it is complete; a file system's clock ticks every few milliseconds.
+            time.sleep(0.1)
+            os.rename(path + ".new", path)
         leave(f"{rank}-{step}")
         for other in range(size): await_file(f"{other}-{step}")
         sys.exit(3 if step == 0 else 0)

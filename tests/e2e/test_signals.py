@@ -172,10 +172,9 @@ from cloudjob.cli import main
 
 start = backend._start_controller
 
-def signalled(request):
-    moments = [lambda: os.kill(os.getpid(), {number}), lambda: start(request)]
-    for moment in moments[:: {step}]:
-        moment()
+def signalled(*words):
+    moments = [lambda: os.kill(os.getpid(), {number}), lambda: start(*words)]
+    return max(moment() or 0 for moment in moments[:: {step}])
 
 backend._start_controller = signalled
 sys.exit(main(sys.argv[4:]))

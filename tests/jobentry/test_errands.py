@@ -46,7 +46,7 @@ class Head:
         self.far = Far("b.j")
         self.near = Far("localhost")
         workers: list[Any] = [self.far, self.near]
-        self.desk = errands.Desk(self.where, self.loop, workers)
+        self.desk = errands.Desk(self.where, self.loop, "head", workers)
         self.agents: list[subprocess.Popen[bytes]] = []
 
     def ask(self, *words: str) -> subprocess.Popen[bytes]:
