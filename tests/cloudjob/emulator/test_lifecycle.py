@@ -473,12 +473,12 @@ def test_what_a_job_links_to_in_its_outputs_is_not_uploaded(api: Api, s3: Any, t
         {
             "name": output,
             "remote": {"obs": {"obs_url": f"/data/{name}/{output}/"}},
-            "local_dir": f"{HOME}/work/{output}",
+            "local_dir": f"{HOME}/kept/{output}",
         }
         for output in ("plain", "linked")
     ]
     job = api.create(
-        f"cd {HOME}/work; echo kept > plain/file; mkfifo plain/fifo; ln -s {tmp_path} plain/folder;"
+        f"cd {HOME}/kept; echo kept > plain/file; mkfifo plain/fifo; ln -s {tmp_path} plain/folder;"
         f" ln -s {tmp_path}/secret plain/link; rmdir linked; ln -s {tmp_path} linked #",
         algorithm={"outputs": outputs},
     )
