@@ -512,9 +512,12 @@ class Head:
         mpirun notices at once, and would be blamed in its place.
         """
         begun = time.monotonic()
-        while not self._is_clear(code):
-            limit_s = _DOUBT_S if self._workers.are_in_doubt else REASON_S
-            if time.monotonic() - begun >= limit_s:
+        while True:
+            is_in_doubt = self._workers.are_in_doubt and not self._stopped
+            waited_s = time.monotonic() - begun
+            if waited_s >= (_DOUBT_S if is_in_doubt else REASON_S):
+                break
+            if self._is_clear(code) and not is_in_doubt:
                 break
             self._loop.at("reason", 0.05, lambda: None)
             self._loop.step()

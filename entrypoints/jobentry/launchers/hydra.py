@@ -44,7 +44,10 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
     shared.check_slots(ranks, node, plain)
     environment = shared.environment(node, environ, carried)
     how = shared.reach(site)
-    if how.agent:
+    if node.nodes == 1:
+        # With ssh, Hydra would log in to its own node, too.
+        shell = ["-launcher", "fork"]
+    elif how.agent:
         shell_program, script = how.agent
         shell = ["-launcher", "rsh", "-launcher-exec", shell_program]
         environment.update(dict.fromkeys(_SHELL_ARGS, script))
