@@ -84,7 +84,7 @@ def test_a_store_that_says_nothing_is_reported_and_given_up(
 ):
     monkeypatch.setattr(client, "_READ_S", 0.2)
     monkeypatch.setattr(client, "_FIRST_PAUSE_S", 0.01)
-    store = s3_store(silent.url, 0.3)
+    store = s3_store(silent.url, 0.1)
     with pytest.raises(StoreError) as caught:
         store.get_bytes("key")
 

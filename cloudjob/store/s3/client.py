@@ -61,7 +61,7 @@ class Retries:
     """Decides whether a request is sent again: for a minute, reporting what came back meanwhile.
 
     Args:
-        patience_s: For how long a request is tried.
+        patience_s: For how long a request is tried after its first failure.
     """
 
     def __init__(self, place: Place, patience_s: float) -> None:
@@ -102,11 +102,14 @@ class Retries:
         if not found:
             return None
         now_s = time.monotonic()
-        since_s, aborts = request_dict["context"].get("cloudjob", (now_s, self._aborts))
+        context = request_dict["context"]
+        began_s, aborts = context.get("cloudjob", (now_s, self._aborts))
+        # Not since it began: on a slow line the first try alone may take minutes.
+        failing_since_s = context.setdefault("cloudjob_failing", now_s)
         pause_s = min(_FIRST_PAUSE_S * 2 ** (attempts - 1), _LONGEST_PAUSE_S)
-        if now_s + pause_s - since_s > self._patience_s:
+        if now_s + pause_s - failing_since_s > self._patience_s:
             return None
-        self._waits.tell(since_s, f"asking {self._place.root}: {found}")
+        self._waits.tell(began_s, f"asking {self._place.root}: {found}")
         with self._aborted:
             if self._aborted.wait_for(lambda: self._aborts != aborts, pause_s):
                 raise StoreError(f"asking {self._place.root}: interrupted")
