@@ -7,25 +7,25 @@ import os
 import sys
 
 if sys.argv[1:2] == ["--rank"]:
-    from jobentry import rank
+    from jobentry.rank import wrapper
 
-    sys.exit(rank.main(sys.argv[2:]))
+    sys.exit(wrapper.main(sys.argv[2:]))
 elif sys.argv[1:2] == ["--script"]:
-    from jobentry import script
+    from jobentry.rank import script_runner
 
-    script.main(sys.argv[2:])
+    script_runner.main(sys.argv[2:])
 elif sys.argv[1:2] == ["--rendezvous"]:
-    from jobentry import rendezvous
+    from jobentry.rank import horovod_store
 
-    sys.exit(rendezvous.main(sys.argv[2:]))
+    sys.exit(horovod_store.main(sys.argv[2:]))
 elif sys.argv[1:2] == ["--scheduler"]:
-    from jobentry import cluster
+    from jobentry.rank import mindspore_scheduler
 
-    cluster.schedule()
+    mindspore_scheduler.schedule()
 elif sys.argv[1:2] == ["--elastic"]:
-    from jobentry import elastic
+    from jobentry.rank import horovod_driver
 
-    sys.exit(elastic.main(sys.argv[2]))
+    sys.exit(horovod_driver.main(sys.argv[2]))
 elif sys.argv[1:2] == ["--unpack"]:
     import compileall
 

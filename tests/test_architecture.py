@@ -27,7 +27,7 @@ PRINTERS = {
     *(f"cloudjob/cli/{path.name}" for path in (ROOT / "cloudjob" / "cli").glob("*.py")),
     "entrypoints/jobentry/main.py",
     # What Python itself prints when it is given to sys.exit.
-    "entrypoints/jobentry/script.py",
+    "entrypoints/jobentry/rank/script_runner.py",
 }
 # Only values go in and out of these: they do nothing, so they can be tested without a world.
 PURE = ["plan.py", "contract", "launchers"]

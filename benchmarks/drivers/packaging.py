@@ -42,7 +42,7 @@ def pack(source: str, home: str) -> dict[str, int]:
 
 def unpack(home: str, folder: str) -> dict[str, int]:
     """Unpack as the entry does."""
-    from jobentry.unpack import fetch_code
+    from jobentry.staging.code_package import fetch_code
 
     uri = Path(home, "store", "bench", "code.json")
     fetch_code(uri.as_uri(), json.loads(uri.read_bytes())["digest"], folder)

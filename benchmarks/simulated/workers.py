@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from benchmarks.simulated import address
-from jobentry import control, dial, messages
-from jobentry.control import Channel
+from jobentry.control import connection, dial, messages
+from jobentry.control.connection import Channel
 
 SLOW_S, LATE_S = 1.0, 2.0
 
@@ -24,13 +24,13 @@ async def play(
     """Be the worker on a connection of the head."""
     if worker % 10 == 3:
         await asyncio.sleep(SLOW_S)
-    greeting = f"{control.nonce()} {control.nonce()}"
+    greeting = f"{connection.nonce()} {connection.nonce()}"
     writer.write(dial.GREETING + greeting.encode() + b"\n")
     words = (await reader.readline()).decode().strip()
     if not words:
         return
     transcript = f"{greeting} {words.rpartition(' ')[0]} 0"
-    writer.write(f"0 {control.proof(key, 'worker', worker, transcript)}\n".encode())
+    writer.write(f"0 {connection.proof(key, 'worker', worker, transcript)}\n".encode())
     channel = Channel(key, "worker", "head", transcript)
     facts = {"code": "", "mpi": "4.1", "entry": entry}
     facts["python"] = ".".join(map(str, sys.version_info[:3]))
@@ -77,5 +77,5 @@ async def main(count: int, port: int, key: bytes, entry: str) -> None:
 if __name__ == "__main__":
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    secret = control.secret(Path(sys.argv[3]).read_bytes())
+    secret = connection.secret(Path(sys.argv[3]).read_bytes())
     asyncio.run(main(int(sys.argv[1]), int(sys.argv[2]), secret, sys.argv[4]))

@@ -15,14 +15,14 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
-from jobentry import hidden, plan
+from jobentry import plan, private_environ
 from jobentry.contract import env, exits, names, paths, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.fault import EntryError
+from jobentry.errors import EntryError
 from jobentry.launchers.common import ArgsError
-from jobentry.output import say
-from jobentry.prepare import (
+from jobentry.log import say
+from jobentry.node.prepare import (
     check_script,
     check_sshd,
     choose_interfaces,
@@ -41,7 +41,7 @@ from jobentry.prepare import (
     tidy,
     write_files,
 )
-from jobentry.tools import (
+from jobentry.node.tools import (
     check_module,
     facts_of,
     find_tools,
@@ -51,10 +51,10 @@ from jobentry.tools import (
 )
 
 if TYPE_CHECKING:
-    from jobentry.outputs import Outputs
-    from jobentry.ranks import BadEnd
-    from jobentry.verdict import Outcome
-    from jobentry.worker import Entrance
+    from jobentry.control.local_ranks import BadEnd
+    from jobentry.control.verdict import Outcome
+    from jobentry.control.worker import Entrance
+    from jobentry.staging.outputs import Outputs
 
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
 
@@ -137,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
             record = _entry_record(os.environ.get(names.CLOUDJOB_JOB, ""), str(error))
             _leave_record(os.environ.get(names.CLOUDJOB_RECORD_URI, ""), record)
         return exits.ENTRY_FAILED
-    hidden.hide((*node.secret_names, *names.STORE_ACCESS))
+    private_environ.hide((*node.secret_names, *names.STORE_ACCESS))
     if options.is_dry_run:
         return _show(node, options)
     end = _run(node, options)
@@ -150,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
 def _take_variables() -> None:
     """Take in what the platform has brought, and variables that came in a file, secrets too."""
     if names.CLOUDJOB_DELIVERY in os.environ:
-        from jobentry import delivered
+        from jobentry.staging import delivered
 
         folder = os.environ[names.CLOUDJOB_DELIVERY]
         try:
@@ -310,7 +310,7 @@ def _serve(
     options: Options,
 ) -> _End:
     """Do a worker's part; its sshd stays until it has left."""
-    from jobentry.worker import Worker
+    from jobentry.control.worker import Worker
 
     assert means.entrance is not None
 
@@ -344,7 +344,7 @@ def _lead(
     begun: tuple[float, float],
 ) -> _End:
     """Do the head's part: run the job, and leave its record."""
-    from jobentry.head import Head, WorkersAt
+    from jobentry.control.head import Head, WorkersAt
 
     at = WorkersAt(read_key(node), control_port(node, where))
     try:
@@ -412,7 +412,7 @@ def _upload(
         return ""
     if stopped_at is None:
         return kept.finish(node.output_limit_s, bad_end)
-    from jobentry.supervise import STOPPED_LIMIT_S
+    from jobentry.control.event_loop import STOPPED_LIMIT_S
 
     # Who has stopped the job will not wait for long: what the ranks have left of the grace period.
     left_s = node.grace_s - (time.monotonic() - stopped_at)

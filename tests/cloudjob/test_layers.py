@@ -21,9 +21,9 @@ from cloudjob.layers import Claim, Missing, collect
 from cloudjob.package import CodePackage, Memory, cache, pack
 from cloudjob.package.cache import with_layers
 from cloudjob.store.directory import DirectoryStore
-from jobentry import unpack
 from jobentry.contract import exits
 from jobentry.contract.paths import JobPaths
+from jobentry.staging import code_package
 
 WEEK_S = 7 * 24 * 3600.0
 
@@ -91,7 +91,7 @@ class Laptop:
         """See that a node could run this job."""
         uri = self.store.uri(f"{job}/code.json")
         digest = json.loads(self.store.get_bytes(f"{job}/code.json"))["digest"]
-        unpack.fetch_code(uri, digest, str(target))
+        code_package.fetch_code(uri, digest, str(target))
 
 
 @pytest.fixture(autouse=True)
@@ -411,7 +411,7 @@ def whole(store: DirectoryStore, target: Path) -> Iterator[str]:
     for key in store.list():
         if key.endswith("/code.json"):
             digest = json.loads(store.get_bytes(key))["digest"]
-            unpack.fetch_code(store.uri(key), digest, str(target))
+            code_package.fetch_code(store.uri(key), digest, str(target))
             yield key
 
 
@@ -438,7 +438,7 @@ def test_a_submit_that_is_killed_leaves_nothing_half_made(tmp_path: Path):
                 size_bytes = (home / "store" / key).stat().st_size
                 with (home / "store" / key).open("rb") as file:
                     file.seek(size_bytes - layers_footer())
-                    unpack.packages.load_footer(file.read(), size_bytes)
+                    code_package.packages.load_footer(file.read(), size_bytes)
     last = submit_killed_at(source, home, 0)
 
     assert killed > 25
@@ -448,7 +448,7 @@ def test_a_submit_that_is_killed_leaves_nothing_half_made(tmp_path: Path):
 
 def layers_footer() -> int:
     """How long the end of a layer is."""
-    return unpack.packages.FOOTER_BYTES
+    return code_package.packages.FOOTER_BYTES
 
 
 def test_what_is_remembered_survives_a_kill(tmp_path: Path):

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from cloudjob.store import ObjectStore
-from jobentry import unpack
 from jobentry.contract import packages
 from jobentry.objects import access, s3
+from jobentry.staging import code_package
 from tests.conformance.conftest import PART_BYTES, Given
 from tests.servers import Fault, FaultProxy, Request
 
@@ -128,7 +128,7 @@ def check(store: ObjectStore, checked: set[str], target: Path) -> None:
             packages.load_index(packages.decode_index(stored, footer))
         elif key.endswith("/code.json"):
             digest = json.loads(store.get_bytes(key))["digest"]
-            unpack.fetch_code(store.uri(key), digest, str(target))
+            code_package.fetch_code(store.uri(key), digest, str(target))
         checked.add(key)
 
 

@@ -22,7 +22,8 @@ from cloudjob.layers import Claim, Kept, Missing
 from cloudjob.package import CodePackage, Memory, cache, pack
 from cloudjob.store import ObjectStore, beside, open_store
 from cloudjob.store.directory import DirectoryStore
-from jobentry import objects, unpack
+from jobentry import objects
+from jobentry.staging import code_package
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 20
@@ -249,15 +250,17 @@ def test_a_damaged_layer_is_sent_again(store: ObjectStore, tmp_path: Path, entry
         (layer,) = kept.layers
         store.put_bytes(damage(store.get_bytes(layer.key)), layer.key)
         if name == "a content":
-            with pytest.raises(unpack.UnpackError, match="is damaged") as caught:
-                unpack.fetch_code(store.uri("before/code.json"), memory.digest, str(tmp_path / "x"))
+            with pytest.raises(code_package.UnpackError, match="is damaged") as caught:
+                code_package.fetch_code(
+                    store.uri("before/code.json"), memory.digest, str(tmp_path / "x")
+                )
             assert caught.value.damaged_layers == (layer.key,)
 
         kept, memory = sent(store, source, memory, f"job-{number}")
 
         assert kept.sent_layers == 1, name
         target = tmp_path / f"code-{number}"
-        unpack.fetch_code(store.uri(f"job-{number}/code.json"), memory.digest, str(target))
+        code_package.fetch_code(store.uri(f"job-{number}/code.json"), memory.digest, str(target))
         assert (target / "large.bin").read_bytes() == (source / "large.bin").read_bytes()
         assert sent(store, source, memory, "after")[0].sent_layers == 0
         assert list(store.list("damaged/")) == []

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 # What is unpacked there is packed by the laptop half, which needs Python 3.10.
-collect_ignore = ["test_stage.py", "test_unpack.py"] if sys.version_info < (3, 10) else []
+collect_ignore = ["staging/test_code_package.py"] if sys.version_info < (3, 10) else []
 
 
 @pytest.fixture(scope="session")

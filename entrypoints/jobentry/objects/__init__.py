@@ -10,7 +10,7 @@ import importlib
 import os
 from typing import Any, Iterator
 
-from jobentry import hidden
+from jobentry import private_environ
 from jobentry.contract import names
 from jobentry.objects import directory
 from jobentry.objects.base import (
@@ -143,7 +143,7 @@ def uri_below(uri: str, name: str) -> str:
 
 def _module(uri: str) -> Any:
     scheme = scheme_of(uri)
-    if _MODULES.get(scheme) == "s3" and names.CLOUDJOB_SIGNED_URIS in hidden.environ():
+    if _MODULES.get(scheme) == "s3" and names.CLOUDJOB_SIGNED_URIS in private_environ.environ():
         signed = importlib.import_module("jobentry.objects.signed")
         if signed.knows(uri):
             return signed

@@ -14,7 +14,7 @@ import time
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 from urllib.parse import quote, unquote
 
-from jobentry import hidden
+from jobentry import private_environ
 from jobentry.contract import sigv4
 from jobentry.objects import access, listing, remote, web
 from jobentry.objects.base import (
@@ -60,7 +60,7 @@ class _Place(NamedTuple):
 def check(uri: str) -> None:
     """Raise an ``ObjectError`` for what cannot be a URI, or where nothing says where it is."""
     place = _place(uri)
-    access.access(hidden.environ(), place.scheme)
+    access.access(private_environ.environ(), place.scheme)
 
 
 def fetch(uri: str, path: str, sha256: str = "", tell: Tell = quiet) -> None:
@@ -134,7 +134,7 @@ def listed(prefix: str) -> Iterator[Entry]:
     """Yield the objects whose URI begins with ``prefix``, in the order of the server."""
     place = _place(prefix)
     # OBS forgets the token of version 2, so a list of many would never end.
-    is_v1 = access.access(hidden.environ(), place.scheme).is_obs
+    is_v1 = access.access(private_environ.environ(), place.scheme).is_obs
     following = ""
     while True:
         page = _page(place, following, is_v1=is_v1)
@@ -315,7 +315,7 @@ def _exchange(
 
 def _wire(call: _Call) -> web.Wire:
     place = call.place
-    found = access.access(hidden.environ(), place.scheme)
+    found = access.access(private_environ.environ(), place.scheme)
     scheme, _, host = found.endpoint.partition("://")
     path = "/" + sigv4.encoded(_utf8(place), "/")
     if found.addressing == "virtual":
@@ -324,7 +324,7 @@ def _wire(call: _Call) -> web.Wire:
         path = f"/{place.bucket}{path}"
     query = sigv4.query_text(call.query)
     headers, payload = _headers(call, found, host)
-    keys = _keyring.keys(hidden.environ())
+    keys = _keyring.keys(private_environ.environ())
     if keys is not None:
         at = time.strftime(sigv4.MOMENT, time.gmtime(time.time() + _ahead_s))
         scope = sigv4.Scope(_regions.get(place.bucket, found.region), at)
@@ -393,7 +393,7 @@ _WORDS = {
 
 def _explained(error: web.Refused) -> web.Refused:
     hint = _WORDS.get(error.answer.word, error.hint)
-    if error.answer.status in (401, 403) and _keyring.keys(hidden.environ()) is None:
+    if error.answer.status in (401, 403) and _keyring.keys(private_environ.environ()) is None:
         hint = "there are no keys: deliver AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY as secrets"
     return web.Refused(str(error), hint, error.answer)
 

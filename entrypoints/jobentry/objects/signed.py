@@ -6,7 +6,7 @@ import json
 import re
 from typing import Callable, Mapping, TypeVar
 
-from jobentry import hidden
+from jobentry import private_environ
 from jobentry.contract import names
 from jobentry.objects import http, web
 from jobentry.objects.base import ObjectError, Tell, quiet
@@ -60,6 +60,6 @@ def _at(uri: str, act: Callable[[str], Result]) -> Result:
 
 
 def _addresses() -> Mapping[str, str]:
-    text = hidden.environ().get(names.CLOUDJOB_SIGNED_URIS, "")
+    text = private_environ.environ().get(names.CLOUDJOB_SIGNED_URIS, "")
     found: Mapping[str, str] = json.loads(text) if text else {}
     return found

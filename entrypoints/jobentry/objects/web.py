@@ -22,8 +22,8 @@ from math import inf
 from typing import IO, Callable, Iterator, Mapping, NamedTuple, TypeVar
 
 from jobentry.contract import names
+from jobentry.log import say
 from jobentry.objects.base import ObjectError, ObjectMissing, came_back, translated
-from jobentry.output import say
 
 Result = TypeVar("Result")
 

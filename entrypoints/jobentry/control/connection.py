@@ -1,0 +1,280 @@
+"""The control connection of head and worker: signed, numbered, resumed when it breaks.
+
+A worker listens, the head connects. Both prove that they have the job's key, and every line is
+signed with a key of its connection and direction, so nothing can be forged, changed, repeated or
+dropped on the way. Nothing is encrypted: no secret crosses this connection. (ADR 34)
+
+A TCP connection may break, or fall silent, while both nodes live. A ``Link`` outlasts it: messages
+are numbered and kept until the other side has acknowledged them, and the next connection sends
+those again that were lost. All of it runs in the node's event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import selectors
+import socket
+from collections import deque
+from typing import Callable
+
+from jobentry.control import messages
+from jobentry.control.messages import Message
+
+# A node that sends nothing for this long is reported, and looked for.
+SILENT_S = 15.0
+# Each side sends something at least this often.
+_BEAT_S = 5.0
+NONCE_BYTES = 16
+_MAC_LETTERS = 32
+LONGEST_LINE_BYTES = 1 << 24
+
+
+class ControlError(Exception):
+    """What came over a connection is not from a node of this job, or not what it should be."""
+
+
+def secret(key: bytes) -> bytes:
+    """Return the signing key, derived from the private key of the job."""
+    return hashlib.sha256(b"cloudjob control\0" + key.strip()).digest()
+
+
+def nonce() -> str:
+    """Return a random number, in hex."""
+    return os.urandom(NONCE_BYTES).hex()
+
+
+def proof(key: bytes, side: str, node: int, transcript: str) -> str:
+    """Return what only a holder of ``key`` can compute from a handshake, in hex."""
+    return _derived(key, side, str(node), transcript).hex()
+
+
+def is_proof(given: str, expected: str) -> bool:
+    """Whether two proofs are the same, compared in constant time."""
+    return hmac.compare_digest(given.encode("ascii", "replace"), expected.encode("ascii"))
+
+
+class Channel:
+    """Signs the lines of one side, and checks those of the other.
+
+    Args:
+        me: The side that sends, ``head`` or ``worker``, and ``other`` the one that answers.
+        transcript: The handshake of this connection.
+    """
+
+    def __init__(self, key: bytes, me: str, other: str, transcript: str) -> None:
+        self._sending = _derived(key, f"from {me}", transcript)
+        self._receiving = _derived(key, f"from {other}", transcript)
+        self._sent = self._received = 0
+
+    def seal(self, line: bytes) -> bytes:
+        """Return ``line``, which holds no newline, as it goes over the connection."""
+        mac = _mac(self._sending, self._sent, line)
+        self._sent += 1
+        return mac + line + b"\n"
+
+    def open(self, line: bytes) -> bytes:
+        """Return the line that the other side has sealed.
+
+        Raises:
+            ControlError: It has not sealed this line, or not as the next one.
+        """
+        mac, text = line[:_MAC_LETTERS], line[_MAC_LETTERS:]
+        if not hmac.compare_digest(mac, _mac(self._receiving, self._received, text)):
+            raise ControlError("a line with a wrong signature")
+        self._received += 1
+        return text
+
+
+def _mac(key: bytes, count: int, line: bytes) -> bytes:
+    found = hmac.new(key, b"%d %s" % (count, line), hashlib.sha256).hexdigest()
+    return found[:_MAC_LETTERS].encode("ascii")
+
+
+def _derived(key: bytes, *words: str) -> bytes:
+    return hmac.new(key, "\0".join(words).encode("utf-8"), hashlib.sha256).digest()
+
+
+class Stream:
+    """A connected socket in an event loop: lines come in, bytes go out, nothing blocks.
+
+    ``on_end`` is called once, with what ended the stream, unless ``close`` did.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._selector = selector
+        self._socket: socket.socket | None = connection
+        self._incoming = b""
+        self._outgoing = b""
+        self.longest = LONGEST_LINE_BYTES
+        self.on_line: Callable[[bytes], None] = lambda line: None
+        self.on_end: Callable[[str], None] = lambda why: None
+        selector.register(connection, selectors.EVENT_READ, self._ready)
+
+    def send(self, data: bytes) -> None:
+        """Send ``data``, later if there is no room for it now."""
+        self._outgoing += data
+        self._flush()
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._socket is not None:
+            self._selector.unregister(self._socket)
+            self._socket.close()
+            self._socket = None
+
+    def _end(self, why: str) -> None:
+        if self._socket is not None:
+            self.close()
+            self.on_end(why)
+
+    def _ready(self) -> None:
+        self._flush()
+        if self._socket is None:
+            return
+        try:
+            data = self._socket.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end((error.strerror or "it broke").lower())
+            return
+        *lines, self._incoming = (self._incoming + data).split(b"\n")
+        for line in lines:
+            if self._socket is None:
+                return
+            self.on_line(line)
+        if not data:
+            self._end(CLOSED)
+        elif len(self._incoming) > self.longest:
+            self._end("a line without an end")
+
+    def _flush(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            while self._outgoing:
+                self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._end((error.strerror or "it broke").lower())
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        if self._selector.get_key(self._socket).events != wanted:
+            self._selector.modify(self._socket, wanted, self._ready)
+
+
+# Why a stream has ended: the kernel of the other side closed it, as the process there has ended.
+CLOSED = "closed"
+
+
+class Link:
+    """The messages to and from one node, whatever becomes of single connections.
+
+    Args:
+        on_message: Called with each message, once and in order.
+        on_break: Called with the reason when the connection has ended; ``attach`` gives the next.
+    """
+
+    def __init__(
+        self, on_message: Callable[[Message], None], on_break: Callable[[str], None]
+    ) -> None:
+        self._on_message = on_message
+        self._on_break = on_break
+        self._stream: Stream | None = None
+        self._channel: Channel | None = None
+        # Sent or still to be sent, and not acknowledged: numbers and lines.
+        self._kept: deque[tuple[int, bytes]] = deque()
+        self._last = 0
+        self.received = 0
+        self._quiet_s = 0.0
+        self.silent_s = 0.0
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether there is a connection."""
+        return self._stream is not None
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether the other side has acknowledged every message."""
+        return not self._kept
+
+    def tell(self, word: str, **values: object) -> None:
+        """Send a message, now or with the next connection."""
+        self._last += 1
+        line = messages.dump(word, **values)[:-1]
+        self._kept.append((self._last, line))
+        self._send(self._last, line)
+
+    def attach(self, stream: Stream, channel: Channel, acknowledged: int) -> None:
+        """Go on with this connection, on which nothing was sent after its handshake.
+
+        Args:
+            acknowledged: How many of our messages the other side has received.
+        """
+        self.detach()
+        self._stream, self._channel = stream, channel
+        stream.on_line, stream.on_end = self._hear, self._broke
+        self.silent_s = 0.0
+        self._acknowledged(acknowledged)
+        for number, line in list(self._kept):
+            self._send(number, line)
+
+    def detach(self) -> None:
+        """Close the connection; messages wait for the next one."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = self._channel = None
+
+    def tick(self, elapsed_s: float) -> None:
+        """Count time, and let the other side know that this one lives. Called about once a second.
+
+        The caller counts its own turns: how long a machine was suspended says nothing of others.
+        """
+        self.silent_s += elapsed_s
+        self._quiet_s += elapsed_s
+        if self._quiet_s >= _BEAT_S:
+            self.beat()
+
+    def beat(self) -> None:
+        """Send a line without a message, which acknowledges what was received."""
+        self._send(0, b"")
+
+    def _send(self, number: int, line: bytes) -> None:
+        if self._stream is None or self._channel is None:
+            return
+        self._quiet_s = 0.0
+        self._stream.send(self._channel.seal(b"%d %d %s" % (number, self.received, line)))
+
+    def _hear(self, line: bytes) -> None:
+        assert self._channel is not None
+        try:
+            number, acknowledged, text = self._channel.open(line).split(b" ", 2)
+            self._acknowledged(int(acknowledged))
+            self.silent_s = 0.0
+            if int(number) <= self.received:
+                return
+            if int(number) != self.received + 1:
+                raise ControlError("a message is missing")
+            message = messages.load(text)
+        except (ControlError, ValueError, KeyError) as error:
+            self.detach()
+            self._on_break(str(error))
+            return
+        self.received += 1
+        self._on_message(message)
+
+    def _acknowledged(self, number: int) -> None:
+        while self._kept and self._kept[0][0] <= number:
+            self._kept.popleft()
+
+    def _broke(self, why: str) -> None:
+        self._stream = self._channel = None
+        self._on_break(why)

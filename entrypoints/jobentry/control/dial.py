@@ -1,0 +1,259 @@
+"""One attempt of the head to reach a worker: its address, its port, and the handshake there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+import selectors
+import socket
+import threading
+from typing import Callable, NamedTuple
+
+from jobentry.control import connection
+from jobentry.control.connection import Channel, Stream
+from jobentry.control.event_loop import NodeLoop
+
+GREETING = b"cloudjob-control 1 "
+REFUSED = b"refused"
+TAKEN = b"taken"
+# What a stranger may send before the handshake is done.
+LONGEST_GREETING_BYTES = 256
+# How long a TCP connection, and the handshake on it, may take.
+_CONNECT_S = 3.0
+GREET_S = 5.0
+# Names are looked up by threads, as that blocks; each mostly waits.
+_THREADS = 64
+
+
+class Step(NamedTuple):
+    """How far an attempt came; ``trouble`` says what is in the way, ``hint`` what to do.
+
+    Args:
+        is_dead: Whether it shows that the worker's entry does not listen any more.
+        line: Whether the handshake succeeded; None for not tried.
+    """
+
+    address: str = ""
+    is_listening: bool = False
+    trouble: str = "not tried yet"
+    hint: str = ""
+    is_dead: bool = False
+    line: bool | None = None
+
+
+class Answer(NamedTuple):
+    """A worker that has proved who it is.
+
+    Args:
+        entry: The random number of its process.
+        received: How many messages of this head it has.
+    """
+
+    address: str
+    stream: Stream
+    channel: Channel
+    entry: str
+    received: int
+
+
+class Caller(NamedTuple):
+    """The head, as its workers see it.
+
+    Args:
+        key: The signing key.
+        session: The random number of its process.
+    """
+
+    key: bytes
+    session: str
+
+
+class Resolver:
+    """Looks up names in threads, and hands the addresses to the node's loop."""
+
+    def __init__(self, loop: NodeLoop) -> None:
+        self._asked: queue.SimpleQueue[tuple[str, int, Callable[[str], None]]] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[tuple[str, Callable[[str], None]]] = queue.SimpleQueue()
+        self._wake, self._waker = os.pipe()
+        self._threads = 0
+        self._waiting = 0
+        loop.selector.register(self._wake, selectors.EVENT_READ, self._hand_over)
+
+    def ask(self, host: str, port: int, answer: Callable[[str], None]) -> None:
+        """Call ``answer`` with the address of ``host``, from the loop; empty if there is none."""
+        self._asked.put((host, port, answer))
+        self._waiting += 1
+        if self._threads < min(self._waiting, _THREADS):
+            self._threads += 1
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            host, port, answer = self._asked.get()
+            self._found.put((_address(host, port), answer))
+            os.write(self._waker, b".")
+
+    def _hand_over(self) -> None:
+        for _ in os.read(self._wake, 4096):
+            address, answer = self._found.get()
+            self._waiting -= 1
+            answer(address)
+
+
+def _address(host: str, port: int) -> str:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ""
+    return str(found[0][4][0])
+
+
+class Dial:
+    """One attempt: connects to an address, and shakes hands.
+
+    Args:
+        received: How many messages of this worker the head has.
+        on_answer: Called when the worker has proved who it is.
+        on_failure: Called when it has not.
+    """
+
+    def __init__(
+        self,
+        loop: NodeLoop,
+        caller: Caller,
+        node: int,
+        received: int,
+        on_answer: Callable[[Answer], None],
+        on_failure: Callable[[Step], None],
+    ) -> None:
+        self._loop = loop
+        self._caller = caller
+        self._node = node
+        self._received = received
+        self._on_answer = on_answer
+        self._on_failure = on_failure
+        self._address = ""
+        self._port = 0
+        self._socket: socket.socket | None = None
+        self._stream: Stream | None = None
+        self._transcript = ""
+        self._entry = ""
+
+    def start(self, address: str, port: int) -> None:
+        """Connect."""
+        self._address, self._port = address, port
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            self._socket = socket.socket(family, socket.SOCK_STREAM)
+            self._socket.setblocking(False)
+            number = self._socket.connect_ex((address, port))
+        except OSError as error:
+            self._unreachable(error.errno or 0)
+            return
+        if number not in (0, errno.EINPROGRESS):
+            self._unreachable(number)
+            return
+        self._loop.selector.register(self._socket, selectors.EVENT_WRITE, self._connected)
+        self._loop.at(self._timer, _CONNECT_S, lambda: self._unreachable(errno.ETIMEDOUT))
+
+    def stop(self) -> None:
+        """Give the attempt up."""
+        self._loop.drop(self._timer)
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        elif self._socket is not None:
+            if self._socket in self._loop.selector.get_map():
+                self._loop.selector.unregister(self._socket)
+            self._socket.close()
+        self._socket = None
+
+    @property
+    def _timer(self) -> str:
+        return "dial-%d" % self._node
+
+    def _connected(self) -> None:
+        if self._socket is None:
+            return
+        number = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            self._unreachable(number)
+            return
+        self._loop.selector.unregister(self._socket)
+        self._stream = Stream(self._loop.selector, self._socket)
+        self._stream.longest = LONGEST_GREETING_BYTES
+        self._stream.on_line = self._greeted
+        self._stream.on_end = lambda why: self._fail("it closed the connection", _OTHER, False)
+        self._loop.at(self._timer, GREET_S, self._is_silent)
+
+    def _greeted(self, line: bytes) -> None:
+        """Answer the worker's greeting."""
+        if not line.startswith(GREETING):
+            self._fail("what listens there is not the entry of a node", _STRANGER, True)
+            return
+        words = line[len(GREETING) :].decode("ascii", "replace").split()
+        self._entry = words[1] if len(words) == 2 else ""
+        mine = "%s %s %d" % (connection.nonce(), self._caller.session, self._received)
+        self._transcript = " ".join((*words, mine))
+        shown = connection.proof(self._caller.key, "head", self._node, self._transcript)
+        assert self._stream is not None
+        self._stream.on_line = self._answered
+        self._stream.send(("%s %s\n" % (mine, shown)).encode("ascii"))
+
+    def _answered(self, line: bytes) -> None:
+        """Check the worker's answer."""
+        assert self._stream is not None
+        if line == TAKEN:
+            self._fail("it serves another head already", _OTHER, True)
+            return
+        received, _, shown = line.decode("ascii", "replace").partition(" ")
+        transcript = f"{self._transcript} {received}"
+        expected = connection.proof(self._caller.key, "worker", self._node, transcript)
+        if not received.isdecimal() or not connection.is_proof(shown, expected):
+            trouble = "it has another key than the head, or is not node %d" % self._node
+            self._fail(trouble, _OTHER, True)
+            return
+        stream, self._stream, self._socket = self._stream, None, None
+        self.stop()
+        stream.longest = connection.LONGEST_LINE_BYTES
+        channel = Channel(self._caller.key, "head", "worker", transcript)
+        self._on_answer(Answer(self._address, stream, channel, self._entry, int(received)))
+
+    def _is_silent(self) -> None:
+        self._fail("its entry accepts and then says nothing", _SILENT, False)
+
+    def _fail(self, trouble: str, hint: str, is_dead: bool) -> None:
+        self.stop()
+        is_other = hint is _OTHER
+        step = Step(self._address, True, trouble, hint.format(self._port), is_dead)
+        self._on_failure(step._replace(line=False if is_other else None))
+
+    def _unreachable(self, number: int) -> None:
+        self.stop()
+        if number == errno.ETIMEDOUT:
+            trouble, hint = "no answer on port %d" % self._port, _NO_ANSWER
+        else:
+            trouble = "port %d: %s" % (self._port, os.strerror(number).lower())
+            hint = _NOT_LISTENING if number == errno.ECONNREFUSED else _NO_ANSWER
+        is_dead = number == errno.ECONNREFUSED
+        hint = hint.format(self._port)
+        self._on_failure(Step(self._address, False, trouble, hint, is_dead))
+
+
+NO_NAME = Step(
+    trouble="its name does not resolve",
+    hint="has it been started, and do the nodes share a network with names?",
+)
+NO_ADDRESS = Step(
+    trouble="its entry does not listen yet",
+    hint="what does its own log say?",
+)
+_NO_ANSWER = "is it up, and may the nodes reach each other on port {}? (firewall, network policy)"
+_NOT_LISTENING = "it is up without an entry that listens: what does its own log say?"
+_SILENT = "it hangs: is its memory or its disk full? start that node again"
+_STRANGER = "give SSHD_PORT another number than {} on all nodes"
+_OTHER = (
+    "every node of a job must be given the same key (CLOUDJOB_SSH_KEY), and its port be free"
+    " (SSHD_PORT)"
+)

@@ -1,0 +1,297 @@
+"""What every node watches over: its ranks, their output, and signals, as events of one loop.
+
+Nothing relies on mpirun's own time-outs or grace: it has a fixed grace of less than a second, does
+not end a start that hangs, and leaves ranks behind when it is killed (tried on 4.1.4 and 5.0.11).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import heapq
+import os
+import selectors
+import shutil
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Callable, Collection
+
+from jobentry import linux
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.control.local_ranks import End, Ranks
+from jobentry.control.messages import Lines
+from jobentry.log import Relay
+
+# How long ranks may take to end when the job has failed, before they are killed.
+ABORT_S = 1.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+# The least time to store outputs in when the job was stopped, and some for the last of them.
+STOPPED_LIMIT_S = 10.0
+_LAST_S = 2.0
+_TICK_S = 0.5
+# A rank writes lines of 2,000 bytes at most; a script may write anything.
+_EVENT_LIMIT_BYTES = 16 * 1024
+# What wakes the loop without being a signal.
+_WOKEN = 0
+# So often at most we look for adopted children that have ended.
+_REAP_S = 1.0
+
+
+class NodeLoop:
+    """What a head and a worker share: the ranks of this node, their output, and signals."""
+
+    def __init__(self, node: NodeEnv, paths: NodePaths) -> None:
+        self.node = node
+        self.ranks = Ranks(paths)
+        self.relay = Relay(paths.log_dir)
+        self.selector = selectors.DefaultSelector()
+        self._lines = Lines(_EVENT_LIMIT_BYTES)
+        self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
+        # When each is due; one that was set again or dropped is skipped.
+        self._due: list[tuple[float, str]] = []
+        # Read and write: so the FIFO never ends when a rank closes it.
+        self._events = os.open(paths.events, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.on_end: Callable[[End], None] = lambda end: None
+        self.on_start: Callable[[int], None] = lambda rank: None
+        self.on_signal: Callable[[int], None] = lambda number: None
+        self.selector.register(self._events, selectors.EVENT_READ, self.hear_ranks)
+        # Children that somebody here waits for; all others were adopted.
+        self.own: set[int] = set()
+        self._has_dead_children = True
+        self._reap_at = 0.0
+        self._listen()
+        self.relay.start()
+
+    def hear_ranks(self) -> None:
+        """Take in what the ranks of this node say."""
+        try:
+            data = os.read(self._events, 65536)
+        except BlockingIOError:
+            return
+        for line in self._lines.feed(data):
+            word, end = self.ranks.hear(line.decode("utf-8", "surrogateescape"))
+            if end is not None:
+                self.on_end(end)
+            elif word == "start":
+                rank = int(line.split()[1])
+                self._watch(self.ranks.doors[rank])
+                self.relay.add(rank)
+                self.on_start(rank)
+
+    def at(self, name: str, after_s: float, action: Callable[[], None]) -> None:
+        """Do ``action`` once, ``after_s`` from now, unless ``name`` is set again or dropped."""
+        due = time.monotonic() + after_s
+        self._timers[name] = (due, action)
+        heapq.heappush(self._due, (due, name))
+
+    def drop(self, name: str) -> None:
+        """Forget what ``at`` planned under this name."""
+        self._timers.pop(name, None)
+
+    def is_planned(self, name: str) -> bool:
+        """Whether ``at`` has planned something under this name that has not happened yet."""
+        return name in self._timers
+
+    def step(self) -> None:
+        """Wait for the next thing to happen, and deal with it."""
+        ready = self.selector.select(self._wait_s())
+        # First, so that a signal reaches a rank that has just started, too.
+        self.hear_ranks()
+        for key, _ in ready:
+            key.data()
+        now = time.monotonic()
+        while self._due and self._due[0][0] <= now:
+            due, name = heapq.heappop(self._due)
+            if name in self._timers and self._timers[name][0] == due:
+                self._timers.pop(name)[1]()
+        if self.ranks.missing:
+            # What a rank said before it was gone comes first.
+            self.hear_ranks()
+            for end in self.ranks.lost():
+                self.on_end(end)
+        if self._has_dead_children and now >= self._reap_at:
+            self._has_dead_children = False
+            self._reap_at = now + _REAP_S
+            reap(self.own)
+
+    def run_aside(self, work: Callable[[], str], is_late: Callable[[], bool]) -> str:
+        """Run ``work`` in a thread while the loop goes on, and return what it returned.
+
+        Args:
+            is_late: Whether it is not to be waited for any longer.
+
+        Raises:
+            TimeoutError: It was not done when it was late.
+            Exception: What ``work`` raised.
+        """
+        answers: list[str] = []
+        faults: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                answers.append(work())
+            except BaseException as error:  # noqa: BLE001 (raised again below)
+                faults.append(error)
+            finally:
+                os.write(self._wake, bytes([_WOKEN]))
+
+        thread = threading.Thread(target=run, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            # No room for another thread: better late to answer than not to store anything.
+            return work()
+        while thread.is_alive() and not answers and not faults:
+            if is_late():
+                raise TimeoutError
+            self.step()
+        if faults:
+            raise faults[0]
+        return answers[0]
+
+    def _wait_s(self) -> float:
+        """Return how long to wait for events: until the next timer is due, and no longer."""
+        while self._due:
+            due, name = self._due[0]
+            if name in self._timers and self._timers[name][0] == due:
+                return min(_TICK_S, max(0.0, due - time.monotonic()))
+            heapq.heappop(self._due)
+        return _TICK_S
+
+    def close(self, keep: tuple[int, ...] = ()) -> None:
+        """End what is left of the ranks, and show the last of what they wrote."""
+        self.ranks.kill()
+        self.ranks.release()
+        sweep(keep)
+        self.relay.finish()
+
+    def _watch(self, door: int) -> None:
+        """Let the end of a door wake the loop: mpirun kills the others a moment after the first."""
+        try:
+            ended: int = getattr(os, "pidfd_open")(door)  # noqa: B009 (Python 3.8 has none)
+        except (AttributeError, OSError):
+            return
+
+        def forget() -> None:
+            self.selector.unregister(ended)
+            os.close(ended)
+
+        self.selector.register(ended, selectors.EVENT_READ, forget)
+
+    def _listen(self) -> None:
+        wake, self._wake = os.pipe()
+        for end in (wake, self._wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self._wake)
+        for number in (*STOP_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD):
+            signal.signal(number, _wake_only)
+
+        def hear() -> None:
+            # The bytes are the numbers. What a handler would note may come later than its byte
+            # (seen on PyPy), and then nothing would wake the loop for it.
+            for number in os.read(wake, 4096):
+                if number == signal.SIGCHLD:
+                    self._has_dead_children = True
+                elif number != _WOKEN:
+                    self.on_signal(number)
+
+        self.selector.register(wake, selectors.EVENT_READ, hear)
+
+
+def is_late(stopped_at: float | None, node: NodeEnv) -> bool:
+    """Whether the outputs of a job that was stopped then are not to be waited for any longer."""
+    if stopped_at is None:
+        return False
+    return time.monotonic() > stopped_at + max(STOPPED_LIMIT_S, node.grace_s) + _LAST_S
+
+
+def _wake_only(_number: int, _frame: FrameType | None) -> None:
+    """Without a handler no byte would be written."""
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of what its descendants leave behind, so it can be ended."""
+    linux.prctl()(linux.ADOPT_ORPHANS, 1)
+
+
+def reap(own: Collection[int]) -> None:
+    """Let those go of our children that have ended, but for our ``own``: others wait for these.
+
+    A script of days that starts programs, which start others and end, would fill the table of
+    processes: what they leave is ours (``adopt_orphans``), and not that of the container's init.
+    """
+    for child in children():
+        if child not in own:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+
+
+def sweep(keep: Collection[int] = ()) -> None:
+    """End what is left of our children and of theirs, but for the processes in ``keep``."""
+    for _ in range(100):
+        found = [child for child in children() if child not in keep]
+        if not found:
+            return
+        for child in found:
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, 0)
+
+
+def children() -> list[int]:
+    """Return the processes whose parent we are."""
+    found = []
+    for process in _processes():
+        with contextlib.suppress(OSError, IndexError):
+            # The name of a program may hold blanks and brackets; the last bracket ends it.
+            text = _of(process, "stat").rpartition(b")")[2]
+            if int(text.split()[1]) == os.getpid():
+                found.append(process)
+    return found
+
+
+def end_daemons(node_dir: str) -> list[int]:
+    """Kill the daemons of mpirun on the node with this folder; return their process ids."""
+    mark = b"\0CLOUDJOB_NODE_DIR=" + os.fsencode(node_dir) + b"\0"
+    ended = []
+    for process in _processes():
+        with contextlib.suppress(OSError):
+            program = os.path.basename(_of(process, "cmdline").partition(b"\0")[0])
+            if program in _DAEMONS and mark in b"\0" + _of(process, "environ"):
+                os.kill(process, signal.SIGKILL)
+                ended.append(process)
+    return ended
+
+
+_DAEMONS = (b"orted", b"prted", b"hydra_pmi_proxy", b"hydra_bstrap_proxy")
+
+
+def remove_sessions(processes: Collection[int]) -> None:
+    """Remove the folders that killed processes of Open MPI have left for temporary files.
+
+    By process id, and never all: other jobs may share the folder. 4.1 makes ompi.HOST.UID/pid.ID,
+    or jf.JOB with the id in the names of its files; 5.0 makes ompi.ID and prted.ID.
+    """
+    top = glob.escape(os.environ.get("TMPDIR") or "/tmp")
+    for process in processes:
+        found = glob.glob("%s/*.%d" % (top, process)) + glob.glob(
+            "%s/ompi.*/pid.%d" % (top, process)
+        )
+        inner = glob.glob("%s/ompi.*/jf.*/*_%d" % (top, process))
+        for path in found + [os.path.dirname(path) for path in inner]:
+            if os.path.basename(path).startswith(("ompi.", "prted.", "pid.", "jf.")):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _of(process: int, name: str) -> bytes:
+    with open("/proc/%d/%s" % (process, name), "rb") as file:
+        return file.read()

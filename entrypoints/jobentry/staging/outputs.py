@@ -1,0 +1,689 @@
+"""Outputs kept: while the ranks run, and at the end, so that what a reader is told of is whole.
+
+A thread of low priority looks at the output folders every now and then. What has changed, and is
+not being written right now, is stored; the manifest that names it comes last. A file whose plain
+name holds the version of the last manifest goes under another key first, so that the set of the
+last manifest stays as it was until the next one is there.
+
+A *unit* is a file directly in the output folder, or a folder there with all below it: a unit waits
+as a whole while one of its files changes, and no unit waits for another. A file that a process has
+open for writing, or that was being written when the ranks of this node ended badly, is kept as
+well, and the manifest calls it incomplete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import threading
+import time
+from typing import Callable, NamedTuple
+
+from jobentry import objects
+from jobentry.contract import env, manifest
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.manifest import Kept, Manifest
+from jobentry.contract.paths import NodePaths
+from jobentry.control.local_ranks import BadEnd
+from jobentry.errors import EntryError
+from jobentry.log import say
+from jobentry.objects.base import TEMPORARY, Stop, came_back, in_parallel, scheme_of, translated
+from jobentry.staging.open_files import open_for_writing
+
+# A file that has not changed for so long is taken for whole.
+SETTLE_S = 2.0
+# How often in a row a folder may be left alone because one of its files is being written.
+_PATIENCE = 10
+# The least time between two manifests of one pass.
+_COMMIT_S = 5.0
+# What a link that leads nowhere, or to itself, ends with.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_SMALL_BYTES = 4 * 1024 * 1024
+# What is added to the name of a file that was being written at the end, where the name stands for
+# a whole version.
+ASIDE = ".incomplete"
+# So many small files are stored before the time is looked at.
+_BATCH = 64
+_CHUNK_BYTES = 1024 * 1024
+_THREADS = 4
+_LOWEST_PRIORITY = 19
+
+
+class OutputError(EntryError):
+    """An output cannot be used, or not kept."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+
+
+class _Stamp(NamedTuple):
+    """What differs when a file has been written to."""
+
+    size_bytes: int
+    modified_ns: int
+    inode: int
+
+
+class Outputs:
+    """The outputs of one node: made ready, kept while the ranks run, and kept at the end."""
+
+    def __init__(self, node: NodeEnv, paths: NodePaths) -> None:
+        self._node = node
+        self._all = [_Output(node, name, uri, paths.output(name)) for name, uri in node.outputs]
+        self._has_ended = threading.Event()
+        self._bad_end: BadEnd | None = None
+        self._thread = threading.Thread(target=self._follow, name="outputs", daemon=True)
+        self._faults: list[str] = []
+
+    def prepare(self) -> None:
+        """Make the folders, bring back what is asked for, and see that all can be kept.
+
+        Raises:
+            OutputError: An output cannot be kept: told now, and not after hours of training.
+        """
+        for output in self._all:
+            try:
+                output.prepare()
+            except (objects.ObjectError, OSError) as error:
+                hint = getattr(error, "hint", "")
+                raise OutputError(f"preparing the output {output.name}: {error}", hint) from error
+
+    def start(self) -> None:
+        """Begin to keep what the ranks write.
+
+        Raises:
+            OutputError: There is no room for another thread.
+        """
+        if not self._all:
+            return
+        try:
+            self._thread.start()
+        except (RuntimeError, MemoryError) as error:
+            raise OutputError(
+                f"starting the thread that stores outputs: {error}",
+                "raise the limit on processes and threads (ulimit -u, or the container's pids)",
+            ) from error
+
+    def look_for_writers(self) -> None:
+        """Note which files are being written, as those who write are about to be killed."""
+        for output in self._all:
+            output.look_for_writers()
+
+    def hurry(self, bad_end: BadEnd | None = None) -> None:
+        """Begin to keep all that is there: nobody writes any more.
+
+        Args:
+            bad_end: How the ranks of this node ended badly: what was being written then is
+                incomplete. None when all have ended well.
+        """
+        if not self._has_ended.is_set():
+            self._bad_end = bad_end
+            self._has_ended.set()
+
+    def finish(self, limit_s: float, bad_end: BadEnd | None = None) -> str:
+        """Keep all that is there now; return what could not be kept, in words, within the limit.
+
+        Args:
+            bad_end: As ``hurry`` has it.
+        """
+        self.hurry(bad_end)
+        if self._thread.ident is None:
+            return ""
+        self._thread.join(limit_s)
+        problems = list(self._faults)
+        left = ", ".join(output.name for output in self._all if not output.is_kept)
+        if self._thread.is_alive():
+            problems.append(
+                f"uploading the output {left}: not done after {limit_s:g} s;"
+                " what was kept before is whole"
+            )
+        elif left and not problems:
+            problems.append(f"uploading the output {left}: its thread ended before it was done")
+        for problem in problems:
+            say(problem)
+        return "; ".join(problems)
+
+    def clashes(self) -> str:
+        """Say which files several nodes have kept under one name; one of them alone is left."""
+        problems = []
+        for output in self._all:
+            try:
+                found = manifest.clashes(output.manifests(range(self._node.nodes)))
+            except objects.ObjectError as error:
+                say(f"comparing the outputs {output.name} of all nodes: {error}")
+                continue
+            for name, nodes in list(found.items())[:5]:
+                listed = ", ".join(str(node) for node in nodes)
+                problems.append(
+                    f"uploading the output {output.name}: nodes {listed} all wrote {name!r},"
+                    " and only one of these files is left"
+                )
+        for problem in problems:
+            say(problem)
+        if problems:
+            say("hint: let each node write names of its own, VC_TASK_INDEX in them")
+        return "; ".join(problems)
+
+    def _follow(self) -> None:
+        with contextlib.suppress(OSError):
+            # Of this thread alone: the training comes first.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        wait_s = self._node.output_sync_s or None
+        while not self._has_ended.wait(wait_s):
+            for output in self._all:
+                output.keep_now(self._has_ended)
+        for output in self._all:
+            self._faults += output.keep_all(self._bad_end)
+
+
+class _Output:
+    """One output of this node, and what of it is kept.
+
+    What is *kept* stands in the last manifest; what is *stored* is in the store, and in no manifest
+    yet.
+    """
+
+    def __init__(self, node: NodeEnv, name: str, uri: str, folder: str) -> None:
+        self.name = name
+        self.is_kept = False
+        self._node = node
+        self._uri = uri
+        self._folder = folder
+        self._kept: dict[str, Kept] = {}
+        self._stamps: dict[str, _Stamp] = {}
+        self._stored: dict[str, tuple[_Stamp, Kept]] = {}
+        # What an earlier run kept and this one has not: it stays.
+        self._earlier: set[str] = set()
+        # What other nodes had kept, and was brought here.
+        self._foreign: dict[str, _Stamp] = {}
+        self._patience: dict[str, int] = {}
+        # The files that were open for writing since the last look, and how they were then.
+        self._open: dict[str, _Stamp | None] = {}
+        self._looked_at = 0.0
+        # Where a file lies that has another name here.
+        self._local: dict[str, str] = {}
+        self._last_words = ""
+
+    # -- before the ranks -------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Make the folder, bring back what is asked for, and write a first manifest."""
+        objects.check(self._uri)
+        if scheme_of(self._uri) in ("http", "https"):
+            raise objects.ObjectError(
+                f"{objects.shown(self._uri)}: a folder cannot be kept on a web server",
+                "give a file://, s3:// or obs:// URI",
+            )
+        with translated("make folder", self._folder):
+            os.makedirs(self._folder, exist_ok=True)
+        own = self._read(self._node.node)
+        self._kept = {file.name: file for file in own.files}
+        self._earlier = set(self._kept)
+        if self._node.restore_outputs != env.RESTORE_NONE:
+            self._restore()
+        self._write_manifest(self._kept)
+
+    def manifests(self, nodes: range) -> list[Manifest]:
+        """Return the manifests of these nodes, as far as they are there."""
+
+        def task(node: int) -> Callable[[], Manifest]:
+            return lambda: self._read(node)
+
+        return list(in_parallel([task(node) for node in nodes], 16, Stop()))
+
+    def _read(self, node: int) -> Manifest:
+        uri = self._below(manifest.key(node))
+        try:
+            return manifest.load(objects.read(uri))
+        except objects.ObjectMissing:
+            return Manifest(node=node)
+        except manifest.ManifestError as error:
+            raise objects.ObjectError(
+                f"read manifest: {uri}: {error}", "give the output a URI of its own"
+            ) from error
+
+    def _restore(self) -> None:
+        """Bring back what was kept, each file as it was; a file that is there already stays."""
+        found = [Manifest(node=self._node.node, files=tuple(self._kept.values()))]
+        if self._node.restore_outputs == env.RESTORE_ALL:
+            found += self._others()
+        files: dict[str, tuple[int, Kept]] = {}
+        for one in found:
+            for file in one.files:
+                # A script would take what is cut off for a checkpoint.
+                if not file.is_incomplete:
+                    files.setdefault(file.name, (one.node, file))
+
+        def task(node: int, file: Kept) -> Callable[[], None]:
+            return lambda: self._bring_back(node, file)
+
+        for _ in in_parallel([task(*pair) for pair in files.values()], _THREADS, Stop()):
+            pass
+        self._earlier = {name for name, file in self._kept.items() if file.is_incomplete}
+        if files:
+            total = sum(file.size_bytes for _, file in files.values())
+            say(f"output {self.name}: {len(files)} files of {total} bytes are back")
+
+    def _others(self) -> list[Manifest]:
+        names = (entry.name for entry in objects.list(self._below(manifest.FOLDER) + "/node-"))
+        nodes = {manifest.node_of("node-" + name) for name in names}
+        return [self._read(node) for node in sorted(nodes - {self._node.node, -1})]
+
+    def _bring_back(self, node: int, file: Kept) -> None:
+        path = os.path.join(self._folder, file.name)
+        if not os.path.lexists(path):
+            objects.fetch(self._below(file.key), path, sha256=file.sha256)
+            os.utime(path, ns=(file.modified_ns, file.modified_ns))
+        stamp = _stamp(path)
+        if stamp is None or stamp.size_bytes != file.size_bytes:
+            return
+        if node != self._node.node:
+            self._foreign[file.name] = stamp
+        elif stamp.modified_ns == file.modified_ns:
+            self._stamps[file.name] = stamp
+
+    # -- while the ranks run ----------------------------------------------------------------------
+
+    def keep_now(self, has_ended: threading.Event) -> None:
+        """Keep what has changed and is quiet; what goes wrong is tried again the next time."""
+        try:
+            self._keep_quiet(has_ended)
+            self._last_words = ""
+        # Whatever it is (no memory, no thread), this is one look of many, and the last one counts.
+        except Exception as error:  # noqa: BLE001
+            words = f"keeping the output {self.name} meanwhile: {_came_back(error)}"
+            if words != self._last_words:
+                say(words + "; it is tried again")
+            self._last_words = words
+
+    def _keep_quiet(self, has_ended: threading.Event) -> None:
+        """Keep the units in which nothing changes for a while.
+
+        Raises:
+            OutputError: Some files could not be stored; the others are.
+        """
+        seen = self._scan([])
+        if self._is_as_kept(seen) or has_ended.wait(SETTLE_S):
+            return
+        self._open = {}
+        self.look_for_writers()
+        again = self._scan([])
+        busy = {name for name in {**seen, **again} if seen.get(name) != again.get(name)}
+        held = self._held({_unit(name) for name in busy})
+        quiet = {name: stamp for name, stamp in again.items() if name not in busy}
+        batches = self._batches(quiet)
+        incomplete = self._written_to(again)
+        faults: list[str] = []
+        committed_at = time.monotonic()
+        while batches and not has_ended.is_set():
+            names = batches.pop(0)
+            found = self._store_all(names, again)
+            held |= {_unit(name) for name in names if found and "/" in name}
+            faults += found
+            if _is_due(committed_at, batches, again):
+                self._commit(again, held | _units(batches), incomplete)
+                committed_at = time.monotonic()
+        if not has_ended.is_set():
+            self._commit(again, held, incomplete)
+        if faults:
+            raise OutputError("; ".join(faults))
+
+    def look_for_writers(self) -> None:
+        """Note which files are open for writing, beside those that were before."""
+        with contextlib.suppress(OSError):
+            looked_at = time.time()
+            names = open_for_writing(self._folder)
+            self._looked_at = looked_at
+            self._open.update({name: _stamp(self._path(name)) for name in names})
+
+    def _is_as_kept(self, seen: dict[str, _Stamp]) -> bool:
+        incomplete = any(file.is_incomplete for file in self._kept.values())
+        return seen == self._stamps and not self._stored and not incomplete
+
+    def _held(self, busy: set[str]) -> set[str]:
+        """Return the units that are left alone; not for ever: a log is always being written."""
+        self._patience = {unit: self._patience.get(unit, 0) + 1 for unit in busy}
+        return {unit for unit, count in self._patience.items() if count <= _PATIENCE}
+
+    def _batches(self, seen: dict[str, _Stamp]) -> list[list[str]]:
+        """Return the files that have changed, in lists to be stored one after the other.
+
+        Each folder that is a unit is one list; of files that are units of their own, small ones
+        share a list.
+        """
+        folders: dict[str, list[str]] = {}
+        small: list[str] = []
+        large: list[list[str]] = []
+        for name in sorted(seen):
+            if self._stamps.get(name) == seen[name]:
+                continue
+            if "/" in name:
+                folders.setdefault(_unit(name), []).append(name)
+            elif seen[name].size_bytes <= _SMALL_BYTES:
+                small.append(name)
+            else:
+                large.append([name])
+        shared = [small[at : at + _BATCH] for at in range(0, len(small), _BATCH)]
+        return [*shared, *folders.values(), *large]
+
+    def _written_to(self, seen: dict[str, _Stamp]) -> set[str]:
+        """Return the files that are as they were when they were last seen open for writing."""
+        return {name for name, stamp in self._open.items() if seen.get(name, stamp) == stamp}
+
+    def _store_all(self, names: list[str], seen: dict[str, _Stamp]) -> list[str]:
+        """Store these files; return what could not be stored, in words."""
+        small = [name for name in names if seen[name].size_bytes <= _SMALL_BYTES]
+        large = [name for name in names if seen[name].size_bytes > _SMALL_BYTES]
+
+        def task(name: str) -> Callable[[], str]:
+            return lambda: self._store(name, seen[name])
+
+        faults = list(in_parallel([task(name) for name in small], _THREADS, Stop()))
+        # One after the other: each goes in parts, and several together would take much memory.
+        faults += [self._store(name, seen[name]) for name in large]
+        return [fault for fault in faults if fault]
+
+    def _store(self, name: str, stamp: _Stamp) -> str:
+        """Store one file under a key that no manifest names; return what went wrong, in words."""
+        if name in self._stored and self._stored[name][0] == stamp:
+            return ""
+        path = self._path(name)
+        try:
+            kept = self._put(name, path, stamp)
+        except (objects.ObjectError, OSError) as error:
+            # It may have been a temporary file, renamed meanwhile.
+            return "" if _stamp(path) is None else _came_back(error)
+        if _stamp(path) == stamp:
+            self._forget(name, but=kept.key)
+            self._stored[name] = (stamp, kept)
+            return ""
+        return f"read file: {path}: it changed while it was read"
+
+    def _put(self, name: str, path: str, stamp: _Stamp) -> Kept:
+        data = b""
+        with translated("read file", path), open(path, "rb") as file:
+            if stamp.size_bytes <= _SMALL_BYTES:
+                data = file.read(_SMALL_BYTES + 1)
+                sha256 = hashlib.sha256(data).hexdigest()
+            else:
+                sha256 = _digest(path)
+        key = self._free_key(name, sha256)
+        kept = Kept(name, key, stamp.size_bytes, sha256, stamp.modified_ns)
+        before = self._kept.get(name)
+        if before and (before.sha256, before.size_bytes) == (sha256, stamp.size_bytes):
+            return before._replace(modified_ns=stamp.modified_ns)
+        if stamp.size_bytes <= _SMALL_BYTES:
+            objects.write(data, self._below(key))
+        else:
+            objects.put(path, self._below(key))
+        return kept
+
+    def _free_key(self, name: str, sha256: str) -> str:
+        before = self._kept.get(name)
+        if before is None or before.key != name:
+            return name
+        return manifest.version_key(self._node.node, sha256)
+
+    def _commit(self, seen: dict[str, _Stamp], held: set[str], incomplete: set[str]) -> None:
+        """Write a manifest of what is stored and quiet, and remove what it no longer names."""
+        files = {
+            name: kept
+            for name, kept in self._kept.items()
+            if name in self._earlier or name in seen or _unit(name) in held
+        }
+        taken = {}
+        for name, (stamp, kept) in list(self._stored.items()):
+            if name not in seen:
+                self._forget(name)
+            elif seen[name] == stamp and _unit(name) not in held:
+                files[name], taken[name] = kept, stamp
+        current = {
+            name
+            for name, stamp in {**self._stamps, **taken}.items()
+            if name in files and seen.get(name) == stamp
+        }
+        marked = {name: files[name]._replace(is_incomplete=name in incomplete) for name in current}
+        files.update(marked)
+        if files != self._kept:
+            self._write_manifest(files)
+        for name, stamp in taken.items():
+            self._stamps[name] = stamp
+            self._stored.pop(name)
+            self._earlier.discard(name)
+        for name in set(self._stamps) - set(files):
+            del self._stamps[name]
+
+    def _forget(self, name: str, but: str = "") -> None:
+        """Remove what was stored of a file and never named."""
+        pair = self._stored.pop(name, None)
+        if pair is not None and pair[1].key != but and pair[1] != self._kept.get(name):
+            self._delete(pair[1].key)
+
+    def _write_manifest(self, files: dict[str, Kept]) -> None:
+        ordered = tuple(files[name] for name in sorted(files))
+        data = manifest.dump(Manifest(self._node.job, self._node.node, ordered))
+        objects.write(data, self._below(manifest.key(self._node.node)))
+        # The old version under a plain name stays until the next one takes its place.
+        gone = {kept.key for name, kept in self._kept.items() if kept.key != name}
+        gone |= set(self._kept) - set(files)
+        named = {kept.key for kept in files.values()}
+        named |= {kept.key for _, kept in self._stored.values()}
+        self._kept = files
+        for key in sorted(gone - named):
+            self._delete(key)
+
+    def _delete(self, key: str) -> None:
+        # What stays only takes room.
+        with contextlib.suppress(objects.ObjectError):
+            objects.delete(self._below(key))
+
+    # -- at the end -------------------------------------------------------------------------------
+
+    def keep_all(self, bad_end: BadEnd | None = None) -> list[str]:
+        """Keep everything, as nobody writes any more; return what could not be kept, in words.
+
+        Args:
+            bad_end: How the ranks of this node ended badly; None when all ended well.
+        """
+        faults: list[str] = []
+        try:
+            self._keep_rest(bad_end, faults)
+        # Whatever it is (no memory, no thread), it is the reason for outputs that are not kept.
+        except Exception as error:  # noqa: BLE001
+            faults.append(_came_back(error))
+        self.is_kept = not faults
+        return [f"uploading the output {self.name}: {fault}" for fault in faults]
+
+    def _keep_rest(self, bad_end: BadEnd | None, faults: list[str]) -> None:
+        seen = self._scan(faults)
+        incomplete = self._incomplete(seen, bad_end)
+        self._set_aside(seen, incomplete)
+        batches = self._batches(seen)
+        committed_at = time.monotonic()
+        while batches:
+            faults += self._store_all(batches.pop(0), seen)
+            if _is_due(committed_at, batches, seen):
+                self._commit(seen, _units(batches), incomplete)
+                committed_at = time.monotonic()
+        self._commit(seen, set(), incomplete)
+        self._settle(seen)
+
+    def _incomplete(self, seen: dict[str, _Stamp], bad_end: BadEnd | None) -> set[str]:
+        """Return the files that may have been open when the ranks of this node ended badly.
+
+        A script that ends itself closes its files, and cuts off the one that it writes to. One that
+        is killed may have had any file open for long, unless a look has shown that it was closed.
+        """
+        if bad_end is None:
+            return set()
+        since_s = bad_end.at_s - SETTLE_S
+        if bad_end.is_kill:
+            since_s = min(since_s, self._looked_at)
+        since_ns = int(since_s * 1e9)
+        recent = {name for name, stamp in seen.items() if stamp.modified_ns > since_ns}
+        return self._written_to(seen) | {
+            name for name in recent if not _is_renamed(self._path(name))
+        }
+
+    def _set_aside(self, seen: dict[str, _Stamp], incomplete: set[str]) -> None:
+        """Give another name to what is incomplete, and would replace a whole version that is kept.
+
+        Not to what has only grown, as a log does.
+        """
+        for name in sorted(incomplete & set(self._kept)):
+            kept, aside = self._kept[name], name + ASIDE
+            is_older = _digest(self._path(name), kept.size_bytes) == kept.sha256
+            if kept.is_incomplete or is_older or name not in seen or aside in seen:
+                continue
+            say(
+                f"output {self.name}: {name} was being written at the end: the whole version"
+                f" that was kept before stays, and this one is {aside}"
+            )
+            seen[aside] = seen.pop(name)
+            self._local[aside] = name
+            self._earlier.add(name)
+            incomplete.add(aside)
+
+    def _settle(self, seen: dict[str, _Stamp]) -> None:
+        """Give every file its plain name, for readers who know nothing of manifests."""
+        moved = {}
+        for name, kept in self._kept.items():
+            if kept.key != name and self._copy(kept, is_here=name in seen):
+                moved[name] = kept._replace(key=name)
+        if moved:
+            self._write_manifest({**self._kept, **moved})
+
+    def _copy(self, kept: Kept, *, is_here: bool) -> bool:
+        try:
+            objects.copy(self._below(kept.key), self._below(kept.name))
+        except objects.ObjectError:
+            if not is_here:
+                return False
+            objects.put(self._path(kept.name), self._below(kept.name))
+        return True
+
+    # -- the folder -------------------------------------------------------------------------------
+
+    def _scan(self, faults: list[str]) -> dict[str, _Stamp]:
+        """Return the files of the folder; a link to a file is that file, links to folders are not.
+
+        Raises:
+            OSError: The folder itself is not to be read: not the same as an empty one.
+        """
+        os.listdir(self._folder)
+        found = {}
+        # Without recursion, which ends at a thousand folders.
+        waiting = [""]
+        while waiting:
+            parent = waiting.pop()
+            try:
+                folders, names = _children(self._path(parent))
+            except OSError as error:
+                faults.append(f"{self._path(parent)}: {came_back(error)}")
+                continue
+            for name in names:
+                try:
+                    stamp = _stamped(self._path(parent + name))
+                except OSError as error:
+                    faults.append(f"{self._path(parent + name)}: {came_back(error)}")
+                    continue
+                if stamp is not None:
+                    found[parent + name] = stamp
+            waiting += [parent + name + "/" for name in folders if parent + name != manifest.FOLDER]
+        for name, stamp in self._foreign.items():
+            if found.get(name) == stamp:
+                del found[name]
+        return found
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, self._local.get(name, name))
+
+    def _below(self, key: str) -> str:
+        return objects.uri_below(self._uri, key)
+
+
+def _unit(name: str) -> str:
+    """Return what is kept as a whole with this file: the first folder of its path, or it alone."""
+    return name.partition("/")[0]
+
+
+def _is_due(committed_at: float, batches: list[list[str]], seen: dict[str, _Stamp]) -> bool:
+    """Whether what is stored is named at once: time may be short, and a large file takes long."""
+    following = batches[0] if batches else []
+    is_late = time.monotonic() - committed_at > _COMMIT_S
+    return is_late or any(seen[name].size_bytes > _SMALL_BYTES for name in following)
+
+
+def _units(batches: list[list[str]]) -> set[str]:
+    return {_unit(name) for names in batches for name in names}
+
+
+def _children(folder: str) -> tuple[list[str], list[str]]:
+    """Return the names of the folders in a folder, and those of everything else there."""
+    folders, others = [], []
+    with os.scandir(folder) as found:
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.name)
+            elif not entry.name.startswith(TEMPORARY):
+                others.append(entry.name)
+    return folders, others
+
+
+def _is_renamed(path: str) -> bool:
+    """Whether a file got its name after it was last written to, as one that is whole does."""
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return False
+    return facts.st_ctime_ns > facts.st_mtime_ns
+
+
+def _stamp(path: str) -> _Stamp | None:
+    """Return the stamp of a file; None when there is none, or another thing."""
+    try:
+        return _stamped(path)
+    except OSError:
+        return None
+
+
+def _stamped(path: str) -> _Stamp | None:
+    """Return the stamp of a file; None when there is none, or another thing.
+
+    Raises:
+        OSError: There is something, and it is not to be looked at: its path is too long, perhaps.
+    """
+    import stat
+
+    try:
+        facts = os.stat(path)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        raise
+    if not stat.S_ISREG(facts.st_mode):
+        return None
+    return _Stamp(facts.st_size, facts.st_mtime_ns, facts.st_ino)
+
+
+def _digest(path: str, size_bytes: int | None = None) -> str:
+    """Return the digest of a file, or of as much as it begins with."""
+    sha256 = hashlib.sha256()
+    left = os.stat(path).st_size if size_bytes is None else size_bytes
+    with open(path, "rb") as file:
+        while left > 0:
+            chunk = file.read(min(left, _CHUNK_BYTES))
+            if not chunk:
+                break
+            sha256.update(chunk)
+            left -= len(chunk)
+    return sha256.hexdigest()
+
+
+def _came_back(error: Exception) -> str:
+    if not isinstance(error, (objects.ObjectError, OutputError, OSError)):
+        return f"{type(error).__name__}: {error}"
+    hint = getattr(error, "hint", "")
+    return f"{error} ({hint})" if hint else str(error)

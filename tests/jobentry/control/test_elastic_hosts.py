@@ -1,0 +1,68 @@
+"""The nodes of an elastic job that take part now."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.control.elastic_hosts import Members
+
+HOSTS = ("a", "b", "c")
+
+
+@pytest.fixture
+def members(tmp_path):
+    """A job that needs two of three nodes."""
+    paths = NodePaths("/h", "/j", "/m", "/l", str(tmp_path))
+    return Members(NodeEnv(hosts=HOSTS, min_nodes=2), paths)
+
+
+@pytest.fixture
+def told(tmp_path):
+    """What the driver reads."""
+    return lambda: json.loads(Path(tmp_path, "members").read_bytes())
+
+
+def test_the_driver_is_told_who_is_there(members, told):
+    """By a name of its own, with the node's number and host."""
+    members.come(0)
+    few = members.are_enough
+    members.come(2)
+
+    assert (few, members.are_enough) == (False, True)
+    assert told() == {"a": [0, "a"], "c": [2, "c"]}
+
+
+def test_a_node_that_comes_back_has_another_name(members, told):
+    """The driver takes none again that it had struck off."""
+    for index in range(3):
+        members.come(index)
+    members.go(1)
+    without = told()
+    members.come(1)
+    members.go(1)
+    members.come(1)
+
+    assert without == {"a": [0, "a"], "c": [2, "c"]}
+    assert told() == {"a": [0, "a"], "b~3": [1, "b"], "c": [2, "c"]}
+
+
+def test_a_node_whose_rank_has_failed_counts_no_more(members, told):
+    """Until it comes back; the driver, which strikes it off itself, may end its other ranks."""
+    for index in range(3):
+        members.come(index)
+    before = told()
+    members.strike(1)
+    members.strike(1)
+    two = members.count
+    members.strike(2)
+    few = members.are_enough
+    members.go(2)
+    members.come(2)
+
+    assert (two, few, members.are_enough) == (2, False, True)
+    assert before == {"a": [0, "a"], "b": [1, "b"], "c": [2, "c"]}

@@ -1,0 +1,941 @@
+"""Head and workers to their end: whole entries, real ranks, real signals.
+
+Only mpirun is a stand-in, a small program that starts the rank command as that
+do; what real Open MPIs do is the matter of tests/e2e.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+import pytest
+
+MPIRUN = """\
+import os, shlex, signal, subprocess, sys, time
+
+words = sys.argv[1:]
+if words == ["--version"]:
+    print("mpirun (Open MPI) 4.1.4")
+    sys.exit()
+if "FAKE_CODE" in os.environ:
+    print("it is not to be")
+    sys.exit(int(os.environ["FAKE_CODE"]))
+hang = os.environ.get("FAKE_HANG", "")
+with open(os.environ["ALL"] + "/mpiruns", "a") as file:
+    file.write("%d\\n" % os.getpid())
+with open(os.environ["ALL"] + "/mpiruns") as file:
+    is_first = len(file.readlines()) == 1
+if hang == "always" or (hang == "first" and is_first):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "plm_rsh_agent" in words:
+        agent = words[words.index("plm_rsh_agent") + 1]
+        subprocess.Popen([*agent.split(), "node1", "exec orted 600"], start_new_session=True)
+        subprocess.Popen(["orted", "600"], start_new_session=True)
+    os.makedirs("%s/ompi.h.0/pid.%d" % (os.environ.get("TMPDIR", "/tmp"), os.getpid()))
+    time.sleep(600)
+at = words.index("--rank")
+while words[at].startswith("-"):
+    at -= 1
+program = words[at:]
+if not os.access(program[0], os.X_OK) or os.path.isdir(program[0]):
+    program = words[words.index(sys.executable) :]
+names = [words[i + 1] for i, word in enumerate(words[:at]) if word == "-x"]
+with open(words[words.index("--tune") + 1]) as file:
+    names += [line.split()[1] for line in file]
+with open(words[words.index("--hostfile") + 1]) as file:
+    slots = [line.split()[0] for line in file for _ in range(int(line.split("slots=")[1]))]
+agent = words[words.index("plm_rsh_agent") + 1].split() if "plm_rsh_agent" in words else []
+ranks = []
+for rank in range(int(words[words.index("-np") + 1])):
+    own = {"OMPI_COMM_WORLD_RANK": str(rank)}
+    if slots[rank] == slots[0]:
+        ranks.append(subprocess.Popen(program, env={**os.environ, **own}, start_new_session=True))
+    else:
+        if hang == "worker":
+            time.sleep(600)
+        own.update((name, os.environ[name]) for name in names)
+        command = ["env", *("%s=%s" % pair for pair in own.items()), *program]
+        words = [*agent, slots[rank], "exec " + " ".join(map(shlex.quote, command))]
+        ranks.append(subprocess.Popen(words, start_new_session=True))
+code = 0
+while ranks:
+    time.sleep(0.02)
+    for rank in list(ranks):
+        if rank.poll() is not None:
+            ranks.remove(rank)
+            if rank.returncode and not code:
+                code = rank.returncode
+                print("a rank ended badly")
+                for other in ranks:
+                    other.terminate()
+sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
+class Ended(NamedTuple):
+    """How an entry ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Entry:
+    """An entry that runs."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self.process = process
+        self.folder = folder
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "out").read_bytes().decode("utf-8", "backslashreplace")
+
+    @property
+    def err(self) -> str:
+        return (self.folder / "err").read_text()
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, within_s: float = 30.0) -> Ended:
+        code = self.process.wait(within_s)
+        return Ended(code, self.out, self.err)
+
+
+class Job:
+    """Machines that share a file system, as emulated nodes do, and one job on them."""
+
+    def __init__(self, folder: Path, zipapp: str) -> None:
+        self.folder = folder
+        self.code = folder / "code"
+        self.code.mkdir()
+        self.zipapp = zipapp
+        self.nodes = 1
+        self.environ: dict[str, str] = {}
+        self.entries: list[Entry] = []
+        programs = folder / "bin"
+        programs.mkdir()
+        self._write(programs / "mpirun", "#!%s -IS\n%s" % (sys.executable, MPIRUN))
+        self._write(programs / "python", '#!/bin/sh\nexec %s "$@"\n' % sys.executable)
+        self.path = "%s:/usr/bin:/bin" % programs
+        (programs / "orted").symlink_to("/bin/sleep")
+        (folder / "key").write_text("the key of the job")
+
+    def _write(self, path: Path, text: str) -> None:
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def script(self, text: str) -> None:
+        """Write the script of the job; it knows its rank and the folder of all."""
+        rank = "rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
+        modules = "import os, signal, subprocess, sys, time\n"
+        (self.code / "x.py").write_text(modules + rank + text)
+
+    def start(self, node: int = 0, **more: str) -> Entry:
+        """Start the entry of a node."""
+        folder = self.folder / ("node%d" % node)
+        (folder / "tmp").mkdir(parents=True, exist_ok=True)
+        environ = {
+            "PATH": self.path,
+            "LC_ALL": "C.UTF-8",
+            "HOME": str(folder),
+            "MA_HOME": str(folder),
+            "TMPDIR": str(folder / "tmp"),
+            # Whatever this machine has, the tests say nothing of it.
+            "NCCL_SOCKET_IFNAME": "lo",
+            "OMPI_MCA_btl_tcp_if_include": "lo",
+            "CLOUDJOB_JOB": "j",
+            "CLOUDJOB_NODE_DIR": str(folder / "node"),
+            "CLOUDJOB_CONTROL_DIR": str(self.folder),
+            "CLOUDJOB_SSH_KEY": str(self.folder / "key"),
+            "CLOUDJOB_RECORD_URI": (self.folder / "exit.json").as_uri(),
+            "CLOUDJOB_GRACE_S": "2",
+            "CLOUDJOB_START_TIMEOUT_S": "20",
+            "VC_WORKER_HOSTS": ",".join("node%d" % index for index in range(self.nodes)),
+            "VC_TASK_INDEX": str(node),
+            "ALL": str(self.folder),
+            **self.environ,
+            **more,
+        }
+        with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+            process = subprocess.Popen(
+                [sys.executable, self.zipapp, "x.py"],
+                cwd=self.code,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        entry = Entry(process, folder)
+        self.entries.append(entry)
+        return entry
+
+    def run(self, **more: str) -> list[Ended]:
+        """Run the entries of all nodes to their end, the head's first in the list."""
+        entries = [self.start(node, **more) for node in range(self.nodes)]
+        return [entry.wait() for entry in entries]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the head left for the laptop half."""
+        found = json.loads((self.folder / "exit.json").read_text())
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def failure(self) -> dict[str, Any]:
+        """The first thing that went wrong, by the record."""
+        found = self.record["failure"]
+        assert isinstance(found, dict)
+        return found
+
+    def mpiruns(self) -> list[str]:
+        """Return the process id of each mpirun that was started."""
+        return (self.folder / "mpiruns").read_text().split()
+
+    def end_machine(self, node: int) -> None:
+        """Kill everything on a machine at once."""
+        for process in self.left("node%d/" % node):
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+
+    def left(self, below: str = "") -> list[int]:
+        """Return the processes of this job, or of a machine, that have not ended."""
+        mark = os.fsencode("=%s/%s" % (self.folder, below))
+        found = []
+        for folder in Path("/proc").iterdir():
+            try:
+                if mark in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+            except (OSError, ValueError):
+                pass
+        return found
+
+    def close(self) -> None:
+        for process in self.left():
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        for entry in self.entries:
+            entry.process.wait()
+
+
+@pytest.fixture
+def job(tmp_path: Path, zipapp: str) -> Iterator[Job]:
+    """One machine, and no script yet."""
+    job = Job(tmp_path, zipapp)
+    yield job
+    job.close()
+
+
+@pytest.fixture
+def pair(job: Job) -> Job:
+    """Two machines with one slot each."""
+    job.nodes = 2
+    return job
+
+
+UP = "open(os.environ['ALL'] + '/up%d' % rank, 'w').close()\n"
+# A rank that saves when it is asked to end, and takes its time for it.
+SAVES = """
+def save(*_):
+    print('saving')
+    time.sleep(float(os.environ.get('SAVE_S', '0.3')))
+    print('saved')
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+"""
+WAIT = "time.sleep(60)\n"
+
+
+def up(job: Job, ranks: int) -> Callable[[], bool]:
+    """Return a condition: so many ranks are up."""
+    return lambda: all((job.folder / ("up%d" % rank)).exists() for rank in range(ranks))
+
+
+def pending(entry: Entry) -> int:
+    """Return the signals, a bit each, that the entry has been sent and has not received yet."""
+    status = Path("/proc/%d/status" % entry.process.pid).read_text()
+    return sum(
+        int(line.split()[1], 16)
+        for line in status.splitlines()
+        if line.startswith(("SigP", "ShdP"))
+    )
+
+
+# -- one node -----------------------------------------------------------------------------------
+
+
+def test_a_job_that_succeeds(job: Job):
+    """Its output with the marks of its ranks, code 0, a record, and nothing left behind."""
+    job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
+    job.script("print('hello', rank)\nprint('err', file=sys.stderr)\n")
+    (ended,) = job.run()
+    record = job.record
+
+    assert (ended.code, ended.err) == (0, "")
+    assert sorted(ended.out.splitlines()) == [
+        "[0] err", "[0] hello 0", "[1] err", "[1] hello 1", "[2] err", "[2] hello 2",
+    ]  # fmt: skip
+    assert (record["job"], record["exit_code"], record["cause"], record["failure"]) == (
+        "j", 0, "", None,
+    )  # fmt: skip
+    assert [phase[:2] for phase in record["phases"]][-1] == [0, "run"]
+    times = [time for phase in record["phases"] for time in phase[2:]]
+    assert times == sorted(times)
+    assert record["started_at"] <= times[0] <= times[-1] <= record["ended_at"]
+    assert job.left() == []
+    assert not (job.folder / "node0" / "node").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "number", "message"),
+    [
+        ("sys.exit(3)", 3, None, "sys.exit(3)"),
+        ("sys.exit('no\\nway')", 1, None, "sys.exit('no\\nway')"),
+        ("raise ValueError('no\\nway')", 1, None, "ValueError: no"),
+        ("os._exit(7)", 7, None, "ended with exit code 7"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, 11, "killed by SIGSEGV"),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            137,
+            9,
+            "killed by SIGKILL (often the kernel, when memory is short)",
+        ),
+        (
+            "os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)",
+            137,
+            9,
+            "killed by SIGKILL (often the kernel, when memory is short)",
+        ),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143, 15, "killed by SIGTERM"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_job(
+    job: Job, text: str, code: int, number: int | None, message: str
+):
+    """The others are ended soon; the record says which rank, how, and what it wrote last."""
+    job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
+    job.script("print('line of', rank)\nif rank == 1:\n    %s\n%s" % (text, WAIT))
+    begun = time.monotonic()
+    (ended,) = job.run()
+
+    assert time.monotonic() - begun < 8
+    assert ended.code == code
+    assert "jobentry: rank 1 on node 0 (node0): " + message in ended.err
+    assert (job.record["exit_code"], job.record["cause"]) == (code, "user")
+    assert job.failure["last_lines"][0] == "line of 1"
+    assert {name: job.failure[name] for name in job.failure if name != "last_lines"} == {
+        "node": 0, "host": "node0", "rank": 1, "signal": number, "exit_code": code,
+        "message": message,
+    }  # fmt: skip
+    assert job.left() == []
+
+
+def test_the_first_failure_is_the_reason(job: Job):
+    """What fails on other ranks because of it comes later, and is not to blame."""
+    job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
+    job.script("time.sleep(0.3 * (2 - rank))\nsys.exit(10 + rank)\n")
+    (ended,) = job.run()
+
+    assert (ended.code, job.failure["rank"]) == (12, 2)
+
+
+def test_a_program_that_is_not_found(job: Job):
+    """127, as a shell has it."""
+    (job.code / "x.py").write_text("")
+    (ended,) = job.run(MA_SCRIPT_INTERPRETER="/no/python")
+
+    assert (ended.code, job.record["cause"]) == (127, "user")
+    assert "/no/python" in job.failure["last_lines"][0]
+
+
+def test_bytes_come_through(job: Job):
+    """Whatever a rank writes, one line of the stream holds one line of it."""
+    job.script("sys.stdout.buffer.write(b'\\xff\\r\\n' + b'x' * 100000 + b'\\nend')")
+    (ended,) = job.run()
+
+    assert ended.out == "[0] \\xff\r\n[0] " + "x" * 100000 + "\n[0]+ end\n"
+
+
+def test_a_job_that_takes_too_long(job: Job):
+    """Every rank is asked to end and has its grace; 124, and the record says why."""
+    job.environ.update(CLOUDJOB_TIMEOUT_S="1.5", CLOUDJOB_PROCS_PER_NODE="2")
+    job.script(SAVES + UP + WAIT)
+    (ended,) = job.run()
+
+    assert ended.code == 124
+    assert ended.out.count("saved") == 2
+    assert (job.record["exit_code"], job.record["cause"]) == (124, "timeout")
+    assert job.failure["message"] == "time is up: the job ran for 1.5 s"
+    assert "all ranks have 2 s to end" in ended.err
+    assert job.left() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_job_that_is_cancelled(job: Job, until: Callable[..., None], number: int):
+    """Every rank has the time to save, also when the others are done sooner."""
+    job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
+    job.script("os.environ['SAVE_S'] = str(0.4 * rank)\n" + SAVES + UP + WAIT)
+    entry = job.start()
+    until(up(job, 3))
+    begun = time.monotonic()
+    entry.send(number)
+    ended = entry.wait()
+
+    assert time.monotonic() - begun < 4
+    assert ended.code == 128 + number
+    assert ended.out.count("saved") == 3
+    assert (job.record["cause"], job.failure["signal"]) == ("cancelled", number)
+    name = signal.Signals(number).name
+    assert job.failure["message"] == "cancelled: the job was sent " + name
+    assert job.left() == []
+
+
+def test_a_rank_that_will_not_end_is_ended(job: Job, until: Callable[..., None]):
+    """When the grace is over; a rank that was quicker has saved."""
+    job.environ.update(CLOUDJOB_PROCS_PER_NODE="2", CLOUDJOB_GRACE_S="1")
+    job.script(
+        "if rank:\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\nelse:"
+        + SAVES.replace("\n", "\n    ")
+        + "\n"
+        + UP
+        + WAIT
+    )
+    entry = job.start()
+    until(up(job, 2))
+    begun = time.monotonic()
+    entry.send(signal.SIGTERM)
+    ended = entry.wait()
+
+    assert 0.9 < time.monotonic() - begun < 3
+    assert (ended.code, ended.out.count("saved")) == (143, 1)
+    assert "1 s are over: ending the ranks that are left" in ended.err
+    assert job.left() == []
+
+
+def test_a_second_ctrl_c_ends_the_grace_period(job: Job, until: Callable[..., None]):
+    job.environ.update(CLOUDJOB_GRACE_S="60")
+    job.script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + UP + WAIT)
+    entry = job.start()
+    until(up(job, 1))
+    entry.send(signal.SIGINT)
+    until(lambda: "60 s to end" in entry.err)
+    entry.send(signal.SIGINT)
+    ended = entry.wait(5)
+
+    assert (ended.code, job.record["cause"]) == (130, "cancelled")
+    assert "SIGINT while the job ends: ending all ranks now" in ended.err
+    assert job.left() == []
+
+
+def test_a_repeated_sigterm_leaves_the_ranks_their_grace(job: Job, until: Callable[..., None]):
+    """A scheduler sends SIGCONT and SIGTERM again while the ranks save."""
+    job.environ.update(CLOUDJOB_GRACE_S="60")
+    job.script(
+        "def end(number, frame):\n"
+        "    print('saving', flush=True)\n"
+        "    while not os.path.exists(os.environ['ALL'] + '/go'):\n"
+        "        time.sleep(0.02)\n"
+        "    print('saved', flush=True)\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('after it', flush=True))\n"
+        "signal.signal(signal.SIGTERM, end)\n" + UP + WAIT
+    )
+    entry = job.start()
+    until(up(job, 1))
+    entry.send(signal.SIGTERM)
+    until(lambda: "saving" in entry.out)
+    for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGHUP):
+        entry.send(number)
+    until(lambda: not pending(entry))
+    # The entry handles signals in order: when this one has reached the rank, it handled the others.
+    entry.send(signal.SIGUSR1)
+    until(lambda: "after it" in entry.out)
+    (job.folder / "go").touch()
+    ended = entry.wait()
+
+    assert (ended.code, job.record["cause"]) == (143, "cancelled")
+    assert "saved" in ended.out
+    assert job.left() == []
+
+
+def test_a_signal_that_means_nothing_to_us_reaches_the_ranks(job: Job, until: Callable[..., None]):
+    """A platform may tell a training with SIGUSR1 that its time is short."""
+    job.environ["CLOUDJOB_PROCS_PER_NODE"] = "2"
+    job.script("signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n" + UP + WAIT)
+    entry = job.start()
+    until(up(job, 2))
+    entry.send(signal.SIGUSR1)
+
+    assert entry.wait().code == 0
+
+
+def test_an_mpirun_that_refuses(job: Job):
+    """No rank was started, so it is not the user's script that failed."""
+    job.script("")
+    (ended,) = job.run(FAKE_CODE="213")
+
+    assert ended.code == 125
+    assert "jobentry: mpirun: it is not to be" in ended.err
+    assert (job.record["cause"], job.failure["exit_code"]) == ("entry", 125)
+    assert job.failure["message"] == "mpirun ended with exit code 213 before all ranks had started"
+    assert job.failure["last_lines"] == ["it is not to be"]
+
+
+def test_an_mpirun_that_hangs(job: Job):
+    """It is ended when nothing happens for too long, tried once more, and then given up."""
+    job.script("")
+    (ended,) = job.run(FAKE_HANG="always", CLOUDJOB_START_TIMEOUT_S="1")
+
+    assert (ended.code, job.record["cause"]) == (125, "entry")
+    text = "starting the ranks: mpirun started 0 of 1 and then hung for 1 s"
+    without = "; without a rank: node 0 (node0)"
+    assert ended.err.splitlines() == [
+        f"jobentry: {text}{without}: ending it, and starting it once more",
+        f"jobentry: {text}, at the second try, too{without}",
+    ]
+    assert job.failure["message"] == f"{text}, at the second try, too{without}"
+    assert len(job.mpiruns()) == 2
+    assert list((job.folder / "node0/tmp/ompi.h.0").iterdir()) == []
+    assert job.left() == []
+
+
+def test_an_mpirun_that_hangs_once(job: Job):
+    """The second one does the job, and the user is told."""
+    job.script("print('ran', rank)\n")
+    (ended,) = job.run(FAKE_HANG="first", CLOUDJOB_START_TIMEOUT_S="2")
+
+    assert (ended.code, ended.out) == (0, "[0] ran 0\n")
+    assert "ending it, and starting it once more" in ended.err
+    assert (job.record["exit_code"], job.record["failure"]) == (0, None)
+    assert list((job.folder / "node0/tmp/ompi.h.0").iterdir()) == []
+    assert len(job.mpiruns()) == 2
+
+
+def test_an_mpirun_that_is_killed(job: Job, until: Callable[..., None]):
+    """The platform is to blame, and its ranks are ended."""
+    job.script(UP + WAIT)
+    entry = job.start()
+    until(up(job, 1))
+    (mpirun,) = [
+        process
+        for process in job.left()
+        if b"bin/mpirun" in Path("/proc/%d/cmdline" % process).read_bytes()
+    ]
+    os.kill(mpirun, signal.SIGKILL)
+    ended = entry.wait()
+
+    assert (ended.code, job.record["cause"]) == (137, "platform")
+    assert job.failure["message"] == "mpirun was killed by SIGKILL"
+    assert job.left() == []
+
+
+def test_what_ranks_leave_behind_is_ended(job: Job):
+    """Also what has left every group and session."""
+    job.script(
+        "subprocess.Popen(['setsid', '-f', 'sleep', '60'])\n"
+        "subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+    )
+    (ended,) = job.run()
+
+    assert ended.code == 0
+    assert job.left() == []
+
+
+def test_a_second_run_begins_anew(job: Job):
+    """A container that was restarted shows nothing of its first life."""
+    job.script("print('hello')")
+
+    assert job.run()[0].out == "[0] hello\n"
+    assert job.run()[0].out == "[0] hello\n"
+
+
+def test_an_entry_that_was_killed_can_be_started_again(job: Job, until: Callable[..., None]):
+    """What it left is replaced, and a stop that it was at is forgotten."""
+    job.script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + UP + WAIT)
+    entry = job.start()
+    until(up(job, 1))
+    entry.send(signal.SIGTERM)
+    until(lambda: "s to end" in entry.err)
+    entry.send(signal.SIGKILL)
+    entry.process.wait()
+    for process in job.left():
+        os.kill(process, signal.SIGKILL)
+    until(lambda: job.left() == [])
+    job.script("print('again')")
+    (ended,) = job.run()
+
+    assert (ended.code, ended.out) == (0, "[0] again\n")
+
+
+def test_outputs_are_uploaded(job: Job):
+    """Also those of a job that failed; its exit code stays its own."""
+    target = job.folder / "store"
+    job.environ["CLOUDJOB_OUTPUTS"] = json.dumps({"MODEL": target.as_uri()})
+    job.script("open(os.environ['MODEL'] + '/a.txt', 'w').write('x')\nsys.exit(3)\n")
+    (ended,) = job.run()
+
+    assert ended.code == 3
+    assert (target / "a.txt").read_text() == "x"
+
+
+def test_outputs_that_could_not_be_uploaded_are_told_before_the_start(job: Job):
+    """Not when hours of training are to be kept."""
+    (job.folder / "store").touch()
+    job.environ["CLOUDJOB_OUTPUTS"] = json.dumps({"MODEL": (job.folder / "store").as_uri()})
+    job.script(UP)
+    (ended,) = job.run()
+
+    assert (ended.code, job.record["cause"]) == (125, "entry")
+    assert job.failure["message"].startswith("preparing the output MODEL: ")
+    assert UP not in ended.out
+
+
+def test_outputs_that_cannot_be_uploaded_fail_the_job(job: Job):
+    """A model that is lost is no success."""
+    store = job.folder / "store"
+    job.environ["CLOUDJOB_OUTPUTS"] = json.dumps({"MODEL": store.as_uri()})
+    job.script(f"open(os.environ['MODEL'] + '/a', 'w').write('x')\nos.mkdir('{store}/a')\n")
+    (ended,) = job.run()
+
+    assert (ended.code, job.record["cause"]) == (125, "entry")
+    assert job.failure["message"].startswith("uploading the output MODEL: ")
+
+
+# -- two nodes ----------------------------------------------------------------------------------
+
+
+def test_a_job_on_two_nodes(pair: Job):
+    """Each node shows the output of its own ranks, and ends with the code of the job."""
+    pair.environ["CLOUDJOB_PROCS_PER_NODE"] = "2"
+    pair.script("print('hello', rank)\n")
+    head, worker = pair.run()
+
+    assert (head.code, worker.code) == (0, 0)
+    assert sorted(head.out.splitlines()) == ["[0] hello 0", "[1] hello 1"]
+    assert sorted(worker.out.splitlines()) == ["[2] hello 2", "[3] hello 3"]
+    assert (head.err, worker.err) == ("", "")
+    assert pair.left() == []
+
+
+def test_each_rank_has_the_right_environment(pair: Job):
+    """The head's values exactly, but for what differs from node to node, and secrets."""
+    ugly = "a b\t'\"=;#$HOME\\ \n*ü"
+    pair.environ.update(
+        CLOUDJOB_ENV_NAMES="LR UGLY EMPTY",
+        CLOUDJOB_SECRET_NAMES="TOKEN",
+        UGLY=ugly,
+        EMPTY="",
+        MA_X="k=v",
+        S3_Y="plain",
+    )
+    pair.script(
+        "import json\n"
+        "with open(os.environ['ALL'] + '/env%d' % rank, 'w') as file:\n"
+        "    json.dump(dict(os.environ), file)\n"
+    )
+    entries = [
+        pair.start(0, LR="head", TOKEN="head", MA_CURRENT_IP="10.0.0.1", OTHER="head"),
+        pair.start(1, LR="node", TOKEN="node", MA_CURRENT_IP="10.0.0.2", OTHER="node"),
+    ]
+    assert [entry.wait().code for entry in entries] == [0, 0]
+    found = [json.loads((pair.folder / name).read_text()) for name in ("env0", "env1")]
+
+    for environ, node, other in zip(found, ("head", "node"), ("10.0.0.1", "10.0.0.2")):
+        assert (environ["UGLY"], environ["EMPTY"]) == (ugly, "")
+        assert (environ["MA_X"], environ["S3_Y"], environ["LR"]) == ("k=v", "plain", "head")
+        assert (environ["TOKEN"], environ["OTHER"], environ["MA_CURRENT_IP"]) == (node, node, other)
+        assert environ["PATH"] == pair.path
+        assert environ["PWD"] == str(pair.code)
+        assert not [name for name in environ if name.startswith("CLOUDJOB_EXACT_")]
+
+
+def test_a_rank_of_a_worker_that_fails(pair: Job):
+    """The head's record names node, host and rank, and the last lines of a log it cannot see."""
+    pair.script("print('line of', rank)\nif rank:\n    sys.exit(3)\n" + WAIT)
+    head, worker = pair.run()
+
+    assert (head.code, worker.code) == (3, 3)
+    assert pair.record["cause"] == "user"
+    assert pair.failure == {
+        "node": 1, "host": "node1", "rank": 1, "signal": None, "exit_code": 3,
+        "message": "sys.exit(3)", "last_lines": ["line of 1"],
+    }  # fmt: skip
+    assert pair.left() == []
+
+
+def test_each_node_has_its_own_interfaces(pair: Job):
+    """Each decides for itself, before the run; the head's choice is no other node's."""
+    pair.environ["OPENMPI_X_ARGS"] = "-x NCCL_SOCKET_IFNAME -x HOME"
+    pair.script("print(os.environ['NCCL_SOCKET_IFNAME'])\n")
+    entries = [pair.start(0, NCCL_SOCKET_IFNAME="none7"), pair.start(1, NCCL_SOCKET_IFNAME="lo")]
+    head, worker = [entry.wait() for entry in entries]
+
+    assert (head.out, worker.out) == ("[0] none7\n", "[1] lo\n")
+    assert head.err.startswith(
+        "jobentry: choosing the network: NCCL_SOCKET_IFNAME=none7: no such network interface on"
+        " node 0 (node0), which has lo"
+    )
+    assert worker.err == ""
+
+
+def test_a_users_interfaces_reach_every_node(pair: Job):
+    """What stands in OPENMPI_X_ARGS is for all, and each node without it says so."""
+    pair.environ["OPENMPI_X_ARGS"] = "-x NCCL_SOCKET_IFNAME=none7"
+    pair.script("print(os.environ['NCCL_SOCKET_IFNAME'])\n")
+    head, worker = pair.run()
+
+    assert (head.out, worker.out) == ("[0] none7\n", "[1] none7\n")
+    for node, ended in enumerate((head, worker)):
+        assert f"NCCL_SOCKET_IFNAME=none7: no such network interface on node {node}" in ended.err
+
+
+def test_the_second_start_finds_no_daemon_of_the_first(pair: Job):
+    """What a hung mpirun has left on any node is ended before the next one starts."""
+    daemons = "[f for f in os.listdir('/proc') if f.isdecimal() and is_daemon(f)]"
+    pair.script(
+        "def is_daemon(process):\n"
+        "    try:\n"
+        "        words = open('/proc/' + process + '/cmdline', errors='replace').read()\n"
+        "        marks = open('/proc/' + process + '/environ', errors='replace').read()\n"
+        "    except OSError: return False\n"
+        "    return words.split('\\0')[0] == 'orted' and os.environ['ALL'] in marks\n"
+        f"print('daemons', {daemons})\n"
+    )
+    head, worker = pair.run(FAKE_HANG="first", CLOUDJOB_START_TIMEOUT_S="5")
+
+    assert (head.code, worker.code) == (0, 0), (head, worker)
+    assert "ending it, and starting it once more" in head.err
+    assert (head.out, worker.out) == ("[0] daemons []\n", "[1] daemons []\n")
+    assert len(pair.mpiruns()) == 2
+
+
+def test_a_start_that_hangs_half_way_is_not_tried_again(pair: Job):
+    """A rank that has started runs the script, which nobody asked to have run twice."""
+    pair.script("with open(os.environ['ALL'] + '/runs', 'a') as f: f.write('x')\n" + WAIT)
+    head, worker = pair.run(FAKE_HANG="worker", CLOUDJOB_START_TIMEOUT_S="5")
+
+    text = "starting the ranks: mpirun started 1 of 2 and then hung for 5 s"
+    assert (head.code, worker.code) == (125, 125)
+    assert pair.failure["message"] == f"{text}; without a rank: node 1 (node1)"
+    assert (pair.failure["node"], pair.failure["host"]) == (1, "node1")
+    assert (pair.folder / "runs").read_text() == "x"
+    assert len(pair.mpiruns()) == 1
+    assert pair.left() == []
+
+
+def test_all_nodes_are_cancelled(pair: Job, until: Callable[..., None]):
+    """The grace is the same for the ranks of a worker."""
+    pair.script(SAVES + UP + WAIT)
+    entries = [pair.start(node) for node in range(2)]
+    until(up(pair, 2))
+    entries[0].send(signal.SIGTERM)
+    head, worker = (entry.wait() for entry in entries)
+
+    assert (head.code, worker.code) == (143, 143)
+    assert "saved" in head.out
+    assert "saved" in worker.out
+    assert pair.record["cause"] == "cancelled"
+    assert pair.left() == []
+
+
+def test_a_worker_that_is_told_to_end_cancels_the_job(pair: Job, until: Callable[..., None]):
+    """A platform may begin with any node."""
+    pair.script(SAVES + UP + WAIT)
+    entries = [pair.start(node) for node in range(2)]
+    until(up(pair, 2))
+    entries[1].send(signal.SIGTERM)
+    head, worker = (entry.wait() for entry in entries)
+
+    assert (head.code, worker.code) == (143, 143)
+    assert "saved" in head.out
+    assert "saved" in worker.out
+    assert pair.record["cause"] == "cancelled"
+    assert pair.failure["node"] == 1
+
+
+def test_a_signal_reaches_the_ranks_of_all_nodes(pair: Job, until: Callable[..., None]):
+    """SIGUSR1 to the head, and the ranks of the worker have it."""
+    pair.script("signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n" + UP + WAIT)
+    entries = [pair.start(node) for node in range(2)]
+    until(up(pair, 2))
+    entries[0].send(signal.SIGUSR1)
+
+    assert [entry.wait().code for entry in entries] == [0, 0]
+
+
+def test_a_worker_that_is_lost_ends_the_job(pair: Job, until: Callable[..., None]):
+    """Its machine is gone: everything on it dies at once."""
+    pair.script(UP + WAIT)
+    head, _ = (pair.start(node) for node in range(2))
+    until(up(pair, 2))
+    pair.end_machine(1)
+    ended = head.wait(15)
+
+    assert (ended.code, pair.record["cause"]) == (137, "platform")
+    assert pair.failure["message"] == "node 1 (node1) is gone: its connection ended"
+    assert (pair.failure["node"], pair.failure["host"]) == (1, "node1")
+    until(lambda: pair.left() == [])
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "python"])
+def test_a_job_with_a_frozen_worker_can_be_cancelled(
+    pair: Job, launcher: str, until: Callable[..., None]
+):
+    """The head waits for its grace and a few seconds, and not for the worker's report."""
+    pair.environ.update(CLOUDJOB_LAUNCHER=launcher, CLOUDJOB_OUTPUT_LIMIT_S="3600")
+    pair.script("")
+    text = "import os, time\nopen('%s/up' + os.environ['VC_TASK_INDEX'], 'w').close()\n"
+    (pair.code / "x.py").write_text(text % pair.folder + WAIT)
+    head, worker = (pair.start(node) for node in range(2))
+    until(up(pair, 2))
+    worker.send(signal.SIGSTOP)
+    head.send(signal.SIGTERM)
+    ended = head.wait(60)
+
+    assert (ended.code, pair.record["cause"]) == (143, "cancelled")
+
+
+def test_a_head_that_is_lost_ends_the_worker(pair: Job, until: Callable[..., None]):
+    """Its ranks do not compute for nobody."""
+    pair.script(UP + WAIT)
+    head, worker = (pair.start(node) for node in range(2))
+    until(up(pair, 2))
+    os.killpg(head.process.pid, signal.SIGKILL)
+    ended = worker.wait(15)
+
+    assert ended.code == 125
+    assert "the head (node0) is gone" in ended.err
+
+
+def test_a_worker_that_never_comes(pair: Job, until: Callable[..., None]):
+    """The head says which node it waited for."""
+    pair.script("")
+    ended = pair.start(0, CLOUDJOB_START_TIMEOUT_S="1").wait()
+
+    assert (ended.code, pair.record["cause"]) == (125, "entry")
+    assert (pair.failure["node"], pair.failure["host"]) == (1, "node1")
+    assert "node 1 (node1)" in pair.failure["message"]
+    until(lambda: pair.left() == [])
+
+
+def test_a_head_that_never_comes(pair: Job):
+    """The worker says whom it waited for, and ends."""
+    pair.script("")
+    ended = pair.start(1, CLOUDJOB_START_TIMEOUT_S="1").wait()
+
+    assert ended.code == 125
+    assert "waiting for the head (node0): nothing in 1 s" in ended.err
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_nodes_come_up_in_any_order(pair: Job, first: int, until: Callable[..., None]):
+    """A node that is early waits for the other."""
+    pair.script("print('hello')\n")
+    early = pair.start(first)
+    until(lambda: (early.folder / "node" / "events").exists())
+    late = pair.start(1 - first)
+
+    assert (early.wait().code, late.wait().code) == (0, 0)
+
+
+def test_a_job_that_is_cancelled_while_it_is_staged(job: Job, until: Callable[..., None]):
+    """Inputs can be large; whoever cancels then has a record, and nothing stays behind."""
+    job.script("")
+    # It takes what is asked, and never says a word.
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        uri = "http://127.0.0.1:%d/data" % slow.getsockname()[1]
+        entry = job.start(CLOUDJOB_INPUTS=json.dumps({"DATA": uri}))
+        slow.settimeout(60)
+        with slow.accept()[0]:
+            entry.send(signal.SIGTERM)
+            ended = entry.wait(10)
+
+    assert (ended.code, ended.err) == (143, "jobentry: cancelled: the job was sent SIGTERM\n")
+    assert (job.record["exit_code"], job.record["cause"]) == (143, "cancelled")
+    # mpirun was asked for its version, and may still be at it.
+    until(lambda: job.left() == [])
+
+
+def test_a_job_that_is_cancelled_while_it_waits(pair: Job, until: Callable[..., None]):
+    """No rank was started, and nobody waits for a grace."""
+    pair.script("")
+    head = pair.start(0, CLOUDJOB_GRACE_S="60")
+    until(lambda: (head.folder / "node" / "events").exists())
+    until(lambda: pair.left() != [head.process.pid])
+    head.send(signal.SIGTERM)
+    ended = head.wait(10)
+
+    assert (ended.code, pair.record["cause"]) == (143, "cancelled")
+    # mpirun was asked for its version, and may still be at it.
+    until(lambda: pair.left() == [])
+
+
+def test_more_than_one_worker_fails_only_once(job: Job):
+    """On four nodes every rank fails at its own time; the record has the first."""
+    job.nodes = 4
+    job.script("time.sleep(1.0 if rank != 2 else 0.2)\nsys.exit(20 + rank)\n")
+    ended = job.run()
+
+    assert [one.code for one in ended] == [22] * 4
+    assert (job.failure["node"], job.failure["rank"]) == (2, 2)
+    assert job.left() == []
+
+
+DOOR_DIES = """
+import os, signal, subprocess, sys, time
+from jobentry.control import event_loop
+from jobentry.contract import paths
+from jobentry.contract.env import NodeEnv
+
+# Python 3.8, and PyPy, have no pidfd: there it is seen at the next look.
+event_loop._TICK_S = 600.0 if hasattr(os, "pidfd_open") else 0.1
+node = NodeEnv(node_dir=sys.argv[1])
+where = paths.node_paths({"HOME": sys.argv[1]}, node)
+os.makedirs(where.log_dir, exist_ok=True)
+os.mkfifo(where.events)
+# Nobody's child here, as the door of a rank is mpirun's: no SIGCHLD tells of its end.
+text = subprocess.run(
+    ["sh", "-c", "sleep 600 >/dev/null & echo $!"], stdout=subprocess.PIPE, check=True
+).stdout
+door = int(text)
+loop = event_loop.NodeLoop(node, where)
+ends = []
+loop.on_end = ends.append
+with open(where.events, "w") as events:
+    events.write("start 0 %d %d\\n" % (door, door))
+while not loop.ranks.doors:
+    loop.step()
+# What is left of the start wakes the loop no more.
+loop.hear_ranks()
+os.kill(door, signal.SIGKILL)
+while not ends:
+    loop.step()
+print(ends[0].rank, int(ends[0].signal), ends[0].is_said)
+os._exit(0)
+"""
+
+
+def test_the_end_of_a_door_is_seen_at_once(tmp_path: Path):
+    """And not at the next look, which here never comes: of two the first is to blame."""
+    done = subprocess.run(
+        [sys.executable, "-c", DOOR_DIES, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=True,
+    )
+
+    assert done.stdout == b"0 9 False\n"

@@ -1,0 +1,226 @@
+"""The ranks of a node: what they say, and how they are stopped, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Callable
+
+import pytest
+
+from jobentry.contract.exits import Failure
+from jobentry.contract.paths import NodePaths
+from jobentry.control.local_ranks import End, Ranks
+from jobentry.control.messages import Lines
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Ranks:
+    """No ranks yet, on a node whose folders are one."""
+    folder = str(tmp_path)
+    return Ranks(NodePaths(folder, folder, folder, folder, folder))
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that are ended with the test."""
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def start(processes: list[subprocess.Popen[bytes]], command: str = "exec sleep 60") -> int:
+    """Start a shell command at the head of its own group, and return its number."""
+    process = subprocess.Popen(["sh", "-c", command], start_new_session=True)
+    processes.append(process)
+    return process.pid
+
+
+def test_what_a_rank_waits_for_is_reported(ranks: Ranks, capsys: pytest.CaptureFixture[str]):
+    assert ranks.hear("waits 3 2 python train.py; sleep 9") == ("waits", None)
+    assert capsys.readouterr().err == (
+        "jobentry: rank 3: its script has ended, and 2 process(es) that it started still run"
+        " (python train.py; sleep 9): the rank ends with them\n"
+    )
+
+
+def test_a_rank_that_starts_runs(ranks: Ranks):
+    """Its door and its program are known by number."""
+    assert ranks.hear("start 3 100 101") == ("start", None)
+    assert (ranks.doors, ranks.running) == ({3: 100}, [3])
+
+
+def test_a_rank_that_ends_is_told_of(ranks: Ranks):
+    """The line holds all there is to know; the message may have blanks."""
+    ranks.hear("start 3 100 101")
+
+    assert ranks.hear("end 3 139 11 0 12.5 ") == ("end", End(3, 139, 11, False, 12.5, ""))
+    assert ranks.running == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "", "\0", "start", "start 1 2", "start x y z", "start 0 0 0", "start 0 -1 100",
+        "start 0 100 1", "start -1 100 101", "start 0 100 %d" % 10**30, "start 0 1e9 101",
+        "gone 3", "gone 7", "gone x", "end", "end 3 0 0", "end 7 0 0 0 1.5 ", "end 3 x 0 0 1.5 m",
+        "end 3 0 0 0 nan m", "fail 3 0 0 0 inf m", "fail 3 %d 0 0 1.5 m" % 10**30, "other 3",
+        "end " + "9" * 10_000, "\udcff\udcfe 3 4",
+    ],
+)  # fmt: skip
+def test_a_line_that_makes_no_sense_is_ignored(ranks: Ranks, line: str):
+    """Any script can write to the FIFO."""
+    ranks.hear("start 3 100 101")
+
+    assert ranks.hear(line) == ("", None)
+    assert (ranks.doors, ranks.running, ranks.ends) == ({3: 100}, [3], {})
+
+
+def test_a_line_without_an_end_is_dropped():
+    lines = Lines(limit_bytes=1000)
+
+    assert [lines.feed(b"x" * 600) for _ in range(1000)] == [[]] * 1000
+    assert lines.feed(b"x\nstart 1 2 3\n")[-1] == b"start 1 2 3"
+
+
+def test_a_rank_that_failed_runs_until_it_is_gone(ranks: Ranks):
+    """Its exit handlers take their time; it counts as running, and is told of once."""
+    ranks.hear("start 0 100 101")
+    word, end = ranks.hear("fail 0 1 0 0 1.5 ValueError: a  b")
+
+    assert (word, end) == ("fail", End(0, 1, 0, False, 1.5, "ValueError: a  b"))
+    assert ranks.running == [0]
+    assert ranks.hear("gone 0") == ("gone", None)
+    assert (ranks.running, ranks.ends) == ([], {0: end})
+
+
+def test_a_door_that_is_killed_is_noticed(
+    ranks: Ranks, processes: list[subprocess.Popen[bytes]], until: Callable[..., None]
+):
+    """It says nothing any more, so it is looked for; its program is ended too."""
+    door, program = start(processes, "exit 0"), start(processes)
+    ranks.hear("start 2 %d %d" % (door, program))
+    until(lambda: ranks.missing)
+    (end,) = ranks.lost()
+
+    assert end[:4] == (2, 137, signal.SIGKILL, False)
+    assert ranks.lost() == []
+    assert processes[1].wait(20) == -signal.SIGKILL
+
+
+def test_a_door_that_is_killed_after_a_failure_is_no_second_failure(
+    ranks: Ranks, processes: list[subprocess.Popen[bytes]], until: Callable[..., None]
+):
+    """What it said before it was killed is how it ended."""
+    door = start(processes, "exit 0")
+    ranks.hear("start 2 %d %d" % (door, door))
+    end = ranks.hear("fail 2 1 0 0 1.0 Error")[1]
+    until(lambda: ranks.missing)
+
+    assert ranks.lost() == []
+    assert ranks.ends == {2: end}
+
+
+def test_a_stop_reaches_what_a_rank_has_started(
+    ranks: Ranks, processes: list[subprocess.Popen[bytes]], tmp_path: Path
+):
+    """The whole group of the door has the signal, and the doors know that they should stay."""
+    out = tmp_path / "out"
+    door = start(
+        processes,
+        "(trap 'echo child >>%s; exit' TERM; echo up >>%s; while :; do sleep 0.05; done) & wait"
+        % (out, out),
+    )
+    ranks.hear("start 0 %d %d" % (door, door))
+    while not out.exists() or out.read_text() != "up\n":
+        pass
+    ranks.stop()
+
+    assert processes[0].wait(20) == -signal.SIGTERM
+    while out.read_text() != "up\nchild\n":
+        pass
+    assert (tmp_path / "stopping").exists()
+    ranks.release()
+    assert not (tmp_path / "stopping").exists()
+    ranks.release()
+
+
+def test_a_stop_reaches_a_rank_that_is_heard_after_it(
+    ranks: Ranks, processes: list[subprocess.Popen[bytes]]
+):
+    """It was about to start when the job was stopped; it has its grace like the others."""
+    door = start(processes)
+    ranks.stop()
+    ranks.hear("start 0 %d %d" % (door, door))
+
+    assert processes[0].wait(20) == -signal.SIGTERM
+
+
+def test_a_signal_is_passed_on_to_who_runs(ranks: Ranks, processes: list[subprocess.Popen[bytes]]):
+    """Ranks that ended, or are on their way out, are not disturbed."""
+    doors = [start(processes) for _ in range(3)]
+    for rank, door in enumerate(doors):
+        ranks.hear("start %d %d %d" % (rank, door, door))
+    ranks.hear("end 0 0 0 0 1.0 ")
+    ranks.hear("fail 1 1 0 0 1.0 Error")
+    ranks.pass_on(signal.SIGUSR1)
+
+    assert processes[2].wait(20) == -signal.SIGUSR1
+    assert [processes[0].poll(), processes[1].poll()] == [None, None]
+
+
+def test_a_kill_ends_all(ranks: Ranks, processes: list[subprocess.Popen[bytes]]):
+    """Doors that hold, and programs that left their door's group."""
+    door, program, held = (start(processes) for _ in range(3))
+    ranks.hear("start 0 %d %d" % (door, program))
+    ranks.hear("start 1 %d %d" % (held, held))
+    ranks.hear("end 1 0 0 0 1.0 ")
+    ranks.kill()
+
+    assert [process.wait(20) for process in processes] == [-signal.SIGKILL] * 3
+
+
+def test_a_kill_spares_who_has_the_number_of_a_door_that_went(
+    ranks: Ranks, processes: list[subprocess.Popen[bytes]]
+):
+    """A process that is gone is no fault."""
+    door = start(processes, "exit 0")
+    processes[0].wait(20)
+    ranks.hear("start 0 %d %d" % (door, door))
+    ranks.kill()
+    ranks.stop()
+
+    assert not os.path.exists("/proc/%d" % door)  # noqa: PTH110 (a number, no path)
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        (End(1, 3, 0, False, 0.0, ""), "ended with exit code 3"),
+        (End(1, 1, 0, False, 0.0, "ValueError: x"), "ValueError: x"),
+        (End(1, 139, 11, False, 0.0, ""), "killed by SIGSEGV"),
+        (
+            End(1, 137, 9, False, 0.0, ""),
+            "killed by SIGKILL (often the kernel, when memory is short)",
+        ),
+        (End(1, 178, 50, False, 0.0, ""), "killed by signal 50"),
+    ],
+)
+def test_a_failure_tells_all(ranks: Ranks, tmp_path: Path, end: End, message: str):
+    """Where it happened, how, and the last lines of that rank's log."""
+    (tmp_path / "rank-1.log").write_text("a\nb\n")
+
+    assert ranks.failure(end, 2, "host") == Failure(
+        node=2,
+        host="host",
+        rank=1,
+        signal=end.signal or None,
+        exit_code=end.code,
+        message=message,
+        last_lines=("a", "b"),
+    )

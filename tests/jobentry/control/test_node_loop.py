@@ -1,0 +1,76 @@
+"""The loop that a head and a worker share: a signal is dealt with as soon as it has come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.control.event_loop import PASSED_SIGNALS, STOP_SIGNALS, NodeLoop
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[NodeLoop]:
+    """A loop with nothing to do; the signals of the test's process are its own again at the end."""
+    folder = str(tmp_path)
+    os.mkfifo(tmp_path / "events")
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    loop = NodeLoop(NodeEnv(), NodePaths(folder, folder, folder, folder, folder))
+    yield loop
+    signal.set_wakeup_fd(-1)
+    for number, action in before.items():
+        signal.signal(number, action)
+    loop.relay.finish()
+
+
+NUMBERS = (*STOP_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD)
+
+
+def send(number: int) -> None:
+    """Send a signal to this thread, so that it has come when this returns."""
+    signal.pthread_kill(threading.get_ident(), number)
+
+
+def test_a_signal_is_heard_though_its_python_handler_is_late(loop: NodeLoop):
+    """An interpreter may call the handler some time after the byte has woken the loop (PyPy does).
+
+    The byte says which signal it was, so nothing depends on the handler.
+    """
+    heard: list[int] = []
+    loop.on_signal = heard.append
+    # As late as it can be: the handler never comes.
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)
+
+    send(signal.SIGUSR1)
+    loop.step()
+
+    assert heard == [signal.SIGUSR1]
+
+
+def test_each_signal_is_heard_in_the_step_that_it_ends(loop: NodeLoop):
+    """Hundreds of times, so that every order of waking and handling is met."""
+    heard: list[int] = []
+    loop.on_signal = heard.append
+    for count in range(1, 301):
+        send(signal.SIGUSR2)
+        loop.step()
+
+        assert heard == [signal.SIGUSR2] * count
+
+
+def test_signals_that_come_together_are_all_heard(loop: NodeLoop):
+    """Each once and in their order, also when a child ends between them."""
+    heard: list[int] = []
+    loop.on_signal = heard.append
+
+    for number in (signal.SIGUSR1, signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        send(number)
+    loop.step()
+
+    assert heard == [signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP]

@@ -1,0 +1,196 @@
+"""Commands that mpirun wants run on other nodes: a real agent, a real loop, and no second ssh."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.control import remote_commands
+from jobentry.control.event_loop import PASSED_SIGNALS, STOP_SIGNALS, NodeLoop
+from jobentry.launchers import agent
+
+COMMAND = " PATH=/usr/bin:$PATH ; export PATH ; /usr/bin/orted -mca x 'a\tb' ü \udcff\n; true"
+
+
+class Far:
+    """A worker in the place of a peer: it notes what it is told."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.told: list[tuple[str, dict[str, Any]]] = []
+
+    def tell(self, word: str, **values: Any) -> None:
+        self.told.append((word, values))
+
+
+class Head:
+    """A head's loop and desk, and the agents that ask it."""
+
+    def __init__(self, folder: Path) -> None:
+        place = str(folder)
+        self.where = NodePaths(place, place, place, place, place)
+        for fifo in (self.where.events, self.where.asks):
+            os.mkfifo(fifo)
+        Path(self.where.agent).write_text(agent.TEXT)
+        self.loop = NodeLoop(NodeEnv(job="j", hosts=("a", "b.j")), self.where)
+        self.far = Far("b.j")
+        self.near = Far("localhost")
+        workers: list[Any] = [self.far, self.near]
+        self.desk = remote_commands.Desk(self.where, self.loop, "head", workers)
+        self.agents: list[subprocess.Popen[bytes]] = []
+
+    def ask(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start an agent as mpirun does."""
+        argv = [*agent.words(self.where.agent), *words]
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        # Else the loop would take it for an orphan.
+        self.loop.own.add(process.pid)
+        self.agents.append(process)
+        return process
+
+    def until(self, claim: Any) -> None:
+        """Let the loop run until something is true."""
+        deadline = time.monotonic() + 60
+        while not claim():
+            assert time.monotonic() < deadline, self.far.told
+            self.loop.step()
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[Head]:
+    """A head, whose agents are gone when the test has ended."""
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (*STOP_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD)
+    }
+    found = Head(tmp_path)
+    yield found
+    for process in found.agents:
+        assert process.stdout is not None
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    found.loop.relay.finish()
+    signal.set_wakeup_fd(-1)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    "host", ["b.j", "b", "b.j.space.svc"], ids=["whole-name", "short-name", "more-than-whole"]
+)
+def test_a_command_goes_to_the_worker_byte_for_byte(head: Head, host: str):
+    """And what it wrote and how it ended come back, whatever its lines look like."""
+    head.desk.open()
+    process = head.ask(host, COMMAND)
+
+    head.until(lambda: head.far.told)
+    [(word, values)] = head.far.told
+    assert (word, values["command"]) == ("run", COMMAND)
+    head.desk.answered(values["number"], ["exit 7", " a  b\\n ü "], None)
+    head.desk.answered(values["number"], ["say it"], 3)
+
+    assert process.communicate(timeout=60)[0].decode() == "exit 7\n a  b\\n ü \nsay it\n"
+    assert process.returncode == 3
+    assert not list(Path(head.where.node_dir).glob("ask-*"))
+
+
+def test_a_host_file_of_the_user_may_name_addresses(head: Head):
+    """Each is the worker whose name leads to it."""
+    head.desk.open()
+    head.ask("127.0.0.1", "true")
+    stranger = head.ask("127.0.0.2", "true")
+
+    head.until(lambda: head.near.told and stranger.poll() is not None)
+
+    assert [values["command"] for _, values in head.near.told] == ["true"]
+    assert stranger.returncode == 255
+
+
+def test_nothing_goes_to_a_worker_before_all_are_there(head: Head):
+    """By then mpirun has started, and waits."""
+    first = head.ask("b", "one")
+    second = head.ask("b", "two")
+    head.until(lambda: len(head.desk._waiting or []) == 2)
+    assert head.far.told == []
+    assert first.poll() is None
+    assert second.poll() is None
+
+    head.desk.open()
+
+    assert sorted(values["command"] for _, values in head.far.told) == ["one", "two"]
+
+
+def test_a_host_that_is_no_node_is_told_to_mpirun(head: Head):
+    """As ssh would end when there is no such host."""
+    head.desk.open()
+    process = head.ask("c", "true")
+
+    head.until(lambda: process.poll() is not None)
+
+    assert (process.returncode, process.communicate()[0]) == (255, b"c is no node of this job\n")
+
+
+def test_an_agent_that_is_gone_is_missed_by_nobody(head: Head):
+    """So it is when mpirun was killed while the command ran."""
+    head.desk.open()
+    process = head.ask("b", "true")
+    head.until(lambda: head.far.told)
+    process.kill()
+    process.wait()
+
+    head.desk.answered(head.far.told[0][1]["number"], ["late"], 0)
+
+    assert not list(Path(head.where.node_dir).glob("ask-*"))
+
+
+def test_a_session_has_what_sshd_gives_and_nothing_of_the_job():
+    """No secret, no variable of the platform; the ranks get theirs by other ways."""
+    user = pwd.getpwuid(os.geteuid())
+    environ = {"PATH": "/opt/bin", "HOME": "/h", "TMPDIR": "/t", "TOKEN": "s", "MA_VJ_NAME": "j"}
+
+    assert remote_commands.session_environment(environ, user, "/n") == {
+        "USER": user.pw_name,
+        "LOGNAME": user.pw_name,
+        "SHELL": user.pw_shell,
+        "HOME": "/h",
+        "PATH": "/opt/bin",
+        "TMPDIR": "/t",
+        "CLOUDJOB_NODE_DIR": "/n",
+    }
+
+
+def test_a_user_without_a_shell_that_runs_commands_has_sh(monkeypatch: pytest.MonkeyPatch):
+    """Of nologin mpirun would get a sentence, and no daemon."""
+    user = pwd.getpwuid(os.geteuid())
+    nologin = pwd.struct_passwd((*user[:6], "/usr/sbin/nologin"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: nologin)
+    assert remote_commands._user() == pwd.struct_passwd((*user[:6], "/bin/sh"))
+
+    def unknown(number: int) -> pwd.struct_passwd:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert remote_commands._user().pw_shell == "/bin/sh"
+
+
+@pytest.mark.parametrize("path", ["/home/ma-user/.cloudjob/j/agent", "/a-b_c.d/agent"])
+def test_a_path_that_mpirun_understands(path: str):
+    """Then it is told to start the agent there."""
+    assert agent.can_be_named(path)
+
+
+@pytest.mark.parametrize("path", ["/a b/agent", "/a:b/agent", "/a\nb/agent", "/a'b/agent"])
+def test_a_path_that_mpirun_would_take_apart(path: str):
+    """Then it has ssh."""
+    assert not agent.can_be_named(path)

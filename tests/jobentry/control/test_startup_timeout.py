@@ -1,0 +1,91 @@
+"""When mpirun is taken for hung, whether it is started again, and what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.exits import Failure
+from jobentry.control import startup_timeout
+
+HOSTS = ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "timeout_s", "attempt", "expected"),
+    [
+        (2, 600.0, 1, 22.0),
+        (2, 600.0, 2, 44.0),
+        (32, 600.0, 1, 52.0),
+        (1000, 600.0, 1, 600.0),
+        (2, 5.0, 1, 5.0),
+        (2, 5.0, 2, 5.0),
+    ],
+)
+def test_patience_grows_with_the_nodes(nodes: int, timeout_s: float, attempt: int, expected: float):
+    """It is far below the time for a start, never above it, and twice as long at the second try."""
+    assert startup_timeout.patience_s(nodes, timeout_s, attempt) == expected
+
+
+@pytest.mark.parametrize(
+    ("attempt", "started", "expected"),
+    [(1, {}, True), (2, {}, False), (1, {0: 0}, False), (2, {0: 0}, False)],
+)
+def test_only_a_start_of_nothing_is_tried_again(
+    attempt: int, started: dict[int, int], expected: bool
+):
+    """Once, and only when no rank has run a line of the script."""
+    assert startup_timeout.may_try_again(attempt, started) is expected
+
+
+def test_a_node_without_a_rank_is_named():
+    """The first of them is to blame."""
+    failure = startup_timeout.hung(
+        "mpirun", NodeEnv(hosts=HOSTS, slots=2), 6, {0: 0, 1: 0, 4: 2}, 1, 23.0
+    )
+
+    assert failure == Failure(
+        node=1,
+        host="b",
+        exit_code=125,
+        message="starting the ranks: mpirun started 3 of 6 and then hung for 23 s"
+        "; without a rank: node 1 (b)",
+    )
+
+
+def test_when_no_rank_has_started_no_node_is_to_blame():
+    """All are named, but it is mpirun that hung."""
+    failure = startup_timeout.hung("mpirun", NodeEnv(hosts=HOSTS, slots=1), 3, {}, 2, 46.0)
+
+    assert (failure.node, failure.host) == (None, "")
+    assert failure.message == (
+        "starting the ranks: mpirun started 0 of 3 and then hung for 46 s, at the second try, too"
+        "; without a rank: node 0 (a), node 1 (b), node 2 (c)"
+    )
+
+
+def test_a_node_that_may_have_no_rank_is_not_named():
+    """With OPENMPI_NP below the number of slots nobody knows which nodes get one."""
+    failure = startup_timeout.hung("mpirun", NodeEnv(hosts=HOSTS, slots=2), 4, {0: 0}, 1, 23.0)
+
+    assert failure.node is None
+    assert "without a rank" not in failure.message
+
+
+def test_a_node_on_which_every_rank_started_is_not_named():
+    """Two ranks of one node are missing, and each node has one."""
+    failure = startup_timeout.hung(
+        "mpirun", NodeEnv(hosts=HOSTS, slots=2), 6, {0: 0, 2: 1, 4: 2}, 1, 23.0
+    )
+
+    assert failure.node is None
+    assert failure.message.endswith("hung for 23 s")
+
+
+def test_many_nodes_are_not_all_named():
+    """A line of a thousand names is none that anybody reads."""
+    hosts = tuple("h%d" % index for index in range(1000))
+    failure = startup_timeout.hung("mpirun", NodeEnv(hosts=hosts, slots=1), 1000, {0: 0}, 1, 600.0)
+
+    assert failure.node == 1
+    assert failure.message.endswith("node 7 (h7), node 8 (h8) ...")

@@ -1,0 +1,285 @@
+"""Who is to blame: values in, the outcome out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobentry.contract.exits import Failure
+from jobentry.control.verdict import Outcome, RankEnd, Starter, correction, decide, decide_elastic
+
+WELL = Starter("mpirun", 0, ())
+BADLY = Starter("mpirun", 1, ("a rank ended badly",))
+
+
+def end(
+    rank: int,
+    code: int = 0,
+    *,
+    at_s: float = 100.0,
+    number: int | None = None,
+    was_told: bool = False,
+    is_said: bool = True,
+) -> RankEnd:
+    """Return how a rank ended."""
+    message = f"rank {rank} says {code}"
+    failure = Failure(0, "a", rank, signal=number, exit_code=code, message=message)
+    return RankEnd(at_s, was_told, is_said, failure)
+
+
+def decided(*ends: RankEnd, mpirun: Starter = BADLY, ranks: int = 4) -> Outcome:
+    """Return the outcome of a job whose ranks all started."""
+    by_rank = {one.failure.rank or 0: one for one in ends}
+    return decide(by_rank, dict.fromkeys(range(ranks), 0), ranks, mpirun)
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "was_told", "is_failure"),
+    [
+        (0, None, False, False),
+        (3, None, False, True),
+        (143, 15, True, False),
+        (3, None, True, True),
+        (139, 11, False, True),
+    ],
+)
+def test_who_did_as_it_was_told_is_not_to_blame(
+    code: int, number: int | None, was_told: bool, is_failure: bool
+):
+    """Only a bad end that nobody asked for may be a reason for the job to end."""
+    assert end(0, code, number=number, was_told=was_told).is_failure == is_failure
+
+
+def test_a_job_whose_ranks_all_ended_well():
+    """Code 0, and nobody to blame."""
+    assert decided(*(end(rank) for rank in range(4)), mpirun=WELL) == Outcome(0)
+
+
+def test_a_rank_that_never_said_its_end_was_lost():
+    """5.0.11 ends with 0 also when a rank is gone."""
+    outcome = decided(end(0), end(1), end(3), mpirun=WELL)
+
+    assert (outcome.exit_code, outcome.cause) == (137, "platform")
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 2
+
+
+def test_the_first_to_fail_is_to_blame():
+    """What fails later fails because of it."""
+    outcome = decided(end(0, 5, at_s=100.2), end(1, 3, at_s=100.1), end(2, 4, at_s=100.3))
+
+    assert outcome == Outcome(3, "user", end(1, 3).failure)
+
+
+def test_who_was_told_to_end_follows_who_was_not():
+    """A rank that ends with 1 because of SIGTERM is the second, whatever the clocks say."""
+    outcome = decided(end(0, 1, at_s=99.0, was_told=True), end(1, 3, at_s=100.0))
+
+    assert outcome.exit_code == 3
+
+
+def test_a_door_that_was_killed_comes_last():
+    """Mpirun kills what is left once a rank has failed."""
+    outcome = decided(
+        end(0, 137, at_s=99.0, number=9, is_said=False), end(1, 3, at_s=100.0), mpirun=BADLY
+    )
+
+    assert outcome.exit_code == 3
+    only = decided(end(0, 137, number=9, is_said=False))
+    assert (only.exit_code, only.cause) == (137, "user")
+
+
+def test_a_rank_whose_library_lost_another_is_its_victim():
+    """Open MPI names the process that lost a connection; the one that it lost is the cause."""
+    lines = ("*** An error occurred in Socket closed", "*** reported by process [3221,2]")
+    outcome = decided(
+        end(2, 14, at_s=100.0),
+        end(1, 139, at_s=100.01, number=11),
+        mpirun=Starter("mpirun", 14, lines),
+    )
+
+    assert outcome.exit_code == 139
+
+
+BY_PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer"
+SHUT_DOWN = (
+    "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by"
+    " an exception on one of the ranks or an attempt to allreduce a tensor after one of the ranks"
+    " finished execution."
+)
+
+
+def left(rank: int, *, at_s: float = 100.0, message: str = BY_PEER) -> RankEnd:
+    """Return how a rank ends whose connection another one has closed."""
+    one = end(rank, 1, at_s=at_s)
+    return one._replace(failure=one.failure._replace(message=message))
+
+
+@pytest.mark.parametrize("message", [BY_PEER, SHUT_DOWN])
+def test_a_rank_whose_connection_was_closed_follows_who_closed_it(message: str):
+    """Its exception may be there before the end of the other rank is seen, by any clock."""
+    outcome = decided(left(0, at_s=99.99, message=message), end(3, 7, at_s=100.0))
+
+    assert outcome == Outcome(7, "user", end(3, 7).failure)
+
+
+def test_a_lost_connection_is_the_cause_when_nobody_else_failed():
+    """It may have been to a server of the script's own; ranks that ended well are not to blame."""
+    lost = left(0)
+
+    assert decided(lost, end(1, 0, at_s=99.0)) == Outcome(1, "user", lost.failure)
+
+
+def test_a_rank_that_left_without_finalize_is_named():
+    """It ended with 0, but others waited for it in vain."""
+    lines = ("mpirun has exited due to process rank 2 with PID 77 on node a exiting improperly",)
+    outcome = decided(
+        end(2, 0, at_s=99.0),
+        end(1, 1, at_s=100.0, is_said=False),
+        mpirun=Starter("mpirun", 1, lines),
+    )
+
+    assert (outcome.exit_code, outcome.cause) == (1, "user")
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 2
+    assert "without MPI_Finalize" in outcome.failure.message
+
+
+def test_an_abort_is_named():
+    """The exit code is the user's, and the message says how it came to be."""
+    lines = ("MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD",)
+    outcome = decided(end(1, 7), mpirun=Starter("mpirun", 7, lines))
+
+    assert outcome.failure is not None
+    assert (outcome.exit_code, outcome.failure.message) == (7, "called MPI_Abort(7)")
+
+
+def test_an_srun_without_pmix():
+    """What to install, or what to do without it, stands beside srun's own words."""
+    lines = (
+        "srun: error: MPI: Unable to load any plugin",
+        "srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types",
+    )
+
+    outcome = decide({}, {}, 2, Starter("srun", 1, lines))
+
+    assert (outcome.exit_code, outcome.cause) == (125, "entry")
+    assert outcome.failure is not None
+    assert outcome.failure.last_lines == lines
+    assert outcome.failure.message == (
+        "srun ended with exit code 1 before all ranks had started: Slurm cannot load its PMIx here:"
+        " it needs libpmix.so (Debian has it in libpmix-dev); `slurm.mpi: ssh` does without"
+    )
+
+
+def test_an_mpirun_that_fails_without_a_rank_to_blame():
+    """With all ranks started it is the user's, else the entry's."""
+    assert decide({}, {0: 0}, 1, Starter("mpirun", 9, ("a", "b"))) == Outcome(
+        9,
+        "user",
+        Failure(exit_code=9, message="mpirun ended with exit code 9", last_lines=("a", "b")),
+    )
+    assert decide({}, {}, 1, Starter("mpirun", -11, ())) == Outcome(
+        125,
+        "entry",
+        Failure(
+            exit_code=125,
+            message="mpirun ended with exit code 139 before all ranks had started",
+        ),
+    )
+
+
+ENDS = st.builds(
+    end,
+    rank=st.integers(0, 3),
+    code=st.sampled_from([0, 1, 3, 14, 137, 139, 143]),
+    at_s=st.floats(99, 101),
+    number=st.none() | st.sampled_from([9, 11, 15]),
+    was_told=st.booleans(),
+    is_said=st.booleans(),
+)
+LINES = st.lists(
+    st.sampled_from(
+        [
+            "reported by process [1,0]",
+            "reported by process [1,3]",
+            "process rank 2 with PID 7",
+            "MPI_ABORT was invoked on rank 1",
+            "x",
+        ]
+    )
+)
+
+
+@given(st.lists(ENDS, max_size=4), st.integers(-15, 255), LINES)
+def test_a_job_that_failed_is_never_a_success(ends: list[RankEnd], code: int, lines: list[str]):
+    """Whatever comes together: 0 only when mpirun and every rank ended well, else a reason."""
+    mpirun = Starter("mpirun", code, lines)
+    outcome = decided(*ends, mpirun=mpirun)
+    last = {one.failure.rank: one for one in ends}
+    is_well = code == 0 and len(last) == 4 and not any(one.is_failure for one in last.values())
+
+    assert (outcome.exit_code == 0) == is_well
+    assert (outcome.failure is None) == is_well
+    assert 0 <= outcome.exit_code <= 255
+
+
+def test_a_rank_that_ends_as_one_left_alone_is_known():
+    """With Open MPI's code for it, and no signal: then the cause is still on its way."""
+    assert end(3, 14).is_left_alone
+    assert not end(3, 7).is_left_alone
+    assert left(3).is_left_alone
+
+
+def test_a_rank_that_left_with_0_may_be_gone_after_its_victim():
+    """It closed its connections first, and that was the end of another rank."""
+    ends = {1: end(1, 0, at_s=100.005), 3: end(3, 14, at_s=100.0)}
+
+    outcome = decide(ends, {0: 0, 1: 0, 2: 1, 3: 1}, 4, Starter("mpirun", 14, ()))
+
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 1
+
+
+def test_what_an_elastic_job_got_over_is_no_failure_of_it():
+    """Its driver says whether it is done."""
+    ends = {0: end(0), 1: end(1, 7, at_s=50.0)}
+
+    assert decide_elastic(ends, Starter("horovod", 0, ())) == Outcome(0)
+
+
+def test_an_elastic_job_ends_with_the_first_failure_of_its_last_round():
+    """Not with one that it had got over long ago, nor with what followed from the first."""
+    ends = {
+        0: end(0, 5, at_s=10.0),
+        1: end(1, 1, at_s=99.9),
+        2: end(2, 7, at_s=99.0),
+        3: end(3, 143, at_s=100.0, number=15, was_told=True),
+    }
+
+    outcome = decide_elastic(ends, Starter("horovod", 7, ()))
+
+    assert (outcome.exit_code, outcome.cause) == (7, "user")
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 2
+
+
+def test_an_elastic_driver_that_gives_up_says_why_itself():
+    """There is no rank to blame."""
+    outcome = decide_elastic({0: end(0)}, Starter("horovod", 1, ("no hosts",)))
+
+    assert (outcome.exit_code, outcome.cause) == (1, "user")
+    assert outcome.failure is not None
+    assert outcome.failure.last_lines == ("no hosts",)
+
+
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [(1, ""), (None, ""), (0, "rank 1 on node 0 (a) failed before rank 0: rank 1 says 7")],
+)
+def test_the_log_names_the_rank_that_the_report_blames(named: int | None, text: str):
+    outcome = decided(end(0, 1, at_s=100.5), end(1, 7, at_s=100.0))
+
+    assert correction(outcome, named) == text
+    assert correction(Outcome(0), named) == ""

@@ -1,0 +1,213 @@
+"""A worker on its own: a real one in a process, and a test in the place of the head."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.heads import Head
+
+ENTRYPOINTS = Path(__file__).parents[3] / "entrypoints"
+WORKER = """\
+import json, sys
+from jobentry.control import listener
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.launchers.common import Process
+from jobentry.plan import LaunchPlan
+from jobentry.control.worker import Entrance, Worker
+folder, processes = sys.argv[1], json.loads(sys.argv[2])
+plan = LaunchPlan(
+    "worker", tuple(Process(name, tuple(argv), {}) for name, argv in processes), 2, True, (), folder
+)
+node = NodeEnv(job="j", node=1, hosts=("head", "here"), stall_s=float(sys.argv[3]))
+server = listener.listen(0, "127.0.0.1")
+paths = NodePaths(folder, folder, folder, folder, folder)
+worker = Worker(node, paths, plan, dict, Entrance(server, b"the key of the job"))
+listener.announce(server, folder, 1)
+code = worker.run()
+worker.leave("")
+sys.exit(code)
+"""
+
+
+class Watch(Head):
+    """The worker, and the head's end of its connection."""
+
+    def __init__(
+        self, folder: Path, processes: list[tuple[str, list[str]]], stall_s: float = 300.0
+    ) -> None:
+        os.mkfifo(folder / "events")
+        self.folder = folder
+        with (folder / "err").open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", WORKER, folder, json.dumps(processes), str(stall_s)],
+                env={"PYTHONPATH": str(ENTRYPOINTS), "PATH": os.environ["PATH"]},
+                stderr=err,
+            )
+        super().__init__(folder)
+        self.say("hello")
+        self.hear("ready")
+
+    @property
+    def err(self) -> str:
+        return (self.folder / "err").read_text()
+
+    def end(self, code: int) -> int:
+        """Tell the worker how the job ended, confirm that it has left; return its exit code."""
+        self.say("end", code=code, is_over=True, reason="")
+        self.hear("left")
+        self.say("bye")
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Any]:
+    """Start a worker with these processes to launch; it is gone when the test has ended."""
+    started: list[Watch] = []
+
+    def start(*processes: tuple[str, list[str]], stall_s: float = 300.0) -> Watch:
+        started.append(Watch(tmp_path, list(processes), stall_s))
+        return started[0]
+
+    yield start
+    for value in started:
+        value.process.kill()
+        value.process.wait()
+        value.close()
+
+
+@pytest.mark.parametrize("first", [[], [("stays", ["sleep", "600"])]], ids=["alone", "second"])
+def test_a_launcher_that_cannot_be_started_is_over(watch: Any, first: Any):
+    """The head hears at once with which code and why, and what was started already is ended."""
+    head = watch(*first, ("torchrun", ["/no/such/torchrun", "-m", "x"]))
+    head.say("launch")
+
+    fault = "starting /no/such/torchrun: No such file or directory"
+    assert head.hear("over") == {"name": "torchrun", "code": 127, "lines": [fault]}
+    path = Path(f"/proc/{head.process.pid}/task/{head.process.pid}/children")
+    deadline = time.monotonic() + 30
+    while any(is_running(int(child)) for child in path.read_text().split()):
+        assert time.monotonic() < deadline, path.read_text()
+        time.sleep(0.01)
+    assert head.end(7) == 7
+
+
+def test_a_worker_stays_until_the_head_has_heard_that_its_outputs_are_stored(watch: Any):
+    head = watch()
+    head.say("end", code=0, is_over=True, reason="")
+    head.hear("left")
+
+    with pytest.raises(subprocess.TimeoutExpired):
+        head.process.wait(0.5)
+    head.say("bye")
+
+    assert head.process.wait(60) == 0
+
+
+def test_a_worker_repeats_why_its_head_leaves_before_there_are_ranks(watch: Any):
+    head = watch()
+    head.say("end", code=125, is_over=False, reason="looking for mpirun: there is none on PATH")
+    head.hear("left")
+    head.say("bye")
+
+    assert head.process.wait(60) == 125
+    assert head.err == (
+        "jobentry: the head (head) ends the job: looking for mpirun: there is none on PATH\n"
+    )
+
+
+def test_a_worker_whose_head_goes_ends_with_125(watch: Any):
+    head = watch()
+    head.close()
+
+    assert head.process.wait(60) == 125
+    assert "the head (head) is gone: ending the ranks of this node" in head.err
+
+
+def test_a_worker_whose_head_is_silent_for_too_long_ends_with_125(watch: Any):
+    head = watch(stall_s=2.0)
+
+    assert head.process.wait(60) == 125
+    assert "the head (head) has been silent for 2 s" in head.err
+
+
+def test_a_head_that_connects_again_finds_the_worker_as_it_was(watch: Any):
+    """What it has not received comes again, and what the worker has received does not count."""
+    head = watch(("torchrun", ["sh", "-c", "exit 3"]))
+    head.say("launch")
+    head.close()
+    head.open()
+
+    # Sent again, as the head does not know that it arrived.
+    if head.has == "1":
+        head.sent = 1
+        head.say("launch")
+    head.hear("over")
+    head.received -= 1
+    head.close()
+    head.open()
+
+    assert head.has == "2"
+    head.hear("over")
+    assert head.end(3) == 3
+
+
+def test_a_second_head_is_refused(watch: Any):
+    head = watch()
+
+    second = Head(head.folder, session="another")
+    second.close()
+
+    assert second.has == "taken"
+    assert head.end(0) == 0
+
+
+def is_running(process: int) -> bool:
+    """Whether a process is there, and not one that has ended and nobody has waited for."""
+    try:
+        return b") Z " not in Path(f"/proc/{process}/stat").read_bytes()
+    except OSError:
+        return False
+
+
+def test_a_launcher_that_ends_is_over_with_its_last_lines(watch: Any):
+    """And its exit code."""
+    head = watch(("torchrun", ["sh", "-c", "echo one; echo two >&2; exit 3"]))
+    head.say("launch")
+
+    assert head.hear("over") == {"name": "torchrun", "code": 3, "lines": ["one", "two"]}
+    assert head.end(3) == 3
+
+
+def test_a_worker_runs_what_mpirun_wants_of_it(watch: Any):
+    """As its sshd would: a shell of the user in the home folder, and nothing of the job."""
+    head = watch()
+    head.say("run", number=4, command='echo "$CLOUDJOB_NODE_DIR" "${PYTHONPATH-none}"; exit 3')
+
+    told = head.hear("ran")
+    while told["code"] is None:
+        more = head.hear("ran")
+        told = {**more, "lines": told["lines"] + more["lines"]}
+    assert told == {"number": 4, "lines": [f"{head.folder} none"], "code": 3}
+    head.say("run", number=5, command="sleep 600")
+    head.say("kill")
+    assert head.hear("ran") == {"number": 5, "lines": [], "code": 137}
+    assert head.end(0) == 0
+
+
+def test_a_worker_does_not_wait_for_a_daemon(watch: Any):
+    """What it starts may go on when it has ended itself, as mpirun's daemon does."""
+    head = watch()
+    head.say("run", number=1, command="setsid sleep 600 <&- >&- 2>&- & exit 0")
+
+    assert head.hear("ran") == {"number": 1, "lines": [], "code": 0}
+    assert head.end(0) == 0

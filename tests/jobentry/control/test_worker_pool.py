@@ -1,0 +1,481 @@
+"""All workers, as the head sees them: a real loop, and processes with a worker's end of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Callable
+
+import pytest
+
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import node_paths
+from jobentry.control import connection, worker_link, worker_pool
+from jobentry.control.event_loop import PASSED_SIGNALS, STOP_SIGNALS, NodeLoop
+from jobentry.control.messages import Message
+from jobentry.control.worker_link import Peer
+from jobentry.control.worker_pool import Workers
+
+FACTS = {"code": "sha256:1", "mpi": "4.1", "python": "3.11.2"}
+KEY = b"the key of the job"
+# The kind of a worker says how it behaves; it notes each message that it receives.
+WORKER = """\
+import os, signal, sys, time
+from jobentry.control import connection, listener
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.control.event_loop import NodeLoop
+folder, node, kind, key = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4].encode()
+own = os.path.join(folder, str(node))
+os.makedirs(own, exist_ok=True)
+if not os.path.exists(own + "/events"):
+    os.mkfifo(own + "/events")
+loop = NodeLoop(NodeEnv(), NodePaths(own, own, own, own, own))
+facts = {"code": "sha256:1", "mpi": "5.0" if kind == "old" else "4.1", "python": "3.11.2"}
+over = []
+def obey(message):
+    with open(own + "/got", "a") as file:
+        file.write(message.word + "\\n")
+    if message.word == "hello" and kind != "silent":
+        link.tell("ready", at_s=time.time() + 3600 * (kind == "ahead"), **facts)
+    if message.word == "hello" and kind == "leaves":
+        link.tell("left", trouble="")
+    if message.word == "end" and kind == "lost":
+        os.kill(os.getpid(), 9)
+    if message.word == "end" and kind == "frozen":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if message.word == "end":
+        link.tell("left", trouble="no room" if kind == "full" else "")
+    if message.word == "count":
+        for number in range(100):
+            link.tell("counted", number=number)
+    if message.word == "bye":
+        over.append(True)
+link = connection.Link(obey, lambda why: None)
+server = listener.listen(0, "127.0.0.1")
+at = listener.Listener(loop, server, connection.secret(key), node, link)
+listener.announce(server, folder, node)
+ticked = time.monotonic()
+while not over:
+    loop.step()
+    if time.monotonic() - ticked > 0.1:
+        # Ten times as fast as a real one.
+        link.tick(1.0)
+        ticked = time.monotonic()
+"""
+
+
+class Watch:
+    """A head that has nothing but its workers."""
+
+    def __init__(self, folder: Path, kinds: tuple[str, ...], stall_s: float = 300.0) -> None:
+        self.folder = folder
+        self.kinds = kinds
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        node = NodeEnv(
+            job="j",
+            hosts=("head", *(f"{kind}{i}" for i, kind in enumerate(kinds, 1))),
+            control_dir=str(folder),
+            stall_s=stall_s,
+        )
+        where = node_paths({"CLOUDJOB_NODE_DIR": str(folder), "MA_HOME": str(folder)}, node)
+        where = where._replace(node_dir=str(folder), log_dir=str(folder))
+        os.mkfifo(where.events)
+        self.loop = NodeLoop(node, where)
+        self.heard: list[tuple[str, str]] = []
+        self.numbers: list[int] = []
+        self.lost: list[tuple[str, str]] = []
+        self.workers = Workers(node, self.loop, FACTS, self._hear, self._lose)
+
+    def open(self, *absent: int) -> None:
+        """Start the workers, but for some, and look for all of them."""
+        for index in range(1, len(self.kinds) + 1):
+            if index not in absent:
+                self.start(index)
+        self.workers.open(KEY, 0)
+
+    def start(self, index: int, key: bytes = KEY) -> None:
+        """Start a worker."""
+        words = [str(self.folder), str(index), self.kinds[index - 1], key.decode()]
+        self.processes[index] = subprocess.Popen(
+            [sys.executable, "-c", WORKER, *words],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        # Else the loop would take it for an orphan.
+        self.loop.own.add(self.processes[index].pid)
+
+    def _hear(self, peer: Peer, message: Message) -> None:
+        self.heard.append((peer.host, message.word))
+        if message.word == "counted":
+            self.numbers.append(message.values["number"])
+
+    def _lose(self, peer: Peer) -> None:
+        self.lost.append((peer.host, peer.reason))
+
+    def until(self, claim: Callable[[], object]) -> None:
+        """Let the loop run until something is true."""
+        deadline = time.monotonic() + 60
+        while not claim():
+            assert time.monotonic() < deadline, (self.heard, self.lost)
+            self.loop.step()
+
+    def until_all_are_there(self) -> None:
+        self.until(lambda: not self.workers.absent)
+
+    def close(self) -> None:
+        self.workers.end(0, is_over=True, patience_s=0.0)
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        self.loop.close()
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
+    """A function that makes a head with workers of these kinds."""
+    kept = {
+        number: signal.getsignal(number)
+        for number in (*STOP_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD)
+    }
+    made: list[Watch] = []
+
+    def make(*kinds: str, stall_s: float = 300.0) -> Watch:
+        made.append(Watch(tmp_path, kinds, stall_s))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+    signal.set_wakeup_fd(-1)
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the head's clock for silence go ten times as fast."""
+    monkeypatch.setattr(worker_pool, "_TICK_S", 0.1)
+    monkeypatch.setattr(
+        Peer, "tick", lambda self, elapsed_s, tick=Peer.tick: tick(self, 10 * elapsed_s)
+    )
+
+
+# -- bring-up -----------------------------------------------------------------------------------
+
+
+def test_all_workers_are_greeted(watch: Callable[..., Watch]):
+    head = watch("good", "good", "good")
+    head.open()
+    head.until_all_are_there()
+
+    assert sorted(head.heard) == [("good%d" % i, "ready") for i in (1, 2, 3)]
+    assert head.workers.unfit() == []
+    assert head.workers.warnings() == []
+
+
+def test_a_worker_that_comes_late_is_found(watch: Callable[..., Watch]):
+    head = watch("good", "good")
+    head.open(2)
+    head.until(lambda: len(head.workers.absent) == 1)
+    (row,) = head.workers.unfit()
+    assert (row.node, row.trouble) == (2, "its entry does not listen yet")
+
+    head.start(2)
+
+    head.until_all_are_there()
+    assert head.lost == []
+
+
+def test_a_worker_with_another_key_is_reported_with_a_hint(watch: Callable[..., Watch]):
+    head = watch("good", "good")
+    head.open(2)
+    head.start(2, b"another key")
+    trouble = "it has another key than the head, or is not node 2"
+
+    head.until(lambda: [row for row in head.workers.unfit() if row.trouble == trouble])
+
+    (row,) = [row for row in head.workers.unfit() if row.node == 2]
+    assert row.line is False
+    assert "CLOUDJOB_SSH_KEY" in row.hint
+
+
+def test_a_worker_that_does_not_answer_is_reported(watch: Callable[..., Watch]):
+    head = watch("silent")
+    head.open()
+    trouble = "its entry has not answered"
+
+    head.until(lambda: [row for row in head.workers.unfit() if row.trouble == trouble])
+
+    (row,) = head.workers.unfit()
+    assert "what does its own log say" in row.hint
+
+
+def test_a_worker_that_does_not_fit_is_named_with_both_versions(watch: Callable[..., Watch]):
+    head = watch("good", "old")
+    head.open()
+    head.until_all_are_there()
+
+    (row,) = head.workers.unfit()
+    assert (row.node, row.trouble) == (2, "another MPI: 5.0, and the head has 4.1")
+
+
+def test_a_clock_that_is_far_off_is_warned_of(watch: Callable[..., Watch]):
+    head = watch("good", "ahead")
+    head.open()
+    head.until_all_are_there()
+
+    assert head.workers.unfit() == []
+    warning, hint = head.workers.warnings()
+    assert warning == "the clock of node 2 (ahead2) is +3600 s from the head's"
+    assert hint.startswith("hint: ")
+
+
+def test_workers_that_are_late_are_shown_while_the_head_waits(
+    watch: Callable[..., Watch],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The table comes again when the wait has doubled."""
+    monkeypatch.setattr(worker_pool, "_LATE_S", 0.2)
+    head = watch("good", "silent")
+    head.open()
+    said: list[str] = []
+
+    def is_shown_twice() -> bool:
+        said.append(capsys.readouterr().err)
+        return "".join(said).count("its entry has not answered") >= 2
+
+    head.until(is_shown_twice)
+    head.workers.stop_looking()
+    text = "".join(said)
+
+    assert "hint: node" in text
+    assert "all workers are there" not in text
+
+
+def test_nothing_is_shown_in_a_good_run(
+    watch: Callable[..., Watch], capsys: pytest.CaptureFixture[str]
+):
+    head = watch("good")
+    head.open()
+    head.until_all_are_there()
+    head.workers.stop_looking()
+
+    assert capsys.readouterr().err == ""
+
+
+def test_strangers_on_the_port_do_not_keep_the_head_out(watch: Callable[..., Watch]):
+    head = watch("good")
+    head.start(1)
+    place = head.folder / "address-1"
+    head.until(place.exists)
+    address, port = place.read_text().split()
+    strangers = [socket.create_connection((address, int(port)), 60) for _ in range(5)]
+    try:
+        for stranger, words in zip(
+            strangers, [b"", b"GET / HTTP/1.1\r\n\r\n", b"0" * 5000, b"\xff \xff 0 \xff\n"]
+        ):
+            assert stranger.recv(19) == b"cloudjob-control 1 "
+            stranger.sendall(words)
+        head.workers.open(KEY, 0)
+
+        head.until_all_are_there()
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+# -- silence, breaks and deaths -----------------------------------------------------------------
+
+
+def test_a_worker_that_is_killed_is_lost_soon(watch: Callable[..., Watch]):
+    head = watch("good", "good")
+    head.open()
+    head.until_all_are_there()
+    head.processes[2].kill()
+
+    head.until(lambda: head.lost)
+
+    assert head.lost == [("good2", "its connection ended")]
+    assert [peer.host for peer in head.workers.peers if peer.is_gone] == ["good2"]
+
+
+def test_a_worker_that_was_started_again_is_another_one(watch: Callable[..., Watch]):
+    """Its ranks are gone with the first, whatever answers there now."""
+    head = watch("good")
+    head.open()
+    head.until_all_are_there()
+    head.processes[1].kill()
+    head.processes[1].wait()
+    (head.folder / "address-1").unlink()
+    head.start(1)
+
+    head.until(lambda: head.lost)
+
+    assert head.lost == [("good1", "its entry was started again")]
+
+
+def test_a_broken_connection_is_resumed_without_a_loss(watch: Callable[..., Watch]):
+    head = watch("good")
+    head.open()
+    head.until_all_are_there()
+    link = head.workers.peers[0].link
+    head.workers.tell("count")
+    for _ in range(20):
+        # As a reset on the way: both sides have to notice by themselves.
+        assert link._stream is not None
+        assert link._stream._socket is not None
+        link._stream._socket.shutdown(socket.SHUT_RDWR)
+        head.until(lambda: not link.is_attached)
+        head.workers.tell("count")
+        head.until(lambda: link.is_attached)
+
+    head.until(lambda: len(head.numbers) >= 2100)
+    assert head.numbers == list(range(100)) * 21
+    assert head.lost == []
+
+
+def test_a_silent_worker_is_reported_and_waited_for(
+    watch: Callable[..., Watch], capsys: pytest.CaptureFixture[str], fast: None
+):
+    head = watch("good", stall_s=10_000.0)
+    head.open()
+    head.until_all_are_there()
+    said: list[str] = []
+
+    def is_said(words: str) -> bool:
+        said.append(capsys.readouterr().err)
+        return words in "".join(said)
+
+    os.kill(head.processes[1].pid, signal.SIGSTOP)
+    head.until(lambda: is_said("silent for "))
+    assert "node 1 (good1); a node may be silent for 10000 s" in "".join(said)
+    head.workers.tell("count")
+    os.kill(head.processes[1].pid, signal.SIGCONT)
+    head.until(lambda: is_said("no longer silent: node 1 (good1)"))
+
+    head.until(lambda: len(head.numbers) == 100)
+    assert head.lost == []
+
+
+def test_a_worker_that_is_silent_for_too_long_is_lost(watch: Callable[..., Watch], fast: None):
+    head = watch("good", stall_s=25.0)
+    head.open()
+    head.until_all_are_there()
+    os.kill(head.processes[1].pid, signal.SIGSTOP)
+
+    head.until(lambda: head.lost)
+
+    (lost,) = head.lost
+    assert lost[1].startswith("it has been silent for ")
+
+
+def test_a_silent_worker_that_dies_is_lost_at_once(watch: Callable[..., Watch], fast: None):
+    """Nothing listens there any more, so it is not waited for."""
+    head = watch("good", stall_s=100_000.0)
+    head.open()
+    head.until_all_are_there()
+    os.kill(head.processes[1].pid, signal.SIGSTOP)
+    head.until(lambda: head.workers.peers[0].silent_s > connection.SILENT_S)
+    head.processes[1].kill()
+
+    head.until(lambda: head.lost)
+
+
+def test_time_in_which_the_head_itself_was_suspended_is_no_silence(
+    watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+):
+    head = watch("good", stall_s=60.0)
+    head.open()
+    head.until_all_are_there()
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 1000.0)
+
+    for _ in range(3):
+        head.loop.step()
+
+    assert head.lost == []
+    assert head.workers.peers[0].silent_s < connection.SILENT_S
+
+
+def test_a_lost_worker_is_looked_for_again_when_it_may_come_back(
+    watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(worker_link, "_PAUSE_S", (0.02, 0.05))
+    head = watch("good")
+    head.open()
+    head.until_all_are_there()
+    head.processes[1].kill()
+    head.processes[1].wait()
+    head.until(lambda: head.lost)
+    head.workers.look_again(head.workers.peers[0])
+    assert len(head.workers.absent) == 1
+    head.start(1)
+
+    head.until_all_are_there()
+    assert head.heard == [("good1", "ready")] * 2
+
+
+# -- the end ------------------------------------------------------------------------------------
+
+
+def test_at_the_end_each_worker_has_left(watch: Callable[..., Watch]):
+    head = watch("good", "full", "silent")
+    head.open()
+    head.until(lambda: len(head.workers.absent) == 1)
+    begun = time.monotonic()
+
+    assert head.workers.end(3, is_over=True, patience_s=60.0) == []
+
+    assert time.monotonic() - begun < 60
+    assert head.lost == []
+    assert [peer.trouble for peer in head.workers.peers] == ["", "no room", ""]
+    for index in (1, 2):
+        assert head.processes[index].wait(60) == 0
+
+
+def test_a_worker_that_ends_without_confirming_is_reported(watch: Callable[..., Watch]):
+    head = watch("good", "lost", "full", "silent")
+    head.open()
+    head.until(lambda: len(head.workers.absent) == 1)
+
+    unconfirmed = head.workers.end(0, is_over=True, patience_s=60.0)
+
+    assert [(peer.host, peer.is_gone) for peer in unconfirmed] == [("lost2", True)]
+
+
+def test_a_worker_that_never_confirms_is_reported_after_the_limit(watch: Callable[..., Watch]):
+    head = watch("good", "frozen")
+    head.open()
+    head.until_all_are_there()
+
+    unconfirmed = head.workers.end(0, is_over=True, patience_s=2.0)
+
+    assert [(peer.host, peer.is_gone) for peer in unconfirmed] == [("frozen2", False)]
+
+
+def test_a_worker_that_leaves_while_the_job_runs_is_lost(watch: Callable[..., Watch]):
+    head = watch("leaves")
+    head.open()
+
+    head.until(lambda: head.lost)
+
+    assert head.lost == [("leaves1", "its entry ended")]
+
+
+def test_a_silent_worker_of_a_job_that_was_stopped_is_not_waited_for(
+    watch: Callable[..., Watch], fast: None
+):
+    head = watch("good", "frozen")
+    head.open()
+    head.until_all_are_there()
+
+    unconfirmed = head.workers.end(143, is_over=False, patience_s=3600.0, silent_limit_s=7.0)
+
+    assert [peer.host for peer in unconfirmed] == ["frozen2"]

@@ -1,0 +1,257 @@
+"""MindSpore's cluster: what scheduler, msrun, mpirun and the doors of ranks are told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from jobentry.contract.env import MindSpore, NodeEnv, OpenMpi
+from jobentry.contract.paths import NodePaths
+from jobentry.control.verdict import Starter, served_no_more
+from jobentry.launchers import mindspore, mpirun
+from jobentry.launchers.common import ArgsError, Process, Site
+from jobentry.launchers.mpi import Mpi
+from jobentry.rank import wrapper
+
+PATHS = NodePaths("/h", "/j", "/m", "/l", "/n")
+ENTRY = ("/usr/bin/python3", "-I", "/e.pyz")
+SCRIPT = ("/py/bin/python", "/e.pyz", "--script", "x.py", "--lr", "1")
+WORDS = ("x.py", "--lr", "1")
+SHARED = {
+    "MS_WORKER_NUM": "4",
+    "RANK_SIZE": "4",
+    "MS_SCHED_HOST": "a",
+    "MS_SCHED_PORT": "8118",
+    "MS_TOPO_TIMEOUT": "600",
+    "MS_RETRY_INTERVAL_LOWER": "1",
+    "MS_RETRY_INTERVAL_UPPER": "1",
+}
+
+
+def site(node: int = 0, environment: dict[str, str] | None = None, **given) -> Site:
+    """The place of a job of two nodes with two ranks each."""
+    env = NodeEnv(job="j", node=node, hosts=("a", "b"), slots=2, **given)
+    environment = {"PATH": "/bin", "MS_SCHED_PORT": "8118", **(environment or {})}
+    return Site(env, environment, PATHS, "/py/bin/python", ENTRY)
+
+
+def test_a_dynamic_cluster_has_one_scheduler_and_numbered_ranks():
+    """The scheduler on the head, beside the head's ranks."""
+    scheduler, *doors = mindspore.dynamic_cluster(site(), WORDS).processes
+
+    assert scheduler.is_server
+    assert scheduler.name == "scheduler"
+    assert scheduler.argv == ("/py/bin/python", "/e.pyz", "--scheduler")
+    assert scheduler.env == {"PATH": "/bin", "GLOG_v": "3", **SHARED, "MS_ROLE": "MS_SCHED"}
+    assert doors == [
+        Process(
+            f"rank {number}",
+            (*ENTRY, "--rank", "--address", "MS_SCHED_HOST", "--", *SCRIPT),
+            {
+                "PATH": "/bin",
+                **SHARED,
+                "MS_ROLE": "MS_WORKER",
+                "MS_NODE_ID": str(number),
+                "RANK_ID": str(number),
+                "DEVICE_ID": str(number),
+                "CLOUDJOB_RANK": str(number),
+            },
+            is_door=True,
+        )
+        for number in range(2)
+    ]
+
+
+def test_a_worker_has_ranks_and_no_scheduler():
+    """Their numbers go on where the head's end, their devices begin anew."""
+    launch = mindspore.dynamic_cluster(site(node=1), WORDS)
+
+    assert launch.ranks == 4
+    assert launch.is_everywhere
+    told = [(p.env["MS_NODE_ID"], p.env["DEVICE_ID"], p.is_server) for p in launch.processes]
+    assert told == [("2", "0", False), ("3", "1", False)]
+
+
+def test_the_user_s_word_on_time_and_log_goes():
+    """``MS_TOPO_TIMEOUT`` for the cluster, ``GLOG_v`` for the scheduler's log."""
+    scheduler, *_ = mindspore.dynamic_cluster(
+        site(environment={"MS_TOPO_TIMEOUT": "7", "GLOG_v": "1"}), WORDS
+    ).processes
+
+    assert (scheduler.env["MS_TOPO_TIMEOUT"], scheduler.env["GLOG_v"]) == ("7", "1")
+
+
+@pytest.mark.parametrize(
+    ("slots", "told", "expected"),
+    [
+        (128, {}, {"MS_RETRY_INTERVAL_LOWER": "1", "MS_RETRY_INTERVAL_UPPER": "1"}),
+        (129, {}, {}),
+        # With a lower bound above the upper one MindSpore sleeps for any time at all.
+        (2, {"MS_RETRY_INTERVAL_LOWER": "4"}, {"MS_RETRY_INTERVAL_LOWER": "4"}),
+        (2, {"MS_RETRY_INTERVAL_UPPER": "9"}, {"MS_RETRY_INTERVAL_UPPER": "9"}),
+    ],
+)
+def test_few_ranks_ask_often_whether_all_have_met(slots, told, expected):
+    """On two nodes; of many ranks each asks as seldom as MindSpore would have it."""
+    place = site(environment=told)
+    place = place._replace(node=place.node._replace(slots=slots))
+
+    launches = mindspore.dynamic_cluster(place, WORDS), mindspore.msrun(place, WORDS)
+    for process in (process for launch in launches for process in launch.processes):
+        pauses = {name: value for name, value in process.env.items() if "INTERVAL" in name}
+        assert pauses == expected
+
+
+def test_a_port_that_is_none_is_refused():
+    """By the variable that holds it."""
+    with pytest.raises(ArgsError, match="MS_SCHED_PORT='x' is not a port"):
+        mindspore.dynamic_cluster(site(environment={"MS_SCHED_PORT": "x"}), WORDS)
+
+
+def test_msrun_gets_the_documented_words():
+    """With an explicit node rank and ``--join``; it waits for the ranks that it starts."""
+    scheduler, msrun = mindspore.msrun(site(node=0), WORDS).processes
+    (other,) = mindspore.msrun(site(node=1), WORDS).processes
+
+    assert scheduler.is_server
+    assert msrun.argv == (
+        *("/py/bin/python", "-m", "mindspore.parallel.cluster.run"),
+        *("--worker_num=4", "--local_worker_num=2", "--node_rank=0"),
+        *("--master_addr=a", "--master_port=8118", "--cluster_time_out=600"),
+        *("--log_dir=/n/msrun", "--tail_worker_log=4", "--join=True"),
+        *("python3", "/n/msrun-door.py"),
+    )
+    assert msrun.env["PATH"] == "/py/bin:/bin"
+    assert "--node_rank=1" in other.argv
+
+
+DUMP = """\
+import os, sys
+if sys.argv[1:2] == ["--rank"]:
+    print(ascii([sys.argv[1:], sorted(os.environ.items())]))
+"""
+UGLY = ("--worker", "", "a b", "'\"", "%s %%", "\udcff\n", "--", "-I")
+
+
+def run_door(environ: dict[str, str], tmp_path) -> str:
+    """Run what msrun starts in the place of a script, and return what its program says."""
+    folder = tmp_path / "entry"
+    folder.mkdir()
+    (folder / "__main__.py").write_text(DUMP)
+    env = {"PATH": "/bin", "GLOG_v": "1"}
+    place = site()._replace(entry=(sys.executable, str(folder)), environment=env)
+    (file,) = mindspore.msrun(place, ("x", *UGLY)).files
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", file.text], env=environ, stdout=subprocess.PIPE, check=True
+    )
+    return done.stdout.decode()
+
+
+def test_the_door_that_msrun_starts_has_exact_words_and_variables(tmp_path):
+    """Its own words never meet msrun's parser, and what was changed for msrun is undone."""
+    given = {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": "3", "PATH": "/changed", "GLOG_v": "3"}
+
+    argv, variables = eval(run_door(given, tmp_path))
+
+    assert argv == ["--rank", "--", "./x", *UGLY]
+    assert {**dict(variables), "LC_CTYPE": ""} == {
+        "MS_ROLE": "MS_WORKER",
+        "MS_NODE_ID": "3",
+        "CLOUDJOB_RANK": "3",
+        "PATH": "/bin",
+        "GLOG_v": "1",
+        "LC_CTYPE": "",
+    }
+
+
+def test_a_scheduler_of_msrun_ends_at_once(tmp_path):
+    """There is one already."""
+    assert run_door({"MS_ROLE": "MS_SCHED"}, tmp_path) == ""
+
+
+def test_ranks_of_mpirun_form_a_cluster_on_a_cpu():
+    """The scheduler beside mpirun, which carries where it is; the doors take their numbers."""
+    node = {"open_mpi": OpenMpi(x_args=""), "mindspore": MindSpore(device_target="CPU")}
+
+    launch = mindspore.mpi(site(**node), Mpi("/usr/bin/mpirun", (4, 1)), WORDS)
+
+    scheduler, started = launch.processes
+    assert not launch.is_everywhere
+    assert (scheduler.name, scheduler.is_server) == ("scheduler", True)
+    assert started.argv[-11:] == (
+        *("--rank", "--mpi-cluster", "--address", "MS_SCHED_HOST", "--"),
+        *SCRIPT,
+    )
+    carried = {**SHARED, "MS_ROLE": "MS_WORKER"}
+    assert {name: started.env[name] for name in carried} == carried
+    for name in carried:
+        at = started.argv.index(name)
+        assert started.argv[at - 1] == "-x"
+
+
+@pytest.mark.parametrize("target", ["GPU", "Ascend"])
+def test_elsewhere_mindspore_asks_open_mpi_itself(target):
+    """No scheduler, no cluster: the documented way."""
+    place = site(open_mpi=OpenMpi(x_args=""), mindspore=MindSpore(device_target=target))
+    mpi = Mpi("/usr/bin/mpirun", (4, 1))
+
+    assert mindspore.mpi(place, mpi, WORDS) == mpirun.launch(place, mpi, WORDS)
+
+
+# -- the door -----------------------------------------------------------------------------------
+
+
+def test_a_door_turns_a_name_into_an_address():
+    """MindSpore's own resolver takes only numbers."""
+    environment = {"MS_SCHED_HOST": "localhost"}
+
+    assert wrapper._obey(["--address", "MS_SCHED_HOST"], environment, 0) == ""
+
+    assert environment == {"MS_SCHED_HOST": "127.0.0.1"}
+
+
+def test_a_name_that_is_not_known_is_told():
+    """With the name."""
+    fault = wrapper._obey(["--address", "MS_SCHED_HOST"], {"MS_SCHED_HOST": "no.such.invalid"}, 0)
+
+    assert fault.startswith("looking up the head, no.such.invalid: ")
+
+
+def test_a_door_under_mpirun_takes_its_number():
+    """And its place on its node, which is its device."""
+    environment = {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+
+    assert wrapper._obey(["--mpi-cluster"], environment, 5) == ""
+
+    assert environment == {
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "MS_NODE_ID": "5",
+        "RANK_ID": "5",
+        "DEVICE_ID": "1",
+    }
+
+
+# -- a scheduler that ends ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "have_started", "expected"),
+    [
+        (1, False, (125, "entry", None, "ended with exit code 1 before all ranks had started")),
+        (1, True, (1, "user", None, "ended with exit code 1")),
+        (-9, True, (137, "platform", 9, "was killed by SIGKILL")),
+    ],
+)
+def test_a_scheduler_that_ends_badly_is_named(code, have_started, expected):
+    """It is not a rank, and stands on the head."""
+    outcome = served_no_more(Starter("scheduler", code, ["last"]), 0, "a", have_started)
+
+    failure = outcome.failure
+    assert failure is not None
+    exit_code, cause, signal, how = expected
+    assert (outcome.exit_code, outcome.cause) == (exit_code, cause)
+    assert failure.message == f"the scheduler of the ranks {how}"
+    assert (failure.node, failure.host, failure.rank, failure.signal) == (0, "a", None, signal)
+    assert failure.last_lines == ("last",)

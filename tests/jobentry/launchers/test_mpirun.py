@@ -1,0 +1,623 @@
+"""The mpirun command: the documented words, in a form that 4.1 and 5.0 take."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobentry.contract import names
+from jobentry.contract.env import NodeEnv, OpenMpi
+from jobentry.contract.paths import NodePaths
+from jobentry.launchers import mpirun
+from jobentry.launchers.common import ArgsError, Site
+from jobentry.launchers.mpi import Mpi, Reach, rank_program, reach
+from jobentry.launchers.mpirun import Command
+from jobentry.rank import wrapper
+
+MPI_4 = Mpi("/usr/bin/mpirun", (4, 1))
+MPI_5 = Mpi("/opt/bin/mpirun", (5, 0))
+NODE = NodeEnv(job="j", hosts=("a", "b"), slots=2)
+DEFAULTS = OpenMpi()
+FILES = ("/n/hostfile", "/n/tune")
+PROGRAM = ("python3", "train.py", "--lr", "0.1")
+
+
+def command(
+    open_mpi: OpenMpi = DEFAULTS,
+    environ: dict[str, str] | None = None,
+    mpi: Mpi = MPI_4,
+    node: NodeEnv = NODE,
+) -> Command:
+    """Return the command for these words of the user."""
+    return mpirun.command(node._replace(open_mpi=open_mpi), environ or {}, mpi, FILES, PROGRAM)
+
+
+def options(made: Command) -> list[str]:
+    """Return the words between the documented beginning and the program."""
+    return list(made.argv[: -len(PROGRAM)])
+
+
+def parsed(made: Command) -> tuple[list[str], dict[str, str]]:
+    """Return the variables and the MCA parameters of a command; no parameter may be there twice."""
+    variables: list[str] = []
+    parameters: dict[str, str] = {}
+    words = options(made)
+    while words:
+        word = words.pop(0)
+        if word == "-x":
+            variables.append(words.pop(0))
+        elif word == "--mca":
+            name, value = words.pop(0), words.pop(0)
+            assert name not in parameters
+            parameters[name] = value
+        elif word == "--gmca":
+            del words[:2]
+        elif word in ("--bind-to", "--map-by", "-H"):
+            words.pop(0)
+    return variables, parameters
+
+
+def mca(made: Command) -> dict[str, str]:
+    """Return the MCA parameters of a command."""
+    return parsed(made)[1]
+
+
+def carried(made: Command) -> dict[str, str | None]:
+    """Return what reaches the ranks: the variables that are named, with their values."""
+    on_line = parsed(made)[0]
+    in_file = [line.split(" ", 1)[1] for line in made.tune_file.splitlines()]
+    assert len(set(on_line + in_file)) == len(on_line + in_file)
+    return {name: made.env.get(name) for name in on_line + in_file}
+
+
+def test_the_documented_command_for_open_mpi_4():
+    """Each word of the documentation's line, with two dashes, and nothing but names."""
+    environ = {
+        "MA_VJ_NAME": "j",
+        "MA_X": "k=v",
+        "PATH": "/bin",
+        "LD_LIBRARY_PATH": "/lib",
+        "Y": "1",
+    }
+
+    assert command(environ=environ) == Command(
+        argv=(
+            *("/usr/bin/mpirun", "-np", "4", "--hostfile", "/n/hostfile"),
+            *("--mca", "plm_rsh_args", "-p 38888", "--tune", "/n/tune"),
+            *("--bind-to", "none", "--map-by", "slot"),
+            *("-x", "MA_X", "-x", "PATH", "-x", "LD_LIBRARY_PATH"),
+            *("-x", "HOROVOD_MPI_THREADS_DISABLE", "-x", "NCCL_DEBUG"),
+            *("-x", "NCCL_SOCKET_IFNAME", "-x", "NCCL_SOCKET_FAMILY", "-x", "NCCL_IB_DISABLE"),
+            *("-x", "CLOUDJOB_EXACT_PATH", "-x", "CLOUDJOB_EXACT_LD_LIBRARY_PATH"),
+            *("--mca", "pml", "ob1", "--mca", "btl", "^openib"),
+            *("--mca", "plm_rsh_no_tree_spawn", "true"),
+            *PROGRAM,
+        ),
+        env={
+            **environ,
+            "HOROVOD_MPI_THREADS_DISABLE": "1",
+            "NCCL_DEBUG": "INFO",
+            "NCCL_SOCKET_IFNAME": "ib0,bond0,eth0",
+            "NCCL_SOCKET_FAMILY": "AF_INET",
+            "NCCL_IB_DISABLE": "0",
+            "CLOUDJOB_EXACT_PATH": "/bin",
+            "CLOUDJOB_EXACT_LD_LIBRARY_PATH": "/lib",
+        },
+        host_file="a slots=2\nb slots=2\n",
+        tune_file="-x MA_VJ_NAME\n",
+        notes=(),
+    )
+
+
+def test_the_documented_command_for_open_mpi_5():
+    """The same line, with the names that 5.0 gave to the parameters of the remote shell."""
+    assert command(mpi=MPI_5).argv == (
+        *("/opt/bin/mpirun", "-np", "4", "--hostfile", "/n/hostfile"),
+        *("--mca", "plm_ssh_args", "-p 38888", "--tune", "/n/tune"),
+        *("--bind-to", "none", "--map-by", "slot"),
+        *("-x", "HOROVOD_MPI_THREADS_DISABLE", "-x", "NCCL_DEBUG"),
+        *("-x", "NCCL_SOCKET_IFNAME", "-x", "NCCL_SOCKET_FAMILY", "-x", "NCCL_IB_DISABLE"),
+        *("--mca", "pml", "ob1", "--mca", "btl", "^openib"),
+        *("--mca", "plm_ssh_no_tree_spawn", "true"),
+        *PROGRAM,
+    )
+
+
+@pytest.mark.parametrize(
+    ("mpi", "nodes", "expected"), [(MPI_4, 1000, None), (MPI_5, 129, None), (MPI_5, 1000, "999")]
+)
+def test_open_mpi_5_opens_all_remote_shells_at_once(mpi: Mpi, nodes: int, expected: str | None):
+    """With fewer at once than nodes it was seen to hang; the user's word comes before ours."""
+    hosts = tuple(f"h{node}" for node in range(nodes))
+    many = NODE._replace(hosts=hosts)
+
+    assert mca(command(mpi=mpi, node=many)).get("plm_ssh_num_concurrent") == expected
+    own = OpenMpi(mca_args="-mca plm_rsh_num_concurrent 8")
+    found = mca(command(own, mpi=mpi, node=many))
+    assert "8" in (found.get("plm_ssh_num_concurrent"), found.get("plm_rsh_num_concurrent"))
+
+
+def test_every_variable_can_be_emptied():
+    """Then only what the entry itself needs is left."""
+    made = command(OpenMpi(bind_args="", x_args="", mca_args="", extra_args=""))
+
+    assert made.argv == (
+        *("/usr/bin/mpirun", "-np", "4", "--hostfile", "/n/hostfile"),
+        *("--mca", "plm_rsh_args", "-p 38888", "--tune", "/n/tune"),
+        *("--mca", "plm_rsh_no_tree_spawn", "true"),
+        *PROGRAM,
+    )
+
+
+def test_np_is_the_users():
+    """OPENMPI_NP comes before slots times nodes."""
+    assert command(OpenMpi(np=3)).argv[:3] == ("/usr/bin/mpirun", "-np", "3")
+
+
+def test_bind_args_are_the_users():
+    """OPENMPI_BIND_ARGS replaces the default; of two words for one thing the last counts."""
+    made = command(
+        OpenMpi(bind_args="-bind-to core --map-by=socket", extra_args="--bind-to hwthread")
+    )
+
+    assert [word for word in made.argv if word in ("core", "none", "slot")] == []
+    assert "--map-by socket --bind-to hwthread" in " ".join(made.argv)
+
+
+def test_x_args_are_the_users():
+    """OPENMPI_X_ARGS replaces the default, and values stay out of the command."""
+    made = command(
+        OpenMpi(x_args="-x A -x B='1 2' -x C=x=y -x D="), {"A": "a", "NCCL_DEBUG": "WARN"}
+    )
+
+    assert carried(made) == {"A": "a", "B": "1 2", "C": "x=y", "D": ""}
+
+
+def test_mca_args_are_the_users():
+    """OPENMPI_MCA_ARGS replaces the default but for what the entry relies on."""
+    made = command(OpenMpi(mca_args="-mca pml ucx"))
+
+    assert mca(made) == {"plm_rsh_args": "-p 38888", "pml": "ucx", "plm_rsh_no_tree_spawn": "true"}
+
+
+def test_extra_args_come_last():
+    """OPENMPI_EXTRA_ARGS are passed on as they are, with what follows an option unknown to us."""
+    made = command(OpenMpi(x_args="", extra_args="--display-map -report-bindings -N 2 -foo bar"))
+
+    assert options(made)[-6:] == ["--display-map", "--report-bindings", "-N", "2", "--foo", "bar"]
+
+
+def test_the_port_is_that_of_the_nodes_sshd():
+    """SSHD_PORT stands in the words for the remote shell."""
+    assert mca(command(node=NODE._replace(sshd_port=22)))["plm_rsh_args"] == "-p 22"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("-i key", "-p 38888 -i key"),
+        ("-p 22", "-p 22"),
+        ("-p2222 -i key", "-p2222 -i key"),
+        ("-o ConnectTimeout=5", "-p 38888 -o ConnectTimeout=5"),
+    ],
+)
+def test_the_users_words_for_the_remote_shell_keep_the_port(given: str, expected: str):
+    """A user's plm_rsh_args are merged with ours, and their port wins."""
+    for mpi, name in ((MPI_4, "plm_rsh_args"), (MPI_5, "plm_ssh_args")):
+        made = command(OpenMpi(mca_args="-mca plm_rsh_args '%s'" % given), mpi=mpi)
+
+        assert mca(made)[name] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("", "-F/n/ssh-config"), ("-p 22 -q", "-F/n/ssh-config -p 22 -q")]
+)
+def test_our_ssh_is_told_in_one_word(given: str, expected: str):
+    """Its file holds the port, and 4.1 takes nothing with a blank along when daemons are a tree."""
+    open_mpi = OpenMpi(mca_args="-mca plm_rsh_args '%s'" % given if given else "")
+    made = mpirun.command(
+        NODE._replace(open_mpi=open_mpi), {}, MPI_4, FILES, PROGRAM, Reach("/n/ssh-config")
+    )
+
+    assert mca(made)["plm_rsh_args"] == expected
+
+
+def test_quotes_are_honoured():
+    """A word with blanks is one word, as in a shell."""
+    made = command(OpenMpi(mca_args="-mca a 'x y' --mca b \"z 'w'\" -mca c d\\ e"))
+
+    assert {name: value for name, value in mca(made).items() if len(name) == 1} == {
+        "a": "x y", "b": "z 'w'", "c": "d e",
+    }  # fmt: skip
+
+
+def test_a_parameter_is_there_once_and_the_last_word_counts():
+    """On 4.1 the last of two would win, on 5.0 the first."""
+    given = OpenMpi(mca_args="-mca btl tcp --mca btl self", extra_args="-mca btl vader,self")
+    for mpi in (MPI_4, MPI_5):
+        assert mca(command(given, mpi=mpi))["btl"] == "vader,self"
+
+
+def test_parameters_have_the_names_of_the_version():
+    """The words of a job that ran on 4.1 run on 5.0, and what has no name there is left out."""
+    given = OpenMpi(
+        mca_args="-mca plm_rsh_num_concurrent 8 -mca oob_tcp_if_include eth0"
+        " -mca orte_rsh_agent ssh -mca routed direct -mca oob tcp"
+    )
+    made = command(given, mpi=MPI_5)
+
+    assert mca(made) == {
+        "plm_ssh_args": "-p 38888",
+        "plm_ssh_num_concurrent": "8",
+        "prte_if_include": "eth0",
+        "plm_ssh_agent": "ssh",
+        "plm_ssh_no_tree_spawn": "true",
+    }
+    assert made.notes == (
+        "parameter routed is not known to Open MPI 5.0: left out",
+        "parameter oob is not known to Open MPI 5.0: left out",
+    )
+    assert mca(command(OpenMpi(mca_args="-mca plm_ssh_args -q")))["plm_rsh_args"] == "-p 38888 -q"
+
+
+def test_a_users_variable_comes_before_a_default():
+    """``-e NCCL_DEBUG=WARN`` is not undone by the documented default of OPENMPI_X_ARGS."""
+    node = NODE._replace(env_names=("NCCL_DEBUG",))
+
+    assert carried(command(environ={"NCCL_DEBUG": "WARN"}, node=node))["NCCL_DEBUG"] == "WARN"
+    assert command(environ={"NCCL_DEBUG": "WARN"}).env["NCCL_DEBUG"] == "WARN"
+
+
+def test_a_users_word_comes_before_a_variable():
+    """What a user writes into OPENMPI_X_ARGS counts."""
+    made = command(OpenMpi(x_args="-x NCCL_DEBUG=INFO"), {"NCCL_DEBUG": "WARN"})
+
+    assert carried(made) == {"NCCL_DEBUG": "INFO"}
+
+
+def test_a_variable_that_is_not_set_is_left_out():
+    """5.0.11 crashes when it is asked for one; a default that is not set needs no note."""
+    made = command(OpenMpi(x_args="-x NONE"))
+
+    assert (carried(made), made.notes) == ({}, ("-x NONE: not set here, so not carried",))
+    assert command().notes == ()
+
+
+def test_only_values_that_survive_it_are_named_in_the_tune_file():
+    """4.1.4 loses a value with "=" there, and an empty one; the command line carries both."""
+    environ = {"MA_A": "plain", "MA_B": "k=v", "MA_C": "", "S3_D": "a b;c\n#d", "LR": "1"}
+    made = command(OpenMpi(x_args=""), environ, node=NODE._replace(env_names=("LR",)))
+
+    assert made.tune_file == "-x MA_A\n-x S3_D\n"
+    assert carried(made) == environ
+
+
+def test_a_secret_is_neither_carried_nor_given_to_mpirun():
+    """It reaches the ranks through the environment of their own node."""
+    node = NODE._replace(secret_names=("S3_KEY", "TOKEN"), env_names=("TOKEN",))
+    made = command(
+        OpenMpi(x_args="-x TOKEN"), {"S3_KEY": "secret1", "TOKEN": "secret2", "A": "b"}, node=node
+    )
+
+    assert carried(made) == {}
+    assert made.env == {"A": "b"}
+    assert made.notes == ("-x TOKEN: a secret, which reaches every rank without it",)
+
+
+def test_what_open_mpi_changes_has_a_second_name():
+    """Open MPI puts its folder in front of PATH, and sets TMPDIR and PWD itself."""
+    made = command(OpenMpi(x_args="-x TMPDIR=/t -x PWD -x PATH=/p"), {"PWD": "/w", "PATH": "/bin"})
+
+    assert carried(made) == {
+        "PATH": "/bin",
+        "CLOUDJOB_EXACT_PATH": "/p",
+        "CLOUDJOB_EXACT_TMPDIR": "/t",
+        "CLOUDJOB_EXACT_PWD": "/w",
+    }
+    assert made.env["PWD"] == "/w"
+
+
+def test_a_list_of_variables_for_mpirun_is_taken_away():
+    """With OMPI_MCA_mca_base_env_list set, any -x is an error on 4.1."""
+    assert (
+        command(environ={"OMPI_MCA_mca_base_env_list": "A;B"}).env.get("OMPI_MCA_mca_base_env_list")
+        is None
+    )
+
+
+def test_more_ranks_than_slots_are_refused():
+    """Open MPI 5.0.11 started fewer than asked and ended with 0."""
+    with pytest.raises(ArgsError) as caught:
+        command(OpenMpi(np=5))
+
+    assert caught.value.problems == ["OPENMPI_NP=5, but 2 node(s) with 2 slot(s) have room for 4"]
+
+
+@pytest.mark.parametrize("words", ["--oversubscribe", "--map-by :OVERSUBSCRIBE", "-oversubscribe"])
+def test_more_ranks_than_slots_can_be_asked_for(words: str):
+    """A user who wants it has a word for it."""
+    assert command(OpenMpi(np=5, extra_args=words)).argv[2] == "5"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("-mca a", "-mca needs 2 more words"),
+        ("--mca", "--mca needs 2 more words"),
+        ("-x", "-x needs 1 more word"),
+        ("'open", "no closing quotation"),
+        ("end\\", "no escaped character"),
+        (":", "':' would start a second program"),
+        ("-mca a :", "':' would start a second program"),
+        ("--bind-to :", "':' would start a second program"),
+        ("none", "'none' is no option, and no option asks for it"),
+        ("-bind-to none socket", "'socket' is no option, and no option asks for it"),
+        ("-mca btl tcp self", "'self' is no option, and no option asks for it"),
+        ("--", "'--' is no option"),
+        ("--report-bindings -", "'-' is no option"),
+    ],
+)
+def test_words_that_cannot_be_read_are_named(words: str, problem: str):
+    """The variable and what is wrong with it, for each of the four."""
+    for field, variable in (
+        ("bind_args", "OPENMPI_BIND_ARGS"),
+        ("x_args", "OPENMPI_X_ARGS"),
+        ("mca_args", "OPENMPI_MCA_ARGS"),
+        ("extra_args", "OPENMPI_EXTRA_ARGS"),
+    ):
+        with pytest.raises(ArgsError) as caught:
+            command(OpenMpi()._replace(**{field: words}))
+
+        assert caught.value.problems == ["%s: %s" % (variable, problem)]
+
+
+def test_all_problems_are_said_at_once():
+    """Nobody should have to start a job four times to find four faults."""
+    with pytest.raises(ArgsError) as caught:
+        command(OpenMpi(bind_args="'", x_args="-x", mca_args="-mca", extra_args=":"))
+
+    assert len(caught.value.problems) == 4
+
+
+@pytest.mark.parametrize(
+    "words", ["-np 4", "-n 4", "--hostfile f", "-machinefile f", "-tune f", "-am f", "--np=4"]
+)
+def test_what_the_entry_sets_itself_is_refused(words: str):
+    """Two of them would be an error of mpirun's, or silently the wrong one."""
+    with pytest.raises(ArgsError, match="the entry sets this itself"):
+        command(OpenMpi(extra_args=words))
+
+
+def test_a_name_that_is_none_is_refused():
+    """``-x`` takes the name of a variable."""
+    with pytest.raises(ArgsError) as caught:
+        command(OpenMpi(x_args="-x 1A=2"))
+
+    assert caught.value.problems == ["OPENMPI_X_ARGS: cannot carry '1A=2'"]
+
+
+WORDS = st.sampled_from(
+    [
+        "-x",
+        "-mca",
+        "--mca",
+        "-np",
+        "-n",
+        "-bind-to",
+        "--map-by=slot",
+        "--map-by",
+        "none",
+        "-x=A",
+        "A",
+        "A=1",
+        "A=b=c",
+        "B=",
+        "--",
+        "-",
+        "=",
+        ":",
+        "'",
+        '"',
+        "\\",
+        "-mca=a",
+        "--gmca",
+        "^openib",
+        "plm_rsh_args",
+        "plm_ssh_agent",
+        "routed",
+        "--tune",
+        "-H",
+        "a,b",
+        "--oversubscribe",
+        "#",
+        "$A",
+        "''",
+        "-x A",
+        "-x B=1",
+        "-mca a b",
+        "-mca plm_rsh_args '-p 1'",
+        "\n",
+        "\t",
+    ]
+)
+ARGS = st.none() | st.text(max_size=20) | st.lists(WORDS, max_size=8).map(" ".join)
+
+
+@given(
+    st.builds(
+        OpenMpi,
+        np=st.none() | st.integers(1, 8),
+        bind_args=ARGS,
+        x_args=ARGS,
+        mca_args=ARGS,
+        extra_args=ARGS,
+    ),
+    st.sampled_from([MPI_4, MPI_5]),
+)
+def test_whatever_a_user_writes_is_a_command_or_refused(open_mpi: OpenMpi, mpi: Mpi):
+    """No text is a traceback, and none makes mpirun start a second program."""
+    try:
+        made = command(open_mpi, {"A": "a", "PATH": "/bin"}, mpi)
+    except ArgsError:
+        return
+    assert made.argv[-len(PROGRAM) :] == PROGRAM
+    assert ":" not in made.argv
+    mca(made)
+    assert None not in carried(made).values()
+
+
+NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,6}", fullmatch=True) | st.sampled_from(
+    [
+        "PATH",
+        "LD_LIBRARY_PATH",
+        "TMPDIR",
+        "PWD",
+        "HOME",
+        "MA_X",
+        "S3_KEY",
+        "SHARED_A",
+        "MA_CURRENT_IP",
+        "TOKEN",
+        "LR",
+    ]
+)
+# Letters that stand in no word of ours, so a value can be found wherever it leaks to.
+VALUES = st.text("äöü =;\"'\n", min_size=4, max_size=12)
+
+
+@given(
+    st.dictionaries(NAMES, VALUES),
+    st.lists(st.tuples(NAMES, st.none() | VALUES), max_size=4),
+    st.lists(NAMES, max_size=3),
+    st.sampled_from([MPI_4, MPI_5]),
+)
+def test_no_value_stands_in_the_command(
+    environ: dict[str, str],
+    words: list[tuple[str, str | None]],
+    env_names: list[str],
+    mpi: Mpi,
+):
+    """Whoever may list processes or read our files sees names only."""
+    from shlex import quote
+
+    x_args = " ".join(
+        "-x " + quote(name if value is None else "%s=%s" % (name, value)) for name, value in words
+    )
+    node = NODE._replace(env_names=tuple(env_names), secret_names=("TOKEN",))
+    made = command(OpenMpi(x_args=x_args), environ, mpi, node)
+    values = [*environ.values(), *(value for _, value in words if value is not None)]
+
+    for value in values:
+        assert not any(value in word for word in made.argv)
+        assert value not in made.tune_file
+    expected = {
+        name: environ[name]
+        for name in environ
+        if name in ("PATH", *env_names) or name.startswith(names.CARRIED_PREFIXES)
+    }
+    for name, value in words:
+        if value is not None or name in environ:
+            expected[name] = environ[name] if value is None else value
+    found = carried(made)
+    for name, value in expected.items():
+        if name in names.CHANGED_BY_OPEN_MPI:
+            assert found["CLOUDJOB_EXACT_" + name] == value
+        elif name not in names.PER_NODE and name != "TOKEN":
+            assert found[name] == value
+
+
+@given(st.lists(st.text(":%32A5a", max_size=6) | st.sampled_from([":", "%", "%3A", "%25"])))
+def test_a_program_survives_mpirun(program: list[str]):
+    """Mpirun takes a word ``:`` for the start of another program; no word of ours is one."""
+    made = rank_program(("python3", "entry"), program)
+
+    assert made[:3] == ("python3", "entry", "--rank")
+    assert ":" not in made
+    assert wrapper.program(list(made[3:])) == program
+
+
+def test_a_program_without_a_colon_is_as_it_is():
+    """A list of processes shows the words that the user wrote."""
+    assert rank_program(("e",), ("a", "100%", "b:c")) == (
+        "e",
+        "--rank",
+        "--",
+        "a",
+        "100%",
+        "b:c",
+    )
+    assert rank_program(("e",), ("a", "100%", ":")) == (
+        "e", "--rank", "--percent", "--", "a", "100%25", "%3A",
+    )  # fmt: skip
+
+
+def test_the_host_file_has_a_line_a_node():
+    """Host and slots."""
+    assert mpirun.host_file(("a", "b.c"), 8) == "a slots=8\nb.c slots=8\n"
+
+
+# -- how mpirun reaches the workers ---------------------------------------------------------------
+
+
+def reached(
+    open_mpi: OpenMpi = DEFAULTS, mpi: Mpi = MPI_4, folder: str = "/n", **more: str
+) -> dict[str, str]:
+    """Return the MCA parameters of a job that has a key."""
+    node = NODE._replace(open_mpi=open_mpi, ssh_key="/key", control_dir=more.pop("control", ""))
+    environ = {"OPENMPI_MCA_ARGS": open_mpi.mca_args or "", **more}
+    paths = NodePaths("/h", "/j", "/m", "/l", folder)
+    site = Site(node, environ, paths, "python", ("/e.pyz",))
+    return mca(mpirun.command(node, {}, mpi, FILES, PROGRAM, reach(site)))
+
+
+def test_mpirun_starts_its_daemons_over_the_control_connection():
+    assert reached()["plm_rsh_agent"] == "/bin/sh /n/agent"
+    assert "plm_rsh_args" not in reached()
+    assert reached(mpi=MPI_5)["plm_ssh_agent"] == "/bin/sh /n/agent"
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["plm_rsh_args -q", "plm_ssh_args -q", "plm_rsh_agent ssh", "orte_rsh_agent ssh"],
+)
+def test_a_job_that_configures_ssh_gets_ssh(given: str):
+    made = reached(OpenMpi(mca_args=f"-mca {given}"))
+
+    assert made["plm_rsh_args"].startswith("-F/n/ssh-config")
+    assert "/bin/sh /n/agent" not in made.values()
+
+
+def test_a_job_with_a_variable_of_open_mpi_about_ssh_gets_ssh():
+    assert "plm_rsh_agent" not in reached(OMPI_MCA_plm_rsh_args="-q")
+    assert "plm_rsh_agent" in reached(OMPI_MCA_btl="self,tcp")
+
+
+def test_a_tree_of_daemons_has_ssh():
+    """A daemon on a worker has no agent to ask."""
+    made = reached(OpenMpi(mca_args="-mca plm_rsh_no_tree_spawn 0"))
+
+    assert made["plm_rsh_args"] == "-F/n/ssh-config"
+    assert "plm_rsh_agent" not in made
+
+
+def test_an_agent_whose_path_mpirun_would_take_apart_is_not_used():
+    assert "plm_rsh_agent" not in reached(folder="/a b")
+
+
+def test_ranks_of_the_only_node_of_a_machine_do_not_listen():
+    """Open MPI binds to every address, whatever interfaces it is told to use."""
+    one = NODE._replace(hosts=("a",), control_dir="/run")
+
+    assert mca(command(node=one))["btl"] == "^openib,tcp"
+    assert mca(command(node=one, open_mpi=OpenMpi(mca_args="-mca btl self,tcp")))["btl"] == (
+        "self,tcp"
+    )
+    assert mca(command(node=NODE._replace(control_dir="/run")))["btl"] == "^openib"
+
+
+def test_nodes_of_one_machine_have_no_ssh():
+    made = reached(OpenMpi(mca_args="-mca plm_rsh_args -q"), control="/run")
+
+    assert made["plm_rsh_agent"] == "/bin/sh /n/agent"
+    assert "plm_rsh_args" not in made

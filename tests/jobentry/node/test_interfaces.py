@@ -1,0 +1,343 @@
+"""Interfaces by name: what NCCL would make of a list, what is chosen for it, and what is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobentry.contract.env import NodeEnv, OpenMpi
+from jobentry.node import interfaces
+from jobentry.node.interfaces import Choice, Here, Interface, Names, parse
+
+LO = Interface("lo", ("127.0.0.1",), is_loopback=True)
+ETH0 = Interface("eth0", ("10.0.0.5",))
+NET1 = Interface("net1", ("10.1.0.5",))
+DOCKER0 = Interface("docker0", ("172.17.0.1",))
+ONE = NodeEnv()
+TWO = NodeEnv(node=1, hosts=("a", "b"))
+DEFAULT = "ib0,bond0,eth0"
+
+
+def here(*found: Interface, toward: str = "", devices: tuple[str, ...] = ()) -> Here:
+    """A node with the loopback and these."""
+    return Here((LO, *found), devices, toward)
+
+
+def choose(node: NodeEnv, found: Here, **environ: str) -> Choice:
+    """What a node with these variables is told."""
+    return interfaces.choose(node, environ, found)
+
+
+# -- lists as NCCL reads them -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("eth", Names((("eth", ""),))),
+        ("eth0,ib0", Names((("eth0", ""), ("ib0", "")))),
+        ("=eth0", Names((("eth0", ""),), is_exact=True)),
+        ("^docker0,lo", Names((("docker0", ""), ("lo", "")), is_exclude=True)),
+        ("^=eth0", Names((("eth0", ""),), is_exact=True, is_exclude=True)),
+        ("=^eth0", Names((("^eth0", ""),), is_exact=True)),
+        ("mlx5_0:1,mlx5_1:2", Names((("mlx5_0", "1"), ("mlx5_1", "2")))),
+        (",eth0,,", Names((("eth0", ""),))),
+        ("", Names(())),
+        ("^", Names((), is_exclude=True)),
+    ],
+)
+def test_a_list_is_read(text: str, expected: Names):
+    """``^`` comes before ``=``; a port is no part of a name; empty words are nothing."""
+    assert parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        ("eth", "eth0", True),
+        ("eth0", "eth01", True),
+        ("=eth0", "eth01", False),
+        ("=eth0", "eth0", True),
+        ("^eth", "eth0", False),
+        ("^eth", "ib0", True),
+        ("^=eth", "eth0", True),
+        ("", "eth0", True),
+        ("^", "eth0", True),
+        ("mlx5_0:1", "mlx5_0", True),
+        ("ETH", "eth0", False),
+    ],
+)
+def test_a_list_stands_for_names(text: str, name: str, expected: bool):
+    """Beginnings of names, unless ``=`` asks for whole ones."""
+    assert parse(text).has(name) is expected
+
+
+LETTERS = st.text("ab0_^=:,", max_size=8)
+
+
+def as_nccl_does(text: str, name: str) -> bool:
+    """Whether NCCL would take an interface: its reading, letter by letter."""
+    is_not = text[:1] == "^"
+    text = text[1:] if is_not else text
+    is_exact = text[:1] == "="
+    text = text[1:] if is_exact else text
+    words, word, is_port = [], "", False
+    for letter in text + ",":
+        if letter == ",":
+            words += [word] if word else []
+            word, is_port = "", False
+        elif letter == ":":
+            is_port = True
+        elif not is_port:
+            word += letter
+    if not words:
+        return True
+    found = any(name == word if is_exact else name[: len(word)] == word for word in words)
+    return not found if is_not else found
+
+
+@given(LETTERS, st.text("ab0_", min_size=1, max_size=4))
+def test_any_text_is_read_as_nccl_reads_it(text: str, name: str):
+    """No text is an error, and none stands for other names than it does for NCCL."""
+    assert parse(text).has(name) is as_nccl_does(text, name)
+
+
+@given(
+    st.lists(st.text("ab0_", min_size=1, max_size=3), min_size=1, max_size=3),
+    st.text("ab0_", min_size=1),
+)
+def test_excluding_is_the_opposite(words: list[str], name: str):
+    """With and without ``^`` a list stands for all names between them, and for none twice."""
+    text = ",".join(words)
+
+    assert parse(text).has(name) is not parse("^" + text).has(name)
+    assert parse("=" + text).has(name) is (name in words)
+
+
+# -- NCCL_SOCKET_IFNAME -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("environ", [{}, {"NCCL_SOCKET_IFNAME": "bond0,eth0"}])
+def test_a_default_that_is_here_stays(environ: dict[str, str]):
+    """Each node has it for itself, so the head's choice overwrites nobody's."""
+    choice = choose(TWO, here(ETH0, NET1), **environ)
+
+    assert choice == Choice({"NCCL_SOCKET_IFNAME": environ.get("NCCL_SOCKET_IFNAME", DEFAULT)})
+
+
+@pytest.mark.parametrize(
+    ("value", "environ"),
+    [(DEFAULT, {}), ("bond0,eth0", {"NCCL_SOCKET_IFNAME": "bond0,eth0"})],
+)
+def test_a_default_that_is_not_here_is_mended(value: str, environ: dict[str, str]):
+    """By the interface on which the other nodes are, and the log says so."""
+    choice = choose(TWO, here(ETH0._replace(name="ens1"), NET1, toward="net1"), **environ)
+
+    assert choice == Choice(
+        {"NCCL_SOCKET_IFNAME": "net1"},
+        (
+            f"choosing the network: NCCL_SOCKET_IFNAME={value}: no such network interface on"
+            " node 1 (b), which has lo, ens1, net1; using net1",
+        ),
+        asks_way=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "found", "expected"),
+    [
+        # Without knowing the way: the first that leads out of the machine.
+        (TWO, here(DOCKER0, NET1), "net1"),
+        (TWO, here(DOCKER0, NET1, toward="docker0"), "net1"),
+        # Nodes of one machine, as the backend process makes them.
+        (TWO, here(NET1, toward="lo"), "lo"),
+        (TWO, here(DOCKER0, toward="lo"), "lo"),
+        (ONE, here(NET1), "net1"),
+        (ONE, here(), "lo"),
+        (ONE, here(DOCKER0), "lo"),
+        # NCCL would take eth01 too.
+        (TWO, here(Interface("en0", ("10.0.0.1",)), Interface("en01", ("10.0.0.2",))), "=en0"),
+    ],
+)
+def test_what_is_chosen(node: NodeEnv, found: Here, expected: str):
+    """Never a network of this machine alone, and the loopback only where the others are on it."""
+    assert choose(node, found).variables["NCCL_SOCKET_IFNAME"] == expected
+
+
+@pytest.mark.parametrize("found", [here(), here(DOCKER0, toward="docker0")])
+def test_when_nothing_leads_to_other_nodes_that_is_said(found: Here):
+    """The value stays: a wrong choice would say less than NCCL will."""
+    choice = choose(TWO, found)
+
+    assert choice.variables["NCCL_SOCKET_IFNAME"] == DEFAULT
+    assert choice.notes[0].endswith("on node 1 (b), which has lo, and none leads to other nodes")
+    assert choice.asks_way
+
+
+@pytest.mark.parametrize(
+    ("node", "environ"),
+    [
+        (TWO._replace(env_names=("NCCL_SOCKET_IFNAME",)), {"NCCL_SOCKET_IFNAME": "bond0,eth0"}),
+        (TWO, {"NCCL_SOCKET_IFNAME": "bond0,eth0 "}),
+        (TWO, {"NCCL_SOCKET_IFNAME": "^=net1,lo"}),
+        (TWO._replace(open_mpi=OpenMpi(x_args="-x NCCL_SOCKET_IFNAME=ib0")), {}),
+        (
+            TWO._replace(open_mpi=OpenMpi(x_args="-x NCCL_SOCKET_IFNAME=ib0")),
+            {"NCCL_SOCKET_IFNAME": "net1"},
+        ),
+    ],
+)
+def test_a_users_word_is_left_alone(node: NodeEnv, environ: dict[str, str]):
+    """It is only said that there is no such interface here."""
+    choice = choose(node, here(NET1, toward="net1"), **environ)
+    value = "ib0" if node.open_mpi.x_args else environ["NCCL_SOCKET_IFNAME"]
+
+    assert choice.variables == {"NCCL_SOCKET_IFNAME": value}
+    assert choice.notes == (
+        f"choosing the network: NCCL_SOCKET_IFNAME={value}: no such network interface on"
+        " node 1 (b), which has lo, net1; left as it is, since it is not a default",
+    )
+    assert not choice.asks_way
+
+
+@pytest.mark.parametrize("value", ["net1", "net", "=net1", "^docker0,lo", "^=lo", "x,net1", ""])
+def test_a_users_word_that_is_right_is_not_talked_about(value: str):
+    """Also a beginning, and everything but what is left out."""
+    choice = choose(TWO, here(NET1), NCCL_SOCKET_IFNAME=value)
+
+    assert choice == Choice({"NCCL_SOCKET_IFNAME": value})
+
+
+def test_without_a_wish_nothing_is_set():
+    """Who empties OPENMPI_X_ARGS has NCCL look for itself."""
+    assert choose(TWO._replace(open_mpi=OpenMpi(x_args="")), here(NET1)) == Choice({})
+
+
+def test_words_that_cannot_be_read_are_not_our_matter():
+    """The plan says what is wrong with them."""
+    assert choose(TWO._replace(open_mpi=OpenMpi(x_args="'")), here(NET1)) == Choice({})
+
+
+# -- the others ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "is_there"), [("net1", True), ("net1,lo", True), ("net", False), ("net1,x", False)]
+)
+def test_gloo_takes_whole_names_and_all_of_them(value: str, is_there: bool):
+    """It is left as it is, as nothing sets it but people."""
+    choice = choose(TWO, here(ETH0, NET1), GLOO_SOCKET_IFNAME=value)
+
+    assert choice.variables["GLOO_SOCKET_IFNAME"] == value
+    assert choice.notes == (
+        ()
+        if is_there
+        else (
+            f"choosing the network: GLOO_SOCKET_IFNAME={value}: no such network interface on"
+            " node 1 (b), which has lo, eth0, net1; left as it is, since it is not a default",
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "devices", "is_there"),
+    [
+        ("^mlx5_bond_0", (), True),
+        ("^mlx5_bond_0", ("mlx5_bond_0",), True),
+        ("mlx5", ("mlx5_0",), True),
+        ("=mlx5_0:1", ("mlx5_0",), True),
+        ("=mlx5", ("mlx5_0",), False),
+        ("mlx5_0:1", (), False),
+    ],
+)
+def test_devices_of_infiniband_are_checked(value: str, devices: tuple[str, ...], is_there: bool):
+    """What is to be left out need not be there; without its devices NCCL is only slow."""
+    choice = choose(TWO, here(ETH0, devices=devices), NCCL_IB_HCA=value)
+
+    assert choice.variables["NCCL_IB_HCA"] == value
+    assert [note.endswith(": NCCL will go over sockets") for note in choice.notes] == (
+        [] if is_there else [True]
+    )
+
+
+EXCLUDE = "OMPI_MCA_btl_tcp_if_exclude"
+
+
+def test_open_mpi_is_kept_off_the_networks_of_one_machine():
+    """Each node names those that it has; what Open MPI leaves out by itself stays left out."""
+    choice = choose(TWO, here(ETH0, DOCKER0, Interface("br-1f", ("172.18.0.1",))))
+
+    assert choice.variables[EXCLUDE] == "127.0.0.1/8,sppp,docker0,br-1f"
+    assert choice.notes == (
+        "choosing the network: node 1 (b): Open MPI is kept off docker0, br-1f, which lead to no"
+        " other node",
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "found", "environ"),
+    [
+        (ONE, here(ETH0, DOCKER0), {}),
+        (TWO, here(ETH0), {}),
+        # Both kinds of list at once are an error of Open MPI's.
+        (TWO, here(ETH0, DOCKER0), {"OMPI_MCA_btl_tcp_if_include": "eth0"}),
+        (TWO, here(ETH0, DOCKER0), {EXCLUDE: "lo"}),
+        (
+            TWO._replace(open_mpi=OpenMpi(mca_args="-mca btl_tcp_if_include eth0")),
+            here(ETH0, DOCKER0),
+            {},
+        ),
+        (
+            TWO._replace(open_mpi=OpenMpi(extra_args="--mca btl_tcp_if_exclude lo")),
+            here(ETH0, DOCKER0),
+            {},
+        ),
+    ],
+)
+def test_open_mpi_is_left_alone(node: NodeEnv, found: Here, environ: dict[str, str]):
+    """Where there is nothing to leave out, nobody to be reached, or somebody has decided."""
+    assert set(choose(node, found, **environ).variables) == {"NCCL_SOCKET_IFNAME"}
+
+
+# -- what is there ------------------------------------------------------------------------------
+
+
+def test_the_loopback_of_this_machine_is_found():
+    """From the kernel, with its address."""
+    found = {interface.name: interface for interface in interfaces.look().interfaces}
+
+    assert found["lo"].is_loopback
+    assert "127.0.0.1" in found["lo"].addresses
+    # The kernel may list more: those that are down, or have no address.
+    assert set(found) <= {path.name for path in Path("/sys/class/net").iterdir()}
+
+
+def test_the_way_to_nodes_on_this_machine_is_the_loopback():
+    """By the address that the backend names, by the node's own name, and by its peer's."""
+    found = interfaces.look()
+    for environ, hosts in (
+        ({"MA_CURRENT_IP": "127.0.3.4"}, ("no.invalid", "neither.invalid")),
+        ({"MA_CURRENT_IP": "203.0.113.7"}, ("localhost", "no.invalid")),
+        ({}, ("no.invalid", "localhost")),
+    ):
+        assert interfaces.toward_others(NodeEnv(hosts=hosts), environ, found) == "lo"
+
+
+def test_a_way_that_cannot_be_found_out_is_none():
+    """Names that do not resolve, and an address that no interface has."""
+    node = NodeEnv(hosts=("no.invalid", "neither.invalid"))
+
+    assert interfaces.toward_others(node, {"MA_CURRENT_IP": "x"}, here(ETH0)) == ""
+    assert interfaces.toward_others(NodeEnv(), {}, here(ETH0)) == ""
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("10.0.0.5", "eth0"), ("127.0.9.9", "lo"), ("10.0.0.6", ""), ("", "")],
+)
+def test_who_has_an_address(address: str, expected: str):
+    """All of 127.0.0.0/8 is the loopback's."""
+    assert interfaces.holder(address, (LO, ETH0)) == expected

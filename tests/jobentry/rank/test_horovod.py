@@ -1,0 +1,204 @@
+"""Horovod's two controllers: what ranks are told, and the store over which Gloo's meet."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+
+import pytest
+
+from jobentry import plan
+from jobentry.contract.env import NodeEnv, OpenMpi
+from jobentry.contract.paths import NodePaths
+from jobentry.launchers.common import ArgsError
+from jobentry.launchers.mpi import Mpi
+from jobentry.plan import Tools
+from jobentry.rank import horovod_driver, horovod_store
+
+NODE = NodeEnv(job="j", hosts=("a", "b"), slots=2, start_timeout_s=90, open_mpi=OpenMpi(x_args=""))
+PATHS = NodePaths("/h", "/j", "/m", "/l", "/n")
+TOOLS = Tools(Mpi("/usr/bin/mpirun", (4, 1)), "python", ("python3", "/e.pyz"))
+
+
+def make(launcher, node=0, outputs=(), **environment):
+    """Return the plan of a node."""
+    here = NODE._replace(launcher=launcher, node=node, outputs=outputs)
+    return plan.make(here, {"PWD": "/code", **environment}, PATHS, TOOLS, ("x.py",))
+
+
+def test_with_gloo_each_node_starts_its_ranks_and_the_head_the_store():
+    """Each rank is told who it is and where the others are found."""
+    head = make("horovod-gloo", MASTER_PORT="2345", GLOO_SOCKET_IFNAME="eth7")
+    worker = make("horovod-gloo", 1, MASTER_PORT="2345", HOROVOD_GLOO_TIMEOUT_SECONDS="7")
+
+    store, first, second = head.processes
+    assert store.argv[-4:] == ("--rendezvous", "2345", "2", "2")
+    assert (store.is_server, first.is_server) == (True, False)
+    assert [first.name, second.name] == ["rank 0", "rank 1"]
+    assert [process.name for process in worker.processes] == ["rank 2", "rank 3"]
+    told = {key: value for key, value in worker.processes[1].env.items() if key[:8] == "HOROVOD_"}
+    assert told == {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_HOSTNAME": "b",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "a",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "2345",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "7",
+        "HOROVOD_RANK": "3",
+        "HOROVOD_SIZE": "4",
+        "HOROVOD_LOCAL_RANK": "1",
+        "HOROVOD_LOCAL_SIZE": "2",
+        "HOROVOD_CROSS_RANK": "1",
+        "HOROVOD_CROSS_SIZE": "2",
+    }
+    assert first.env["HOROVOD_GLOO_IFACE"] == "eth7"
+    assert first.env["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "90"
+    assert (head.is_everywhere, head.ranks) == (True, 4)
+
+
+def test_with_mpi_it_is_mpirun_that_carries_what_ranks_are_told():
+    """By name, as everything that it carries."""
+    made = make("horovod", HOROVOD_CPU_OPERATIONS="ccl")
+
+    (process,) = made.processes
+    words = " ".join(process.argv)
+    assert "-x HOROVOD_CONTROLLER" in words
+    assert "-x HOROVOD_CPU_OPERATIONS" in words
+    assert process.env["HOROVOD_CONTROLLER"] == "mpi"
+    assert process.env["HOROVOD_CPU_OPERATIONS"] == "ccl"
+    assert make("horovod", 1).processes == ()
+
+
+def test_an_elastic_job_has_a_driver_on_the_head_and_nothing_on_the_workers():
+    """What the driver needs stands in a file: what it starts, how, and how many ranks."""
+    head = make("horovod-elastic", HOROVOD_ELASTIC_TIMEOUT="7")
+
+    (driver,) = head.processes
+    assert (driver.name, driver.argv[-2:]) == ("horovod", ("--elastic", "/n/elastic.json"))
+    assert driver.is_server is False
+    file, agent = head.files
+    assert agent.path == "/n/agent"
+    assert (file.path, file.mode) == ("/n/elastic.json", 0o600)
+    assert json.loads(file.text) == {
+        "members": "/n/members",
+        "shell": ["/bin/sh", "/n/agent"],
+        "door": [
+            *("python3", "/e.pyz", "--rank", "--gloo", "--"),
+            *("python", "/e.pyz", "--script", "x.py"),
+        ],
+        "env": {
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_ELASTIC": "1",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "a",
+        },
+        "slots": 2,
+        "min_ranks": 2,
+        "max_ranks": 4,
+        "timeout_s": 150,
+    }
+    worker = make("horovod-elastic", 1)
+    assert (worker.processes, worker.files, worker.is_everywhere) == ((), (), False)
+
+
+@pytest.mark.parametrize("launcher", ["horovod", "horovod-gloo"])
+def test_a_timeline_that_is_an_output_is_a_file_in_it(launcher):
+    """Horovod wants a file, and the variable of an output names a folder."""
+    made = make(launcher, outputs=(("HOROVOD_TIMELINE", "file:///t"),))
+    plain = make(launcher, HOROVOD_TIMELINE="/t.json")
+
+    folder = PATHS.output("HOROVOD_TIMELINE")
+    assert made.processes[-1].env["HOROVOD_TIMELINE"] == f"{folder}/timeline.json"
+    assert plain.processes[-1].env["HOROVOD_TIMELINE"] == "/t.json"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "controller", "message"),
+    [
+        ("horovod", "GLOO", "the launcher horovod is for mpi, and horovod-gloo for that"),
+        ("horovod-gloo", "mpi", "the launcher horovod-gloo is for gloo, and horovod for that"),
+        ("horovod", "nccl", "HOROVOD_CONTROLLER=nccl: the launcher horovod is for mpi"),
+    ],
+)
+def test_a_controller_that_is_another_launchers_is_refused(launcher, controller, message):
+    """Ranks would wait for ever for what nobody has started."""
+    with pytest.raises(ArgsError, match=message):
+        make(launcher, HOROVOD_CONTROLLER=controller)
+
+
+# -- the store ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ask():
+    """Ask the store of a job of two nodes with two ranks each; it listens on loopback."""
+    server = horovod_store.Server(("127.0.0.1", 0), 2, 2)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+
+    def run(method, path, body=None, **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        result = answer.status, answer.read()
+        connection.close()
+        return result
+
+    yield run
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_store_keeps_bytes_by_scope_and_key(ask):
+    """What is not there yet is asked for again."""
+    value = bytes(range(256))
+
+    assert ask("GET", "/global/0") == (404, b"")
+    assert ask("PUT", "/global/0", value) == (200, b"")
+    assert ask("GET", "/global/0") == (200, value)
+    assert ask("GET", "/local_a/0") == (404, b"")
+    assert ask("PUT", "/global/a/b", b"") == (200, b"")
+    assert ask("GET", "/global/a/b") == (200, b"")
+
+
+@pytest.mark.parametrize("scope", ["global", "local_a.b", "cross_0"])
+def test_a_scope_is_emptied_when_all_its_ranks_have_met(ask, scope):
+    """A script may call ``hvd.init`` again, and must not meet those of before."""
+    size = {"global": 4, "local": 2, "cross": 2}[scope.partition("_")[0]]
+    for meeting in (b"one", b"two"):
+        ask("PUT", f"/{scope}/0", meeting)
+        for rank in range(size):
+            assert ask("GET", f"/{scope}/0") == (200, meeting)
+            assert ask("DELETE", f"/{scope}/{rank}") == (200, b"")
+        assert ask("GET", f"/{scope}/0") == (404, b"")
+
+
+@pytest.mark.parametrize("length", ["", "x", "-1", "1000000000000"])
+def test_a_request_that_makes_no_sense_is_refused(ask, length):
+    """And the next one is served."""
+    assert ask("PUT", "/global/0", **{"Content-Length": length})[0] == 400
+    assert ask("PUT", "/global/0", b"x")[0] == 200
+
+
+def test_a_port_that_is_taken_is_named(ask, capsys):
+    """With what names another."""
+    server = horovod_store.Server(("", 0), 1, 1)
+
+    code = horovod_store.main([str(server.server_port), "1", "1"])
+
+    server.server_close()
+    assert code == 125
+    said = f"listening on port {server.server_port}: Address already in use; MASTER_PORT"
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_what_a_shell_prints_before_our_mark_is_skipped_and_shown(
+    capsys: pytest.CaptureFixture[str],
+):
+    lines = [b"Welcome to node 1!\n", b"prompt> cloudjob-group 4711\n", b"later\n"]
+
+    assert horovod_driver._group(lines) == 4711
+    assert capsys.readouterr().err == "the shell of a node prints: Welcome to node 1!\n"
+    assert horovod_driver._group([b"This account is currently not available.\n"]) == 0

@@ -1,0 +1,451 @@
+"""A Python script through our door is a Python script: real processes, through the zipapp."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Callable, NamedTuple
+
+import pytest
+
+
+class Ended(NamedTuple):
+    """How a process ended, and what it wrote."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+
+class Note(NamedTuple):
+    """What the door behind the script was told."""
+
+    code: int
+    message: str
+
+
+@pytest.fixture
+def door(zipapp: str) -> Callable[..., tuple[Ended, list[Note]]]:
+    """A function that runs a script through the door of a rank's script."""
+
+    def run(*words: str, cwd: Path) -> tuple[Ended, list[Note]]:
+        note, end = os.pipe()
+        done = subprocess.run(
+            [sys.executable, zipapp, "--script", *words],
+            cwd=cwd,
+            env={**os.environ, "CLOUDJOB_END_FD": str(end)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            pass_fds=[end],
+            timeout=60,
+            check=False,
+        )
+        os.close(end)
+        os.set_blocking(note, False)
+        text = os.read(note, 65536).decode()
+        os.close(note)
+        notes = []
+        if text:
+            code, at_s, message = text.split(" ", 2)
+            assert abs(time.time() - float(at_s)) < 60
+            notes.append(Note(int(code), message))
+        return Ended(done.returncode, done.stdout, done.stderr), notes
+
+    return run
+
+
+def plain(*words: str, cwd: Path) -> Ended:
+    """Run a script as Python does."""
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+Door = Callable[..., tuple[Ended, list[Note]]]
+
+SAME = {
+    "main": """
+        import sys
+        print(__name__, __file__, sys.argv, sys.path[0], __package__, __spec__, __doc__)
+        print(sys.modules["__main__"].__file__, __builtins__ is __import__("builtins"))
+        print(sorted(name for name in globals() if name != "__annotations__"))
+        print([name for name in sys.modules if "jobentry" in name])
+        print([type(each).__name__ for each in sys.meta_path])
+        """,
+    "no module of ours": """
+        try:
+            import jobentry.rank.wrapper
+        except ImportError as error:
+            print(error)
+        """,
+    "annotations": """
+        x: int = 1
+        print(__annotations__)
+        """,
+    "future": """
+        '''A docstring.'''
+        from __future__ import annotations
+        def f(x: not_defined) -> None: ...
+        print(f.__annotations__, __doc__)
+        """,
+    "no future": """
+        def f(x: int) -> None: ...
+        print(f.__annotations__)
+        """,
+    "pickle": """
+        import pickle
+        class A:
+            pass
+        print(pickle.dumps(A))
+        print(type(pickle.loads(pickle.dumps(A()))) is A)
+        """,
+    "import beside": """
+        import beside
+        print(beside.__file__)
+        """,
+    "source": """
+        import inspect
+        def f():
+            return 1
+        print(inspect.getsource(f), inspect.getfile(f))
+        """,
+    "spawn": """
+        import multiprocessing
+        def double(x):
+            return 2 * x
+        if __name__ == "__main__":
+            with multiprocessing.get_context("spawn").Pool(2) as pool:
+                print(pool.map(double, [1, 2]))
+        """,
+    "forkserver": """
+        import multiprocessing
+        def double(x):
+            return 2 * x
+        if __name__ == "__main__":
+            with multiprocessing.get_context("forkserver").Pool(2) as pool:
+                print(pool.map(double, [1, 2]))
+        """,
+    "fork": """
+        import multiprocessing
+        def double(x):
+            return 2 * x
+        if __name__ == "__main__":
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                print(pool.map(double, [1, 2]))
+        """,
+    "fork exit": """
+        import os, sys
+        child = os.fork()
+        if not child:
+            sys.exit(5)
+        print(os.waitpid(child, 0)[1] >> 8)
+        """,
+    "fork error": """
+        import os, sys
+        child = os.fork()
+        if not child:
+            raise ValueError("child")
+        print(os.waitpid(child, 0)[1] >> 8)
+        """,
+    "atexit": """
+        import atexit
+        atexit.register(print, "last")
+        print("first")
+        """,
+    "thread": """
+        import threading, time
+        def work():
+            time.sleep(0.2)
+            print("thread")
+        threading.Thread(target=work).start()
+        print("main")
+        """,
+    "exit": "import sys; sys.exit()",
+    "exit 0": "import sys; sys.exit(0)",
+    "exit false": "import sys; sys.exit(False)",
+    "no end of line": "print(1)",
+    "nothing": "",
+}
+
+FAILURES = {
+    "exit 3": ("import sys; print('x'); sys.exit(3)", "sys.exit(3)"),
+    "exit text": ("import sys; sys.exit('text')", "sys.exit('text')"),
+    "exit 259": ("import sys; sys.exit(256 + 3)", "sys.exit(259)"),
+    "exit -1": ("import sys; sys.exit(-1)", "sys.exit(-1)"),
+    "exit true": ("import sys; sys.exit(True)", "sys.exit(True)"),
+    "exit list": ("import sys; sys.exit([1])", "sys.exit([1])"),
+    "raise exit": ("raise SystemExit(4)", "sys.exit(4)"),
+    "error": (
+        """
+        def f():
+            raise ValueError("one\\ntwo")
+        f()
+        """,
+        "ValueError: one",
+    ),
+    "error without text": ("raise KeyError", "KeyError"),
+    "error chained": (
+        """
+        try:
+            1 / 0
+        except ZeroDivisionError as error:
+            raise RuntimeError("no") from error
+        """,
+        "RuntimeError: no",
+    ),
+    "error in an import": ("import broken", "ZeroDivisionError: division by zero"),
+    "error of no module": (
+        "import nowhere_to_be_found",
+        "ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+    ),
+    "generator exit": ("raise GeneratorExit('x')", "GeneratorExit: x"),
+    "own hook": (
+        """
+        import sys
+        def hook(kind, error, traceback):
+            print("hook", kind.__name__, error, traceback.tb_lineno, file=sys.stderr)
+        sys.excepthook = hook
+        raise ValueError("x")
+        """,
+        "ValueError: x",
+    ),
+    "not utf-8": ("import sys; raise ValueError('\\udcff')", "ValueError: \\udcff"),
+}
+
+
+def written(folder: Path, text: str, name: str = "x.py") -> str:
+    """Write a script, without the indent that it has here, and what it may import."""
+    import textwrap
+
+    (folder / "code").mkdir(exist_ok=True)
+    (folder / "code" / "beside.py").touch()
+    (folder / "code" / "broken.py").write_text("1 / 0\n")
+    (folder / "code" / name).write_text(textwrap.dedent(text).lstrip("\n"))
+    return "code/" + name
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_script_is_run_as_python_does(tmp_path: Path, door: Door, name: str):
+    """The same output, the same exit code, and no word to the door."""
+    script = written(tmp_path, SAME[name])
+
+    ended, notes = door(script, "-x", "a b", cwd=tmp_path)
+
+    assert ended == plain(script, "-x", "a b", cwd=tmp_path)
+    assert (ended.code, notes) == (0, [])
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_script_that_fails_fails_as_with_python(tmp_path: Path, door: Door, name: str):
+    """The same traceback without a line of ours, the same exit code, and one word to the door."""
+    text, message = FAILURES[name]
+    script = written(tmp_path, text)
+
+    ended, notes = door(script, cwd=tmp_path)
+    expected = plain(script, cwd=tmp_path)
+
+    assert ended == expected
+    assert notes == [Note(expected.code, notes[0].message)]
+    assert notes[0].message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xef\xbb\xbfprint('\xc3\xa4')\n",
+        b"# -*- coding: latin-1 -*-\nprint('\xe4')\n",
+        b"#!/usr/bin/python\n# coding: latin-1\nprint('\xe4')\r\n",
+        b"print('a')\r\nprint('b')\r\n",
+        b"print('a')\rprint('b')\r",
+    ],
+    ids=["bom", "cookie", "cookie on line 2", "crlf", "cr"],
+)
+def test_a_script_is_read_as_python_does(tmp_path: Path, door: Door, data: bytes):
+    """With a byte order mark, with a word on its encoding, and with any end of line."""
+    (tmp_path / "x.py").write_bytes(data)
+
+    ended, _ = door("x.py", cwd=tmp_path)
+
+    assert ended == plain("x.py", cwd=tmp_path)
+    assert ended.code == 0
+
+
+@pytest.mark.parametrize(
+    "data", [b"print(\n", b"x = = 1\n", b"def f():\nx\n", b"'\xff'\n", b"# coding: nowhere\n"]
+)
+def test_a_script_that_cannot_be_read_fails_as_with_python(tmp_path: Path, door: Door, data: bytes):
+    """A SyntaxError, without a line of ours; only on bytes that are no text the words differ."""
+    (tmp_path / "x.py").write_bytes(data)
+
+    ended, notes = door("x.py", cwd=tmp_path)
+    expected = plain("x.py", cwd=tmp_path)
+
+    assert ended.code == expected.code == 1
+    if b"\xff" in data or b"nowhere" in data:
+        assert ended.err.splitlines()[-1].startswith(b"SyntaxError: ")
+    else:
+        assert ended.err == expected.err
+    assert b"jobentry" not in ended.err
+    assert notes[0].message.startswith(("SyntaxError: ", "IndentationError: "))
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path: Path, door: Door):
+    """As a missing program: the name, and no traceback."""
+    ended, notes = door("no.py", cwd=tmp_path)
+
+    assert ended.code != 0
+    assert b"no.py" in ended.err
+    assert b"jobentry.pyz" not in ended.err
+    assert len(notes) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGUSR1])
+def test_a_script_is_ended_by_signals_as_with_python(
+    tmp_path: Path, zipapp: str, number: int, until: Callable[..., None]
+):
+    """Who waits for it sees the signal."""
+    # The mark is made on the line that sleeps, by a call with no frame of its own: wherever SIGINT
+    # strikes from then on, the traceback is the same but for what it underlines.
+    script = written(tmp_path, "import os, time\nos.mkdir('up'); time.sleep(60)")
+    errors = []
+    for words in ([zipapp, "--script", script], [script]):
+        with subprocess.Popen(
+            [sys.executable, *words], cwd=tmp_path, stderr=subprocess.PIPE
+        ) as process:
+            until((tmp_path / "up").exists)
+            (tmp_path / "up").rmdir()
+            process.send_signal(number)
+            assert process.wait(20) == -number
+            assert process.stderr is not None
+            errors.append(re.sub(rb"\n *\^+", b"", process.stderr.read()))
+
+    assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "atexit.register(time.sleep, 60); sys.exit(3)",
+        "atexit.register(time.sleep, 60); raise ValueError",
+        "signal.signal(signal.SIGALRM, print); atexit.register(time.sleep, 60); sys.exit(3)",
+        "threading.Thread(target=time.sleep, args=(60,)).start(); sys.exit(3)",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]);"
+        "atexit.register(time.sleep, 60); sys.exit(3)",
+    ],
+)
+def test_a_script_that_failed_and_hangs_is_cut_off(tmp_path: Path, door: Door, text: str):
+    """MPI_Finalize would wait for the other ranks for ever."""
+    script = written(tmp_path, "import atexit, signal, sys, threading, time\n" + text)
+    begun = time.monotonic()
+
+    ended, notes = door(script, cwd=tmp_path)
+
+    # Neither of the minutes that it would take.
+    assert time.monotonic() - begun < 30
+    assert (len(notes), notes[0].code) == (1, 3 if "sys.exit" in text else 1)
+    assert ended.code in (-signal.SIGALRM, notes[0].code)
+
+
+def test_a_script_that_succeeds_may_take_its_time(tmp_path: Path, door: Door):
+    """Only who failed is cut off."""
+    script = written(
+        tmp_path, "import atexit, sys, time\natexit.register(time.sleep, 1)\nsys.exit(0)"
+    )
+
+    assert door(script, cwd=tmp_path) == (Ended(0, b"", b""), [])
+
+
+def test_a_script_that_fails_has_its_exit_handlers_run(tmp_path: Path, door: Door):
+    """A checkpoint that is saved in one is not lost, and what was printed stands in the log."""
+    script = written(
+        tmp_path,
+        "import atexit, sys\natexit.register(print, 'saved')\nprint('x', end='')\nsys.exit(3)",
+    )
+
+    assert door(script, cwd=tmp_path)[0] == Ended(3, b"xsaved\n", b"")
+
+
+def test_the_word_to_the_door_is_not_inherited(tmp_path: Path, door: Door):
+    """What a script starts, and its variables, know nothing of it."""
+    script = written(
+        tmp_path,
+        """
+        import os, subprocess, sys
+        print([name for name in os.environ if name.startswith("CLOUDJOB_END")])
+        sys.stdout.flush()
+        subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False)
+        """,
+    )
+    ended, _ = door(script, cwd=tmp_path)
+
+    assert ended.out.startswith(b"[]\n")
+    # Standard output and standard error; a third pipe would be the door's.
+    assert ended.out.count(b"pipe:") == 2
+
+
+def test_a_script_runs_without_a_door(tmp_path: Path, zipapp: str):
+    """Somebody may run it by hand."""
+    script = written(tmp_path, "raise SystemExit(3)")
+    environ = {name: value for name, value in os.environ.items() if name != "CLOUDJOB_END_FD"}
+
+    assert (
+        subprocess.call([sys.executable, zipapp, "--script", script], cwd=tmp_path, env=environ)
+        == 3
+    )
+
+
+def test_a_long_message_is_cut(tmp_path: Path, door: Door):
+    """One write that no other can be mixed with."""
+    script = written(tmp_path, "raise ValueError('ä' * 100000)")
+
+    _, notes = door(script, cwd=tmp_path)
+
+    assert notes[0].message.startswith("ValueError: äää")
+    assert len(notes[0].message) < 2000
+
+
+def test_a_script_that_recurses_for_ever_fails_as_with_python(tmp_path: Path, door: Door):
+    """Only the count of lines that are not shown differs, by the frames of the door."""
+    script = written(tmp_path, "def f(): f()\nf()")
+
+    ended, notes = door(script, cwd=tmp_path)
+
+    shown = re.sub(rb"repeated \d+", b"repeated", ended.err)
+    assert shown == re.sub(rb"repeated \d+", b"repeated", plain(script, cwd=tmp_path).err)
+    assert [note.code for note in notes] == [1]
+
+
+GIVES_BACK = """\
+import sys, threading, torch.distributed
+sys.setswitchinterval(10)
+asked = threading.Event()
+def give_back():
+    asked.wait()
+    print("given back", flush=True)
+threading.Thread(target=give_back, daemon=True).start()
+asked.set()
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(0)"])
+def test_threads_of_torch_get_the_lock_before_the_end(door: Door, tmp_path: Path, end: str):
+    """One that waits for it as the interpreter ends would abort the process."""
+    (tmp_path / "torch").mkdir()
+    for name in ("__init__.py", "distributed.py"):
+        (tmp_path / "torch" / name).write_text("")
+    (tmp_path / "s.py").write_text(GIVES_BACK.format(end=end))
+
+    ended, _ = door("s.py", cwd=tmp_path)
+
+    assert ended == Ended(0, b"given back\n", b"")

@@ -1,0 +1,404 @@
+"""The door of a rank: its environment, its log, and its end, with real programs behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobentry.contract import names
+from jobentry.rank import wrapper
+
+TEXT = st.text(st.characters(exclude_characters="\0"), max_size=10)
+NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,6}", fullmatch=True) | st.sampled_from(
+    sorted(names.PER_NODE) + list(names.CHANGED_BY_OPEN_MPI) + ["LANG", "USER", "MA_X"]
+)
+
+
+def test_a_rank_has_the_heads_values_and_its_nodes_own():
+    """What differs from node to node is the node's, all else the head's where it carried it."""
+    session = {
+        "MA_VJ_NAME": "head",
+        "LR": "head",
+        "MA_CURRENT_IP": "10.0.0.1",
+        "VC_TASK_INDEX": "0",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "PATH": "/openmpi/bin:/session/bin",
+        "CLOUDJOB_EXACT_PATH": "/head/bin",
+        "TMPDIR": "/tmp/ompi.1",
+        "PWD": "/root",
+        "USER": "ssh",
+        "SSH_CLIENT": "10.0.0.1 22",
+    }
+    node = {
+        "MA_VJ_NAME": "node",
+        "LR": "node",
+        "MA_CURRENT_IP": "10.0.0.2",
+        "VC_TASK_INDEX": "1",
+        "TOKEN": "secret",
+        "TMPDIR": "/node/tmp",
+        "PWD": "/node/code",
+        "PATH": "/node/bin",
+        "USER": "node",
+    }
+
+    assert wrapper.rank_environment(session, node) == {
+        "MA_VJ_NAME": "head",
+        "LR": "head",
+        "MA_CURRENT_IP": "10.0.0.2",
+        "VC_TASK_INDEX": "1",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "TOKEN": "secret",
+        "TMPDIR": "/node/tmp",
+        "PWD": "/node/code",
+        "PATH": "/head/bin",
+        "USER": "node",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def test_without_an_entry_the_session_is_all_there_is():
+    """Somebody who runs the door by hand gets an environment all the same."""
+    assert wrapper.rank_environment({"USER": "me", "PATH": "/bin"}, {}) == {
+        "USER": "me",
+        "PATH": "/bin",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def test_a_user_may_want_buffers():
+    """PYTHONUNBUFFERED is only a default."""
+    assert wrapper.rank_environment({}, {"PYTHONUNBUFFERED": ""}) == {"PYTHONUNBUFFERED": ""}
+
+
+@given(st.dictionaries(NAMES, TEXT), st.dictionaries(NAMES, TEXT))
+def test_no_per_node_value_crosses(session: dict[str, str], node: dict[str, str]):
+    """Whatever the session holds, a node's own values stay, and nothing of ours is left over."""
+    found = wrapper.rank_environment(session, node)
+
+    for name in names.PER_NODE:
+        if name in node:
+            assert found[name] == node[name]
+    assert set(found) <= {*session, *node, "PYTHONUNBUFFERED"}
+    assert set(node) <= set(found)
+
+
+def test_the_environment_of_a_node_is_read_exactly(tmp_path: Path):
+    """Values with newlines, equal signs and bytes that are no text."""
+    (tmp_path / "env").write_bytes(b"A=1\0B=x=y\0C=\0D=a\nb\0E=\xff\0")
+
+    assert wrapper.read_node_env({"CLOUDJOB_NODE_DIR": str(tmp_path)}) == {
+        "A": "1", "B": "x=y", "C": "", "D": "a\nb", "E": "\udcff",
+    }  # fmt: skip
+    assert wrapper.read_node_env({"CLOUDJOB_NODE_DIR": str(tmp_path / "none")}) == {}
+    assert wrapper.read_node_env({}) == {}
+
+
+def test_the_program_stands_behind_two_dashes():
+    """A second ``--`` is the program's."""
+    assert wrapper.program(["--", "a", "--", "b%3A"]) == ["a", "--", "b%3A"]
+    assert wrapper.program(["--percent", "--", "%3A", "%253A"]) == [":", "%3A"]
+
+
+class Node:
+    """A node's folder, with a FIFO that is listened to, and doors that are started in it."""
+
+    def __init__(self, folder: Path, zipapp: str) -> None:
+        self.folder = folder
+        self.logs = folder / "log"
+        self.logs.mkdir()
+        os.mkfifo(folder / "events")
+        self.events = os.open(folder / "events", os.O_RDWR | os.O_NONBLOCK)
+        self.said = b""
+        self.doors: list[subprocess.Popen[bytes]] = []
+        self._zipapp = zipapp
+
+    def start(self, *program: str, number: int = 0, **more: str) -> subprocess.Popen[bytes]:
+        environ = {
+            **os.environ,
+            "OMPI_COMM_WORLD_RANK": str(number),
+            "CLOUDJOB_NODE_DIR": str(self.folder),
+            "CLOUDJOB_LOG_DIR": str(self.logs),
+            **more,
+        }
+        door = subprocess.Popen(
+            [sys.executable, self._zipapp, "--rank", "--", *program],
+            env=environ,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.doors.append(door)
+        return door
+
+    def log(self, number: int = 0) -> bytes:
+        path = self.logs / ("rank-%d.log" % number)
+        return path.read_bytes() if path.exists() else b""
+
+    def lines(self) -> list[list[str]]:
+        """Return what the doors have said, word by word."""
+        with contextlib.suppress(BlockingIOError):
+            self.said += os.read(self.events, 1 << 20)
+        return [line.split(" ") for line in self.said.decode().splitlines()]
+
+    def close(self) -> None:
+        for door in self.doors:
+            if door.poll() is None:
+                os.killpg(door.pid, signal.SIGKILL)
+            door.wait()
+            assert door.stderr is not None
+            door.stderr.close()
+        os.close(self.events)
+
+
+@pytest.fixture
+def node(tmp_path: Path, zipapp: str) -> Iterator[Node]:
+    """A node without ranks."""
+    node = Node(tmp_path, zipapp)
+    yield node
+    node.close()
+
+
+def test_a_rank_says_that_it_starts_and_ends(node: Node):
+    """Its door and its program by number, then how it ended, not by request and without a word."""
+    door = node.start("sh", "-c", "echo $$; exit 3", number=7)
+
+    assert door.wait(20) == 3
+    start, end = node.lines()
+    assert start == ["start", "7", str(door.pid), node.log(7).decode().strip()]
+    assert end[:5] == ["end", "7", "3", "0", "0"]
+
+
+def test_a_log_holds_every_byte(node: Node):
+    """Both streams, in the order in which they were written, and nothing of ours."""
+    door = node.start("sh", "-c", "printf 'a\\377\\r'; printf b >&2; printf c")
+
+    assert door.wait(20) == 0
+    assert node.log() == b"a\xff\rbc"
+
+
+def test_a_program_killed_by_a_signal_says_which(node: Node):
+    """The code is that of a shell, and the signal stands beside it."""
+    door = node.start("sh", "-c", "kill -SEGV $$")
+
+    assert door.wait(20) == 139
+    assert node.lines()[1][:5] == ["end", "0", "139", "11", "0"]
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "text"),
+    [
+        ("no-such-program", 127, b"jobentry: starting no-such-program: not found on PATH\n"),
+        ("/etc/passwd", 126, b"jobentry: starting /etc/passwd: Permission denied\n"),
+        ("/etc", 126, b"jobentry: starting /etc: Permission denied\n"),
+    ],
+)
+def test_a_program_that_cannot_be_started_says_why(
+    node: Node, program: str, code: int, text: bytes
+):
+    """As a shell does: 127 not found, 126 cannot execute."""
+    door = node.start(program)
+
+    assert door.wait(20) == code
+    assert node.log() == text
+
+
+def test_a_signal_of_the_entry_is_told(node: Node, until: Callable[..., None]):
+    """A rank that was asked to end is not the first to blame."""
+    door = node.start(
+        "sh", "-c", "trap 'echo saved; exit 5' TERM; echo up; while :; do sleep 0.05; done"
+    )
+    until(lambda: node.log() == b"up\n")
+    os.killpg(door.pid, signal.SIGTERM)
+
+    assert door.wait(20) == 5
+    assert node.log().endswith(b"saved\n")
+    assert node.lines()[1][:5] == ["end", "0", "5", "0", "1"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_a_program_has_every_signal_as_it_was(node: Node, until: Callable[..., None], number: int):
+    """What the door listens to is at its default in the program."""
+    door = node.start("sleep", "60")
+    until(lambda: len(node.lines()) == 1)
+    program = int(node.lines()[0][3])
+    until(lambda: Path("/proc/%d/comm" % program).read_text() == "sleep\n")
+    os.kill(program, number)
+
+    assert door.wait(20) == 128 + number
+
+
+def test_the_program_dies_with_its_door(node: Node, until: Callable[..., None]):
+    """Mpirun may kill the door alone, with a signal that nobody can hear."""
+    door = node.start("sleep", "60")
+    until(lambda: len(node.lines()) == 1)
+    program = int(node.lines()[0][3])
+    door.kill()
+
+    def is_gone() -> bool:
+        try:
+            return ") Z " in Path("/proc/%d/stat" % program).read_text()
+        except OSError:
+            return True
+
+    until(is_gone)
+
+
+def test_a_program_whose_door_died_too_early_does_not_start(tmp_path: Path):
+    """The kernel tells of a parent's death only those that had asked before."""
+    text = """
+import os, sys
+from jobentry.rank import wrapper
+parent = os.getpid()
+def asks_too_late(option, value):
+    while os.getppid() == parent:
+        pass
+wrapper.prctl = lambda: asks_too_late
+wrapper._start(["touch", "started"], dict(os.environ))
+"""
+    door = subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        # Until the program has ended too: it holds the other end.
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=True,
+    )
+
+    assert door.stdout == b""
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_rank_ends_when_what_its_script_left_in_the_background_has(
+    node: Node, until: Callable[..., None], code: int
+):
+    go = node.folder / "go"
+    wait = f"while [ ! -e {go} ]; do sleep 0.05; done"
+    door = node.start("bash", "-c", f"for i in 1 2; do ({wait}; exit {code}) & done; exit 0")
+    until(lambda: len(node.lines()) == 2)
+    go.touch()
+
+    assert door.wait(20) == code
+    _, waits, end = node.lines()
+    assert waits[:3] == ["waits", "0", "2"]
+    assert " ".join(waits[3:]).startswith("bash -c for i in 1 2;")
+    assert end[:5] == ["end", "0", str(code), "0", "0"]
+
+
+def test_a_rank_does_not_wait_for_daemons(node: Node):
+    has_session = 'read -r _ _ _ _ _ session _ </proc/$!/stat; [ "$session" = $! ]'
+    door = node.start(
+        "bash", "-c", f"setsid sleep 600 >&- 2>&- & echo $!; until {has_session}; do :; done"
+    )
+
+    assert door.wait(20) == 0
+    assert [words[0] for words in node.lines()] == ["start", "end"]
+    os.kill(int(node.log()), signal.SIGKILL)
+
+
+def test_what_a_script_ends_itself_is_no_failure(node: Node):
+    door = node.start("bash", "-c", "sleep 600 & kill $!; exit 0")
+
+    assert door.wait(20) == 0
+
+
+def test_a_cancel_ends_what_a_script_left_in_the_background(node: Node, until: Callable[..., None]):
+    door = node.start("bash", "-c", "sleep 600 & exit 0")
+    until(lambda: len(node.lines()) == 2)
+    os.killpg(door.pid, signal.SIGTERM)
+
+    assert door.wait(20) == 143
+    assert node.lines()[2][:5] == ["end", "0", "143", "15", "1"]
+
+
+def test_a_door_stays_while_the_job_is_stopped(node: Node, until: Callable[..., None]):
+    """Mpirun ends every rank when the first one goes, so nobody goes before the others are done."""
+    door = node.start("sh", "-c", "until [ -e go ]; do sleep 0.05; done", PWD=str(node.folder))
+    until(lambda: len(node.lines()) == 1)
+    (node.folder / "stopping").touch()
+    (node.folder / "go").touch()
+    until(lambda: len(node.lines()) == 2)
+    assert door.poll() is None
+    (node.folder / "stopping").unlink()
+
+    assert door.wait(20) == 0
+
+
+def test_a_rank_that_starts_while_the_job_is_stopped_does_not(node: Node):
+    """It ends as if it had been asked to."""
+    (node.folder / "stopping").touch()
+    door = node.start("echo", "hello")
+
+    assert (door.wait(20), node.log()) == (143, b"")
+
+
+def test_a_rank_waits_until_all_workers_are_there(tmp_path: Path):
+    """The head may have started mpirun before; nothing of the user's runs until then."""
+    (tmp_path / "waiting").touch()
+    waits = threading.Thread(target=wrapper._wait, args=(str(tmp_path),))
+    waits.start()
+    assert waits.is_alive()
+
+    (tmp_path / "waiting").unlink()
+
+    waits.join(60)
+    assert not waits.is_alive()
+
+
+def test_a_rank_runs_in_its_nodes_code(node: Node):
+    """Each node has its own copy of the code; mpirun knows only the head's."""
+    code = node.folder / "code"
+    code.mkdir()
+    (node.folder / "env").write_bytes(b"PATH=/usr/bin:/bin\0PWD=" + os.fsencode(code) + b"\0LR=1\0")
+    door = node.start("sh", "-c", 'pwd; echo "$LR"', PWD="/", LR="2")
+
+    assert door.wait(20) == 0
+    assert node.log() == os.fsencode(code) + b"\n2\n"
+
+
+def test_a_secret_that_is_not_there_is_named(node: Node):
+    """A training without its secret would fail later, and say less."""
+    door = node.start("true", CLOUDJOB_SECRET_NAMES="TOKEN HOME KEY")
+
+    assert door.wait(20) == 125
+    assert node.log() == b"jobentry: secret TOKEN, KEY did not reach this node\n"
+
+
+def test_a_door_without_an_entry_works(zipapp: str):
+    """Its output goes where mpirun's goes."""
+    environ = {name: value for name, value in os.environ.items() if "CLOUDJOB" not in name}
+    done = subprocess.run(
+        [sys.executable, zipapp, "--rank", "--percent", "--", "echo", "%3A", "100%25"],
+        env=environ,
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (0, b": 100%\n")
+
+
+def test_a_script_that_fails_says_so_before_it_is_gone(node: Node, until: Callable[..., None]):
+    """Exit handlers may take their time; the job's end need not wait for them."""
+    script = node.folder / "x.py"
+    script.write_text(
+        "import atexit, time\natexit.register(time.sleep, 60)\nraise ValueError('too\\nlong')\n"
+    )
+    door = node.start(sys.executable, node._zipapp, "--script", str(script), number=2)
+    until(lambda: len(node.lines()) == 2)
+    said = node.lines()[1]
+
+    assert said[:3] + said[6:] == ["fail", "2", "1", "ValueError:", "too"]
+    assert door.wait(20) == 1
+    assert node.lines()[2] == ["gone", "2"]
+    assert node.log(2).endswith(b"ValueError: too\nlong\n")

@@ -1,0 +1,331 @@
+"""Inputs brought to a node, and the cache that the jobs of one machine share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobentry import objects
+from jobentry.contract import env
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.staging import cache, inputs
+from jobentry.staging.inputs import InputError
+
+
+def bring(folder: Path, uri: str, kept: Path | None = None, **facts: Any) -> Path:
+    """Bring one input to a node below ``folder`` and return where it is."""
+    paths = NodePaths(*(str(folder / name) for name in ("", "job", "mount", "log", "node")))
+    node = NodeEnv(hosts=("a", "b"), inputs=(("DATA", uri),), **facts)
+    inputs.stage(node, paths, {"CLOUDJOB_CACHE_DIR": str(kept)} if kept else {})
+    return Path(paths.input("DATA"))
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder as a user has it."""
+    folder = tmp_path / "data"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a").write_bytes(b"a" * 100)
+    (folder / "deep" / os.fsdecode(b"50% \xff#?")).write_bytes(b"odd")
+    (folder / "link").symlink_to("a")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "far").write_bytes(b"far")
+    (folder / "door").symlink_to(tmp_path / "elsewhere")
+    (folder / "gone").symlink_to("nowhere")
+    return folder
+
+
+EXPECTED = {
+    "a": b"a" * 100,
+    "link": b"a" * 100,
+    "door/far": b"far",
+    "deep/" + os.fsdecode(b"50% \xff#?"): b"odd",
+}
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["alone", "cached"])
+@pytest.mark.parametrize("end", ["", "/"])
+def test_a_folder_is_copied(tmp_path: Path, data: Path, end: str, is_kept: bool):
+    """Nothing of it leads back to where it came from, so no job can damage that."""
+    found = bring(tmp_path / "node", data.as_uri() + end, tmp_path / "cache" if is_kept else None)
+
+    assert tree(found) == EXPECTED
+    assert not any(path.is_symlink() for path in found.rglob("*"))
+    inodes = {path.stat().st_ino for path in data.rglob("*") if path.is_file()}
+    assert not inodes & {path.stat().st_ino for path in found.rglob("*")}
+
+
+def test_a_file_is_a_file(tmp_path: Path, data: Path):
+    """The path of the input is its own."""
+    assert bring(tmp_path / "node", (data / "a").as_uri()).read_bytes() == b"a" * 100
+
+
+def test_an_empty_folder_is_an_empty_folder(tmp_path: Path):
+    """It is there, so it is no mistake."""
+    (tmp_path / "empty").mkdir()
+
+    assert list(bring(tmp_path / "node", (tmp_path / "empty").as_uri()).iterdir()) == []
+
+
+def test_what_is_not_there_is_named(tmp_path: Path):
+    """Nothing of the input is left."""
+    with pytest.raises(InputError) as caught:
+        bring(tmp_path / "node", f"file://{tmp_path}/none")
+
+    assert str(caught.value) == (
+        f"bringing the input DATA: find object: file://{tmp_path}/none: no such file or directory"
+    )
+    assert tree(tmp_path / "node") == {}
+
+
+def test_an_input_that_breaks_leaves_nothing(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A second start must not take half of it for whole."""
+    fetch = objects.fetch
+
+    def break_off(uri: str, path: str, **more: Any) -> None:
+        if uri.endswith("/far"):
+            raise objects.ObjectError("fetch object: far: 500", "try again")
+        fetch(uri, path, **more)
+
+    monkeypatch.setattr(objects, "fetch", break_off)
+    with pytest.raises(InputError) as caught:
+        bring(tmp_path / "node", data.as_uri())
+
+    assert caught.value.hint == "try again"
+    assert list((tmp_path / "node" / "mount" / "inputs").iterdir()) == []
+
+
+def test_an_input_that_breaks_while_more_of_it_comes(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Who still fetches ends first: under their feet the folder cannot be removed for good."""
+    fetch = objects.fetch
+    folder = tmp_path / "node" / "mount" / "inputs"
+    has_failed = threading.Event()
+    coming: list[str] = []
+
+    def break_off(uri: str, path: str, **more: Any) -> None:
+        if uri.endswith("/far"):
+            has_failed.set()
+            raise objects.ObjectError("fetch object: far: 500", "try again")
+        coming.append(uri)
+        has_failed.wait(20)
+        # Long enough for who would not wait.
+        end = time.monotonic() + 0.3
+        while list(folder.iterdir()) and time.monotonic() < end:
+            time.sleep(0.001)
+        try:
+            fetch(uri, path, **more)
+        finally:
+            coming.remove(uri)
+
+    monkeypatch.setattr(objects, "fetch", break_off)
+    with pytest.raises(InputError) as caught:
+        bring(tmp_path / "node", data.as_uri())
+
+    assert caught.value.hint == "try again"
+    end = time.monotonic() + 20
+    while coming:
+        assert time.monotonic() < end, coming
+        time.sleep(0.01)
+    assert list(folder.iterdir()) == []
+
+
+def test_an_input_that_is_there_stays(tmp_path: Path, data: Path):
+    """The container was started again in place."""
+    (bring(tmp_path / "node", data.as_uri()) / "a").write_bytes(b"mine")
+
+    assert (bring(tmp_path / "node", data.as_uri()) / "a").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("name", ["../a", "a//b", "a/../../b", "./a", "/a", "a/..", "a\0"])
+def test_a_key_that_would_leave_the_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    """A bucket may have keys of any letters."""
+    entry = objects.Entry(name, "s3://bucket/x", 1)
+    monkeypatch.setattr(objects, "list", lambda prefix: iter([entry]))
+
+    with pytest.raises(InputError, match="cannot be the name of a file"):
+        bring(tmp_path / "node", "s3://bucket/x/")
+
+    assert not (tmp_path / "node" / "mount" / "a").exists()
+
+
+def test_an_input_goes_to_the_nodes_that_need_it(tmp_path: Path, data: Path):
+    """The others have neither the files nor the variable."""
+    facts = {"input_nodes": (("DATA", "1"),)}
+
+    assert not bring(tmp_path / "0", data.as_uri(), node=0, **facts).exists()
+    assert bring(tmp_path / "1", data.as_uri(), node=1, **facts).exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [("0", {0}), ("0,2-3", {0, 2, 3}), ("4-2", set()), ("1-1,1", {1}), ("0-99", {0, 1, 2, 3, 4})],
+)
+def test_lists_of_nodes(text: str, nodes: set[int]):
+    """Numbers and ranges."""
+    assert env.is_list(text)
+    assert {node for node in range(5) if env.is_listed(node, text)} == nodes
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1,,2", "1 2", "1\n", "٣", "1-2-3"])
+def test_what_lists_no_nodes(text: str):
+    """It is told before anything is done."""
+    assert not env.is_list(text)
+
+
+def test_a_long_wait_says_how_far_it_is(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    """Sizes, files, rate and the time that is left; a quick one says nothing."""
+    bring(tmp_path / "quick", data.as_uri())
+    quick = capfd.readouterr().err
+    monkeypatch.setattr(inputs, "_TELL_S", 0.0)
+    bring(tmp_path / "slow", data.as_uri())
+    slow = capfd.readouterr().err
+
+    assert quick == ""
+    assert "jobentry: input DATA: " in slow
+    assert " of 206 B, " in slow
+    assert "s left" in slow
+    assert "input DATA: 206 B in 4 files came in 0 s" in slow
+
+
+# -- the cache ----------------------------------------------------------------------------------
+
+
+def test_the_second_job_fetches_nothing(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What both have is one file on the disk, which neither has the right to write."""
+    first = bring(tmp_path / "first", data.as_uri(), tmp_path / "cache")
+    monkeypatch.setattr(objects, "fetch", None)
+    second = bring(tmp_path / "second", data.as_uri(), tmp_path / "cache")
+
+    assert tree(first) == tree(second) == EXPECTED
+    assert (first / "a").stat().st_ino == (second / "a").stat().st_ino
+    assert (first / "a").stat().st_mode & 0o777 == 0o444
+
+
+def test_a_new_version_is_fetched(tmp_path: Path, data: Path):
+    """The one that another job has stays as it is."""
+    first = bring(tmp_path / "first", data.as_uri(), tmp_path / "cache")
+    (data / "a").write_bytes(b"b" * 100)
+    second = bring(tmp_path / "second", data.as_uri(), tmp_path / "cache")
+
+    assert (first / "a").read_bytes() == b"a" * 100
+    assert (second / "a").read_bytes() == b"b" * 100
+
+
+def test_a_file_that_a_job_has_written_to_all_the_same_is_fetched_anew(tmp_path: Path, data: Path):
+    """Root may; the next job must not suffer."""
+    first = bring(tmp_path / "first", data.as_uri(), tmp_path / "cache")
+    (first / "a").chmod(0o644)
+    (first / "a").write_bytes(b"x" * 100)
+    second = bring(tmp_path / "second", data.as_uri(), tmp_path / "cache")
+
+    assert tree(second) == EXPECTED
+
+
+def test_the_cache_stays_small(tmp_path: Path):
+    """What was not used for the longest time goes; who has it keeps it."""
+    for index in range(6):
+        (tmp_path / str(index)).write_bytes(b"%d" % index * 1000)
+    kept = cache.Cache.of(str(tmp_path / "cache"), 3500)
+    for index in [0, 1, 2, 0, 3, 4, 0, 5]:
+        target = tmp_path / f"got-{index}"
+        target.unlink(missing_ok=True)
+        kept.fetch(objects.look((tmp_path / str(index)).as_uri()), str(target), lambda size: None)
+        time.sleep(0.01)
+
+    sizes = [path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    found = {path.read_bytes()[:1] for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+    assert sum(sizes) <= 3500
+    assert found == {b"0", b"4", b"5"}
+    assert (tmp_path / "got-1").read_bytes() == b"1" * 1000
+
+
+def test_an_object_too_large_for_the_cache_is_fetched_without(tmp_path: Path):
+    """One large file must not drive out all others."""
+    (tmp_path / "large").write_bytes(b"x" * 3000)
+    kept = cache.Cache.of(str(tmp_path / "cache"), 3500)
+    kept.fetch(objects.look((tmp_path / "large").as_uri()), str(tmp_path / "got"), lambda _: None)
+
+    assert (tmp_path / "got").read_bytes() == b"x" * 3000
+    assert list((tmp_path / "cache").rglob("*")) == []
+
+
+def test_nodes_that_start_together_fetch_once(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The others wait for the first."""
+    fetched: list[str] = []
+    fetch = objects.fetch
+
+    def slow(uri: str, path: str, **more: Any) -> None:
+        fetched.append(uri)
+        time.sleep(0.05)
+        fetch(uri, path, **more)
+
+    monkeypatch.setattr(objects, "fetch", slow)
+    threads = [
+        threading.Thread(target=bring, args=(tmp_path / str(i), data.as_uri(), tmp_path / "cache"))
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert [tree(tmp_path / str(i) / "mount" / "inputs" / "DATA_0") for i in range(4)] == [
+        EXPECTED
+    ] * 4
+    assert sorted(fetched) == sorted(set(fetched))
+
+
+def test_a_job_that_is_killed_while_it_fetches_stops_nobody(tmp_path: Path, data: Path):
+    """Its lock goes with it, and half a file is no file."""
+    code = (
+        "import os, sys; sys.path[:0] = sys.argv[4:]\n"
+        "from jobentry import objects; from jobentry.staging import cache\n"
+        "fetch = objects.fetch\n"
+        "def half(uri, path, **more):\n"
+        "    open(path, 'w').write('half'); os.kill(os.getpid(), 9)\n"
+        "objects.fetch = half\n"
+        "kept = cache.Cache.of(sys.argv[1], 10**6)\n"
+        "kept.fetch(objects.look(sys.argv[2]), sys.argv[3], lambda size: None)\n"
+    )
+    words = [str(tmp_path / "cache"), (data / "a").as_uri(), str(tmp_path / "got"), *sys.path]
+    done = subprocess.run([sys.executable, "-c", code, *words], check=False)
+    found = bring(tmp_path / "node", data.as_uri(), tmp_path / "cache")
+
+    assert done.returncode == -9
+    assert tree(found) == EXPECTED
+
+
+def test_a_cache_that_cannot_be_used_is_done_without(tmp_path: Path, data: Path):
+    """It only saves time."""
+    (tmp_path / "file").touch()
+
+    assert tree(bring(tmp_path / "node", data.as_uri(), tmp_path / "file" / "cache")) == EXPECTED

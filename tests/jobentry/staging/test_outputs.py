@@ -1,0 +1,803 @@
+"""Outputs kept while the ranks run and at the end, whatever happens in between."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobentry import objects
+from jobentry.contract import env, manifest
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.manifest import Kept, Manifest
+from jobentry.contract.paths import NodePaths
+from jobentry.control.local_ranks import BadEnd
+from jobentry.objects import directory
+from jobentry.staging import outputs
+from jobentry.staging.outputs import OutputError, Outputs
+
+Files = "dict[str, bytes]"
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "SETTLE_S", 0.01)
+
+
+class Node:
+    """A node with one output, and the reader's view of it."""
+
+    def __init__(self, folder: Path, node: int = 0, uri: str = "", **facts: Any) -> None:
+        home = folder / f"home-{node}-{os.urandom(3).hex()}"
+        self.paths = NodePaths(*(str(home / name) for name in ("", "job", "mount", "log", "node")))
+        self.store = folder / "store"
+        self.uri = uri or self.store.as_uri()
+        hosts = tuple(f"h{i}" for i in range(facts.pop("nodes", 2)))
+        self.env = NodeEnv(job="j", node=node, hosts=hosts, outputs=(("OUT", self.uri),), **facts)
+        self.outputs = Outputs(self.env, self.paths)
+        self.folder = Path(self.paths.output("OUT"))
+
+    def prepare(self) -> Node:
+        """Make it ready for its ranks."""
+        self.outputs.prepare()
+        return self
+
+    def write(self, **files: bytes) -> None:
+        """Write files as a script does; two underscores stand for a slash."""
+        for name, data in files.items():
+            path = self.folder / name.replace("__", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+    def keep_now(self) -> None:
+        """Do what the thread does every now and then."""
+        (output,) = self.outputs._all
+        output.keep_now(threading.Event())
+
+    def finish(self) -> str:
+        """Do what the thread does at the end."""
+        self.outputs.start()
+        return self.outputs.finish(60)
+
+    def seen(self) -> dict[str, bytes]:
+        """Return what a reader takes for whole, by the manifest of this node."""
+        return seen(self.store, self.env.node)
+
+    def local(self) -> dict[str, bytes]:
+        """Return what is in the node's own folder."""
+        return {
+            path.relative_to(self.folder).as_posix(): path.read_bytes()
+            for path in self.folder.rglob("*")
+            if path.is_file()
+        }
+
+
+def seen(store: Path, node: int = 0) -> dict[str, bytes]:
+    """Return what the manifest names, and fail when an object is not what it says."""
+    found = manifest.load((store / manifest.key(node)).read_bytes())
+    files = {}
+    for kept in found.files:
+        data = (store / kept.key).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == kept.sha256, kept
+        assert len(data) == kept.size_bytes
+        files[kept.name] = data
+    return files
+
+
+def plain(store: Path) -> dict[str, bytes]:
+    """Return what a reader sees who knows nothing of manifests."""
+    return {
+        path.relative_to(store).as_posix(): path.read_bytes()
+        for path in store.rglob("*")
+        if path.is_file() and manifest.FOLDER not in path.parts
+    }
+
+
+# -- manifests ----------------------------------------------------------------------------------
+
+names = (
+    st.text(min_size=1, max_size=20)
+    .map(lambda text: os.fsdecode(text.encode("utf-8", "replace")))
+    .filter(manifest.is_name)
+)
+kept = st.builds(
+    Kept,
+    name=names,
+    key=names,
+    size_bytes=st.integers(0, 2**60),
+    sha256=st.binary(min_size=32, max_size=32).map(bytes.hex),
+    modified_ns=st.integers(0, 2**62),
+    is_incomplete=st.booleans(),
+)
+
+
+@given(st.builds(Manifest, job=st.text(), node=st.integers(0, 10**6), files=st.tuples(kept, kept)))
+def test_a_manifest_is_read_as_it_was_written(value: Manifest):
+    """Names of any letters."""
+    assert manifest.load(manifest.dump(value)) == value
+
+
+GOOD = {"name": "a", "key": "a", "size_bytes": 1, "sha256": "0" * 64, "modified_ns": 0}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"name": "../a"},
+        {"name": "/a"},
+        {"key": "a/../../b"},
+        {"name": "a\0"},
+        {"sha256": "x"},
+        {"size_bytes": -1},
+        {"size_bytes": "many"},
+        {"name": "\ud800"},
+        {"key": "a\udfff"},
+        {"modified_ns": 10**30},
+        {"size_bytes": 10**30},
+    ],
+    ids=str,
+)
+def test_a_manifest_of_bad_names_is_refused(fault: dict[str, Any]):
+    """It was written by a node, where anything may run; it must not lead anywhere else."""
+    value = {"format": 1, "job": "j", "node": 0, "files": [{**GOOD, **fault}]}
+
+    with pytest.raises(manifest.ManifestError):
+        manifest.load(json.dumps(value).encode())
+
+
+INFINITE = b'{"format": 1, "job": "j", "node": Infinity, "files": []}'
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[1]", b'{"format": 2}', b"\xff", b"[" * 10**5, INFINITE]
+)
+def test_what_is_no_manifest_is_refused(data: bytes):
+    """So that it is not taken for an empty one."""
+    with pytest.raises(manifest.ManifestError):
+        manifest.load(data)
+
+
+# -- at the end ---------------------------------------------------------------------------------
+
+
+def test_every_file_is_kept_at_the_end(tmp_path: Path):
+    """Under its own name, whatever bytes that has; what is no file is passed over."""
+    node = Node(tmp_path).prepare()
+    odd = os.fsdecode(b"50% \xff#?")
+    (node.folder / "deep" / "empty").mkdir(parents=True)
+    (node.folder / "deep" / odd).write_bytes(b"1")
+    node.write(model=b"2")
+    (node.folder / "latest").symlink_to("model")
+    (node.folder / "loop").symlink_to(".")
+    (node.folder / "gone").symlink_to("nowhere")
+    os.mkfifo(node.folder / "pipe")
+
+    assert node.finish() == ""
+    assert node.seen() == {f"deep/{odd}": b"1", "latest": b"2", "model": b"2"}
+    assert plain(node.store) == node.seen()
+
+
+def test_files_that_cannot_be_stored_do_not_stop_the_others(tmp_path: Path):
+    """The message lists each of them; the rest is in the store."""
+    node = Node(tmp_path).prepare()
+    node.write(a__model=b"", b=b"")
+    (node.store / "a").write_bytes(b"")
+
+    problem = node.finish()
+
+    assert problem.startswith("uploading the output OUT: put object: ") or "write object" in problem
+    assert "a/model: not a directory" in problem
+    assert node.seen() == {"b": b""}
+
+
+def test_a_folder_that_has_gone_is_an_error(tmp_path: Path):
+    """No outputs is an empty folder; no folder means that something went wrong."""
+    node = Node(tmp_path).prepare()
+    node.write(model=b"1")
+    node.keep_now()
+    for path in (node.folder / "model", node.folder):
+        path.unlink() if path.is_file() else path.rmdir()
+
+    assert "no such file or directory" in node.finish().lower()
+    assert node.seen() == {"model": b"1"}
+
+
+def test_the_end_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever stops a job does not wait for ever; what was kept before stays whole."""
+    node = Node(tmp_path).prepare()
+    node.write(a=b"1")
+    node.keep_now()
+    hangs = threading.Event()
+    monkeypatch.setattr(objects, "write", lambda data, uri: hangs.wait(60))
+    node.write(a=b"22")
+    node.outputs.start()
+
+    problem = node.outputs.finish(0.2)
+    hangs.set()
+
+    assert problem == (
+        "uploading the output OUT: not done after 0.2 s; what was kept before is whole"
+    )
+    assert node.seen() == {"a": b"1"}
+
+
+def test_an_output_that_nobody_can_keep_is_told_at_once(tmp_path: Path):
+    """Not after hours of training."""
+    (tmp_path / "file").touch()
+    uris = {
+        f"file://{tmp_path}/file/below": "not a directory",
+        "https://host/x": "cannot be kept on a web server",
+        "s3://b/x": "not a URI of the form s3://bucket/key",
+        "gs://bucket/x": "there is no store for gs://",
+    }
+    for uri, words in uris.items():
+        with pytest.raises(OutputError, match="preparing the output OUT: ") as caught:
+            Node(tmp_path, uri=uri).prepare()
+        assert words in str(caught.value)
+
+
+# -- while the ranks run ------------------------------------------------------------------------
+
+
+def test_trees_of_any_depth_are_kept_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # A thousand of these take a minute on a disk that others use.
+    monkeypatch.setattr(directory, "_sync_folder", lambda folder: None)
+    node = Node(tmp_path).prepare()
+    name = "d/" * 1100 + "model"
+    objects.write(b"1", objects.uri_below(node.folder.as_uri(), name))
+    try:
+        assert node.finish() == ""
+        assert node.seen() == {name: b"1"}
+        again = Node(tmp_path, restore_outputs=env.RESTORE_OWN).prepare()
+        assert (again.folder / name).read_bytes() == b"1"
+        listed = [entry.name for entry in objects.list(node.folder.as_uri() + "/")]
+        assert listed == [name]
+    finally:
+        # Python's own way to remove a folder stops at a thousand, too.
+        subprocess.run(["rm", "-rf", *tmp_path.iterdir()], check=True)
+
+
+def test_a_path_that_is_too_long_is_an_error(tmp_path: Path):
+    node = Node(tmp_path).prepare()
+    node.write(model=b"1")
+    name = "n" * 200
+    top = os.open(node.folder, os.O_RDONLY)
+    for _ in range(21):
+        os.mkdir(name, dir_fd=top)
+        below = os.open(name, os.O_RDONLY, dir_fd=top)
+        os.close(top)
+        top = below
+    os.close(os.open("model", os.O_WRONLY | os.O_CREAT, dir_fd=top))
+    os.close(top)
+
+    assert "file name too long" in node.finish()
+    assert node.seen() == {"model": b"1"}
+
+
+@pytest.mark.parametrize(
+    "error", [RecursionError("too deep"), MemoryError(), RuntimeError("can't start new thread")]
+)
+def test_whatever_ends_the_storing_of_outputs_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    node = Node(tmp_path).prepare()
+    node.write(model=b"1")
+
+    def fail(data: bytes, uri: str) -> None:
+        raise error
+
+    monkeypatch.setattr(objects, "write", fail)
+
+    expected = f"uploading the output OUT: {type(error).__name__}: {error}"
+    assert node.finish() == expected
+    node.keep_now()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_is_gone_has_kept_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    node = Node(tmp_path).prepare()
+    node.write(model=b"1")
+
+    def leave(data: bytes, uri: str) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(objects, "write", leave)
+
+    assert node.finish() == "uploading the output OUT: its thread ended before it was done"
+
+
+def test_outputs_need_a_thread_before_the_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    node = Node(tmp_path).prepare()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    with pytest.raises(OutputError, match="thread that stores outputs: can't start new thread"):
+        node.outputs.start()
+
+
+# -- what is incomplete -------------------------------------------------------------------------
+
+
+def incomplete(node: Node) -> set[str]:
+    """Return the files that the manifest calls incomplete."""
+    found = manifest.load((node.store / manifest.key(node.env.node)).read_bytes())
+    return {kept.name for kept in found.files if kept.is_incomplete}
+
+
+def age(path: Path, seconds: float) -> None:
+    """Let a file be one that was written to some time ago."""
+    at = time.time() - seconds
+    os.utime(path, (at, at))
+
+
+def fail(node: Node, *, is_kill: bool = False) -> None:
+    """Do what the thread does at the end of a node whose ranks end badly now."""
+    (output,) = node.outputs._all
+    assert output.keep_all(BadEnd(time.time(), is_kill)) == []
+
+
+def test_what_was_written_just_before_a_failure_is_incomplete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(outputs, "SETTLE_S", 60.0)
+    node = Node(tmp_path).prepare()
+    node.write(old=b"1", half=b"1", ckpt__half=b"1", new=b"1")
+    age(node.folder / "old", 3600)
+    # A script that writes to one name and renames to another knows that it is whole.
+    (node.folder / "new").rename(node.folder / "whole")
+    os.utime(node.folder / "whole")
+    time.sleep(0.05)
+    (node.folder / "whole").rename(node.folder / "renamed")
+
+    fail(node)
+
+    assert node.seen() == node.local()
+    assert incomplete(node) == {"half", "ckpt/half"}
+
+
+def test_nothing_is_incomplete_when_all_ranks_ended_well(tmp_path: Path):
+    node = Node(tmp_path).prepare()
+    node.write(model=b"1")
+
+    assert node.finish() == ""
+    assert incomplete(node) == set()
+
+
+def test_what_is_open_for_writing_is_incomplete_until_it_is_closed(tmp_path: Path):
+    node = Node(tmp_path).prepare()
+    node.write(read=b"1")
+    with (node.folder / "written").open("wb", buffering=0) as file, (node.folder / "read").open():
+        file.write(b"1")
+        node.keep_now()
+        meanwhile = incomplete(node)
+    node.keep_now()
+
+    assert meanwhile == {"written"}
+    assert node.seen() == {"read": b"1", "written": b"1"}
+    assert incomplete(node) == set()
+
+
+def test_what_a_killed_rank_had_open_is_incomplete(tmp_path: Path):
+    node = Node(tmp_path).prepare()
+    node.write(model=b"1")
+    with (node.folder / "open").open("wb", buffering=0) as file:
+        file.write(b"1")
+        age(node.folder / "open", 3600)
+        age(node.folder / "model", 3600)
+        node.outputs.look_for_writers()
+
+    fail(node)
+
+    assert incomplete(node) == {"open"}
+
+
+def test_what_a_killed_rank_wrote_since_the_last_look_is_incomplete(tmp_path: Path):
+    nodes = [Node(tmp_path / name).prepare() for name in ("killed", "ended")]
+    for node in nodes:
+        node.write(before=b"1")
+        node.keep_now()
+        node.write(since=b"1", whole=b"1")
+    time.sleep(0.1)
+    for node in nodes:
+        (node.folder / "whole").rename(node.folder / "renamed")
+        fail(node, is_kill=node is nodes[0])
+
+    assert [incomplete(node) for node in nodes] == [{"since"}, set()]
+
+
+def test_a_whole_version_is_not_replaced_by_an_incomplete_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    node = Node(tmp_path).prepare()
+    node.write(last=b"whole", log=b"one\n")
+    node.keep_now()
+    monkeypatch.setattr(outputs, "SETTLE_S", 60.0)
+    node.write(last=b"ha", log=b"one\ntwo\n")
+
+    fail(node)
+
+    assert node.seen() == plain(node.store)
+    assert node.seen() == {"last": b"whole", "last.incomplete": b"ha", "log": b"one\ntwo\n"}
+    assert incomplete(node) == {"last.incomplete", "log"}
+    assert node.local() == {"last": b"ha", "log": b"one\ntwo\n"}
+
+
+def test_what_is_incomplete_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outputs, "SETTLE_S", 60.0)
+    node = Node(tmp_path).prepare()
+    node.write(whole=b"1", half=b"1")
+    age(node.folder / "whole", 3600)
+    fail(node)
+
+    again = Node(tmp_path, restore_outputs=env.RESTORE_OWN).prepare()
+
+    assert again.local() == {"whole": b"1"}
+    assert again.finish() == ""
+    assert again.seen() == {"whole": b"1", "half": b"1"}
+    assert incomplete(again) == {"half"}
+
+
+def test_what_is_stored_is_named_before_a_large_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(outputs, "_SMALL_BYTES", 10)
+    node = Node(tmp_path).prepare()
+    node.write(small=b"1", large=b"1" * 11)
+    before: list[dict[str, bytes]] = []
+    put = objects.put
+    monkeypatch.setattr(
+        objects, "put", lambda path, uri: (before.append(node.seen()), put(path, uri))
+    )
+
+    assert node.finish() == ""
+    assert before == [{"small": b"1"}]
+    assert node.seen() == node.local()
+
+
+def test_what_is_new_is_kept_meanwhile(tmp_path: Path):
+    """And what has not changed is not touched again."""
+    node = Node(tmp_path).prepare()
+    node.write(a=b"1", ckpt__b=b"2")
+    node.keep_now()
+    first = node.seen()
+    times = {path: path.stat().st_mtime_ns for path in node.store.rglob("*") if path.is_file()}
+    node.keep_now()
+
+    assert first == {"a": b"1", "ckpt/b": b"2"}
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+def test_a_folder_with_a_file_that_is_being_written_waits_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Half a checkpoint is none; what lies in other folders does not wait."""
+    node = Node(tmp_path).prepare()
+    node.write(ckpt__model=b"old", ckpt__state=b"old", log__text=b"1")
+    node.keep_now()
+    node.write(ckpt__model=b"new!", log__text=b"12")
+    (output,) = node.outputs._all
+
+    class Busy(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            node.write(ckpt__state=os.urandom(20))
+            return False
+
+    output.keep_now(Busy())
+    meanwhile = node.seen()
+    node.write(ckpt__state=b"new!")
+    node.keep_now()
+
+    assert meanwhile == {"ckpt/model": b"old", "ckpt/state": b"old", "log/text": b"12"}
+    assert node.seen() == {"ckpt/model": b"new!", "ckpt/state": b"new!", "log/text": b"12"}
+
+
+class Writes(threading.Event):
+    """Lets a file grow between the two looks at the folder."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def wait(self, timeout: float | None = None) -> bool:
+        with self._path.open("ab") as file:
+            file.write(b"line\n")
+        return False
+
+
+def test_a_file_that_grows_does_not_hold_up_its_neighbours(tmp_path: Path):
+    node = Node(tmp_path).prepare()
+    (output,) = node.outputs._all
+    node.write(model=b"1", log=b"", ckpt__a=b"1")
+
+    output.keep_now(Writes(node.folder / "log"))
+
+    assert node.seen() == {"model": b"1", "ckpt/a": b"1"}
+    assert node.finish() == ""
+    assert node.seen() == node.local()
+
+
+def test_a_log_that_never_rests_holds_up_its_folder_only_for_a_while(tmp_path: Path):
+    node = Node(tmp_path).prepare()
+    (output,) = node.outputs._all
+    node.write(run__model=b"1", run__log=b"")
+    for _ in range(outputs._PATIENCE):
+        output.keep_now(Writes(node.folder / "run" / "log"))
+    before = node.seen()
+
+    output.keep_now(Writes(node.folder / "run" / "log"))
+
+    assert before == {}
+    assert node.seen() == {"run/model": b"1"}
+    assert node.finish() == ""
+    assert node.seen() == node.local()
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It was quiet before, and is written to just then."""
+    node = Node(tmp_path).prepare()
+    node.write(a=b"old")
+    node.keep_now()
+    write = objects.write
+
+    def slow(data: bytes, uri: str) -> None:
+        write(data, uri)
+        if manifest.key(0) not in uri:
+            node.write(a=b"newest")
+
+    monkeypatch.setattr(objects, "write", slow)
+    node.write(a=b"newer")
+    node.keep_now()
+    meanwhile = node.seen()
+    monkeypatch.setattr(objects, "write", write)
+    node.keep_now()
+
+    assert meanwhile == {"a": b"old"}
+    assert node.seen() == {"a": b"newest"}
+
+
+def test_a_file_that_is_removed_is_kept_no_longer(tmp_path: Path):
+    """An output is what its folder was; a job that keeps its last three checkpoints has three."""
+    node = Node(tmp_path).prepare()
+    node.write(a=b"1", b=b"2")
+    node.keep_now()
+    (node.folder / "a").unlink()
+    node.keep_now()
+
+    assert node.seen() == plain(node.store) == {"b": b"2"}
+
+
+def test_a_fault_meanwhile_is_told_once_and_mended_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    """It is a warning: the training goes on."""
+    node = Node(tmp_path).prepare()
+    write = objects.write
+
+    def refuse(data: bytes, uri: str) -> None:
+        raise objects.ObjectError("write object: x: 503 SlowDown")
+
+    monkeypatch.setattr(objects, "write", refuse)
+    node.write(a=b"1")
+    node.keep_now()
+    node.keep_now()
+    monkeypatch.setattr(objects, "write", write)
+    node.keep_now()
+
+    said = capfd.readouterr().err
+    assert said.count("keeping the output OUT meanwhile: write object: x: 503 SlowDown") == 1
+    assert node.seen() == {"a": b"1"}
+
+
+def test_the_thread_keeps_what_the_ranks_write(tmp_path: Path, until: Callable[..., None]):
+    """Every so often, by itself, and with the lowest priority."""
+    node = Node(tmp_path, output_sync_s=0.05).prepare()
+    node.outputs.start()
+    node.write(a=b"1")
+    until(lambda: node.seen() == {"a": b"1"})
+    priority = os.getpriority(os.PRIO_PROCESS, node.outputs._thread.native_id or 0)
+    node.write(a=b"two")
+    until(lambda: node.seen() == {"a": b"two"})
+
+    assert priority == 19
+    assert node.outputs.finish(60) == ""
+    assert node.seen() == plain(node.store) == {"a": b"two"}
+
+
+# -- killed at any moment -----------------------------------------------------------------------
+
+STATES: list[dict[str, bytes]] = [
+    {"last": b"1", "ckpt/a": b"1", "ckpt/b": b"1"},
+    {"last": b"22", "ckpt/a": b"22", "ckpt/b": b"22"},
+    {"last": b"333", "ckpt/a": b"333", "ckpt/b": b"333", "new/x": b"3"},
+    {"last": b"4444", "new/x": b"3"},
+]
+
+
+class Killed(BaseException):
+    """The process is no more: nothing catches this."""
+
+
+@contextlib.contextmanager
+def killed_after(count: int, patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Let ``count`` changes of the store happen, and not one more."""
+    left = [count]
+
+    def counted(act: Callable[..., Any]) -> Callable[..., Any]:
+        def do(*words: Any, **more: Any) -> Any:
+            if left[0] <= 0:
+                raise Killed
+            left[0] -= 1
+            return act(*words, **more)
+
+        return do
+
+    with patch.context() as inner:
+        for name in ("write", "put", "copy", "delete"):
+            inner.setattr(objects, name, counted(getattr(objects, name)))
+        inner.setattr(outputs, "_THREADS", 1)
+        yield left
+
+
+def run(node: Node) -> None:
+    """Write one set after the other, each kept, and end."""
+    for state in STATES:
+        for name in set(node.local()) - set(state):
+            (node.folder / name).unlink()
+        node.write(**{name.replace("/", "__"): data for name, data in state.items()})
+        node.keep_now()
+    (output,) = node.outputs._all
+    output.keep_all()
+
+
+def test_a_reader_never_sees_half_a_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whenever the node is killed, the manifest names one of the sets, and every object is there.
+
+    What comes back at the next start is that set, too.
+    """
+    kills = 0
+    while True:
+        node = Node(tmp_path / str(kills)).prepare()
+        with killed_after(kills, monkeypatch) as left, contextlib.suppress(Killed):
+            run(node)
+        assert node.seen() in [{}, *STATES], f"after {kills} changes"
+        again = Node(tmp_path / str(kills), restore_outputs=env.RESTORE_OWN).prepare()
+        assert again.local() == node.seen()
+        if left[0] > 0:
+            break
+        kills += 1
+
+    assert kills > 15
+    assert node.seen() == plain(node.store) == STATES[-1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_whatever_a_script_does_the_end_is_what_it_left(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+):
+    """Files come, change and go, with and without a look in between."""
+    node = Node(tmp_path_factory.mktemp("node")).prepare()
+    few = st.sampled_from(["a", "b", "deep/a", "deep/b"])
+    for _ in range(data.draw(st.integers(1, 8))):
+        name = data.draw(few)
+        if data.draw(st.booleans()):
+            node.write(**{name.replace("/", "__"): data.draw(st.binary(max_size=3))})
+        elif (node.folder / name).exists():
+            (node.folder / name).unlink()
+        if data.draw(st.booleans()):
+            node.keep_now()
+            assert node.seen() == node.local()
+
+    assert node.finish() == ""
+    assert node.seen() == node.local() == plain(node.store)
+    left = [path.name for path in node.store.rglob("*") if path.is_file()]
+    assert sorted(left) == sorted([*map(os.path.basename, node.local()), "node-0.json"])
+
+
+# -- another attempt ----------------------------------------------------------------------------
+
+
+def test_outputs_of_an_earlier_attempt_stay(tmp_path: Path):
+    """A second attempt that fails at once takes nothing away, and replaces what it writes anew."""
+    first = Node(tmp_path).prepare()
+    first.write(a=b"1", b=b"1")
+    first.finish()
+    second = Node(tmp_path).prepare()
+    second.write(b=b"2")
+
+    assert second.local() == {"b": b"2"}
+    assert second.finish() == ""
+    assert second.seen() == plain(second.store) == {"a": b"1", "b": b"2"}
+
+
+def test_a_file_that_is_there_already_is_not_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The container was started again in place: the same bytes are known by their digest."""
+    first = Node(tmp_path).prepare()
+    first.write(a=b"1")
+    first.finish()
+    second = Node(tmp_path).prepare()
+    second.write(a=b"1")
+    sent: list[str] = []
+    write = objects.write
+    monkeypatch.setattr(objects, "write", lambda data, uri: (sent.append(uri), write(data, uri))[1])
+
+    assert second.finish() == ""
+    assert [uri for uri in sent if manifest.FOLDER not in uri] == []
+
+
+@pytest.mark.parametrize("which", [env.RESTORE_OWN, env.RESTORE_ALL])
+def test_outputs_come_back(tmp_path: Path, which: str):
+    """A node gets what it wrote itself, or what all nodes wrote; times come back, too."""
+    for index, data in ((0, b"head"), (1, b"worker")):
+        node = Node(tmp_path, index).prepare()
+        node.write(**{f"ckpt__{index}": data})
+        os.utime(node.folder / "ckpt" / str(index), ns=(0, 1_234_567_891))
+        node.finish()
+
+    again = Node(tmp_path, 1, restore_outputs=which).prepare()
+
+    expected = {"ckpt/1": b"worker"}
+    if which == env.RESTORE_ALL:
+        expected["ckpt/0"] = b"head"
+    assert again.local() == expected
+    assert (again.folder / "ckpt" / "1").stat().st_mtime_ns == 1_234_567_891
+    # What another node wrote stays its own.
+    assert again.finish() == ""
+    assert again.seen() == {"ckpt/1": b"worker"}
+    assert again.outputs.clashes() == ""
+
+
+def test_outputs_that_are_damaged_do_not_come_back(tmp_path: Path):
+    """The node says so before the start."""
+    node = Node(tmp_path).prepare()
+    node.write(model=b"good")
+    node.finish()
+    (node.store / "model").write_bytes(b"evil")
+
+    with pytest.raises(OutputError, match=r"its digest is .*, not "):
+        Node(tmp_path, restore_outputs=env.RESTORE_OWN).prepare()
+
+
+def test_what_came_back_and_is_removed_is_removed(tmp_path: Path):
+    """A script that cleans up its old checkpoints after a restart gets what it wants."""
+    node = Node(tmp_path).prepare()
+    node.write(a=b"1", b=b"2")
+    node.finish()
+    again = Node(tmp_path, restore_outputs=env.RESTORE_OWN).prepare()
+    (again.folder / "a").unlink()
+
+    assert again.finish() == ""
+    assert again.seen() == plain(again.store) == {"b": b"2"}
+
+
+def test_one_name_of_two_nodes_is_told(tmp_path: Path):
+    """One of the two files is lost, and that is no success; the same bytes are no loss."""
+    nodes = [Node(tmp_path, index).prepare() for index in range(2)]
+    for index, node in enumerate(nodes):
+        node.write(same=b"x", deep__log=b"%d" % index)
+        assert node.finish() == ""
+
+    assert nodes[0].outputs.clashes() == (
+        "uploading the output OUT: nodes 0, 1 all wrote 'deep/log',"
+        " and only one of these files is left"
+    )

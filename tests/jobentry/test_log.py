@@ -1,0 +1,213 @@
+"""The relay: real logs, real threads, and a stream from which every byte comes back."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Callable
+
+import pytest
+
+from jobentry.contract import lines
+from jobentry.log import Relay, last_lines, say
+
+
+class Stream:
+    """A relay into a file, and what stands in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "stream"
+        self.descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.relay = Relay(str(folder), self.descriptor)
+        self.relay.start()
+
+    @property
+    def text(self) -> bytes:
+        return self.path.read_bytes()
+
+    def log(self, rank: int) -> Path:
+        return self.folder / ("rank-%d.log" % rank)
+
+    def append(self, rank: int, data: bytes) -> None:
+        with self.log(rank).open("ab") as file:
+            file.write(data)
+
+    def read(self) -> dict[int, bytes]:
+        """Return every rank's bytes."""
+        read: dict[int, bytes] = {}
+        for line in self.text.split(b"\n")[:-1]:
+            rank, data = lines.read(line + b"\n")
+            assert rank is not None
+            read[rank] = read.get(rank, b"") + data
+        return read
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Iterator[Stream]:
+    """A relay that runs."""
+    stream = Stream(tmp_path)
+    yield stream
+    os.close(stream.descriptor)
+
+
+def test_a_line_shows_up_at_once(stream: Stream, until: Callable[..., None]):
+    """Nobody waits for the end of a job to see its first line."""
+    stream.relay.add(0)
+    stream.append(0, b"hello\nwor")
+    until(lambda: stream.text.startswith(b"[0] hello\n"))
+    stream.append(0, b"ld\n")
+    stream.relay.finish()
+
+    assert stream.read() == {0: b"hello\nworld\n"}
+
+
+def test_a_progress_bar_shows_up_before_its_line_ends(stream: Stream, until: Callable[..., None]):
+    """A piece without a newline is shown after a short wait, and its bytes are not changed."""
+    stream.relay.add(3)
+    stream.append(3, b"\r 10 %")
+    until(lambda: stream.text == b"[3]+ \r 10 %\n")
+    stream.append(3, b"\r 20 %\r 30 %")
+    until(lambda: stream.text == b"[3]+ \r 10 %\n[3]+ \r 20 %\r 30 %\n")
+    stream.append(3, b"\r done\nnext\n")
+    stream.relay.finish()
+
+    assert stream.text == (b"[3]+ \r 10 %\n[3]+ \r 20 %\r 30 %\n[3] \r done\n[3] next\n")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\n",
+        b"no newline",
+        b"\xff\xfe\x00 [1] not utf-8\n\xc3",
+        b"windows\r\nlines\r\n",
+        b"x" * 1_000_000 + b"\n" + b"y" * 1_000_000 + b"\nz",
+        b"x" * 5_000_000,
+        b"\n" * 300_000,
+    ],
+    ids=["nothing", "newline", "no newline", "bytes", "crlf", "long", "longer", "many"],
+)
+def test_a_log_comes_back_exactly(stream: Stream, data: bytes):
+    """Also what was written only just before the end."""
+    stream.append(1, data)
+    stream.relay.add(1)
+    stream.relay.finish()
+
+    assert stream.read().get(1, b"") == data
+
+
+def test_a_line_beyond_every_limit_comes_back_exactly(stream: Stream):
+    """A line that is too long to wait for is shown in parts."""
+    data = b"x" * 40_000_000 + b"\nend\n"
+    stream.append(1, data)
+    stream.relay.add(1)
+    stream.relay.finish()
+
+    assert stream.read() == {1: data}
+    assert stream.text.count(b"\n") > 2
+
+
+def test_lines_of_many_ranks_are_never_mixed(stream: Stream):
+    """Eight ranks write at the same time, in pieces that are no lines."""
+    written = {
+        rank: b"".join(b"rank %d line %d\n" % (rank, line) for line in range(2000))
+        for rank in range(8)
+    }
+
+    def write(rank: int) -> None:
+        for start in range(0, len(written[rank]), 999):
+            stream.append(rank, written[rank][start : start + 999])
+
+    threads = [threading.Thread(target=write, args=(rank,)) for rank in written]
+    for rank, thread in enumerate(threads):
+        stream.relay.add(rank)
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stream.relay.finish()
+
+    assert stream.read() == written
+
+
+def test_a_log_that_is_deleted_is_shown_to_its_end(stream: Stream, until: Callable[..., None]):
+    """A script may tidy up its log folder; what its rank writes still shows."""
+    with stream.log(0).open("wb", buffering=0) as log:
+        log.write(b"before\n")
+        stream.relay.add(0)
+        until(lambda: stream.text == b"[0] before\n")
+        stream.log(0).unlink()
+        log.write(b"after\n")
+        stream.relay.finish()
+
+    assert stream.read() == {0: b"before\nafter\n"}
+
+
+def test_a_log_that_never_comes_is_no_fault(stream: Stream):
+    """A rank may be killed before it writes."""
+    stream.relay.add(0)
+    stream.relay.finish()
+
+    assert stream.text == b""
+
+
+def test_a_rank_that_starts_twice_is_shown_once(stream: Stream):
+    """Its log is followed from the beginning, and only once."""
+    stream.append(0, b"a\n")
+    stream.relay.add(0)
+    stream.relay.add(0)
+    stream.relay.finish()
+
+    assert stream.text == b"[0] a\n"
+
+
+def test_a_reader_that_goes_does_not_end_the_job(tmp_path: Path):
+    """The ranks' own logs go on when nobody listens any more."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    relay = Relay(str(tmp_path), writing)
+    (tmp_path / "rank-0.log").write_bytes(b"a\n" * 1000)
+    relay.start()
+    relay.add(0)
+    relay.finish()
+    os.close(writing)
+
+
+def test_our_own_words_have_a_mark(capfd: pytest.CaptureFixture[str]):
+    """Every line of what we say can be told from a rank's."""
+    say("one\ntwo")
+
+    assert capfd.readouterr().err == "jobentry: one\n          two\n"
+
+
+def test_the_last_lines_are_what_a_person_would_see(tmp_path: Path):
+    """Of a progress bar only its last state, and bytes that are no text as a sign of that."""
+    log = tmp_path / "log"
+    log.write_bytes(b"first\n 1 %\r 2 %\r\nbad \xff\n\nlast\n")
+
+    assert last_lines(str(log)) == ["first", " 2 %", "bad \ufffd", "", "last"]
+    assert last_lines(str(log), count=2) == ["", "last"]
+
+
+def test_the_last_lines_of_a_long_log_are_quick(tmp_path: Path):
+    """Only the end of the file is read."""
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * 50_000_000 + b"\nlast")
+    begun = time.monotonic()
+
+    found = last_lines(str(log))
+
+    assert (found[-1], len(found)) == ("last", 2)
+    assert time.monotonic() - begun < 1
+
+
+def test_a_log_that_is_not_there_has_no_lines(tmp_path: Path):
+    """Nor has one that is empty."""
+    (tmp_path / "empty").touch()
+
+    assert last_lines(str(tmp_path / "none")) == []
+    assert last_lines(str(tmp_path / "empty")) == []

@@ -1,0 +1,69 @@
+"""A test in the place of the head: its end of the control connection, without a loop."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from jobentry.control import connection, listener, messages
+from jobentry.control.connection import Channel
+from jobentry.control.messages import Message
+
+KEY = b"the key of the job"
+
+
+class Head:
+    """A connection to the worker ``node`` that has announced itself in ``folder``."""
+
+    def __init__(self, folder: Path, node: int = 1, session: str = "session") -> None:
+        self._folder = folder
+        self._node = node
+        self._session = session
+        self.sent = self.received = 0
+        self.open()
+
+    def open(self) -> None:
+        """Connect, again when there was a connection before."""
+        deadline = time.monotonic() + 60
+        while (place := listener.announced(str(self._folder), self._node)) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        self.socket = socket.create_connection(place, 60)
+        self._file = self.socket.makefile("rb")
+        greeting = self._file.readline().decode().split()[2:]
+        key = connection.secret(KEY)
+        words = " ".join((*greeting, connection.nonce(), self._session, str(self.received)))
+        proof = connection.proof(key, "head", self._node, words)
+        mine = words.split(" ", 2)[2]
+        self.socket.sendall(f"{mine} {proof}\n".encode())
+        self.has, _, self._proof = self._file.readline().decode().strip().partition(" ")
+        self._channel = Channel(key, "head", "worker", f"{words} {self.has}")
+
+    def say(self, word: str, **values: Any) -> None:
+        """Send a message."""
+        self.sent += 1
+        text = b"%d %d %s" % (self.sent, self.received, messages.dump(word, **values)[:-1])
+        self.socket.sendall(self._channel.seal(text))
+
+    def read(self) -> Message:
+        """Return the next message."""
+        while True:
+            line = self._file.readline()
+            assert line, "the worker has hung up"
+            number, _, text = self._channel.open(line[:-1]).split(b" ", 2)
+            if int(number) > self.received:
+                self.received = int(number)
+                return messages.load(text)
+
+    def hear(self, word: str) -> dict[str, Any]:
+        """Return the values of the next message, which must be this one."""
+        message = self.read()
+        assert message.word == word, message
+        return message.values
+
+    def close(self) -> None:
+        """Hang up."""
+        self._file.close()
+        self.socket.close()
