@@ -1,8 +1,7 @@
-"""Which launcher a script asks for, read from what it imports; nothing of it is run.
+"""Choose a launcher from what a script imports, without running it.
 
-The nearest word decides: the script's own imports, then those of the modules beside it that it
-imports, one step after the other, then imports that the script can do without, then the name of
-the image.
+The search goes outwards and stops at the first match: the script's own imports, the imports of the
+modules beside it (breadth first), imports that the script can do without, the name of the image.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from typing import NamedTuple
 from cloudjob.spec import JobSpec, given, one_line, section
 from jobentry.contract.launchers import DEFAULT
 
-# In the order in which they win: who imports two of them starts with the first and uses the other.
-# mpi4py stands before torch: such a script has its ranks from MPI, and tells torch of them.
-_OF_IMPORT: Mapping[str, str] = {
+# In order of precedence. mpi4py comes before torch: a script that imports both has MPI start its
+# ranks and passes rank and size on to torch.
+_BY_IMPORT: Mapping[str, str] = {
     "horovod": "horovod",
     "mindspore": "msrun",
     "mpi4py": "mpirun",
     "torch.distributed": "torchrun",
     "torch.nn.parallel.DistributedDataParallel": "torchrun",
 }
-_OF_IMAGE: Mapping[str, str] = {
+_BY_IMAGE: Mapping[str, str] = {
     "horovod": "horovod",
     "mindspore": "msrun",
     "mpi": "mpirun",
@@ -34,19 +33,19 @@ _OF_IMAGE: Mapping[str, str] = {
     "pytorch": "torchrun",
     "torch": "torchrun",
 }
-# A module of a person's is a few thousand lines; what is larger is data.
-_MOST_BYTES = 1_000_000
+# A module written by hand is a few thousand lines; a larger one holds data.
+_MAX_BYTES = 1_000_000
 
 
 class Choice(NamedTuple):
-    """A launcher, and why it is that: ``train.py imports torch.distributed``."""
+    """A launcher and the reason for it, such as ``train.py imports torch.distributed``."""
 
     launcher: str
     why: str
 
 
 def choose(spec: JobSpec) -> Choice:
-    """Return the launcher for a job that names none; the script lies in its source."""
+    """Return the launcher for a job that names none; its script is in its source folder."""
     found = _in_imports(Path(spec.source), spec.script) or _in_image(spec)
     if found and found.launcher == "horovod" and spec.min_nodes:
         return Choice("horovod-elastic", f"{found.why}, and min_nodes is {spec.min_nodes}")
@@ -55,10 +54,10 @@ def choose(spec: JobSpec) -> Choice:
     if found:
         return found
     if spec.script.endswith(".py"):
-        first = {launcher: module for module, launcher in [*_OF_IMPORT.items()][::-1]}
-        looked_for = ", ".join(module for module in _OF_IMPORT if module in first.values())
+        first = {launcher: module for module, launcher in [*_BY_IMPORT.items()][::-1]}
+        looked_for = ", ".join(module for module in _BY_IMPORT if module in first.values())
         return Choice(DEFAULT, f"{one_line(spec.script)} imports none of {looked_for}")
-    return Choice(DEFAULT, f"{one_line(spec.script)} is no Python, whose imports would tell")
+    return Choice(DEFAULT, f"{one_line(spec.script)} is not a Python script")
 
 
 def _is_gloo(spec: JobSpec, launcher: str) -> bool:
@@ -66,11 +65,11 @@ def _is_gloo(spec: JobSpec, launcher: str) -> bool:
 
 
 def _in_image(spec: JobSpec) -> Choice | None:
-    """Return what the image's name suggests, or that of the platform's preset."""
+    """Return what the name of the image, or of the platform's preset engine, suggests."""
     engine = section(spec, spec.backend).get("engine", "")
     for what, text in (("image", spec.image), ("engine", str(engine))):
         words = set(re.findall(r"[a-z]+", text.lower()))
-        for word, launcher in _OF_IMAGE.items():
+        for word, launcher in _BY_IMAGE.items():
             if word in words:
                 return Choice(launcher, f"the {what} is {given(text)}")
     return None
@@ -78,47 +77,47 @@ def _in_image(spec: JobSpec) -> Choice | None:
 
 # -- imports ------------------------------------------------------------------------------------
 
-# How sure it is that an import happens: it stands open, or in a function or a condition, or in a
-# ``try`` that goes on without it.
-_FIRM, _LAZY, _OPTIONAL = range(3)
-# What one file imports: dotted names, a relative one beginning with its dots, and how sure each is.
+# How certain it is that an import runs: always; inside a function or condition; inside a ``try``
+# that handles its failure.
+_CERTAIN, _LAZY, _OPTIONAL = range(3)
+# What one file imports: dotted names (relative ones begin with their dots) and their certainty.
 _Imports = dict[str, int]
 
 
 def _in_imports(source: Path, script: str) -> Choice | None:
-    """Return what the imports of the script and of its own modules ask for."""
+    """Return the launcher that the imports of the script, or of modules beside it, ask for."""
     if not script.endswith(".py"):
         return None
     start = source / script
     level, seen = [start], {start}
-    spare: Choice | None = None
+    fallback: Choice | None = None
     while level:
-        # By how sure an import is: the first file that imports each module.
+        # For each certainty, the first file that imports each module.
         found: list[dict[str, Path]] = [{}, {}, {}]
         further: list[Path] = []
         for path in level:
-            for name, sureness in sorted(_read(path).items()):
-                own = _own(start.parent, path, name)
+            for name, certainty in sorted(_read(path).items()):
+                own = _own_files(start.parent, path, name)
                 further += own or []
                 if own is None:
-                    for module in filter(lambda module: _is_in(name, module), _OF_IMPORT):
-                        found[sureness].setdefault(module, path)
-        best, lesser, least = (_best(modules, source, script) for modules in found)
-        if best or lesser:
-            return best or lesser
-        spare = spare or least
+                    for module in filter(lambda module: _is_in(name, module), _BY_IMPORT):
+                        found[certainty].setdefault(module, path)
+        certain, lazy, optional = (_best(modules, source, script) for modules in found)
+        if certain or lazy:
+            return certain or lazy
+        fallback = fallback or optional
         level = [path for path in dict.fromkeys(further) if path not in seen]
         seen.update(level)
-    return spare
+    return fallback
 
 
 def _best(found: Mapping[str, Path], source: Path, script: str) -> Choice | None:
-    """Return the launcher that wins among the modules that were found, and where."""
-    for module, launcher in _OF_IMPORT.items():
+    """Return the launcher with the highest precedence among the imported modules, if any."""
+    for module, launcher in _BY_IMPORT.items():
         if module in found:
             shown = one_line(found[module].relative_to(source).as_posix())
             by = "" if found[module] == source / script else f", which {one_line(script)} imports,"
-            others = [other for other in found if _OF_IMPORT[other] != launcher]
+            others = [other for other in found if _BY_IMPORT[other] != launcher]
             rest = f", and {' and '.join(others)}" if others else ""
             return Choice(launcher, f"{shown}{by} imports {module}{rest}")
     return None
@@ -129,12 +128,12 @@ def _is_in(name: str, module: str) -> bool:
 
 
 def _read(path: Path) -> _Imports:
-    """Return what a file imports; nothing when it cannot be read as Python of this version."""
+    """Return what a file imports; nothing if it cannot be parsed as Python."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             return {}
         with warnings.catch_warnings():
-            # What Python has to say of the user's text it says on the nodes.
+            # Warnings about the user's code belong in the log of the job.
             warnings.simplefilter("ignore")
             tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -146,22 +145,22 @@ def _imports(tree: ast.Module) -> _Imports:
     found: _Imports = {}
     bound: dict[str, tuple[str, int]] = {}
     uses: list[tuple[ast.Attribute, int]] = []
-    for node, sureness in _walk(tree):
+    for node, certainty in _walk(tree):
         for name, here, meaning in _names(node):
-            found[name] = min(sureness, found.get(name, sureness))
-            bound.setdefault(here, (meaning, sureness))
+            found[name] = min(certainty, found.get(name, certainty))
+            bound.setdefault(here, (meaning, certainty))
         if isinstance(node, ast.Attribute):
-            uses.append((node, sureness))
-    # Who imports torch alone has torch.distributed all the same.
-    for chain, sureness in uses:
+            uses.append((node, certainty))
+    # ``import torch`` alone also gives access to torch.distributed.
+    for chain, certainty in uses:
         used, at_most = _dotted(chain, bound)
         if used:
-            found.setdefault(used, max(sureness, at_most))
+            found.setdefault(used, max(certainty, at_most))
     return found
 
 
 def _names(node: ast.AST) -> Iterator[tuple[str, str, str]]:
-    """Yield what a statement imports: its full name, the name it gets here, and what that means."""
+    """Yield for each import its full name, the name it binds, and what that name refers to."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             top = alias.name.partition(".")[0]
@@ -178,23 +177,23 @@ _LAZY_NODES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.If)
 
 
 def _walk(tree: ast.AST) -> Iterator[tuple[ast.AST, int]]:
-    """Yield each node, and how sure it is to run; without a stack of Python's."""
-    waiting: list[tuple[ast.AST, int]] = [(tree, _FIRM)]
+    """Yield each node and how certain it is to run; iterative, so deep trees are no problem."""
+    waiting: list[tuple[ast.AST, int]] = [(tree, _CERTAIN)]
     while waiting:
-        node, sureness = waiting.pop()
-        yield node, sureness
+        node, certainty = waiting.pop()
+        yield node, certainty
         children: Iterable[ast.AST] = ast.iter_child_nodes(node)
         if isinstance(node, ast.If) and _names_in(node.test) & {"TYPE_CHECKING"}:
             children = node.orelse
         elif isinstance(node, ast.Try) and any(map(_catches_imports, node.handlers)):
-            sureness = _OPTIONAL
+            certainty = _OPTIONAL
         elif isinstance(node, _LAZY_NODES) and not _is_main(node):
-            sureness = max(sureness, _LAZY)
-        waiting += [(child, sureness) for child in children]
+            certainty = max(certainty, _LAZY)
+        waiting += [(child, certainty) for child in children]
 
 
 def _is_main(node: ast.AST) -> bool:
-    """Whether this is ``if __name__ == "__main__"``, which is so in a script."""
+    """Whether this is ``if __name__ == "__main__"``, whose body always runs in a script."""
     return isinstance(node, ast.If) and "__name__" in _names_in(node.test)
 
 
@@ -208,26 +207,26 @@ def _catches_imports(handler: ast.ExceptHandler) -> bool:
 
 
 def _dotted(chain: ast.Attribute, bound: Mapping[str, tuple[str, int]]) -> tuple[str, int]:
-    """Return ``torch.distributed.init`` for an attribute of what an import has bound."""
+    """Return the dotted name, such as ``torch.distributed.init``, of an imported attribute."""
     parts: list[str] = []
     node: ast.expr = chain
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
         node = node.value
     if not isinstance(node, ast.Name) or node.id not in bound:
-        return "", _FIRM
-    name, sureness = bound[node.id]
-    return ".".join([name, *reversed(parts)]), sureness
+        return "", _CERTAIN
+    name, certainty = bound[node.id]
+    return ".".join([name, *reversed(parts)]), certainty
 
 
-# -- modules of the user's own --------------------------------------------------------------------
+# -- the user's own modules -----------------------------------------------------------------------
 
 
-def _own(folder: Path, importer: Path, name: str) -> list[Path] | None:
-    """Return the files of a module of the user's; None when the module is somebody else's.
+def _own_files(folder: Path, importer: Path, name: str) -> list[Path] | None:
+    """Return the files of a module in the source folder; None for a module from elsewhere.
 
     Args:
-        folder: That of the script, where Python looks first.
+        folder: The script's folder, where Python looks first.
     """
     dots = len(name) - len(name.lstrip("."))
     place = importer.parents[dots - 1] if 0 < dots <= len(importer.parents) else folder
@@ -242,7 +241,7 @@ def _own(folder: Path, importer: Path, name: str) -> list[Path] | None:
             files.append(place.with_name(f"{part}.py"))
             break
         elif count or dots:
-            # Not a module, but what is in it.
+            # The rest of the name is something inside the module.
             break
         else:
             return None
@@ -250,10 +249,9 @@ def _own(folder: Path, importer: Path, name: str) -> list[Path] | None:
 
 
 def _is_package(folder: Path, name: str) -> bool:
-    """Whether Python takes a folder for the module of its name.
+    """Whether Python imports this folder as the module of that name.
 
-    Without ``__init__.py`` it does only where there is no other of that name, as an installed
-    framework is.
+    Without ``__init__.py`` an installed framework of the same name takes precedence.
     """
-    is_framework = any(name == module.partition(".")[0] for module in _OF_IMPORT)
+    is_framework = any(name == module.partition(".")[0] for module in _BY_IMPORT)
     return not is_framework or (folder / "__init__.py").is_file()

@@ -1,4 +1,4 @@
-"""What MindSpore's documents say works where: launchers, devices and parallel modes. No I/O."""
+"""Which launchers, devices and parallel modes MindSpore's documents allow together. No I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jobentry.contract import devices
 from jobentry.contract.launchers import LAUNCHERS
 
-# What stands for the script's own choice.
+# Left to the script.
 NONE = "none"
 DEVICE_TARGETS = (NONE, "CPU", "GPU", "Ascend")
 _SERVERS = "MS_SERVER_NUM"
@@ -16,18 +16,18 @@ PARALLEL_MODES = (
     NONE, "stand_alone", "data_parallel", "semi_auto_parallel", "auto_parallel", "hybrid_parallel",
 )  # fmt: skip
 SEARCH_MODES = (NONE, "dynamic_programming", "recursive_programming", "sharding_propagation")
-# The others are for graphs that are cut into pieces, which MindSpore does on accelerators only.
+# The other modes split the graph, which MindSpore supports on accelerators only.
 _ON_CPU = (NONE, "stand_alone", "data_parallel")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What of a job matters to MindSpore.
+    """The settings of a job that matter to MindSpore.
 
     Args:
-        launcher: Its name; one that is not in the table is the laptop's to find.
-        is_checked: Whether what the documents rule out is a fault.
-        servers: The variable MS_SERVER_NUM of the job; empty when it is not given.
+        launcher: Its name; an unknown one is reported elsewhere.
+        is_checked: Whether combinations that the documents rule out are errors.
+        servers: The job's variable MS_SERVER_NUM; empty if not set.
     """
 
     launcher: str
@@ -42,7 +42,7 @@ class Job:
 
 
 def faults(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield each fault as its dotted key and what is wrong."""
+    """Yield each error as its dotted key and what is wrong."""
     if job.is_checked:
         yield from _hardware_faults(job)
     launcher = LAUNCHERS.get(job.launcher)

@@ -1,7 +1,7 @@
-"""Launchers that a shell script starts itself: each rank of the job would start a job of its own.
+"""Find launchers that a shell script starts itself: every rank would start a whole job again.
 
-A reader of shell scripts that is good enough for those that start training: it knows words, quotes,
-comments, redirections, here-documents, loops and ``&``, and nothing of what variables hold.
+The parser below covers what training scripts use: words, quotes, comments, redirections,
+here-documents, loops and ``&``. It does not expand variables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cloudjob.errors import SpecError
 from cloudjob.spec import JobSpec, one_line
 from jobentry.contract.launchers import LAUNCHERS
 
-# What starts ranks, and the launcher that does the same here.
+# Programs that start ranks, and the launcher of cloudjob that replaces each.
 _PROGRAMS = {
     "mpirun": "mpirun",
     "mpiexec": "mpirun",
@@ -35,8 +35,8 @@ _MODULES = {
 _COUNTS = re.compile(
     r"-{1,2}(?:np|n|c|nproc_per_node|nproc-per-node|local_worker_num|worker_num)(?:=(\d+))?"
 )
-_QUESTIONS = frozenset(("--version", "-V", "--help", "-h"))
-# What stands before a command.
+_NO_START = frozenset(("--version", "-V", "--help", "-h"))
+# Words that may precede a command.
 _PREFIXES = frozenset(
     (
         *("!", "{", "time", "exec", "nohup", "env", "sudo", "nice", "command"),
@@ -46,7 +46,7 @@ _PREFIXES = frozenset(
 _SHELLS = frozenset(("bash", "sh", "dash", "source", "."))
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _PYTHON = re.compile(r"python[\d.]*$")
-_MOST_BYTES = 1_000_000
+_MAX_BYTES = 1_000_000
 _TOKEN = re.compile(
     r"""(?P<blank>[^\S\n]+|\\\n)
       | (?P<comment>\#[^\n]*)
@@ -65,24 +65,24 @@ class Command:
 
     Args:
         is_repeated: Whether it is in a loop.
-        is_left: Whether the script goes on while it runs.
+        is_background: Whether the script continues while it runs (``&``).
     """
 
     words: tuple[str, ...]
     line: int
     is_repeated: bool
-    is_left: bool = False
+    is_background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """What a script starts.
+    """A launcher that a script starts itself.
 
     Args:
-        where: ``run.sh line 12``.
-        what: What it does there.
-        launcher: The launcher that does the same here; empty where only the script knows.
-        instead: The words of a submit that does the same.
+        where: Such as ``run.sh line 12``.
+        what: What the script does there, as the predicate of a sentence.
+        launcher: The launcher of cloudjob that replaces it; empty if unknown.
+        instead: Arguments of ``cloudjob submit`` that do the same.
     """
 
     where: str
@@ -92,10 +92,10 @@ class Nested:
 
 
 def check(spec: JobSpec) -> None:
-    """Refuse a shell script that starts ranks, for a launcher that starts ranks as well.
+    """Refuse a shell script that starts ranks if the job's launcher also starts ranks.
 
     Raises:
-        SpecError: With what to submit instead.
+        SpecError: The script starts ranks; the hint names the submit that does the same.
     """
     if spec.script.endswith(".py") or LAUNCHERS[spec.launcher].is_one_a_node:
         return
@@ -110,7 +110,7 @@ def check(spec: JobSpec) -> None:
 
 
 def find(source: Path, script: str) -> Nested | None:
-    """Return the first launcher that a script, or another that it runs, starts."""
+    """Return the first launcher started by a script or by the shell scripts it runs."""
     waiting, seen = [script], {script}
     while waiting:
         name = waiting.pop(0)
@@ -136,15 +136,15 @@ def _nested(command: Command, where: str, *, waits: bool) -> Nested | None:
         size = f" --procs-per-node {count}" if count else ""
         instead = f"--launcher {launcher}{size} {_program(words)}"
         return Nested(where, f"starts {shown} itself", launcher, instead)
-    if command.is_repeated and command.is_left and not waits and _is_python(words):
+    if command.is_repeated and command.is_background and not waits and _is_python(words):
         instead = f"--procs-per-node N {_program(words)}"
         return Nested(where, "starts processes in a loop and does not wait for them", "", instead)
     return None
 
 
 def _launcher(words: Sequence[str]) -> tuple[str, str]:
-    """Return the launcher that does what this command does, and what the command calls it."""
-    if len(words) > 1 and words[1] in _QUESTIONS:
+    """Return the launcher that replaces this command, and the program or module it names."""
+    if len(words) > 1 and words[1] in _NO_START:
         return "", ""
     program = words[0].rpartition("/")[2]
     if program in _PROGRAMS:
@@ -156,7 +156,7 @@ def _launcher(words: Sequence[str]) -> tuple[str, str]:
 
 
 def _count(words: Sequence[str]) -> str:
-    """Return how many ranks a command asks for; empty when only a variable knows."""
+    """Return how many ranks a command asks for; empty if that is in a variable."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         found = _COUNTS.fullmatch(word)
         if found:
@@ -165,7 +165,7 @@ def _count(words: Sequence[str]) -> str:
 
 
 def _program(words: Sequence[str]) -> str:
-    """Return the Python script that a command starts, as a submit names it."""
+    """Return the Python script that a command starts, as ``cloudjob submit`` expects it."""
     script = next((word for word in words if word.endswith(".py")), "SCRIPT")
     return one_line(script.removeprefix("./"))
 
@@ -175,7 +175,7 @@ def _is_python(words: Sequence[str]) -> bool:
 
 
 def _script_of(words: Sequence[str]) -> str:
-    """Return the shell script that a command runs; empty for another command."""
+    """Return the shell script that a command runs; empty if it runs none."""
     names = words[1:] if words[0] in _SHELLS else words[:1]
     name = next((word for word in names if not word.startswith("-")), "")
     return name.removeprefix("./") if name.endswith(".sh") and not name.startswith("/") else ""
@@ -185,9 +185,9 @@ def _script_of(words: Sequence[str]) -> str:
 
 
 def read(path: Path) -> list[Command]:
-    """Return the commands of a shell script; none of what is no such script."""
+    """Return the commands of a shell script; none if the file is not one."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             return []
         data = path.read_bytes()
     except OSError:
@@ -198,7 +198,7 @@ def read(path: Path) -> list[Command]:
 
 
 def commands(text: str) -> list[Command]:
-    """Return the commands of the text of a shell script."""
+    """Return the commands in the text of a shell script."""
     found: list[Command] = []
     words: list[str] = []
     depth = line = 0
@@ -213,12 +213,12 @@ def commands(text: str) -> list[Command]:
             words = []
             found += [command] if command else []
         if value == "&" and found:
-            found[-1] = replace(found[-1], is_left=True)
+            found[-1] = replace(found[-1], is_background=True)
     return found
 
 
 def _command(words: list[str], line: int, depth: int) -> Command | None:
-    """Return a command without what stands before it; None when that is all."""
+    """Return a command without assignments and keywords before it; None if nothing is left."""
     at = 0
     while at < len(words) and (words[at] in _PREFIXES or _ASSIGNMENT.match(words[at])):
         at += 1
@@ -227,12 +227,12 @@ def _command(words: list[str], line: int, depth: int) -> Command | None:
 
 
 def _loops(words: Sequence[str]) -> int:
-    """Return how many more loops are open behind a command than before it."""
+    """Return by how many loops a command changes the nesting depth: 1, 0 or -1."""
     return int("do" in words[:1]) - int(words[0] == "done")
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yield words and operators, each with its line; the last operator ends the text."""
+    """Yield ``(kind, text, line)`` for words and operators; a final newline ends the text."""
     at, line = 0, 1
     ends: list[str] = []
     follows_redirect = False

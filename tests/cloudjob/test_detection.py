@@ -207,7 +207,7 @@ def test_a_script_of_another_language_is_not_read(choose):
     """A shell script starts under the default, unless the image says otherwise."""
     assert choose("import horovod", "run.sh") == (
         "mpirun",
-        "run.sh is no Python, whose imports would tell",
+        "run.sh is not a Python script",
     )
 
 
