@@ -230,6 +230,6 @@ def test_horovod_that_may_lose_nodes_is_a_launcher_of_its_own(choose):
 
 def test_all_that_can_be_chosen_is_there():
     """The names of the tables are launchers."""
-    names = {*detection._OF_IMPORT.values(), *detection._OF_IMAGE.values()}
+    names = {*detection._BY_IMPORT.values(), *detection._BY_IMAGE.values()}
 
     assert names <= set(LAUNCHERS)
