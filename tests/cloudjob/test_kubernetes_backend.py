@@ -19,9 +19,9 @@ from cloudjob.backends.kubernetes.backend import KubernetesBackend
 from cloudjob.backends.kubernetes.client import Patience
 from cloudjob.errors import BackendError, NotAuthorised
 from cloudjob.status import JobState
-from tests import operators
 from tests.cloudjob.test_kubernetes_build import submission
-from tests.kubeapi import EVENTS, NAMESPACE, PODS, FakeApi
+from tests.support import operators
+from tests.support.fake_kube_api import EVENTS, NAMESPACE, PODS, FakeApi
 
 QUICK = Patience(total_s=5.0, first_s=0.05, most_s=0.5, answer_s=5.0)
 LIMIT_S = 60.0

@@ -33,7 +33,7 @@ from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Code, Submission
 from jobentry.contract import env, names, variables
-from tests import cluster, kubelet, operators
+from tests.support import kube_cluster, kubelet, operators
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
@@ -118,7 +118,7 @@ def strict(schema: Any) -> Any:
 
 def check(manifest: dict[str, Any], engine: str) -> list[str]:
     """Return what the CRD's schema has against a manifest."""
-    schema = copy.deepcopy(cluster.schema(CRDS[engine]))
+    schema = copy.deepcopy(kube_cluster.schema(CRDS[engine]))
     # Of metadata, a CRD says nothing more than that it is an object.
     schema["properties"]["metadata"] = {"type": "object", "additionalProperties": {}}
     found = jsonschema.Draft202012Validator(strict(schema)).iter_errors(manifest)

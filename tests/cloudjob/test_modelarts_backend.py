@@ -20,7 +20,7 @@ from cloudjob.errors import BackendError, JobNotFound, Unanswered
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Code, Submission
-from tests.modelarts import KEYS, PROJECT, FakeModelArts, Reply, once, serve
+from tests.support.fake_modelarts import KEYS, PROJECT, FakeModelArts, Reply, once, serve
 
 
 @pytest.fixture

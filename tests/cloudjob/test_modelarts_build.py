@@ -20,7 +20,7 @@ from cloudjob.errors import SpecError
 from cloudjob.spec import JobSpec
 from cloudjob.submission import Code, Submission
 from jobentry.contract import env, variables
-from tests.modelarts import KEYS, PROJECT
+from tests.support.fake_modelarts import KEYS, PROJECT
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"

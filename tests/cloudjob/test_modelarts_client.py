@@ -19,7 +19,7 @@ from cloudjob.backends.modelarts.site import Login, Site
 from cloudjob.backends.modelarts.tries import Patience
 from cloudjob.errors import BackendError, JobNotFound, NotAuthorised, UsageError
 from jobentry.contract.sigv4 import Keys
-from tests.modelarts import KEYS, PROJECT, FakeModelArts, Reply, Seen, once, serve
+from tests.support.fake_modelarts import KEYS, PROJECT, FakeModelArts, Reply, Seen, once, serve
 
 BODY = {
     "kind": "job",

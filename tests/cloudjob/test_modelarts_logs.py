@@ -12,8 +12,7 @@ from cloudjob.backends.modelarts import follow, logs
 from cloudjob.backends.modelarts.client import Client
 from cloudjob.backends.modelarts.logs import Gap, Stitcher, Window
 from cloudjob.backends.modelarts.site import Site
-from tests import modelarts
-from tests.modelarts import KEYS, PROJECT, FakeModelArts, serve
+from tests.support.fake_modelarts import KEYS, PROJECT, FakeModelArts, serve
 
 
 def window(log: bytes, size_bytes: int) -> Window:
@@ -142,7 +141,7 @@ def test_what_the_window_has_passed_over_is_named():
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeModelArts]:
     """A small ModelArts with a small window."""
-    monkeypatch.setattr(modelarts, "WINDOW_BYTES", 200)
+    monkeypatch.setattr(fake_modelarts, "WINDOW_BYTES", 200)
     yield from serve(FakeModelArts())
 
 

@@ -22,7 +22,7 @@ from cloudjob.backends.modelarts.sign import (
 )
 from cloudjob.backends.modelarts.site import Site
 from jobentry.contract.sigv4 import Keys
-from tests.modelarts import KEYS, PROJECT, FakeModelArts, Reply, Seen, serve
+from tests.support.fake_modelarts import KEYS, PROJECT, FakeModelArts, Reply, Seen, serve
 
 NOW = 1_780_000_000.0
 

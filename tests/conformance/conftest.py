@@ -15,7 +15,7 @@ from cloudjob.store import ObjectStore, open_store
 from cloudjob.store.base import PATIENCE_S
 from cloudjob.store.s3 import S3Store, client, place
 from jobentry.objects import access, s3, web
-from tests.servers import (
+from tests.support.servers import (
     INTERNAL,
     LOST_ANSWER,
     OBS_DOMAIN,

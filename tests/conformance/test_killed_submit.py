@@ -18,7 +18,7 @@ from jobentry.contract import packages
 from jobentry.objects import access, s3
 from jobentry.staging import code_package
 from tests.conformance.conftest import PART_BYTES, Given
-from tests.servers import Fault, FaultProxy, Request
+from tests.support.servers import Fault, FaultProxy, Request
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120

@@ -26,7 +26,7 @@ from cloudjob.store.s3 import S3Store, place
 from jobentry import objects
 from jobentry.contract import sigv4
 from jobentry.objects import ObjectError, ObjectMissing, s3, web
-from tests.servers import (
+from tests.support.servers import (
     ACCESS_KEY,
     HANG,
     INTERNAL,

@@ -19,7 +19,7 @@ from cloudjob.errors import StoreError
 from cloudjob.store import ObjectStore
 from cloudjob.store.parallel import in_parallel
 from tests.conformance.conftest import PART_BYTES, Given, storm
-from tests.servers import (
+from tests.support.servers import (
     HANG,
     INTERNAL,
     LOST_ANSWER,

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.following import poll
-from tests.servers import HANG, INTERNAL, Fault, FaultProxy, Server
 from tests.support.gates import Gate
+from tests.support.polling import poll
+from tests.support.servers import HANG, INTERNAL, Fault, FaultProxy, Server
 
 # The requests that hold a job at a stage; each node stores a file of its own.
 GATES = {

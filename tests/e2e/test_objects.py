@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import Fault, FaultProxy, Server, boto3_client
+from tests.support.servers import Fault, FaultProxy, Server, boto3_client
 
 # The entry stages and keeps; what starts the ranks makes no difference to it.
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import (
+from tests.support.servers import (
     ACCESS_KEY,
     OBS_DOMAIN,
     SECRET_KEY,

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import docker
 import pytest
 
-from tests.containers import build_on
-from tests.following import Followed, poll
+from tests.support.containers import build_on
+from tests.support.polling import Followed, poll
 
 BIN = Path(sys.executable).parent
 LIMIT_S = 120.0

@@ -13,7 +13,7 @@ import pytest
 
 from cloudjob.emulator import daemon, state, wanted
 from cloudjob.emulator.plan import HOME
-from tests.emulators import Api, await_true, bucket_of, keys, new_name, running
+from tests.support.emulator import Api, await_true, bucket_of, keys, new_name, running
 
 pytestmark = [pytest.mark.docker, pytest.mark.e2e]
 

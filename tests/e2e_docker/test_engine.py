@@ -17,9 +17,9 @@ import pytest
 
 from cloudjob import images
 from cloudjob.backends.docker.engine import host as engine_host
-from tests.following import Followed
 from tests.support.dockerd import Dockerd
 from tests.support.engine import EngineProxy
+from tests.support.polling import Followed
 
 pytestmark = pytest.mark.docker
 

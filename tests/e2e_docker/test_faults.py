@@ -13,8 +13,8 @@ import docker
 import pytest
 
 from cloudjob.backends.docker import engine as engines
-from tests.following import Followed, poll
 from tests.support.engine import EngineProxy
+from tests.support.polling import Followed, poll
 
 pytestmark = pytest.mark.docker
 

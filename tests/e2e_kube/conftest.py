@@ -21,9 +21,9 @@ from typing import Any, BinaryIO
 import pytest
 import yaml
 
-from tests import operators
-from tests.cluster import MERGE, Cluster, Log
-from tests.following import Followed, poll
+from tests.support import operators
+from tests.support.kube_cluster import MERGE, Cluster, Log
+from tests.support.polling import Followed, poll
 
 BIN = Path(sys.executable).parent
 LIMIT_S = 120.0

@@ -1,8 +1,9 @@
-"""A machine of the cluster and its operators: pods become containers of this machine's engine.
+"""A cluster node and the operators: pods run as containers of this machine's engine.
 
-The manifests are those that the API server has kept. An operator makes pods of them
-(``tests.operators``), a kubelet makes a container of each (``tests.kubelet``), says what became of
-it, and gives its log; policies are followed as the operators follow them.
+The manifests are those that the API server stored. The operators' rules turn them into pods
+(``tests.support.operators``) and a kubelet's rules turn each pod into a container
+(``tests.support.kubelet``); this module reports pod states, serves logs and applies the
+operators' restart and clean-up policies.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 
 import docker
 
-from tests import kubelet, operators
 from tests.e2e_kube.conftest import Lab
+from tests.support import kubelet, operators
 
 LABEL = "cloudjob-test.namespace"
 _POLL_S = 0.2

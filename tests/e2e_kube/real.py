@@ -21,8 +21,8 @@ from typing import Any
 
 import docker
 
-from tests.cluster import Cluster, free_port, programs
-from tests.following import poll
+from tests.support.kube_cluster import Cluster, free_port, programs
+from tests.support.polling import poll
 
 NODE = "machine-real"
 PAUSE = "cloudjob-test/pause:1"

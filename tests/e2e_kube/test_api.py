@@ -19,11 +19,11 @@ import yaml
 from cloudjob.backends.kubernetes import request
 from cloudjob.backends.kubernetes.request import ENGINES
 from jobentry.contract import variables
-from tests import kubelet, operators
 from tests.cloudjob.test_kubernetes_build import EVERYTHING, build, strict
-from tests.cluster import MERGE, ROOT, Cluster, programs
 from tests.e2e_kube.conftest import PLURALS, RESOURCES, Lab
-from tests.servers import ACCESS_KEY, SECRET_KEY, Server
+from tests.support import kubelet, operators
+from tests.support.kube_cluster import MERGE, ROOT, Cluster, programs
+from tests.support.servers import ACCESS_KEY, SECRET_KEY, Server
 
 pytestmark = pytest.mark.kubernetes
 

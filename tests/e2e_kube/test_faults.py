@@ -21,9 +21,9 @@ from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.backends.kubernetes.site import find
 from cloudjob.errors import BackendError, NotAuthorised
 from tests.cloudjob.test_kubernetes_build import submission
-from tests.cluster import Cluster, write_kubeconfig
 from tests.e2e_kube.conftest import Lab
-from tests.servers import LOST_ANSWER, Fault, FaultProxy
+from tests.support.kube_cluster import Cluster, write_kubeconfig
+from tests.support.servers import LOST_ANSWER, Fault, FaultProxy
 
 pytestmark = pytest.mark.kubernetes
 

@@ -11,9 +11,9 @@ from typing import Any
 import docker
 import pytest
 
-from tests.cluster import Cluster
 from tests.e2e_kube.conftest import LIMIT_S, Lab
 from tests.e2e_kube.real import NODE, RealMachine, alone
+from tests.support.kube_cluster import Cluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.docker]
 

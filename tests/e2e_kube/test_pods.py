@@ -14,10 +14,10 @@ import docker
 import pytest
 import yaml
 
-from tests import same
-from tests.cluster import Cluster
 from tests.e2e_kube.conftest import Lab
 from tests.e2e_kube.machine import Machine
+from tests.support import portable_job
+from tests.support.kube_cluster import Cluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.docker]
 
@@ -342,7 +342,7 @@ def test_one_job_file_runs_on_every_backend(
     lab = mpi_lab
     more = {**yaml.safe_load((lab.source / "job.yaml").read_text()), "image": base_image}
     for backend in ("process", "docker", "kubernetes"):
-        same.write(lab.source, backend, more)
+        portable_job.write(lab.source, backend, more)
         is_pods = backend == "kubernetes"
         with Machine(lab, engine, base_image) if is_pods else contextlib.nullcontext():
             done = lab.run("submit", "--config", "job.yaml")
@@ -352,8 +352,8 @@ def test_one_job_file_runs_on_every_backend(
 
         assert done.code == 0, f"{backend}: {done}"
         assert fetched.code == 0, f"{backend}: {fetched}"
-        assert sorted(done.out.splitlines()) == same.LINES, backend
-        assert same.files(target) == same.FILES, backend
+        assert sorted(done.out.splitlines()) == portable_job.LINES, backend
+        assert portable_job.files(target) == portable_job.FILES, backend
 
 
 def test_an_image_of_others_runs_with_nothing_of_ours_in_it(

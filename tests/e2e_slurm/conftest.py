@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from tests import slurm
-from tests.slurm import Slurm
+from tests.support import slurm
+from tests.support.slurm import Slurm
 
 BIN = Path(sys.executable).parent
 LIMIT_S = 120.0

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import slurm
 from tests.e2e_slurm.conftest import poll
 from tests.e2e_slurm.test_jobs import PRELUDE
-from tests.slurm import Slurm
+from tests.support import slurm
+from tests.support.slurm import Slurm
 
 WAITS = PRELUDE + "leave(f'up-{rank}')\nawait_file('go')\n"
 ASKS = """\

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e_slurm.conftest import poll
 from tests.e2e_slurm.test_accounting import WAITS, with_accounts
-from tests.slurm import Slurm
+from tests.support.slurm import Slurm
 
 pytestmark = pytest.mark.long
 

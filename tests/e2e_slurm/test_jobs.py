@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import same
 from tests.e2e_slurm.conftest import SYSTEM_PATH, poll
+from tests.support import portable_job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 SIZE = ("--nodes", "2", "--procs-per-node", "2")
@@ -78,16 +78,16 @@ def test_a_job_that_ran_here_runs_there_with_another_backend(cloud):
 
 
 def test_the_job_file_of_all_backends_runs_here(cloud):
-    """The one that runs on the others, too (``tests.same``), with the backend's name changed."""
+    """``tests.support.portable_job``, which also runs on the other backends."""
     for backend in ("process", "slurm"):
-        same.write(cloud.source, backend, {})
+        portable_job.write(cloud.source, backend, {})
         done = cloud.run("submit", "--config", "job.yaml")
         target = cloud.folder / f"fetched-{backend}"
         fetched = cloud.run("outputs", done.job, "--to", str(target))
 
         assert (done.code, fetched.code) == (0, 0), f"{backend}: {done}\n{fetched}"
-        assert sorted(done.out.decode().splitlines()) == same.LINES, backend
-        assert same.files(target) == same.FILES, backend
+        assert sorted(done.out.decode().splitlines()) == portable_job.LINES, backend
+        assert portable_job.files(target) == portable_job.FILES, backend
 
 
 def test_ranks_of_two_nodes_are_where_they_say(cloud):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from tests.e2e_slurm.test_jobs import PRELUDE, SIZE
-from tests.servers import SECRET_KEY, SeaweedFS, client_environ
-from tests.slurm import LOGIN_ADDRESS, Slurm
+from tests.support.servers import SECRET_KEY, SeaweedFS, client_environ
+from tests.support.slurm import LOGIN_ADDRESS, Slurm
 
 MAKE = "import boto3, sys; boto3.client('s3').create_bucket(Bucket=sys.argv[1])"
 ASK = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()"

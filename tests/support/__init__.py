@@ -1,1 +1,1 @@
-"""What tests of several folders share: proxies, faults and the commands of a job under test."""
+"""What the tests share: servers, fakes, fault proxies and helpers that drive jobs."""

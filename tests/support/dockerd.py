@@ -15,7 +15,7 @@ from pathlib import Path
 import docker
 import requests
 
-from tests.following import poll
+from tests.support.polling import poll
 
 _LIMIT_S = 60.0
 

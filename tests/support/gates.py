@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from tests.servers import Fault, FaultProxy, Request
+from tests.support.servers import Fault, FaultProxy, Request
 
 LIMIT_S = 120.0
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cloudjob.emulator import daemon
-from tests.emulators import Api, bucket_of, running
+from tests.support.emulator import Api, bucket_of, running
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloudjob.emulator import daemon, signing
-from tests.emulators import Api, await_true, running
+from tests.support.emulator import Api, await_true, running
 
 PATH = "{p}/training-job-flavors"
 PLAIN = {"Authorization": ""}

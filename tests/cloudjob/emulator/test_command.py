@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.emulators import Api
+from tests.support.emulator import Api
 
 BIN = Path(sys.executable).parent / "cloudjob"
 PROMISED = {

@@ -10,7 +10,7 @@ import pytest
 
 from cloudjob.emulator import daemon, state
 from cloudjob.errors import BackendError, SpecError, UsageError
-from tests.emulators import Api, await_true, bucket_of, keys, running
+from tests.support.emulator import Api, await_true, bucket_of, keys, running
 
 
 def kill(api: Api) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudjob.backends.process.node import descendants_of
-from tests.emulators import Api, new_name
+from tests.support.emulator import Api, new_name
 
 LISTEN = "0A"
 # How a client of gRPC begins, and the kind of the frame with which a server answers it.

@@ -12,7 +12,7 @@ import pytest
 from cloudjob.emulator import daemon
 from cloudjob.emulator.faults import KINDS, Fault
 from cloudjob.errors import BackendError, UsageError
-from tests.emulators import Api, keys, new_name
+from tests.support.emulator import Api, keys, new_name
 
 FLAVORS = "{p}/training-job-flavors"
 

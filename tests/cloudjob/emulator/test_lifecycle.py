@@ -11,7 +11,7 @@ import pytest
 
 from cloudjob.emulator import daemon, wanted
 from cloudjob.emulator.plan import HOME
-from tests.emulators import Api, await_true, keys, new_name, running
+from tests.support.emulator import Api, await_true, keys, new_name, running
 
 PYTORCH = "pytorch_2.1.0-cuda_12.1-py_3.10.6-ubuntu_22.04-x86_64"
 MPI = "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"

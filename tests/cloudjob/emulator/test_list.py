@@ -11,7 +11,7 @@ from cloudjob.backends.modelarts.backend import ModelArtsBackend
 from cloudjob.emulator import wanted
 from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.settings import defaults
-from tests.emulators import SETTINGS, Api, running
+from tests.support.emulator import SETTINGS, Api, running
 
 SEARCH = "{p}/training-job-searches"
 COUNT = 10_000

@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from cloudjob.emulator import daemon
-from tests.emulators import Api, new_name
+from tests.support.emulator import Api, new_name
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # invalid escapes in its sources, on newer Pythons

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cloudjob.emulator import daemon
 from cloudjob.errors import UsageError
-from tests.emulators import Api, new_name, running
+from tests.support.emulator import Api, new_name, running
 
 VALUES: tuple[Any, ...] = (
     *(None, True, 0, -1, 1 << 70, 1.5, "", "x", "\0", [], [1], ["a"], [{}], [[]], {}, {"a": 1}),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.emulators import Api, await_true, keys, new_name
+from tests.support.emulator import Api, await_true, keys, new_name
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its dependencies, on newer Pythons

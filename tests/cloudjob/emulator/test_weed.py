@@ -10,7 +10,7 @@ import pytest
 
 from cloudjob.emulator import weed
 from cloudjob.emulator.access import Account
-from tests.emulators import await_true
+from tests.support.emulator import await_true
 
 
 def account(name: str) -> Account:

@@ -1,6 +1,6 @@
 """A small API server of Kubernetes without rules: objects by path, and logs that can fail.
 
-For what needs no cluster. ``tests.cluster`` starts a real one.
+For what needs no cluster. ``tests.support.kube_cluster`` starts a real one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.cluster import write_kubeconfig
+from tests.support.kube_cluster import write_kubeconfig
 
 Object = dict[str, Any]
 NAMESPACE = "lab"

@@ -11,7 +11,7 @@ from pathlib import Path
 import docker
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def connect() -> docker.APIClient:

@@ -25,7 +25,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _START_S = 60.0
 # A command may have any PATH.
 NSENTER = "/usr/bin/nsenter"
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # A name, hosts, and a /tmp of its own, in which this project is where it was.
 _HOLD = """
 hostname "$1"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.servers import (
+from tests.support.servers import (
     HANG,
     INTERNAL,
     LOST_ANSWER,

@@ -31,7 +31,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 START_S = 60.0
 MERGE = "application/merge-patch+json"
 
