@@ -12,6 +12,7 @@ from cloudjob.backends.modelarts import follow, logs
 from cloudjob.backends.modelarts.client import Client
 from cloudjob.backends.modelarts.logs import Gap, Stitcher, Window
 from cloudjob.backends.modelarts.site import Site
+from tests.support import fake_modelarts
 from tests.support.fake_modelarts import KEYS, PROJECT, FakeModelArts, serve
 
 
