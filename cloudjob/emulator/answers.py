@@ -142,7 +142,7 @@ class ApiError(Exception):
         super().__init__(f"{code}: {self.words}")
 
 
-def body(error: ApiError, request_id: str) -> dict[str, Any]:
+def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """Return the body that says it: the gateway's form or the service's."""
     if error.code.startswith("APIGW."):
         return {"error_msg": error.words, "error_code": error.code, "request_id": request_id}

@@ -9,9 +9,9 @@ from typing import Any
 
 from cloudjob.emulator import experiments, views, wanted
 from cloudjob.emulator.answers import ApiError
+from cloudjob.emulator.app import Answer, Request, Routes
 from cloudjob.emulator.jobs import tag_conditions
 from cloudjob.emulator.service import PROJECT, Service, number
-from cloudjob.emulator.web import Answer, Request, Routes
 from cloudjob.errors import CloudJobError
 
 _PAGE, _MOST = 10, 100

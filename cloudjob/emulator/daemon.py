@@ -12,22 +12,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import cloudjob
 from cloudjob import locks
 from cloudjob.emulator import settings, state
-from cloudjob.emulator.control import HEADER, PREFIX
 from cloudjob.emulator.nodes import run_dir_of
-from cloudjob.emulator.server import READY
-from cloudjob.emulator.state import Address
+from cloudjob.emulator.state import READY, Address
 from cloudjob.errors import BackendError, UsageError
 from cloudjob.home import make_home, writing
 
 _POLL_S = 0.05
 _END_S = 60.0
 _ANSWER_S = 60.0
+_LIBRARIES = ("boto3", "httpx", "huaweicloudsdkcore", "starlette", "uvicorn")
 
 
 def folder(home: Path) -> Path:
@@ -154,6 +154,12 @@ def _alone(home: Path) -> Iterator[None]:
 
 
 def _start(place: Path, port: int) -> None:
+    for name in _LIBRARIES:
+        if find_spec(name) is None:
+            raise BackendError(
+                f"starting the emulator: {name} is not installed",
+                hint="pip install 'cloudjob[emulator]'",
+            )
     root = str(Path(cloudjob.__file__).parent.parent)
     code = (
         f"import sys; sys.path.insert(0, {root!r}); "
@@ -222,9 +228,9 @@ def _ask(place: Path, method: str, path: str, body: Any = None) -> dict[str, Any
     try:
         connection.request(
             method,
-            PREFIX + path,
+            state.CONTROL_PREFIX + path,
             body=None if body is None else json.dumps(body),
-            headers={HEADER: found.control, "Content-Type": "application/json"},
+            headers={state.CONTROL_HEADER: found.control, "Content-Type": "application/json"},
         )
         answer = connection.getresponse()
         values: dict[str, Any] = json.loads(answer.read() or b"{}")

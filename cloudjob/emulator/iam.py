@@ -6,9 +6,9 @@ import secrets
 from datetime import datetime, timezone
 from typing import Any
 
-from cloudjob.emulator.access import Access
+from cloudjob.emulator.app import Answer, Request, Routes
+from cloudjob.emulator.auth import Access
 from cloudjob.emulator.settings import Settings
-from cloudjob.emulator.web import Answer, Request, Routes
 
 _SHORTEST_S, _LONGEST_S = 900, 86_400
 

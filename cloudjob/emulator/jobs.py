@@ -9,12 +9,12 @@ from typing import Any
 
 from cloudjob.emulator import experiments, views, wanted
 from cloudjob.emulator.answers import ApiError
+from cloudjob.emulator.app import Answer, Request, Routes
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.limits import check_code_limits
 from cloudjob.emulator.obs import ObsError
 from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service, number
 from cloudjob.emulator.wanted import Place, inner, objects, texts
-from cloudjob.emulator.web import Answer, Request, Routes
 
 _PAGE = 50
 _LAST = 1 << 31

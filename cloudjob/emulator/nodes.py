@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cloudjob.emulator import plan
-from cloudjob.emulator.access import Account
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.plan import Machine
 from cloudjob.emulator.settings import Settings
+from cloudjob.emulator.state import Account
 from cloudjob.emulator.wanted import HOME
 from cloudjob.errors import BackendError, JobNotFound
 

@@ -7,13 +7,11 @@ import os
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloudjob.emulator.access import Account
+from cloudjob.emulator.state import Account
 from cloudjob.emulator.wanted import Place
-from cloudjob.errors import BackendError
 
 # The service keeps logs here when a job names no place of its own.
 LOG_BUCKET = "modelarts-emulator-logs"
@@ -34,18 +32,9 @@ class ObsError(Exception):
 
 
 class Obs:
-    """A client of the emulated OBS with the account's key.
-
-    Raises:
-        BackendError: The library that it needs is not installed.
-    """
+    """A client of the emulated OBS with the account's key."""
 
     def __init__(self, endpoint: str, account: Account, region: str) -> None:
-        if find_spec("boto3") is None:
-            raise BackendError(
-                "starting the emulator: boto3 is not installed",
-                hint="pip install 'cloudjob[emulator]'",
-            )
         self._endpoint = endpoint
         self._account = account
         self._region = region

@@ -9,12 +9,12 @@ from typing import Any
 from cloudjob.emulator import logs as logs_
 from cloudjob.emulator import views
 from cloudjob.emulator.answers import ApiError
+from cloudjob.emulator.app import Answer, Request, Routes
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.ground import export_log, logs_of
 from cloudjob.emulator.logs import NodeLog
 from cloudjob.emulator.obs import ObsError
 from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service, number
-from cloudjob.emulator.web import Answer, Request, Routes
 
 _TASK = JOB + "/tasks/{task_id}"
 _URL_S = 300

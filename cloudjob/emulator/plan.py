@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudjob.emulator import wanted
-from cloudjob.emulator.access import Account
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.settings import Engine, Settings
+from cloudjob.emulator.state import Account
 from cloudjob.emulator.wanted import HOME
 
 CACHE = "/cache"

@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
-import traceback
-from dataclasses import replace
 from pathlib import Path
 
 from cloudjob import locks
 from cloudjob.emulator import state
-from cloudjob.emulator.access import Access
-from cloudjob.emulator.answers import ApiError
-from cloudjob.emulator.answers import body as error_body
+from cloudjob.emulator.app import Api, Routes
+from cloudjob.emulator.auth import Access
 from cloudjob.emulator.catalog import Catalog
-from cloudjob.emulator.control import PREFIX, Control
+from cloudjob.emulator.control import Control
 from cloudjob.emulator.database import Database
-from cloudjob.emulator.gate import Gate, Refusal, is_write
 from cloudjob.emulator.ground import Context
+from cloudjob.emulator.http_server import LOOPBACK, HttpServer, bind, port_of
 from cloudjob.emulator.iam import Iam
 from cloudjob.emulator.jobs import Jobs
 from cloudjob.emulator.nodes import (
@@ -34,76 +32,16 @@ from cloudjob.emulator.nodes import (
 )
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.parts import Parts
-from cloudjob.emulator.resign import Key, resigned
+from cloudjob.emulator.proxy import Proxy, Refusal, is_write
 from cloudjob.emulator.runner import Runner
 from cloudjob.emulator.service import Service
 from cloudjob.emulator.settings import Settings, load
-from cloudjob.emulator.state import Address
-from cloudjob.emulator.web import Answer, Request, Routes, Server, is_from_here
+from cloudjob.emulator.state import READY, Address
 from cloudjob.emulator.weed import Weed
 from cloudjob.errors import BackendError, CloudJobError
 
-LOOPBACK = "127.0.0.1"
-READY = b"ready\n"
 _SKEW_S, _SLOW_S = 3600.0, 1.0
-_IAM = "/v3"
 BUCKET = "cloudjob"
-
-
-class Front:
-    """Answers every request: faults first, then who asks, then what is asked."""
-
-    def __init__(self, service: Service, access: Access, word: str) -> None:
-        self._database = service.database
-        self._access = access
-        self._control = Control(service, word)
-        self._routes = Routes()
-        for part in (
-            Jobs(service),
-            Parts(service),
-            Catalog(service),
-            Iam(access, service.settings),
-            self._control,
-        ):
-            part.add_to(self._routes)
-
-    def answer(self, request: Request) -> Answer:
-        """Return the answer to a request; it never raises."""
-        try:
-            return self._answer(request)
-        except ApiError as error:
-            body = None if error.status == 204 else error_body(error, request.id)
-            headers = {"Retry-After": "1"} if error.status == 429 else {}
-            return Answer(error.status, body, headers)
-        except Exception:  # noqa: BLE001 (a fault of ours is the service's internal error)
-            traceback.print_exc()
-            return Answer(500, error_body(ApiError("ModelArts.0010"), request.id))
-
-    def _answer(self, request: Request) -> Answer:
-        if not is_from_here(request.headers, (LOOPBACK,)):
-            raise ApiError("APIGW.0101")
-        path = request.path
-        found = self._routes.find(request.method, path)
-        if path.startswith(PREFIX):
-            self._control.check(request)
-        else:
-            self._go_wrong(path)
-        if found is None:
-            raise ApiError("APIGW.0101")
-        endpoint, words = found
-        if not path.startswith((PREFIX, _IAM)):
-            self._access.check(request)
-        answer = endpoint(replace(request, words=words))
-        is_lost = not path.startswith(PREFIX) and self._database.take_fault(
-            "lost-answer", path=path
-        )
-        return replace(answer, is_lost=True) if is_lost else answer
-
-    def _go_wrong(self, path: str) -> None:
-        if self._database.take_fault("throttle", path=path):
-            raise ApiError("APIGW.0308", "1,time:1 second")
-        if self._database.take_fault("error", path=path):
-            raise ApiError("ModelArts.0010")
 
 
 class Emulator:
@@ -120,31 +58,49 @@ class Emulator:
         self._weed = Weed(folder / state.OBS, self._account, BUCKET)
         self._stop = threading.Event()
         self._runner: Runner | None = None
-        self._servers: list[Server] = []
+        self._server = HttpServer()
 
     def start(self) -> Address:
-        """Start everything, and say where it listens."""
+        """Start everything, and return where it listens.
+
+        Raises:
+            CloudJobError: A part of it does not start.
+        """
         self._weed.start()
         kind, bridge, note = _kind(self._settings)
-        gate = Gate(self._weed.socket, self._judge, self._sign)
         old = state.address(self._folder)
-        s3_port = _listen(gate, LOOPBACK, _port_of(old.s3_endpoint) if old else 0)
-        host = LOOPBACK
+        s3 = [_bind(_port_of(old.s3_endpoint) if old else 0)]
         if bridge:
             # Containers reach this address, and so do we: one endpoint for both.
-            gate.listen(bridge, s3_port)
-            host = bridge
-        s3_endpoint = f"http://{host}:{s3_port}"
-        machines = self._machines(kind, s3_endpoint)
-        # Through the gate: what goes wrong with OBS goes wrong for the platform as well.
+            s3.append(bind(bridge, port_of(s3[0])))
+        s3_endpoint = f"http://{bridge or LOOPBACK}:{port_of(s3[0])}"
+        api = self._api_socket(_port_of(old.endpoint) if old else 0)
+        # Through the proxy: a fault of OBS is one for the platform as well.
         obs = Obs(s3_endpoint, self._account, self._settings.region)
-        self._runner = self._make_runner(obs, machines)
-        word = secrets.token_urlsafe(24)
-        port = self._serve(obs, self._runner, word, old)
+        self._runner = self._make_runner(obs, self._machines(kind, s3_endpoint))
+        token = secrets.token_urlsafe(24)
+        access = Access(self._account, self._settings, self._database, self._clock)
+        service = Service(self._account, self._settings, self._database, obs, self._runner)
+        self._server.add(self._api(service, access, token), [api])
+        hosts = (LOOPBACK, bridge) if bridge else (LOOPBACK,)
+        self._server.add(Proxy(self._weed.socket, hosts, self._inject, access.sign_again), s3)
+        self._server.start()
         self._runner.start()
-        found = self._address(port, s3_endpoint, kind, note, word)
-        state.write_private(self._folder / state.ADDRESS, {**found.shown(), "control": word})
+        found = self._address(port_of(api), s3_endpoint, kind, note, token)
+        state.write_private(self._folder / state.ADDRESS, {**found.shown(), "control": token})
         return found
+
+    def _api(self, service: Service, access: Access, control_token: str) -> Api:
+        routes = Routes()
+        for part in (
+            Jobs(service),
+            Parts(service),
+            Catalog(service),
+            Iam(access, service.settings),
+            Control(service),
+        ):
+            part.add_to(routes)
+        return Api(routes, access, self._database, control_token, self._clock)
 
     def _make_runner(self, obs: Obs, machines: Machines) -> Runner:
         jobs = self._folder / state.JOBS
@@ -157,15 +113,17 @@ class Emulator:
         made = DockerMachines if kind == "docker" else ProcessMachines
         return made(home, self._settings, self._account, s3_endpoint)
 
-    def _serve(self, obs: Obs, runner: Runner, word: str, old: Address | None) -> int:
-        service = Service(self._account, self._settings, self._database, obs, runner)
-        access = Access(self._account, self._settings, self._database, self._clock)
-        front = Front(service, access, word)
-        server = _server(front, self._port, _port_of(old.endpoint) if old else 0)
-        server.clock = self._clock
-        self._servers.append(server)
-        threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
-        return server.server_port
+    def _api_socket(self, old: int) -> socket.socket:
+        if not self._port:
+            # As before, so that what a user has written down stays true.
+            return _bind(old)
+        try:
+            return bind(LOOPBACK, self._port)
+        except OSError as error:
+            raise BackendError(
+                f"listening on {LOOPBACK}:{self._port}: {error.strerror}",
+                hint="give another --port",
+            ) from error
 
     def _address(self, port: int, s3: str, kind: str, note: str, word: str) -> Address:
         account, settings = self._account, self._settings
@@ -198,9 +156,7 @@ class Emulator:
 
     def close(self) -> None:
         """End everything; jobs that run go on, and are found again by the next emulator."""
-        for server in self._servers:
-            server.shutdown()
-            server.server_close()
+        self._server.close()
         if self._runner:
             self._runner.close()
         self._weed.stop()
@@ -212,15 +168,7 @@ class Emulator:
         skew = self._database.fault("clock-skew")
         return time.time() + ((skew.amount or _SKEW_S) if skew else 0.0)
 
-    def _sign(self, head: bytes) -> bytes | Refusal:
-        own = (self._account.access_key, self._account.secret_key)
-        return resigned(head, own, self._key, self._clock())
-
-    def _key(self, access: str) -> Key | None:
-        found = self._database.key(access)
-        return Key(*found) if found else None
-
-    def _judge(self, method: str, target: str) -> Refusal | None:
+    def _inject(self, method: str, target: str) -> Refusal | None:
         database = self._database
         slow = database.take_fault("slow-obs", path=target)
         delay_s = (slow.amount or _SLOW_S) if slow else 0.0
@@ -250,26 +198,12 @@ def _kind(settings: Settings) -> tuple[str, str, str]:
     return "docker", bridge, ""
 
 
-def _listen(gate: Gate, host: str, wanted: int) -> int:
+def _bind(wanted: int) -> socket.socket:
+    """Listen on this port, or on another one if it is in use."""
     try:
-        return gate.listen(host, wanted)
+        return bind(LOOPBACK, wanted)
     except OSError:
-        return gate.listen(host, 0)
-
-
-def _server(front: Front, asked: int, old: int) -> Server:
-    if asked:
-        try:
-            return Server((LOOPBACK, asked), front.answer)
-        except OSError as error:
-            raise BackendError(
-                f"listening on {LOOPBACK}:{asked}: {error.strerror}", hint="give another --port"
-            ) from error
-    try:
-        # As before, so that what a user has written down stays true.
-        return Server((LOOPBACK, old), front.answer)
-    except OSError:
-        return Server((LOOPBACK, 0), front.answer)
+        return bind(LOOPBACK, 0)
 
 
 def _lock(folder: Path) -> int | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cloudjob.emulator.access import Account
 from cloudjob.emulator.answers import ApiError
+from cloudjob.emulator.app import Request
 from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.settings import Settings
-from cloudjob.emulator.web import Request
+from cloudjob.emulator.state import Account
 
 if TYPE_CHECKING:
     from cloudjob.emulator.runner import Runner

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from cloudjob import locks
-from cloudjob.emulator.access import Account
 from cloudjob.emulator.settings import Settings
 from cloudjob.errors import BackendError
 
@@ -23,6 +22,22 @@ ACCOUNT, ADDRESS, LOCK, LOG, SETTINGS = (
     "settings.yaml",
 )
 DATABASE, OBS, JOBS, BACKENDS = "state.db", "obs", "jobs", "backends"
+# What the process prints once it serves.
+READY = b"ready\n"
+# Requests of its owner.
+CONTROL_PREFIX, CONTROL_HEADER = "/emulator/", "X-Emulator-Control"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The one account of the emulator."""
+
+    access_key: str
+    secret_key: str
+    password: str
+    project_id: str
+    domain_id: str
+    user_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ import sys
 import time
 from pathlib import Path
 
-from cloudjob.emulator.access import Account
+from cloudjob.emulator.state import Account
 from cloudjob.errors import BackendError
 from jobentry.contract import sigv4
 

@@ -12,11 +12,17 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qsl
 
-from cloudjob.emulator import daemon, signing
+from huaweicloudsdkcore.sdk_request import SdkRequest
+from huaweicloudsdkcore.signer.signer import Signer
+
+from cloudjob.emulator import daemon
 from cloudjob.emulator.state import Address
 
+DATE_FORMAT = "%Y%m%dT%H%M%SZ"
 LIMIT_S = 60.0
 FINAL = ("Completed", "Failed", "Terminated", "Abnormal")
 SETTINGS = """\
@@ -59,28 +65,42 @@ class Api:
             body: Sent as JSON; bytes as they are.
             how: ``access``, ``secret`` and ``date`` of the signature, where not the usual ones.
         """
-        target = path.replace("{p}", f"/v2/{self.address.project_id}")
+        target = self.target(path)
         host = self.address.endpoint.partition("//")[2]
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         data = b"" if body is None else data
         sent = {"Host": host, "Content-Type": "application/json", **(headers or {})}
         if "X-Auth-Token" not in sent and "Authorization" not in sent:
-            now = datetime.now(timezone.utc).strftime(signing.DATE_FORMAT)
-            sent["X-Sdk-Date"] = how.get("date", now)
-            known = {name.lower(): value for name, value in sent.items()}
-            names = tuple(sorted(known))
-            text = signing.Text(method, target, known, data)
-            made = signing.signature(text, names, how.get("secret", self.address.secret_key))
-            sent["Authorization"] = (
-                f"{signing.ALGORITHM} Access={how.get('access', self.address.access_key)}, "
-                f"SignedHeaders={';'.join(names)}, Signature={made}"
-            )
+            sent = self.signed(method, target, data, sent, **how)
         with contextlib.closing(http.client.HTTPConnection(host, timeout=60)) as connection:
             connection.request(method, target, body=data, headers=sent)
             answer = connection.getresponse()
             text_ = answer.read()
             values = json.loads(text_, parse_constant=_refuse) if text_ else None
             return answer.status, values, {k.lower(): v for k, v in answer.getheaders()}
+
+    def target(self, path: str) -> str:
+        """Return a path with the project in place of ``{p}``."""
+        return path.replace("{p}", f"/v2/{self.address.project_id}")
+
+    def signed(
+        self, method: str, target: str, body: bytes, headers: dict[str, str], **how: str
+    ) -> dict[str, str]:
+        """Return the headers of a request with a signature of the vendor's signer."""
+        now = datetime.now(timezone.utc).strftime(DATE_FORMAT)
+        path, _, query = target.partition("?")
+        text = SdkRequest(
+            method=method,
+            resource_path=path,
+            query_params=parse_qsl(query, keep_blank_values=True),
+            header_params={**headers, "X-Sdk-Date": how.get("date", now)},
+            body=body,
+        )
+        keys = SimpleNamespace(
+            ak=how.get("access", self.address.access_key),
+            sk=how.get("secret", self.address.secret_key),
+        )
+        return dict(Signer(keys).sign(text).header_params)
 
     def ok(self, method: str, path: str, body: Any = None) -> Any:
         """Send a request that must be answered well."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cloudjob.emulator import daemon, signing
-from tests.support.emulator import Api, await_true, running
+from cloudjob.emulator import daemon
+from tests.support.emulator import DATE_FORMAT, Api, await_true, running
 
 PATH = "{p}/training-job-flavors"
 PLAIN = {"Authorization": ""}
@@ -17,7 +17,7 @@ PLAIN = {"Authorization": ""}
 
 def date(**offset: float) -> str:
     """Return a time for a signature, so far from now."""
-    return (datetime.now(timezone.utc) + timedelta(**offset)).strftime(signing.DATE_FORMAT)
+    return (datetime.now(timezone.utc) + timedelta(**offset)).strftime(DATE_FORMAT)
 
 
 def words(answer: tuple[int, Any, Any]) -> tuple[int, str, str]:
@@ -79,6 +79,42 @@ def test_a_wrong_secret_is_refused_and_more_than_five_lock_the_key(api: Api):
     _, _, message = words(api.ask("GET", PATH))
     assert "AK access failed to reach the limit" in message
     await_true(lambda: api.ask("GET", PATH)[0] == 200)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "PUT"},
+        {"path": "{p}/training-job-engines?a=1&b=%C3%BC"},
+        {"path": "{p}/training-quotas"},
+        {"body": b'{"name": "x"}'},
+        {"headers": {"X-Project-Id": "other"}},
+        {"headers": {"X-Sdk-Content-Sha256": "0" * 64}},
+    ],
+    ids=str,
+)
+def test_a_request_that_was_changed_after_it_was_signed_is_refused(
+    api: Api, changes: dict[str, Any]
+):
+    target = "{p}/training-quotas?a=1&b=%C3%BC"
+    host = api.address.endpoint.removeprefix("http://")
+    signed = {"Host": host, "Content-Type": "application/json", "X-Project-Id": "p"}
+    signed = api.signed("GET", api.target(target), b"{}", signed)
+    asked: dict[str, Any] = {"method": "GET", "path": target, "body": b"{}", **changes}
+    asked["headers"] = {**signed, **asked.get("headers", {})}
+
+    assert "verify aksk signature fail" in words(api.ask(**asked))[2]
+    daemon.clear_faults(api.home)
+    await_true(lambda: api.ask("GET", PATH)[0] == 200)
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    ["Bearer x", "SDK-HMAC-SHA256 Access=a", "V11-HMAC-SHA256 Credential=a, Signature=0"],
+)
+def test_an_authorization_of_another_kind_is_refused(api: Api, authorization: str):
+    answer = api.ask("GET", PATH, headers={"Authorization": authorization})
+    assert "signature header is not in the right form" in words(answer)[2]
 
 
 def test_an_unknown_key_is_refused(api: Api):

@@ -93,22 +93,22 @@ def test_without_an_emulator(tmp_path: Path):
     assert (done.returncode, done.stderr.splitlines()[1]) == (5, "hint: cloudjob emulator up")
 
 
-@pytest.mark.parametrize("missing", ["weed", "boto3"])
-def test_without_the_extra(tmp_path: Path, missing: str):
-    """One line says what to install, and nothing is left running."""
+@pytest.mark.parametrize("missing", ["weed", "boto3", "uvicorn"])
+def test_a_missing_part_of_the_extra_is_named_with_a_hint(tmp_path: Path, missing: str):
+    """And nothing is left running."""
     code = (
-        "import sys, cloudjob.emulator.weed as weed, cloudjob.emulator.obs as obs\n"
+        "import sys, cloudjob.emulator.daemon as daemon, cloudjob.emulator.weed as weed\n"
         "from pathlib import Path\n"
-        "from cloudjob.emulator import state, server\n"
+        "from cloudjob.emulator import server\n"
         "from cloudjob.errors import BackendError\n"
-        f"if {missing!r} == 'weed':\n"
-        "    sys.executable, weed.shutil.which = '/nowhere/python', lambda *_: None\n"
-        "else:\n"
-        "    obs.find_spec = lambda _: None\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "(folder / 'settings.yaml').write_text('engine: process')\n"
         "try:\n"
-        "    server.Emulator(folder, 0).start()\n"
+        f"    if {missing!r} == 'weed':\n"
+        "        sys.executable, weed.shutil.which = '/nowhere/python', lambda *_: None\n"
+        "        server.Emulator(folder, 0).start()\n"
+        f"    daemon.find_spec = lambda name: name != {missing!r} or None\n"
+        "    daemon.up(folder)\n"
         "except BackendError as error:\n"
         "    print(error.hint)\n"
     )

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudjob.emulator import plan, settings, wanted
-from cloudjob.emulator.access import Account
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.nodes import DockerMachines, bridge_address
 from cloudjob.emulator.plan import Machine
+from cloudjob.emulator.state import Account
 
 SETTINGS = settings.defaults()
 ACCOUNT = Account("ak", "sk", "pw", "p", "d", "u")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob.emulator import weed
-from cloudjob.emulator.access import Account
+from cloudjob.emulator.state import Account
 from tests.support.emulator import await_true
 
 

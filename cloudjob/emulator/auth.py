@@ -1,36 +1,41 @@
-"""Who asks: tokens, keys, signatures, the project in the path, and how often one may ask."""
+"""Who may ask: tokens, keys, signatures, the project in the path, and how often."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timezone
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, quote, unquote
 
-from cloudjob.emulator import signing
 from cloudjob.emulator.answers import ApiError
 from cloudjob.emulator.database import Database
+from cloudjob.emulator.proxy import Headers, Refusal
 from cloudjob.emulator.settings import Settings
-from cloudjob.emulator.web import Request
+from cloudjob.emulator.state import Account
+
+if TYPE_CHECKING:
+    from cloudjob.emulator.app import Request
 
 SKEW_S = 15 * 60
+_DATE_FORMAT = "%Y%m%dT%H%M%SZ"
 # More wrong signatures in a row lock the key.
 _TRIES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """The one account of the emulator."""
-
-    access_key: str
-    secret_key: str
-    password: str
-    project_id: str
-    domain_id: str
-    user_id: str
+_API_SIGNATURE = re.compile(
+    r"SDK-HMAC-SHA256 +Access=([^, ]+), *SignedHeaders=([^, ]+), *Signature=([0-9a-f]{64})\Z"
+)
+_S3_SIGNATURE = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=([^/]+)/([^/]+)/([^/]+)/([^/]+)/aws4_request, ?"
+    r"SignedHeaders=([^,\s]+), ?Signature=([0-9a-f]+)\Z"
+)
+_S3_TOKENS = ("x-amz-security-token", "x-obs-security-token")
+# Each chunk of such a body is signed with the key that signs the headers.
+_SIGNED_CHUNKS = "STREAMING-AWS4-HMAC-SHA256"
 
 
 class Access:
@@ -103,26 +108,28 @@ class Access:
         authorization = request.headers.get("authorization", "")
         if not authorization:
             raise ApiError("APIGW.0301", "x-auth-token not found")
-        signed = signing.parse(authorization)
-        if signed is None or "x-sdk-date" not in signed.headers:
+        found = _API_SIGNATURE.match(authorization)
+        if found is None or "x-sdk-date" not in found[2].split(";"):
             raise ApiError("APIGW.0301", "signature header is not in the right form")
+        access = found[1]
         self._check_date(request)
-        self._check_lock(signed.access)
-        secret = self._secret(signed.access, request)
-        text = signing.Text(request.method, request.target, request.headers, request.body)
-        is_valid = signing.is_valid(text, signed, secret)
-        self._note(signed.access, is_valid=is_valid)
+        self._check_lock(access)
+        secret = self._secret(access, request)
+        expected = _api_signature(request, secret, found[2].split(";"))
+        is_valid = _has_digest(request) and secrets.compare_digest(expected, found[3])
+        self._note(access, is_valid=is_valid)
         if not is_valid:
             raise ApiError("APIGW.0301", "verify aksk signature fail")
 
     def _check_date(self, request: Request) -> None:
         text = request.headers.get("x-sdk-date", "")
-        moment = signing.moment(text)
         now = self._clock()
-        if moment is None:
-            raise ApiError("APIGW.0301", f"X-Sdk-Date is not a time: {text}")
+        try:
+            moment = datetime.strptime(text, _DATE_FORMAT).replace(tzinfo=timezone.utc).timestamp()
+        except ValueError as error:
+            raise ApiError("APIGW.0301", f"X-Sdk-Date is not a time: {text}") from error
         if abs(now - moment) > SKEW_S:
-            server = datetime.fromtimestamp(now, timezone.utc).strftime(signing.DATE_FORMAT)
+            server = datetime.fromtimestamp(now, timezone.utc).strftime(_DATE_FORMAT)
             raise ApiError(
                 "APIGW.0301", f"signature expired, signature time:{text}, server time:{server}"
             )
@@ -182,6 +189,91 @@ class Access:
             count = self._window[1]
         if count > self._settings.requests_per_min:
             raise ApiError("APIGW.0308", f"{self._settings.requests_per_min},time:1 minute")
+
+    # -- OBS ----------------------------------------------------------------------------------
+
+    def sign_again(self, method: str, target: str, headers: Headers) -> Headers | Refusal:
+        """Return the headers of a request to OBS, signed with the account's own key.
+
+        SeaweedFS knows this key only, so the signature of a temporary key is verified here. It
+        verifies every other signature itself.
+        """
+        values = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        found = _S3_SIGNATURE.match(values.get("authorization", ""))
+        key = self._database.key(found[1]) if found else None
+        if found is None or key is None:
+            return headers
+        secret, token, expires_s = key
+        if next((values[name] for name in _S3_TOKENS if name in values), "") != token:
+            return Refusal(0, 403, "InvalidToken", "The provided token is malformed or invalid.")
+        if expires_s <= self._clock():
+            return Refusal(0, 403, "ExpiredToken", "The provided token has expired.")
+        if values.get("x-amz-content-sha256", "").startswith(_SIGNED_CHUNKS):
+            return Refusal(0, 501, "NotImplemented", "Signed chunks with a temporary key.")
+        region, service, names = found[3], found[4], found[5].split(";")
+        signed = {name: values.get(name, "") for name in names}
+        expected = _s3_signature(secret, region, service, (method, target, signed))
+        if not secrets.compare_digest(expected, found[6]):
+            return Refusal(0, 403, "SignatureDoesNotMatch", "The request signature does not match.")
+        signed = {name: value for name, value in signed.items() if name not in _S3_TOKENS}
+        own = self.account
+        signature = _s3_signature(own.secret_key, region, service, (method, target, signed))
+        authorization = (
+            f"AWS4-HMAC-SHA256 Credential={own.access_key}/{found[2]}/{region}/{service}"
+            f"/aws4_request, SignedHeaders={';'.join(signed)}, Signature={signature}"
+        )
+        return [
+            (name, authorization.encode("latin-1") if name == b"authorization" else value)
+            for name, value in headers
+            if name.decode("latin-1") not in _S3_TOKENS
+        ]
+
+
+def _api_signature(request: Request, secret: str, names: list[str]) -> str:
+    """Return the signature that the vendor's signer makes over these headers."""
+    from huaweicloudsdkcore.sdk_request import SdkRequest
+    from huaweicloudsdkcore.signer.signer import Signer
+
+    path, _, query = request.target.partition("?")
+    text = SdkRequest(
+        method=request.method,
+        resource_path=path,
+        query_params=parse_qsl(query, keep_blank_values=True),
+        header_params={name: request.headers.get(name, "") for name in names},
+        body=request.body,
+    )
+    made = Signer(SimpleNamespace(ak="-", sk=secret)).sign(text).header_params["Authorization"]
+    return str(made).rpartition("=")[2]
+
+
+def _s3_signature(
+    secret: str, region: str, service: str, text: tuple[str, str, dict[str, str]]
+) -> str:
+    """Return the signature that botocore makes.
+
+    Args:
+        text: Method, target and signed headers.
+    """
+    from botocore.auth import S3SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    method, target, headers = text
+    path, mark, query = target.partition("?")
+    request = AWSRequest(
+        method, f"http://obs{quote(unquote(path), safe='/~')}{mark}{query}", headers
+    )
+    request.context["timestamp"] = headers.get("x-amz-date", "")
+    signer = S3SigV4Auth(Credentials("-", secret), service, region)
+    return str(
+        signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
+    )
+
+
+def _has_digest(request: Request) -> bool:
+    """Whether the digest of the body, if the client sends one, is true."""
+    digest = request.headers.get("x-sdk-content-sha256", "")
+    return digest in ("", "UNSIGNED-PAYLOAD", hashlib.sha256(request.body).hexdigest())
 
 
 def _hashed(token: str) -> str:

@@ -1,0 +1,236 @@
+"""The ASGI application of the API: checks a request, injects faults, and calls its handler."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import traceback
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, Router
+
+from cloudjob.emulator.answers import ApiError, error_body
+from cloudjob.emulator.auth import Access
+from cloudjob.emulator.database import Database
+from cloudjob.emulator.http_server import IDLE_S, LOOPBACK, is_from_here
+from cloudjob.emulator.state import CONTROL_HEADER, CONTROL_PREFIX
+
+LIMIT_BYTES = 12 << 20
+_IAM = "/v3"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request whose body has been read.
+
+    Args:
+        target: Path and query as they stand in the request line.
+        headers: By their names in lower case.
+        words: The parts of the path that the route leaves open, by their names.
+    """
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+    id: str
+    words: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """The path, unquoted."""
+        return unquote(self.target.partition("?")[0])
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The query; of a name that comes twice the last."""
+        return dict(parse_qsl(self.target.partition("?")[2], keep_blank_values=True))
+
+    def json(self) -> dict[str, Any]:
+        """Return the body, whose texts are Unicode and whose numbers are finite.
+
+        Raises:
+            ApiError: It is no JSON object.
+        """
+        try:
+            found = json.loads(self.body or b"{}")
+            # What Python reads beyond JSON: NaN, Infinity, 1e999 and lone surrogates.
+            json.dumps(found, allow_nan=False, ensure_ascii=False).encode("utf-8")
+        except (ValueError, RecursionError) as error:
+            raise ApiError("ModelArts.2787", type(error).__name__) from error
+        if not isinstance(found, dict):
+            raise ApiError("ModelArts.2787", "an object is needed")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer.
+
+    Args:
+        body: What is sent as JSON; None for an empty body.
+        is_lost: Whether the connection closes instead.
+    """
+
+    status: int = 200
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    is_lost: bool = False
+
+
+Endpoint = Callable[[Request], Answer]
+
+
+class Routes:
+    """Which function answers which method and path."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, str, Endpoint]] = []
+
+    def add(self, method: str, path: str, endpoint: Endpoint) -> None:
+        """Let ``endpoint`` answer; ``{name}`` in the path stands for one part of it."""
+        self.found.append((method, path, endpoint))
+
+
+class Api:
+    """The application.
+
+    Args:
+        control_token: What the owner of the emulator sends with requests of its own.
+        clock: The time of the service, which is in the header ``Date`` of each answer.
+    """
+
+    def __init__(
+        self,
+        routes: Routes,
+        access: Access,
+        database: Database,
+        control_token: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._access = access
+        self._database = database
+        self._control_token = control_token
+        self._clock = clock
+        found = [
+            Route(path, self._served(endpoint), methods=[method])
+            for method, path, endpoint in routes.found
+        ]
+        self._router = Router(found, redirect_slashes=False, default=self._unknown)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request; a slash at the end of its path makes no difference."""
+        scope = {**scope, "path": scope["path"].rstrip("/") or "/", "app": self}
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException:
+            await self._unknown(scope, receive, send)
+        except ClientDisconnect:
+            pass
+
+    async def _unknown(self, scope: Any, receive: Any, send: Any) -> None:
+        answer = _refused(ApiError("APIGW.0101"), request_id := uuid.uuid4().hex)
+        await self._response(answer, request_id)(scope, receive, send)
+
+    def _served(self, endpoint: Endpoint) -> Callable[[HttpRequest], Any]:
+        async def serve(request: HttpRequest) -> Response:
+            try:
+                body = await asyncio.wait_for(_read(request), IDLE_S)
+            except _TooLarge:
+                # Without the body, the next request could not be told from it.
+                return Response(status_code=413, headers={"Connection": "close"})
+            except asyncio.TimeoutError:
+                return Response(status_code=408, headers={"Connection": "close"})
+            path, query = request.scope["raw_path"], request.scope["query_string"]
+            asked = Request(
+                method=request.method,
+                target=(path + b"?" + query if query else path).decode("ascii"),
+                headers=dict(request.headers),
+                body=body,
+                id=uuid.uuid4().hex,
+                words=request.path_params,
+            )
+            answer = await run_in_threadpool(self._answer, endpoint, asked)
+            if answer.is_lost:
+                request.state.transport.abort()
+                await request.receive()
+            return self._response(answer, asked.id)
+
+        return serve
+
+    def _answer(self, endpoint: Endpoint, request: Request) -> Answer:
+        try:
+            self._check(request)
+            answer = endpoint(request)
+        except ApiError as error:
+            return _refused(error, request.id)
+        except Exception:  # noqa: BLE001 (a fault of ours is the service's internal error)
+            traceback.print_exc()
+            return _refused(ApiError("ModelArts.0010"), request.id)
+        is_of_owner = request.path.startswith(CONTROL_PREFIX)
+        if not is_of_owner and self._database.take_fault("lost-answer", path=request.path):
+            return Answer(is_lost=True)
+        return answer
+
+    def _check(self, request: Request) -> None:
+        """Let a request in, or refuse it.
+
+        Raises:
+            ApiError: It is refused.
+        """
+        path = request.path
+        if not is_from_here(request.headers, (LOOPBACK,)):
+            raise ApiError("APIGW.0101")
+        if path.startswith(CONTROL_PREFIX):
+            given = request.headers.get(CONTROL_HEADER.lower(), "")
+            if not secrets.compare_digest(given.encode(), self._control_token.encode()):
+                raise ApiError("APIGW.0301", "this is for the owner of the emulator")
+            return
+        if self._database.take_fault("throttle", path=path):
+            raise ApiError("APIGW.0308", "1,time:1 second")
+        if self._database.take_fault("error", path=path):
+            raise ApiError("ModelArts.0010")
+        if not path.startswith(_IAM):
+            self._access.check(request)
+
+    def _response(self, answer: Answer, request_id: str) -> Response:
+        headers = {
+            "Server": "api-gateway",
+            "Date": formatdate(self._clock(), usegmt=True),
+            "X-Request-Id": request_id,
+            **answer.headers,
+        }
+        if answer.body is None:
+            return Response(None, answer.status, headers, "application/json")
+        return JSONResponse(answer.body, answer.status, headers)
+
+
+class _TooLarge(Exception):
+    """A body is larger than the service takes."""
+
+
+async def _read(request: HttpRequest) -> bytes:
+    body = bytearray()
+    if int(request.headers.get("content-length", "0")) > LIMIT_BYTES:
+        raise _TooLarge
+    async for data in request.stream():
+        body += data
+        if len(body) > LIMIT_BYTES:
+            raise _TooLarge
+    return bytes(body)
+
+
+def _refused(error: ApiError, request_id: str) -> Answer:
+    body = None if error.status == 204 else error_body(error, request_id)
+    return Answer(error.status, body, {"Retry-After": "1"} if error.status == 429 else {})

@@ -1,0 +1,134 @@
+"""Serves the emulator's ASGI applications with uvicorn: one event loop, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import threading
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+LOOPBACK = "127.0.0.1"
+IDLE_S = 75
+_END_S = 2
+
+
+class Connection(H11Protocol):
+    """A connection that closes if its client is silent for 75 s before or within a request's head.
+
+    An application finds the transport in ``scope["state"]``.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start to wait for the first request."""
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, "transport": transport}
+        self._close_when_idle()
+
+    def data_received(self, data: bytes) -> None:
+        """Handle the data, then wait for the rest of the head."""
+        super().data_received(data)
+        self._close_when_idle()
+
+    def _close_when_idle(self) -> None:
+        is_between_requests = self.cycle is None or self.cycle.response_complete
+        if is_between_requests and self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                IDLE_S, self.timeout_keep_alive_handler
+            )
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer 431 to a head that is too large; uvicorn answers 400 to every invalid request."""
+        status = getattr(sys.exc_info()[1], "error_status_hint", 400)
+        headers = [("Connection", "close"), ("Content-Length", "0")]
+        with contextlib.suppress(h11.LocalProtocolError):
+            response = h11.Response(
+                status_code=status, headers=headers, reason=STATUS_PHRASES[status]
+            )
+            self.transport.write(self.conn.send(response) or b"")
+        self.transport.close()
+
+
+class HttpServer:
+    """Serves each application on its own sockets."""
+
+    def __init__(self) -> None:
+        self._servers: list[tuple[uvicorn.Server, list[socket.socket]]] = []
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+
+    def add(self, app: Any, sockets: list[socket.socket]) -> None:
+        """Serve ``app`` on these sockets once the server has started."""
+        config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=IDLE_S,
+            timeout_graceful_shutdown=_END_S,
+        )
+        self._servers.append((uvicorn.Server(config), sockets))
+
+    def start(self) -> None:
+        """Start to serve."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Accept no more connections, and give running requests two seconds."""
+        for server, _ in self._servers:
+            server.should_exit = True
+        self._thread.join(_END_S + 1)
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            await asyncio.gather(*(server.serve(sockets) for server, sockets in self._servers))
+
+        asyncio.run(serve())
+
+
+def bind(address: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        OSError: The port is in use.
+    """
+    made = socket.socket()
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((address, port))
+        made.listen(2048)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def port_of(listener: socket.socket) -> int:
+    """Return the port of a socket."""
+    return int(listener.getsockname()[1])
+
+
+def is_from_here(headers: Mapping[str, str], addresses: Collection[str]) -> bool:
+    """Whether a request names one of our own addresses and comes from no foreign web page.
+
+    A browser sends whatever a page of any origin asks for, and reaches us under any host name
+    whose owner points it to us.
+
+    Args:
+        headers: By their names in lower case.
+    """
+    host = headers.get("host", "")
+    origin = headers.get("origin")
+    is_named = (host.rpartition(":")[0] or host) in (*addresses, "localhost")
+    return is_named and origin in (None, f"http://{host}")
