@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jobentry.contract import exits
+from jobentry.contract.exits import Failure
 
 
 class EntryError(Exception):
@@ -21,3 +22,11 @@ class EntryError(Exception):
         self.hint = hint
         self.cause = cause
         self.damaged_layers = damaged_layers
+        self.failure: Failure | None = None
+
+    @classmethod
+    def of(cls, failure: Failure, cause: str) -> EntryError:
+        """Return the error that ends the job with ``failure``."""
+        error = cls(failure.message, failure.exit_code or exits.ENTRY_FAILED, cause=cause)
+        error.failure = failure
+        return error

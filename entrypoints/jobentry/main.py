@@ -19,6 +19,7 @@ from jobentry import plan, private_environ
 from jobentry.contract import env, exits, names, paths, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
+from jobentry.control import early_ends
 from jobentry.errors import EntryError
 from jobentry.launchers.common import ArgsError
 from jobentry.log import say
@@ -124,7 +125,6 @@ def main(argv: Sequence[str]) -> int:
     if options is None:
         sys.stderr.write(USAGE)
         return exits.ENTRY_FAILED
-    delivered = os.environ.pop(names.CLOUDJOB_DELIVERED, "")
     _take_variables()
     try:
         node = env.read(os.environ)
@@ -137,13 +137,14 @@ def main(argv: Sequence[str]) -> int:
             record = _entry_record(os.environ.get(names.CLOUDJOB_JOB, ""), str(error))
             _leave_record(os.environ.get(names.CLOUDJOB_RECORD_URI, ""), record)
         return exits.ENTRY_FAILED
+    os.environ.pop(names.CLOUDJOB_DELIVERED, None)
     private_environ.hide((*node.secret_names, *names.STORE_ACCESS))
     if options.is_dry_run:
         return _show(node, options)
     end = _run(node, options)
     # A node that was stopped, or has lost another, may be started again in place and needs it then.
-    if delivered and end.is_over:
-        empty(delivered)
+    if node.delivered_dir and end.is_over:
+        empty(node.delivered_dir)
     return end.code
 
 
@@ -204,7 +205,7 @@ def _run(node: NodeEnv, options: Options) -> _End:
     """Run this node's part of the job; whatever happens, the head leaves a record."""
     started_at = time.time()
     try:
-        _listen(_cancel)
+        _listen(lambda number, _: _stop(node, number))
         return _act(node, options, started_at)
     except (EntryError, ArgsError, OSError) as error:
         # The record is on its way: a signal could only stop that.
@@ -217,6 +218,7 @@ def _run(node: NodeEnv, options: Options) -> _End:
             record = _entry_record(node.job, str(error), node, code)
             if isinstance(error, EntryError):
                 record = record._replace(cause=error.cause, damaged_layers=error.damaged_layers)
+                record = record._replace(failure=error.failure or record.failure)
             record = record._replace(started_at=_rfc3339(started_at))
             _leave_record(node.record_uri, record, is_cancelled=is_cancelled)
         return _End(code, is_over=False)
@@ -260,13 +262,17 @@ def _explain(error: Exception) -> None:
         say(f"hint: {hint}")
 
 
-def _cancel(number: int, _frame: FrameType | None) -> None:
+def _stop(node: NodeEnv, number: int) -> None:
     """End what goes on before there are ranks: staging can take long."""
     # The first process of a container is not even ended by a signal that it does not listen to.
+    for index in range(1, node.nodes if node.is_head else 0):
+        failure = early_ends.reported(node, index)
+        if failure is not None:
+            raise EntryError.of(failure, early_ends.cause_of(failure))
     name = signal.Signals(number).name
-    raise EntryError(
-        f"cancelled: the job was sent {name}", exits.code_of_signal(number), cause="cancelled"
-    )
+    # A worker cannot know what ended the job: perhaps the loss of another node.
+    message = f"cancelled: the job was sent {name}" if node.is_head else f"ended by {name}"
+    raise EntryError(message, exits.code_of_signal(number), cause="cancelled")
 
 
 def _act(node: NodeEnv, options: Options, started_at: float) -> _End:

@@ -303,3 +303,18 @@ def test_failing_at_different_times_of_the_start(cloud):
 
     assert done.code == 7, done
     assert time.monotonic() - began < 20
+
+
+def test_a_worker_that_cannot_start_its_part_is_named_at_once(cloud, tmp_path):
+    missing = f"file://{tmp_path}/missing"
+    words = ("--nodes", "2", "--input", f"X={missing}", "--input-nodes", "X=1")
+
+    done = cloud.submit(*words, cloud.script("print('never')"))
+
+    assert done.code == 125, done
+    host = cloud.status(done.job)["failure"]["host"]
+    text = f"node 1 ({host}) ended with exit code 125 before it joined the job"
+    assert f"jobentry: {text}\n".encode() in done.err, done
+    assert b"cancelled" not in done.err, done
+    assert missing.encode() in done.err, done
+    assert cloud.status(done.job)["cause"] == "entry"

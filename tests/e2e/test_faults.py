@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,8 +84,6 @@ KILLED: dict[tuple[str, str], End] = {
     **{(stage, "mpirun"): LOST for stage in ("bring-up", "running")},
     **{(stage, "head's keeper"): STOPPED for stage in SENT},
 }
-# Here a head waits for a minute for a worker that it has never seen.
-LENGTHY = {("staging", "worker's keeper"), ("staging", "worker's entry")}
 FROZEN: dict[tuple[str, str], End] = {
     key: CANCELLED for key, end in KILLED.items() if end is not NEVER
 }
@@ -243,7 +241,9 @@ def case(
     shutil.rmtree(folder)
 
 
-def named(table: dict[tuple[str, str], End], lengthy: set[tuple[str, str]]) -> pytest.MarkDecorator:
+def named(
+    table: dict[tuple[str, str], End], lengthy: Container[tuple[str, str]] = ()
+) -> pytest.MarkDecorator:
     """Run a test with each cell of a table."""
     cells = [
         pytest.param(
@@ -257,7 +257,7 @@ def named(table: dict[tuple[str, str], End], lengthy: set[tuple[str, str]]) -> p
     return pytest.mark.parametrize(("stage", "who", "end"), cells)
 
 
-@named(KILLED, LENGTHY)
+@named(KILLED)
 def test_a_process_is_killed(case, stage: str, who: str, end: End):
     """With SIGKILL: the job ends or goes on, and says so."""
     held = case(stage)
@@ -271,6 +271,7 @@ def test_a_process_is_killed(case, stage: str, who: str, end: End):
     ended = held.ended()
     assert ended == end._replace(code=ended.code if end.code is None else end.code), held.submit
     assert (ended.code == 0) == (end.state in ("SUCCEEDED",)), held.submit
+    assert b"cancelled" not in held.submit.err or end == STOPPED, f"{held.submit}"
     held.check_next()
 
 

@@ -173,6 +173,7 @@ def test_a_process_or_node_is_killed(case, stage: str, who: str, end: End):
     held.go_on()
 
     assert held.ended() == end, held.submit.path.read_text()
+    assert b"cancelled" not in held.submit.path.read_bytes()
     if who != "submitter":
         assert held.submit.process.wait(LIMIT_S) == end.code
     check_next(held.cloud)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from jobentry.contract import node_end
 from jobentry.contract.launchers import LAUNCHERS
 
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
@@ -401,6 +402,33 @@ def test_a_cancelled_node_does_not_wait_for_its_store(machine: Machine):
         "jobentry: cancelled: the job was sent SIGTERM",
         "jobentry: leaving the record: the store has not answered for 5 s",
     ]
+
+
+def test_a_head_that_is_ended_for_a_lost_worker_is_not_cancelled(machine: Machine):
+    machine.add_mpirun()
+    (machine.folder / node_end.file_name(1)).write_bytes(node_end.dump(137))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started = machine.start(
+            "x.py",
+            MA_NUM_HOSTS="2",
+            VC_WORKER_HOSTS="127.0.0.1,127.0.0.2",
+            CLOUDJOB_CONTROL_DIR=str(machine.folder),
+            CLOUDJOB_CODE_URI="s3://bucket/j/code.json",
+            CLOUDJOB_CODE_DIGEST="sha256:" + "0" * 64,
+            CLOUDJOB_S3_ENDPOINT="http://127.0.0.1:%d" % silent.getsockname()[1],
+            AWS_ACCESS_KEY_ID="a",
+            AWS_SECRET_ACCESS_KEY="b",
+        )
+        connection, _ = silent.accept()
+        with connection:
+            connection.recv(1)
+            started.terminate()
+            _, err = started.communicate(timeout=120)
+
+    text = "node 1 (127.0.0.2) ended with exit code 137 before it joined the job"
+    assert (started.returncode, err) == (137, f"jobentry: {text}\n")
+    record = machine.record()
+    assert (record["cause"], record["failure"]["node"]) == ("platform", 1)
 
 
 def test_a_home_that_cannot_be_written_is_said(machine: Machine):

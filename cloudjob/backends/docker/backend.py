@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import partial
 from ipaddress import ip_network
 from itertools import islice
 from pathlib import Path
@@ -50,7 +51,7 @@ _AT_ONCE = 8
 # How long workers may take to leave by themselves when the head has ended.
 _LEAVE_S = 30.0
 # How long the head may take to end, outputs and all, when a worker has ended badly. It notices by
-# itself, but for a worker that was gone before it had ever answered.
+# itself, or reads our report, but not while it stages code and inputs.
 _LOST_S = 10.0
 # How often a job is looked after while its log is followed.
 _TEND_S = 1.0
@@ -68,6 +69,8 @@ class DockerBackend:
     def __init__(self, home: Path, options: dict[str, Any]) -> None:
         self._home = home / "docker"
         self._options = options
+        # The containers whose end the head of their job knows from us.
+        self._reported: set[str] = set()
         self._opened: Any = None
 
     def checks(self, spec: JobSpec | None, _store: str) -> list[Check]:
@@ -283,11 +286,24 @@ class DockerBackend:
             # The head decides with how few it goes on, and how long it waits for one to come back.
             return
         elif over and not (folder / _ASKED).exists():
-            ends = [item.ended_at for item in self._inspected(over) if item.exit_code]
+            bad = [item for item in self._inspected(over) if item.exit_code]
+            if not (folder / _CANCELLED).exists():
+                self._report(head, bad)
+            ends = [item.ended_at for item in bad]
             if ends and time.time() - _seconds(min(ends)) > _LOST_S:
                 with _kept_files(folder):
                     (folder / _ASKED).touch()
                 self._kill([head], "SIGTERM")
+
+    def _report(self, head: Container, ended: list[Container]) -> None:
+        """Report to the head which nodes have ended badly: it may still wait for them."""
+        for item in ended:
+            if item.id in self._reported:
+                continue
+            self._reported.add(item.id)
+            report = delivery.report(item.node, item.exit_code or 0)
+            put = partial(self._client.put_archive, head.id, requests.DELIVERED, report)
+            _unless_gone(put)
 
     def _keep(self, job: str) -> NativeStatus:
         """Keep logs and state of a job that has ended, then free what it has in the engine."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cloudjob.backends import entry as entries
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.request import GROUP_ID, USER_ID, NodeRequest
-from jobentry.contract import paths, variables
+from jobentry.contract import node_end, paths, variables
 
 # The layout of ModelArts' containers, in any image.
 _FOLDERS = (
@@ -56,6 +56,17 @@ def archive(node: NodeRequest, hosts: tuple[str, ...], key: bytes, *, with_entry
             member = _member(file.path, file.mode, is_users=file.is_users)
             member.size = len(file.data)
             members.addfile(member, io.BytesIO(file.data))
+    return data.getvalue()
+
+
+def report(node: int, exit_code: int) -> bytes:
+    """Return the tar that reports to the head that another node has ended."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as members:
+        text = node_end.dump(exit_code)
+        member = _member(node_end.file_name(node), 0o600, is_users=True)
+        member.size = len(text)
+        members.addfile(member, io.BytesIO(text))
     return data.getvalue()
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from cloudjob.backends.process.node import SIGNALS, Keeper, NodeRequest, children_of
 from cloudjob.backends.process.state_file import STATE, StateFile
+from jobentry.contract import node_end
 from jobentry.trees import remove_tree
 
 # What it is told by; blocked until it listens.
@@ -28,7 +29,7 @@ _POLL_S = 0.05
 # How long workers may take to leave by themselves when the head has ended.
 LEAVE_S = 5.0
 # How long a head may take to end, outputs and all, when a worker has ended badly. It notices by
-# itself, but for a worker that was gone before it had ever answered.
+# itself, or reads our report, but not while it stages code and inputs.
 LOST_S = 60.0
 # How long the nodes of a cancelled job may take after the grace, to store outputs and to leave.
 OVERDUE_S = 15.0
@@ -134,6 +135,9 @@ class Controller:
 
     def _prepare(self, node: _Node) -> None:
         remove_tree(node.request.tmp)
+        with contextlib.suppress(FileNotFoundError):
+            index = self.nodes.index(node)
+            os.unlink(os.path.join(self.run_dir, node_end.file_name(index)))
         os.makedirs(node.request.tmp, mode=0o700)
         os.makedirs(node.request.home, mode=0o700, exist_ok=True)
         node.exit_code = None
@@ -180,6 +184,7 @@ class Controller:
                 # One that waits for a head that never came leaves at once.
                 self._forward(signal.SIGTERM)
             if self.is_led and not self.is_elastic:
+                self._report_ended()
                 self._end_head_that_waits()
             if deadline is not None and time.monotonic() > deadline:
                 # SIGHUP makes a keeper end its node at once.
@@ -197,6 +202,18 @@ class Controller:
     def _first_bad_code(self) -> int:
         bad = [(node.ended_at, node.exit_code) for node in self.nodes if node.exit_code]
         return min(bad)[1] if bad else 0
+
+    def _report_ended(self) -> None:
+        """Report to the head which workers have ended badly: it may still wait for them."""
+        if self.is_cancelled or not self.nodes[0].is_running:
+            return
+        for index, node in enumerate(self.nodes):
+            path = os.path.join(self.run_dir, node_end.file_name(index))
+            if node.exit_code and not os.path.exists(path):
+                with contextlib.suppress(OSError):  # no room: tried again in some seconds
+                    with open(path + ".new", "wb") as file:
+                        file.write(node_end.dump(node.exit_code))
+                    os.replace(path + ".new", path)
 
     def _end_head_that_waits(self) -> None:
         """Ask the head to end when a worker has ended badly and the head goes on all the same."""

@@ -16,6 +16,7 @@ from jobentry.contract.names import (
     CLOUDJOB_CODE_DIGEST,
     CLOUDJOB_CODE_URI,
     CLOUDJOB_CONTROL_DIR,
+    CLOUDJOB_DELIVERED,
     CLOUDJOB_DEVICE_TARGET,
     CLOUDJOB_DEVICES,
     CLOUDJOB_ENV_NAMES,
@@ -117,6 +118,7 @@ class NodeEnv(NamedTuple):
         min_nodes: With how few nodes the job goes on, the head among them; 0 where it needs all.
         control_dir: Where nodes that share a machine announce their addresses; empty for nodes that
             are reached by their names.
+        delivered_dir: Where the backend put files into this container.
         stall_s: How long the connection between head and workers may be silent.
     """
 
@@ -131,6 +133,7 @@ class NodeEnv(NamedTuple):
     record_uri: str = ""
     node_dir: str = ""
     control_dir: str = ""
+    delivered_dir: str = ""
     stall_s: float = DEFAULT_STALL_S
     ssh_key: str = ""
     sshd_port: int = DEFAULT_SSHD_PORT
@@ -158,6 +161,11 @@ class NodeEnv(NamedTuple):
     def host(self) -> str:
         """The network name of this node, as its peers see it."""
         return self.hosts[self.node]
+
+    @property
+    def reports_dir(self) -> str:
+        """Where the backend reports to the head which nodes have ended; empty if nowhere."""
+        return self.control_dir or self.delivered_dir
 
     @property
     def inputs_here(self) -> tuple[tuple[str, str], ...]:
@@ -225,6 +233,7 @@ def write(node: NodeEnv) -> dict[str, str]:
         CLOUDJOB_RECORD_URI: node.record_uri,
         CLOUDJOB_NODE_DIR: node.node_dir,
         CLOUDJOB_CONTROL_DIR: node.control_dir,
+        CLOUDJOB_DELIVERED: node.delivered_dir,
         CLOUDJOB_SSH_KEY: node.ssh_key,
         CLOUDJOB_ENV_NAMES: " ".join(node.env_names),
         CLOUDJOB_SECRET_NAMES: " ".join(node.secret_names),
@@ -272,6 +281,7 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
         record_uri=environ.get(CLOUDJOB_RECORD_URI, ""),
         node_dir=environ.get(CLOUDJOB_NODE_DIR, ""),
         control_dir=environ.get(CLOUDJOB_CONTROL_DIR, ""),
+        delivered_dir=environ.get(CLOUDJOB_DELIVERED, ""),
         stall_s=reader.seconds(CLOUDJOB_STALL_S, DEFAULT_STALL_S),
         ssh_key=environ.get(CLOUDJOB_SSH_KEY, ""),
         sshd_port=reader.port(SSHD_PORT, DEFAULT_SSHD_PORT),

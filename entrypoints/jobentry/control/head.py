@@ -11,7 +11,7 @@ from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
-from jobentry.control import startup_timeout
+from jobentry.control import early_ends, startup_timeout
 from jobentry.control.event_loop import (
     ABORT_S,
     PASSED_SIGNALS,
@@ -276,6 +276,9 @@ class Head:
             self._served_no_more(Starter(**values), peer.index)
 
     def _lost(self, peer: Peer) -> None:
+        if peer.early_end is not None:
+            self._ended_early(peer.early_end)
+            return
         message = "node %d (%s) is gone: %s" % (peer.index, peer.host, peer.reason)
         say(message)
         self._away.discard(peer.index)
@@ -287,6 +290,14 @@ class Head:
             self._gather(failure)
             return
         self._lost_nodes.append(failure)
+        self._end_ranks()
+
+    def _ended_early(self, failure: Failure) -> None:
+        """A worker has ended before it joined the job; its own log says why."""
+        if self._has_reason():
+            return
+        say(failure.message)
+        self._stopped = Outcome(failure.exit_code or 1, early_ends.cause_of(failure), failure)
         self._end_ranks()
 
     def _workers_are_late(self) -> None:

@@ -11,7 +11,8 @@ import time
 from typing import Any, Callable
 
 from jobentry.contract.env import NodeEnv
-from jobentry.control import connection, dial
+from jobentry.contract.exits import Failure
+from jobentry.control import connection, dial, early_ends
 from jobentry.control.connection import Link
 from jobentry.control.dial import Answer, Caller, Dial, Resolver, Step
 from jobentry.control.event_loop import NodeLoop
@@ -36,7 +37,8 @@ class Peer:
 
     Args:
         on_message: Called with each message of the worker.
-        on_lost: Called once a worker that had answered is given up; ``reason`` says why.
+        on_lost: Called once a worker is given up that had answered, or that the backend reports to
+            have ended before it did; ``reason`` says why.
     """
 
     def __init__(
@@ -56,8 +58,11 @@ class Peer:
         self.has_left = False
         self.trouble = ""
         self.reason = ""
+        # How it ended before it had answered, where the backend reports that.
+        self.early_end: Failure | None = None
         self.clock_ahead_s = 0.0
         self.step = Step()
+        self._node = node
         self._folder = node.control_dir
         self._port = 0
         self._stall_s = node.stall_s
@@ -190,9 +195,7 @@ class Peer:
         self._dial = None
         now = time.monotonic()
         if not self._entry:
-            self.step = step
-            self._later(self._pause_s)
-            self._pause_s = min(_GROWTH * self._pause_s, _PAUSE_S[1])
+            self._not_up(step)
             return
         if not step.is_dead:
             self._dead_since = None
@@ -205,6 +208,16 @@ class Peer:
             self._later(_AGAIN_S)
         elif not self.link.is_attached or self.link.silent_s >= connection.SILENT_S:
             self._later(_SILENT_AGAIN_S if self.link.silent_s >= connection.SILENT_S else 1.0)
+
+    def _not_up(self, step: Step) -> None:
+        """Try again, unless the worker has ended before it was up."""
+        self.step = step
+        self.early_end = early_ends.reported(self._node, self.index)
+        if self.early_end is not None:
+            self._lose(self.early_end.message)
+            return
+        self._later(self._pause_s)
+        self._pause_s = min(_GROWTH * self._pause_s, _PAUSE_S[1])
 
     def _broke(self, why: str) -> None:
         """The connection has ended."""
@@ -223,7 +236,7 @@ class Peer:
         resolver = self._resolver
         self.close()
         self._resolver = resolver
-        if was_ready:
+        if was_ready or self.early_end:
             self._on_lost(self)
         else:
             self.look_again()

@@ -30,7 +30,7 @@ class Workers:
     Args:
         facts: What the head has, which the workers must have in common with it.
         on_message: Called with each message of a worker.
-        on_lost: Called when a worker that had answered is gone.
+        on_lost: Called when a worker that had answered is gone, or one has ended before it did.
     """
 
     def __init__(

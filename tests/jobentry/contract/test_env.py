@@ -39,6 +39,7 @@ def nodes(draw: st.DrawFn) -> NodeEnv:
         record_uri=draw(TEXT),
         node_dir=draw(TEXT),
         control_dir=draw(TEXT),
+        delivered_dir=draw(TEXT),
         stall_s=draw(SECONDS),
         ssh_key=draw(TEXT),
         sshd_port=draw(st.integers(1, 65535)),

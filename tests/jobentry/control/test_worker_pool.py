@@ -14,6 +14,7 @@ from typing import Callable
 
 import pytest
 
+from jobentry.contract import node_end
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import node_paths
 from jobentry.control import connection, worker_link, worker_pool
@@ -190,6 +191,21 @@ def test_a_worker_that_comes_late_is_found(watch: Callable[..., Watch]):
 
     head.until_all_are_there()
     assert head.lost == []
+
+
+def test_a_worker_that_has_ended_before_it_answered_is_lost_at_once(watch: Callable[..., Watch]):
+    head = watch("good", "good")
+    head.open(2)
+    head.until(lambda: len(head.workers.absent) == 1)
+    assert head.lost == []
+
+    report = head.folder / node_end.file_name(2)
+    report.with_suffix(".new").write_bytes(node_end.dump(137))
+    report.with_suffix(".new").rename(report)
+    head.until(lambda: head.lost)
+
+    reason = "node 2 (good2) ended with exit code 137 before it joined the job"
+    assert head.lost == [("good2", reason)]
 
 
 def test_a_worker_with_another_key_is_reported_with_a_hint(watch: Callable[..., Watch]):
