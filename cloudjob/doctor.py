@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudjob.backends import open_backend
-from cloudjob.backends.base import Backend, Check, checks_of, store_of
+from cloudjob.backends.base import Backend, Check
 from cloudjob.backends.docker import engine
 from cloudjob.backends.docker.delivery import ENTRY, ENTRY_LABEL, entry_digest
 from cloudjob.backends.docker.request import GROUP_ID, HOME, USER_ID
@@ -57,9 +57,9 @@ def check_machine(home: Path) -> list[Check]:
 def check_backend(spec: JobSpec, home: Path) -> list[Check]:
     """Return what a backend has of what jobs need, or this one if it says what that is."""
     backend: Backend[Any] = open_backend(spec.backend, home, dict(section(spec, spec.backend)))
-    uri = full_uri(spec.store or store_of(backend)[0], spec.sections)
+    uri = full_uri(spec.store or backend.store()[0], spec.sections)
     is_whole = bool(spec.flavor or spec.script or section(spec, spec.backend).get("pool_id"))
-    checks = checks_of(backend, spec if is_whole else None, uri)
+    checks = backend.checks(spec if is_whole else None, uri)
     return checks or check_machine(home)
 
 

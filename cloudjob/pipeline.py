@@ -19,7 +19,7 @@ from cloudjob import detection, layers, locks, nested
 from cloudjob import spec as specs
 from cloudjob import submission as submissions
 from cloudjob.backends import open_backend
-from cloudjob.backends.base import Backend, Bringer, Check, Writer, checks_of, store_of
+from cloudjob.backends.base import Backend, Check
 from cloudjob.detection import Choice
 from cloudjob.errors import CloudJobError, NotReady, RecordsError, SpecError, Unanswered
 from cloudjob.home import make_home, records_path, store_uri, submits_folder
@@ -85,7 +85,7 @@ def submit(
         tell(package, choice)
         # What a platform cannot do is said before anything is sent.
         backend.build(_prepare(spec, paths, store, package, package.layers))
-        _check(checks_of(backend, spec, uri), warn)
+        _check(backend.checks(spec, uri), warn)
         with _undone(store, db, job) as undo, Claim(store, job, watch) as claim:
             package, kept = _keep(spec, home, uri, scratch, claim, package)
             submission = _prepare(spec, paths, store, package, kept.layers)
@@ -96,7 +96,7 @@ def submit(
             db.add(record)
             claim.check()
             _put(store, paths, submission, layers.descriptor(package, kept.layers))
-            _bring(store, paths, kept, _companions(backend, request))
+            _bring(store, paths, kept, backend.companions(request))
             tell_sent(package, kept)
             undo.on_platform = lambda: backend.remove(record.handle)
             record = record._replace(handle=backend.send(request), state="PENDING")
@@ -139,7 +139,7 @@ def preview(spec: JobSpec, home: Path, *, as_text: bool = False) -> Preview:
     spec, choice = _with_launcher(spec)
     submission = _prepare(spec, JobPaths(new_id(spec.name)), store, package, package.layers)
     request = backend.build(submission)
-    text = backend.text(request) if as_text and isinstance(backend, Writer) else ""
+    text = backend.text(request) if as_text else ""
     return Preview(
         package=package,
         choice=choice,
@@ -212,7 +212,7 @@ def _open_backend(spec: JobSpec, home: Path) -> Backend[Any]:
 
 def _open_store(spec: JobSpec, backend: Backend[Any], home: Path) -> tuple[str, ObjectStore]:
     """Return the store that the job names, or its platform's, or a folder of this machine."""
-    default, keys = store_of(backend)
+    default, keys = backend.store()
     uri = full_uri(spec.store or default or store_uri(home), spec.sections)
     return uri, open_store(uri, {**keys, **os.environ})
 
@@ -308,11 +308,6 @@ def _bring(
     copies += [(layer.key, f"{paths.node}/{layer.key}") for layer in kept.layers]
     acts += [partial(store.copy, key, target) for key, target in copies]
     in_parallel(lambda act: act(), acts, at_once=_AT_ONCE, abort=store.abort)
-
-
-def _companions(backend: Backend[Any], request: Any) -> Mapping[str, bytes]:
-    """Return what the platform brings to the nodes beside the code, if it brings that."""
-    return backend.companions(request) if isinstance(backend, Bringer) else {}
 
 
 @dataclass(slots=True)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from cloudjob.errors import UsageError
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
 
 Request = TypeVar("Request")
-Told = TypeVar("Told", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,132 +91,136 @@ class Metric(NamedTuple):
     values: tuple[float | None, ...]
 
 
-class Backend(Protocol[Request]):
-    """A platform that runs jobs, with six promises.
+class Backend(ABC, Generic[Request]):
+    """A platform that runs jobs.
 
-    1. ``build`` turns a submission into the platform's own request; it does no I/O, so a dry run
+    Every backend keeps six promises:
+
+    1. ``build`` turns a submission into the platform's own request. It does no I/O, so a dry run
        and a test see exactly what would be sent.
     2. ``send`` starts the job and returns its handle, ``backend://…/id``. When it raises, nothing
-       was started, unless it is ``Unanswered``. A job outlives the process that sent it.
-       ``handle`` gives a handle before that, by which a job is found whose submit was killed.
+       was started, unless the error is ``Unanswered``. A job outlives the process that sent it.
+       ``handle`` returns a handle before that, which finds a job whose submit was killed.
     3. ``status`` says where a job stands, from any process, at any time. A state that the platform
-       has not named before is UNKNOWN; an unknown id is ``JobNotFound``.
-    4. ``logs`` yields what a node's entry wrote, in order, whole lines, nothing lost and nothing
-       twice, also after the job was killed; with ``follow`` until the job has ended.
+       has not used before is UNKNOWN; an unknown id is ``JobNotFound``.
+    4. ``logs`` yields what a node's entry wrote: in order, in whole lines, nothing lost and nothing
+       twice, also after the job was killed; with ``follow``, until the job has ended.
     5. ``cancel`` asks the job to end, with its grace period, and returns at once; ``is_urgent``
-       leaves out the grace. A job that has ended stays as it is.
+       leaves out the grace period. A job that has ended stays as it is.
     6. ``remove`` leaves nothing of a job on the platform, whatever state it is in.
 
-    Each raises ``BackendError`` when the platform refuses or cannot be reached.
+    Each raises ``BackendError`` when the platform refuses or cannot be reached. The methods below
+    ``remove`` have defaults for a platform that offers nothing of the kind.
     """
 
+    # Whether the platform copies the job's folder ``node`` from the store to each node, and the
+    # outputs and the record back: they may arrive after the job has ended.
+    copies_files = False
+
     @property
+    @abstractmethod
     def poll_s(self) -> float:
         """How long to wait between two looks at a job."""
 
+    @abstractmethod
     def build(self, submission: Submission) -> Request:
         """Return the request for ``submission``."""
 
+    @abstractmethod
     def show(self, request: Request) -> dict[str, Any]:
         """Return ``request`` as plain JSON values, secrets as ``***``."""
 
+    @abstractmethod
     def environments(self, request: Request) -> tuple[Mapping[str, str], ...]:
         """Return the variables that the entry of each node would be given."""
 
+    @abstractmethod
     def handle(self, request: Request) -> str:
         """Return a handle of the job that ``send`` starts; nothing is there yet."""
 
+    @abstractmethod
     def send(self, request: Request) -> str:
         """Start the job and return its handle."""
 
+    @abstractmethod
     def status(self, handle: str) -> NativeStatus:
         """Say where the job stands."""
 
+    @abstractmethod
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
 
+    @abstractmethod
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Ask the job to end."""
 
+    @abstractmethod
     def remove(self, handle: str) -> None:
         """Leave nothing of the job."""
 
-
-@runtime_checkable
-class Supplier(Protocol):
-    """A platform with a store of its own, for jobs that name none; else that is a folder here."""
+    # -- what only some platforms offer -------------------------------------------------------
 
     def store(self) -> tuple[str, Mapping[str, str]]:
-        """Return the URI of that store, empty for a folder of this machine.
+        """Return the platform's own store, for jobs that name none: its URI, and its credentials.
 
-        With it come variables that hold its keys, for what the environment does not say.
+        An empty URI is a folder of this machine. The credentials are environment variables; those
+        that are set win.
         """
-
-
-@runtime_checkable
-class Checker(Protocol):
-    """A platform that is looked at before anything is packed or sent."""
+        return "", {}
 
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
-        """Look for what a job needs.
+        """Check what a job needs, before anything is packed or sent.
 
         Args:
-            spec: None to look at what any job needs.
+            spec: None to check what every job needs.
             store: The URI of its store.
         """
+        return []
 
+    def companions(self, request: Request) -> Mapping[str, bytes]:
+        """Return the files beside the code in the folder ``node``, where ``copies_files``.
 
-@runtime_checkable
-class Bringer(Protocol[Told]):
-    """A platform that itself brings the job's folder ``node`` to each node."""
-
-    def companions(self, request: Told) -> Mapping[str, bytes]:
-        """Return what lies beside the code in that folder, by name.
-
-        Secrets are among it, so what is secret is deleted when the job has ended.
+        Those that hold secrets are deleted when the job has ended.
         """
+        return {}
 
+    def text(self, request: Request) -> str:
+        """Return ``request`` as the platform's own tool takes it, secrets as ``***``."""
+        return ""
 
-def store_of(backend: Backend[Any]) -> tuple[str, Mapping[str, str]]:
-    """Return what ``Supplier.store`` does, and nothing for a platform that has none."""
-    return backend.store() if isinstance(backend, Supplier) else ("", {})
+    def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
+        """Return where many jobs of one platform stand, in as few requests as it allows.
 
-
-def checks_of(backend: Backend[Any], spec: JobSpec | None, store: str) -> list[Check]:
-    """Return what ``Checker.checks`` does, and nothing for a platform that has none."""
-    return backend.checks(spec, store) if isinstance(backend, Checker) else []
-
-
-@runtime_checkable
-class Lister(Protocol):
-    """A platform that can be asked for all its jobs at once."""
-
-    def known(self, handles: Sequence[str]) -> set[str]:
-        """Return those of the handles whose job has a status; one question for all of them."""
-
-
-@runtime_checkable
-class Observer(Protocol):
-    """A platform that keeps what happened to its jobs, and what they used."""
-
-    def events(self, handle: str) -> list[Event]:
-        """Return what happened to the job, the first first."""
-
-    def metrics(self, handle: str) -> list[Metric]:
-        """Return what each node of the job used."""
-
-
-@runtime_checkable
-class Writer(Protocol):
-    """A platform with a tool of its own that takes a request as text."""
-
-    def text(self, request: Any) -> str:
-        """Return ``request`` as that tool takes it, secrets as ``***``."""
-
-
-@runtime_checkable
-class Waiter(Protocol):
-    """A platform on which a job may wait long, and that knows for what."""
+        None is a job that the platform does not have. A job without an entry has to be asked for
+        with ``status``: all of them where a platform cannot list its jobs, and those that have
+        ended, of which ``status`` knows more.
+        """
+        return {}
 
     def waits_for(self, handle: str) -> str:
-        """Return what keeps the job from running; empty when nothing is known to."""
+        """Return what keeps a queued job from running; empty when nothing is known to."""
+        return ""
+
+    def events(self, handle: str) -> list[Event]:
+        """Return what happened to the job, oldest first.
+
+        Raises:
+            UsageError: The platform keeps no events.
+        """
+        raise _keeps_none("events", handle)
+
+    def metrics(self, handle: str) -> list[Metric]:
+        """Return what each node of the job used.
+
+        Raises:
+            UsageError: The platform keeps no metrics.
+        """
+        raise _keeps_none("metrics", handle)
+
+
+def _keeps_none(what: str, handle: str) -> UsageError:
+    scheme, _, rest = handle.partition("://")
+    job = rest.rpartition("/")[2]
+    return UsageError(
+        f"reading {what} of {job}: the backend {scheme} keeps none", hint=f"cloudjob logs {job}"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from fnmatch import fnmatchcase
 from functools import partial
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from cloudjob import layers
-from cloudjob.backends.base import Backend, Lister
+from cloudjob.backends import handles
+from cloudjob.backends.base import Backend, NativeStatus
 from cloudjob.errors import CloudJobError, JobNotFound, Unreachable
 from cloudjob.home import records_path, store_uri
 from cloudjob.job import leftovers
@@ -95,15 +96,15 @@ def _is_out(record: JobRecord, states: tuple[str, ...]) -> bool:
 class _Question:
     """Asks for the status of many jobs at once, within a time limit.
 
-    A platform that can name all its jobs is asked for that first, so that the jobs it does not have
-    cost nothing; one that does not answer is not asked again.
+    A platform that can list its jobs is asked for all of them together; one that does not answer is
+    not asked again.
     """
 
     def __init__(self, jobs: list[Job], backends: Mapping[str, Backend[Any]]) -> None:
         self._jobs = jobs
         self._backends = backends
         self._silent: dict[str, str] = {}
-        self._listed: dict[str, Future[set[str]]] = {}
+        self._listed: dict[str, Future[Mapping[str, NativeStatus | None]]] = {}
         self._next = iter(range(len(jobs)))
         self._found: dict[int, Callable[[], JobStatus]] = {}
         self._changed = threading.Condition()
@@ -142,40 +143,35 @@ class _Question:
         return lambda: status
 
     def _status(self, job: Job) -> JobStatus:
-        platform = job.handle.rpartition("/")[0]
+        platform = handles.platform(job.handle)
         if platform in self._silent:
             return job.unknown(self._silent[platform])
         try:
-            if job.is_kept or job.handle in self._known(job.backend_name):
-                return job.status()
-            return job.absent()
+            found = {} if job.is_kept or not job.handle else self._statuses(platform, job)
+            if job.handle in found:
+                return job.status_in_list(found[job.handle])
+            return job.status()
         except CloudJobError as error:
             if isinstance(error, Unreachable):
                 self._silent[platform] = error.message
             return job.unknown(error.message)
 
-    def _known(self, name: str) -> Container[str]:
-        """Return the handles of a platform's jobs; all that there are where it cannot list them."""
-        backend = self._backends[name]
-        if not isinstance(backend, Lister):
-            return _Everything()
+    def _statuses(self, platform: str, job: Job) -> Mapping[str, NativeStatus | None]:
+        """Return what the platform of a job says of all its jobs together."""
         with self._changed:
-            is_first = name not in self._listed
-            future = self._listed.setdefault(name, Future())
+            is_first = platform not in self._listed
+            future = self._listed.setdefault(platform, Future())
         if is_first:
+            asked = [
+                other.handle
+                for other in self._jobs
+                if not other.is_kept and handles.platform(other.handle) == platform
+            ]
             try:
-                handles = [job.handle for job in self._jobs if job.backend_name == name]
-                future.set_result(backend.known([handle for handle in handles if handle]))
-            except CloudJobError as error:
+                future.set_result(self._backends[job.backend_name].statuses(asked))
+            except Exception as error:  # noqa: BLE001 (raised for each of these jobs)
                 future.set_exception(error)
         return future.result()
-
-
-class _Everything:
-    """A collection of all handles."""
-
-    def __contains__(self, _handle: object) -> bool:
-        return True
 
 
 def _raise(error: Exception) -> NoReturn:

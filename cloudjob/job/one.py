@@ -12,22 +12,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from cloudjob import layers, locks
 from cloudjob import outputs as kept
 from cloudjob import status as statuses
 from cloudjob.backends import open_backend
-from cloudjob.backends.base import (
-    Backend,
-    Bringer,
-    Event,
-    Metric,
-    NativeStatus,
-    Observer,
-    Waiter,
-    store_of,
-)
+from cloudjob.backends.base import Backend, Event, Metric, NativeStatus
 from cloudjob.errors import (
     BackendError,
     CloudJobError,
@@ -156,10 +147,8 @@ class Job:
 
     def waits_for(self) -> str:
         """Return what keeps the job from running; empty when nothing is known to."""
-        if not (isinstance(self._backend, Waiter) and self.handle):
-            return ""
         try:
-            return self._backend.waits_for(self.handle)
+            return self._backend.waits_for(self.handle) if self.handle else ""
         except BackendError:
             # Who follows the log will say it, or it passes.
             return ""
@@ -243,7 +232,7 @@ class Job:
         except (ValueError, LookupError, TypeError):
             # The record is damaged: what lies in the job's own store is known all the same.
             return [kept.Place("outputs", self._store, f"{JobPaths(self.id).outputs}/", True)]
-        is_listed = isinstance(self._backend, Bringer)
+        is_listed = self._backend.copies_files
         return [
             kept.Place(name, self._store, f"{JobPaths(self.id).outputs}/{name}/", is_listed)
             if uri == below + name
@@ -257,7 +246,7 @@ class Job:
         Raises:
             UsageError: The platform keeps no such thing.
         """
-        return self._observer("events").events(self.handle)
+        return self._backend.events(self._platform_handle)
 
     def metrics(self) -> list[Metric]:
         """Return what each node of the job used.
@@ -265,7 +254,12 @@ class Job:
         Raises:
             UsageError: The platform keeps no such thing.
         """
-        return self._observer("metrics").metrics(self.handle)
+        return self._backend.metrics(self._platform_handle)
+
+    @property
+    def _platform_handle(self) -> str:
+        """Its handle; one that finds nothing while the job is being sent."""
+        return self.handle or f"{self._record.backend}://{self.id}"
 
     def spec(self) -> dict[str, Any]:
         """Return the job as its user described it, secrets as ``***``.
@@ -279,14 +273,6 @@ class Job:
         if found is None:
             raise UsageError(f"reading the description of {self.id}: it was not kept")
         return found
-
-    def _observer(self, what: str) -> Observer:
-        if not isinstance(self._backend, Observer) or not self.handle:
-            raise UsageError(
-                f"reading {what} of {self.id}: the backend {self._record.backend} keeps none",
-                hint=f"cloudjob logs {self.id}",
-            )
-        return self._backend
 
     def remove(self) -> None:
         """Leave nothing of this job: on its platform, in the store, and here."""
@@ -305,7 +291,7 @@ class Job:
         return self._opened
 
     def _open(self, uri: str, *, patience_s: float = PATIENCE_S) -> ObjectStore:
-        environ = {**store_of(self._backend)[1], **os.environ}
+        environ = {**self._backend.store()[1], **os.environ}
         return open_store(uri, environ, patience_s=patience_s)
 
     def _is_settled(self, status: JobStatus) -> bool:
@@ -316,15 +302,14 @@ class Job:
         if self._unread:
             return False
         has_record = bool(status.phases) or status.cause not in (None, "platform")
-        is_late = isinstance(self._backend, Bringer)
-        if has_record or not is_late or status.ended_at is None:
+        if has_record or not self._backend.copies_files or status.ended_at is None:
             return True
         ended = datetime.fromisoformat(status.ended_at.replace("Z", "+00:00"))
         return time.time() - ended.timestamp() > _LATE_S
 
     def _forget_secrets(self) -> None:
         """Delete what lay beside the code for the nodes to read, and nobody else."""
-        if not isinstance(self._backend, Bringer) or self._unread:
+        if not self._backend.copies_files or self._unread:
             return
         folder = JobPaths(self.id).node
         store = self._open(self._record.store, patience_s=_STORE_S)
@@ -341,9 +326,17 @@ class Job:
         status = self._as_status(native)
         return self._with_record(status, native) if status.state.is_final else status
 
-    def absent(self) -> JobStatus:
-        """Return the status of a job that its platform does not know."""
-        return self._as_status(self._absent(is_being_sent=self._is_being_sent()))
+    def status_in_list(self, native: NativeStatus | None) -> JobStatus:
+        """Return the status of a job from a list of its platform's jobs.
+
+        Args:
+            native: What the list says of it; None when the job is not in it.
+        """
+        if native is not None and not native.state.is_final:
+            return self._as_status(native)
+        if native is None and self._record.state != SUBMITTING:
+            return self._as_status(NativeStatus(JobState.UNKNOWN, GONE[1]))
+        return self.status()
 
     def unknown(self, why: str) -> JobStatus:
         """Return the status of a job whose platform cannot be asked."""
@@ -533,15 +526,15 @@ def attach(record: JobRecord, home: Path) -> Job:
     return Job(record, backend_of(record.backend, home), home)
 
 
-def backend_of(name: str, home: Path) -> Any:
-    """Return the backend of a record, or one that knows no job where there is none of its name."""
+def backend_of(name: str, home: Path) -> Backend[Any]:
+    """Return the backend of a record, or one that has no job where there is none of its name."""
     try:
         return open_backend(name, home)
     except BackendError as error:
         return _NoBackend(error)
 
 
-class _NoBackend:
+class _NoBackend(Backend[Any]):
     """Stands for a backend that this cloudjob does not have: its jobs can be listed and removed."""
 
     poll_s = _POLL_S
@@ -552,11 +545,10 @@ class _NoBackend:
     def status(self, _handle: str) -> NativeStatus:
         return NativeStatus(JobState.UNKNOWN, GONE[2])
 
-    def logs(self, *_: object, **__: object) -> Iterator[tuple[int, bytes]]:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise self._error
 
-    def cancel(self, *_: object, **__: object) -> None:
-        raise self._error
+    build = show = environments = handle = send = logs = cancel = events = metrics = _refuse
 
     def remove(self, _handle: str) -> None:
         """Do nothing: what the job has on its platform stays there."""

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,35 @@ def lab(api: FakeApi, tmp_path: Path) -> Lab:
     made.begin(0, 1)
     made.phase("Running")
     return made
+
+
+@pytest.mark.parametrize("engine", ["volcano", "mpi-operator", "ms-operator"])
+def test_many_jobs_are_one_list_of_jobs_and_one_of_pods(api: FakeApi, tmp_path: Path, engine: str):
+    lab = Lab(api, tmp_path, engine)
+    handles = []
+    for number in range(20):
+        lab.request = lab.backend.build(
+            replace(submission(engine, nodes=2), job=f"train-234567{number:02}")
+        )
+        lab.name, lab.pods = lab.request.called.name, []
+        lab.path = lab.engine.resource.path(NAMESPACE, lab.name)
+        lab.send()
+        handles.append(lab.handle)
+        lab.phase("Running")
+        if number == 3:
+            lab.begin(0)
+            lab.container(1, {"waiting": {"reason": "ErrImagePull", "message": "not found"}})
+    lab.phase("Completed" if engine == "volcano" else "Succeeded")
+    del api.objects[lab.engine.resource.path(NAMESPACE, "train-23456705")]
+    api.seen.clear()
+
+    found = lab.backend.statuses(handles)
+
+    assert len(api.seen) == 2
+    assert handles[-1] not in found
+    assert [handle for handle in handles if found.get(handle, "") is None] == [handles[5]]
+    natives = {status.native for status in found.values() if status}
+    assert natives == {"Running", "Running (node 1: ErrImagePull: not found)"}
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cloudjob.backends.base import Backend, Check, Observer
+from cloudjob.backends.base import Check
 from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts import state
 from cloudjob.backends.modelarts.backend import ModelArtsBackend
@@ -70,13 +70,6 @@ def sent(backend: ModelArtsBackend, **values: Any) -> str:
     return backend.send(backend.build(submission(**values)))
 
 
-def test_it_is_a_backend_that_observes():
-    """Both protocols."""
-    made: Backend[Any] = ModelArtsBackend(Path("/x"), {})
-
-    assert isinstance(made, Observer)
-
-
 def test_a_handle_finds_the_job_again_from_another_process(
     service: FakeModelArts, backend: ModelArtsBackend, tmp_path: Path
 ):
@@ -89,6 +82,27 @@ def test_a_handle_finds_the_job_again_from_another_process(
     host = service.endpoint.partition("://")[2]
     assert handle == f"modelarts+http://{host}/{PROJECT}/{job}/train-2345678b"
     assert other.status(handle).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize(("gone", "searches"), [(2, 1), (20, 2)])
+def test_many_jobs_that_run_are_one_search(
+    gone: int, searches: int, service: FakeModelArts, backend: ModelArtsBackend
+):
+    """A second one when many are left, for those that the service has no more."""
+    handle = sent(backend)
+    prefix = handle.rpartition("/")[0].rpartition("/")[0]
+    running = [f"{prefix}/{service.add(f'train-{n}')}/train-{n}" for n in range(20)]
+    ended = f"{prefix}/{service.add('ended', 'Completed')}/ended"
+    deleted = [f"{prefix}/deleted-{n}/deleted-{n}" for n in range(gone)]
+    not_known = backend.handle(backend.build(submission()))
+    service.seen.clear()
+
+    found = backend.statuses([*running, ended, *deleted, not_known])
+
+    states = {handle: status and status.state for handle, status in found.items()}
+    wanted = dict.fromkeys([*running, not_known], JobState.RUNNING)
+    assert states == wanted | dict.fromkeys(deleted if searches > 1 else ())
+    assert len(service.seen) == len(service.asked("training-job-searches")) == searches
 
 
 def test_a_job_is_found_by_the_handle_that_was_kept_before_it_was_created(

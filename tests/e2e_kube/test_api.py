@@ -277,6 +277,21 @@ def test_a_job_that_cannot_run_says_why(volcano_lab: Lab):
     assert "node 0: ErrImagePull: not found, and 1 more" in lab.status(job)["native_state"]
 
 
+def test_a_list_says_of_each_job_what_its_status_says(lab: Lab):
+    """From one list of the namespace's jobs and one of their pods; a deleted job is unknown."""
+    jobs = [lab.submit("-n", "2") for _ in range(3)]
+    for job in jobs[:2]:
+        lab.operate(job)
+    lab.phase(jobs[0], "Running")
+    lab.cluster.ask("DELETE", lab.path(jobs[2]))
+
+    listed = json.loads(lab.run("list", "--json").out)
+
+    states = [item["state"] for item in listed]
+    assert listed == [lab.status(job) for job in reversed(jobs)]
+    assert states == ["UNKNOWN", "PENDING", "RUNNING"]
+
+
 def test_who_waits_with_a_job_is_told_for_what(volcano_lab: Lab, until: Callable[..., None]):
     """``submit`` says it by itself: nobody else would look."""
     lab = volcano_lab

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -110,11 +111,13 @@ def test_there_a_job_can_be_followed_and_cancelled(far):
     far.write("train.py", SAVES)
     job = far.detached("--config", "job.yaml", *SIZE, "train.py")
     far.await_left("up-3")
+    listed = json.loads(far.run("list", "--json").out)
     state = far.status(job)["state"]
     far.run("cancel", job)
     done = far.run("wait", job)
 
     assert state == "RUNNING"
+    assert [item["state"] for item in listed] == ["RUNNING"]
     assert done.code == 143, done
     assert far.status(job)["state"] == "CANCELLED"
     assert len(list(far.results.glob("saved-*"))) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -245,6 +246,31 @@ def test_a_job_that_waits_says_why_and_can_be_cancelled(cloud):
     assert status["state"] == "PENDING"
     assert status["native_state"] == ("PENDING (JobHeldUser: is held: scontrol release starts it)")
     assert cloud.status(job)["state"] == "CANCELLED", done
+
+
+def test_a_list_of_many_jobs_asks_slurm_once(cloud):
+    """Of each it has what ``status`` says; only for a job that has ended Slurm is asked again."""
+    cloud.write("train.py", PRELUDE + "await_file('go')\n")
+    cloud.write("job.yaml", "slurm: {sbatch: [--hold]}\n")
+    jobs = [cloud.detached("--config", "job.yaml", "train.py") for _ in range(4)]
+    cloud.slurm.run("scontrol", "release", cloud.number(jobs[0]))
+    poll(lambda: cloud.status(jobs[0])["state"] == "RUNNING", cloud.words)
+    shutil.rmtree(cloud.job_folder(jobs[3]))
+    folder = cloud.folder / "bin"
+    folder.mkdir()
+    for name in ("squeue", "scontrol", "sacct"):
+        path = folder / name
+        path.write_text(f'#!/bin/sh\necho {name} >>{folder}/asked\nexec /usr/bin/{name} "$@"\n')
+        path.chmod(0o755)
+    cloud.environ["PATH"] = f"{folder}:{SYSTEM_PATH}"
+
+    listed = json.loads(cloud.run("list", "--json").out)
+
+    asked = (folder / "asked").read_text().split()
+    assert asked == ["squeue"]
+    assert listed == [cloud.status(job) for job in reversed(jobs)]
+    states = [item["state"] for item in listed]
+    assert states == ["UNKNOWN", "PENDING", "PENDING", "RUNNING"]
 
 
 def test_a_bare_scancel_is_a_cancel(cloud):

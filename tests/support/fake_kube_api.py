@@ -128,7 +128,7 @@ class FakeApi:
             return 201, body
         if path in self.objects:
             return 200, self._one(method, path, body)
-        if method == "GET" and path.rpartition("/")[2] in ("pods", "events", "services"):
+        if method == "GET" and path.rpartition("/")[2] in _LISTED:
             items = [item for name, item in self.objects.items() if _is_in(name, path, query, item)]
             return 200, {"items": items, "metadata": {"resourceVersion": "1"}}
         if method == "DELETE" and path.endswith("/pods"):
@@ -145,6 +145,9 @@ class FakeApi:
         elif method == "DELETE":
             del self.objects[path]
         return found
+
+
+_LISTED = ("pods", "events", "services", "jobs", "mpijobs", "msjobs")
 
 
 def _is_in(name: str, path: str, query: dict[str, str], item: Object) -> bool:

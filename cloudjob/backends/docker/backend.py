@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cloudjob import locks
-from cloudjob.backends.base import Check, NativeStatus
+from cloudjob.backends.base import Backend, Check, NativeStatus
 from cloudjob.backends.docker import delivery, engine, logs, share
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.logs import Source
@@ -61,7 +61,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-class DockerBackend:
+class DockerBackend(Backend[DockerRequest]):
     """Runs jobs as containers; see ``Backend`` for what it promises."""
 
     poll_s = 0.01
@@ -208,13 +208,30 @@ class DockerBackend:
         self._remove(job)
         shutil.rmtree(self._home / job, ignore_errors=True)
 
-    def known(self, handles: Sequence[str]) -> set[str]:
-        """Return those of the handles whose job has a status; one question for all of them."""
+    def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
+        """Return where many jobs stand, from one list of the engine's containers.
+
+        A job of which a container has ended, or that was cancelled, is left to ``status``, which
+        also ends what does not end by itself.
+        """
         with engine.translated("looking for the containers of all jobs"):
-            found = self._client.containers(all=True, filters={"label": JOB_LABEL})
-        there = {_SCHEME + item["Labels"][JOB_LABEL] for item in found}
-        there |= {_SCHEME + path.parent.name for path in self._home.glob(f"*/{_STATE}")}
-        return there.intersection(handles)
+            listed = self._client.containers(all=True, filters={"label": JOB_LABEL})
+        containers: dict[str, list[Container]] = {}
+        for item in listed:
+            containers.setdefault(item["Labels"][JOB_LABEL], []).append(container(item))
+        found: dict[str, NativeStatus | None] = {}
+        for handle in handles:
+            job = _job(handle)
+            folder, nodes = self._home / job, containers.get(job, [])
+            if not nodes and not (folder / _STATE).exists():
+                found[handle] = None
+            elif (
+                nodes
+                and all(node.native == "running" for node in nodes)
+                and not (folder / _CANCELLED).exists()
+            ):
+                found[handle] = status_of(nodes, is_cancelled=False, has_ended=False)
+        return found
 
     def sweep(self, known: Collection[str]) -> list[str]:
         """Remove what was left in the engine by jobs of ours that are not ``known``; name them."""

@@ -12,14 +12,15 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from cloudjob import locks
-from cloudjob.backends.base import Check, Event, Metric, NativeStatus
+from cloudjob.backends.base import Backend, Check, Event, Metric, NativeStatus
 from cloudjob.backends.keys import new_key
 from cloudjob.backends.kubernetes import events, logs, refusals, state
 from cloudjob.backends.kubernetes import request as requests
@@ -27,7 +28,7 @@ from cloudjob.backends.kubernetes import site as sites
 from cloudjob.backends.kubernetes.client import POD, Client, Patience
 from cloudjob.backends.kubernetes.engine import Engine, no_services
 from cloudjob.backends.kubernetes.logs import Place
-from cloudjob.backends.kubernetes.pod import JOB_LABEL, Names
+from cloudjob.backends.kubernetes.pod import JOB_LABEL, MANAGER_LABEL, Names
 from cloudjob.backends.kubernetes.request import (
     CONFIG_MAP,
     ENGINES,
@@ -73,7 +74,7 @@ class _Handle(NamedTuple):
     called: Names
 
 
-class KubernetesBackend:
+class KubernetesBackend(Backend[KubernetesRequest]):
     """Runs jobs on a Kubernetes cluster; see ``Backend`` for what it promises."""
 
     poll_s = _POLL_S
@@ -243,6 +244,19 @@ class KubernetesBackend:
             since_s = self._waiting_s.setdefault(handle, time.monotonic())
             doing = f"cancelling {where.called.job}: {found.native}"
             self._waits.tell(since_s, doing, "`cloudjob cancel --now` does not wait for it")
+        return found
+
+    def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
+        """Return where many jobs stand: in each namespace one list of jobs, and one of pods."""
+        groups: dict[tuple[Site, str, Engine], dict[str, Names]] = {}
+        for handle in handles:
+            site, engine, called = _parted(handle)
+            groups.setdefault((site, called.namespace, engine), {})[handle] = called
+        found: dict[str, NativeStatus | None] = {}
+        for (site, namespace, engine), wanted in groups.items():
+            # Users who may look at a job need not be allowed to list them.
+            with contextlib.suppress(refusals.Denied):
+                found |= _listed(self._client(site), namespace, engine, wanted)
         return found
 
     def _look(
@@ -456,6 +470,44 @@ class KubernetesBackend:
         with contextlib.suppress(refusals.Denied):
             for item in client.list(SERVICE.path(called.namespace), doing, query)["items"]:
                 client.delete(SERVICE.path(called.namespace, item["metadata"]["name"]), doing)
+
+
+def _listed(
+    client: Client, namespace: str, engine: Engine, wanted: Mapping[str, Names]
+) -> dict[str, NativeStatus | None]:
+    """Return where the jobs of one namespace stand; those that have ended are left out.
+
+    Args:
+        wanted: What the objects of each job are called, by its handle.
+    """
+    doing = f"listing the jobs in {namespace}"
+    ours = {"labelSelector": f"{MANAGER_LABEL}=cloudjob"}
+    try:
+        jobs = client.list(engine.resource.path(namespace), doing, ours)["items"]
+    except refusals.Missing:
+        # The operator is no longer installed, and its jobs went with it.
+        return dict.fromkeys(wanted)
+    by_name = {job["metadata"]["name"]: job for job in jobs}
+    pods: dict[str, list[dict[str, Any]]] = {}
+    if by_name:
+        label = engine.selector(Names("x", "")).partition("=")[0]
+        for pod in client.list(POD.path(namespace), doing, {"labelSelector": label})["items"]:
+            pods.setdefault(f"{label}={pod['metadata']['labels'].get(label)}", []).append(pod)
+    found: dict[str, NativeStatus | None] = {}
+    for handle, called in wanted.items():
+        job = by_name.get(called.name)
+        if job is None:
+            found[handle] = None
+            continue
+        is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
+        nodes = [
+            state.pod_of(pod, partial(engine.node_of, called.name), engine.container)
+            for pod in pods.get(engine.selector(called), ())
+        ]
+        status = state.status_of(engine, job, nodes, is_cancelled=is_cancelled)
+        if not status.state.is_final:
+            found[handle] = status
+    return found
 
 
 def _for_each(items: list[dict[str, Any]], act: Callable[[dict[str, Any]], None]) -> None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloudjob.backends.base import Check, Event, Metric, NativeStatus
+from cloudjob.backends.base import Backend, Check, Event, Metric, NativeStatus
 from cloudjob.backends.modelarts import delivery, refusals, state
 from cloudjob.backends.modelarts import follow as following
 from cloudjob.backends.modelarts import request as requests
@@ -51,7 +51,7 @@ class _Handle(NamedTuple):
     job: str
 
 
-class ModelArtsBackend:
+class ModelArtsBackend(Backend[ModelArtsRequest]):
     """Runs jobs on ModelArts; see ``Backend`` for what it promises."""
 
     def __init__(
@@ -148,6 +148,28 @@ class ModelArtsBackend:
                 bad = next((event for event in events if event.get("level") == "Error"), {})
                 if bad.get("message"):
                     return replace(found, message=f"{found.message}: {bad['message']}")
+        return found
+
+    def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
+        """Return where many jobs stand, from one search for those that have not ended.
+
+        When more than a few others are left, a second search finds out which of them are gone.
+        """
+        groups: dict[tuple[str, str], dict[str, _Handle]] = {}
+        for handle in handles:
+            where = _parted(handle)
+            groups.setdefault((where.endpoint, where.project), {})[handle] = where
+        found: dict[str, NativeStatus | None] = {}
+        for wanted in groups.values():
+            client = self._client(next(iter(wanted.values())))
+            listed = _searched(client, wanted, state.ACTIVE)
+            found |= {
+                handle: status for handle, status in listed.items() if not status.state.is_final
+            }
+            others = {handle: where for handle, where in wanted.items() if handle not in listed}
+            if len(others) > _AT_ONCE:
+                there = _searched(client, others)
+                found |= dict.fromkeys(handle for handle in others if handle not in there)
         return found
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
@@ -259,6 +281,27 @@ class ModelArtsBackend:
 def _handle(client: Client, job: str, name: str) -> str:
     scheme, _, host = client.site.endpoint.partition("://")
     return f"{_SCHEMES[scheme]}{host}/{client.project_id()}/{job}/{name}"
+
+
+def _searched(
+    client: Client, wanted: Mapping[str, _Handle], phases: Sequence[str] = ()
+) -> dict[str, NativeStatus]:
+    """Return where those of the jobs stand that a search finds.
+
+    Args:
+        phases: The phases that they may be in; empty for any.
+    """
+    by_id = {where.job if where.id == _NO_ID else where.id: h for h, where in wanted.items()}
+    filters = [{"key": "phase", "operator": "in", "value": list(phases)}] if phases else []
+    found: dict[str, NativeStatus] = {}
+    for job in client.search(filters):
+        metadata = job.get("metadata") or {}
+        handle = by_id.get(str(metadata.get("id"))) or by_id.get(str(metadata.get("name")))
+        if handle is not None:
+            found[handle] = state.status_of(job)
+        if len(found) == len(wanted):
+            break
+    return found
 
 
 def _parted(handle: str) -> _Handle:

@@ -18,6 +18,7 @@ _STATES = {
     "Failed": JobState.FAILED,
     "Terminated": JobState.CANCELLED,
 }
+ACTIVE = ("Creating", "Pending", "Running", "Terminating")
 # Abnormal is the service's own fault. Where it says that nothing will come of the job any more,
 # the job has failed; else it may come back, and nobody knows.
 _OVER = ("CreateFailed", "Failed", "TerminatedFailed")

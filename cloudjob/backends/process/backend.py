@@ -21,7 +21,7 @@ from typing import Any
 import cloudjob
 from cloudjob import submission as submissions
 from cloudjob.backends import interpreters
-from cloudjob.backends.base import NativeStatus
+from cloudjob.backends.base import Backend, NativeStatus
 from cloudjob.backends.process import devices, isolation, running
 from cloudjob.backends.process.node import NodeRequest
 from cloudjob.backends.process.state_file import STATE
@@ -95,7 +95,7 @@ class ProcessRequest:
     is_elastic: bool = False
 
 
-class ProcessBackend:
+class ProcessBackend(Backend[ProcessRequest]):
     """Runs jobs as processes of this machine; see ``Backend`` for what it promises."""
 
     poll_s = 0.01

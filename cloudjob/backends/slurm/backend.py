@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from cloudjob.backends import entry as entries
-from cloudjob.backends.base import Check, NativeStatus
+from cloudjob.backends.base import Backend, Check, NativeStatus
 from cloudjob.backends.slurm import checks, mirror, refusals, script, state
 from cloudjob.backends.slurm import request as requests
 from cloudjob.backends.slurm import site as sites
 from cloudjob.backends.slurm.request import SlurmRequest
 from cloudjob.backends.slurm.site import Done, Place, Site
+from cloudjob.backends.slurm.state import is_settled
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
@@ -74,7 +75,7 @@ class _Answer(NamedTuple):
     heard_at: float
 
 
-class SlurmBackend:
+class SlurmBackend(Backend[SlurmRequest]):
     """Runs jobs on Slurm; see ``Backend`` for what it promises."""
 
     def __init__(self, home: Path, options: dict[str, Any]) -> None:
@@ -175,7 +176,7 @@ class SlurmBackend:
         """Say where the job stands."""
         where = _parted(handle)
         look = self._look(where)
-        if state.is_settled(look.marks):
+        if is_settled(look.marks):
             facts = state.Facts()
         else:
             facts = self._ask(where, look)
@@ -188,6 +189,27 @@ class SlurmBackend:
         if status.state.is_final:
             self._settle(where)
         return status
+
+    def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
+        """Return where many jobs of one host stand, from one squeue and one look at all folders.
+
+        A job of which squeue says nothing has ended, and is left to ``status``.
+        """
+        wanted = [_parted(handle) for handle in handles]
+        if not wanted:
+            return {}
+        place = wanted[0].place
+        looks = dict(zip(handles, _looks(place, [item.folder for item in wanted]), strict=True))
+        found: dict[str, NativeStatus | None] = {h: None for h, look in looks.items() if not look}
+        unsettled = {h: look for h, look in looks.items() if look and not is_settled(look.marks)}
+        if unsettled:
+            try:
+                queue = state.read_queue(_said(place, _QUEUE, "listing your jobs on Slurm"))
+            except BackendError as error:
+                unknown = NativeStatus(JobState.UNKNOWN, error.message)
+                return found | dict.fromkeys(unsettled, unknown)
+            found |= _queued(queue, unsettled)
+        return found
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
@@ -268,23 +290,14 @@ class SlurmBackend:
         Raises:
             JobNotFound: There is no such folder.
         """
-        if not where.host:
-            return _look_here(where)
         looked_at, look = self._looks.get(where.job) or (0.0, None)
-        if look is None or time.monotonic() - looked_at > _FAR_POLL_S / 2:
-            look = self._look_there(where)
+        if look is None or not where.host or time.monotonic() - looked_at > _FAR_POLL_S / 2:
+            look = _looks(where.place, [where.folder])[0]
+            if look is None:
+                on = f" on {where.host}" if where.host else ""
+                raise JobNotFound(f"looking for {where.folder}{on}: there is no such folder")
             self._looks[where.job] = (time.monotonic(), look)
         return look
-
-    def _look_there(self, where: _Handle) -> _Look:
-        done = where.place.run("", _LOOK.format(folder=sites.quoted(where.folder)), is_reading=True)
-        if done.code == _NO_FOLDER:
-            raise JobNotFound(f"looking for {where.folder} on {where.host}: there is none")
-        if done.code:
-            raise BackendError(f"looking at {where.folder} on {where.host}: {done.words}")
-        first, _, text = done.out.decode("utf-8", "replace").partition("\n")
-        number, _, cancelled = first.partition(" ")
-        return _Look(state.read_marks(text), number, cancelled == "1")
 
     def _ask(self, where: _Handle, look: _Look, *, is_fresh: bool = False) -> state.Facts:
         """Ask Slurm for the job, unless it was asked just now."""
@@ -304,9 +317,11 @@ class SlurmBackend:
         return facts
 
     def _asked(self, where: _Handle, number: str) -> state.Facts:
+        doing = f"asking Slurm for {where.job}"
         if not number:
             # Its submitter was killed before it could write it down.
-            number = _first(_said(where, f"squeue -h -t all --name=cloudjob-{where.job} -o %A"))
+            named = f"squeue -h -t all --name=cloudjob-{where.job} -o %A"
+            number = _first(_said(where.place, named, doing))
             if not number:
                 return state.Facts()
             where.place.run(where.folder, f"echo {number} >{script.ID}")
@@ -315,14 +330,16 @@ class SlurmBackend:
         # An older cloudjob, or a hand, may have written there.
         if not number.isdecimal():
             return state.Facts()
-        text = _said(where, f"SLURM_TIME_FORMAT=%s scontrol --oneliner show job {number}")
+        show = f"SLURM_TIME_FORMAT=%s scontrol --oneliner show job {number}"
+        text = _said(where.place, show, doing)
         facts = state.read_facts(text)
         if facts.state:
             return facts
         text = _said(
-            where,
+            where.place,
             f"SLURM_TIME_FORMAT=%s sacct -n -P -X -j {number}"
             " -o JobIDRaw,State,Reason,Start,End 2>/dev/null || :",
+            doing,
         )
         return state.read_accounting(text)
 
@@ -359,11 +376,18 @@ class SlurmBackend:
             facts = self._ask(where, look, is_fresh=True)
 
 
-_NO_FOLDER = 3
-_LOOK = (
-    "cd {folder} 2>/dev/null || exit 3; cancelled=0; [ ! -e cancelled ] || cancelled=1;"
-    ' echo "$(cat id 2>/dev/null) $cancelled"; cat state 2>/dev/null || :'
-)
+_QUEUE = "SLURM_TIME_FORMAT=%s squeue --me -h -t all -o '%A|%T|%S|%j|%r'"
+# For each folder on its input: nothing, or the size of its file ``state``, whether the job was
+# cancelled and Slurm's number of it; then that file.
+_LOOK = """while IFS= read -r folder; do
+    case $folder in "~/"*) folder=$HOME/${folder#"~/"} ;; esac
+    cd "$folder" 2>/dev/null || { echo; continue; }
+    cancelled=0
+    [ ! -e cancelled ] || cancelled=1
+    size=$({ wc -c <state; } 2>/dev/null || echo 0)
+    echo $((size)) $cancelled "$(head -n 1 id 2>/dev/null)"
+    [ $((size)) = 0 ] || head -c $((size)) state
+done"""
 
 
 def _pause_s(followed_s: float, *, is_far: bool) -> float:
@@ -374,10 +398,43 @@ def _pause_s(followed_s: float, *, is_far: bool) -> float:
     return min(max(_LOG_POLL_SHARE * followed_s, shortest), longest)
 
 
-def _look_here(where: _Handle) -> _Look:
-    folder = Path(where.folder)
+def _queued(
+    queue: Mapping[str, state.Facts], looks: Mapping[str, _Look]
+) -> Iterator[tuple[str, NativeStatus]]:
+    """Yield where those jobs stand that are in the queue, by handle, and have not ended."""
+    for handle, look in looks.items():
+        facts = queue.get(_parted(handle).job)
+        if facts is not None:
+            status = state.status_of(look.marks, facts, is_cancelled=look.is_cancelled)
+            if not status.state.is_final:
+                yield handle, status
+
+
+def _looks(place: Place, folders: Sequence[str]) -> list[_Look | None]:
+    """Return what lies in folders of jobs; None for each that is not there."""
+    if isinstance(place, sites.Here):
+        return [_look_here(Path(folder)) for folder in folders]
+    text = "".join(f"{folder}\n" for folder in folders)
+    done = place.run("", _LOOK, os.fsencode(text), is_reading=True)
+    if done.code:
+        raise BackendError(f"looking at the folders of jobs: {done.words}")
+    found: list[_Look | None] = []
+    rest = done.out
+    while rest:
+        line, _, rest = rest.partition(b"\n")
+        if not line:
+            found.append(None)
+            continue
+        size, cancelled, number = line.decode("ascii", "replace").split(" ", 2)
+        marks, rest = rest[: int(size)], rest[int(size) :]
+        text = marks.decode("utf-8", "replace")
+        found.append(_Look(state.read_marks(text), number.strip(), cancelled == "1"))
+    return found
+
+
+def _look_here(folder: Path) -> _Look | None:
     if not folder.is_dir():
-        raise JobNotFound(f"looking for {where.folder}: there is no such folder")
+        return None
     return _Look(
         state.read_marks(_read(folder / script.STATE)),
         _read(folder / script.ID).strip(),
@@ -394,11 +451,11 @@ def _read(path: Path) -> str:
         raise BackendError(f"reading {path}: {error.strerror}") from error
 
 
-def _said(where: _Handle, text: str) -> str:
+def _said(place: Place, text: str, doing: str) -> str:
     """Return what one of Slurm's commands says; nothing for a job that it does not know."""
-    done: Done = where.place.run(where.folder, text, is_reading=True)
+    done: Done = place.run("", text, is_reading=True)
     if done.code and not any(words in done.words for words in _NO_JOB):
-        raise refusals.refused(f"asking Slurm for {where.job}", done.words)
+        raise refusals.refused(doing, done.words)
     return done.out.decode("utf-8", "replace")
 
 

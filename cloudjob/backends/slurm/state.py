@@ -217,6 +217,17 @@ def read_accounting(text: str) -> Facts:
     return Facts()
 
 
+def read_queue(text: str) -> dict[str, Facts]:
+    """Return what ``squeue`` says of our jobs, by their ids."""
+    found: dict[str, Facts] = {}
+    for line in text.splitlines():
+        number, state, start, name, reason = (*line.split("|", 4), *[""] * 5)[:5]
+        job = name.removeprefix("cloudjob-")
+        if job != name:
+            found[job] = Facts(number, state, _said(reason), 0, _seconds(start))
+    return found
+
+
 def is_settled(marks: Marks) -> bool:
     """Whether the folder alone says how the job has ended."""
     return marks.code == 0 and not marks.asked

@@ -148,6 +148,21 @@ def memory_kb(api: Api) -> int:
     return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1])
 
 
+def test_a_list_finds_the_jobs_that_run_among_ten_thousand(full: Api):
+    """``cloudjob list`` asks for all of them with one search."""
+    full.fault("hang-pending")
+    job = full.create("true")
+    full.await_phase(job, "Pending")
+    backend = ModelArtsBackend(full.home, {}, environ={}, user_home=full.home)
+    host = full.address.endpoint.partition("//")[2]
+    prefix = f"modelarts+http://{host}/{full.address.project_id}"
+    ended = f"{prefix}/00000007-0000-0000-0000-000000000000/old-00007"
+
+    found = backend.statuses([f"{prefix}/{job}/x", ended, f"{prefix}/none/x"])
+
+    assert [status and status.native for status in found.values()] == ["Pending"]
+
+
 def test_every_event_comes_once(api: Api):
     """In pages, whose number ``offset`` is, and in ``cloudjob events``."""
     api.fault("hang-pending")

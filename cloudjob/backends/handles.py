@@ -1,0 +1,33 @@
+"""Handles: ``backend://PLATFORM/…/ID`` names a job and says where it is, for people and records."""
+
+from __future__ import annotations
+
+from cloudjob.errors import JobNotFound
+
+
+def write(scheme: str, *parts: str) -> str:
+    """Return a handle; a part that may hold a slash has to be quoted."""
+    return f"{scheme}://{'/'.join(parts)}"
+
+
+def read(handle: str, scheme: str, count: int = 0) -> list[str]:
+    """Return the parts of a handle, as they were written.
+
+    Args:
+        count: How many there are; 0 for any number.
+
+    Raises:
+        JobNotFound: It is none of this scheme.
+    """
+    found, _, rest = handle.partition("://")
+    parts = rest.split("/")
+    if found != scheme or not parts[-1] or len(parts) < 2 or (count and len(parts) != count):
+        backend = scheme.partition("+")[0]
+        raise JobNotFound(f"looking for {handle}: this is not a handle of the backend {backend}")
+    return parts
+
+
+def platform(handle: str) -> str:
+    """Return the beginning of a handle, which all jobs of one platform have in common."""
+    scheme, mark, rest = handle.partition("://")
+    return scheme + mark + rest.partition("/")[0]
