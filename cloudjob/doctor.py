@@ -320,7 +320,7 @@ def _sshd(said: Mapping[str, str]) -> Check:
     return Check("sshd", is_fine, text, hint, is_needed=False)
 
 
-_SSH = "(for jobs that ask for ssh: docs/launchers.md)"
+_SSH = "(only for jobs that need ssh: `cloudjob docs launchers`)"
 
 
 def _shell(said: Mapping[str, str]) -> Iterator[Check]:

@@ -223,7 +223,7 @@ def _base(client: Any, recipe: Recipe, tell: Callable[[str], None]) -> tuple[str
             repository, tag = _parted(base)
             _follow(client.pull(repository, tag=tag, stream=True, decode=True), base, tell)
     except BackendError as error:
-        hint = "images/README.md says how to make debian:bookworm-slim without a registry"
+        hint = "`cloudjob docs images` shows how to make debian:bookworm-slim without a registry"
         raise BackendError(error.message, hint=error.hint or hint) from error
     return base, _image_id(client, base)
 

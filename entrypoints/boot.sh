@@ -11,5 +11,5 @@ for python in python3 /usr/bin/python3 /usr/local/bin/python3 /opt/conda/bin/pyt
     fi
 done
 echo "jobentry: looking for python3: there is none in this image" >&2
-echo "jobentry: hint: install Python 3.8 or later (images/README.md)" >&2
+echo "jobentry: hint: install Python 3.8 or later (cloudjob docs images)" >&2
 exit 127

@@ -321,7 +321,7 @@ def test_every_launcher_has_a_row_with_its_tests():
 
     assert sorted(row[0].strip("`") for row in rows) == sorted(LAUNCHERS)
     said = [row[-1] for row in rows]
-    assert [text for text in said if "](../tests/" not in text and text != "the same"] == []
+    assert [text for text in said if "`tests/" not in text and text != "the same"] == []
 
 
 @pytest.mark.parametrize(
@@ -334,24 +334,58 @@ def test_every_method_on_every_device_has_a_test_or_a_mark(heading: str):
     cells = [cell for row in table[1:] for cell in row[1:]]
 
     assert len(cells) >= 5
-    assert [cell for cell in cells if "](../" not in cell and not cell.startswith(marks)] == []
+    assert [cell for cell in cells if "`tests/" not in cell and not cell.startswith(marks)] == []
 
 
-def test_what_pages_point_to_is_there():
-    """Files, and tests by their name."""
-    pages = [path for path in files() if path.suffix == ".md"]
-    missing = []
-    for page in pages:
-        for text, target in re.findall(r"\[([^]\n]*)\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
-            if ":" in target:
-                continue
-            path = page.parent / target
-            name = text.strip("`")
-            is_test = name.startswith("test_") and not name.endswith(".py")
-            if not path.exists() or (is_test and f"\ndef {name}(" not in path.read_text()):
-                missing.append(f"{named(page)}: [{text}]({target})")
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+
+def test_every_link_of_a_page_leads_to_a_file():
+    """`zensical build --strict` checks the links between pages, and their anchors."""
+    missing = [
+        f"{named(page)}: {target}"
+        for page in files()
+        if page.suffix == ".md"
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+        if ":" not in target and not (page.parent / target).exists()
+    ]
 
     assert missing == []
+
+
+def test_every_test_that_a_page_names_exists():
+    missing = [
+        f"{named(page)}: {path}{name}"
+        for page in PAGES
+        for path, name in re.findall(r"`(tests/[\w/.]+)((?:::\w+)?)`", page.read_text())
+        if not (ROOT / path).exists()
+        or (name and f"\ndef {name[2:]}(" not in (ROOT / path).read_text())
+    ]
+
+    assert missing == []
+
+
+def test_every_page_that_a_hint_names_can_be_shown():
+    """Hints name pages that the installed tool contains, not files of the repository."""
+    topics = run(sys.executable, "-m", "cloudjob.cli", "docs").stdout.splitlines()
+    shown = {line.split()[0] for line in topics}
+    sources = [*LAPTOP, *CONTAINER, ROOT / "entrypoints" / "boot.sh"]
+    named_topics = {
+        topic
+        for path in sources
+        for topic in re.findall(r"cloudjob docs ([a-z][a-z-]+)", path.read_text())
+    }
+    files_in_hints = [
+        f"{named(path)}: {found}"
+        for path in sources
+        for found in re.findall(
+            r'"[^"\n]*(?:docs/[a-z-]+\.md|images/README)[^"\n]*"', path.read_text()
+        )
+    ]
+
+    assert named_topics
+    assert named_topics <= shown
+    assert files_in_hints == []
 
 
 # -- the repository -----------------------------------------------------------------------------

@@ -27,6 +27,7 @@ _COMMANDS = (
     ("image", "machine", "build the images that jobs run in"),
     ("emulator", "emulator", "run ModelArts on this machine"),
     ("doctor", "machine", "check this machine, or an image"),
+    ("docs", "docs", "show the manual"),
     ("config", "settings", "show the configuration and where each value comes from"),
     ("package", "packages", "show which files of the source are packed"),
     ("store", "packages", "inspect and clean up stored packages"),

@@ -6,7 +6,7 @@ import sys
 
 from cloudjob.errors import CloudJobError, NotReady, SpecError
 
-_SPEC_HINT = "`cloudjob submit --help` lists the options, docs/job-file.md every key"
+_SPEC_HINT = "`cloudjob submit --help` lists the options, `cloudjob docs job-file` every key"
 
 
 def tell_error(error: CloudJobError) -> None:

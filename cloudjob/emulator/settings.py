@@ -134,15 +134,15 @@ def load(path: Path | None) -> Settings:
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UsageError(f"reading {path}: {error}", hint="docs/emulator.md has an example") from (
-            error
-        )
+        raise UsageError(
+            f"reading {path}: {error}", hint="`cloudjob docs emulator` has an example"
+        ) from (error)
     problems: list[str] = []
     settings = _read(found, problems)
     if problems:
         raise SpecError(
             [f"{path}: {problem}" for problem in problems],
-            hint="docs/emulator.md lists the keys",
+            hint="`cloudjob docs emulator` lists the keys",
         )
     return _whole(settings)
 

@@ -222,7 +222,7 @@ def test_an_image_without_python_is_named(cloud, derive):
     assert status["failure"]["node"] == 0
     assert status["failure"]["last_lines"] == [
         "jobentry: looking for python3: there is none in this image",
-        "jobentry: hint: install Python 3.8 or later (images/README.md)",
+        "jobentry: hint: install Python 3.8 or later (cloudjob docs images)",
     ]
 
 

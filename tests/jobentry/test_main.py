@@ -24,8 +24,8 @@ Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, 
 """
 
 
-MEND_VARIABLE = "mend or unset it: docs/environment.md says what each variable may hold"
-MEND_ARGS = "mend or unset it: without it the documented default applies (docs/environment.md)"
+FIX_VARIABLE = "fix or unset it; `cloudjob docs environment` lists what each variable may hold"
+FIX_ARGS = "fix or unset it; without it the default of `cloudjob docs environment` applies"
 
 
 class Ended(NamedTuple):
@@ -177,7 +177,7 @@ def test_a_dry_run_of_words_that_cannot_be_read(machine: Machine):
     assert ended == Ended(
         125,
         "",
-        f"jobentry: OPENMPI_MCA_ARGS: -mca needs 2 more words\njobentry: hint: {MEND_ARGS}\n",
+        f"jobentry: OPENMPI_MCA_ARGS: -mca needs 2 more words\njobentry: hint: {FIX_ARGS}\n",
     )
 
 
@@ -195,7 +195,7 @@ def test_all_problems_of_the_environment_are_said(machine: Machine):
         125,
         "",
         "".join(f"jobentry: reading the environment: {text}\n" for text in problems)
-        + f"jobentry: hint: {MEND_VARIABLE}\n",
+        + f"jobentry: hint: {FIX_VARIABLE}\n",
     )
     assert (record["exit_code"], record["cause"]) == (125, "entry")
     assert record["failure"]["message"] == "; ".join(problems)
@@ -225,14 +225,14 @@ def test_all_problems_of_the_environment_are_said(machine: Machine):
             {"OPENMPI_NP": "2"},
             125,
             "OPENMPI_NP=2, but 1 node(s) with 1 slot(s) have room for 1",
-            MEND_ARGS,
+            FIX_ARGS,
         ),
         (
             "x.py",
             {"OPENMPI_BIND_ARGS": "none"},
             125,
             "OPENMPI_BIND_ARGS: 'none' is no option, and no option asks for it",
-            MEND_ARGS,
+            FIX_ARGS,
         ),
         (
             "x.py",

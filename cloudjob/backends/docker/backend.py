@@ -444,7 +444,7 @@ def _needs_entry(image: Mapping[str, Any], reference: str) -> bool:
     if not any(str(word).endswith(_BOOT) for word in config.get("Entrypoint") or ()):
         raise BackendError(
             f"starting containers of {reference}: its ENTRYPOINT is not cloudjob's",
-            hint="images/README.md says how to add it; `cloudjob doctor --image` checks an image",
+            hint="`cloudjob docs images` shows how to add it; `cloudjob doctor --image` checks it",
         )
     return (config.get("Labels") or {}).get(delivery.ENTRY_LABEL) != delivery.entry_digest()
 

@@ -420,7 +420,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         if not found:
             raise BackendError(
                 f"looking for an operator in {self._site.context}: there is none that we know",
-                hint=f"install one of {', '.join(ENGINES)}; docs/kubernetes.md says how",
+                hint=f"install one of {', '.join(ENGINES)}; `cloudjob docs kubernetes` shows how",
             )
         return found[0]
 

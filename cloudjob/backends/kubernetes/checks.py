@@ -21,7 +21,7 @@ from cloudjob.errors import BackendError
 from cloudjob.spec import JobSpec, section
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-_CRDS = "docs/kubernetes.md says how to install one"
+_CRDS = "`cloudjob docs kubernetes` shows how to install one"
 # Fields that a message lists.
 _MOST = 3
 _QUEUE = "/apis/scheduling.volcano.sh/v1beta1/queues"
@@ -90,7 +90,7 @@ def _rights(client: Client, site: Site, engine: Engine) -> list[Check]:
         if not _may(client, site, verb, resource, part)
     ]
     found = f"not allowed in {site.namespace}: {', '.join(missing)}" if missing else site.namespace
-    hint = "docs/kubernetes.md has a Role with all that is needed"
+    hint = "`cloudjob docs kubernetes` has a Role with everything that is needed"
     return [Check("namespace", not missing, found, hint)]
 
 

@@ -44,7 +44,9 @@ _HINTS = (
     ("Request entity too large", "send fewer secrets, or shorter ones"),
 )
 _UNAUTHORISED = "the credentials of this context are not valid, or no longer: `kubectl get pods`"
-_FORBIDDEN = "`kubectl auth can-i --list` says what you may; docs/kubernetes.md what is needed"
+_FORBIDDEN = (
+    "`kubectl auth can-i --list` lists what you may do, `cloudjob docs kubernetes` what is needed"
+)
 
 
 def refused(doing: str, status: int, body: bytes, *, is_made: bool = False) -> Refused:

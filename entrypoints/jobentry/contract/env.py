@@ -79,7 +79,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 class EnvError(Exception):
     """The environment of this node is not usable; ``problems`` lists every fault."""
 
-    hint = "mend or unset it: docs/environment.md says what each variable may hold"
+    hint = "fix or unset it; `cloudjob docs environment` lists what each variable may hold"
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))

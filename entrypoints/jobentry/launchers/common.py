@@ -15,7 +15,7 @@ PRIVATE = 0o600
 class ArgsError(Exception):
     """A variable that tells a launcher something cannot be used; ``problems`` lists every fault."""
 
-    hint = "mend or unset it: without it the documented default applies (docs/environment.md)"
+    hint = "fix or unset it; without it the default of `cloudjob docs environment` applies"
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))

@@ -187,7 +187,7 @@ def read_key(node: NodeEnv) -> bytes:
         raise EntryError(str(error), hint=_IMAGE) from error
 
 
-_IMAGE = "see images/README.md: what an image must have"
+_IMAGE = "`cloudjob docs images` lists what an image must have"
 
 
 def check_sshd(server: subprocess.Popen[bytes], where: NodePaths) -> None:
