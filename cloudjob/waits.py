@@ -1,14 +1,77 @@
-"""Waiting for a service that does not answer, and reporting what a command is waiting for."""
+"""How long cloudjob tries a service that does not answer, and what it reports meanwhile."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from cloudjob.errors import Unreachable
+from cloudjob.errors import CloudJobError, Unreachable
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 # Seconds to wait before the first notice, and between two notices.
 FIRST_S, _NEXT_S = 5.0, 5.0
+
+T = TypeVar("T")
+
+
+class Limits(NamedTuple):
+    """How long a request to a service may take.
+
+    Args:
+        total_s: For how long it is tried, in all.
+        answer_s: How long one answer may take.
+        pause_s: The longest first pause between two tries; later ones grow to ``longest_pause_s``.
+    """
+
+    total_s: float = 60.0
+    answer_s: float = 30.0
+    pause_s: float = 0.3
+    longest_pause_s: float = 5.0
+
+
+def retried(
+    request: Callable[[], T],
+    pause_s: Callable[[CloudJobError, int], float | None],
+    limits: Limits,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """Return what ``request`` returns, calling it again while its error may be a passing one.
+
+    Each pause is random, so that clients which failed together do not come back together.
+
+    Args:
+        pause_s: Gets the error and the number of tries so far. Returns None if another try is
+            useless, else for how many seconds the service asks to wait, 0 if it does not say.
+
+    Raises:
+        CloudJobError: Of the last try.
+    """
+    import tenacity
+
+    began_s, notices = time.monotonic(), Waits()
+    growing = tenacity.wait_random_exponential(limits.pause_s, limits.longest_pause_s)
+
+    def error_of(state: RetryCallState) -> BaseException | None:
+        return state.outcome.exception() if state.outcome else None
+
+    def asked_s(state: RetryCallState) -> float | None:
+        error = error_of(state)
+        if not isinstance(error, CloudJobError):
+            return None
+        return pause_s(error, state.attempt_number)
+
+    return tenacity.Retrying(
+        retry=lambda state: asked_s(state) is not None,
+        wait=lambda state: asked_s(state) or growing(state),
+        stop=tenacity.stop_before_delay(limits.total_s),
+        before_sleep=lambda state: notices.tell(began_s, str(error_of(state))),
+        sleep=sleep,
+        reraise=True,
+    )(request)
 
 
 class Waits:

@@ -28,7 +28,7 @@ def open_backend(name: str, home: Path, options: dict[str, Any] | None = None) -
         options: The backend's section of the job file.
 
     Raises:
-        BackendError: There is no such backend.
+        BackendError: There is no such backend, or a library that it needs is not installed.
     """
     try:
         module, cls = _BACKENDS[name]
@@ -37,5 +37,14 @@ def open_backend(name: str, home: Path, options: dict[str, Any] | None = None) -
             f"opening the backend {name}: there is no such backend",
             hint=f"choose one of {', '.join(_BACKENDS)}",
         ) from error
-    backend: Backend[Any] = getattr(import_module(module), cls)(home, options or {})
+    try:
+        found = getattr(import_module(module), cls)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("cloudjob"):
+            raise
+        raise BackendError(
+            f"opening the backend {name}: {error.name} is not installed",
+            hint=f"pip install 'cloudjob[{name}]'",
+        ) from error
+    backend: Backend[Any] = found(home, options or {})
     return backend

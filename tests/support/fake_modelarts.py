@@ -5,6 +5,7 @@ It knows the operations that cloudjob uses and no more; the emulator is the whol
 
 from __future__ import annotations
 
+import calendar
 import json
 import re
 import threading
@@ -14,10 +15,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from cloudjob.backends.modelarts.sign import Asked, signed
+from huaweicloudsdkcore.sdk_request import SdkRequest
+from huaweicloudsdkcore.signer.signer import Signer
+
 from jobentry.contract.sigv4 import Keys
 
 KEYS = Keys("AK0123456789", "the-secret-key")
@@ -46,12 +50,18 @@ class Seen:
 
 @dataclass
 class Reply:
-    """What is answered; ``cut`` closes the connection instead, after the deed was done."""
+    """What is answered.
+
+    Args:
+        cut: Close the connection instead.
+        cut_after: Close the connection after so many bytes of the body.
+    """
 
     status: int = 200
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
     cut: bool = False
+    cut_after: int | None = None
 
 
 Fault = Callable[[Seen], "Reply | None"]
@@ -128,7 +138,7 @@ class FakeModelArts:
             return None
         if self.token and seen.headers.get("x-auth-token") == self.token:
             return None
-        if _is_signed(seen, self.keys, self.endpoint, time.time() + self.ahead_s):
+        if _is_signed(seen, self.keys, time.time() + self.ahead_s):
             return None
         return _error(401, "APIGW.0301", "Incorrect IAM authentication information")
 
@@ -280,8 +290,7 @@ class FakeModelArts:
         if name != "bucket":
             return Reply(404, b"<Error><Code>NoSuchBucket</Code></Error>")
         if "encryption" in query:
-            rule = b"<Rule><SSEAlgorithm>kms</SSEAlgorithm></Rule>"
-            return Reply(200, rule) if self.encrypted else Reply(404, b"<Error/>")
+            return Reply(200, _ENCRYPTION) if self.encrypted else Reply(404, b"<Error/>")
         if "prefix" in query:
             found = sorted(key for key in self.objects if key.startswith(query["prefix"]))
             listed = "".join(f"<Contents><Key>{key}</Key></Contents>" for key in found[:1])
@@ -290,6 +299,10 @@ class FakeModelArts:
         return Reply(200, text.encode())
 
 
+_ENCRYPTION = b"""\
+<ServerSideEncryptionConfiguration><Rule><ApplyServerSideEncryptionByDefault>
+<SSEAlgorithm>kms</SSEAlgorithm>
+</ApplyServerSideEncryptionByDefault></Rule></ServerSideEncryptionConfiguration>"""
 _P = rf"/v2/{PROJECT}"
 _J = rf"{_P}/training-jobs/([0-9a-f-]+)"
 _ROUTES = (
@@ -340,7 +353,8 @@ def serve(fake: FakeModelArts) -> Iterator[FakeModelArts]:
             if reply.status != 204:
                 self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data if reply.status != 204 else b"")
+            self.wfile.write(data[: reply.cut_after] if reply.status != 204 else b"")
+            self.close_connection |= reply.cut_after is not None
 
         do_GET = do_POST = do_DELETE = do_PUT = _any  # noqa: N815
 
@@ -397,36 +411,28 @@ def _passes(job: dict[str, Any], filters: list[dict[str, Any]]) -> bool:
     return True
 
 
-def _is_signed(seen: Seen, keys: Keys, endpoint: str, now: float) -> bool:
-    """Whether the signature is right and not older than 15 minutes."""
-    found = re.fullmatch(
-        r"SDK-HMAC-SHA256 Access=(\S+), SignedHeaders=(\S+), Signature=([0-9a-f]{64})",
-        seen.headers.get("authorization", ""),
-    )
-    if found is None or found[1] != keys.access_key:
-        return False
-    moment = seen.headers["x-sdk-date"]
-    import calendar
-
-    at = calendar.timegm(time.strptime(moment, "%Y%m%dT%H%M%SZ"))
-    if abs(at - now) > 900:
-        return False
+def signature(seen: Seen, keys: Keys) -> str:
+    """Return what the header ``Authorization`` of a request must be, by the vendor's signer."""
     parts = urlsplit(seen.path)
-    set_by_signer = ("host", "x-sdk-date", "x-security-token")
-    headers = tuple(
-        (name.title(), seen.headers[name])
-        for name in found[2].split(";")
-        if name not in set_by_signer
+    listed = re.search("SignedHeaders=([^,]+)", seen.headers.get("authorization", ""))
+    names = listed[1].split(";") if listed else []
+    request = SdkRequest(
+        method=seen.method,
+        host=seen.headers["host"],
+        resource_path=parts.path,
+        query_params=parse_qsl(parts.query, keep_blank_values=True),
+        header_params={name.title(): seen.headers.get(name, "") for name in names},
+        body=seen.body,
     )
-    asked = Asked(
-        seen.method,
-        f"http://{seen.headers['host']}{parts.path}",
-        tuple(parse_qsl(parts.query, keep_blank_values=True)),
-        headers,
-        seen.body,
-    )
-    token = seen.headers.get("x-security-token", "")
-    if token != keys.token:
+    Signer(SimpleNamespace(ak=keys.access_key, sk=keys.secret_key)).sign(request)
+    return str(request.header_params["Authorization"])
+
+
+def _is_signed(seen: Seen, keys: Keys, now: float) -> bool:
+    """Whether the signature is right and not older than 15 minutes."""
+    if "x-sdk-date" not in seen.headers or "authorization" not in seen.headers:
         return False
-    expected = signed(asked, keys._replace(token=token), at)["Authorization"]
-    return expected.endswith(f"Signature={found[3]}")
+    at = calendar.timegm(time.strptime(seen.headers["x-sdk-date"], "%Y%m%dT%H%M%SZ"))
+    if abs(at - now) > 900 or seen.headers.get("x-security-token", "") != keys.token:
+        return False
+    return signature(seen, keys) == seen.headers["authorization"]

@@ -25,11 +25,12 @@ from cloudjob.backends.modelarts import site as sites
 from cloudjob.backends.modelarts.client import Client
 from cloudjob.backends.modelarts.request import ModelArtsRequest
 from cloudjob.backends.modelarts.site import Site
-from cloudjob.backends.modelarts.tries import Patience
+from cloudjob.backends.modelarts.transport import LIMITS
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
+from cloudjob.waits import Limits
 
 _SCHEMES = {"https": "modelarts://", "http": "modelarts+http://"}
 # Between two looks at a job: the service allows only so many requests a minute.
@@ -61,14 +62,14 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         *,
         environ: Mapping[str, str] | None = None,
         user_home: Path | None = None,
-        patience: Patience = Patience(),  # noqa: B008 (a frozen value)
-        pause: Callable[[float], object] = time.sleep,
+        limits: Limits = LIMITS,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._home = home
         self._options = options
         self._environ = os.environ if environ is None else environ
         self._user_home = user_home or Path.home()
-        self._patience = patience
+        self._limits = limits
         self._pause = pause
         self._found: Site | None = None
         self._clients: dict[tuple[str, str], Client] = {}
@@ -191,7 +192,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
             self._client(where).terminate(where.id)
         except refusals.ServiceError as error:
             # A job that has ended stays as it is.
-            if error.refusal.status not in _OVER or isinstance(error, JobNotFound):
+            if error.status not in _OVER or isinstance(error, JobNotFound):
                 raise
             if not self.status(handle).state.is_final:
                 raise
@@ -249,7 +250,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
             site = self._site
             if where is not None:
                 site = replace(site, endpoint=where.endpoint, project_id=where.project)
-            self._clients[key] = Client(site, patience=self._patience, pause=self._pause)
+            self._clients[key] = Client(site, limits=self._limits, pause=self._pause)
         return self._clients[key]
 
     def _where(self, handle: str) -> _Handle:

@@ -1,22 +1,25 @@
-"""What a job on ModelArts needs, looked for before anything is packed or sent."""
+"""Checks what a job on ModelArts needs, before anything is packed or sent."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
-from xml.etree import ElementTree
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from cloudjob.backends.base import Check
-from cloudjob.backends.modelarts.client import SKEW_LIMIT_S, Client
+from cloudjob.backends.modelarts.bucket import Bucket, BucketError
+from cloudjob.backends.modelarts.client import Client
 from cloudjob.backends.modelarts.refusals import ServiceError
 from cloudjob.backends.modelarts.request import calls_mpirun, folder_url
+from cloudjob.backends.modelarts.transport import SKEW_LIMIT_S
 from cloudjob.errors import BackendError
 from cloudjob.spec import JobSpec, nearest, section
 
 _MINUTE_S = 60.0
+_UNAUTHORISED = 401
+_CLOCK = "set the clock (timedatectl set-ntp true)"
 _SHOWN = 8
 _RUNNING = ("Creating", "Pending", "Running")
 # ORGANISATION/NAME:TAG, as the service takes it, or with the registry's own host in front.
@@ -25,21 +28,9 @@ _IN_SWR = re.compile(
 )
 
 
-class _Place(NamedTuple):
-    """The bucket of a store, and how it is asked.
-
-    Args:
-        url: Of the bucket itself.
-    """
-
-    bucket: str
-    url: str
-    region: str
-
-
 def look(client: Client, spec: JobSpec | None, store: str) -> list[Check]:
-    """Return what was looked for; the questions go out together, so it takes as long as one."""
-    looks: list[Callable[[], Iterator[Check]]] = [
+    """Return the result of every check. They run in parallel, in about the time of one request."""
+    checks: list[Callable[[], Iterator[Check]]] = [
         lambda: _flavor(client, spec),
         lambda: _engine(client, spec),
         lambda: _image(client, spec),
@@ -50,25 +41,24 @@ def look(client: Client, spec: JobSpec | None, store: str) -> list[Check]:
         lambda: _bucket(client, store),
     ]
     try:
-        # First: without it, every other answer would be the same refusal.
+        # First: without valid credentials every other answer would be the same refusal.
         project = client.project_id()
     except BackendError as error:
         return [Check("credentials", False, error.message, error.hint)]
-    with ThreadPoolExecutor(len(looks)) as pool:
-        found = [check for checks in pool.map(_safely, looks) for check in checks]
+    with ThreadPoolExecutor(len(checks)) as pool:
+        found = [result for results in pool.map(_results, checks) for result in results]
     refused = next((check for check in found if check.name == "credentials"), None)
     first = refused or Check("credentials", True, f"project {project} ({client.site.origin})")
     rest = [check for check in found if check.name != "credentials"]
     return [first, Check("endpoint", True, client.site.endpoint), _clock(client), *rest]
 
 
-def _safely(look: Callable[[], Iterator[Check]]) -> list[Check]:
-    """Return what a look finds; who may not ask this may still be allowed to submit."""
+def _results(check: Callable[[], Iterator[Check]]) -> list[Check]:
+    """Return the results of a check; a user who may not ask this may still be allowed to submit."""
     try:
-        return list(look())
+        return list(check())
     except BackendError as error:
-        refusal = getattr(error, "refusal", None)
-        if refusal is not None and refusal.status == 401:
+        if isinstance(error, ServiceError) and error.status == _UNAUTHORISED:
             return [Check("credentials", False, error.message, error.hint)]
         name = error.message.partition(":")[0]
         return [Check(name, False, error.message, error.hint, is_needed=False)]
@@ -83,7 +73,7 @@ def _clock(client: Client) -> Check:
         "clock",
         abs(ahead_s) < SKEW_LIMIT_S,
         f"{abs(ahead_s) / _MINUTE_S:.0f} min {where} the service's",
-        "set the clock (timedatectl set-ntp true); until then requests carry the service's time",
+        f"{_CLOCK}; until then requests to ModelArts carry the service's time",
         is_needed=False,
     )
 
@@ -176,7 +166,7 @@ def _image(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     try:
         tags = client.image_tags(namespace, repository, tag)
     except ServiceError as error:
-        if error.refusal.status != 404:
+        if error.status != 404:
             raise
         # Another account's, shared with this one, may be used and not be listed.
         yield Check(
@@ -202,7 +192,7 @@ def _pool(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     try:
         pool = client.pool(wanted)
     except ServiceError as error:
-        if error.refusal.status not in (400, 404):
+        if error.status not in (400, 404):
             raise
         yield Check(
             "pool", False, error.message, "`modelarts.pool_id` is the id of a pool of yours"
@@ -229,51 +219,31 @@ def _quota(client: Client, spec: JobSpec | None) -> Iterator[Check]:
         )
 
 
-# -- where it keeps things --------------------------------------------------------------------
+# -- where its data is --------------------------------------------------------------------------
 
 
 def _inputs(client: Client, spec: JobSpec | None, store: str) -> Iterator[Check]:
-    """The service takes a place where nothing is for an empty input, and the job succeeds."""
-    if client.site.keys is None:
-        return
-    for name, uri in spec.inputs.items() if spec else ():
+    """The service takes a place that holds nothing for an empty input, and the job succeeds."""
+    keys = client.site.keys
+    for name, uri in spec.inputs.items() if spec and keys else ():
         if not uri.startswith("obs://"):
             continue
-        place = _place(uri if "?" in uri else f"{uri}?{urlsplit(store).query}", client.site.region)
-        status = _status(client, place, unquote(urlsplit(uri).path.lstrip("/")), uri)
-        if status == 404:
-            hint = "is it misspelt? an object whose name ends in / makes an empty folder an input"
-            yield Check("inputs", False, f"{name}: there is nothing at {uri}", hint)
-        elif status >= 400:
-            # The platform has a right of its own.
-            hint = "may these keys list it?"
-            yield Check("inputs", False, f"{name}: {uri}: HTTP {status}", hint, is_needed=False)
-        else:
-            yield Check("inputs", True, f"{name}: {uri}")
-
-
-def _status(client: Client, place: _Place, key: str, uri: str) -> int:
-    """Return 200 if there is this object, or one below it as a folder; else the HTTP status."""
-    folder = key.rstrip("/") + "/" if key else ""
-    for prefix in dict.fromkeys((key, folder)):
-        query = (("max-keys", "1"), ("prefix", prefix))
-        answer = client.bucket(place.url, query, place.region, f"looking for {uri}")
-        if answer.status >= 400:
-            return answer.status
-        first = _first_key(answer.body)
-        # Of all that begin with the name of an object, that object comes first.
-        if first and (prefix == folder or first == key):
-            return 200
-    return 404
-
-
-def _first_key(body: bytes) -> str:
-    """Return the first key of a list of objects; empty when there is none."""
-    try:
-        found = next(ElementTree.fromstring(body).iterfind("{*}Contents/{*}Key"), None)
-    except ElementTree.ParseError:
-        return ""
-    return "" if found is None else found.text or ""
+        assert keys is not None
+        whole = uri if "?" in uri else f"{uri}?{urlsplit(store).query}"
+        try:
+            is_there = Bucket(whole, keys, client.site.region).has(
+                unquote(urlsplit(uri).path.lstrip("/"))
+            )
+        except BucketError as error:
+            if not error.is_missing:
+                # The platform has permissions of its own.
+                hint = "may these keys list it?"
+                yield Check("inputs", False, f"{name}: {error.message}", hint, is_needed=False)
+                continue
+            is_there = False
+        hint = "is it misspelt? an object whose name ends in / makes an empty folder an input"
+        found = f"{name}: {uri}" if is_there else f"{name}: there is nothing at {uri}"
+        yield Check("inputs", is_there, found, hint)
 
 
 def _outputs(client: Client, spec: JobSpec | None) -> Iterator[Check]:
@@ -288,15 +258,12 @@ def _outputs(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     filters = [{"key": "phase", "operator": "in", "value": list(_RUNNING)}]
     for job in client.search(filters):
         taken = set(_output_urls(job))
+        other = job.get("metadata", {}).get("name")
         for name, url in wanted.items():
             if url in taken:
-                yield Check(
-                    "outputs",
-                    False,
-                    f"{name}: {url} is an output of the running job "
-                    f"{job.get('metadata', {}).get('name')}",
-                    "let each running job have an output folder of its own",
-                )
+                found = f"{name}: {url} is an output of the running job {other}"
+                hint = "give each running job an output folder of its own"
+                yield Check("outputs", False, found, hint)
 
 
 def _output_urls(job: Mapping[str, Any]) -> Iterator[str]:
@@ -307,55 +274,32 @@ def _output_urls(job: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _bucket(client: Client, store: str) -> Iterator[Check]:
-    """The bucket is there, in the region of the job, and not encrypted."""
-    if not store.startswith("obs://"):
+    """The bucket must exist, in the region of the job, and must not be encrypted."""
+    keys, region = client.site.keys, client.site.region
+    if keys is None or not store.startswith("obs://"):
         return
-    if client.site.keys is None:
+    bucket = Bucket(store, keys, region)
+    try:
+        found = bucket.region()
+    except BucketError as error:
+        if error.is_missing:
+            hint = f"create it in the region {region}"
+            yield Check("bucket", False, f"there is no bucket {bucket.name}", hint)
+        else:
+            hint = _CLOCK if error.is_skewed else "may these keys read and write it?"
+            yield Check("bucket", False, error.message, hint)
         return
-    place = _place(store, client.site.region)
-    asked = client.bucket(place.url, (("location", ""),), place.region, f"asking for {store}")
-    if asked.status == 404:
-        found = f"there is no bucket {place.bucket}"
-        yield Check("bucket", False, found, f"make it in the region {client.site.region}")
-        return
-    if asked.status >= 400:
-        found = f"{place.bucket}: HTTP {asked.status}"
-        yield Check("bucket", False, found, "may these keys read and write it?")
-        return
-    yield _location(place, asked.body, client.site.region)
-    sealed = client.bucket(place.url, (("encryption", ""),), place.region, f"asking for {store}")
-    is_encrypted = sealed.status == 200 and b"SSEAlgorithm" in sealed.body
+    is_here = not (found and region) or found == region
+    yield Check(
+        "bucket",
+        is_here,
+        bucket.name if is_here else f"{bucket.name} is in {found}, and jobs run in {region}",
+        "choose a bucket in the region of the job",
+    )
+    is_encrypted = bucket.is_encrypted()
     yield Check(
         "encryption",
         not is_encrypted,
         "the bucket is encrypted, and ModelArts cannot read it" if is_encrypted else "none",
         "choose a bucket without default encryption",
     )
-
-
-def _location(place: _Place, body: bytes, region: str) -> Check:
-    try:
-        said = "".join(ElementTree.fromstring(body).itertext()).strip()
-    except ElementTree.ParseError:
-        said = ""
-    is_here = not (said and region) or said == region
-    return Check(
-        "bucket",
-        is_here,
-        f"{place.bucket} is in {said}, and jobs run in {region}" if not is_here else place.bucket,
-        "choose a bucket in the region of the job",
-    )
-
-
-def _place(store: str, region: str) -> _Place:
-    """Return the bucket of an ``obs://`` URI, by the options that the store has there, too."""
-    parts = urlsplit(store)
-    options = {name: values[0] for name, values in parse_qs(parts.query).items()}
-    region = options.get("region") or region
-    endpoint = options.get("endpoint") or f"https://obs.{region}.myhuaweicloud.com"
-    bucket = parts.netloc
-    host = urlsplit(endpoint)
-    is_address = re.fullmatch(r"[\d.]+|localhost", host.hostname or "") is not None
-    if options.get("addressing") == "path" or is_address:
-        return _Place(bucket, f"{endpoint.rstrip('/')}/{bucket}", region or "local")
-    return _Place(bucket, f"{host.scheme}://{bucket}.{host.netloc}/", region)

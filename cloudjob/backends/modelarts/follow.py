@@ -126,9 +126,9 @@ class _Tail:
         doing = f"reading the exported log of {self._task}"
         url = self._client.log_url(self._job, self._task)
         got = self._client.fetch(url, gap.first, doing) if url else None
-        if got is not None and got[0]:
+        if got:
             self._gap_tries = 0
-            return self._stitcher.give(got[0], is_last=is_last)
+            return self._stitcher.give(got, is_last=is_last)
         self._gap_tries += 1
         if self._gap_tries < _GAP_TRIES and not is_last:
             return b""

@@ -1,102 +1,83 @@
-"""What the service says when it refuses, in its own codes, and what to do about it."""
+"""Turns the service's error answers into errors with a hint."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any, NamedTuple
+from typing import Any
+
+from requests import Response
+from urllib3 import Retry
+from urllib3.exceptions import InvalidHeader
 
 from cloudjob.errors import BackendError, JobNotFound, NotAuthorised
 
 JOB_NOT_FOUND = "ModelArts.2775"
 DUPLICATE_NAME = "ModelArts.2751"
-# Answered with 204: what was asked for is not there yet.
-NOT_READY = ("ModelArts.2776", "ModelArts.2777")
 
+_BUCKET = "is the store a bucket of the same region that ModelArts may read?"
+_FOLDER = "the code folder must hold only what cloudjob put there"
+_FLAVORS = "`cloudjob doctor --backend modelarts` lists the flavors"
+_BODY = "check modelarts.body; `cloudjob submit --dry-run` shows the whole request"
+_QUOTA = "wait for other jobs to end, or ask for a larger quota"
+_PROJECT = "set HUAWEICLOUD_SDK_PROJECT_ID, or unset it and cloudjob asks for the project"
+_RATE = "too many requests in this account; try again in a minute"
 _HINTS = {
-    DUPLICATE_NAME: "a job of this name is there already; `cloudjob list` shows yours",
+    DUPLICATE_NAME: "a job of this name exists already; `cloudjob list` shows yours",
     "ModelArts.2755": "does modelarts.body name an algorithm of this project?",
-    "ModelArts.2757": "is the store a bucket of the same region, which ModelArts may read?",
-    "ModelArts.2758": "is the store a bucket of the same region, which ModelArts may read?",
-    "ModelArts.2759": "the code folder holds what cloudjob put there, and nothing else should",
-    "ModelArts.2760": "the code folder holds what cloudjob put there, and nothing else should",
+    "ModelArts.2757": _BUCKET,
+    "ModelArts.2758": _BUCKET,
+    "ModelArts.2759": _FOLDER,
+    "ModelArts.2760": _FOLDER,
     "ModelArts.2761": "leave data out of the source (.cloudjobignore), and make it an --input",
-    "ModelArts.2763": "`cloudjob doctor --backend modelarts` lists the flavors",
+    "ModelArts.2763": _FLAVORS,
     "ModelArts.2780": "`cloudjob doctor --backend modelarts` lists the engines",
-    "ModelArts.2781": "`cloudjob doctor --backend modelarts` lists the flavors",
-    "ModelArts.2787": "is it modelarts.body? `cloudjob submit --dry-run` shows the whole request",
-    "ModelArts.2788": "is it modelarts.body? `cloudjob submit --dry-run` shows the whole request",
-    "ModelArts.2791": "places in OBS are obs://bucket/folder/, in the job's own region",
+    "ModelArts.2781": _FLAVORS,
+    "ModelArts.2787": _BODY,
+    "ModelArts.2788": _BODY,
+    "ModelArts.2791": "places in OBS are obs://bucket/folder/, in the region of the job",
     "ModelArts.2793": "ask for fewer --nodes, or choose another --flavor",
-    "ModelArts.0116": "wait for other jobs to end, or ask for a larger quota",
-    "ModelArts.0118": "wait for other jobs to end, or ask for a larger quota",
-    "ModelArts.0204": "set HUAWEICLOUD_SDK_PROJECT_ID, or leave it out and it is asked for",
-    "ModelArts.0210": "set HUAWEICLOUD_SDK_PROJECT_ID, or leave it out and it is asked for",
-    "APIGW.0301": "are the keys right, and is this machine's clock?",
-    "APIGW.0308": "too many requests in this account; try again in a minute",
+    "ModelArts.0116": _QUOTA,
+    "ModelArts.0118": _QUOTA,
+    "ModelArts.0204": _PROJECT,
+    "ModelArts.0210": _PROJECT,
+    "APIGW.0301": "are the keys and this machine's clock right?",
+    "APIGW.0308": _RATE,
 }
 _STATUS_HINTS = {
-    401: "are the keys right, and not over? `cloudjob doctor --backend modelarts` checks them",
+    401: "are the keys right and still valid? `cloudjob doctor --backend modelarts` checks them",
     403: "ask for the permission `modelarts:trainJob:*`, and for access to the bucket",
-    429: "too many requests in this account; try again in a minute",
+    429: _RATE,
 }
-
-
-class Refusal(NamedTuple):
-    """What the service says.
-
-    Args:
-        status: Of HTTP.
-        code: Its own, such as ``ModelArts.2775``; may be empty.
-        request: Its number of the request, for its support.
-    """
-
-    status: int
-    code: str
-    message: str
-    solution: str
-    request: str
-
-
-def read(status: int, body: bytes, request: str) -> Refusal:
-    """Return what a body says, whichever of the service's forms it has."""
-    try:
-        said = json.loads(body)
-    except ValueError:
-        said = None
-    code, message, solution = _said(said)
-    if not message:
-        text = body.decode("utf-8", "replace").strip()
-        message = " ".join(text.split())[:200] if not text.startswith("<") else ""
-    return Refusal(status, code, message or f"HTTP {status}", solution, request)
-
-
-def _said(said: Any) -> tuple[str, str, str]:
-    if not isinstance(said, dict):
-        return "", "", ""
-    for code, message in (
-        ("error_code", "error_msg"),
-        ("errorCode", "errorMsg"),
-        ("code", "message"),
-        ("errCode", "errMsg"),
-    ):
-        if said.get(message) or said.get(code):
-            solution = str(said.get("error_solution") or "")
-            return str(said.get(code) or ""), str(said.get(message) or ""), solution
-    # {"error": {"code": 401, "message": "..."}}, as IAM says it.
-    inner = next((value for value in said.values() if isinstance(value, dict)), None)
-    return _said(inner) if inner else ("", "", "")
+# The names of code and message: of the service, its gateway and IAM.
+_FIELDS = (
+    ("error_code", "error_msg"),
+    ("errorCode", "errorMsg"),
+    ("code", "message"),
+    ("errCode", "errMsg"),
+)
 
 
 class ServiceError(BackendError):
-    """The service refused."""
+    """The service refused a request.
 
-    def __init__(self, message: str, refusal: Refusal, *, hint: str) -> None:
+    Args:
+        status: Of HTTP.
+        code: The service's own, such as ``ModelArts.2775``; may be empty.
+        retry_after_s: For how long the service asks to wait; 0 if it does not.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str, status: int, code: str, retry_after_s: float
+    ) -> None:
         super().__init__(message, hint=hint)
-        self.refusal = refusal
+        self.status = status
+        self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class Refused(ServiceError, NotAuthorised):
-    """The service does not know who we are, or does not let us."""
+    """The service does not know this user, or does not allow this operation."""
 
 
 class Gone(ServiceError, JobNotFound):
@@ -105,18 +86,52 @@ class Gone(ServiceError, JobNotFound):
     exit_code = JobNotFound.exit_code
 
 
-def error(doing: str, refusal: Refusal) -> ServiceError:
-    """Return what is raised for a refusal."""
+def error(doing: str, answer: Response) -> ServiceError:
+    """Return the error for an answer with an HTTP status of 400 or more."""
+    status = answer.status_code
+    code, message, advice = _fields(answer.content)
     kind = ServiceError
-    if refusal.code == JOB_NOT_FOUND:
+    if code == JOB_NOT_FOUND:
         kind = Gone
-    elif refusal.status in (401, 403):
+    elif status in (401, 403):
         kind = Refused
-    details = [refusal.code, f"request {refusal.request}" if refusal.request else ""]
-    known = ", ".join(text for text in details if text)
-    text = f"{doing}: {_one_line(refusal.message)}" + (f" ({known})" if known else "")
-    hint = _HINTS.get(refusal.code) or _STATUS_HINTS.get(refusal.status, "")
-    return kind(text, refusal, hint=hint or _one_line(refusal.solution))
+    request = answer.headers.get("X-Request-Id", "")
+    details = ", ".join(text for text in (code, f"request {request}" if request else "") if text)
+    said = _one_line(message) or f"HTTP {status}"
+    return kind(
+        f"{doing}: {said} ({details})" if details else f"{doing}: {said}",
+        hint=_HINTS.get(code) or _STATUS_HINTS.get(status) or _one_line(advice),
+        status=status,
+        code=code,
+        retry_after_s=_retry_after_s(answer),
+    )
+
+
+def _retry_after_s(answer: Response) -> float:
+    with contextlib.suppress(InvalidHeader):
+        return Retry().parse_retry_after(answer.headers.get("Retry-After", ""))
+    return 0.0
+
+
+def _fields(body: bytes) -> tuple[str, str, str]:
+    """Return the code, the message and the advice of an answer; empty where it has none."""
+    try:
+        return _fields_of(json.loads(body))
+    except ValueError:
+        text = body.decode("utf-8", "replace").strip()
+        return "", "" if text.startswith("<") else text[:200], ""
+
+
+def _fields_of(answer: Any) -> tuple[str, str, str]:
+    if not isinstance(answer, dict):
+        return "", "", ""
+    for code, message in _FIELDS:
+        if answer.get(message) or answer.get(code):
+            advice = str(answer.get("error_solution") or "")
+            return str(answer.get(code) or ""), str(answer.get(message) or ""), advice
+    # {"error": {"code": 401, "message": "..."}}, as IAM writes it.
+    inner = next((value for value in answer.values() if isinstance(value, dict)), None)
+    return _fields_of(inner)
 
 
 def _one_line(text: str) -> str:

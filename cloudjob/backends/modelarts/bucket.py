@@ -1,0 +1,116 @@
+"""Asks OBS about the bucket of a store, with the user's own keys."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from cloudjob.errors import BackendError
+from jobentry.contract.sigv4 import Keys
+
+_ADDRESS = re.compile(r"[\d.]+|localhost")
+_CONNECT_S, _ANSWER_S, _TRIES = 10.0, 30.0, 3
+
+
+class BucketError(BackendError):
+    """OBS refused, or did not answer.
+
+    Args:
+        code: OBS's own code or HTTP status, or what happened to the connection.
+    """
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no such bucket."""
+        return self.code in ("NoSuchBucket", "404", "HTTP 404")
+
+    @property
+    def is_skewed(self) -> bool:
+        """Whether OBS refuses the time of the request."""
+        return self.code == "RequestTimeTooSkewed"
+
+
+class Bucket:
+    """The bucket of an ``obs://`` URI, with the options of its store."""
+
+    def __init__(self, store: str, keys: Keys, region: str) -> None:
+        parts = urlsplit(store)
+        options = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        region = options.get("region") or region
+        endpoint = options.get("endpoint") or f"https://obs.{region}.myhuaweicloud.com"
+        is_address = _ADDRESS.fullmatch(urlsplit(endpoint).hostname or "") is not None
+        is_path = is_address or options.get("addressing") == "path"
+        self.name = parts.netloc
+        self._doing = f"asking for {store.partition('?')[0]}"
+        self._client = _client(endpoint, region, "path" if is_path else "virtual", keys)
+
+    def region(self) -> str:
+        """Return the region of the bucket; empty where OBS does not say."""
+        with self._translated():
+            answer = self._client.get_bucket_location(Bucket=self.name)
+            return str(answer.get("LocationConstraint") or "").strip()
+
+    def is_encrypted(self) -> bool:
+        """Return whether OBS encrypts what is stored there; no answer counts as no."""
+        with contextlib.suppress(BucketError), self._translated():
+            answer: dict[str, Any] = self._client.get_bucket_encryption(Bucket=self.name)
+            rules = answer["ServerSideEncryptionConfiguration"]["Rules"]
+            return any("ApplyServerSideEncryptionByDefault" in rule for rule in rules)
+        return False
+
+    def has(self, key: str) -> bool:
+        """Return whether there is this object, or one below it as a folder."""
+        folder = key.rstrip("/") + "/" if key else ""
+        # Of all keys that start with the name of an object, that object comes first.
+        return self._first(key) == key != "" or self._first(folder) != ""
+
+    def _first(self, prefix: str) -> str:
+        """Return the first key that starts with ``prefix``; empty when there is none."""
+        with self._translated():
+            answer = self._client.list_objects(Bucket=self.name, Prefix=prefix, MaxKeys=1)
+            return str(next((item["Key"] for item in answer.get("Contents", ())), ""))
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            yield
+        except ClientError as error:
+            status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+            code = str(error.response["Error"].get("Code") or f"HTTP {status}")
+            raise BucketError(f"{self._doing}: OBS refuses: {code}", code) from error
+        except BotoCoreError as error:
+            what = " ".join(str(error).split())
+            raise BucketError(f"{self._doing}: {what}", what) from error
+
+
+# To make a client takes longer than a request.
+@functools.lru_cache(maxsize=4)
+def _client(endpoint: str, region: str, addressing: str, keys: Keys) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    return boto3.Session().client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=region or "local",
+        aws_access_key_id=keys.access_key,
+        aws_secret_access_key=keys.secret_key,
+        aws_session_token=keys.token or None,
+        config=Config(
+            signature_version="s3v4",
+            s3={"addressing_style": addressing, "payload_signing_enabled": False},
+            connect_timeout=_CONNECT_S,
+            read_timeout=_ANSWER_S,
+            retries={"total_max_attempts": _TRIES, "mode": "standard"},
+        ),
+    )

@@ -1,0 +1,159 @@
+"""Each operation of the client is the one that the vendor's SDK sends."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+from cloudjob.backends.modelarts.client import Client
+from cloudjob.backends.modelarts.site import Site
+from tests.support.fake_modelarts import KEYS, PROJECT, FakeModelArts, Reply, serve, signature
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from huaweicloudsdkcore.auth.credentials import BasicCredentials
+
+
+@pytest.fixture
+def service() -> Iterator[FakeModelArts]:
+    """A small ModelArts."""
+    yield from serve(FakeModelArts(faults=[lambda _: Reply(200, {})]))
+
+
+JOB = "11111111-2222-3333-4444-555555555555"
+BODY: Any = {
+    "kind": "job",
+    "metadata": {"name": "träning"},
+    "algorithm": {
+        "engine": {"image_url": "a/b:c"},
+        "command": 'printf "%s" ä',
+        "environments": {"NCCL_DEBUG": "INFO"},
+    },
+    "spec": {"resource": {"flavor_id": "cpu", "node_count": 2}},
+}
+
+
+def sdk_call(endpoint: str, call: Callable[[Any, Any], Any]) -> None:
+    """Make a call through the vendor's SDK."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import huaweicloudsdkmodelarts.v1 as sdk
+
+        credentials = BasicCredentials(KEYS.access_key, KEYS.secret_key, PROJECT)
+        client = (
+            sdk.ModelArtsClient.new_builder()
+            .with_credentials(credentials)
+            .with_endpoints([endpoint])
+            .build()
+        )
+        call(client, sdk)
+
+
+def create(client: Any, sdk: Any) -> None:
+    """Create the job of ``BODY``."""
+    algorithm, resource = BODY["algorithm"], BODY["spec"]["resource"]
+    body = sdk.Job(
+        kind="job",
+        metadata=sdk.JobMetadata(**BODY["metadata"]),
+        algorithm=sdk.JobAlgorithm(**{**algorithm, "engine": sdk.JobEngine(**algorithm["engine"])}),
+        spec=sdk.Spec(resource=sdk.SpecResource(**resource)),
+    )
+    client.create_training_job(sdk.CreateTrainingJobRequest(body=body))
+
+
+CALLS = {
+    "create": (lambda client: client.create(BODY), create),
+    "show": (
+        lambda client: client.show(JOB),
+        lambda client, sdk: client.show_training_job_details(
+            sdk.ShowTrainingJobDetailsRequest(training_job_id=JOB)
+        ),
+    ),
+    "stop": (
+        lambda client: client.terminate(JOB),
+        lambda client, sdk: client.stop_training_job(
+            sdk.StopTrainingJobRequest(
+                training_job_id=JOB, body=sdk.JobActionType(action_type="terminate")
+            )
+        ),
+    ),
+    "delete": (
+        lambda client: client.delete(JOB),
+        lambda client, sdk: client.delete_training_job(
+            sdk.DeleteTrainingJobRequest(training_job_id=JOB)
+        ),
+    ),
+    "preview": (
+        lambda client: client.log_preview(JOB, "worker-0"),
+        lambda client, sdk: client.show_training_job_logs_preview(
+            sdk.ShowTrainingJobLogsPreviewRequest(training_job_id=JOB, task_id="worker-0")
+        ),
+    ),
+    "metrics": (
+        lambda client: client.metrics(JOB, "worker-0"),
+        lambda client, sdk: client.show_training_job_metrics(
+            sdk.ShowTrainingJobMetricsRequest(training_job_id=JOB, task_id="worker-0")
+        ),
+    ),
+    "events": (
+        lambda client: list(client.events(JOB)),
+        lambda client, sdk: client.list_training_job_events(
+            sdk.ListTrainingJobEventsRequest(training_job_id=JOB, limit=100, offset=0, order="asc")
+        ),
+    ),
+    "search": (
+        lambda client: list(client.search([{"key": "name", "operator": "like", "value": ["a"]}])),
+        lambda client, sdk: client.list_training_jobs(
+            sdk.ListTrainingJobsRequest(
+                body=sdk.JobSearches(
+                    offset=0,
+                    limit=50,
+                    sort_by="create_time",
+                    order="desc",
+                    filters=[sdk.Filter(key="name", operator="like", value=["a"])],
+                )
+            )
+        ),
+    ),
+    "flavors": (
+        lambda client: client.flavors(),
+        lambda client, sdk: client.show_training_job_flavors(sdk.ShowTrainingJobFlavorsRequest()),
+    ),
+    "engines": (
+        lambda client: client.engines(),
+        lambda client, sdk: client.show_training_job_engines(sdk.ShowTrainingJobEnginesRequest()),
+    ),
+    "quotas": (
+        lambda client: client.quotas(),
+        lambda client, sdk: client.show_training_quotas(sdk.ShowTrainingQuotasRequest()),
+    ),
+    "tags": (
+        lambda client: client.tag(JOB, {"team": "a"}),
+        lambda client, sdk: client.create_train_job_tags(
+            sdk.CreateTrainJobTagsRequest(
+                training_job_id=JOB,
+                body=sdk.CreateTmsTagsRequest(tags=[sdk.TmsTag(key="team", value="a")]),
+            )
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_call_is_the_one_that_the_sdk_makes(name: str, service: FakeModelArts):
+    """Method, path, query and body are the same, and both are signed."""
+    ours, theirs = CALLS[name]
+    ours(Client(Site(service.endpoint, service.endpoint, "cn-north-4", PROJECT, KEYS)))
+    mine = service.seen[-1]
+    sdk_call(service.endpoint, theirs)
+    other = service.seen[-1]
+
+    assert (mine.method, urlsplit(mine.path).path) == (other.method, urlsplit(other.path).path)
+    assert parse_qsl(urlsplit(mine.path).query) == parse_qsl(urlsplit(other.path).query)
+    assert mine.json == other.json
+    for seen in (mine, other):
+        assert signature(seen, KEYS) == seen.headers["authorization"]
