@@ -32,6 +32,9 @@ class Limits(NamedTuple):
     longest_pause_s: float = 5.0
 
 
+LIMITS = Limits()
+
+
 def retried(
     request: Callable[[], T],
     pause_s: Callable[[CloudJobError, int], float | None],

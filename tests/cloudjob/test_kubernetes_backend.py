@@ -17,14 +17,14 @@ from cloudjob.backends.kubernetes import backend as backends
 from cloudjob.backends.kubernetes import checks, logs
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
-from cloudjob.backends.kubernetes.client import Patience
 from cloudjob.errors import BackendError, NotAuthorised
 from cloudjob.status import JobState
+from cloudjob.waits import Limits
 from tests.cloudjob.test_kubernetes_build import submission
 from tests.support import operators
 from tests.support.fake_kube_api import EVENTS, NAMESPACE, PODS, FakeApi
 
-QUICK = Patience(total_s=5.0, first_s=0.05, most_s=0.5, answer_s=5.0)
+QUICK = Limits(total_s=5.0, answer_s=5.0, pause_s=0.05, longest_pause_s=0.5)
 LIMIT_S = 60.0
 
 
@@ -36,7 +36,7 @@ class Lab:
         self.folder = folder
         config = str(api.kubeconfig(folder, user))
         options = {"engine": engine, "kubeconfig": config}
-        self.backend = KubernetesBackend(folder / "home", options, environ={}, patience=QUICK)
+        self.backend = KubernetesBackend(folder / "home", options, environ={}, limits=QUICK)
         self.engine = self.backend._engine
         self.request = self.backend.build(submission(engine, nodes=2))
         self.name = self.request.called.name

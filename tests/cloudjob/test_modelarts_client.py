@@ -141,6 +141,24 @@ def test_an_endpoint_where_nothing_listens_is_reported_soon(service: FakeModelAr
     assert len(pauses) == 3
 
 
+def test_a_proxy_that_does_not_connect_is_named(
+    service: FakeModelArts, pauses: Pauses, monkeypatch: pytest.MonkeyPatch
+):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{found.getsockname()[1]}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    far = site_of(service, endpoint="http://modelarts.example")
+    with pytest.raises(BackendError) as caught:
+        Client(far, pause=pauses).show("x")
+
+    expected = "asking for job x: modelarts.example: the proxy does not connect to it"
+    assert caught.value.message == expected
+    assert "HTTPS_PROXY" in caught.value.hint
+    assert len(pauses) == 3
+
+
 def test_a_service_that_never_answers_is_reported_and_given_up(
     service: FakeModelArts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):

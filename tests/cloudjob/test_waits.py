@@ -25,7 +25,7 @@ from cloudjob.errors import BackendError, StoreError
 from cloudjob.records import Records
 from cloudjob.store.directory import DirectoryStore
 from cloudjob.store.s3 import S3Store, client, place
-from cloudjob.waits import Waits
+from cloudjob.waits import Limits, Waits
 
 DEADLINE_S = 60.0
 
@@ -220,10 +220,10 @@ def test_a_cluster_that_says_nothing_is_told(
         f"clusters: [{{name: x, cluster: {{server: '{silent.url}'}}}}]\n"
         "users: [{name: x, user: {token: t}}]\n"
     )
-    patience = kube_client.Patience(total_s=0.5, first_s=0.01, answer_s=0.2)
+    limits = Limits(total_s=0.5, answer_s=0.2, pause_s=0.01)
     found = site.find({"kubeconfig": str(kubeconfig)}, {}, tmp_path)
     with pytest.raises(BackendError) as caught:
-        kube_client.Client(found, patience=patience).get("/version", "asking")
+        kube_client.Client(found, limits=limits).get("/version", "asking")
 
     assert caught.value.message == f"asking: no answer in time at {silent.url}"
     assert caplog.messages == [f"{caught.value.message}; trying again"]

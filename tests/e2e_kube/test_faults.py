@@ -16,10 +16,11 @@ import pytest
 
 from cloudjob.backends.kubernetes import request
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
-from cloudjob.backends.kubernetes.client import Client, Patience
+from cloudjob.backends.kubernetes.client import Client
 from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.backends.kubernetes.site import find
 from cloudjob.errors import BackendError, NotAuthorised
+from cloudjob.waits import Limits
 from tests.cloudjob.test_kubernetes_build import submission
 from tests.e2e_kube.conftest import Lab
 from tests.support.kube_cluster import Cluster, write_kubeconfig
@@ -27,7 +28,7 @@ from tests.support.servers import LOST_ANSWER, Fault, FaultProxy
 
 pytestmark = pytest.mark.kubernetes
 
-QUICK = Patience(total_s=20.0, first_s=0.05, most_s=0.5, answer_s=10.0)
+QUICK = Limits(total_s=20.0, answer_s=10.0, pause_s=0.05, longest_pause_s=0.5)
 
 
 class Way:
@@ -41,7 +42,7 @@ class Way:
 
     def backend_of(self, folder: Path, config: Path) -> KubernetesBackend:
         options = {"engine": self.lab.engine, "kubeconfig": str(config)}
-        return KubernetesBackend(folder / "home", options, environ={}, patience=QUICK)
+        return KubernetesBackend(folder / "home", options, environ={}, limits=QUICK)
 
     def send(self, nodes: int = 1) -> str:
         """Send a job and return its handle."""
@@ -135,7 +136,7 @@ def test_a_server_that_stays_away_is_given_up_in_one_line(way: Way):
     """With what was done, and where."""
     way.proxy.close()
     backend = KubernetesBackend(
-        Path("/nowhere"), way.backend._options, environ={}, patience=Patience(total_s=1.0)
+        Path("/nowhere"), way.backend._options, environ={}, limits=Limits(total_s=1.0)
     )
     with pytest.raises(BackendError) as caught:
         backend.send(backend.build(submission("volcano")))
@@ -181,7 +182,7 @@ def test_a_token_that_stays_bad_is_no_endless_loop(way: Way, tmp_path: Path):
     config = way.lab.cluster.kubeconfig(
         server=way.proxy.endpoint, token="nobody", namespace=way.lab.namespace
     )
-    client = Client(find({"kubeconfig": str(config)}, {}, tmp_path), patience=QUICK)
+    client = Client(find({"kubeconfig": str(config)}, {}, tmp_path), limits=QUICK)
     with pytest.raises(NotAuthorised):
         client.get(way.lab.core("Pod"), "looking for pods")
 

@@ -25,7 +25,7 @@ from cloudjob.backends.keys import new_key
 from cloudjob.backends.kubernetes import events, logs, refusals, state
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes import site as sites
-from cloudjob.backends.kubernetes.client import POD, Client, Patience
+from cloudjob.backends.kubernetes.client import POD, Client
 from cloudjob.backends.kubernetes.engine import Engine, no_services
 from cloudjob.backends.kubernetes.logs import Place
 from cloudjob.backends.kubernetes.pod import JOB_LABEL, MANAGER_LABEL, Names
@@ -50,7 +50,7 @@ from cloudjob.home import writing
 from cloudjob.spec import JobSpec
 from cloudjob.status import JobState
 from cloudjob.submission import Submission
-from cloudjob.waits import Waits
+from cloudjob.waits import LIMITS, Limits, Waits
 
 _SCHEME = "kubernetes://"
 _POLL_S = 1.0
@@ -86,14 +86,14 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         *,
         environ: Mapping[str, str] | None = None,
         user_home: Path | None = None,
-        patience: Patience = Patience(),  # noqa: B008 (a frozen value)
-        pause: Callable[[float], object] = time.sleep,
+        limits: Limits = LIMITS,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._home = home / "kubernetes"
         self._options = options
         self._environ = os.environ if environ is None else environ
         self._user_home = user_home or Path.home()
-        self._patience = patience
+        self._limits = limits
         self._pause = pause
         self._found: Site | None = None
         self._chosen: Engine | None = None
@@ -426,7 +426,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     def _client(self, site: Site) -> Client:
         if site not in self._clients:
-            self._clients[site] = Client(site, patience=self._patience, pause=self._pause)
+            self._clients[site] = Client(site, limits=self._limits, pause=self._pause)
         return self._clients[site]
 
     def _job(self, client: Client, where: _Handle) -> dict[str, Any]:

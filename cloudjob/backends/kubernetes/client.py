@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -17,8 +15,8 @@ from cloudjob.backends.kubernetes import login, refusals
 from cloudjob.backends.kubernetes.engine import Resource
 from cloudjob.backends.kubernetes.refusals import Refused
 from cloudjob.backends.kubernetes.site import Site
-from cloudjob.errors import BackendError
-from cloudjob.waits import Waits
+from cloudjob.errors import BackendError, CloudJobError
+from cloudjob.waits import LIMITS, Limits, retried
 
 Query = Mapping[str, str]
 POD = Resource("", "v1", "pods", "Pod")
@@ -28,23 +26,6 @@ _JSON, _MERGE = "application/json", "application/merge-patch+json"
 _CONNECT_S = 10.0
 # A stream that says nothing for so long is opened again: it may be dead without anybody knowing.
 _SILENCE_S = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long what goes wrong may go wrong.
-
-    Args:
-        total_s: After this a request is given up.
-        first_s: About how long the first pause is; each one is twice as long as the last.
-        most_s: No pause is longer, unless the server asks for it.
-        answer_s: How long one answer may take.
-    """
-
-    total_s: float = 60.0
-    first_s: float = 0.2
-    most_s: float = 5.0
-    answer_s: float = 30.0
 
 
 class Broken(BackendError):
@@ -76,13 +57,12 @@ class Client:
         self,
         site: Site,
         *,
-        patience: Patience = Patience(),
-        pause: Callable[[float], object] = time.sleep,
+        limits: Limits = LIMITS,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._site = site
-        self._patience = patience
+        self._limits = limits
         self._pause = pause
-        self._waits = Waits()
         self._opened: login.Login | None = None
 
     @property
@@ -182,40 +162,28 @@ class Client:
     # -- one request --------------------------------------------------------------------------
 
     def _json(self, ask: _Ask) -> dict[str, Any]:
-        """Ask until there is an answer, or the patience is at its end."""
-        begun_s = time.monotonic()
-        deadline = begun_s + self._patience.total_s
-        pause_s = self._patience.first_s
-        is_fresh = False
-        while True:
-            found, wait_s = self._tried(ask)
-            if isinstance(found, dict):
-                return found
-            status = found.status if isinstance(found, Refused) else 0
-            if status == refusals.UNAUTHORISED and not is_fresh:
-                # A token that has expired: the files, or the plugin, may have a new one.
-                self._opened, is_fresh = None, True
-                continue
-            may_pass = not status or _may_pass(ask, status)
-            if not may_pass or time.monotonic() + max(pause_s, wait_s) > deadline:
-                raise found
-            self._waits.tell(begun_s, found.message)
-            # Not all at the same moment who were refused at the same moment.
-            self._pause(max(wait_s, pause_s * random.uniform(0.5, 1.0)))
-            pause_s = min(2 * pause_s, self._patience.most_s)
+        """Send a request until the server answers it, and return the answer."""
 
-    def _tried(self, ask: _Ask) -> tuple[dict[str, Any] | Refused | Broken, float]:
-        """Ask once, and return what came back and for how long the server asks to wait."""
-        try:
+        def pause_s(error: CloudJobError, _tries: int) -> float | None:
+            if isinstance(error, Refused):
+                return error.retry_after_s if _may_pass(ask, error.status) else None
+            return 0.0 if isinstance(error, Broken) else None
+
+        return retried(lambda: self._json_once(ask), pause_s, self._limits, sleep=self._pause)
+
+    def _json_once(self, ask: _Ask) -> dict[str, Any]:
+        answer = self._asked(ask)
+        data = _read(answer, ask.doing)
+        if answer.status == refusals.UNAUTHORISED:
+            # A token that has expired: the files, or the plugin, may have a new one.
+            self._opened = None
             answer = self._asked(ask)
             data = _read(answer, ask.doing)
-        except Broken as error:
-            return error, 0.0
         if answer.status < 400:
-            return _loaded(data, ask.doing), 0.0
-        wait_s = _seconds(answer.headers.get("Retry-After"))
-        is_made = ask.method == "POST"
-        return refusals.refused(ask.doing, answer.status, data, is_made=is_made), wait_s
+            return _loaded(data, ask.doing)
+        error = refusals.refused(ask.doing, answer.status, data, is_made=ask.method == "POST")
+        error.retry_after_s = _seconds(answer.headers.get("Retry-After"))
+        raise error
 
     def _asked(self, ask: _Ask) -> Any:
         import urllib3
@@ -234,7 +202,7 @@ class Client:
                 body=None if ask.body is None else json.dumps(ask.body).encode("utf-8"),
                 headers=headers,
                 timeout=urllib3.Timeout(
-                    connect=_CONNECT_S, read=ask.read_s or self._patience.answer_s
+                    connect=_CONNECT_S, read=ask.read_s or self._limits.answer_s
                 ),
                 retries=False,
                 redirect=False,

@@ -25,6 +25,8 @@ class Refused(BackendError):
         super().__init__(message, hint=hint)
         self.status = status
         self.reason = reason
+        # For how long the server asks to wait; 0 if it does not.
+        self.retry_after_s = 0.0
 
 
 class Denied(Refused, NotAuthorised):
