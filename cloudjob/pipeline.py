@@ -199,7 +199,7 @@ def _with_launcher(spec: JobSpec) -> tuple[JobSpec, Choice | None]:
     choice = None
     if spec.launcher == AUTO:
         choice = detection.choose(spec)
-        spec = replace(spec, launcher=choice.launcher)
+        spec = spec.model_copy(update={"launcher": choice.launcher})
         # Some values fit some launchers only, and until now there was none.
         specs.check(spec)
     nested.check(spec)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cloudjob import mindspore
-from cloudjob.spec import MASK, NETWORK, JobSpec, section
+from cloudjob.spec import MASK, JobSpec
 from jobentry.contract import env, names
 from jobentry.contract.env import MindSpore, NodeEnv, OpenMpi
 from jobentry.contract.launchers import LAUNCHERS
@@ -89,7 +89,7 @@ def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeE
         grace_s=spec.grace_s,
         timeout_s=spec.timeout_min * 60,
         start_timeout_s=spec.start_timeout_min * 60,
-        stall_s=_minutes(section(spec, NETWORK)["stall_min"]) * 60,
+        stall_s=spec.network.stall_min * 60,
         min_nodes=_min_nodes(spec),
         open_mpi=_open_mpi(spec),
         mindspore=_mindspore(spec),
@@ -166,11 +166,6 @@ def show(submission: Submission) -> dict[str, Any]:
     }
 
 
-def _minutes(value: object) -> float:
-    assert isinstance(value, (int, float))
-    return float(value)
-
-
 def _min_nodes(spec: JobSpec) -> int:
     is_elastic = spec.launcher in LAUNCHERS and LAUNCHERS[spec.launcher].is_elastic
     return max(1, spec.min_nodes) if is_elastic else 0
@@ -181,14 +176,17 @@ def _mindspore(spec: JobSpec) -> MindSpore:
     is_own = spec.launcher in LAUNCHERS and LAUNCHERS[spec.launcher].module == "mindspore"
     if not is_own and "mindspore" not in spec.sections:
         return MindSpore()
-    settings = section(spec, "mindspore")
-    listed = settings["devices"]
-    names_ = ("device_target", "parallel_mode", "search_mode")
-    words = {name: str(settings[name]) for name in names_}
+    settings = spec.mindspore
     return MindSpore(
-        devices=tuple(listed) if isinstance(listed, (list, tuple)) else (),
-        **{name: "" if word == mindspore.NONE else word for name, word in words.items()},
+        devices=settings.devices,
+        device_target=_chosen(settings.device_target),
+        parallel_mode=_chosen(settings.parallel_mode),
+        search_mode=_chosen(settings.search_mode),
     )
+
+
+def _chosen(word: str) -> str:
+    return "" if word == mindspore.NONE else word
 
 
 def _open_mpi(spec: JobSpec) -> OpenMpi:

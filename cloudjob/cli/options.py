@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, NoReturn
 
-    from cloudjob.spec import Field
+    from cloudjob.spec import Option
 
 
 def state_home() -> Path:
@@ -74,26 +74,22 @@ def job_argument(parser: argparse.ArgumentParser, **more: Any) -> None:
 
 def spec_flags(parser: Any) -> None:
     """Add the option of every field that has one."""
-    from cloudjob.spec import FIELDS
+    from cloudjob.spec import OPTIONS, JobSpec, is_map
 
-    for field in FIELDS:
-        if not field.flag:
-            continue
-        names = [field.short, field.flag] if field.short else [field.flag]
-        if field.const:
-            kind: dict[str, Any] = {"action": "store_const", "const": field.const}
+    for name, option in OPTIONS.items():
+        field = JobSpec.model_fields[name]
+        if option.const:
+            kind: dict[str, Any] = {"action": "store_const", "const": option.const}
         else:
-            action = "append" if field.kind in ("map", "secrets") else "store"
-            kind = {"action": action, "metavar": field.metavar}
-        parser.add_argument(*names, dest=field.name, help=_escaped(field), **kind)
+            action = "append" if is_map(field) else "store"
+            kind = {"action": action, "metavar": option.metavar}
+        flags = [option.short, option.flag] if option.short else [option.flag]
+        text = (field.description or "").replace("%", "%%")
+        parser.add_argument(*flags, dest=name, help=text, **kind)
     parser.add_argument(
         "--env-file", action="append", metavar="FILE", help="read variables from FILE"
     )
     parser.add_argument("--config", metavar="FILE.yaml", help="the job file")
-
-
-def _escaped(field: Field) -> str:
-    return field.help.replace("%", "%%")
 
 
 def json_flag(parser: Any) -> None:
@@ -119,13 +115,13 @@ def port_number(text: str) -> int:
 def given_flags(options: argparse.Namespace) -> dict[str, object]:
     """Return what the user gave on the command line, by field."""
     from cloudjob.config import read_env_file
-    from cloudjob.spec import FIELDS
+    from cloudjob.spec import OPTIONS
 
     flags: dict[str, object] = {}
-    for field in FIELDS:
-        value = getattr(options, field.name, None) if field.flag else None
+    for name, option in OPTIONS.items():
+        value = getattr(options, name, None)
         if value is not None:
-            flags[field.name] = _pairs(field, value) if isinstance(value, list) else value
+            flags[name] = _pairs(name, option, value) if isinstance(value, list) else value
     if options.env_file:
         variables: dict[str, str] = {}
         for path in options.env_file:
@@ -139,18 +135,18 @@ def given_flags(options: argparse.Namespace) -> dict[str, object]:
     return flags
 
 
-def _pairs(field: Field, texts: list[str]) -> dict[str, str]:
+def _pairs(key: str, option: Option, texts: list[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals and field.name == "env":
+        if not equals and key == "env":
             if name not in os.environ:
                 raise UsageError(
-                    f"reading {field.flag} {text}: {name} is not set in your environment",
-                    hint=f"{field.flag} {name}=VALUE",
+                    f"reading {option.flag} {text}: {name} is not set in your environment",
+                    hint=f"{option.flag} {name}=VALUE",
                 )
             value = os.environ[name]
-        elif not equals and field.name == "inputs":
-            raise UsageError(f"reading {field.flag} {text}: no '='", hint=f"give {field.metavar}")
+        elif not equals and key == "inputs":
+            raise UsageError(f"reading {option.flag} {text}: no '='", hint=f"give {option.metavar}")
         pairs[name] = value
     return pairs

@@ -1,104 +1,139 @@
-"""One layer of a job: each value with its type and with where it was written."""
+"""One layer of a job: the values of the options, of a file, or of a job that is copied."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudjob.spec import FIELDS, MASK, SECTIONS, Field, given, number_range, one_line
+from cloudjob.spec import (
+    MASK,
+    OPTIONS,
+    SECTIONS,
+    JobSpec,
+    dotted,
+    errors,
+    is_tree,
+    one_line,
+    without,
+)
 
-MAPS = ("map", "secrets")
-# Narrower than int() and float(), which also take '1_0', ' 1 ', other scripts' digits and 'nan'.
-_NUMBERS = {
-    "int": (re.compile(r"[+-]?[0-9]{1,18}"), int, "a whole number"),
-    "float": (re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"), float, "a number"),
-}
 
+@dataclass(slots=True)
+class Layer:
+    """Values by key, as a job file has them.
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """One value of one layer; ``place`` is what a message about it begins with."""
+    Args:
+        folder: What relative paths in it mean.
+        origins: Where each value was written, by its dotted key: ``--nodes``, ``job.yaml:3``.
+        invalid: The keys that had a wrong value.
+        is_named: Whether an error names the origin; an option's is the key itself.
+    """
 
-    value: Any
-    origin: str
+    values: dict[str, Any]
     folder: Path
-    place: str = ""
+    origins: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    invalid: set[str] = field(default_factory=set)
+    is_named: bool = True
+
+    def problem(self, key: str, what: str) -> str:
+        """Return a problem with the file and line that its value came from."""
+        # A list as a whole stands where its key does.
+        origin = self.origins.get(key) or self.origins.get(key.partition("[")[0], "")
+        place = f"{origin}: " if origin and self.is_named else ""
+        return f"{place}{one_line(key)}: {what}"
 
 
-Layer = dict[str, Value]
-
-
-def layer_of_flags(flags: Mapping[str, object], cwd: Path, problems: list[str]) -> Layer:
+def layer_of_options(options: Mapping[str, Any], cwd: Path) -> Layer:
     """Return what the command line says as a layer."""
-    layer: Layer = {}
-    for key, value in flags.items():
-        field = field_of(key)
-        origin = field.flag or "command line"
-        for dotted, item in _flattened(key, field, value):
-            put(layer, dotted, field, Value(item, origin, cwd), problems)
+    values = {key: value for key, value in options.items() if value is not None}
+    layer = Layer(values, cwd, is_named=False)
+    for key, value in values.items():
+        origin = OPTIONS[key].flag if key in OPTIONS else "command line"
+        names = [f"{key}.{name}" for name in value] if isinstance(value, Mapping) else [key]
+        layer.origins.update(dict.fromkeys(names, origin))
     return layer
 
 
-def layer_of_job(
-    origin: str, described: Mapping[str, Any], cwd: Path, problems: list[str]
-) -> Layer:
+def layer_of_job(origin: str, described: Mapping[str, Any], cwd: Path) -> Layer:
     """Return a job as a layer; what an older cloudjob knew and we do not is left out."""
-    layer: Layer = {}
-    flat = {field.name: described.get(field.name) for field in FIELDS}
-    flat["secrets"] = dict.fromkeys(flat["secrets"] or (), "")
-    for name, fields in SECTIONS.items():
-        values = described.get(name) or {}
-        flat.update({f"{name}.{f.name}": values[f.name] for f in fields if f.name in values})
-    for key, value in flat.items():
-        field = field_of(key)
-        for dotted, item in _flattened(key, field, value):
-            put(layer, dotted, field, Value(item, origin, cwd, f"{origin}: "), problems)
+    values = _known(described, JobSpec)
+    for name in SECTIONS.keys() & values.keys():
+        values[name] = _known(values[name], SECTIONS[name])
+    values["secrets"] = dict.fromkeys(values.get("secrets", ()), "")
+    layer = Layer(values, cwd)
+    layer.origins.update(dict.fromkeys(_keys(values), origin))
     return layer
 
 
-def field_of(key: str) -> Field:
-    """Return the field of a dotted key."""
-    name, _, inner = key.partition(".")
-    fields = SECTIONS[name] if inner else FIELDS
-    return next(field for field in fields if field.name == (inner or name))
+def _known(values: Mapping[str, Any], model: type[Any]) -> dict[str, Any]:
+    return {k: v for k, v in values.items() if k in model.model_fields and v is not None}
 
 
-def _flattened(key: str, field: Field, value: Any) -> Iterator[tuple[str, object]]:
-    if value is None:
-        return
-    if field.kind in MAPS:
-        yield from ((f"{key}.{name}", item) for name, item in value.items())
-    elif field.kind == "list":
-        yield key, tuple(value)
-    else:
-        yield key, value if field.kind == "tree" else str(value)
+def _keys(values: Mapping[str, Any], *location: str) -> Iterable[str]:
+    """Return the dotted key of each value, and of those in maps and sections."""
+    for name, value in values.items():
+        yield dotted((*location, name))
+        if isinstance(value, Mapping):
+            yield from _keys(value, *location, name)
 
 
-def put(layer: Layer, key: str, field: Field, value: Value, problems: list[str]) -> None:
-    """Put a value into its layer in the field's own type, or say why that cannot be."""
-    try:
-        typed = _typed(field, value)
-    except ValueError as error:
-        problems.append(f"{value.place}{one_line(key)}: {error}")
-    else:
-        layer[key] = Value(typed, value.origin, value.folder, value.place)
+def checked(layer: Layer) -> Layer:
+    """Return a layer with its valid values alone, and its problems; paths as seen from here."""
+    values = {**layer.values, **_named_secrets(layer)}
+    # In the order of the file, whose lines are met one by one.
+    order = {key: number for number, key in enumerate(layer.origins)}
+    wrong = sorted(errors(values), key=lambda error: order.get(dotted(error[0]), len(order)))
+    layer.problems += [layer.problem(dotted(location), what) for location, what in wrong]
+    layer.invalid.update(str(location[0]) for location, _ in wrong)
+    values = without(values, [location for location, _ in wrong])
+    if "source" in values:
+        values["source"] = str(layer.folder / values["source"])
+    if "secrets" in values:
+        values["secrets"] = dict(_places_of_secrets(layer, values["secrets"]))
+    layer.values = values
+    return layer
 
 
-def _typed(field: Field, value: Value) -> object:
-    if field.kind in _NUMBERS:
-        rule, convert, wanted = _NUMBERS[field.kind]
-        if not rule.fullmatch(value.value):
-            allowed = number_range(field)
-            raise ValueError(f"is not {wanted} (given {given(value.value)}; allowed {allowed})")
-        return convert(value.value)
-    if field.kind == "secrets" and value.value and not value.value.startswith("@"):
-        raise ValueError(
-            "a secret's value must not be written down where others can read it "
-            f"(given {MASK}; allowed the name alone, taken from your environment, or @FILE)"
-        )
-    if field.name == "source":
-        return str(value.folder / value.value)
-    return value.value
+def _named_secrets(layer: Layer) -> dict[str, dict[str, str]]:
+    """Return the secrets of a layer that lists their names only, as a mapping."""
+    names = layer.values.get("secrets")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return {}
+    for index, name in enumerate(names):
+        layer.origins[f"secrets.{name}"] = layer.origins[f"secrets[{index}]"]
+    return {"secrets": dict.fromkeys(names, "")}
+
+
+def _places_of_secrets(layer: Layer, secrets: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, value in secrets.items():
+        if value and not value.startswith("@"):
+            what = (
+                "a secret's value must not be written down where others can read it"
+                f" (given {MASK}; allowed the name alone, taken from your environment, or @FILE)"
+            )
+            layer.problems.append(layer.problem(f"secrets.{name}", what))
+        else:
+            yield name, f"@{layer.folder / value[1:]}" if value else ""
+
+
+def merged(layers: Iterable[Layer]) -> dict[str, Any]:
+    """Return the values of all layers; the last one that has a key decides.
+
+    What has names, the sections and the maps, is merged name by name.
+    """
+    values: dict[str, Any] = {}
+    for layer in layers:
+        _merge(values, layer.values, JobSpec)
+    return values
+
+
+def _merge(into: dict[str, Any], values: Mapping[str, Any], model: type[Any] | None) -> None:
+    for key, value in values.items():
+        known = model.model_fields.get(key) if model else None
+        if isinstance(value, Mapping) and not (known and is_tree(known)):
+            _merge(into.setdefault(key, {}), value, SECTIONS.get(key) if model is JobSpec else None)
+        else:
+            into[key] = value

@@ -2,68 +2,55 @@
 
 from __future__ import annotations
 
-from cloudjob.spec.faults import (
-    check,
-    faults,
-    problems,
-)
-from cloudjob.spec.fields import (
-    ADDRESSINGS,
-    BACKENDS,
-    FIELDS,
-    FRAMEWORK_SECTIONS,
-    LAUNCHER_NAMES,
-    MASK,
-    MAX_WORD_BYTES,
-    NAME_RULE,
-    NETWORK,
-    RESERVED_PREFIXES,
-    SECTIONS,
-    SOURCE_LIMIT_MB,
-    STORE_SECTIONS,
-    VARIABLE_FIELDS,
-    VARIABLE_RULE,
-    Field,
-)
 from cloudjob.spec.job import (
+    BACKENDS,
+    OPTIONS,
+    SECTIONS,
+    VARIABLE_FIELDS,
     JobSpec,
     default_name,
     masked,
     section,
 )
-from cloudjob.spec.words import (
-    given,
-    nearest,
-    number_range,
-    one_line,
+from cloudjob.spec.sections import ADDRESSINGS, STORE_SECTIONS
+from cloudjob.spec.text import MASK, given, nearest, one_line
+from cloudjob.spec.types import MAX_WORD_BYTES, NAME_RULE, VARIABLE_RULE, Option, is_map, is_tree
+from cloudjob.spec.validation import (
+    Location,
+    check,
+    conflicts,
+    dotted,
+    errors,
+    validate,
+    without,
 )
 
 __all__ = [
     "ADDRESSINGS",
     "BACKENDS",
-    "FIELDS",
-    "FRAMEWORK_SECTIONS",
-    "LAUNCHER_NAMES",
     "MASK",
     "MAX_WORD_BYTES",
     "NAME_RULE",
-    "NETWORK",
-    "RESERVED_PREFIXES",
+    "OPTIONS",
     "SECTIONS",
-    "SOURCE_LIMIT_MB",
     "STORE_SECTIONS",
     "VARIABLE_FIELDS",
     "VARIABLE_RULE",
-    "Field",
     "JobSpec",
+    "Location",
+    "Option",
     "check",
+    "conflicts",
     "default_name",
-    "faults",
+    "dotted",
+    "errors",
     "given",
+    "is_map",
+    "is_tree",
     "masked",
     "nearest",
-    "number_range",
     "one_line",
-    "problems",
     "section",
+    "validate",
+    "without",
 ]

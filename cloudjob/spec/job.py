@@ -4,65 +4,175 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Annotated, Any
 
-from cloudjob.spec.fields import FIELDS, MASK, SECTIONS, VARIABLE_FIELDS
+from pydantic import Field, ValidationInfo, field_validator
+
+from cloudjob.spec.sections import (
+    Docker,
+    Kubernetes,
+    MindSpore,
+    ModelArts,
+    Network,
+    ObjectStorage,
+    Process,
+    Slurm,
+)
+from cloudjob.spec.text import MASK, given
+from cloudjob.spec.types import (
+    NAME_RULE,
+    Labels,
+    Number,
+    OneOf,
+    Option,
+    Secrets,
+    Text,
+    Texts,
+    Uris,
+    Values,
+    Variables,
+    Whole,
+)
+from jobentry.contract.env import RESTORES
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 
+BACKENDS = ("process", "docker", "modelarts", "kubernetes", "slurm")
+# The keys whose names become variables of every rank.
+VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")
+# A longer wait overflows the clocks of platforms and of Python; no platform lets a job live a year.
+_YEAR_MIN = 525_600
+_DAY_S = 86_400
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
-    """Everything a user says about one job; ``check`` says whether it makes sense.
 
-    Mappings are copied and read-only. An empty ``name`` becomes the script's.
+class JobSpec(Values):
+    """Everything a user says about one job, each value valid by itself.
+
+    ``check`` says whether the values also fit together. An empty ``name`` becomes the script's.
     Text may hold surrogate escapes, as ``sys.argv`` does for bytes that are not UTF-8.
     """
 
-    script: str
-    args: tuple[str, ...] = ()
-    name: str = ""
-    nodes: int = 1
-    procs_per_node: int = 1
-    backend: str = "process"
-    launcher: str = AUTO
-    source: str = "."
-    env: Mapping[str, str] = field(default_factory=dict)
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    input_nodes: Mapping[str, str] = field(default_factory=dict)
-    outputs: Mapping[str, str] = field(default_factory=dict)
-    output_sync_s: float = 30.0
-    restore_outputs: str = "none"
-    image: str = ""
-    flavor: str = ""
-    timeout_min: float = 0.0
-    start_timeout_min: float = 10.0
-    retries: int = 0
-    min_nodes: int = 0
-    grace_s: float = 10.0
-    store: str = ""
-    source_limit_mb: float = 100.0
-    links: str = "keep"
-    hardware_check: str = "on"
-    sections: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    # fmt: off
+    script: Text = Field(default="",
+        description="The program to run, relative to the source folder.")
+    args: Texts = Field(default=(), description="The script's own arguments, byte for byte.")
+    name: Annotated[Text, Option("--name", "NAME")] = Field(default="", validate_default=True,
+        json_schema_extra={"pattern": f"^{NAME_RULE}$"},
+        description="The job's name: letters, digits, _ and -, at most 64; by default the "
+                    "script's name.")
+    nodes: Annotated[Whole, Option("--nodes", "N", short="-n")] = Field(default=1, ge=1, le=10_000,
+        description="Number of nodes.")
+    procs_per_node: Annotated[Whole, Option("--procs-per-node", "M")] = Field(
+        default=1, ge=1, le=1024,
+        description="Number of ranks on each node.")
+    backend: Annotated[str, OneOf(*BACKENDS), Option("--backend", "NAME")] = Field(
+        default="process",
+        description="Where the job runs.")
+    launcher: Annotated[str, OneOf(AUTO, *LAUNCHERS), Option("--launcher", "NAME")] = Field(
+        default="auto",
+        description="How to start the ranks; auto chooses from the script's imports.")
+    source: Annotated[Text, Option("--source", "DIR")] = Field(default=".",
+        description="The folder to send; in a file, relative to that file.")
+    env: Annotated[Variables, Option("--env", "NAME=VALUE", short="-e")] = Field(default={},
+        description="Variables for every rank; an earlier layer takes precedence, name by name.")
+    secrets: Annotated[Secrets, Option("--secret", "NAME[=@FILE]")] = Field(default={}, repr=False,
+        description="Variables whose values are never shown; each value comes from your "
+                    "environment, or is the exact bytes of a file.")
+    inputs: Annotated[Uris, Option("--input", "NAME=URI")] = Field(default={},
+        description="Objects to copy to every node before the script starts; the variable NAME "
+                    "holds the path.")
+    input_nodes: Annotated[Labels, Option("--input-nodes", "NAME=NODES")] = Field(default={},
+        description="The nodes that need an input, such as 0 or 0,2-3; by default all nodes.")
+    outputs: Annotated[Variables, Option("--output", "NAME=URI")] = Field(default={},
+        description="Folders whose files are saved while the job runs and when it ends; an empty "
+                    "URI is the job's own folder in the store.")
+    output_sync_s: Annotated[Number, Option("--output-sync-s", "S")] = Field(
+        default=30.0, ge=0, le=_DAY_S,
+        description="Seconds between saves of the outputs while the job runs; 0 saves only at "
+                    "the end.")
+    restore_outputs: Annotated[
+        str, OneOf(*RESTORES), Option("--restore-outputs", "WHICH")
+    ] = Field(default="none",
+        description="Which files that an earlier run saved at an output's URI to restore on each "
+                    "node before the script starts: the node's own, or those of all nodes.")
+    image: Annotated[Text, Option("--image", "REF")] = Field(default="",
+        description="The container image, for backends that run containers.")
+    flavor: Annotated[Text, Option("--flavor", "ID")] = Field(default="",
+        description="The platform's name for the kind of node.")
+    timeout_min: Annotated[Number, Option("--timeout-min", "T")] = Field(
+        default=0.0, ge=0, le=_YEAR_MIN,
+        description="Minutes after which the job is ended; 0 sets no limit.")
+    start_timeout_min: Annotated[Number, Option("--start-timeout-min", "T")] = Field(
+        default=10.0, ge=0.01, le=_YEAR_MIN,
+        description="Minutes allowed for the nodes to connect, and then for the ranks to start.")
+    retries: Annotated[Whole, Option("--retries", "R")] = Field(default=0, ge=0, le=10,
+        description="How many times to start a failed job again.")
+    min_nodes: Annotated[Whole, Option("--min-nodes", "N")] = Field(default=0, ge=0, le=10_000,
+        description="The fewest nodes with which an elastic job (the launcher horovod-elastic) "
+                    "continues; 0 means 1 with that launcher, and all nodes with any other.")
+    grace_s: Annotated[Number, Option("--grace-s", "S")] = Field(default=10.0, ge=0, le=_DAY_S,
+        description="Seconds between SIGTERM and SIGKILL.")
+    store: Annotated[Text, Option("--store", "URI")] = Field(default="",
+        description="Where to store code and outputs; by default a folder under $CLOUDJOB_HOME.")
+    source_limit_mb: Annotated[Number, Option("--source-limit-mb", "MB")] = Field(
+        default=100.0, ge=0,
+        description="The largest source folder to pack, in megabytes.")
+    links: Annotated[
+        str, OneOf("keep", "follow"), Option("--follow-links", const="follow")
+    ] = Field(default="keep",
+        description="follow: follow symbolic links that point outside the source folder; keep: "
+                    "refuse them.")
+    hardware_check: Annotated[
+        str, OneOf("on", "off"), Option("--no-hardware-check", const="off")
+    ] = Field(default="on",
+        description="off: start a launcher or parallel mode even if MindSpore's documentation "
+                    "rules it out on the device.")
+    process: Process = Field(default_factory=Process)
+    docker: Docker = Field(default_factory=Docker)
+    modelarts: ModelArts = Field(default_factory=ModelArts)
+    kubernetes: Kubernetes = Field(default_factory=Kubernetes)
+    slurm: Slurm = Field(default_factory=Slurm)
+    mindspore: MindSpore = Field(default_factory=MindSpore)
+    network: Network = Field(default_factory=Network)
+    s3: ObjectStorage = Field(default_factory=ObjectStorage,
+        description="Settings of stores s3://.")
+    obs: ObjectStorage = Field(default_factory=ObjectStorage,
+        description="Settings of stores obs://.")
+    # fmt: on
 
-    def __post_init__(self) -> None:
-        frozen: dict[str, object] = {
-            "args": tuple(self.args),
-            "name": self.name or default_name(self.script),
-            "sections": _read_only({k: _read_only(v) for k, v in self.sections.items()}),
-        }
-        frozen.update(
-            (name, _read_only(getattr(self, name))) for name in (*VARIABLE_FIELDS, "input_nodes")
-        )
-        for name, value in frozen.items():
-            object.__setattr__(self, name, value)
+    @field_validator("name")
+    @classmethod
+    def _name_or_the_scripts(cls, name: str, info: ValidationInfo) -> str:
+        name = name or default_name(info.data.get("script", ""))
+        if not re.fullmatch(NAME_RULE, name):
+            allowed = "letters, digits, '_' and '-', 1 to 64 of them"
+            raise ValueError(
+                f"is not a name every platform accepts (given {given(name)}; allowed {allowed})"
+            )
+        return name
 
     @property
     def takes_command(self) -> bool:
         """Whether the script is any command of the nodes, and not a file of the source."""
         return self.launcher in LAUNCHERS and LAUNCHERS[self.launcher].takes_command
+
+    @property
+    def sections(self) -> Mapping[str, Mapping[str, Any]]:
+        """The sections that were given, each with the keys that were given."""
+        values = {name: getattr(self, name) for name in SECTIONS}
+        return MappingProxyType(
+            {name: value.given() for name, value in values.items() if value.model_fields_set}
+        )
+
+
+SECTIONS: Mapping[str, type[Values]] = MappingProxyType({
+    name: field.annotation for name, field in JobSpec.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Values)
+})  # fmt: skip
+OPTIONS: Mapping[str, Option] = MappingProxyType({
+    name: item for name, field in JobSpec.model_fields.items()
+    for item in field.metadata if isinstance(item, Option)
+})  # fmt: skip
 
 
 def default_name(script: str) -> str:
@@ -72,28 +182,22 @@ def default_name(script: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:64] or "job"
 
 
-def section(spec: JobSpec, name: str) -> Mapping[str, object]:
+def section(spec: JobSpec, name: str) -> Mapping[str, Any]:
     """Return the settings of one backend with its defaults filled in."""
-    defaults = {f.name: f.default for f in SECTIONS.get(name, ())}
-    return MappingProxyType({**defaults, **spec.sections.get(name, {})})
+    return MappingProxyType(dict(getattr(spec, name)))
 
 
-def masked(spec: JobSpec) -> dict[str, object]:
-    """Return the job as plain JSON values with every secret as ``***``."""
-    shown: dict[str, object] = {f.name: _plain(getattr(spec, f.name)) for f in FIELDS}
-    shown["secrets"] = dict.fromkeys(spec.secrets, MASK)
-    sections = {
-        name: {key: _plain(value) for key, value in values.items()}
-        for name, values in spec.sections.items()
-    }
-    return {**shown, **sections}
+def masked(spec: JobSpec) -> dict[str, Any]:
+    """Return the job as plain JSON values with every secret as ``***``, and the given sections."""
+    keys: dict[str, Any] = {name: value for name, value in spec if name not in SECTIONS}
+    keys["secrets"] = dict.fromkeys(spec.secrets, MASK)
+    given_sections = {name: _plain(values) for name, values in spec.sections.items()}
+    return {**_plain(keys), **given_sections}
 
 
-def _read_only(mapping: Mapping[str, object]) -> Mapping[str, object]:
-    return MappingProxyType(dict(mapping))
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    return list(value) if isinstance(value, tuple) else value
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: dict(value) if isinstance(value, Mapping)
+        else list(value) if isinstance(value, tuple) else value
+        for key, value in values.items()
+    }  # fmt: skip

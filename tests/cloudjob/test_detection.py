@@ -195,7 +195,7 @@ def test_the_image_is_asked_where_the_script_says_nothing(choose):
 
     image = choose("", image="cloudjob/pytorch:1")
     script = choose("import mpi4py", image="cloudjob/pytorch:1")
-    engine = choose("", backend="modelarts", sections=preset)
+    engine = choose("", backend="modelarts", **preset)
 
     assert image == ("torchrun", "the image is 'cloudjob/pytorch:1'")
     assert script == ("mpirun", "train.py imports mpi4py")

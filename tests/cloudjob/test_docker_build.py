@@ -42,7 +42,7 @@ def submission(**values) -> Submission:
         "env": {"SEED": "7"},
         "secrets": {"TOKEN": "s3cr3t"},
         "inputs": {"DATA": "file:///data/digits"},
-        "sections": {"docker": {"cpus": 1.5, "memory_gib": 4.0, "gpus": 1}},
+        "docker": {"cpus": 1.5, "memory_gib": 4.0, "gpus": 1},
         **values,
     }
     return Submission(

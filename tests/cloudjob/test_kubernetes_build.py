@@ -77,7 +77,7 @@ def submission(engine: str = "volcano", options: Any = None, **values: Any) -> S
         "env": {"SEED": "7", "PRICE": "5$ or $(A)"},
         "secrets": {"TOKEN": "s3cr3t"},
         "timeout_min": 30.0,
-        "sections": {"kubernetes": {"engine": engine, **(options or {})}},
+        "kubernetes": {"engine": engine, **(options or {})},
         **values,
     }
     made = Submission(

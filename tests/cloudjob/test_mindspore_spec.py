@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from cloudjob.spec import JobSpec, problems
+from cloudjob.spec import JobSpec, conflicts, errors
 from cloudjob.submission import Code, node_env, prepare
 from jobentry.contract.env import MindSpore
 
@@ -18,7 +16,12 @@ def spec(launcher: str = "msrun", **given) -> JobSpec:
     own = {
         key: given.pop(key) for key in ("nodes", "procs_per_node", "hardware_check") if key in given
     }
-    return JobSpec(script="x.py", launcher=launcher, sections={"mindspore": given}, **own)
+    return JobSpec(script="x.py", launcher=launcher, mindspore=given, **own)
+
+
+def problems(job: JobSpec) -> list[str]:
+    """What does not fit together."""
+    return [f"{key}: {what}" for key, what in conflicts(job)]
 
 
 def told(job: JobSpec) -> MindSpore:
@@ -53,7 +56,7 @@ def test_a_job_that_names_no_device_is_refused_none_and_chooses_itself(launcher)
 @pytest.mark.parametrize("launcher", ["msrun", "dynamic-cluster", "mindspore-mpi", "python"])
 @pytest.mark.parametrize("servers", ["1", "0", "x"])
 def test_parameter_servers_are_refused_and_not_ignored(launcher, servers):
-    job = replace(spec(launcher), env={"MS_SERVER_NUM": servers})
+    job = spec(launcher).model_copy(update={"env": {"MS_SERVER_NUM": servers}})
     is_refused = servers != "0" and launcher != "python"
 
     assert problems(job) == (
@@ -104,12 +107,11 @@ def test_a_search_is_for_auto_parallel(search):
     ]
 
 
-def test_words_that_are_not_known_are_told():
-    """With the likeliest, and the others."""
-    found = problems(spec(device_target="NPU", parallel_mode="data-paralel"))
+def test_an_unknown_word_is_an_error_with_the_likeliest_one():
+    found = dict(errors({"mindspore": {"device_target": "NPU", "parallel_mode": "data-paralel"}}))
 
-    assert any("mindspore.device_target: is not known" in problem for problem in found)
-    assert any("did you mean 'data_parallel'?" in problem for problem in found)
+    assert found["mindspore", "device_target"].startswith("is not known")
+    assert "did you mean 'data_parallel'?" in found["mindspore", "parallel_mode"]
 
 
 @pytest.mark.parametrize(

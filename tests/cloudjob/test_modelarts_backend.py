@@ -130,7 +130,7 @@ def test_a_job_whose_tags_are_refused_may_be_there(
     service.faults.append(once("/tags", Reply(403, {"error_msg": "no", "error_code": "M.1"})))
 
     with pytest.raises(Unanswered):
-        sent(backend, sections={"modelarts": {"tags": {"team": "vision"}}})
+        sent(backend, modelarts={"tags": {"team": "vision"}})
 
 
 @pytest.mark.parametrize("handle", ["docker://local/x", "modelarts://a/b", "", "modelarts://"])
@@ -142,7 +142,7 @@ def test_another_backends_handle_is_no_job(backend: ModelArtsBackend, handle: st
 
 def test_tags_are_put_on_the_job(service: FakeModelArts, backend: ModelArtsBackend):
     """After it was created: the create does not take them."""
-    sent(backend, sections={"modelarts": {"tags": {"team": "vision"}}})
+    sent(backend, modelarts={"tags": {"team": "vision"}})
 
     assert list(service.tags.values()) == [[{"key": "team", "value": "vision"}]]
 
@@ -326,13 +326,13 @@ def test_all_is_well(service: FakeModelArts, backend: ModelArtsBackend):
         ),
         (
             "engine",
-            {"image": "", "sections": {"modelarts": {"engine": "torch-2"}}},
+            {"image": "", "modelarts": {"engine": "torch-2"}},
             "no engine torch-2",
         ),
         *(
             (
                 "engine",
-                {"image": "", "sections": {"modelarts": {"engine": item["engine_id"]}}},
+                {"image": "", "modelarts": {"engine": item["engine_id"]}},
                 f"{item['engine_id']} ({item['engine_name']}) calls mpirun itself",
             )
             for item in MPI_ENGINES
@@ -427,11 +427,11 @@ def test_a_pool_is_looked_for_in_the_place_of_a_flavor(
     """Its nodes have the size that it has."""
     service.pools = {"pool-a": "Running"}
     options = {"modelarts": {"pool_id": "pool-a"}}
-    found = looked(service, backend, flavor="", sections=options)
+    found = looked(service, backend, flavor="", **options)
 
     assert found["pool"].is_ok
     assert "flavor" not in found
-    missing = looked(service, backend, sections={"modelarts": {"pool_id": "pool-b"}})
+    missing = looked(service, backend, modelarts={"pool_id": "pool-b"})
     assert not missing["pool"].is_ok
     assert missing["pool"].is_needed
 

@@ -62,30 +62,26 @@ EVERYTHING = {
     "outputs": {"OUT": "", "CKPT": "obs://other/ckpt"},
     "timeout_min": 90.0,
     "retries": 2,
-    "sections": {
-        "modelarts": {
-            "workspace_id": "7",
-            "pool_id": "pool-a",
-            "description": "what the console shows",
-            "parameters": {"epochs": "3"},
-            "priority": 2,
-            "preemptible": "true",
-            "affinity": "cabinet",
-            "affinity_group_size": 2,
-            "hang_retry": "true",
-            "ssh_keys": ("mine",),
-            "volumes": [{"nfs": {"nfs_server_path": "10.0.0.1:/d", "local_path": "/mnt/d"}}],
-            "annotations": {"tensorboard/enable": "true"},
-            "tags": {"team": "vision"},
-            "body": {"spec": {"notification": {"topic_urn": "urn:x", "events": ["JobFailed"]}}},
-        }
+    "modelarts": {
+        "workspace_id": "7",
+        "pool_id": "pool-a",
+        "description": "what the console shows",
+        "parameters": {"epochs": "3"},
+        "priority": 2,
+        "preemptible": "true",
+        "affinity": "cabinet",
+        "affinity_group_size": 2,
+        "hang_retry": "true",
+        "ssh_keys": ("mine",),
+        "volumes": [{"nfs": {"nfs_server_path": "10.0.0.1:/d", "local_path": "/mnt/d"}}],
+        "annotations": {"tensorboard/enable": "true"},
+        "tags": {"team": "vision"},
+        "body": {"spec": {"notification": {"topic_urn": "urn:x", "events": ["JobFailed"]}}},
     },
 }
 PRESET = {
     "image": "",
-    "sections": {
-        "modelarts": {"engine": "PyTorch:pytorch_2.1.0", "access_method": "parameter"},
-    },
+    "modelarts": {"engine": "PyTorch:pytorch_2.1.0", "access_method": "parameter"},
     "inputs": {"data_url": "obs://data/digits/"},
 }
 BODIES = {
@@ -93,7 +89,7 @@ BODIES = {
     "modelarts-everything": EVERYTHING,
     "modelarts-preset": PRESET,
     "modelarts-preset-image": {**PRESET, "image": "me/torch:2.4"},
-    "modelarts-engine-id": {"image": "", "sections": {"modelarts": {"engine": "ascend-1"}}},
+    "modelarts-engine-id": {"image": "", "modelarts": {"engine": "ascend-1"}},
 }
 
 
@@ -244,7 +240,7 @@ def test_what_lies_beside_the_code():
         ),
         *(
             (
-                {"image": "", "sections": {"modelarts": {"engine": engine}}},
+                {"image": "", "modelarts": {"engine": engine}},
                 "modelarts.engine: this engine calls mpirun itself",
             )
             for engine in (
@@ -256,11 +252,11 @@ def test_what_lies_beside_the_code():
             )
         ),
         (
-            {"sections": {"modelarts": {"engine": "pytorch_2"}}},
+            {"modelarts": {"engine": "pytorch_2"}},
             "modelarts.engine: with an image it is NAME:VERSION",
         ),
         (
-            {"sections": {"modelarts": {"description": "x" * 257}}},
+            {"modelarts": {"description": "x" * 257}},
             "modelarts.description: is too long",
         ),
     ],
@@ -287,7 +283,7 @@ def test_a_store_that_is_not_obs_is_refused():
 def test_a_null_in_the_body_takes_a_key_away():
     """The way out of what cloudjob says and should not."""
     tree = {"spec": {"log_export_path": None}, "algorithm": {"policies": None, "summary": {"a": 1}}}
-    made = request.build(submission(sections={"modelarts": {"body": tree}}), SITE)
+    made = request.build(submission(modelarts={"body": tree}), SITE)
 
     assert "log_export_path" not in made.body["spec"]
     assert "policies" not in made.body["algorithm"]
@@ -298,9 +294,7 @@ def test_a_null_in_the_body_takes_a_key_away():
 def test_the_time_out_of_the_platform_is_behind_that_of_the_entry():
     """The entry ends a job with its grace; the platform only one whose entry cannot."""
     made = request.build(submission(timeout_min=61.0), SITE)
-    own = request.build(
-        submission(timeout_min=61.0, sections={"modelarts": {"auto_stop_hours": 2}}), SITE
-    )
+    own = request.build(submission(timeout_min=61.0, modelarts={"auto_stop_hours": 2}), SITE)
 
     assert made.body["spec"]["auto_stop"] == {"time_unit": "HOURS", "duration": 3}
     assert own.body["spec"]["auto_stop"]["duration"] == 2

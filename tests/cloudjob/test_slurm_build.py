@@ -15,7 +15,7 @@ from cloudjob import config
 from cloudjob.backends.slurm import refusals, request, script, site
 from cloudjob.backends.slurm.site import Site
 from cloudjob.errors import SpecError
-from cloudjob.spec import JobSpec, problems
+from cloudjob.spec import JobSpec, conflicts
 from cloudjob.submission import Code, Submission, prepare
 from jobentry.contract import env, variables
 
@@ -65,7 +65,7 @@ def submission(**values: object) -> Submission:
         **values,
     }
     spec = JobSpec(**given)
-    assert problems(spec) == []
+    assert conflicts(spec) == []
     return prepare(
         spec,
         "train-2k83xnf2",
@@ -102,7 +102,7 @@ def test_the_script_of_a_plain_job():
 )
 def test_only_a_job_that_speaks_ssh_makes_a_key_of_ssh(launcher, mpi, has_ssh):
     """For all others any secret does, and no program of OpenSSH need be there."""
-    made = built(launcher=launcher, procs_per_node=1, sections={"slurm": {"mpi": mpi}}).job_script
+    made = built(launcher=launcher, procs_per_node=1, slurm={"mpi": mpi}).job_script
 
     assert ("ssh-keygen" in made) is has_ssh
     assert ("/proc/sys/kernel/random/uuid" in made) is not has_ssh
@@ -115,7 +115,7 @@ def test_the_script_of_every_node():
 
 def test_every_key_is_one_line_of_the_script():
     """In the order of sbatch's manual, what is not given left out."""
-    lines = built(sections={"slurm": WHOLE}).job_script.splitlines()
+    lines = built(slurm=WHOLE).job_script.splitlines()
 
     assert [line for line in lines if line.startswith("#SBATCH")] == [
         "#SBATCH --job-name=cloudjob-train-2k83xnf2",
@@ -148,9 +148,9 @@ def test_every_key_is_one_line_of_the_script():
     [
         ({}, "", "B:USR1@40"),
         ({"timeout_min": 30.0, "grace_s": 120.0}, "--time=42", "B:USR1@150"),
-        ({"timeout_min": 30.0, "sections": {"slurm": {"time_min": 31}}}, "--time=31", "B:USR1@40"),
+        ({"timeout_min": 30.0, "slurm": {"time_min": 31}}, "--time=31", "B:USR1@40"),
         # A warning that was due before the job begins would end it at once.
-        ({"sections": {"slurm": {"time_min": 1, "warn_s": 600}}}, "--time=1", "B:USR1@30"),
+        ({"slurm": {"time_min": 1, "warn_s": 600}}, "--time=1", "B:USR1@30"),
         ({"grace_s": 86_400.0}, "", "B:USR1@65535"),
     ],
 )
@@ -205,7 +205,7 @@ def test_with_a_host_the_files_of_a_folder_travel():
 
 def test_lines_of_setup_run_in_a_login_shell():
     """Modules are functions of one."""
-    text = built(sections={"slurm": WHOLE}).node_script
+    text = built(slurm=WHOLE).node_script
 
     assert text.startswith("#!/bin/bash -l\n")
     assert "module load openmpi/4.1\nexport UCX_TLS=rc\n" in text
@@ -216,7 +216,7 @@ def test_lines_of_setup_run_in_a_login_shell():
 def test_with_pmix_the_head_starts_ranks_by_srun(launcher):
     """Which takes its processors from variables that older versions set by themselves."""
     options = {"mpi": "pmix", "cpus_per_rank": 3}
-    made = built(launcher=launcher, sections={"slurm": options})
+    made = built(launcher=launcher, slurm=options)
 
     assert made.env["CLOUDJOB_LAUNCHER"] == "srun"
     assert "SLURM_CPUS_PER_TASK=3 SRUN_CPUS_PER_TASK=3" in made.node_script
@@ -224,7 +224,7 @@ def test_with_pmix_the_head_starts_ranks_by_srun(launcher):
 
 def test_sites_defaults_reach_sbatch_only_where_the_job_says_nothing():
     """As sbatch takes a variable's word before its script's."""
-    made = built(sections={"slurm": {"partition": "gpu"}})
+    made = built(slurm={"partition": "gpu"})
 
     assert made.inherited == ("SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION")
 
@@ -253,7 +253,7 @@ def test_sites_defaults_reach_sbatch_only_where_the_job_says_nothing():
 def test_what_cannot_be_is_refused_before_anything_is_sent(options, message):
     """With its key."""
     with pytest.raises(SpecError, match="^" + message.replace("[", r"\[").replace("]", r"\]")):
-        built(sections={"slurm": options})
+        built(slurm=options)
 
 
 @pytest.mark.parametrize(
@@ -261,13 +261,13 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(options, message):
     ["--wait-all-nodes=1", "-w n1", "-wnode1", "--mem-per-gpu=4G", "-pJobs", "--comment='-J x'"],
 )
 def test_options_that_only_resemble_reserved_ones_are_allowed(option):
-    assert f"#SBATCH {option}\n" in built(sections={"slurm": {"sbatch": (option,)}}).job_script
+    assert f"#SBATCH {option}\n" in built(slurm={"sbatch": (option,)}).job_script
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "python"])
 def test_what_has_no_mpi_has_no_pmix(launcher):
     """A profile may say it for all jobs."""
-    made = built(launcher=launcher, procs_per_node=1, sections={"slurm": {"mpi": "pmix"}})
+    made = built(launcher=launcher, procs_per_node=1, slurm={"mpi": "pmix"})
 
     assert made.env["CLOUDJOB_LAUNCHER"] == launcher
 
@@ -299,7 +299,7 @@ def test_the_words_of_the_script_survive_the_shell(words):
 @pytest.mark.parametrize("where", [HERE, FAR], ids=["here", "far"])
 def test_the_scripts_are_good_shell(options, where, tmp_path):
     """As a shell and shellcheck read them."""
-    made = built(where, sections={"slurm": options})
+    made = built(where, slurm=options)
     for name, text in (("job.sh", made.job_script), ("node.sh", made.node_script)):
         path = tmp_path / name
         path.write_text(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cloudjob.spec.fields import Field
+MASK = "***"
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
@@ -24,10 +24,3 @@ def given(value: object) -> str:
 def one_line(text: str) -> str:
     """Return text that cannot break a line or a terminal."""
     return text if text.isprintable() else repr(text)[1:-1]
-
-
-def number_range(field: Field) -> str:
-    """Return what a number may be, as messages and the documentation say it."""
-    if field.most is None:
-        return f"{field.least:g} or more"
-    return f"{field.least:g} to {field.most:.0f}"

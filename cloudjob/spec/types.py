@@ -1,0 +1,211 @@
+"""The types of values in a job file.
+
+A job file's values arrive as the text that the user wrote, so the types of numbers read text; they
+are narrower than ``int()`` and ``float()``, which also take ``1_0``, `` 1 ``, other scripts' digits
+and ``nan``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, get_origin
+
+from annotated_types import Ge, Le
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticKnownError, core_schema
+
+from cloudjob.spec.text import MASK, given
+
+# Linux refuses a word of argv or of the environment above MAX_ARG_STRLEN = 131072 bytes, which
+# includes the terminating NUL (execve(2)); the job would only find out on its node.
+MAX_WORD_BYTES = 131_071
+NAME_RULE = r"[A-Za-z0-9_-]{1,64}"
+VARIABLE_RULE = r"[A-Za-z_][A-Za-z0-9_]*"
+# ModelArts refuses user variables that begin with MA_; CLOUDJOB_ is how our two halves speak.
+RESERVED_PREFIXES = ("MA_", "CLOUDJOB_")
+
+
+class Values(BaseModel):
+    """Keys and values that do not change; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    def given(self) -> Mapping[str, Any]:
+        """Return the values that are not left at their defaults."""
+        keys = self.model_fields_set
+        return MappingProxyType({key: value for key, value in self if key in keys})
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The option that sets a key on the command line.
+
+    Args:
+        const: The value that the option stands for, if it takes none itself.
+    """
+
+    flag: str
+    metavar: str = ""
+    short: str = ""
+    const: str = ""
+
+
+class OneOf:
+    """Restricts a text to these words."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def __get_pydantic_core_schema__(
+        self, _source: object, _handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.literal_schema(list(self.words))
+
+    def __get_pydantic_json_schema__(
+        self, _schema: core_schema.CoreSchema, _handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        # An editor reads an unquoted true as a boolean; we take the word.
+        return {"enum": [{"true": True, "false": False}.get(word, word) for word in self.words]}
+
+
+def allowed_words(field: FieldInfo) -> tuple[str, ...]:
+    """Return the words to which a field is restricted; none for any other field."""
+    return next((item.words for item in field.metadata if isinstance(item, OneOf)), ())
+
+
+def number_range(field: FieldInfo) -> str:
+    """Return what a number may be, as messages and the documentation show it."""
+    least = next(item.ge for item in field.metadata if isinstance(item, Ge))
+    most = next((item.le for item in field.metadata if isinstance(item, Le)), None)
+    return f"{least:g} or more" if most is None else f"{least:g} to {most:.0f}"
+
+
+def is_tree(field: FieldInfo) -> bool:
+    """Whether a field holds YAML that is passed on as it is."""
+    return "tree" in field.metadata
+
+
+def is_map(field: FieldInfo) -> bool:
+    """Whether a field holds names with a text each."""
+    return get_origin(field.annotation) is Mapping and not is_tree(field)
+
+
+def _whole(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", value):
+        raise PydanticKnownError("int_parsing")
+    return int(value)
+
+
+def _number(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", value):
+        raise PydanticKnownError("float_parsing")
+    return float(value)
+
+
+def check_text(value: str, shown: str = "") -> str:
+    """Return a text that Linux can pass to a program.
+
+    Args:
+        shown: The text as an error may show it.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    shown = shown or given(value)
+    if "\0" in value:
+        raise ValueError(f"holds a NUL character (given {shown}; allowed any text without it)")
+    try:
+        size_bytes = len(value.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"holds half a character, which no encoding can write (given {shown})"
+        ) from None
+    check_size(size_bytes)
+    return value
+
+
+def check_size(size_bytes: int) -> None:
+    """Refuse what is longer than Linux takes as one argument or variable."""
+    if size_bytes > MAX_WORD_BYTES:
+        raise ValueError(
+            f"is too long (given {size_bytes} bytes; allowed {MAX_WORD_BYTES}, Linux's limit)"
+        )
+
+
+def _check_variable(name: str) -> str:
+    if not re.fullmatch(VARIABLE_RULE, name):
+        allowed = "letters, digits and '_', not a digit first"
+        raise ValueError(f"is not a variable's name (given {given(name)}; allowed {allowed})")
+    for prefix in RESERVED_PREFIXES:
+        if name.startswith(prefix):
+            raise ValueError(
+                f"uses a reserved name (given {given(name)}; allowed: not beginning with {prefix})"
+            )
+    return name
+
+
+def _check_uri(uri: str) -> str:
+    if not uri:
+        raise ValueError("is empty (allowed a URI)")
+    return uri
+
+
+# YAML types words by their look; every one of these is taken as the text that was written.
+_TEXT = {"type": ["string", "number", "boolean"]}
+_TEXT_OR_NULL = {"type": ["string", "number", "boolean", "null"]}
+_NAME = {"pattern": f"^(?!{'|'.join(RESERVED_PREFIXES)}){VARIABLE_RULE}$"}
+_FILE = {"type": ["string", "null"], "pattern": "^(@|$)"}
+
+Whole = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False), BeforeValidator(_number)]
+Text = Annotated[str, AfterValidator(check_text), WithJsonSchema(_TEXT)]
+Texts = tuple[Text, ...]
+# Names of any kind to texts.
+Labels = Annotated[
+    Mapping[Text, Text],
+    AfterValidator(MappingProxyType),
+    WithJsonSchema({"type": "object", "additionalProperties": _TEXT_OR_NULL}),
+]
+_VariableName = Annotated[str, AfterValidator(_check_variable)]
+_VARIABLES = WithJsonSchema(
+    {"type": "object", "propertyNames": _NAME, "additionalProperties": _TEXT_OR_NULL}
+)
+Variables = Annotated[Mapping[_VariableName, Text], AfterValidator(MappingProxyType), _VARIABLES]
+Uris = Annotated[
+    Mapping[_VariableName, Annotated[Text, AfterValidator(_check_uri)]],
+    AfterValidator(MappingProxyType),
+    _VARIABLES,
+]
+# The values of secrets; a job file names them, or the files that hold them.
+Secrets = Annotated[
+    Mapping[_VariableName, Annotated[str, AfterValidator(lambda text: check_text(text, MASK))]],
+    AfterValidator(MappingProxyType),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "null"},
+                {"type": "array", "items": {"type": "string", **_NAME}},
+                {"type": "object", "propertyNames": _NAME, "additionalProperties": _FILE},
+            ]
+        }
+    ),
+]
+Tree = Annotated[Mapping[str, Any], "tree"]
+TreeList = Annotated[list[Any], "tree"]

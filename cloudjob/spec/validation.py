@@ -1,0 +1,252 @@
+"""Everything that can be wrong with a job, in words. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from cloudjob import mindspore
+from cloudjob.errors import SpecError
+from cloudjob.spec.job import BACKENDS, SECTIONS, VARIABLE_FIELDS, JobSpec
+from cloudjob.spec.text import given, nearest, one_line
+from cloudjob.spec.types import allowed_words, check_size, number_range
+from jobentry.contract import env
+from jobentry.contract.launchers import AUTO, LAUNCHERS
+
+# Where a value stands in a job: ("nodes",), ("env", "A"), ("args", 0), ("slurm", "mpi").
+Location = tuple[str | int, ...]
+
+MAX_RANKS = 100_000
+# Those that leave a job alone when it has lost a node.
+ELASTIC_BACKENDS = ("process", "docker")
+
+
+def validate(
+    values: Mapping[str, Any], invalid: Set[str] = frozenset()
+) -> tuple[JobSpec, list[tuple[str, str]]]:
+    """Return the job that the valid ones of these values make, and each wrong key with why.
+
+    Args:
+        invalid: Keys that had a wrong value and were left out before.
+    """
+    wrong = errors(values)
+    spec = JobSpec.model_validate(without(values, [location for location, _ in wrong]))
+    invalid = {*invalid, *(str(location[0]) for location, _ in wrong)}
+    found = [(dotted(location), what) for location, what in wrong]
+    return spec, found + conflicts(spec, invalid)
+
+
+def errors(values: Mapping[str, Any]) -> list[tuple[Location, str]]:
+    """Return each value that is wrong by itself, and what is wrong with it."""
+    try:
+        JobSpec.model_validate(values)
+    except ValidationError as error:
+        found: dict[Location, str] = {}
+        for item in error.errors(include_url=False):
+            location = tuple(step for step in item["loc"] if step != "[key]")
+            found.setdefault(location, _message(location, item["type"], item))
+        return list(found.items())
+    return []
+
+
+def without(values: Mapping[str, Any], locations: list[Location]) -> dict[str, Any]:
+    """Return a job without the values at these places; a list goes as a whole."""
+    kept = dict(values)
+    for first, *rest in locations:
+        inner = kept.get(str(first))
+        if isinstance(inner, dict) and rest:
+            kept[str(first)] = without(inner, [tuple(rest)])
+        else:
+            kept.pop(str(first), None)
+    return kept
+
+
+def dotted(location: Location) -> str:
+    """Return a place as messages show it: ``env.A``, ``args[0]``."""
+    return "".join(
+        f"[{step}]" if isinstance(step, int) else f".{step}" for step in location
+    ).removeprefix(".")
+
+
+def _field_at(location: Location) -> FieldInfo | None:
+    model: type[Any] = JobSpec
+    if location[0] in SECTIONS and len(location) > 1:
+        model, location = SECTIONS[str(location[0])], location[1:]
+    found: FieldInfo | None = model.model_fields.get(location[0])
+    return found
+
+
+_SHAPES = {
+    "tuple_type": "must be a list, one text an item",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping, NAME: value",
+    "model_type": "must be a mapping of keys to values",
+}
+_NUMBERS = {"int_parsing": "a whole number", "float_parsing": "a number"}
+_LIMITS = ("greater_than_equal", "less_than_equal", "finite_number")
+
+
+def _message(location: Location, kind: str, error: Mapping[str, Any]) -> str:
+    """Return what is wrong with a value, from what pydantic found."""
+    value, field = error["input"], _field_at(location)
+    if kind == "value_error":
+        return str(error["ctx"]["error"])
+    if kind == "extra_forbidden":
+        return _unknown_key(location)
+    if location == ("secrets",):
+        return "must be a mapping, or a list of names"
+    if field and kind in _NUMBERS:
+        allowed = number_range(field)
+        return f"is not {_NUMBERS[kind]} (given {given(value)}; allowed {allowed})"
+    if field and kind in _LIMITS:
+        return f"is out of range (given {given(value)}; allowed {number_range(field)})"
+    if field and allowed_words(field) and isinstance(value, str):
+        words = allowed_words(field)
+        shown = f"(given {given(value)}; allowed {', '.join(words)})"
+        return f"is not known{nearest(value, words)} {shown}"
+    return _SHAPES.get(kind, "must be one text or number")
+
+
+def _unknown_key(location: Location) -> str:
+    *parent, key = location
+    if parent:
+        known = SECTIONS[str(parent[0])].model_fields
+        return f"no such key{nearest(str(key), known)} (allowed {', '.join(known)})"
+    return f"no such key{nearest(str(key), JobSpec.model_fields)}"
+
+
+# -- values that do not fit together --------------------------------------------------------------
+
+
+def conflicts(spec: JobSpec, invalid: Set[str] = frozenset()) -> list[tuple[str, str]]:
+    """Return the keys whose values do not fit other values, and why.
+
+    Args:
+        invalid: Keys that had a wrong value and now have their default; nothing that depends on
+            one of them is checked.
+    """
+    return [
+        found for check, keys in _CHECKS if not invalid & set(keys) for found in check(spec)
+    ]  # fmt: skip
+
+
+def check(spec: JobSpec) -> None:
+    """Do nothing for a job whose values fit together.
+
+    Raises:
+        SpecError: with everything that does not.
+    """
+    found = conflicts(spec)
+    if found:
+        raise SpecError([f"{one_line(key)}: {what}" for key, what in found])
+
+
+def _script(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    script = spec.script
+    if not script:
+        yield "script", "is missing (allowed: a file in the source folder)"
+        return
+    if spec.takes_command:
+        return
+    if script.startswith("/"):
+        yield "script", f"must be relative to the source folder (given {given(script)})"
+    elif _climbs(script):
+        yield "script", f"lies outside the source folder (given {given(script)})"
+    elif not _steps(script):
+        yield "script", f"must name a file, not the folder (given {given(script)})"
+
+
+def _steps(path: str) -> list[str]:
+    return [step for step in path.split("/") if step not in ("", ".")]
+
+
+def _climbs(path: str) -> bool:
+    depth = 0
+    for step in _steps(path):
+        depth += -1 if step == ".." else 1
+        if depth < 0:
+            return True
+    return False
+
+
+def _ranks(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    launcher = LAUNCHERS.get(spec.launcher)
+    if launcher and launcher.is_one_a_node and spec.procs_per_node > 1:
+        yield (
+            "procs_per_node",
+            f"must be 1 with the launcher {spec.launcher}, which starts one process a node"
+            f" (given {spec.procs_per_node})",
+        )
+    ranks = spec.nodes * spec.procs_per_node
+    if ranks > MAX_RANKS:
+        product = f"{spec.nodes} x {spec.procs_per_node} = {ranks}"
+        yield (
+            "nodes",
+            f"times procs_per_node is too many ranks (given {product}; allowed {MAX_RANKS})",
+        )
+
+
+def _variables(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Yield variables too long for Linux, and names that two keys would both set."""
+    first: dict[str, str] = {}
+    for key in VARIABLE_FIELDS:
+        for name, value in getattr(spec, key).items():
+            try:
+                check_size(len(f"{name}={value}".encode("utf-8", "surrogateescape")))
+            except ValueError as error:
+                yield f"{key}.{name}", str(error)
+            if name in first:
+                yield f"{key}.{name}", f"is also in {first[name]} (allowed: each name once)"
+            first.setdefault(name, key)
+
+
+def _input_nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    for name, text in spec.input_nodes.items():
+        key = f"input_nodes.{name}"
+        if name not in spec.inputs:
+            guess = nearest(name, spec.inputs)
+            allowed = ", ".join(spec.inputs) or "none, there are no inputs"
+            yield key, f"is no input{guess} (allowed {allowed})"
+        elif not env.is_list(text):
+            yield key, f"does not list nodes (given {given(text)}; allowed like 0 or 0,2-3)"
+        elif not any(env.is_listed(node, text) for node in range(spec.nodes)):
+            yield key, f"is none of the nodes (given {given(text)}; allowed 0 to {spec.nodes - 1})"
+
+
+def _elastic(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    launcher = LAUNCHERS.get(spec.launcher)
+    is_elastic = launcher is not None and launcher.is_elastic
+    if is_elastic and spec.backend in BACKENDS and spec.backend not in ELASTIC_BACKENDS:
+        yield (
+            "launcher",
+            f"is not for this backend, which ends a job that has lost a node (given"
+            f" {spec.launcher} with {spec.backend}; allowed with {', '.join(ELASTIC_BACKENDS)})",
+        )
+    if spec.min_nodes and not is_elastic and spec.launcher != AUTO:
+        yield (
+            "min_nodes",
+            f"is for the launcher horovod-elastic; with {spec.launcher} all nodes are needed"
+            f" (given {spec.min_nodes})",
+        )
+    elif spec.min_nodes > spec.nodes:
+        yield (
+            "min_nodes",
+            f"is more than the job has (given {spec.min_nodes}; allowed 0 to {spec.nodes})",
+        )
+
+
+# Each check with the keys that it reads.
+_CHECKS = (
+    (_script, ("script", "launcher")),
+    (_ranks, ("nodes", "procs_per_node", "launcher")),
+    (_variables, ()),
+    (_input_nodes, ("inputs", "nodes")),
+    (_elastic, ("launcher", "backend", "nodes", "min_nodes")),
+    (
+        mindspore.conflicts,
+        ("launcher", "nodes", "procs_per_node", "hardware_check", "mindspore", "env"),
+    ),
+)
