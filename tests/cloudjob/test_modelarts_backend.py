@@ -70,6 +70,11 @@ def sent(backend: ModelArtsBackend, **values: Any) -> str:
     return backend.send(backend.build(submission(**values)))
 
 
+def test_the_platform_copies_code_outputs_and_record(backend: ModelArtsBackend):
+    """So outputs have no manifests, and the secrets beside the code are deleted at the end."""
+    assert backend.copies_files
+
+
 def test_a_handle_finds_the_job_again_from_another_process(
     service: FakeModelArts, backend: ModelArtsBackend, tmp_path: Path
 ):

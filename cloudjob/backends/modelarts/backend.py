@@ -55,6 +55,8 @@ class _Handle(NamedTuple):
 class ModelArtsBackend(Backend[ModelArtsRequest]):
     """Runs jobs on ModelArts; see ``Backend`` for what it promises."""
 
+    copies_files = True
+
     def __init__(
         self,
         home: Path,
