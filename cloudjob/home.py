@@ -37,10 +37,10 @@ def home() -> Path:
 
 @contextmanager
 def writing(doing: str, path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` of ``doing`` something at ``path``, below our folder, into one line.
+    """Turn an ``OSError`` while ``doing`` something below ``$CLOUDJOB_HOME`` into one line.
 
     Raises:
-        BackendError: There is no room for it, or no right to write there.
+        BackendError: The disk is full, or this user may not write there.
     """
     try:
         yield
@@ -52,7 +52,7 @@ def writing(doing: str, path: Path) -> Iterator[None]:
 
 
 def make_home(folder: Path) -> None:
-    """Make ``$CLOUDJOB_HOME`` for this user only, or check the one that is there.
+    """Create ``$CLOUDJOB_HOME`` with mode 0700, or check the existing folder.
 
     Raises:
         BackendError: As ``private_folder``.
@@ -62,17 +62,17 @@ def make_home(folder: Path) -> None:
 
 
 def private_folder(path: Path, *, is_ours: bool = True) -> None:
-    """Make a folder, and the missing ones above it, for this user only, or check what is there.
+    """Create a folder and its missing parents with mode 0700, or check the existing folder.
 
-    ``Path.mkdir(mode, parents=True)`` leaves the mode of the folders above to the umask.
+    ``Path.mkdir(mode, parents=True)`` would leave the mode of the parents to the umask.
 
     Args:
-        is_ours: Whether a folder that is open to others is closed. Else it is refused when others
-            may write to it: ``CLOUDJOB_HOME`` may name a folder that other programs use.
+        is_ours: Whether cloudjob created the folder and may therefore change its mode to 0700. Any
+            other folder is left as it is, and refused when other users may write to it.
 
     Raises:
-        OSError: It cannot be made.
-        BackendError: Another user owns it or may write to it: files below it are run and trusted.
+        OSError: The folder cannot be created.
+        BackendError: Another user owns the folder or may write to it; cloudjob runs files below it.
     """
     missing = []
     folder = path
@@ -97,7 +97,7 @@ def private_folder(path: Path, *, is_ours: bool = True) -> None:
 
 def _check_owner(path: Path) -> None:
     user = os.geteuid()
-    # A link may also be root's, who could replace the folder as well.
+    # A symbolic link may also belong to root, who could replace the folder anyway.
     if path.stat().st_uid == user and path.lstat().st_uid in (user, 0):
         return
     raise BackendError(
@@ -107,7 +107,7 @@ def _check_owner(path: Path) -> None:
 
 
 def submits_folder(folder: Path) -> Path:
-    """Return the folder in which each running submit has a locked one with its job's id."""
+    """Return the folder in which each running submit has a locked folder named by its job's id."""
     return folder / "packing"
 
 
@@ -117,5 +117,5 @@ def records_path(folder: Path) -> Path:
 
 
 def store_uri(folder: Path) -> str:
-    """Return the store that is used when none is named."""
+    """Return the URI of the default store."""
     return (folder / "store").as_uri()

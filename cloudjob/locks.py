@@ -1,8 +1,8 @@
-"""Lock files of running processes: the system releases a lock however its process ends.
+"""Lock files of running processes: the kernel releases a lock however its process ends.
 
 They are locks of an open file (``F_OFD_SETLK``), so a child that inherits the descriptor shares
-the lock, and ``is_held`` looks at a lock without taking it. With ``flock`` a look is an attempt:
-a second process that looks at the same moment takes the first one for the owner.
+the lock, and ``is_held`` tests a lock without taking it. ``flock`` can test a lock only by taking
+it, so two processes that test at the same moment would each see a running owner.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FLOCK = "hhqqi4x"
 
 
 def take(path: Path, flags: int = os.O_CREAT) -> int | None:
-    """Return a descriptor of the file that holds its lock; None when another process has it.
+    """Lock the file and return its descriptor, or None if another process holds the lock.
 
     Raises:
         OSError: The file cannot be opened, or its file system has no locks.
@@ -36,10 +36,10 @@ def take(path: Path, flags: int = os.O_CREAT) -> int | None:
 
 
 def take_new(path: Path, data: bytes) -> int:
-    """Make a file that is locked from the moment it appears, and return its descriptor.
+    """Create a file that is locked from the moment it appears, and return its descriptor.
 
     Raises:
-        OSError: The file exists or cannot be made, or its file system has no locks.
+        OSError: The file exists or cannot be created, or its file system has no locks.
     """
     new = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
     descriptor = _locked(_opened(new, os.O_CREAT | os.O_EXCL))
@@ -57,7 +57,7 @@ def take_new(path: Path, data: bytes) -> int:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Wait until no other process has the file's lock, and hold it.
+    """Hold the file's lock, waiting until no other process has it.
 
     Raises:
         OSError: The file cannot be opened, or its file system has no locks.
@@ -71,11 +71,11 @@ def held(path: Path) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process that has taken the lock is still running; any number may ask at once.
+    """Whether a running process holds the lock; any number of processes may call this at once.
 
     Raises:
-        OSError: The file cannot be read, or its file system has no locks. Then no process may be
-            taken for dead.
+        OSError: The file cannot be read, or its file system has no locks: whether the process is
+            running is not known.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -92,7 +92,7 @@ def _opened(path: Path, flags: int) -> int:
 
 
 def _locked(descriptor: int) -> int | None:
-    """Return the descriptor with its lock, else close it."""
+    """Lock the descriptor and return it; if another process holds the lock, close it."""
     try:
         _control(descriptor, fcntl.F_OFD_SETLK)
     except OSError as error:
@@ -104,7 +104,7 @@ def _locked(descriptor: int) -> int | None:
 
 
 def _control(descriptor: int, command: int) -> int:
-    """Take the lock of the whole file or look at it; return the kind of lock that is there."""
+    """Run a lock command on the whole file and return the type of lock in its answer."""
     asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, command, asked))[0]
     return kind
@@ -112,15 +112,15 @@ def _control(descriptor: int, command: int) -> int:
 
 @contextmanager
 def scratch(folder: Path, name: str = "") -> Iterator[Path]:
-    """Give an empty folder below ``folder``, and remove it at the end.
+    """Create an empty folder below ``folder`` and remove it at the end.
 
-    What a killed process left there is removed by the next one.
+    The next call removes folders that killed processes left.
 
     Args:
-        name: Its name; by default a random one. ``is_in_use`` finds it by that.
+        name: The name of the new folder, by default random; ``is_in_use`` takes this name.
 
     Raises:
-        BackendError: None can be made.
+        BackendError: The folder cannot be created.
     """
     with writing("making a folder", folder):
         private_folder(folder)
@@ -137,7 +137,7 @@ def scratch(folder: Path, name: str = "") -> Iterator[Path]:
 
 
 def is_in_use(folder: Path, name: str) -> bool:
-    """Whether a running process has the scratch folder ``name`` below ``folder``."""
+    """Whether a running process uses the scratch folder ``name`` below ``folder``."""
     return is_held(folder / name / _LOCK)
 
 

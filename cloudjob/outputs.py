@@ -1,4 +1,4 @@
-"""What a job has kept so far: read by the manifests of its nodes, so never half of anything."""
+"""Find and fetch the outputs of a job by its nodes' manifests, which name only whole files."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from jobentry.contract import manifest
 from jobentry.contract.manifest import Manifest
 
 _CHUNK_BYTES = 1024 * 1024
-# How often a set that is replaced while it is fetched is begun anew.
+# Attempts to fetch a set of files that the job replaces meanwhile.
 _ROUNDS = 3
-# Of these a store gives many at a time, in memory.
+# Files up to this size are read into memory, many at a time.
 _TINY_BYTES = 32 * 1024
-# Larger files are fetched one after another: a store has its own way with each of them.
+# Larger files are fetched one after another: the store transfers the parts of each in parallel.
 _SMALL_BYTES = 8 * 1024 * 1024
 
 
-class Place(NamedTuple):
-    """Where one output is kept.
+class OutputLocation(NamedTuple):
+    """Where one output is stored.
 
     Args:
-        name: What the job calls it.
-        prefix: What its keys in the store begin with, empty or up to a ``/``.
-        is_listed: Whether its platform keeps it, and so nobody writes manifests: what is there is
-            all that is known.
+        name: The output's name in the job file.
+        prefix: The start of its keys in the store, empty or ending in ``/``.
+        is_listed: Whether the platform stores the output, so that there are no manifests and its
+            files are those that the store lists.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Output(NamedTuple):
     """One file of an output.
 
     Args:
-        name: Its path, with the output's name in front.
-        digests: The SHA-256 that it may have: several when nodes wrote different files of a name;
-            none when nobody knows.
-        modified_ns: When the script wrote it, nanoseconds since 1970.
+        name: Its path, starting with the output's name.
+        digests: The SHA-256 digests that it may have: several when nodes wrote different files with
+            this name, none when they are unknown.
+        modified_ns: When the script last wrote it, in nanoseconds since 1970.
         is_incomplete: Whether it is still being written, or was when the job failed.
     """
 
@@ -59,22 +59,22 @@ class Output(NamedTuple):
     is_incomplete: bool = False
 
 
-def find(place: Place) -> list[Output]:
-    """Return the files that the manifests of all nodes name, in the order of their names.
+def find(location: OutputLocation) -> list[Output]:
+    """Return the files named by the manifests of all nodes, sorted by name.
 
     Raises:
         StoreError: The store or a manifest cannot be read.
     """
-    if place.is_listed:
-        return _listed(place)
+    if location.is_listed:
+        return _listed(location)
     found: dict[str, Output] = {}
-    for node in _manifests(place):
+    for node in _manifests(location):
         for kept in node.files:
             other = found.get(kept.name)
             digests = frozenset((kept.sha256,)) | (other.digests if other else frozenset())
             found[kept.name] = Output(
-                f"{place.name}/{kept.name}",
-                place.prefix + kept.key,
+                f"{location.name}/{kept.name}",
+                location.prefix + kept.key,
                 kept.size_bytes,
                 digests,
                 kept.modified_ns,
@@ -83,83 +83,84 @@ def find(place: Place) -> list[Output]:
     return [found[name] for name in sorted(found)]
 
 
-def fetch(place: Place, folder: Path) -> list[Output]:
-    """Copy a set of files that belong together below ``folder``, by their names; return them.
+def fetch(location: OutputLocation, folder: Path) -> list[Output]:
+    """Copy the files of one output below ``folder`` and return them.
 
-    When the job keeps the next set meanwhile, that one is fetched.
+    All files belong to the same state of the output: if the job replaces it meanwhile, the new
+    state is fetched.
 
     Raises:
-        StoreError: A file cannot be fetched, or is not what its manifest says.
+        StoreError: A file cannot be fetched, or does not match its manifest.
     """
     have: dict[str, frozenset[str]] = {}
-    files = find(place)
+    files = find(location)
     for left in reversed(range(_ROUNDS)):
         try:
-            _fetch_missing(place, files, folder, have)
+            _fetch_missing(location, files, folder, have)
             return files
         except StoreError:
-            before, files = files, find(place)
+            before, files = files, find(location)
             if files == before or not left:
                 raise
     raise AssertionError("the last round returns or raises")
 
 
-def _listed(place: Place) -> list[Output]:
+def _listed(location: OutputLocation) -> list[Output]:
     return [
-        Output(f"{place.name}/{key[len(place.prefix) :]}", key, 0, frozenset(), 0)
-        for key in place.store.list(place.prefix)
+        Output(f"{location.name}/{key[len(location.prefix) :]}", key, 0, frozenset(), 0)
+        for key in location.store.list(location.prefix)
     ]
 
 
-def _manifests(place: Place) -> Iterable[Manifest]:
-    folder = f"{place.prefix}{manifest.FOLDER}/"
-    for key in sorted(place.store.list(folder + "node-")):
+def _manifests(location: OutputLocation) -> Iterable[Manifest]:
+    folder = f"{location.prefix}{manifest.FOLDER}/"
+    for key in sorted(location.store.list(folder + "node-")):
         if manifest.node_of(key[len(folder) :]) < 0:
             continue
         try:
-            yield manifest.load(place.store.get_bytes(key))
+            yield manifest.load(location.store.get_bytes(key))
         except manifest.ManifestError as error:
             raise StoreError(
-                f"reading what was kept of {place.name}: {place.store.uri(key)}: {error}",
+                f"reading the output {location.name}: {location.store.uri(key)}: {error}",
                 hint="was it written by another version of cloudjob?",
             ) from error
 
 
 def _fetch_missing(
-    place: Place, files: Iterable[Output], folder: Path, have: dict[str, frozenset[str]]
+    location: OutputLocation, files: Iterable[Output], folder: Path, have: dict[str, frozenset[str]]
 ) -> None:
-    """Fetch what is not in ``have``, and note there what came; many small files at a time."""
+    """Fetch the files that are not in ``have`` and add them to it; small files in parallel."""
 
     def fetch_one(file: Output) -> None:
-        _fetch(place, file, folder / file.name)
+        _fetch(location, file, folder / file.name)
         have[file.name] = file.digests
 
-    def keep_one(came: tuple[str, bytes]) -> None:
-        key, data = came
+    def write_one(item: tuple[str, bytes]) -> None:
+        key, data = item
         file = tiny[key]
-        _keep(place, file, data, folder / file.name)
+        _write(location, file, data, folder / file.name)
         have[file.name] = file.digests
 
     missing = [file for file in files if have.get(file.name) != file.digests]
-    # How long a file is only its manifest says.
+    # Only a manifest gives a file's size.
     known = [file for file in missing if file.digests and file.size_bytes <= _SMALL_BYTES]
     tiny = {file.key: file for file in known if file.size_bytes <= _TINY_BYTES}
-    as_they_come(keep_one, place.store.get_each(list(tiny)))
+    as_they_come(write_one, location.store.get_each(list(tiny)))
     small = [file for file in known if file.size_bytes > _TINY_BYTES]
-    in_parallel(fetch_one, small, abort=place.store.abort)
+    in_parallel(fetch_one, small, abort=location.store.abort)
     for file in missing:
         if have.get(file.name) != file.digests:
             fetch_one(file)
 
 
-def _fetch(place: Place, file: Output, path: Path) -> None:
-    """Fetch one file, and let it have its name when its bytes are what they should be."""
+def _fetch(location: OutputLocation, file: Output, path: Path) -> None:
+    """Fetch one file; it gets its name only when its digest is right."""
     fresh = path.with_name(f".cloudjob-tmp-{os.urandom(8).hex()}")
     try:
         _make_folders(path.parent)
-        place.store.fetch(file.key, fresh)
+        location.store.fetch(file.key, fresh)
         if file.digests:
-            _check(place, file, _digest(fresh))
+            _check(location, file, _digest(fresh))
         if file.modified_ns:
             os.utime(fresh, ns=(file.modified_ns, file.modified_ns))
         fresh.replace(path)
@@ -172,11 +173,11 @@ def _fetch(place: Place, file: Output, path: Path) -> None:
         fresh.unlink(missing_ok=True)
 
 
-def _keep(place: Place, file: Output, data: bytes, path: Path) -> None:
-    """Write the bytes of one file, when they are what they should be."""
-    _check(place, file, hashlib.sha256(data).hexdigest())
+def _write(location: OutputLocation, file: Output, data: bytes, path: Path) -> None:
+    """Write the bytes of one file if their digest is right."""
+    _check(location, file, hashlib.sha256(data).hexdigest())
     try:
-        # The folders of a store are its owner's alone; these are like any other of the user's.
+        # ``replacing`` would make private folders, as in a store; these get the user's umask.
         _make_folders(path.parent)
         with replacing(path, is_durable=False) as target:
             target.write(data)
@@ -191,7 +192,7 @@ def _keep(place: Place, file: Output, data: bytes, path: Path) -> None:
 
 
 def _make_folders(folder: Path) -> None:
-    """Make a folder and those above it; ``Path.mkdir`` stops at a thousand."""
+    """Make a folder and its parents; ``Path.mkdir`` fails at a depth of about a thousand."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -200,11 +201,11 @@ def _make_folders(folder: Path) -> None:
         made.mkdir(exist_ok=True)
 
 
-def _check(place: Place, file: Output, digest: str) -> None:
+def _check(location: OutputLocation, file: Output, digest: str) -> None:
     if digest not in file.digests:
         raise StoreError(
-            f"fetching {file.name}: {place.store.uri(file.key)}: it is not what its manifest says",
-            hint="another node or another job has written there; give each a place of its own",
+            f"fetching {file.name}: {location.store.uri(file.key)}: it does not match its manifest",
+            hint="another node or job wrote to the same location; give each its own",
         )
 
 

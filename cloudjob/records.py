@@ -16,9 +16,9 @@ from cloudjob.home import private_folder
 from cloudjob.waits import FIRST_S, Waits
 
 VERSION = 1
-# The state of a job until its platform has taken it; a submit that was killed leaves it so.
+# The state of a job until its platform accepts it; a killed submit leaves it in this state.
 SUBMITTING = "SUBMITTING"
-# How long other processes may keep the file locked: hundreds of submits take turns within it.
+# Seconds to wait for other processes' locks: enough for hundreds of submits to take turns.
 _BUSY_S = 60.0
 
 _SCHEMA = """
@@ -33,7 +33,7 @@ CREATE INDEX jobs_by_creation ON jobs (created_at);
 CREATE INDEX jobs_by_name ON jobs (name, created_at);
 """
 
-# What SQLite says -> what to try. By text, as Python 3.10 does not hand out SQLite's error codes.
+# Part of an error message -> hint. Python 3.10 does not expose SQLite's error codes.
 _HINTS = (
     ("locked", "another cloudjob is writing; try again in a moment"),
     ("not a database", "move the file away; cloudjob makes a new one and your jobs keep running"),
@@ -44,24 +44,24 @@ _HINTS = (
     ("No space", "free some space, or set CLOUDJOB_HOME to a folder on another disk"),
     ("full", "free some space, or set CLOUDJOB_HOME to a folder on another disk"),
     ("disk I/O", "free some space and check the disk, or set CLOUDJOB_HOME to another folder"),
-    ("UNIQUE constraint", "every job needs an id of its own"),
+    ("UNIQUE constraint", "every job needs a unique id"),
 )
 _DEFAULT_HINT = "set CLOUDJOB_HOME to a folder that this user may write to"
 
-# Suggesting compares letter by letter; the newest jobs are what a mistyped word means.
+# Finding similar names is slow, and a mistyped name most likely means one of the newest jobs.
 _SUGGEST_AMONG = 1000
 
 
 class JobRecord(NamedTuple):
     """One submitted job.
 
-    A tuple and not a dataclass: ten thousand of them are made for one ``list``.
+    A tuple rather than a dataclass, as one ``list`` creates up to ten thousand of them.
 
     Args:
-        state: The last state anyone saw; the backend knows better.
-        created_at: RFC 3339 UTC with milliseconds, so that text order is time order.
-        final_json: The whole status of a job that has ended, empty until then.
-        spec_json: The job's description with secrets masked; empty in what ``list`` returns.
+        state: The last state that was seen; the backend knows the current one.
+        created_at: RFC 3339 UTC with milliseconds, so that sorting as text sorts by time.
+        final_json: The complete status of a job that has ended; empty until then.
+        spec_json: The job's description, secrets masked; ``list`` leaves it empty.
     """
 
     job: str
@@ -81,7 +81,7 @@ class JobRecord(NamedTuple):
     spec_json: str = ""
 
 
-_Jobs = list[JobRecord]  # inside the class below, ``list`` is its method
+_Jobs = list[JobRecord]  # inside the class below, ``list`` is a method
 
 _COLUMNS = ", ".join(JobRecord._fields)
 _SHORT_COLUMNS = ", ".join(JobRecord._fields[:-1])  # all but spec_json, which can be megabytes
@@ -90,12 +90,12 @@ _NEWEST_FIRST = "ORDER BY created_at DESC, rowid DESC"
 
 
 class Records:
-    """The job records in one file; use it as a context manager.
+    """The job records in one database file; use it as a context manager.
 
-    Any number of processes may use a file at once; writers wait ``busy_timeout_s`` for their turn.
+    Any number of processes may use the file at once; a writer waits up to ``busy_timeout_s``.
 
     Raises:
-        RecordsError: from every member, when the file cannot be used.
+        RecordsError: The file cannot be used; every method can raise it.
     """
 
     def __init__(self, path: Path, *, busy_timeout_s: float = _BUSY_S) -> None:
@@ -104,7 +104,7 @@ class Records:
         self._waits = Waits()
         with self._translated("opening"):
             _make_private(path)
-            # SQLite itself waits between two notices.
+            # SQLite waits within a statement; ``_execute`` repeats it and reports the wait.
             self._database = sqlite3.connect(
                 path, timeout=min(FIRST_S, busy_timeout_s), isolation_level=None
             )
@@ -126,11 +126,11 @@ class Records:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._database.close()
 
     def add(self, record: JobRecord) -> None:
-        """Keep a new job."""
+        """Add a new job."""
         with self._translated(f"adding {record.job} to"):
             self._execute(f"INSERT INTO jobs ({_COLUMNS}) VALUES ({_PLACES})", record)
 
@@ -152,12 +152,12 @@ class Records:
             raise self._not_found(job)
 
     def get(self, job: str) -> JobRecord:
-        """Return the job of this id, else the newest of this name, else the one whose id begins so.
+        """Return the job with this id, else the newest with this name, else by id prefix.
 
         Raises:
-            JobNotFound: nothing fits, or the beginning fits several.
+            JobNotFound: No job matches, or several ids start with the prefix.
         """
-        if not job or not job.isprintable():  # half a character is nothing SQLite can look for
+        if not job or not job.isprintable():  # SQLite cannot encode a lone surrogate
             raise self._not_found(job)
         exact = self._select(
             "WHERE job = ? OR name = ? ORDER BY job = ? DESC, created_at DESC, rowid DESC LIMIT 1",
@@ -165,13 +165,13 @@ class Records:
         )
         if exact:
             return exact[0]
-        begun = self._select(
+        matching = self._select(
             f"WHERE substr(job, 1, length(?)) = ? {_NEWEST_FIRST} LIMIT 6", (job, job)
         )
-        if len(begun) == 1:
-            return begun[0]
-        if begun:
-            candidates = ", ".join(record.job for record in begun[:5])
+        if len(matching) == 1:
+            return matching[0]
+        if matching:
+            candidates = ", ".join(record.job for record in matching[:5])
             raise JobNotFound(
                 f"finding {job!r}: several jobs start with this prefix",
                 hint=f"one of {candidates}?",
@@ -179,7 +179,7 @@ class Records:
         raise self._not_found(job)
 
     def list(self, *, limit: int = -1) -> _Jobs:
-        """Return the jobs, newest first, without their ``spec_json``; all unless limited."""
+        """Return the newest ``limit`` jobs, by default all, newest first, without ``spec_json``."""
         with self._translated("reading"):
             rows = self._execute(
                 f"SELECT {_SHORT_COLUMNS} FROM jobs {_NEWEST_FIRST} LIMIT ?", (limit,)
@@ -201,7 +201,7 @@ class Records:
         with self._translated("opening"):
             version = self._version()
             if version == 0:
-                # IMMEDIATE, and the version once more inside: two processes may both be the first.
+                # Two processes may create the schema at once: lock, then read the version again.
                 self._execute("BEGIN IMMEDIATE")
                 version = self._version()
                 if version == 0:
@@ -213,12 +213,12 @@ class Records:
         if version > VERSION:
             raise RecordsError(
                 f"opening the job records: {self._path}: written by a newer cloudjob "
-                f"(version {version}; this one knows {VERSION})",
+                f"(file version {version}; this cloudjob reads {VERSION})",
                 hint="upgrade cloudjob, or set CLOUDJOB_HOME to another folder",
             )
 
     def _execute(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
-        """Run a statement; while other processes keep the file locked, wait and report that."""
+        """Run a statement; while another process locks the file, retry and report the wait."""
         begun_s = time.monotonic()
         while True:
             try:
@@ -241,28 +241,28 @@ class Records:
         import difflib
 
         recent = self.list(limit=_SUGGEST_AMONG)
-        words = dict.fromkeys([r.job for r in recent] + [r.name for r in recent])
-        close = difflib.get_close_matches(job, words, n=3)
+        known = dict.fromkeys([r.job for r in recent] + [r.name for r in recent])
+        close = difflib.get_close_matches(job, known, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "`cloudjob list` shows them"
         return JobNotFound(f"finding {job!r}: no such job", hint=hint)
 
     @contextmanager
     def _translated(self, doing: str) -> Iterator[None]:
-        """Turn whatever SQLite and the system raise into ``RecordsError``."""
+        """Turn every error of SQLite and the system into a ``RecordsError``."""
         try:
             yield
         except (sqlite3.Error, OSError, UnicodeError, OverflowError) as error:
-            said = getattr(error, "strerror", None) or str(error)
-            message = f"{doing} the job records: {self._path}: {said}"
-            raise RecordsError(message, hint=hint_for(said)) from error
+            found = getattr(error, "strerror", None) or str(error)
+            message = f"{doing} the job records: {self._path}: {found}"
+            raise RecordsError(message, hint=hint_for(found)) from error
 
 
-def hint_for(said: str) -> str:
-    """Return what to try after SQLite or the system has said this."""
-    return next((hint for part, hint in _HINTS if part in said), _DEFAULT_HINT)
+def hint_for(message: str) -> str:
+    """Return the hint for an error message of SQLite or the system."""
+    return next((hint for part, hint in _HINTS if part in message), _DEFAULT_HINT)
 
 
 def _make_private(path: Path) -> None:
-    """Make the file for its owner only where there is none; SQLite would let everybody read it."""
+    """Create a missing file with mode 0600; SQLite would make it readable for everybody."""
     private_folder(path.parent, is_ours=path.exists())
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

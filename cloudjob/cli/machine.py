@@ -46,7 +46,7 @@ def _doctor(options: argparse.Namespace) -> int:
             print(f"{check.name:<{width}}  {word:<7}  {printable(check.found)}")
             if not check.is_ok and check.hint:
                 print(f"{'':<{width}}  {'':<7}  -> {printable(check.hint)}")
-    return 0 if doctor.is_well(checks) else 1
+    return 0 if doctor.all_needed_ok(checks) else 1
 
 
 def _doctors_store(options: argparse.Namespace) -> str:

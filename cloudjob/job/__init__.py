@@ -1,4 +1,4 @@
-"""The way back: a job that was submitted, from any shell, at any time."""
+"""Submitted jobs: status, log, outputs, cancel and removal. Start at ``one.Job``."""
 
 from __future__ import annotations
 

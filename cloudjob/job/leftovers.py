@@ -1,4 +1,4 @@
-"""Remove what killed commands and controllers have left on this machine."""
+"""Remove what killed commands and controllers left on this machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from cloudjob.home import submits_folder
 
 
 def sweep(home: Path) -> None:
-    """Remove it; every command on jobs does so first, as it costs nothing where nothing is left."""
+    """Remove leftovers below ``home``; cheap, so every command on jobs calls it first."""
     locks.sweep(submits_folder(home))
     running.sweep(home)

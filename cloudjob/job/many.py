@@ -1,4 +1,4 @@
-"""Several jobs: which are meant, how two differ, and what all of them have left."""
+"""Operations on several jobs: select, compare, and remove what they left behind."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from cloudjob.status import JobStatus
 from cloudjob.store import open_store
 
 _DAY_S = 24 * 3600.0
-# How many jobs are asked for at once in a list, and for how long.
+# Status requests that a list sends at once, and the time limit of a list.
 _AT_ONCE = 8
 _LIST_S = 20.0
 
 
 class Filter(NamedTuple):
-    """Which jobs are meant; what is empty says nothing.
+    """Selects jobs; an empty field selects all.
 
     Args:
-        names: Patterns as a shell has them, of the job's id or its name.
-        since: RFC 3339 UTC: jobs submitted then or later.
+        names: Shell patterns for the job's id or name.
+        since: RFC 3339 UTC: only jobs submitted at this time or later.
     """
 
     backends: tuple[str, ...] = ()
@@ -43,12 +43,12 @@ class Filter(NamedTuple):
     states: tuple[str, ...] = ()
     since: str = ""
 
-    def takes(self, record: JobRecord) -> bool:
-        """Whether a job may pass, as far as its record says: its state is not asked for here."""
-        words = (record.job, record.name)
+    def matches(self, record: JobRecord) -> bool:
+        """Whether a job matches by its record, apart from ``states``, which need the platform."""
+        ids = (record.job, record.name)
         return (
             (not self.backends or record.backend in self.backends)
-            and (not self.names or any(fnmatchcase(w, n) for w in words for n in self.names))
+            and (not self.names or any(fnmatchcase(i, n) for i in ids for n in self.names))
             and record.created_at >= self.since
         )
 
@@ -59,22 +59,22 @@ def find_all(
     *,
     limit: int | None = None,
 ) -> list[tuple[Job, JobStatus]]:
-    """Return the jobs submitted from here that match, newest first, and their status.
+    """Return the matching jobs that this machine submitted, newest first, with their status.
 
-    Jobs are UNKNOWN whose platform cannot be asked, or has not answered in time.
+    A job is UNKNOWN if its platform cannot be reached or does not answer in time.
 
     Args:
-        limit: Return only the newest.
+        limit: Return at most this many jobs.
     """
     leftovers.sweep(home)
     with Records(records_path(home)) as db:
-        records = [record for record in db.list() if which.takes(record)]
-    # A job that has ended stands in the records; only the others cost a question each.
+        records = [record for record in db.list() if which.matches(record)]
+    # The records hold the state of a job that has ended; each other job costs a request.
     ended = [record for record in records if which.states and _is_out(record, which.states)]
     left_out = {record.job for record in ended}
     backends: dict[str, Backend[Any]] = {}
     jobs = []
-    # With states a job that is left out makes room for an older one.
+    # With a state filter, a job that does not match makes room for an older one.
     for record in records if which.states else records[:limit]:
         if record.job not in left_out:
             if record.backend not in backends:
@@ -82,22 +82,22 @@ def find_all(
             jobs.append(Job(record, backends[record.backend], home))
     found = [
         (job, status)
-        for job, status in zip(jobs, _Question(jobs, backends).answers(), strict=True)
+        for job, status in zip(jobs, _StatusQuery(jobs, backends).answers(), strict=True)
         if not which.states or status.state.value in which.states
     ]
     return found[:limit]
 
 
 def _is_out(record: JobRecord, states: tuple[str, ...]) -> bool:
-    """Whether a job has ended in a state that is not meant."""
+    """Whether a job has ended in a state other than these."""
     return bool(record.final_json) and record.state not in states
 
 
-class _Question:
-    """Asks for the status of many jobs at once, within a time limit.
+class _StatusQuery:
+    """Requests the status of many jobs in parallel, within a time limit.
 
-    A platform that can list its jobs is asked for all of them together; one that does not answer is
-    not asked again.
+    A platform that can list its jobs gets one request for all of them; one that does not answer
+    gets no further requests.
     """
 
     def __init__(self, jobs: list[Job], backends: Mapping[str, Backend[Any]]) -> None:
@@ -112,7 +112,7 @@ class _Question:
     def answers(self) -> list[JobStatus]:
         """Return the status of each job, in their order."""
         deadline_s = time.monotonic() + _LIST_S
-        # They end with the process, whatever a platform does.
+        # Daemon threads: a platform that does not answer cannot delay the end of the process.
         for _ in range(min(_AT_ONCE, len(self._jobs))):
             threading.Thread(target=self._work, daemon=True).start()
         with self._changed:
@@ -135,7 +135,7 @@ class _Question:
                 self._changed.notify_all()
 
     def _answer(self, job: Job) -> Callable[[], JobStatus]:
-        """Return what gives the status of a job, or raises what nobody has foreseen."""
+        """Return a function that returns the status of a job, or raises an unexpected error."""
         try:
             status = self._status(job)
         except Exception as error:  # noqa: BLE001 (raised in the caller's thread)
@@ -147,7 +147,7 @@ class _Question:
         if platform in self._silent:
             return job.unknown(self._silent[platform])
         try:
-            found = {} if job.is_kept or not job.handle else self._statuses(platform, job)
+            found = {} if job.has_final_status or not job.handle else self._statuses(platform, job)
             if job.handle in found:
                 return job.status_in_list(found[job.handle])
             return job.status()
@@ -157,7 +157,7 @@ class _Question:
             return job.unknown(error.message)
 
     def _statuses(self, platform: str, job: Job) -> Mapping[str, NativeStatus | None]:
-        """Return what the platform of a job says of all its jobs together."""
+        """Return the statuses of all jobs on this platform, requested once; empty if it cannot list."""
         with self._changed:
             is_first = platform not in self._listed
             future = self._listed.setdefault(platform, Future())
@@ -165,7 +165,7 @@ class _Question:
             asked = [
                 other.handle
                 for other in self._jobs
-                if not other.is_kept and handles.platform(other.handle) == platform
+                if not other.has_final_status and handles.platform(other.handle) == platform
             ]
             try:
                 future.set_result(self._backends[job.backend_name].statuses(asked))
@@ -179,7 +179,7 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def differences(first: Job, second: Job) -> list[tuple[str, Any, Any]]:
-    """Return each key in which the descriptions of two jobs differ, with both values."""
+    """Return each key whose value differs between two job descriptions, with both values."""
     left, right = _flat(first), _flat(second)
     return [
         (key, left.get(key), right.get(key))
@@ -199,11 +199,11 @@ def _flat(job: Job) -> dict[str, Any]:
 
 
 def collect(home: Path, store: str, *, keep_days: float, dry_run: bool) -> Collected:
-    """Delete the layers in a store that no job needs, and what killed writers have left half done.
+    """Delete the layers in a store that no job needs, and unfinished uploads of killed writers.
 
     Args:
         store: Its URI; empty for the default.
-        keep_days: For how long after its end a job keeps its package.
+        keep_days: Days after the end of a job for which its package is kept.
 
     Raises:
         CloudJobError: The store or the records cannot be used.
@@ -220,7 +220,7 @@ def collect(home: Path, store: str, *, keep_days: float, dry_run: bool) -> Colle
 
 
 def _ended_at(home: Path, job: str) -> str | None:
-    """Say when a job has ended, as it is known at this moment; empty: not yet; None: not known."""
+    """Return when a job ended; empty if it has not ended, None if that is unknown."""
     try:
         with Records(records_path(home)) as db:
             record = db.get(job)
@@ -235,13 +235,13 @@ def _ended_at(home: Path, job: str) -> str | None:
 
 
 def sweep(home: Path) -> list[str]:
-    """Remove what killed submits have left in the engine and on clusters; name their jobs."""
+    """Remove what killed submits left in the engine and on clusters; return the ids of the jobs."""
     from cloudjob.backends.docker.backend import DockerBackend
 
     with Records(records_path(home)) as db:
         records = db.list()
     known = {record.job for record in records if _was_sent(record, home)}
-    # Without the SDK no submit of this installation has started containers.
+    # Without the SDK, no submit of this installation can have started containers.
     has_docker = find_spec("docker") is not None
     removed = DockerBackend(home, {}).sweep(known) if has_docker else []
     return removed + _sweep_kubernetes(home, records)
@@ -261,7 +261,7 @@ def _sweep_kubernetes(home: Path, records: list[JobRecord]) -> list[str]:
 
 
 def _was_sent(record: JobRecord, home: Path) -> bool:
-    """Whether the submit of a job came to its end, or is still at work."""
+    """Whether the submit of a job has completed or is still running."""
     if record.state != SUBMITTING or record.backend != "docker":
         return True
     return attach(record, home).status().native_state not in GONE

@@ -1,4 +1,4 @@
-"""One job that was submitted: where it stands, its log, its end and what it leaves."""
+"""One submitted job: its status, log, outputs and removal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from cloudjob import layers, locks
-from cloudjob import outputs as kept
+from cloudjob import outputs as job_outputs
 from cloudjob import status as statuses
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, Event, Metric, NativeStatus
@@ -38,19 +38,19 @@ from cloudjob.waits import Patience, Waits
 from jobentry.contract import exits, lines
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 
-# The wait between two looks at a job that runs grows from the backend's to this: a short job is not
-# kept waiting, and for one of hours the platform is not asked a hundred times a second.
+# The polling interval grows from the backend's to this one, so that the end of a short job is seen
+# at once and a long job does not cost a hundred requests a second.
 _POLL_S = 0.5
 _POLL_GROWTH = 1.2
-# The wait between two looks at a job that is being sent.
+# The polling interval while a job is being submitted.
 _SENT_POLL_S = 0.1
-# So many of an entry's last words stand in the status of a job without a record.
+# Last log lines of the entry to show in the status of a job without a record.
 _LAST_LINES = 5
-# For how long a command that only looks at a job waits for the store.
+# Seconds that a status query waits for the store.
 _STORE_S = 5.0
-# How late the record of a job may be where the platform keeps it.
+# Seconds by which a record that the platform uploads may arrive late.
 _LATE_S = 120.0
-# What an UNKNOWN job says that will never say anything else.
+# Native states of an UNKNOWN job that will never change.
 GONE = (
     "the submit was interrupted",
     "the backend knows nothing of it",
@@ -62,7 +62,7 @@ class LogLine(NamedTuple):
     """One line of a job's log.
 
     Args:
-        rank: Whose it is, None for the entry's own words.
+        rank: The rank that wrote it, None for a line of the entry.
         data: The bytes, with their newline if they have one.
     """
 
@@ -72,7 +72,7 @@ class LogLine(NamedTuple):
 
 
 class LogPiece(NamedTuple):
-    """Whole lines that came together from one node, marked as the entry wrote them."""
+    """Whole lines of one node, with the prefixes that the entry wrote."""
 
     node: int
     data: bytes
@@ -92,8 +92,8 @@ class Job:
         self._backend = backend
         self._home = home
         self._opened = store
-        # Why the record of a job that has ended could not be read; empty when it could.
-        self._unread = ""
+        # Why the record of the ended job could not be read; empty if it was read.
+        self._record_error = ""
 
     @property
     def id(self) -> str:
@@ -111,8 +111,8 @@ class Job:
         return self._record.backend
 
     @property
-    def is_kept(self) -> bool:
-        """Whether its end is in the records, so that its status needs no platform."""
+    def has_final_status(self) -> bool:
+        """Whether its final status is in the local records, so that the platform is not needed."""
         return bool(self._record.final_json)
 
     @property
@@ -122,19 +122,19 @@ class Job:
 
     @property
     def nodes(self) -> int:
-        """How many nodes it has."""
+        """The number of nodes."""
         return self._record.nodes
 
     @property
     def ranks(self) -> int:
-        """How many ranks it has."""
+        """The number of ranks."""
         return self._record.nodes * self._record.procs_per_node
 
     def status(self) -> JobStatus:
-        """Return the state of the job; a store that does not answer delays this by seconds only."""
-        kept = _kept_status(self._record)
-        if kept is not None:
-            return kept
+        """Return the status of the job; a store that does not answer delays it by seconds only."""
+        final = _recorded_status(self._record)
+        if final is not None:
+            return final
         status = self._status_now()
         if status.state.is_final:
             self._forget_secrets()
@@ -146,18 +146,18 @@ class Job:
         return status
 
     def waits_for(self) -> str:
-        """Return what keeps the job from running; empty when nothing is known to."""
+        """Return why the job is not running yet; empty if unknown."""
         try:
             return self._backend.waits_for(self.handle) if self.handle else ""
         except BackendError:
-            # Who follows the log will say it, or it passes.
+            # Following the log reports the error if it lasts.
             return ""
 
     def wait(self, *, record_s: float = PATIENCE_S) -> JobStatus:
-        """Return the status when the job has ended.
+        """Wait for the job to end and return its status.
 
         Args:
-            record_s: For how long its record is tried to be read, while the store does not answer.
+            record_s: Seconds to retry reading its record while the store does not answer.
         """
         pause_s = self._backend.poll_s
         patience = Patience()
@@ -171,21 +171,22 @@ class Job:
             patience.renew()
             if status.state.is_final:
                 ended_s = min(ended_s, time.monotonic())
-                # What a record adds to a cancelled job is not worth a wait.
+                # A cancelled job does not wait for its record, which adds little.
                 is_cancelled = status.state is JobState.CANCELLED
                 is_late = time.monotonic() + pause_s > ended_s + record_s
-                if not self._unread or is_cancelled or is_late:
+                if not self._record_error or is_cancelled or is_late:
                     return status
-                waits.tell(ended_s, self._unread)
+                waits.tell(ended_s, self._record_error)
             if status.native_state in GONE:
                 raise JobNotFound(
-                    f"waiting for {self.id}: {status.native_state}", hint="cloudjob rm forgets it"
+                    f"waiting for {self.id}: {status.native_state}",
+                    hint="cloudjob rm removes it from the list",
                 )
             time.sleep(pause_s)
             pause_s = min(_POLL_GROWTH * pause_s, max(_POLL_S, self._backend.poll_s))
 
     def pieces(self, node: int | None = None, *, follow: bool) -> Iterator[LogPiece]:
-        """Yield the log as it comes; an empty piece means that nothing is new."""
+        """Yield the log as it arrives; an empty piece means that there is nothing new."""
         if not self.handle:
             return
         for index, data in self._backend.logs(self.handle, node, follow=follow):
@@ -194,7 +195,7 @@ class Job:
     def lines(
         self, node: int | None = None, rank: int | None = None, *, follow: bool
     ) -> Iterator[LogLine]:
-        """Yield the log line by line, of one node or rank if asked."""
+        """Yield the log line by line, of one node or rank if given."""
         for piece in self.pieces(node, follow=follow):
             for text in piece.data.split(b"\n")[:-1]:
                 line = lines.read(text + b"\n")
@@ -202,80 +203,88 @@ class Job:
                     yield LogLine(piece.node, line.rank, line.data)
 
     def cancel(self, *, is_urgent: bool = False) -> None:
-        """Ask the job to end; a job that has ended stays as it is.
+        """Cancel the job; nothing happens if it has ended.
 
-        One that is being sent is asked when it is there.
+        If the job is still being submitted, wait until that is done, then cancel it.
         """
         while self._is_being_sent():
             time.sleep(_SENT_POLL_S)
         if self.handle:
             self._backend.cancel(self.handle, is_urgent=is_urgent)
 
-    def outputs(self, *, is_own: bool = False) -> list[kept.Output]:
-        """Return the files that were kept, each with the name of its output in front of its own.
+    def outputs(self, *, is_own: bool = False) -> list[job_outputs.Output]:
+        """Return the output files stored so far; each name starts with the name of its output.
 
         Args:
-            is_own: Only those in the job's own store, which ``remove`` takes away.
+            is_own: Only those in the job's own store, which ``remove`` deletes.
         """
         places = [p for p in self._places() if p.prefix or not is_own]
-        return [file for place in places for file in kept.find(place)]
+        return [file for place in places for file in job_outputs.find(place)]
 
-    def fetch_outputs(self, folder: Path) -> list[kept.Output]:
-        """Copy every output below ``folder``, by its name, and return the files."""
-        return [file for place in self._places() for file in kept.fetch(place, folder)]
+    def fetch_outputs(self, folder: Path) -> list[job_outputs.Output]:
+        """Copy every output to a folder of its name below ``folder``, and return the files."""
+        return [file for place in self._places() for file in job_outputs.fetch(place, folder)]
 
-    def _places(self) -> list[kept.Place]:
-        """Return where the outputs are: in the job's own store, or where the user said."""
+    def _places(self) -> list[job_outputs.OutputLocation]:
+        """Return where the outputs are: in the job's own store, or at URIs that the user chose."""
         below = self._store.uri(JobPaths(self.id).outputs) + "/"
         try:
             uris: dict[str, str] = dict(json.loads(self._record.spec_json)["outputs"])
         except (ValueError, LookupError, TypeError):
-            # The record is damaged: what lies in the job's own store is known all the same.
-            return [kept.Place("outputs", self._store, f"{JobPaths(self.id).outputs}/", True)]
+            # The record is damaged, but the outputs in the job's own store can be listed.
+            return [
+                job_outputs.OutputLocation(
+                    "outputs", self._store, f"{JobPaths(self.id).outputs}/", True
+                )
+            ]
         is_listed = self._backend.copies_files
         return [
-            kept.Place(name, self._store, f"{JobPaths(self.id).outputs}/{name}/", is_listed)
+            job_outputs.OutputLocation(
+                name, self._store, f"{JobPaths(self.id).outputs}/{name}/", is_listed
+            )
             if uri == below + name
-            else kept.Place(name, self._open(beside(uri, self._record.store)), "", is_listed)
+            else job_outputs.OutputLocation(
+                name, self._open(beside(uri, self._record.store)), "", is_listed
+            )
             for name, uri in sorted(uris.items())
         ]
 
     def events(self) -> list[Event]:
-        """Return what happened to the job on its platform, the first first.
+        """Return the platform's events for the job, oldest first.
 
         Raises:
-            UsageError: The platform keeps no such thing.
+            UsageError: The platform records no events.
         """
         return self._backend.events(self._platform_handle)
 
     def metrics(self) -> list[Metric]:
-        """Return what each node of the job used.
+        """Return the platform's resource metrics for each node of the job.
 
         Raises:
-            UsageError: The platform keeps no such thing.
+            UsageError: The platform records no metrics.
         """
         return self._backend.metrics(self._platform_handle)
 
     @property
     def _platform_handle(self) -> str:
-        """Its handle; one that finds nothing while the job is being sent."""
+        """Its handle, or one that matches no job while this one is still being submitted."""
         return self.handle or f"{self._record.backend}://{self.id}"
 
     def spec(self) -> dict[str, Any]:
-        """Return the job as its user described it, secrets as ``***``.
+        """Return the user's description of the job, with secrets as ``***``.
 
         Raises:
-            UsageError: It was submitted by a cloudjob that did not keep that.
+            UsageError: It was submitted by a cloudjob version that did not record descriptions.
         """
         found: dict[str, Any] | None = None
         with contextlib.suppress(ValueError, AttributeError):
             found = json.loads(self._record.spec_json).get("spec")
         if found is None:
-            raise UsageError(f"reading the description of {self.id}: it was not kept")
+            raise UsageError(f"reading the description of {self.id}: it was not recorded")
         return found
 
     def remove(self) -> None:
-        """Leave nothing of this job: on its platform, in the store, and here."""
+        """Remove the job from its platform, its store and the local records."""
         if self.handle:
             self._backend.remove(self.handle)
         keys = self._store.list(f"{self.id}/")
@@ -285,7 +294,7 @@ class Job:
 
     @property
     def _store(self) -> ObjectStore:
-        """The store of the job, opened when it is needed: a list of jobs needs none."""
+        """The store of the job, opened on first use; a list of jobs needs none."""
         if self._opened is None:
             self._opened = self._open(self._record.store)
         return self._opened
@@ -295,11 +304,11 @@ class Job:
         return open_store(uri, environ, patience_s=patience_s)
 
     def _is_settled(self, status: JobStatus) -> bool:
-        """Whether nothing more will be known: a platform that keeps the record may be late with it.
+        """Whether the status is final: where the platform uploads the record, it may arrive late.
 
-        Then the status says what is known now, and the next look asks again.
+        Until then the status shows what is known, and the next call asks again.
         """
-        if self._unread:
+        if self._record_error:
             return False
         has_record = bool(status.phases) or status.cause not in (None, "platform")
         if has_record or not self._backend.copies_files or status.ended_at is None:
@@ -308,8 +317,8 @@ class Job:
         return time.time() - ended.timestamp() > _LATE_S
 
     def _forget_secrets(self) -> None:
-        """Delete what lay beside the code for the nodes to read, and nobody else."""
-        if not self._backend.copies_files or self._unread:
+        """Delete the secrets that were stored next to the code for the nodes."""
+        if not self._backend.copies_files or self._record_error:
             return
         folder = JobPaths(self.id).node
         store = self._open(self._record.store, patience_s=_STORE_S)
@@ -365,7 +374,7 @@ class Job:
         )
 
     def _native(self) -> NativeStatus:
-        # First: a submit that ends between the two looks has left its job.
+        # Before the status: a submit that ends between the two queries has left its job there.
         is_being_sent = self._is_being_sent()
         with contextlib.suppress(JobNotFound):
             if self.handle:
@@ -379,13 +388,13 @@ class Job:
         return NativeStatus(JobState.UNKNOWN, GONE[1] if was_sent else GONE[0])
 
     def _is_being_sent(self) -> bool:
-        """Whether the submit of this job is at work on this machine."""
+        """Whether the submit of this job is running on this machine."""
         is_new = self._record.state == SUBMITTING
-        with writing("looking whether a submit is at work", submits_folder(self._home)):
+        with writing("checking whether a submit is running", submits_folder(self._home)):
             return is_new and locks.is_in_use(submits_folder(self._home), self.id)
 
     def _with_record(self, status: JobStatus, native: NativeStatus) -> JobStatus:
-        """Add what the head's record says; it knows more than the platform."""
+        """Add the contents of the head's record, which has more details than the platform."""
         record = self._record_of(native)
         if record is not None and record.cause == "cancelled":
             if status.state is not JobState.CANCELLED and native.knows_cancels:
@@ -395,13 +404,13 @@ class Job:
                 record = _without_node(record)
         came_late = native.is_unwatched or status.state is JobState.CANCELLED
         if record is not None and came_late and record.exit_code == 0:
-            # The head leaves its record last: the job was done.
+            # The head writes its record last, so the job was complete.
             status = replace(status, state=JobState.SUCCEEDED)
         if record is None or _contradicts(status, record):
             return self._without_record(status, native)
         failed = record.failure
         if failed is not None and native.reason:
-            # The entry saw a rank killed; only the platform knows why.
+            # The entry saw that a rank was killed; only the platform knows why.
             message = failed.message.replace(exits.MEMORY_GUESS, "")
             failed = failed._replace(message=f"{message} ({native.reason})")
         cancelled = status.state is JobState.CANCELLED
@@ -417,39 +426,39 @@ class Job:
         )
 
     def _without_record(self, status: JobStatus, native: NativeStatus) -> JobStatus:
-        """Add what the platform says of a job whose head left no record of this end."""
+        """Add the platform's account of a job whose head left no record of this end."""
         if status.state is JobState.SUCCEEDED:
             return status
         cancelled = status.state is JobState.CANCELLED
-        # The platform may know the code of its own command only; a job that failed has none of 0.
+        # The platform may report the exit code of its own command; a failed job must not show 0.
         code = native.exit_code if cancelled else native.exit_code or 1
-        words = (native.message, native.reason, self._unread)
-        message = ": ".join(text for text in words if text)
+        texts = (native.message, native.reason, self._record_error)
+        message = ": ".join(text for text in texts if text)
         failure = Failure(
             node=native.node,
             exit_code=code,
             message=message or "cancelled: the head left no record",
-            last_lines=() if cancelled else self._words(native.node),
+            last_lines=() if cancelled else self._entry_lines(native.node),
         )
         cause = "cancelled" if cancelled else native.cause or "platform"
         return replace(status, exit_code=code, cause=cause, failure=failure)
 
     def _record_of(self, native: NativeStatus) -> exits.ExitRecord | None:
-        """Return the head's record, if it left one that says how the job ended."""
+        """Return the head's record of how the job ended, if it left one."""
         try:
             record = within(_STORE_S, self._read_record)
-            self._unread = ""
+            self._record_error = ""
         except (StoreError, TimeoutError) as error:
             place = self._record.store.partition("?")[0]
             found = f"{place}: {error}" if isinstance(error, TimeoutError) else error
-            self._unread = f"reading how the job ended: {found}"
+            self._record_error = f"reading how the job ended: {found}"
             return None
         if record is None:
             return None
         if record.job != self.id or record.ended_at < native.attempt_at:
             return None
         if record.cause == "cancelled" and native.has_asked:
-            # Nobody has cancelled it: the platform asked the head to end when a node was lost.
+            # Not cancelled by a user: the platform stopped the head when a node was lost.
             return None
         return record
 
@@ -465,13 +474,13 @@ class Job:
                 raise
             return None
         if record.damaged_layers:
-            # Where a platform brings the package to the nodes, they cannot mark it themselves.
+            # Nodes cannot mark a damaged package themselves where the platform delivers it to them.
             with contextlib.suppress(StoreError):
                 layers.mark_damaged(store, record.damaged_layers)
         return record
 
-    def _words(self, node: int | None) -> tuple[str, ...]:
-        """Return the last words of a node's entry, which left no record."""
+    def _entry_lines(self, node: int | None) -> tuple[str, ...]:
+        """Return the last log lines of a node's entry."""
         if node is None:
             return ()
         last: deque[bytes] = deque(maxlen=_LAST_LINES)
@@ -481,22 +490,22 @@ class Job:
 
 
 def _stopped(record: exits.ExitRecord) -> exits.ExitRecord:
-    """Return the record of a job that nobody cancelled: something else stopped a node of it."""
+    """Return the record of a job that was not cancelled but stopped by a signal to one node."""
     failure = record.failure or exits.Failure()
     name = signal.Signals(failure.signal).name if failure.signal else "a signal"
-    message = f"stopped from outside with {name}, though nobody cancelled the job"
+    message = f"stopped from outside with {name}, but the job was not cancelled"
     return record._replace(cause="platform", failure=failure._replace(message=message))
 
 
 def _without_node(record: exits.ExitRecord) -> exits.ExitRecord:
-    """Return the record of a cancelled job: the node that saw the cancel first is not to blame."""
+    """Return the record of a cancelled job without the node that noticed the cancel first."""
     if record.failure is None:
         return record
     return record._replace(failure=record.failure._replace(node=None, host=""))
 
 
-def _kept_status(record: JobRecord) -> JobStatus | None:
-    """Return how a job ended, if its record says so; a damaged record is made anew."""
+def _recorded_status(record: JobRecord) -> JobStatus | None:
+    """Return the final status in the records; None if there is none or it is damaged."""
     if not record.final_json:
         return None
     try:
@@ -506,15 +515,15 @@ def _kept_status(record: JobRecord) -> JobStatus | None:
 
 
 def _contradicts(status: JobStatus, record: exits.ExitRecord) -> bool:
-    """Whether a job failed in spite of its record, which its head left before."""
+    """Whether a job failed after its head had recorded success."""
     return status.state is JobState.FAILED and record.exit_code == 0
 
 
 def find(home: Path, job: str) -> Job:
-    """Return the job of this id, name or handle.
+    """Return the job with this id, name, id prefix or handle.
 
     Raises:
-        JobNotFound: Nothing fits.
+        JobNotFound: No job matches.
     """
     sweep(home)
     with Records(records_path(home)) as db:
@@ -527,7 +536,7 @@ def attach(record: JobRecord, home: Path) -> Job:
 
 
 def backend_of(name: str, home: Path) -> Backend[Any]:
-    """Return the backend of a record, or one that has no job where there is none of its name."""
+    """Return the backend with this name, or a stand-in if this cloudjob does not have it."""
     try:
         return open_backend(name, home)
     except BackendError as error:
@@ -535,7 +544,7 @@ def backend_of(name: str, home: Path) -> Backend[Any]:
 
 
 class _NoBackend(Backend[Any]):
-    """Stands for a backend that this cloudjob does not have: its jobs can be listed and removed."""
+    """Stands in for a backend that this cloudjob does not have; jobs can be listed and removed."""
 
     poll_s = _POLL_S
 
@@ -551,4 +560,4 @@ class _NoBackend(Backend[Any]):
     build = show = environments = handle = send = logs = cancel = events = metrics = _refuse
 
     def remove(self, _handle: str) -> None:
-        """Do nothing: what the job has on its platform stays there."""
+        """Do nothing: the platform cannot be reached without its backend."""

@@ -435,7 +435,7 @@ CONFIG = {"User": "1000:100", "Entrypoint": ["/opt/cloudjob/boot.sh"]}
 
 def test_a_good_image_passes():
     """With all of it nothing is missing."""
-    assert doctor.is_well(list(doctor._image_checks(GOOD, CONFIG)))
+    assert doctor.all_needed_ok(list(doctor._image_checks(GOOD, CONFIG)))
 
 
 @pytest.mark.parametrize(

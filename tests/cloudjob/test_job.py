@@ -174,7 +174,7 @@ def test_damage_that_a_record_reports_is_marked_in_the_store(tmp_path: Path):
 )
 def test_a_filter_takes_what_it_says(which: Filter, wanted: bool, tmp_path: Path):
     """By the record alone."""
-    assert which.takes(record_of(tmp_path, created_at=MADE_AT)) is wanted
+    assert which.matches(record_of(tmp_path, created_at=MADE_AT)) is wanted
 
 
 class Lost(Platform):

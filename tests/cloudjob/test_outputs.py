@@ -12,7 +12,7 @@ import pytest
 
 from cloudjob import outputs
 from cloudjob.errors import StoreError
-from cloudjob.outputs import Place
+from cloudjob.outputs import OutputLocation
 from cloudjob.store.base import Tell, quiet
 from cloudjob.store.directory import DirectoryStore
 from jobentry import objects
@@ -40,7 +40,7 @@ class Together(DirectoryStore):
         super().fetch(key, path, tell=tell)
 
 
-def kept(store: DirectoryStore, files: Mapping[str, bytes]) -> Place:
+def kept(store: DirectoryStore, files: Mapping[str, bytes]) -> OutputLocation:
     """Keep files as a node does."""
     for name, data in files.items():
         store.put_bytes(data, f"out/{name}")
@@ -49,7 +49,7 @@ def kept(store: DirectoryStore, files: Mapping[str, bytes]) -> Place:
         for name, data in files.items()
     )
     put_manifest(store, *listed)
-    return Place("model", store, "out/")
+    return OutputLocation("model", store, "out/")
 
 
 def put_manifest(store: DirectoryStore, *files: Kept, node: int = 0) -> None:
@@ -80,7 +80,7 @@ def test_a_file_that_is_not_what_its_manifest_says_is_an_error(tmp_path: Path):
     place = kept(store, {"good": b"good", "bad": b"bad"})
     store.put_bytes(b"other", "out/bad")
 
-    with pytest.raises(StoreError, match=r"fetching model/bad: .*not what its manifest says"):
+    with pytest.raises(StoreError, match=r"fetching model/bad: .*does not match its manifest"):
         outputs.fetch(place, tmp_path / "to")
 
     assert not (tmp_path / "to" / "model" / "bad").exists()
@@ -96,7 +96,7 @@ def test_files_of_any_depth_are_fetched(tmp_path: Path, monkeypatch: pytest.Monk
         objects.write(b"1", (tmp_path / "store" / "out" / name).as_uri())
         put_manifest(store, Kept(name, name, 1, hashlib.sha256(b"1").hexdigest(), 1))
 
-        outputs.fetch(Place("model", store, "out/"), tmp_path / "to")
+        outputs.fetch(OutputLocation("model", store, "out/"), tmp_path / "to")
 
         assert (tmp_path / "to" / "model" / name).read_bytes() == b"1"
         assert f"out/{name}" in list(store.list("out/"))
@@ -112,7 +112,7 @@ def test_what_one_node_calls_incomplete_is_incomplete(tmp_path: Path):
     put_manifest(store, file, Kept("whole", "whole", 1, "0" * 64, 1))
     put_manifest(store, file._replace(is_incomplete=False), node=1)
 
-    found = outputs.find(Place("model", store, "out/"))
+    found = outputs.find(OutputLocation("model", store, "out/"))
 
     assert [(file.name, file.is_incomplete) for file in found] == [
         ("model/half", True),
