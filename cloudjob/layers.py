@@ -31,8 +31,8 @@ from typing import NamedTuple
 
 from cloudjob.errors import CloudJobError, StoreError
 from cloudjob.package import CodePackage
-from cloudjob.store.base import ObjectStore, Tell, quiet
-from cloudjob.store.parallel import within
+from cloudjob.store.base import ObjectStore, OnProgress, ignore_progress
+from cloudjob.store.parallel import call_with_timeout
 from jobentry.contract import exits
 from jobentry.contract.packages import (
     DAMAGED,
@@ -93,7 +93,10 @@ class Claim:
     """
 
     def __init__(
-        self, store: ObjectStore, job: str, watch: Callable[[int], Tell] = lambda _: quiet
+        self,
+        store: ObjectStore,
+        job: str,
+        watch: Callable[[int], OnProgress] = lambda _: ignore_progress,
     ) -> None:
         self._store = store
         self._watch = watch
@@ -113,7 +116,7 @@ class Claim:
             if error is None:
                 self._store.delete(self._key)
             else:
-                within(_UNDO_S, lambda: self._store.delete(self._key))
+                call_with_timeout(_UNDO_S, lambda: self._store.delete(self._key))
 
     def keep(self, package: CodePackage) -> Kept:
         """Make sure that the store holds the layers of a package, and claim them.
@@ -138,7 +141,7 @@ class Claim:
             self._write((*old, layer))
         elif layer.key not in damaged and _is_whole(self._store, layer):
             return Kept(package.layers, 0, 0)
-        self._store.put(package.new, layer.key, tell=self._watch(layer.size_bytes))
+        self._store.put(package.new, layer.key, on_progress=self._watch(layer.size_bytes))
         if layer.key in damaged:
             self._store.delete(damage_key(layer.key))
         return Kept((*old, layer), layer.size_bytes, 1)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cloudjob.errors import StoreError
 from cloudjob.store.base import ObjectStore
 from cloudjob.store.files import replacing
-from cloudjob.store.parallel import as_they_come, in_parallel
+from cloudjob.store.parallel import consume_in_parallel, in_parallel
 from jobentry.contract import manifest
 from jobentry.contract.manifest import Manifest
 
@@ -145,7 +145,7 @@ def _fetch_missing(
     # Only a manifest gives a file's size.
     known = [file for file in missing if file.digests and file.size_bytes <= _SMALL_BYTES]
     tiny = {file.key: file for file in known if file.size_bytes <= _TINY_BYTES}
-    as_they_come(write_one, location.store.get_each(list(tiny)))
+    consume_in_parallel(write_one, location.store.get_each(list(tiny)))
     small = [file for file in known if file.size_bytes > _TINY_BYTES]
     in_parallel(fetch_one, small, abort=location.store.abort)
     for file in missing:

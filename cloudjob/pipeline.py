@@ -30,8 +30,8 @@ from cloudjob.package import CodePackage, Memory, Options, cache, pack
 from cloudjob.records import SUBMITTING, JobRecord, Records
 from cloudjob.spec import JobSpec, masked, section
 from cloudjob.store import full_uri, open_store
-from cloudjob.store.base import ObjectStore, Signer, Tell, quiet
-from cloudjob.store.parallel import in_parallel, within
+from cloudjob.store.base import ObjectStore, OnProgress, Signer, ignore_progress
+from cloudjob.store.parallel import call_with_timeout, in_parallel
 from cloudjob.submission import Code, Submission, prepare
 from jobentry.contract import names
 from jobentry.contract.launchers import AUTO
@@ -54,7 +54,7 @@ def submit(
     tell: Callable[[CodePackage, Choice | None], None] = lambda *_: None,
     tell_sent: Callable[[CodePackage, Kept], None] = lambda *_: None,
     warn: Callable[[Check], None] = lambda _: None,
-    watch: Callable[[int], Tell] = lambda _: quiet,
+    watch: Callable[[int], OnProgress] = lambda _: ignore_progress,
 ) -> Job:
     """Send ``spec`` to its backend and return the running job.
 
@@ -333,7 +333,7 @@ def _undone(store: ObjectStore, db: Records, job: str) -> Iterator[_Undo]:
         if undo.is_over or not _is_unsent(undo, error):
             raise
         with suppress(CloudJobError, TimeoutError):
-            within(_UNDO_S, lambda: _delete_all(store, job))
+            call_with_timeout(_UNDO_S, lambda: _delete_all(store, job))
         with suppress(CloudJobError):
             db.remove(job)
         raise

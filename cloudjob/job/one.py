@@ -31,9 +31,9 @@ from cloudjob.home import records_path, submits_folder, writing
 from cloudjob.job.leftovers import sweep
 from cloudjob.records import SUBMITTING, JobRecord, Records
 from cloudjob.status import Code, Failure, JobState, JobStatus, Phase
-from cloudjob.store import beside, open_store
+from cloudjob.store import open_store, with_store_options
 from cloudjob.store.base import PATIENCE_S, ObjectStore
-from cloudjob.store.parallel import in_parallel, within
+from cloudjob.store.parallel import call_with_timeout, in_parallel
 from cloudjob.waits import Patience, Waits
 from jobentry.contract import exits, lines
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
@@ -244,7 +244,7 @@ class Job:
             )
             if uri == below + name
             else job_outputs.OutputLocation(
-                name, self._open(beside(uri, self._record.store)), "", is_listed
+                name, self._open(with_store_options(uri, self._record.store)), "", is_listed
             )
             for name, uri in sorted(uris.items())
         ]
@@ -328,7 +328,7 @@ class Job:
                 store.delete(f"{folder}/{name}")
 
         with contextlib.suppress(CloudJobError, TimeoutError):
-            within(_STORE_S, forget)
+            call_with_timeout(_STORE_S, forget)
 
     def _status_now(self) -> JobStatus:
         native = self._native()
@@ -446,7 +446,7 @@ class Job:
     def _record_of(self, native: NativeStatus) -> exits.ExitRecord | None:
         """Return the head's record of how the job ended, if it left one."""
         try:
-            record = within(_STORE_S, self._read_record)
+            record = call_with_timeout(_STORE_S, self._read_record)
             self._record_error = ""
         except (StoreError, TimeoutError) as error:
             place = self._record.store.partition("?")[0]

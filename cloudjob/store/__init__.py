@@ -1,4 +1,4 @@
-"""Where objects lie between the laptop and the container: one protocol, one module a scheme."""
+"""Object stores: ``base`` is the protocol; ``directory`` and ``s3`` implement it by URI scheme."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cloudjob.errors import StoreError
 from cloudjob.spec import STORE_SECTIONS
 from cloudjob.store.base import PATIENCE_S, ObjectStore
 
-__all__ = ["ObjectStore", "beside", "full_uri", "open_store"]
+__all__ = ["ObjectStore", "full_uri", "open_store", "with_store_options"]
 
-# Imported only when used, so that a local job never waits for a cloud's client library.
+# Imported only when used, so that a local job does not wait for the import of a cloud's SDK.
 _MODULES = {
     "file": "cloudjob.store.directory",
     "s3": "cloudjob.store.s3",
@@ -22,20 +22,20 @@ _MODULES = {
 
 
 def full_uri(uri: str, sections: Mapping[str, Mapping[str, object]]) -> str:
-    """Return ``uri`` with what the section of its scheme adds: all that is needed to open it again.
+    """Return ``uri`` with the options of its scheme's section, so that it can be opened without it.
 
-    The URI's own options win; keys are never among them.
+    The URI's own options take precedence. Credentials are never among the options.
     """
     scheme = uri.partition("://")[0]
     if scheme not in STORE_SECTIONS or scheme not in sections:
         return uri
-    from cloudjob.store.s3.place import with_options
+    from cloudjob.store.s3.bucket_uri import with_options
 
     return with_options(uri, sections[scheme])
 
 
-def beside(uri: str, store_uri: str) -> str:
-    """Return ``uri`` with the options of a job's store, where both are reached in the same way."""
+def with_store_options(uri: str, store_uri: str) -> str:
+    """Return ``uri`` with the options of the job's store, if both have the same scheme."""
     scheme, _, rest = store_uri.partition("://")
     options = dict(urllib.parse.parse_qsl(rest.partition("?")[2]))
     return full_uri(uri, {scheme: options})
@@ -44,18 +44,20 @@ def beside(uri: str, store_uri: str) -> str:
 def open_store(
     uri: str, environ: Mapping[str, str] | None = None, *, patience_s: float = PATIENCE_S
 ) -> ObjectStore:
-    """Return the store whose root is ``uri``; nothing is reached or made before it is used.
+    """Return the store whose root is ``uri``; no I/O happens before its first use.
 
     Args:
-        environ: Where keys may come from, by default the process's own environment.
-        patience_s: For how long a request is tried while the store cannot be reached.
+        environ: Variables that may hold credentials, by default the process's environment.
+        patience_s: Seconds to retry a request while the store cannot be reached.
 
     Raises:
-        StoreError: No store has this scheme, or the rest of the URI means nothing to it.
+        StoreError: The scheme is unknown, or the rest of the URI is invalid.
     """
     scheme, separator, _ = uri.partition("://")
     if not separator:
-        raise StoreError(f"open store {uri!r}: not a URI", hint="a folder is file:///its/path")
+        raise StoreError(
+            f"open store {uri!r}: not a URI", hint="for a folder write file:///its/path"
+        )
     if scheme not in _MODULES:
         near = difflib.get_close_matches(scheme, _MODULES, 1)
         raise StoreError(

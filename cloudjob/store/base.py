@@ -1,4 +1,4 @@
-"""What every store promises."""
+"""The protocol of object stores."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-Tell = Callable[[int], None]
+OnProgress = Callable[[int], None]
 
-# For how long a request is tried while the store cannot be reached, unless somebody cancels it.
+# Seconds to retry a request while the store cannot be reached, unless the user interrupts it.
 PATIENCE_S = 60.0
 
 
-def quiet(_moved_bytes: int) -> None:
-    """Tell nobody."""
+def ignore_progress(_moved_bytes: int) -> None:
+    """Do nothing with the progress."""
 
 
 class ObjectStore(Protocol):
-    """A flat space of objects, each a run of bytes under a key such as ``job/code.tar``.
+    """A flat namespace of objects, each a sequence of bytes under a key such as ``job/code.tar``.
 
-    1. An object is whole or it is not there: no reader ever sees a part of one, even when the
-       writer is killed. A second ``put`` under a key replaces the object in the same way.
-    2. When ``put`` or ``put_bytes`` returns, the object outlives a crash of this machine.
-    3. What ``get_bytes``, ``get_range``, ``get_each`` and ``fetch`` give is what was put, byte for
-       byte, at once.
-    4. ``uri(key)`` is pure, and the container half reaches the same object under it.
-    5. A key is segments joined by ``/``, none of them empty, ``.`` or ``..``, without NUL.
-       Anything else is refused before the store is touched, so no key leaves the root.
-    6. Every failure is a ``StoreError``: *doing what, to which key in which store: what came
-       back*; an object that is not there is one too, except for ``exists`` and ``delete``.
+    1. An object appears only once it is complete, even if the writer is killed. A second ``put``
+       with the same key replaces the object in one step.
+    2. When ``put`` or ``put_bytes`` returns, the object survives a crash of this machine.
+    3. ``get_bytes``, ``get_range``, ``get_each`` and ``fetch`` return exactly the bytes of the
+       latest ``put``, as soon as it has returned.
+    4. ``uri(key)`` does no I/O, and the node half finds the object by this URI.
+    5. A key consists of segments joined by ``/``; none is empty, ``.`` or ``..`` or contains NUL.
+       Any other key is refused before the store is accessed, so that no key leaves the root.
+    6. Every failure raises a ``StoreError``: *doing what, to which key in which store: what came
+       back*. So does a missing object, except in ``exists`` and ``delete``.
     7. Any number of threads may use a store at the same time.
 
-    ``tell`` hears how many more bytes have been moved, from one thread at a time; a number below
-    zero takes back what has to be moved again.
+    ``on_progress`` is called, by one thread at a time, with the number of bytes transferred since
+    the last call; the number is negative if bytes have to be transferred again.
     """
 
-    def put(self, path: Path, key: str, *, tell: Tell = quiet) -> str:
+    def put(self, path: Path, key: str, *, on_progress: OnProgress = ignore_progress) -> str:
         """Store the file at ``path`` under ``key`` and return the object's URI."""
         ...
 
@@ -48,59 +48,59 @@ class ObjectStore(Protocol):
         ...
 
     def get_range(self, key: str, offset: int, count: int) -> bytes:
-        """Return ``count`` of the object's bytes from ``offset`` on, fewer where it ends before."""
+        """Return ``count`` bytes of the object from ``offset`` on; fewer at the object's end."""
         ...
 
     def get_each(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield each of many small objects with its key, in whatever order they come."""
+        """Yield each of many small objects with its key, in any order."""
         ...
 
-    def fetch(self, key: str, path: Path, *, tell: Tell = quiet) -> None:
-        """Write the object to the file ``path``, whole or not at all."""
+    def fetch(self, key: str, path: Path, *, on_progress: OnProgress = ignore_progress) -> None:
+        """Write the object to the file ``path``, which appears only once it is complete."""
         ...
 
     def copy(self, key: str, target: str) -> None:
-        """Make the object ``target`` the same as ``key``, without its bytes coming here."""
+        """Copy the object ``key`` to ``target`` within the store."""
         ...
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Yield the keys that start with ``prefix``, a string, in the order of their bytes."""
+        """Yield the keys that start with the string ``prefix``, sorted by their bytes."""
         ...
 
     def exists(self, key: str) -> bool:
-        """Say whether there is an object under ``key``."""
+        """Return whether there is an object under ``key``."""
         ...
 
     def delete(self, key: str) -> None:
-        """Leave no object under ``key``, whether or not there was one."""
+        """Delete the object under ``key`` if there is one."""
         ...
 
     def uri(self, key: str) -> str:
-        """Return the URI that an object under ``key`` has or would have."""
+        """Return the URI of an object under ``key``, whether or not it exists."""
         ...
 
     def access(self) -> dict[str, str]:
-        """Return the variables, secrets among them, with which a node reaches the same objects."""
+        """Return the variables, including secrets, with which a node accesses this store."""
         ...
 
     def abort(self) -> None:
-        """Break off the requests of all threads: each raises a ``StoreError``."""
+        """Abort the requests of all threads; each raises a ``StoreError``."""
         ...
 
     def sweep(self, older_than_s: float) -> int:
-        """Remove what writers that were killed so long ago have left, and return its number."""
+        """Remove unfinished writes older than ``older_than_s`` and return how many were removed."""
         ...
 
     @property
     def clock_ahead_s(self) -> float:
-        """How far this machine's clock is ahead of the store's, by its last answer."""
+        """Seconds by which this machine's clock is ahead of the store's, from its last response."""
         ...
 
 
 @runtime_checkable
 class Signer(Protocol):
-    """A store that lets others in for a time, to single objects."""
+    """A store that can grant access to single objects for a limited time."""
 
     def sign(self, method: str, key: str, limit_s: int) -> str:
-        """Return the address at which anybody may ``method`` the object for so long."""
+        """Return a URL at which anybody may ``method`` the object for ``limit_s`` seconds."""
         ...

@@ -1,4 +1,4 @@
-"""Objects as files below one folder of this machine, or of one it shares: ``file://``."""
+"""``file://`` stores: objects are files below a folder, which may be on a shared file system."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO
 
 from cloudjob.errors import StoreError
-from cloudjob.store.base import PATIENCE_S, Tell, quiet
+from cloudjob.store.base import PATIENCE_S, OnProgress, ignore_progress
 from cloudjob.store.files import TEMPORARY, check_key, hint, replacing, text
-from cloudjob.store.parallel import each_in_parallel
+from cloudjob.store.parallel import iterate_in_parallel
 
 _CHUNK_BYTES = 1024 * 1024
 
@@ -24,7 +24,7 @@ def from_uri(
     uri: str,
     _environ: Mapping[str, str] | None = None,
     *,
-    patience_s: float = PATIENCE_S,  # noqa: ARG001 (the system decides how long a disk is tried)
+    patience_s: float = PATIENCE_S,  # noqa: ARG001 (the kernel decides how long to retry a disk)
 ) -> DirectoryStore:
     """Return the store whose root is the folder of a ``file:///absolute/path`` URI."""
     path = uri.removeprefix("file://").removeprefix("localhost")
@@ -32,21 +32,21 @@ def from_uri(
         raise StoreError(f"open store {uri!r}: not an absolute path", hint="file:///its/path")
     name = os.fsdecode(urllib.parse.unquote_to_bytes(os.fsencode(path)))
     if "\0" in name:
-        raise StoreError(f"open store {uri!r}: a path cannot hold NUL")
+        raise StoreError(f"open store {uri!r}: a path cannot contain NUL")
     return DirectoryStore(Path(name))
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryStore:
-    """An object store in a folder: 0700 for the folders it makes, 0600 for the objects.
+    """An object store in a folder. New folders have mode 0700, objects 0600.
 
     Args:
-        root: The folder; the first ``put`` makes it.
+        root: The folder; the first ``put`` creates it.
     """
 
     root: Path
 
-    def put(self, path: Path, key: str, *, tell: Tell = quiet) -> str:
+    def put(self, path: Path, key: str, *, on_progress: OnProgress = ignore_progress) -> str:
         """Store the file at ``path`` under ``key`` and return the object's URI."""
         target = self._path("put", key)
         try:
@@ -54,7 +54,7 @@ class DirectoryStore:
         except OSError as error:
             raise StoreError(f"put {key} in {self.root}: read {path}: {text(error)}") from error
         with source, self._translated("put", key), replacing(target) as file:
-            _copy(source, file, tell)
+            _copy(source, file, on_progress)
         return self.uri(key)
 
     def put_bytes(self, data: bytes, key: str) -> str:
@@ -70,23 +70,23 @@ class DirectoryStore:
             return self._path("get", key).read_bytes()
 
     def get_range(self, key: str, offset: int, count: int) -> bytes:
-        """Return ``count`` of the object's bytes from ``offset`` on, fewer where it ends before."""
+        """Return ``count`` bytes of the object from ``offset`` on; fewer at the object's end."""
         with self._translated("get", key), self._path("get", key).open("rb") as file:
             file.seek(offset)
             return file.read(count)
 
     def get_each(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         """Yield each of many small objects with its key."""
-        return each_in_parallel(self.get_bytes, keys)
+        return iterate_in_parallel(self.get_bytes, keys)
 
-    def fetch(self, key: str, path: Path, *, tell: Tell = quiet) -> None:
-        """Write the object to the file ``path``, whole or not at all."""
+    def fetch(self, key: str, path: Path, *, on_progress: OnProgress = ignore_progress) -> None:
+        """Write the object to the file ``path``, which appears only once it is complete."""
         with self._translated("fetch", key):
             source = self._path("fetch", key).open("rb")
         with source:
             try:
                 with replacing(path, is_durable=False) as file:
-                    _copy(source, file, tell)
+                    _copy(source, file, on_progress)
             except OSError as error:
                 raise StoreError(
                     f"fetch {key} from {self.root}: to {path}: {text(error)}",
@@ -94,24 +94,24 @@ class DirectoryStore:
                 ) from error
 
     def copy(self, key: str, target: str) -> None:
-        """Make the object ``target`` the same as ``key``."""
+        """Copy the object ``key`` to ``target``."""
         self.put(self._path("copy", key), target)
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Yield the keys that start with ``prefix``, a string, in the order of their bytes."""
+        """Yield the keys that start with the string ``prefix``, sorted by their bytes."""
         folder = prefix[: prefix.rfind("/") + 1]
         if folder:
             check_key("list", folder[:-1])
         yield from self._keys_below(folder, prefix)
 
     def exists(self, key: str) -> bool:
-        """Say whether there is an object under ``key``."""
+        """Return whether there is an object under ``key``."""
         path = self._path("look for", key)
         with self._translated("look for", key):
             return path.is_file()
 
     def delete(self, key: str) -> None:
-        """Leave no object under ``key``, whether or not there was one."""
+        """Delete the object under ``key`` if there is one."""
         path = self._path("delete", key)
         with self._translated("delete", key), suppress(*_NO_OBJECT):
             path.unlink()
@@ -125,19 +125,19 @@ class DirectoryStore:
                 return
 
     def uri(self, key: str) -> str:
-        """Return the URI that an object under ``key`` has or would have."""
+        """Return the URI of an object under ``key``, whether or not it exists."""
         path = os.path.abspath(self._path("name", key))  # noqa: PTH100 (Path.resolve follows links)
         return "file://" + urllib.parse.quote_from_bytes(os.fsencode(path))
 
     def access(self) -> dict[str, str]:
-        """Return nothing: a path says it all."""
+        """Return no variables: the path is enough."""
         return {}
 
     def abort(self) -> None:
-        """Do nothing: a file system does not break off."""
+        """Do nothing: calls to a file system cannot be aborted."""
 
     def sweep(self, older_than_s: float) -> int:
-        """Remove what writers that were killed so long ago have left, and return its number."""
+        """Remove unfinished writes older than ``older_than_s`` and return how many were removed."""
         before_s = time.time() - older_than_s
         count = 0
         for path in self._unfinished():
@@ -149,7 +149,7 @@ class DirectoryStore:
 
     @property
     def clock_ahead_s(self) -> float:
-        """Nothing: there is one clock."""
+        """Zero: there is only one clock."""
         return 0.0
 
     def _path(self, verb: str, key: str) -> Path:
@@ -157,9 +157,9 @@ class DirectoryStore:
         return self.root / key
 
     def _keys_below(self, folder: str, prefix: str) -> Iterator[str]:
-        """Yield in key order: a folder sorts as ``name/``, so ``a.txt`` comes before ``a/b``.
+        """Yield keys in order: a folder sorts as ``name/``, so ``a.txt`` comes before ``a/b``.
 
-        Without recursion, which ends at a thousand folders.
+        Not recursive, as Python's recursion limit is about a thousand folders.
         """
         waiting = [folder]
         while waiting:
@@ -172,7 +172,7 @@ class DirectoryStore:
             waiting += [name for name in below if name.startswith(prefix)]
 
     def _unfinished(self) -> Iterator[Path]:
-        """Yield what writers that were killed have left."""
+        """Yield the temporary files that killed writers left."""
         waiting = [""]
         while waiting:
             folder = waiting.pop()
@@ -183,20 +183,20 @@ class DirectoryStore:
                     waiting.append(folder + name)
 
     def _names(self, folder: str, prefix: str) -> tuple[str, ...]:
-        """Return the names in a folder, those of folders with a slash behind them."""
+        """Return the names in a folder; names of folders end in a slash."""
         with self._translated("list", prefix):
             try:
                 with os.scandir(self.root / folder) as found:
                     return tuple(child.name + "/" * child.is_dir() for child in found)
             except (FileNotFoundError, NotADirectoryError):
-                # The root's own absence means an empty store; a file in its place is a mistake.
+                # A missing root is an empty store, but a root that is a file is an error.
                 if not folder and self.root.exists():
                     raise
                 return ()
 
     @contextmanager
     def _translated(self, verb: str, key: str) -> Iterator[None]:
-        """Turn what the file system says into a ``StoreError``."""
+        """Turn an ``OSError`` of the file system into a ``StoreError``."""
         try:
             yield
         except OSError as error:
@@ -207,11 +207,11 @@ class DirectoryStore:
             ) from error
 
 
-def _copy(source: IO[bytes], file: IO[bytes], tell: Tell) -> None:
+def _copy(source: IO[bytes], file: IO[bytes], on_progress: OnProgress) -> None:
     while data := source.read(_CHUNK_BYTES):
         file.write(data)
-        tell(len(data))
+        on_progress(len(data))
 
 
-# A folder of that name, or a file where its folder would be: no object in any case.
+# The key names a folder, or lies below a file: in both cases there is no such object.
 _NO_OBJECT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)

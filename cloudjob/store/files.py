@@ -1,4 +1,4 @@
-"""What every store does with keys and with files of this machine."""
+"""Key checks, atomic file replacement and error texts that all stores share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import IO
 
 from cloudjob.errors import StoreError
 
-# A writer that is killed leaves such a file behind; it is no object, and no key can name it.
+# Prefix of the temporary files that a killed writer leaves; no key may contain such a name.
 TEMPORARY = ".cloudjob-tmp-"
-# Others may write there at the same time, on other machines as well. Random bytes once: asking for
-# them lets go of Python's lock, as does every call of the system, and threads wait to have it back.
-_OURS = os.urandom(8).hex()
+# Part of each temporary name, as other machines may write to the same folder. Read only once: every
+# system call releases the interpreter lock, and threads wait to get it back.
+_PROCESS_TOKEN = os.urandom(8).hex()
 _NUMBERS = itertools.count()
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
@@ -28,28 +28,30 @@ _HINTS = {
     errno.EPERM: "may this user read and write there?",
     errno.EROFS: "choose a store on a file system that is not read-only",
     errno.ENOENT: "cloudjob list shows the jobs whose objects are there",
-    errno.ENOTDIR: "a file stands where a folder should be",
-    errno.EISDIR: "a folder stands where an object should be",
+    errno.ENOTDIR: "there is a file where a folder should be",
+    errno.EISDIR: "there is a folder where an object should be",
     errno.ENAMETOOLONG: "use a shorter name",
 }
 
 
 def check_key(verb: str, key: str) -> None:
-    """Refuse a key that would leave the root, name no file, or name a half-written one."""
+    """Refuse a key that leaves the root, is not a file name, or names a temporary file."""
     segments = key.split("/")
     if "\0" in key or any(segment in ("", ".", "..") for segment in segments):
-        raise StoreError(f"{verb} {key!r}: not a key", hint="a key looks like job/outputs/model")
+        raise StoreError(
+            f"{verb} {key!r}: not a valid key", hint="a key looks like job/outputs/model"
+        )
     if any(segment.startswith(TEMPORARY) for segment in segments):
-        raise StoreError(f"{verb} {key!r}: names with {TEMPORARY} are the store's own")
+        raise StoreError(f"{verb} {key!r}: names that start with {TEMPORARY} are reserved")
 
 
 @contextmanager
 def replacing(target: Path, *, is_durable: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file that becomes ``target`` when all of it is there, or else vanishes.
+    """Open a temporary file that replaces ``target`` at the end, or is removed on an error.
 
     Args:
-        is_durable: Whether it then outlives a crash of this machine. What can be fetched again need
-            not: waiting for the disk took most of the time of a fetch of 200 MB.
+        is_durable: Whether the file survives a crash of this machine. Not needed for files that can
+            be fetched again: waiting for the disk took most of the time of a fetch of 200 MB.
     """
     with (
         replacing_descriptor(target, is_durable=is_durable) as descriptor,
@@ -60,10 +62,10 @@ def replacing(target: Path, *, is_durable: bool = True) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def replacing_descriptor(target: Path, *, is_durable: bool = True) -> Iterator[int]:
-    """As ``replacing``, but give the open file's descriptor, for reading as well."""
-    # Text: a Path costs as much as a call of the system.
+    """Like ``replacing``, but yield a file descriptor, open for reading and writing."""
+    # Strings: creating a Path costs as much as a system call.
     folder = os.path.dirname(os.fspath(target)) or "."  # noqa: PTH120
-    temporary = f"{folder}/{TEMPORARY}{os.getpid()}-{_OURS}-{next(_NUMBERS)}"
+    temporary = f"{folder}/{TEMPORARY}{os.getpid()}-{_PROCESS_TOKEN}-{next(_NUMBERS)}"
     try:
         try:
             descriptor = os.open(temporary, _NEW, 0o600)
@@ -85,7 +87,7 @@ def replacing_descriptor(target: Path, *, is_durable: bool = True) -> Iterator[i
 
 
 def _make_folders(folder: Path) -> None:
-    """Make a folder and the ones above it, each of them on the disk when this returns."""
+    """Create a folder and its parents durably."""
     missing = [folder]
     while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
@@ -95,7 +97,7 @@ def _make_folders(folder: Path) -> None:
 
 
 def _sync_folder(folder: str | Path) -> None:
-    """Make the names in a folder outlive a crash: without this a rename may be forgotten."""
+    """Make the entries of a folder durable: without this a crash may undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -104,10 +106,10 @@ def _sync_folder(folder: str | Path) -> None:
 
 
 def text(error: OSError) -> str:
-    """Return what the system says, as a part of a sentence."""
+    """Return the system's error text for use within a message."""
     return (error.strerror or str(error)).lower()
 
 
 def hint(error: OSError) -> str:
-    """Return what to try; empty when there is nothing to say."""
+    """Return what to try; may be empty."""
     return _HINTS.get(error.errno or 0, "")

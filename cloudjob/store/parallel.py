@@ -1,4 +1,4 @@
-"""Calls in other threads: the same for many things at a time, and one call with a time limit."""
+"""Calls in threads: one function on many items in parallel, and a single call with a time limit."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
-# What each of so many gives is in memory at a time.
+# Results held in memory at a time, and items handed to a thread at a time.
 _SLICE = 256
-_HANDED_OVER = 64
+_BATCH = 64
 
 
-def within(limit_s: float, function: Callable[[], _R]) -> _R:
-    """Return what ``function`` returns, and do not wait longer than ``limit_s`` for it.
+def call_with_timeout(limit_s: float, function: Callable[[], _R]) -> _R:
+    """Call ``function`` in a thread and return its result, waiting at most ``limit_s``.
 
-    It goes on in a thread that does not delay the end of the process.
+    After a timeout the call goes on, in a daemon thread that does not delay the end of the process.
 
     Raises:
-        TimeoutError: It has not returned in time.
+        TimeoutError: The function has not returned in time.
     """
     found: Future[_R] = Future()
 
@@ -49,12 +49,12 @@ def in_parallel(
     at_once: int = 16,
     abort: Callable[[], None] = lambda: None,
 ) -> list[_R]:
-    """Return what ``function`` gives for each item, in the order of the items.
+    """Return the result of ``function`` for each item, in the order of the items.
 
-    The first failure is raised when what is under way has ended; the rest is not begun.
+    After a failure no further calls start; it is raised when the running ones have ended.
 
     Args:
-        abort: Called on Ctrl-C, so that what is under way ends at once.
+        abort: Called on Ctrl-C to end the running calls at once.
     """
     with ThreadPoolExecutor(at_once) as pool:
         futures = [pool.submit(function, item) for item in items]
@@ -70,37 +70,37 @@ def in_parallel(
             raise
 
 
-def each_in_parallel(
+def iterate_in_parallel(
     function: Callable[[_T], _R], items: Sequence[_T], *, abort: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[_T, _R]]:
-    """Yield each item with what ``function`` gives for it; not all of that at a time.
+    """Yield each item with the result of ``function`` for it, keeping few results in memory.
 
     Args:
-        abort: Called on Ctrl-C, so that what is under way ends at once.
+        abort: Called on Ctrl-C to end the running calls at once.
     """
     for begin in range(0, len(items), _SLICE):
-        some = items[begin : begin + _SLICE]
-        yield from zip(some, in_parallel(function, some, abort=abort), strict=True)
+        batch = items[begin : begin + _SLICE]
+        yield from zip(batch, in_parallel(function, batch, abort=abort), strict=True)
 
 
-def as_they_come(
+def consume_in_parallel(
     function: Callable[[_T], object], items: Iterator[_T], *, at_once: int = 16
 ) -> None:
-    """Call ``function`` for each item, in other threads, so that slow calls do not hold up items.
+    """Call ``function`` in threads for each item as the iterator yields it.
 
-    Many items at a time go to a thread: one by one that would cost more than a quick call. The
-    first failure is raised, at the latest when all that were handed over have ended.
+    Items go to a thread in batches, as handing one over can cost more than the call. The first
+    failure is raised, at the latest when all calls that have started have ended.
     """
 
-    def each(some: list[_T]) -> None:
-        for item in some:
+    def call_each(batch: list[_T]) -> None:
+        for item in batch:
             function(item)
 
     pending = deque[Future[None]]()
     with ThreadPoolExecutor(at_once) as pool:
-        while some := list(islice(items, _HANDED_OVER)):
+        while batch := list(islice(items, _BATCH)):
             if len(pending) == at_once:
                 pending.popleft().result()
-            pending.append(pool.submit(each, some))
+            pending.append(pool.submit(call_each, batch))
         for future in pending:
             future.result()

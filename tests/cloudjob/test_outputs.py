@@ -13,7 +13,7 @@ import pytest
 from cloudjob import outputs
 from cloudjob.errors import StoreError
 from cloudjob.outputs import OutputLocation
-from cloudjob.store.base import Tell, quiet
+from cloudjob.store.base import OnProgress, ignore_progress
 from cloudjob.store.directory import DirectoryStore
 from jobentry import objects
 from jobentry.contract import manifest
@@ -34,10 +34,10 @@ class Together(DirectoryStore):
             self.barrier.wait(DEADLINE_S)
         return super().get_bytes(key)
 
-    def fetch(self, key: str, path: Path, *, tell: Tell = quiet) -> None:
+    def fetch(self, key: str, path: Path, *, on_progress: OnProgress = ignore_progress) -> None:
         """Fetch as the others do."""
         self.barrier.wait(DEADLINE_S)
-        super().fetch(key, path, tell=tell)
+        super().fetch(key, path, on_progress=on_progress)
 
 
 def kept(store: DirectoryStore, files: Mapping[str, bytes]) -> OutputLocation:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloudjob.store.parallel import as_they_come, each_in_parallel, within
+from cloudjob.store.parallel import call_with_timeout, consume_in_parallel, iterate_in_parallel
 
 DEADLINE_S = 60.0
 
@@ -16,17 +16,17 @@ def test_a_call_has_a_time_limit():
     for_ever = threading.Event()
     try:
         with pytest.raises(TimeoutError, match=r"no answer within 0.1 s"):
-            within(0.1, for_ever.wait)
-        assert within(DEADLINE_S, lambda: 1) == 1
+            call_with_timeout(0.1, for_ever.wait)
+        assert call_with_timeout(DEADLINE_S, lambda: 1) == 1
         with pytest.raises(ZeroDivisionError):
-            within(DEADLINE_S, lambda: 1 // 0)
+            call_with_timeout(DEADLINE_S, lambda: 1 // 0)
     finally:
         for_ever.set()
 
 
 def test_each_comes_with_what_it_gave():
     """In their order, however many."""
-    assert list(each_in_parallel(str, range(1000))) == [(n, str(n)) for n in range(1000)]
+    assert list(iterate_in_parallel(str, range(1000))) == [(n, str(n)) for n in range(1000)]
 
 
 def test_slow_calls_do_not_hold_up_what_comes():
@@ -39,7 +39,7 @@ def test_slow_calls_do_not_hold_up_what_comes():
             barrier.wait(DEADLINE_S)
         done.add(number)
 
-    as_they_come(call, iter(range(4 * 64)), at_once=4)
+    consume_in_parallel(call, iter(range(4 * 64)), at_once=4)
 
     assert done == set(range(4 * 64))
 
@@ -61,7 +61,7 @@ def test_what_comes_faster_than_it_is_taken_waits():
         assert go_on.wait(DEADLINE_S)
         taken.append(number)
 
-    as_they_come(call, items(), at_once=2)
+    consume_in_parallel(call, items(), at_once=2)
 
     assert len(taken) == 10_000
     assert most == 3 * 64 - 1
@@ -76,4 +76,4 @@ def test_the_first_failure_is_raised(bad: int):
             raise ValueError(number)
 
     with pytest.raises(ValueError, match=str(bad)):
-        as_they_come(call, iter(range(1000)))
+        consume_in_parallel(call, iter(range(1000)))

@@ -13,7 +13,7 @@ import pytest
 
 from cloudjob.store import ObjectStore, open_store
 from cloudjob.store.base import PATIENCE_S
-from cloudjob.store.s3 import S3Store, client, place
+from cloudjob.store.s3 import S3Store, bucket_uri, client
 from jobentry.objects import access, s3, web
 from tests.support.servers import (
     INTERNAL,
@@ -55,7 +55,7 @@ class Given:
         """Open the store, with parts that are short enough for tests."""
         if self.uri.startswith("file:"):
             return open_store(self.uri)
-        return S3Store(place.read(self.uri), patience_s=patience_s, part_bytes=PART_BYTES)
+        return S3Store(bucket_uri.read(self.uri), patience_s=patience_s, part_bytes=PART_BYTES)
 
 
 @pytest.fixture

@@ -31,10 +31,10 @@ import sys
 from pathlib import Path
 from cloudjob import layers
 from cloudjob.package import cache, pack
-from cloudjob.store.s3 import S3Store, place
+from cloudjob.store.s3 import S3Store, bucket_uri
 
 uri, source, home, job = sys.argv[1:]
-store = S3Store(place.read(uri), part_bytes={PART_BYTES}, patience_s=60.0)
+store = S3Store(bucket_uri.read(uri), part_bytes={PART_BYTES}, patience_s=60.0)
 memory = cache.path_of(Path(home), Path(source), uri)
 package = pack(
     Path(source), Path(home, "layer"), script="train.py", limit_bytes=1 << 30,

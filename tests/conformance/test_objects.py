@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudjob.store.s3 import S3Store, place
+from cloudjob.store.s3 import S3Store, bucket_uri
 from jobentry import objects
 from jobentry.contract import sigv4
 from jobentry.objects import ObjectError, ObjectMissing, s3, web
@@ -518,7 +518,7 @@ def signed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str
     options = f"endpoint={bucket.judge.meta.endpoint_url}&region=cn-north-4"
     keys = {"ACCESS_KEY_ID": ACCESS_KEY, "SECRET_ACCESS_KEY": SECRET_KEY}
     environ = {f"{kind}_{name}": key for kind in ("AWS", "OBS") for name, key in keys.items()}
-    store = S3Store(place.read(f"{bucket.uri}?{options}"), environ=environ)
+    store = S3Store(bucket_uri.read(f"{bucket.uri}?{options}"), environ=environ)
 
     def sign(method: str, key: str, limit_s: int = 600) -> str:
         uri = store.uri(key)

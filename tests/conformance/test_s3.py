@@ -115,8 +115,10 @@ def test_a_large_object_comes_back_as_it_was(
     store = given.open()
     sent, got = [0], [0]
 
-    store.put(big, "key", tell=lambda count: sent.__setitem__(0, sent[0] + count))
-    store.fetch("key", tmp_path / "out", tell=lambda count: got.__setitem__(0, got[0] + count))
+    store.put(big, "key", on_progress=lambda count: sent.__setitem__(0, sent[0] + count))
+    store.fetch(
+        "key", tmp_path / "out", on_progress=lambda count: got.__setitem__(0, got[0] + count)
+    )
     given.proxy.choose = lambda _: None
 
     assert (tmp_path / "out").read_bytes() == big.read_bytes() == store.get_bytes("key")
@@ -177,7 +179,7 @@ def test_an_object_that_is_replaced_meanwhile_is_never_a_mixture(
     reader.join(DEADLINE_S)
 
     if errors:
-        assert "it was replaced while it was read" in errors[0].message
+        assert "the object was replaced while it was read" in errors[0].message
         assert not (tmp_path / "out").exists()
     else:
         assert (tmp_path / "out").read_bytes() in (other.read_bytes(), big.read_bytes())
@@ -240,8 +242,8 @@ def test_a_killed_writer_leaves_the_old_object(
 
 def start_writer(given: Given, path: Path) -> subprocess.Popen[bytes]:
     """Put a file in another process."""
-    code = "import sys, pathlib; from cloudjob.store.s3 import S3Store, place\n"
-    code += f"store = S3Store(place.read(sys.argv[1]), part_bytes={PART_BYTES})\n"
+    code = "import sys, pathlib; from cloudjob.store.s3 import S3Store, bucket_uri\n"
+    code += f"store = S3Store(bucket_uri.read(sys.argv[1]), part_bytes={PART_BYTES})\n"
     code += "store.put(pathlib.Path(sys.argv[2]), 'key')"
     environ = {**given.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/entrypoints"}
     return subprocess.Popen([sys.executable, "-c", code, given.uri, str(path)], env=environ)
@@ -359,15 +361,23 @@ def test_obs_is_spoken_to_as_it_wants(s3_given: S3Given, kind: str, big: Path):
 @pytest.mark.parametrize(
     ("environ", "message", "hint"),
     [
-        ({"AWS_ACCESS_KEY_ID": "other"}, "it does not know the access key (403", "is it the key"),
-        ({"AWS_SECRET_ACCESS_KEY": "other"}, "the signature is wrong (403", "is the secret key"),
+        (
+            {"AWS_ACCESS_KEY_ID": "other"},
+            "the service does not know the access key (403",
+            "is it a key",
+        ),
+        ({"AWS_SECRET_ACCESS_KEY": "other"}, "the signature is wrong (403", "does the secret key"),
         (
             {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
-            "no keys: not in the environment, nor in a profile file",
+            "no credentials in the environment or in a profile file",
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile: ?profile=NAME",
         ),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "connection refused", "is the endpoint right"),
-        ({"AWS_ENDPOINT_URL": "http://no.invalid"}, "its name is not known", "is the endpoint"),
+        (
+            {"AWS_ENDPOINT_URL": "http://no.invalid"},
+            "the host name cannot be resolved",
+            "is the endpoint",
+        ),
         ({"AWS_ENDPOINT_URL": "ftp://host"}, "not https://host or http://host:port", "?endpoint"),
         ({"AWS_PROFILE": "nobody"}, "The config profile (nobody) could not be found", "set AWS_"),
     ],
@@ -409,7 +419,7 @@ def test_a_refusal_says_what_to_try(
         ),
         (Fault(status=400, code="ExpiredToken"), "the temporary keys have expired", "get fresh"),
         (Fault(status=507, code="QuotaExceeded"), "the quota is used up (507", "remove what"),
-        (Fault(status=503, code="SlowDown"), "it asks to slow down, again", "try again"),
+        (Fault(status=503, code="SlowDown"), "the service kept asking to slow", "try again"),
         (Fault(status=418, code="Teapot"), "made by the test (418 Teapot)", ""),
     ],
     ids=str,
@@ -449,12 +459,12 @@ def test_tls_to_a_plain_port_and_a_page_that_is_no_store_are_named(
 ):
     """Two ways to have the wrong endpoint."""
     plain = replace(given, uri=f"{given.uri}?endpoint=https://127.0.0.1:{seaweedfs.port}")
-    with pytest.raises(StoreError, match=r"no TLS") as caught:
+    with pytest.raises(StoreError, match=r"the TLS handshake failed") as caught:
         plain.open(BRIEF_S).put_bytes(b"x", "key")
-    assert caught.value.hint == "http:// or https://?"
+    assert caught.value.hint == "should the endpoint be http:// or https://?"
 
     proxy.choose = lambda _: Fault(status=200, body=b"<html></html>")
-    with pytest.raises(StoreError, match=r"list  in .*the service lists no keys"):
+    with pytest.raises(StoreError, match=r"list  in .*the answer is not a list of keys"):
         list(given.open().list())
 
 

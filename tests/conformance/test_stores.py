@@ -20,7 +20,7 @@ from cloudjob import layers
 from cloudjob.errors import StoreError
 from cloudjob.layers import Claim, Kept, Missing
 from cloudjob.package import CodePackage, Memory, cache, pack
-from cloudjob.store import ObjectStore, beside, open_store
+from cloudjob.store import ObjectStore, open_store, with_store_options
 from cloudjob.store.directory import DirectoryStore
 from jobentry import objects
 from jobentry.staging import code_package
@@ -84,7 +84,7 @@ def test_one_of_many_that_is_missing_is_an_error(store: ObjectStore):
 
     with pytest.raises(StoreError, match=r"get gone in .*: no such object"):
         list(store.get_each(["here", "gone"]))
-    with pytest.raises(StoreError, match=r"get '\.\./out': not a key"):
+    with pytest.raises(StoreError, match=r"get '\.\./out': not a valid key"):
         list(store.get_each(["here", "../out"]))
 
 
@@ -308,7 +308,7 @@ def test_what_is_not_there_is_an_error(store: ObjectStore, tmp_path: Path):
 @pytest.mark.parametrize(
     ("uri", "hint"),
     [
-        ("/tmp/store", "a folder is file:///its/path"),
+        ("/tmp/store", "for a folder write file:///its/path"),
         ("fil:///tmp", "did you mean file://?"),
         ("gopher://x", "allowed: file, s3, obs"),
         ("file://relative", "file:///its/path"),
@@ -454,6 +454,8 @@ def test_an_output_elsewhere_is_reached_as_the_jobs_store_is():
     """Its URI has no options, and those of the job's store fit when both are of one scheme."""
     store = "s3://bucket/jobs?endpoint=https://minio:9000"
 
-    assert beside("s3://other/out", store) == "s3://other/out?endpoint=https://minio:9000"
-    assert beside("file:///out", store) == "file:///out"
-    assert beside("s3://other/out", "file:///jobs") == "s3://other/out"
+    assert (
+        with_store_options("s3://other/out", store) == "s3://other/out?endpoint=https://minio:9000"
+    )
+    assert with_store_options("file:///out", store) == "file:///out"
+    assert with_store_options("s3://other/out", "file:///jobs") == "s3://other/out"

@@ -1,4 +1,4 @@
-"""Objects in a bucket of S3, or of a service that speaks it: ``s3://`` and ``obs://``."""
+"""``s3://`` and ``obs://`` stores: objects in a bucket of S3 or of a compatible service."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 from cloudjob.errors import StoreError
 from cloudjob.store import files
-from cloudjob.store.base import PATIENCE_S, Tell, quiet
-from cloudjob.store.parallel import each_in_parallel
+from cloudjob.store.base import PATIENCE_S, OnProgress, ignore_progress
+from cloudjob.store.parallel import iterate_in_parallel
+from cloudjob.store.s3 import bucket_uri, errors
 from cloudjob.store.s3 import client as clients
-from cloudjob.store.s3 import errors, place
-from cloudjob.store.s3.place import Place
+from cloudjob.store.s3.bucket_uri import BucketUri
 from jobentry.contract import names
 
-# How long the parts of a large object are.
+# Size of the parts of a multipart upload.
 PART_BYTES = 8 * 1024 * 1024
-# After this an upload in parts that its writer has left is removed.
+# Age at which an unfinished multipart upload is removed.
 _STALE_S = 24 * 3600.0
 _OUT_OF_RANGE = 416
 
@@ -33,7 +33,7 @@ def from_uri(
 
     The URI may end in options: ``?endpoint=URL&region=NAME&addressing=path|virtual&profile=NAME``.
     """
-    found = place.read(uri)
+    found = bucket_uri.read(uri)
     if importlib.util.find_spec("boto3") is None:
         raise StoreError(
             f"open store {found.root}: boto3 is not installed",
@@ -46,36 +46,36 @@ class S3Store:
     """An object store in a bucket, below a prefix.
 
     Args:
-        environ: Where credentials and endpoint may come from; by default the process's own.
-        patience_s: For how long a request is tried while the store cannot be reached.
-        part_bytes: How long the parts of a large object are.
+        environ: Variables that may hold credentials and endpoint, by default the process's.
+        patience_s: Seconds to retry a request while the store cannot be reached.
+        part_bytes: Size of the parts of a multipart upload.
     """
 
     def __init__(
         self,
-        place: Place,
+        uri: BucketUri,
         *,
         environ: Mapping[str, str] | None = None,
         patience_s: float = PATIENCE_S,
         part_bytes: int = PART_BYTES,
     ) -> None:
-        self._place = place
+        self._uri = uri
         self._environ = os.environ if environ is None else environ
         self._part_bytes = part_bytes
-        self._retries = clients.Retries(place, patience_s)
+        self._retries = clients.Retries(uri, patience_s)
         self._lock = threading.Lock()
         self._connected: clients.Connection | None = None
         self._has_swept = False
 
-    def put(self, path: Path, key: str, *, tell: Tell = quiet) -> str:
+    def put(self, path: Path, key: str, *, on_progress: OnProgress = ignore_progress) -> str:
         """Store the file at ``path`` under ``key`` and return the object's URI."""
-        place.check("put", key)
-        doing = f"put {key} in {self._place.root}"
+        bucket_uri.check("put", key)
+        doing = f"put {key} in {self._uri.root}"
         try:
             before = path.stat()
-            with errors.translated(doing, self._place):
+            with errors.translated(doing, self._uri):
                 self._client.upload_file(
-                    str(path), **self._object(key), Config=self._transfer(), Callback=tell
+                    str(path), **self._object(key), Config=self._transfer(), Callback=on_progress
                 )
             after = path.stat()
         except OSError as error:
@@ -83,7 +83,8 @@ class S3Store:
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             self.delete(key)
             raise StoreError(
-                f"{doing}: {path} changed while it was read", hint="submit again when it is quiet"
+                f"{doing}: {path} changed while it was read",
+                hint="submit again when the file is complete",
             )
         if before.st_size > self._part_bytes and not self._has_swept:
             self._has_swept = True
@@ -92,23 +93,23 @@ class S3Store:
 
     def put_bytes(self, data: bytes, key: str) -> str:
         """Store ``data`` under ``key`` and return the object's URI."""
-        place.check("put", key)
-        with errors.translated(f"put {key} in {self._place.root}", self._place):
+        bucket_uri.check("put", key)
+        with errors.translated(f"put {key} in {self._uri.root}", self._uri):
             self._client.put_object(**self._object(key), Body=data)
         return self.uri(key)
 
     def get_bytes(self, key: str) -> bytes:
         """Return the object's bytes."""
-        place.check("get", key)
-        return self._read(f"get {key} in {self._place.root}", **self._object(key))
+        bucket_uri.check("get", key)
+        return self._read(f"get {key} in {self._uri.root}", **self._object(key))
 
     def get_range(self, key: str, offset: int, count: int) -> bytes:
-        """Return ``count`` of the object's bytes from ``offset`` on, fewer where it ends before."""
-        place.check("get", key)
-        doing = f"get {key} in {self._place.root}"
-        asked = f"bytes={offset}-{offset + count - 1}"
+        """Return ``count`` bytes of the object from ``offset`` on; fewer at the object's end."""
+        bucket_uri.check("get", key)
+        doing = f"get {key} in {self._uri.root}"
+        wanted = f"bytes={offset}-{offset + count - 1}"
         try:
-            return self._read(doing, **self._object(key), Range=asked)
+            return self._read(doing, **self._object(key), Range=wanted)
         except StoreError as error:
             response = getattr(error.__cause__, "response", {})
             if response.get("ResponseMetadata", {}).get("HTTPStatusCode") == _OUT_OF_RANGE:
@@ -116,72 +117,72 @@ class S3Store:
             raise
 
     def get_each(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield each of many small objects with its key, in whatever order they come."""
-        return each_in_parallel(self.get_bytes, list(dict.fromkeys(keys)), abort=self.abort)
+        """Yield each of many small objects with its key, in any order."""
+        return iterate_in_parallel(self.get_bytes, list(dict.fromkeys(keys)), abort=self.abort)
 
-    def fetch(self, key: str, path: Path, *, tell: Tell = quiet) -> None:
-        """Write the object to the file ``path``, whole or not at all."""
-        place.check("fetch", key)
-        doing = f"fetch {key} in {self._place.root}"
+    def fetch(self, key: str, path: Path, *, on_progress: OnProgress = ignore_progress) -> None:
+        """Write the object to the file ``path``, which appears only once it is complete."""
+        bucket_uri.check("fetch", key)
+        doing = f"fetch {key} in {self._uri.root}"
         try:
             with (
                 files.replacing(path, is_durable=False) as file,
-                errors.translated(doing, self._place),
+                errors.translated(doing, self._uri),
             ):
                 self._client.download_fileobj(
-                    **self._object(key), Fileobj=file, Config=self._transfer(), Callback=tell
+                    **self._object(key), Fileobj=file, Config=self._transfer(), Callback=on_progress
                 )
         except OSError as error:
             raise StoreError(
-                f"fetch {key} from {self._place.root}: to {path}: {files.text(error)}",
+                f"fetch {key} from {self._uri.root}: to {path}: {files.text(error)}",
                 hint=files.hint(error),
             ) from error
 
     def copy(self, key: str, target: str) -> None:
-        """Make the object ``target`` the same as ``key``, without its bytes coming here."""
-        place.check("copy", key)
-        place.check("copy", target)
-        with errors.translated(f"copy {key} to {target} in {self._place.root}", self._place):
+        """Copy the object ``key`` to ``target`` within the service."""
+        bucket_uri.check("copy", key)
+        bucket_uri.check("copy", target)
+        with errors.translated(f"copy {key} to {target} in {self._uri.root}", self._uri):
             self._client.copy_object(**self._object(target), CopySource=self._object(key))
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Yield the keys that start with ``prefix``, a string, in the order of their bytes."""
-        doing = f"list {prefix} in {self._place.root}"
-        own = self._place.key("")
-        # The first version of the call: the second one lacks its token on OBS now and then.
+        """Yield the keys that start with the string ``prefix``, sorted by their bytes."""
+        doing = f"list {prefix} in {self._uri.root}"
+        own = self._uri.key("")
+        # ListObjects, not V2: OBS sometimes leaves out the continuation token of V2.
         pages = self._client.get_paginator("list_objects").paginate(
-            Bucket=self._place.bucket, Prefix=self._place.key(prefix)
+            Bucket=self._uri.bucket, Prefix=self._uri.key(prefix)
         )
-        with errors.translated(doing, self._place):
+        with errors.translated(doing, self._uri):
             found = []
             for page in pages:
                 if "IsTruncated" not in page:
                     raise StoreError(
-                        f"{doing}: the service lists no keys", hint="is the endpoint right?"
+                        f"{doing}: the answer is not a list of keys", hint="is the endpoint right?"
                     )
                 found += [item["Key"] for item in page.get("Contents", [])]
-        # SeaweedFS lists a folder before what sorts between its name and its slash.
+        # Sorted here: SeaweedFS lists the folder ``a/`` before ``a.txt``.
         return (key.removeprefix(own) for key in sorted(found, key=lambda key: key.encode("utf-8")))
 
     def exists(self, key: str) -> bool:
-        """Say whether there is an object under ``key``."""
-        place.check("look for", key)
-        with errors.translated(f"look for {key} in {self._place.root}", self._place):
+        """Return whether there is an object under ``key``."""
+        bucket_uri.check("look for", key)
+        with errors.translated(f"look for {key} in {self._uri.root}", self._uri):
             return self._if_there(lambda: self._client.head_object(**self._object(key)))
 
     def delete(self, key: str) -> None:
-        """Leave no object under ``key``, whether or not there was one."""
-        place.check("delete", key)
-        with errors.translated(f"delete {key} in {self._place.root}", self._place):
+        """Delete the object under ``key`` if there is one."""
+        bucket_uri.check("delete", key)
+        with errors.translated(f"delete {key} in {self._uri.root}", self._uri):
             self._if_there(lambda: self._client.delete_object(**self._object(key)))
 
     def uri(self, key: str) -> str:
-        """Return the URI that an object under ``key`` has or would have."""
-        place.check("name", key)
-        return f"{self._place.root}/{place.quoted(key)}"
+        """Return the URI of an object under ``key``, whether or not it exists."""
+        bucket_uri.check("name", key)
+        return f"{self._uri.root}/{bucket_uri.quoted(key)}"
 
     def access(self) -> dict[str, str]:
-        """Return the variables, secrets among them, with which a node reaches the same objects."""
+        """Return the variables, including secrets, with which a node accesses this store."""
         endpoint = self._connection.endpoint
         credentials = self._connection.credentials.get_frozen_credentials()
         variables = {
@@ -195,11 +196,11 @@ class S3Store:
         return {name: value for name, value in variables.items() if value}
 
     def sign(self, method: str, key: str, limit_s: int) -> str:
-        """Return the address at which anybody may ``method`` the object for ``limit_s`` seconds.
+        """Return a URL at which anybody may ``method`` the object for ``limit_s`` seconds.
 
-        What temporary credentials have signed ends with them, if that is earlier.
+        A URL signed with temporary credentials expires with them, if that is earlier.
         """
-        place.check("sign", key)
+        bucket_uri.check("sign", key)
         action = {"GET": "get_object", "PUT": "put_object"}[method]
         address: str = self._client.generate_presigned_url(
             action, Params=self._object(key), ExpiresIn=limit_s
@@ -207,16 +208,16 @@ class S3Store:
         return address
 
     def abort(self) -> None:
-        """Break off the requests of all threads: each raises a ``StoreError``."""
+        """Abort the requests of all threads; each raises a ``StoreError``."""
         self._retries.abort()
 
     def sweep(self, older_than_s: float) -> int:
-        """Remove the parts of uploads whose writers were killed, and return their number."""
-        doing = f"remove uploads in {self._place.root}"
+        """Abort multipart uploads older than ``older_than_s`` and return how many there were."""
+        doing = f"remove uploads in {self._uri.root}"
         limit = datetime.now(timezone.utc).timestamp() - older_than_s
-        with errors.translated(doing, self._place):
+        with errors.translated(doing, self._uri):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(
-                Bucket=self._place.bucket, Prefix=self._place.key("")
+                Bucket=self._uri.bucket, Prefix=self._uri.key("")
             )
             stale = [
                 upload
@@ -225,13 +226,13 @@ class S3Store:
                 if upload["Initiated"].timestamp() <= limit
             ]
             for upload in stale:
-                where = {"Bucket": self._place.bucket, "Key": upload["Key"]}
+                where = {"Bucket": self._uri.bucket, "Key": upload["Key"]}
                 self._client.abort_multipart_upload(**where, UploadId=upload["UploadId"])
         return len(stale)
 
     @property
     def clock_ahead_s(self) -> float:
-        """How far this machine's clock is ahead of the store's, by its last answer."""
+        """Seconds by which this machine's clock is ahead of the store's, from its last response."""
         return self._retries.clock_ahead_s
 
     @property
@@ -242,16 +243,16 @@ class S3Store:
     def _connection(self) -> clients.Connection:
         with self._lock:
             if self._connected is None:
-                self._connected = clients.connect(self._place, self._environ, self._retries)
+                self._connected = clients.connect(self._uri, self._environ, self._retries)
             return self._connected
 
     def _object(self, key: str) -> dict[str, str]:
-        return {"Bucket": self._place.bucket, "Key": self._place.key(key)}
+        return {"Bucket": self._uri.bucket, "Key": self._uri.key(key)}
 
     def _transfer(self) -> Any:
         from boto3.s3.transfer import TransferConfig
 
-        # The classic client is the one that OBS takes; the CRT one has its own ideas of checksums.
+        # OBS accepts the classic client's requests; the CRT client adds checksums of its own.
         return TransferConfig(
             multipart_threshold=self._part_bytes,
             multipart_chunksize=self._part_bytes,
@@ -259,16 +260,16 @@ class S3Store:
             preferred_transfer_client="classic",
         )
 
-    def _read(self, doing: str, **asked: str) -> bytes:
+    def _read(self, doing: str, **parameters: str) -> bytes:
         from botocore.exceptions import BotoCoreError, IncompleteReadError, ResponseStreamingError
         from urllib3.exceptions import HTTPError
 
-        # botocore tries again until the head of an answer is there, and not what breaks off later.
+        # botocore retries until the headers have arrived, but not when the body breaks off.
         for attempt in range(_READ_ATTEMPTS):
-            with errors.translated(doing, self._place):
+            with errors.translated(doing, self._uri):
                 body = None
                 try:
-                    body = self._client.get_object(**asked)["Body"]
+                    body = self._client.get_object(**parameters)["Body"]
                     data: bytes = body.read()
                 except (HTTPError, IncompleteReadError, ResponseStreamingError) as error:
                     has_given_up = isinstance(error, BotoCoreError) and body is None
@@ -291,5 +292,5 @@ class S3Store:
         return True
 
 
-# How often an object's bytes are read until they come whole.
+# Attempts to read all bytes of an object.
 _READ_ATTEMPTS = 5

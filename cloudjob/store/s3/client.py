@@ -1,4 +1,4 @@
-"""Makes the boto3 client of a store: endpoint, credentials, and for how long it tries again."""
+"""Create the boto3 client of a store: endpoint, credentials and retries."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 from cloudjob.errors import StoreError
 from cloudjob.store.s3 import errors
-from cloudjob.store.s3.place import Place
+from cloudjob.store.s3.bucket_uri import BucketUri
 from cloudjob.waits import Waits
 
-# How many requests a store sends at once.
+# Requests that a store sends in parallel.
 AT_ONCE = 16
-# Seconds without an answer until a request counts as failed, and between two tries.
+# Timeouts for connecting and for reading, and the shortest and longest pause between attempts.
 _CONNECT_S, _READ_S = 5.0, 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.3, 5.0
-# botocore's own handler of retries never tries again: ``Retries`` decides.
+# Disables botocore's own retries: ``Retries`` decides.
 _NO_RETRIES = {"total_max_attempts": 1}
 
-# A name that can be part of a host name, and that the certificate for *.endpoint covers.
+# Bucket names that are valid in a host name and covered by the certificate for *.endpoint.
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _REGION_IN_HOST = re.compile(r"(?:obs|s3)[.-]([a-z]{2,}(?:-[a-z0-9]+)+)\.")
 _OBS_VARIABLES = (
@@ -41,7 +41,7 @@ class Endpoint(NamedTuple):
 
     Args:
         url: ``https://host`` or ``http://host:port``, without the bucket.
-        addressing: ``path`` or ``virtual``: where the bucket stands, in the path or in the host.
+        addressing: ``path`` or ``virtual``: whether the bucket is in the path or in the host name.
     """
 
     url: str
@@ -50,7 +50,7 @@ class Endpoint(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """A client of boto3, how it reaches the bucket, and botocore's credentials."""
+    """A boto3 client, the endpoint that it uses, and its credentials."""
 
     client: Any
     endpoint: Endpoint
@@ -58,36 +58,36 @@ class Connection(NamedTuple):
 
 
 class Retries:
-    """Decides whether a request is sent again: for a minute, reporting what came back meanwhile.
+    """Decides whether a failed request is sent again, and reports what a command waits for.
 
     Args:
-        patience_s: For how long a request is tried after its first failure.
+        patience_s: Seconds to retry a request after its first failure.
     """
 
-    def __init__(self, place: Place, patience_s: float) -> None:
-        self._place = place
+    def __init__(self, uri: BucketUri, patience_s: float) -> None:
+        self._uri = uri
         self._patience_s = patience_s
         self._waits = Waits()
         self._aborts = 0
         self._aborted = threading.Condition()
-        # By how many seconds this machine's clock is ahead of the service's.
+        # Seconds by which this machine's clock is ahead of the service's.
         self.clock_ahead_s = 0.0
 
     def abort(self) -> None:
-        """Let every request that is being tried fail, instead of trying it again."""
+        """Fail every request that is waiting for its next attempt."""
         with self._aborted:
             self._aborts += 1
             self._aborted.notify_all()
 
     def register(self, client: Any) -> None:
-        """Make ``client`` ask here after each try of a request."""
+        """Make ``client`` use these retries."""
         client.meta.events.register("before-sign.s3", self._begin)
-        client.meta.events.register("needs-retry.s3", self._tried)
+        client.meta.events.register("needs-retry.s3", self._after_attempt)
 
     def _begin(self, request: Any, **_: Any) -> None:
         request.context.setdefault("cloudjob", (time.monotonic(), self._aborts))
 
-    def _tried(
+    def _after_attempt(
         self,
         response: Any,
         attempts: int,
@@ -95,28 +95,28 @@ class Retries:
         request_dict: Mapping[str, Any],
         **_: Any,
     ) -> float | None:
-        """Return the pause before the next try, already waited for; None to end the request."""
+        """Wait, then return 0 to send the request again at once; return None to give up."""
         if response is not None:
             self.clock_ahead_s = errors.clock_ahead_s(response[0].headers.get("date", ""))
-        found = errors.passing_trouble(response, caught_exception)
+        found = errors.transient_failure(response, caught_exception)
         if not found:
             return None
         now_s = time.monotonic()
         context = request_dict["context"]
         began_s, aborts = context.get("cloudjob", (now_s, self._aborts))
-        # Not since it began: on a slow line the first try alone may take minutes.
+        # From the first failure: on a slow connection the first attempt alone may take minutes.
         failing_since_s = context.setdefault("cloudjob_failing", now_s)
         pause_s = min(_FIRST_PAUSE_S * 2 ** (attempts - 1), _LONGEST_PAUSE_S)
         if now_s + pause_s - failing_since_s > self._patience_s:
             return None
-        self._waits.tell(began_s, f"asking {self._place.root}: {found}")
+        self._waits.tell(began_s, f"asking {self._uri.root}: {found}")
         with self._aborted:
             if self._aborted.wait_for(lambda: self._aborts != aborts, pause_s):
-                raise StoreError(f"asking {self._place.root}: interrupted")
+                raise StoreError(f"asking {self._uri.root}: interrupted")
         return 0.0
 
 
-def connect(place: Place, environ: Mapping[str, str], retries: Retries) -> Connection:
+def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Connection:
     """Return a client for the bucket.
 
     Raises:
@@ -126,14 +126,14 @@ def connect(place: Place, environ: Mapping[str, str], retries: Retries) -> Conne
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, NoCredentialsError
 
-    profile = place.options.get("profile")
+    profile = uri.options.get("profile")
     try:
-        session = boto3.Session(profile_name=profile, **_credentials(place, environ))
+        session = boto3.Session(profile_name=profile, **_credentials(uri, environ))
         credentials = session.get_credentials()
         if credentials is None:
             raise NoCredentialsError
-        found = _endpoint(place, environ, session)
-        obs = {"payload_signing_enabled": False} if place.is_obs else {}
+        found = _endpoint(uri, environ, session)
+        obs = {"payload_signing_enabled": False} if uri.is_obs else {}
         client = session.client(
             "s3",
             endpoint_url=found.url or None,
@@ -142,8 +142,8 @@ def connect(place: Place, environ: Mapping[str, str], retries: Retries) -> Conne
                 signature_version="s3v4",
                 s3={"addressing_style": found.addressing, **obs},
                 # OBS stores checksums that it does not know as part of the object.
-                request_checksum_calculation="when_required" if place.is_obs else None,
-                response_checksum_validation="when_required" if place.is_obs else None,
+                request_checksum_calculation="when_required" if uri.is_obs else None,
+                response_checksum_validation="when_required" if uri.is_obs else None,
                 retries=_NO_RETRIES,
                 connect_timeout=_CONNECT_S,
                 read_timeout=_READ_S,
@@ -151,7 +151,7 @@ def connect(place: Place, environ: Mapping[str, str], retries: Retries) -> Conne
             ),
         )
     except BotoCoreError as error:
-        raise errors.unusable(place, error) from error
+        raise errors.unusable(uri, error) from error
     retries.register(client)
     return Connection(client, found._replace(url=client.meta.endpoint_url), credentials)
 
@@ -159,11 +159,11 @@ def connect(place: Place, environ: Mapping[str, str], retries: Retries) -> Conne
 # -- credentials -------------------------------------------------------------------------------
 
 
-def _credentials(place: Place, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return credentials for boto3's session; none where boto3 shall look for them itself."""
-    if "profile" in place.options:
+def _credentials(uri: BucketUri, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return credentials for boto3's session; none if boto3 is to find them itself."""
+    if "profile" in uri.options:
         return {}
-    found = _first_of_obs(environ) if place.is_obs else None
+    found = _first_of_obs(environ) if uri.is_obs else None
     found = found or _complete(*(environ.get(name, "") for name in _AWS_VARIABLES))
     if found is None:
         return {}
@@ -172,7 +172,7 @@ def _credentials(place: Place, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _first_of_obs(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """Return what the variables and files of OBS's own tools say, the nearest first."""
+    """Return the first complete credentials in the variables and files of OBS's own tools."""
     return next((found for found in _of_obs(environ) if found), None)
 
 
@@ -196,7 +196,7 @@ def _complete(access_key: str, secret_key: str, token: str) -> tuple[str, str, s
 
 
 def _obsutil() -> dict[str, str]:
-    """Return what ``obsutil config`` has written for this user: ``endpoint``, ``ak``, ``sk``."""
+    """Return the settings of ``obsutil config``: ``endpoint``, ``ak``, ``sk``, ``token``."""
     try:
         text = (Path.home() / ".obsutilconfig").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -208,28 +208,28 @@ def _obsutil() -> dict[str, str]:
 # -- endpoint ----------------------------------------------------------------------------------
 
 
-def _endpoint(place: Place, environ: Mapping[str, str], session: Any) -> Endpoint:
-    """Return how the bucket is reached; the URL is empty where AWS's own one serves."""
+def _endpoint(uri: BucketUri, environ: Mapping[str, str], session: Any) -> Endpoint:
+    """Return the bucket's endpoint; its URL is empty for AWS's default endpoint."""
     settings = session._session.get_scoped_config() if session.profile_name else {}
-    url = place.options.get("endpoint") or _endpoint_url(place, environ, session)
-    url = _checked(place, url) if url else ""
-    region = place.options.get("region") or _region(place, environ, session, url)
-    if place.is_obs:
+    url = uri.options.get("endpoint") or _endpoint_url(uri, environ, session)
+    url = _checked(uri, url) if url else ""
+    region = uri.options.get("region") or _region(uri, environ, session, url)
+    if uri.is_obs:
         url = url or f"https://obs.{region}.myhuaweicloud.com"
     s3 = settings.get("s3")
     style = s3.get("addressing_style", "") if isinstance(s3, dict) else ""
-    addressing = place.options.get("addressing") or style or _addressing(place, url)
-    return Endpoint(url, region, addressing if addressing != "auto" else _addressing(place, url))
+    addressing = uri.options.get("addressing") or style or _addressing(uri, url)
+    return Endpoint(url, region, addressing if addressing != "auto" else _addressing(uri, url))
 
 
-def _endpoint_url(place: Place, environ: Mapping[str, str], session: Any) -> str:
-    if place.is_obs:
-        # The second is what ModelArts sets in its containers and notebooks.
+def _endpoint_url(uri: BucketUri, environ: Mapping[str, str], session: Any) -> str:
+    if uri.is_obs:
+        # ModelArts sets S3_ENDPOINT in its containers and notebooks.
         found = environ.get("OBS_ENDPOINT") or environ.get("S3_ENDPOINT") or ""
-        if not found and "region" not in place.options:
+        if not found and "region" not in uri.options:
             found = _obsutil().get("endpoint", "")
         return found
-    # boto3 takes these two from the process's own environment only.
+    # boto3 reads these two only from the process's environment.
     found = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or ""
     if not found:
         provider = session._session.get_component("config_store")
@@ -237,47 +237,49 @@ def _endpoint_url(place: Place, environ: Mapping[str, str], session: Any) -> str
     return found
 
 
-def _region(place: Place, environ: Mapping[str, str], session: Any, url: str) -> str:
+def _region(uri: BucketUri, environ: Mapping[str, str], session: Any, url: str) -> str:
     in_host = _REGION_IN_HOST.match(_host(url))
     own = in_host[1] if in_host else ""
-    if not place.is_obs:
+    if not uri.is_obs:
         named = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
         return named or session.region_name or own or "us-east-1"
-    # An OBS endpoint belongs to one region, whatever a variable says.
+    # An OBS endpoint belongs to one region, so its region takes precedence over the variable.
     found = own or environ.get("HW_REGION_NAME") or ""
-    if "profile" in place.options:
+    if "profile" in uri.options:
         found = found or session.region_name or ""
     if not found:
         raise StoreError(
-            f"open store {place.root}: no region",
-            hint=f"{place.root}?region=cn-north-4, or set HW_REGION_NAME, or OBS_ENDPOINT",
+            f"open store {uri.root}: no region",
+            hint=f"{uri.root}?region=cn-north-4, or set HW_REGION_NAME, or OBS_ENDPOINT",
         )
     return found
 
 
-def _checked(place: Place, url: str) -> str:
+def _checked(uri: BucketUri, url: str) -> str:
     if "://" not in url:
         url = f"https://{url}"
     parts = urllib.parse.urlsplit(url)
-    doing = f"open store {place.root}: endpoint {url!r}"
+    doing = f"open store {uri.root}: endpoint {url!r}"
     try:
         is_url = bool(parts.scheme in ("http", "https") and parts.hostname) and parts.port != 0
     except ValueError:
         is_url = False
     if not is_url or parts.path.strip("/") or parts.query or parts.username:
         raise StoreError(f"{doing}: not https://host or http://host:port", hint="?endpoint=URL")
-    if parts.netloc.startswith(f"{place.bucket}."):
-        # The service would take the bucket for a part of the key, and refuse the signature.
-        rest = parts.netloc.removeprefix(f"{place.bucket}.")
-        raise StoreError(f"{doing}: it names the bucket", hint=f"give {parts.scheme}://{rest}")
+    if parts.netloc.startswith(f"{uri.bucket}."):
+        # The service would treat the bucket as part of the key and reject the signature.
+        rest = parts.netloc.removeprefix(f"{uri.bucket}.")
+        raise StoreError(
+            f"{doing}: it contains the bucket name", hint=f"use {parts.scheme}://{rest}"
+        )
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _addressing(place: Place, url: str) -> str:
+def _addressing(uri: BucketUri, url: str) -> str:
     host = _host(url)
-    is_public = place.is_obs or not url or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+    is_public = uri.is_obs or not url or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
     is_virtual = is_public and host != "localhost" and not _is_address(host)
-    return "virtual" if is_virtual and _HOST_BUCKET.fullmatch(place.bucket) else "path"
+    return "virtual" if is_virtual and _HOST_BUCKET.fullmatch(uri.bucket) else "path"
 
 
 def _host(url: str) -> str:

@@ -1,4 +1,4 @@
-"""Turns what boto3 raises into a ``StoreError``: what came back, and what to try."""
+"""Turn exceptions of boto3 into a ``StoreError`` with what came back and a hint."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cloudjob.errors import StoreError
-from cloudjob.store.s3.place import CREDENTIALS_HINTS, Place
+from cloudjob.store.s3.bucket_uri import CREDENTIALS_HINTS, BucketUri
 
-# A request that fails with one of these may succeed a moment later.
-_PASSING_STATUS = frozenset((408, 429, 500, 502, 503, 504))
-_PASSING_CODES = frozenset(
+# Responses to which the same request may succeed a moment later.
+_TRANSIENT_STATUS = frozenset((408, 429, 500, 502, 503, 504))
+_TRANSIENT_CODES = frozenset(
     (
         "BadDigest",
         "IncompleteBody",
@@ -29,14 +29,17 @@ _PASSING_CODES = frozenset(
         "XAmzContentSHA256Mismatch",
     )
 )
-_UNKNOWN_NAME = "its name is not known"
-_REACH = "is the endpoint right, and can this machine reach it?"
-# What came back, and what to try, by the code of the service. A HEAD has only a status.
-_CODES = {
-    "InvalidAccessKeyId": ("it does not know the access key", "is it the key of this service?"),
+_UNKNOWN_NAME = "the host name cannot be resolved"
+_REACH_HINT = "is the endpoint right, and can this machine reach it?"
+# Error code of the service -> what came back and a hint. A HEAD request has only a status.
+_MEANINGS = {
+    "InvalidAccessKeyId": (
+        "the service does not know the access key",
+        "is it a key for this service?",
+    ),
     "SignatureDoesNotMatch": (
         "the signature is wrong",
-        "is the secret key the one of this access key, without a blank at its end?",
+        "does the secret key belong to this access key, without a space at its end?",
     ),
     "RequestTimeTooSkewed": ("the clocks differ too much", "set this machine's clock"),
     "NoSuchBucket": ("no such bucket", "is its name right? cloudjob makes no buckets"),
@@ -44,13 +47,13 @@ _CODES = {
     "AccessDenied": ("access denied", "do these keys have read and write access to the bucket?"),
     "ExpiredToken": ("the temporary keys have expired", "get fresh ones, and submit again"),
     "InvalidToken": ("the token of the temporary keys is not valid", "get fresh ones"),
-    "SlowDown": ("it asks to slow down, again and again", "try again in a few minutes"),
-    "PreconditionFailed": ("it was replaced while it was read", "try again"),
-    "EntityTooLarge": ("it is too large for this service", ""),
+    "SlowDown": ("the service kept asking to slow down", "try again in a few minutes"),
+    "PreconditionFailed": ("the object was replaced while it was read", "try again"),
+    "EntityTooLarge": ("the object is too large for this service", ""),
     "QuotaExceeded": ("the quota is used up", "remove what is no longer needed: cloudjob rm JOB"),
-    "BadDigest": ("the bytes did not arrive as they were sent, again and again", ""),
+    "BadDigest": ("the data arrived damaged in every attempt", ""),
 }
-_SAME = {
+_SYNONYMS = {
     "401": "AccessDenied",
     "403": "AccessDenied",
     "404": "NoSuchKey",
@@ -66,7 +69,7 @@ _SAME = {
     "XAmzContentChecksumMismatch": "BadDigest",
     "XAmzContentSHA256Mismatch": "BadDigest",
 }
-_ELSEWHERE = frozenset(
+_OTHER_REGION = frozenset(
     (
         "301",
         "307",
@@ -78,8 +81,8 @@ _ELSEWHERE = frozenset(
 
 
 @contextmanager
-def translated(doing: str, place: Place) -> Iterator[None]:
-    """Turn every error of boto3 into a ``StoreError`` that begins with ``doing``."""
+def translated(doing: str, uri: BucketUri) -> Iterator[None]:
+    """Turn every exception of boto3 into a ``StoreError`` whose message starts with ``doing``."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
     from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError
@@ -88,44 +91,44 @@ def translated(doing: str, place: Place) -> Iterator[None]:
     try:
         yield
     except Boto3Error as error:
-        # What s3transfer failed with, which boto3 turns into a sentence.
+        # boto3 wraps the exception of s3transfer and keeps only its text.
         cause = error.__cause__ or error.__context__
         if isinstance(cause, ClientError):
-            raise _refused(doing, place, cause) from error
+            raise _refused(doing, uri, cause) from error
         raise StoreError(f"{doing}: {one_line(str(error))}") from error
     except ClientError as error:
-        raise _refused(doing, place, error) from error
+        raise _refused(doing, uri, error) from error
     except S3DownloadFailedError as error:
-        # A range of another version of the object; s3transfer asks for all of the first one's.
-        came_back, hint = _CODES["PreconditionFailed"]
+        # The object changed between two ranges; s3transfer requests all with the first one's ETag.
+        came_back, hint = _MEANINGS["PreconditionFailed"]
         raise StoreError(f"{doing}: {came_back}", hint=hint) from error
     except RetriesExceededError as error:
         came_back, hint = _broken(error.last_exception)
         raise StoreError(f"{doing}: {came_back}", hint=hint) from error
     except (BotoCoreError, HTTPError) as error:
-        # botocore lets an error of urllib3 pass when a refusal breaks off in its body.
+        # botocore does not wrap an error of urllib3 while it reads the body of an error response.
         came_back, hint = _broken(error)
         raise StoreError(f"{doing}: {came_back}", hint=hint) from error
 
 
 def is_missing(error: Exception) -> bool:
-    """Whether there is no such object, in a bucket that is there."""
+    """Whether the object does not exist, but its bucket does."""
     response = getattr(error, "response", {})
     return response.get("Error", {}).get("Code", "") in ("NoSuchKey", "404", "NotFound")
 
 
-def unusable(place: Place, error: Exception) -> StoreError:
-    """Return the error for a store without credentials, or with settings that cannot be read."""
+def unusable(uri: BucketUri, error: Exception) -> StoreError:
+    """Return the error for missing credentials or unreadable settings."""
     from botocore.exceptions import NoCredentialsError
 
-    found = f"looking for keys: {one_line(str(error))}"
+    found = f"reading credentials: {one_line(str(error))}"
     if isinstance(error, NoCredentialsError):
-        found = "no keys: not in the environment, nor in a profile file"
-    return StoreError(f"open store {place.root}: {found}", hint=CREDENTIALS_HINTS[place.scheme])
+        found = "no credentials in the environment or in a profile file"
+    return StoreError(f"open store {uri.root}: {found}", hint=CREDENTIALS_HINTS[uri.scheme])
 
 
-def passing_trouble(response: Any, error: Exception | None) -> str:
-    """Return what came back where the same request may succeed a moment later, else nothing."""
+def transient_failure(response: Any, error: Exception | None) -> str:
+    """Return what came back if the same request may succeed a moment later, else ``""``."""
     from botocore.exceptions import ConnectionError, HTTPClientError, SSLError
 
     if error is not None:
@@ -135,13 +138,13 @@ def passing_trouble(response: Any, error: Exception | None) -> str:
         return found if is_network and not is_lasting else ""
     answer, parsed = response
     code = str(parsed.get("Error", {}).get("Code", ""))
-    if answer.status_code in _PASSING_STATUS or code in _PASSING_CODES:
+    if answer.status_code in _TRANSIENT_STATUS or code in _TRANSIENT_CODES:
         return f"{answer.status_code} {code}".strip()
     return ""
 
 
 def clock_ahead_s(date: str) -> float:
-    """Return by how many seconds this machine's clock is ahead of a ``Date`` header."""
+    """Return the seconds by which this machine's clock is ahead of a ``Date`` header."""
     try:
         then = parsedate_to_datetime(date)
     except (TypeError, ValueError):
@@ -150,22 +153,25 @@ def clock_ahead_s(date: str) -> float:
 
 
 def one_line(text: str) -> str:
-    """Return a service's words so that they can neither break a line nor a terminal."""
+    """Return a service's text on one line and without control characters."""
     text = " ".join(text.split()).rstrip(".")
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def _refused(doing: str, place: Place, error: Any) -> StoreError:
+def _refused(doing: str, uri: BucketUri, error: Any) -> StoreError:
     found = error.response.get("Error", {})
     meta = error.response.get("ResponseMetadata", {})
     status, headers = str(meta.get("HTTPStatusCode", "")), meta.get("HTTPHeaders", {})
     code = str(found.get("Code", ""))
-    known = _SAME.get(code, code)
-    came_back, hint = _CODES.get(known) or (str(found.get("Message", "")) or f"status {status}", "")
-    if code in _ELSEWHERE:
+    known = _SYNONYMS.get(code, code)
+    came_back, hint = _MEANINGS.get(known) or (
+        str(found.get("Message", "")) or f"status {status}",
+        "",
+    )
+    if code in _OTHER_REGION:
         region = headers.get("x-amz-bucket-region") or found.get("Region") or ""
         came_back = f"the bucket is in {region or 'another region'}"
-        hint = f"{place.root}?region={region or 'REGION'}"
+        hint = f"{uri.root}?region={region or 'REGION'}"
     elif known == "RequestTimeTooSkewed":
         ahead_s = clock_ahead_s(headers.get("date", ""))
         came_back += f": this one is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}"
@@ -174,7 +180,7 @@ def _refused(doing: str, place: Place, error: Any) -> StoreError:
 
 
 def _broken(error: Exception) -> tuple[str, str]:
-    """Return what happened to a request that got no answer, and what to try."""
+    """Return what happened to a request that got no response, and a hint."""
     from botocore import exceptions
 
     address = urlsplit(str(getattr(error, "kwargs", {}).get("endpoint_url") or ""))
@@ -182,18 +188,20 @@ def _broken(error: Exception) -> tuple[str, str]:
     text = one_line(str(getattr(error, "kwargs", {}).get("error") or error))
     if isinstance(error, exceptions.SSLError):
         if "CERTIFICATE_VERIFY_FAILED" in text:
-            hint = "a CA of your own: AWS_CA_BUNDLE=FILE; a bucket with dots: ?addressing=path"
+            hint = (
+                "for a private CA set AWS_CA_BUNDLE=FILE; for dots in the bucket ?addressing=path"
+            )
             return f"{where}: its certificate is not trusted", hint
-        return f"{where}: no TLS", "http:// or https://?"
+        return f"{where}: the TLS handshake failed", "should the endpoint be http:// or https://?"
     if isinstance(error, (exceptions.ConnectTimeoutError, exceptions.ReadTimeoutError)):
-        return f"{where}: it does not answer", _REACH
-    for sign, words in (
+        return f"{where}: it does not answer", _REACH_HINT
+    for pattern, message in (
         ("refused", "connection refused"),
         ("resolve", _UNKNOWN_NAME),
         ("Name or service", _UNKNOWN_NAME),
     ):
-        if sign in text:
-            return f"{where}: {words}", _REACH
+        if pattern in text:
+            return f"{where}: {message}", _REACH_HINT
     if isinstance(error, (exceptions.ConnectionError, exceptions.HTTPClientError)):
-        return f"{where}: the connection broke off", _REACH
+        return f"{where}: the connection broke off", _REACH_HINT
     return text, ""

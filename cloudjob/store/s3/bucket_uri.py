@@ -1,4 +1,4 @@
-"""What the URI of a bucket says: ``s3://bucket/prefix?region=NAME`` and ``obs://…``."""
+"""Parse the URI of a bucket: ``s3://bucket/prefix?region=NAME`` or ``obs://…``."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from cloudjob.spec import ADDRESSINGS, nearest
 from cloudjob.store.files import check_key
 
 OPTIONS = ("endpoint", "region", "addressing", "profile")
-# What to try when there are no credentials, by scheme.
+# Scheme -> hint if there are no credentials.
 CREDENTIALS_HINTS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile: ?profile=NAME",
     "obs": "set OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY, or run `obsutil config`",
 }
 
-# The limit of S3 and OBS; the prefix counts too, so a key below one may still be too long.
+# The limit of S3 and OBS. The prefix counts too, so a key that passes here may still be too long.
 _LONGEST_KEY_BYTES = 1024
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A bucket and a prefix in it.
+class BucketUri:
+    """The parts of a bucket's URI.
 
     Args:
         scheme: ``s3`` or ``obs``.
-        prefix: What all keys begin with, without a slash at its end; may be empty.
-        options: Those of ``OPTIONS`` that the URI gives.
+        prefix: The start of all keys, without a slash at its end; may be empty.
+        options: The ``OPTIONS`` that the URI sets.
     """
 
     scheme: str
@@ -40,13 +40,13 @@ class Place:
 
     @property
     def root(self) -> str:
-        """The URI without its options, as the node half and messages have it."""
+        """The URI without its options, as the node half and messages show it."""
         path = "/" + quoted(self.prefix) if self.prefix else ""
         return f"{self.scheme}://{self.bucket}{path}"
 
     @property
     def is_obs(self) -> bool:
-        """Whether it is Huawei's service, which differs from S3 in places."""
+        """Whether the service is Huawei OBS, which differs from S3 in some points."""
         return self.scheme == "obs"
 
     def key(self, key: str) -> str:
@@ -55,53 +55,55 @@ class Place:
 
 
 def quoted(text: str) -> str:
-    """Return a key, or a part of one, as URIs hold it."""
+    """Return a key, or a part of one, percent-encoded for a URI."""
     return urllib.parse.quote(text, safe="/~")
 
 
 def check(verb: str, key: str) -> None:
-    """Refuse keys that S3 does not take: beside those that no store takes, text that is no UTF-8.
+    """Refuse keys that S3 does not accept, including those that cannot be encoded as UTF-8.
 
     Raises:
-        StoreError: The key is one of them.
+        StoreError: The key is not valid.
     """
     check_key(verb, key)
     try:
         size_bytes = len(key.encode("utf-8"))
     except UnicodeEncodeError as error:
         raise StoreError(
-            f"{verb} {key!r}: not a key: it is no UTF-8", hint="use a file:// store, or rename it"
+            f"{verb} {key!r}: not a valid key: it is not UTF-8",
+            hint="use a file:// store, or rename it",
         ) from error
     if size_bytes > _LONGEST_KEY_BYTES:
         raise StoreError(
-            f"{verb} {key[:60]!r}...: not a key: it has {size_bytes} bytes",
+            f"{verb} {key[:60]!r}...: not a valid key: it has {size_bytes} bytes",
             hint=f"{_LONGEST_KEY_BYTES} at most",
         )
 
 
-def read(uri: str) -> Place:
-    """Return what ``uri`` says.
+def read(uri: str) -> BucketUri:
+    """Parse ``uri``.
 
     Raises:
-        StoreError: It is no URI of a bucket.
+        StoreError: It is not the URI of a bucket.
     """
     scheme, _, rest = uri.partition("://")
     where, _, query = rest.partition("?")
     bucket, _, path = where.partition("/")
     if "@" in bucket:
-        # The URI itself would show them.
+        # The message must not contain the URI, as it holds credentials.
         raise StoreError(
-            f"open store {scheme}://***: keys do not belong into a URI",
+            f"open store {scheme}://***: a URI must not contain access keys",
             hint=CREDENTIALS_HINTS[scheme],
         )
     if not _BUCKET.fullmatch(bucket):
         raise StoreError(
-            f"open store {uri!r}: {bucket!r} is no bucket", hint=f"{scheme}://bucket/its/prefix"
+            f"open store {uri!r}: {bucket!r} is not a bucket name",
+            hint=f"{scheme}://bucket/its/prefix",
         )
     prefix = urllib.parse.unquote(path, errors="surrogateescape").strip("/")
     if prefix:
         check(f"open store {uri!r}: prefix", prefix)
-    return Place(scheme, bucket, prefix, _options(uri, query))
+    return BucketUri(scheme, bucket, prefix, _options(uri, query))
 
 
 def _options(uri: str, query: str) -> dict[str, str]:
@@ -110,15 +112,15 @@ def _options(uri: str, query: str) -> dict[str, str]:
         if name not in OPTIONS:
             guess = nearest(name, OPTIONS)
             allowed = f"allowed: {', '.join(OPTIONS)}"
-            raise StoreError(f"open store {uri!r}: no option {name!r}{guess}", hint=allowed)
+            raise StoreError(f"open store {uri!r}: unknown option {name!r}{guess}", hint=allowed)
         if name == "addressing" and value not in ADDRESSINGS:
             allowed = f"allowed: {', '.join(ADDRESSINGS)}"
-            raise StoreError(f"open store {uri!r}: addressing {value!r} is not known", hint=allowed)
+            raise StoreError(f"open store {uri!r}: unknown addressing {value!r}", hint=allowed)
     return {name: value for name, value in options.items() if value not in ("", "auto")}
 
 
 def with_options(uri: str, options: Mapping[str, object]) -> str:
-    """Return ``uri`` with these options, as far as it does not give them itself."""
+    """Return ``uri`` with these options added; those that it already has stay."""
     where, _, query = uri.partition("?")
     own = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
     given = {name: str(value) for name, value in options.items() if value not in ("", "auto")}

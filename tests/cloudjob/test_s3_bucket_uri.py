@@ -10,7 +10,7 @@ import pytest
 
 from cloudjob.errors import StoreError
 from cloudjob.store import full_uri, open_store
-from cloudjob.store.s3 import S3Store, place
+from cloudjob.store.s3 import S3Store, bucket_uri
 from jobentry.contract import names
 
 
@@ -26,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened(uri: str, environ: dict[str, str] | None = None) -> S3Store:
-    return S3Store(place.read(uri), environ=environ or {})
+    return S3Store(bucket_uri.read(uri), environ=environ or {})
 
 
 def credentials(store: S3Store) -> tuple[str, str, str]:
@@ -189,14 +189,18 @@ def test_a_profile_and_a_program_that_prints_credentials_are_used(
 @pytest.mark.parametrize(
     ("uri", "message", "hint"),
     [
-        ("s3://", "'' is no bucket", "s3://bucket/its/prefix"),
-        ("s3:///key", "'' is no bucket", "s3://bucket/its/prefix"),
-        ("obs://a b/c", "'a b' is no bucket", "obs://bucket/its/prefix"),
-        ("s3://AK:SK@bucket/x", "keys do not belong into a URI", "set AWS_ACCESS_KEY_ID and"),
-        ("s3://bucket/a//b", "not a key", ""),
-        ("s3://bucket/../b", "not a key", ""),
-        ("s3://bucket?regoin=x", "no option 'regoin', did you mean 'region'?", "allowed: endp"),
-        ("s3://bucket?addressing=both", "addressing 'both' is not known", "allowed: auto, path"),
+        ("s3://", "'' is not a bucket name", "s3://bucket/its/prefix"),
+        ("s3:///key", "'' is not a bucket name", "s3://bucket/its/prefix"),
+        ("obs://a b/c", "'a b' is not a bucket name", "obs://bucket/its/prefix"),
+        ("s3://AK:SK@bucket/x", "a URI must not contain access keys", "set AWS_ACCESS_KEY_ID and"),
+        ("s3://bucket/a//b", "not a valid key", ""),
+        ("s3://bucket/../b", "not a valid key", ""),
+        (
+            "s3://bucket?regoin=x",
+            "unknown option 'regoin', did you mean 'region'?",
+            "allowed: endp",
+        ),
+        ("s3://bucket?addressing=both", "unknown addressing 'both'", "allowed: auto, path"),
     ],
 )
 def test_a_uri_that_means_nothing_is_refused(uri: str, message: str, hint: str):
@@ -219,7 +223,7 @@ def test_a_uri_that_means_nothing_is_refused(uri: str, message: str, hint: str):
         (
             "obs://bucket?endpoint=bucket.obs.cn-north-4.myhuaweicloud.com",
             {},
-            "it names the bucket",
+            "it contains the bucket name",
         ),
     ],
 )
@@ -254,5 +258,5 @@ def test_a_uri_of_an_object_has_no_options():
 
 def test_bytes_that_are_no_utf8_name_no_object():
     """S3's keys are text."""
-    with pytest.raises(StoreError, match="not a key"):
+    with pytest.raises(StoreError, match="not a valid key"):
         open_store("s3://bucket").put_bytes(b"", "a\udcff")
