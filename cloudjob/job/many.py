@@ -157,18 +157,18 @@ class _StatusQuery:
             return job.unknown(error.message)
 
     def _statuses(self, platform: str, job: Job) -> Mapping[str, NativeStatus | None]:
-        """Return the statuses of all jobs on this platform, requested once; empty if it cannot list."""
+        """Return the statuses of all jobs on a platform, which are requested only once."""
         with self._changed:
             is_first = platform not in self._listed
             future = self._listed.setdefault(platform, Future())
         if is_first:
-            asked = [
+            handles_here = [
                 other.handle
                 for other in self._jobs
                 if not other.has_final_status and handles.platform(other.handle) == platform
             ]
             try:
-                future.set_result(self._backends[job.backend_name].statuses(asked))
+                future.set_result(self._backends[job.backend_name].statuses(handles_here))
             except Exception as error:  # noqa: BLE001 (raised for each of these jobs)
                 future.set_exception(error)
         return future.result()

@@ -339,7 +339,7 @@ class Job:
         """Return the status of a job from a list of its platform's jobs.
 
         Args:
-            native: What the list says of it; None when the job is not in it.
+            native: Its status in the list; None if the job is not in it.
         """
         if native is not None and not native.state.is_final:
             return self._as_status(native)
