@@ -82,7 +82,7 @@ def list_(home: Path, address: Any, count: str) -> dict[str, float]:
 
 def _fill(home: Path, count: int) -> None:
     """Put jobs into the database, as those of an earlier time."""
-    from cloudjob.emulator import wanted
+    from cloudjob.emulator import models
     from cloudjob.emulator.database import Database, JobRow
     from cloudjob.emulator.settings import defaults
 
@@ -92,7 +92,7 @@ def _fill(home: Path, count: int) -> None:
         "algorithm": {"engine": {"image_url": "a/b:c"}, "command": "true"},
         "spec": {"resource": {"flavor_id": "modelarts.vm.cpu.2u", "node_count": 1}},
     }
-    body = wanted.job(asked, None, defaults())
+    body = models.job(asked, None, defaults())
     database = Database(home / "emulator" / "state.db")
     with database.transaction():
         for index in range(count):

@@ -57,7 +57,7 @@ def _emulator_reset(_options: argparse.Namespace) -> int:
 
 def _emulator_fault(options: argparse.Namespace) -> int:
     from cloudjob.emulator import daemon
-    from cloudjob.emulator.faults import KINDS
+    from cloudjob.emulator.fault_injection import KINDS
 
     if options.kind == "clear":
         say(f"{daemon.clear_faults(state_home())} fault(s) ended")
@@ -87,7 +87,7 @@ def _print_emulator(values: dict[str, Any], *, is_json: bool) -> None:
 
 def add_emulator(parser: argparse.ArgumentParser) -> None:
     """Give the command emulator its actions."""
-    from cloudjob.emulator.faults import KINDS
+    from cloudjob.emulator.fault_injection import KINDS
 
     inner = actions_of(parser)
     up = add_action(inner, "up", _emulator_up, "start it, and print where it is")

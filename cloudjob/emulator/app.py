@@ -7,10 +7,10 @@ import json
 import secrets
 import traceback
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
 
 from starlette.concurrency import run_in_threadpool
@@ -20,11 +20,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
-from cloudjob.emulator.answers import ApiError, error_body
-from cloudjob.emulator.auth import Access
-from cloudjob.emulator.database import Database
+from cloudjob.emulator.errors import ApiError, error_body
 from cloudjob.emulator.http_server import IDLE_S, LOOPBACK, is_from_here
+from cloudjob.emulator.models import M, parse
 from cloudjob.emulator.state import CONTROL_HEADER, CONTROL_PREFIX
+
+if TYPE_CHECKING:
+    from cloudjob.emulator.service import Service
 
 LIMIT_BYTES = 12 << 20
 _IAM = "/v3"
@@ -37,15 +39,14 @@ class Request:
     Args:
         target: Path and query as they stand in the request line.
         headers: By their names in lower case.
-        words: The parts of the path that the route leaves open, by their names.
     """
 
     method: str
     target: str
     headers: Mapping[str, str]
-    body: bytes
+    content: bytes
     id: str
-    words: Mapping[str, str] = field(default_factory=dict)
+    path_params: Mapping[str, str]
 
     @property
     def path(self) -> str:
@@ -57,6 +58,22 @@ class Request:
         """The query; of a name that comes twice the last."""
         return dict(parse_qsl(self.target.partition("?")[2], keep_blank_values=True))
 
+    def parsed_query(self, model: type[M]) -> M:
+        """Return the query as a model.
+
+        Raises:
+            ApiError: A value breaks a rule.
+        """
+        return parse(model, {key: value for key, value in self.query.items() if value})
+
+    def body(self, model: type[M]) -> M:
+        """Return the body as a model.
+
+        Raises:
+            ApiError: It is no JSON object, or a value breaks a rule.
+        """
+        return parse(model, self.json())
+
     def json(self) -> dict[str, Any]:
         """Return the body, whose texts are Unicode and whose numbers are finite.
 
@@ -64,7 +81,7 @@ class Request:
             ApiError: It is no JSON object.
         """
         try:
-            found = json.loads(self.body or b"{}")
+            found = json.loads(self.content or b"{}")
             # What Python reads beyond JSON: NaN, Infinity, 1e999 and lone surrogates.
             json.dumps(found, allow_nan=False, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError) as error:
@@ -80,27 +97,26 @@ class Answer:
 
     Args:
         body: What is sent as JSON; None for an empty body.
-        is_lost: Whether the connection closes instead.
     """
 
     status: int = 200
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    is_lost: bool = False
 
 
-Endpoint = Callable[[Request], Answer]
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An operation of the API.
 
+    Args:
+        handler: Returns the body of the answer, or a whole ``Answer``.
+        status: That of an answer if the handler returns its body.
+    """
 
-class Routes:
-    """Which function answers which method and path."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[str, str, Endpoint]] = []
-
-    def add(self, method: str, path: str, endpoint: Endpoint) -> None:
-        """Let ``endpoint`` answer; ``{name}`` in the path stands for one part of it."""
-        self.found.append((method, path, endpoint))
+    method: str
+    path: str
+    handler: Callable[[Service, Request], Any]
+    status: int = 200
 
 
 class Api:
@@ -113,21 +129,16 @@ class Api:
 
     def __init__(
         self,
-        routes: Routes,
-        access: Access,
-        database: Database,
+        endpoints: Iterable[Endpoint],
+        service: Service,
         control_token: str,
         clock: Callable[[], float],
     ) -> None:
-        self._access = access
-        self._database = database
+        self._service = service
         self._control_token = control_token
         self._clock = clock
-        found = [
-            Route(path, self._served(endpoint), methods=[method])
-            for method, path, endpoint in routes.found
-        ]
-        self._router = Router(found, redirect_slashes=False, default=self._unknown)
+        routes = [Route(item.path, self._served(item), methods=[item.method]) for item in endpoints]
+        self._router = Router(routes, redirect_slashes=False, default=self._unknown)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request; a slash at the end of its path makes no difference."""
@@ -146,7 +157,7 @@ class Api:
     def _served(self, endpoint: Endpoint) -> Callable[[HttpRequest], Any]:
         async def serve(request: HttpRequest) -> Response:
             try:
-                body = await asyncio.wait_for(_read(request), IDLE_S)
+                content = await asyncio.wait_for(_read(request), IDLE_S)
             except _TooLarge:
                 # Without the body, the next request could not be told from it.
                 return Response(status_code=413, headers={"Connection": "close"})
@@ -157,31 +168,33 @@ class Api:
                 method=request.method,
                 target=(path + b"?" + query if query else path).decode("ascii"),
                 headers=dict(request.headers),
-                body=body,
+                content=content,
                 id=uuid.uuid4().hex,
-                words=request.path_params,
+                path_params=request.path_params,
             )
             answer = await run_in_threadpool(self._answer, endpoint, asked)
-            if answer.is_lost:
+            if answer is None:
                 request.state.transport.abort()
                 await request.receive()
+                return Response()
             return self._response(answer, asked.id)
 
         return serve
 
-    def _answer(self, endpoint: Endpoint, request: Request) -> Answer:
+    def _answer(self, endpoint: Endpoint, request: Request) -> Answer | None:
+        """Return the answer; None if a fault loses it."""
         try:
             self._check(request)
-            answer = endpoint(request)
+            answer = endpoint.handler(self._service, request)
         except ApiError as error:
             return _refused(error, request.id)
         except Exception:  # noqa: BLE001 (a fault of ours is the service's internal error)
             traceback.print_exc()
             return _refused(ApiError("ModelArts.0010"), request.id)
         is_of_owner = request.path.startswith(CONTROL_PREFIX)
-        if not is_of_owner and self._database.take_fault("lost-answer", path=request.path):
-            return Answer(is_lost=True)
-        return answer
+        if not is_of_owner and self._service.database.take_fault("lost-answer", path=request.path):
+            return None
+        return answer if isinstance(answer, Answer) else Answer(endpoint.status, answer)
 
     def _check(self, request: Request) -> None:
         """Let a request in, or refuse it.
@@ -197,12 +210,12 @@ class Api:
             if not secrets.compare_digest(given.encode(), self._control_token.encode()):
                 raise ApiError("APIGW.0301", "this is for the owner of the emulator")
             return
-        if self._database.take_fault("throttle", path=path):
+        if self._service.database.take_fault("throttle", path=path):
             raise ApiError("APIGW.0308", "1,time:1 second")
-        if self._database.take_fault("error", path=path):
+        if self._service.database.take_fault("error", path=path):
             raise ApiError("ModelArts.0010")
         if not path.startswith(_IAM):
-            self._access.check(request)
+            self._service.access.check(request)
 
     def _response(self, answer: Answer, request_id: str) -> Response:
         headers = {

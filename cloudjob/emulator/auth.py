@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote
 
-from cloudjob.emulator.answers import ApiError
 from cloudjob.emulator.database import Database
+from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.proxy import Headers, Refusal
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account
@@ -63,12 +63,16 @@ class Access:
             ApiError: It is refused.
         """
         self._count()
+        self.check_identity(request)
+        self._check_project(request)
+
+    def check_identity(self, request: Request) -> None:
+        """Let in the bearer of a token, and who has signed the request."""
         token = request.headers.get("x-auth-token")
         if token:
             self.check_token(token)
         else:
-            self.check_signature(request)
-        self._check_project(request)
+            self._check_signature(request)
 
     def check_token(self, token: str) -> None:
         """Let the bearer of a token in."""
@@ -76,7 +80,7 @@ class Access:
         if expires_s is None:
             raise ApiError("APIGW.0301", "decrypt token fail")
         if expires_s <= self._clock():
-            raise ApiError("APIGW.0301", f"token expires, expires_at: {_rfc3339(expires_s)}")
+            raise ApiError("APIGW.0301", f"token expires, expires_at: {rfc3339(expires_s)}")
 
     def new_token(self) -> tuple[str, float]:
         """Return a new token and when it expires."""
@@ -103,7 +107,7 @@ class Access:
 
     # -- signatures ---------------------------------------------------------------------------
 
-    def check_signature(self, request: Request) -> None:
+    def _check_signature(self, request: Request) -> None:
         """Let in who has signed a request."""
         authorization = request.headers.get("authorization", "")
         if not authorization:
@@ -144,7 +148,7 @@ class Access:
         if request.headers.get("x-security-token") != token:
             raise ApiError("APIGW.0301", "the security token is not that of the access key")
         if expires_s <= self._clock():
-            raise ApiError("APIGW.0301", f"token expires, expires_at: {_rfc3339(expires_s)}")
+            raise ApiError("APIGW.0301", f"token expires, expires_at: {rfc3339(expires_s)}")
         return secret
 
     def _check_lock(self, access: str) -> None:
@@ -162,11 +166,6 @@ class Access:
                 if count > _TRIES and time.monotonic() - since >= self._settings.lock_s:
                     count = 0
                 self._wrong[access] = (count + 1, time.monotonic())
-
-    def unlock(self) -> None:
-        """Forget wrong signatures."""
-        with self._lock:
-            self._wrong.clear()
 
     # -- the project, and how often -----------------------------------------------------------
 
@@ -240,7 +239,7 @@ def _api_signature(request: Request, secret: str, names: list[str]) -> str:
         resource_path=path,
         query_params=parse_qsl(query, keep_blank_values=True),
         header_params={name: request.headers.get(name, "") for name in names},
-        body=request.body,
+        body=request.content,
     )
     made = Signer(SimpleNamespace(ak="-", sk=secret)).sign(text).header_params["Authorization"]
     return str(made).rpartition("=")[2]
@@ -273,13 +272,14 @@ def _s3_signature(
 def _has_digest(request: Request) -> bool:
     """Whether the digest of the body, if the client sends one, is true."""
     digest = request.headers.get("x-sdk-content-sha256", "")
-    return digest in ("", "UNSIGNED-PAYLOAD", hashlib.sha256(request.body).hexdigest())
+    return digest in ("", "UNSIGNED-PAYLOAD", hashlib.sha256(request.content).hexdigest())
 
 
 def _hashed(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def _rfc3339(seconds: float) -> str:
+def rfc3339(seconds: float) -> str:
+    """Return a time as IAM shows it."""
     moment = datetime.fromtimestamp(seconds, timezone.utc)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

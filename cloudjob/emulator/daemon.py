@@ -18,16 +18,15 @@ from typing import Any
 
 import cloudjob
 from cloudjob import locks
-from cloudjob.emulator import settings, state
-from cloudjob.emulator.nodes import run_dir_of
-from cloudjob.emulator.state import READY, Address
+from cloudjob.emulator import state
+from cloudjob.emulator.state import READY, Address, run_dir_of
 from cloudjob.errors import BackendError, UsageError
 from cloudjob.home import make_home, writing
 
 _POLL_S = 0.05
 _END_S = 60.0
 _ANSWER_S = 60.0
-_LIBRARIES = ("boto3", "httpx", "huaweicloudsdkcore", "starlette", "uvicorn")
+_LIBRARIES = ("boto3", "httpx", "huaweicloudsdkcore", "pydantic", "starlette", "uvicorn")
 
 
 def folder(home: Path) -> Path:
@@ -69,6 +68,8 @@ def _up(place: Path, config: Path | None, port: int) -> Address:
             )
         return _need(place)
     if config:
+        from cloudjob.emulator import settings
+
         settings.load(config)
         shutil.copyfile(config, place / state.SETTINGS)
     _start(place, port)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from cloudjob.emulator.faults import AT_ONCE, Fault
+from cloudjob.emulator.fault_injection import AT_ONCE, Fault
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS jobs (

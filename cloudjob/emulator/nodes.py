@@ -12,12 +12,12 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Protocol
 
-from cloudjob.emulator import plan
+from cloudjob.emulator import node_plan
 from cloudjob.emulator.database import JobRow
-from cloudjob.emulator.plan import Machine
+from cloudjob.emulator.models import HOME
+from cloudjob.emulator.node_plan import Machine
 from cloudjob.emulator.settings import Settings
-from cloudjob.emulator.state import Account
-from cloudjob.emulator.wanted import HOME
+from cloudjob.emulator.state import Account, run_dir_of
 from cloudjob.errors import BackendError, JobNotFound
 
 
@@ -114,7 +114,7 @@ class ProcessMachines:
 
     def folder(self, nodes: Path, index: int, path: str) -> Path:
         """Return where a path of a node lies."""
-        return Path(plan.on_node(path, self._machine_of(nodes, index)))
+        return Path(node_plan.on_node(path, self._machine_of(nodes, index)))
 
     def check_image(self, image: str) -> None:
         """There are no images here: the tools of this machine are those of every image."""
@@ -166,7 +166,7 @@ class ProcessMachines:
             run_dir=run_dir,
             hosts=f"{run_dir}/hosts" if is_isolated else "",
             hosts_text="".join(
-                f"{address_of(index)} {' '.join(plan.aliases(row, index))}\n"
+                f"{address_of(index)} {' '.join(node_plan.aliases(row, index))}\n"
                 for index in range(row.nodes)
             ),
             argv=("/bin/sh", "-c", 'eval "$CLOUDJOB_EMULATOR_COMMAND"'),
@@ -174,7 +174,7 @@ class ProcessMachines:
             grace_s=self._settings.grace_s,
             nodes=tuple(made),
             secret_names=(),
-            is_led=plan.is_led_by_entry(row),
+            is_led=node_plan.is_led_by_entry(row),
             keeps_homes=True,
         )
 
@@ -201,17 +201,17 @@ class ProcessMachines:
             # One port on every node of one machine would be one for all jobs.
             "CLOUDJOB_CONTROL_DIR": run_dir,
             "CLOUDJOB_SSH_KEY": f"{run_dir}/{backend.KEY}",
-            **plan.environment(row, index, address, machine, self._settings, self._account),
+            **node_plan.environment(row, index, address, machine, self._settings, self._account),
         }
         if own.library_path:
             env.setdefault("LD_LIBRARY_PATH", own.library_path)
         if libmpi:
             env.setdefault("MPI4PY_LIBMPI", libmpi)
         env["CLOUDJOB_EMULATOR_COMMAND"] = (
-            f"unset CLOUDJOB_EMULATOR_COMMAND; {plan.command(row, index, machine)}"
+            f"unset CLOUDJOB_EMULATOR_COMMAND; {node_plan.command(row, index, machine)}"
         )
         return NodeRequest(
-            host=plan.names(row)[index],
+            host=node_plan.names(row)[index],
             env=env,
             home=machine.home,
             tmp=f"{run_dir}/{index}",
@@ -250,14 +250,14 @@ class ProcessMachines:
 
     def usage(self, handle: str, count: int) -> list[tuple[float, float]]:
         """Return processor and memory of each node in percent."""
-        from cloudjob.emulator import usage
+        from cloudjob.emulator import node_metrics
 
         try:
             _, nodes = self._backend.nodes(handle)
         except JobNotFound:
             return [(-1.0, -1.0)] * count
         return [
-            usage.of_process(node["process"], f"{handle}/{index}", self._used)
+            node_metrics.of_process(node["process"], f"{handle}/{index}", self._used)
             for index, node in enumerate(nodes)
         ]
 
@@ -266,11 +266,6 @@ class ProcessMachines:
         self._backend.remove(handle)
         # Its controller removes it, but for one that we were killed in the middle of starting.
         shutil.rmtree(run_dir_of(handle.rpartition("/")[2]), ignore_errors=True)
-
-
-def run_dir_of(key: str) -> str:
-    """Return the folder of an attempt's sockets: a short path, as host names in it are long."""
-    return f"/tmp/cj-{key.replace('-', '')[-14:]}"
 
 
 # -- containers -----------------------------------------------------------------------------------
@@ -298,7 +293,7 @@ class DockerMachines:
 
     def folder(self, nodes: Path, index: int, path: str) -> Path:
         """Return where a path of a node lies."""
-        return nodes / str(index) / plan.normal(path).lstrip("/")
+        return nodes / str(index) / node_plan.normal(path).lstrip("/")
 
     def check_image(self, image: str) -> None:
         """Look for the image in the engine; nothing is pulled."""
@@ -341,7 +336,7 @@ class DockerMachines:
             requests.GRACE_LABEL: repr(self._settings.grace_s),
             requests.MEMORY_LABEL: "0.0",
         }
-        is_led = plan.is_led_by_entry(row)
+        is_led = node_plan.is_led_by_entry(row)
         return requests.DockerRequest(
             job=key,
             image=image,
@@ -355,7 +350,7 @@ class DockerMachines:
             has_key=is_led and row.nodes > 1,
             secret_names=(),
             has_entry=is_led,
-            aliases=tuple(plan.aliases(row, index) for index in range(row.nodes)),
+            aliases=tuple(node_plan.aliases(row, index) for index in range(row.nodes)),
         )
 
     def _node(
@@ -373,16 +368,16 @@ class DockerMachines:
         machine = self._machine
         env = {
             **requests.OPEN_MPI,
-            **plan.environment(row, index, unknown, machine, self._settings, self._account),
+            **node_plan.environment(row, index, unknown, machine, self._settings, self._account),
         }
-        if plan.is_led_by_entry(row) and row.nodes > 1:
+        if node_plan.is_led_by_entry(row) and row.nodes > 1:
             env["CLOUDJOB_SSH_KEY"] = requests.SSH_KEY
-        host = plan.names(row)[index]
+        host = node_plan.names(row)[index]
         short, _, domain = host.partition(".")
         config = {
             "Image": image,
             "Entrypoint": ["/bin/sh", "-c"],
-            "Cmd": [plan.command(row, index, machine)],
+            "Cmd": [node_plan.command(row, index, machine)],
             "User": f"{requests.USER_ID}:{requests.GROUP_ID}",
             "WorkingDir": HOME,
             "StopSignal": "SIGTERM",
@@ -399,11 +394,11 @@ class DockerMachines:
                 "SecurityOpt": ["no-new-privileges:true"],
                 "Mounts": [
                     {"Type": "bind", "Source": str(self.folder(nodes, index, path)), "Target": path}
-                    for path in plan.mounts(row)
+                    for path in node_plan.mounts(row)
                 ],
             },
             "NetworkingConfig": {
-                "EndpointsConfig": {network: {"Aliases": list(plan.aliases(row, index))}}
+                "EndpointsConfig": {network: {"Aliases": list(node_plan.aliases(row, index))}}
             },
         }
         return requests.NodeRequest(name=short, host=host, config=config, env={})
@@ -444,11 +439,11 @@ class DockerMachines:
 
     def usage(self, handle: str, count: int) -> list[tuple[float, float]]:
         """Return processor and memory of each node in percent."""
-        from cloudjob.emulator import usage
+        from cloudjob.emulator import node_metrics
 
         found = {item.node: item for item in self._backend.nodes(handle)}
         return [
-            usage.of_container(self._client, found[index].id)
+            node_metrics.of_container(self._client, found[index].id)
             if index in found and found[index].is_alive
             else (-1.0, -1.0)
             for index in range(count)

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudjob.emulator.models import Place
 from cloudjob.emulator.state import Account
-from cloudjob.emulator.wanted import Place
 
 # The service keeps logs here when a job names no place of its own.
 LOG_BUCKET = "modelarts-emulator-logs"

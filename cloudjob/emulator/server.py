@@ -13,15 +13,11 @@ from pathlib import Path
 
 from cloudjob import locks
 from cloudjob.emulator import state
-from cloudjob.emulator.app import Api, Routes
+from cloudjob.emulator.app import Api
 from cloudjob.emulator.auth import Access
-from cloudjob.emulator.catalog import Catalog
-from cloudjob.emulator.control import Control
 from cloudjob.emulator.database import Database
-from cloudjob.emulator.ground import Context
 from cloudjob.emulator.http_server import LOOPBACK, HttpServer, bind, port_of
-from cloudjob.emulator.iam import Iam
-from cloudjob.emulator.jobs import Jobs
+from cloudjob.emulator.job_context import Context
 from cloudjob.emulator.nodes import (
     DockerMachines,
     ImageMissing,
@@ -31,15 +27,36 @@ from cloudjob.emulator.nodes import (
     gateway,
 )
 from cloudjob.emulator.obs import Obs
-from cloudjob.emulator.parts import Parts
 from cloudjob.emulator.proxy import Proxy, Refusal, is_write
-from cloudjob.emulator.runner import Runner
+from cloudjob.emulator.routes import (
+    account,
+    algorithms,
+    control,
+    experiments,
+    iam,
+    images,
+    job_details,
+    jobs,
+    tags,
+)
+from cloudjob.emulator.scheduler import Scheduler
+from cloudjob.emulator.seaweedfs import SeaweedFS
 from cloudjob.emulator.service import Service
 from cloudjob.emulator.settings import Settings, load
 from cloudjob.emulator.state import READY, Address
-from cloudjob.emulator.weed import Weed
 from cloudjob.errors import BackendError, CloudJobError
 
+ENDPOINTS = (
+    *jobs.ENDPOINTS,
+    *job_details.ENDPOINTS,
+    *account.ENDPOINTS,
+    *algorithms.ENDPOINTS,
+    *experiments.ENDPOINTS,
+    *tags.ENDPOINTS,
+    *images.ENDPOINTS,
+    *iam.ENDPOINTS,
+    *control.ENDPOINTS,
+)
 _SKEW_S, _SLOW_S = 3600.0, 1.0
 BUCKET = "cloudjob"
 
@@ -55,9 +72,9 @@ class Emulator:
         self._account = state.account(folder, self._settings)
         self._database = Database(folder / state.DATABASE)
         # The bucket is where the backend modelarts keeps code and outputs when no store is named.
-        self._weed = Weed(folder / state.OBS, self._account, BUCKET)
+        self._seaweedfs = SeaweedFS(folder / state.OBS, self._account, BUCKET)
         self._stop = threading.Event()
-        self._runner: Runner | None = None
+        self._scheduler: Scheduler | None = None
         self._server = HttpServer()
 
     def start(self) -> Address:
@@ -66,7 +83,7 @@ class Emulator:
         Raises:
             CloudJobError: A part of it does not start.
         """
-        self._weed.start()
+        self._seaweedfs.start()
         kind, bridge, note = _kind(self._settings)
         old = state.address(self._folder)
         s3 = [_bind(_port_of(old.s3_endpoint) if old else 0)]
@@ -77,35 +94,25 @@ class Emulator:
         api = self._api_socket(_port_of(old.endpoint) if old else 0)
         # Through the proxy: a fault of OBS is one for the platform as well.
         obs = Obs(s3_endpoint, self._account, self._settings.region)
-        self._runner = self._make_runner(obs, self._machines(kind, s3_endpoint))
-        token = secrets.token_urlsafe(24)
+        self._scheduler = Scheduler(self._context(obs, self._machines(kind, s3_endpoint)))
         access = Access(self._account, self._settings, self._database, self._clock)
-        service = Service(self._account, self._settings, self._database, obs, self._runner)
-        self._server.add(self._api(service, access, token), [api])
+        service = Service(
+            self._account, self._settings, self._database, obs, self._scheduler, access
+        )
+        token = secrets.token_urlsafe(24)
+        self._server.add(Api(ENDPOINTS, service, token, self._clock), [api])
         hosts = (LOOPBACK, bridge) if bridge else (LOOPBACK,)
-        self._server.add(Proxy(self._weed.socket, hosts, self._inject, access.sign_again), s3)
+        self._server.add(Proxy(self._seaweedfs.socket, hosts, self._inject, access.sign_again), s3)
         self._server.start()
-        self._runner.start()
+        self._scheduler.start()
         found = self._address(port_of(api), s3_endpoint, kind, note, token)
         state.write_private(self._folder / state.ADDRESS, {**found.shown(), "control": token})
         return found
 
-    def _api(self, service: Service, access: Access, control_token: str) -> Api:
-        routes = Routes()
-        for part in (
-            Jobs(service),
-            Parts(service),
-            Catalog(service),
-            Iam(access, service.settings),
-            Control(service),
-        ):
-            part.add_to(routes)
-        return Api(routes, access, self._database, control_token, self._clock)
-
-    def _make_runner(self, obs: Obs, machines: Machines) -> Runner:
+    def _context(self, obs: Obs, machines: Machines) -> Context:
         jobs = self._folder / state.JOBS
         jobs.mkdir(mode=0o700, exist_ok=True)
-        return Runner(Context(self._settings, self._database, obs, machines, jobs))
+        return Context(self._settings, self._database, obs, machines, jobs)
 
     def _machines(self, kind: str, s3_endpoint: str) -> Machines:
         home = self._folder / state.BACKENDS
@@ -150,16 +157,16 @@ class Emulator:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
         while not self._stop.wait(0.5):
-            if not self._weed.is_alive():
+            if not self._seaweedfs.is_alive():
                 sys.stderr.write("SeaweedFS has ended; it is started again\n")
-                self._weed.start()
+                self._seaweedfs.start()
 
     def close(self) -> None:
         """End everything; jobs that run go on, and are found again by the next emulator."""
         self._server.close()
-        if self._runner:
-            self._runner.close()
-        self._weed.stop()
+        if self._scheduler:
+            self._scheduler.close()
+        self._seaweedfs.stop()
         self._database.close()
 
     # -- faults -------------------------------------------------------------------------------

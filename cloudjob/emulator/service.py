@@ -1,19 +1,21 @@
-"""What every part of the API works with."""
+"""What the operations of the API work with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cloudjob.emulator.answers import ApiError
-from cloudjob.emulator.app import Request
+from cloudjob.emulator.auth import Access
 from cloudjob.emulator.database import Database, JobRow
+from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.models import Page
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account
 
 if TYPE_CHECKING:
-    from cloudjob.emulator.runner import Runner
+    from cloudjob.emulator.app import Request
+    from cloudjob.emulator.scheduler import Scheduler
 
 # Where the routes of the service begin.
 PROJECT = "/v2/{project_id}"
@@ -29,7 +31,8 @@ class Service:
     settings: Settings
     database: Database
     obs: Obs
-    runner: Runner
+    scheduler: Scheduler
+    access: Access
 
     def job(self, request: Request) -> JobRow:
         """Return the job that a path names.
@@ -37,7 +40,7 @@ class Service:
         Raises:
             ApiError: There is none.
         """
-        return self.job_of(request.words["job_id"])
+        return self.job_of(request.path_params["job_id"])
 
     def job_of(self, job: str) -> JobRow:
         """Return the job of this id.
@@ -56,24 +59,22 @@ class Service:
         Raises:
             ApiError: The job has no such task.
         """
-        name, _, index = request.words["task_id"].rpartition("-")
+        name, _, index = request.path_params["task_id"].rpartition("-")
         if name != "worker" or not index.isdecimal() or int(index) >= row.nodes:
-            raise ApiError("ModelArts.2788", f"task_id: {request.words['task_id']}")
+            raise ApiError("ModelArts.2788", f"task_id: {request.path_params['task_id']}")
         return int(index)
 
 
-def number(text: str | None, default: int, least: int, most: int, name: str) -> int:
-    """Return a number of a query.
+class _Page(Page):
+    order: str = "desc"
+    sort_by: str = "create_time"
+    group_by: str = ""
 
-    Raises:
-        ApiError: It is none, or out of range.
-    """
-    if text is None or text == "":
-        return default
-    try:
-        found = int(text)
-    except (TypeError, ValueError) as error:
-        raise ApiError("ModelArts.2764", f"{name}: {text}") from error
-    if not least <= found <= most:
-        raise ApiError("ModelArts.2764", f"{name}: {text}")
-    return found
+
+def page_of(request: Request, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the page that is asked for of a list, whose newest item is its first."""
+    asked = request.parsed_query(_Page)
+    if asked.order == "asc":
+        found = found[::-1]
+    shown = found[asked.offset * asked.limit : (asked.offset + 1) * asked.limit]
+    return {"total": len(found), "count": len(shown), **asked.model_dump(), "items": shown}

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, TypeAdapter
+from pydantic import ValidationError as Faults
+from pydantic.dataclasses import dataclass
 
 from cloudjob.errors import SpecError, UsageError
 
 MIB = 1 << 20
+_CONFIG = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CONFIG)
 class Flavor:
     """A size of nodes.
 
     Args:
-        kind: ``CPU``, ``GPU`` or ``Ascend``.
         max_nodes: How many nodes one job may have of it.
         cards: Accelerators on a node, which its containers hear of and do not get.
         pool: The dedicated pool it belongs to; empty for the public one.
     """
 
     id: str
-    kind: str = "CPU"
+    kind: Literal["CPU", "GPU", "Ascend"] = "CPU"
     max_nodes: int = 16
     cpu_cores: int = 8
     memory_gb: int = 32
@@ -33,7 +36,7 @@ class Flavor:
     pool: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CONFIG)
 class Engine:
     """A preset engine.
 
@@ -51,7 +54,7 @@ class Engine:
         return self.version
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CONFIG)
 class Settings:
     """All that a user may set.
 
@@ -72,27 +75,27 @@ class Settings:
     user: str = "emulator"
     domain: str = "emulator"
     password: str = ""
-    engine: str = "auto"
+    engine: Literal["auto", "docker", "process"] = "auto"
     image: str = "cloudjob/base:latest"
     python: str = ""
-    pools: Mapping[str, int] = field(default_factory=lambda: {"pool-emulator": 8})
-    public_nodes: int = 32
-    max_jobs: int = 20_000
-    code_limit_bytes: int = 5 << 30
-    code_limit_files: int = 1000
-    code_limit_depth: int = 32
-    log_preview_bytes: int = 5 * MIB
-    log_limit_bytes: int = 1 << 30
-    requests_per_min: int = 60_000
-    token_h: float = 24.0
-    hour_s: float = 3600.0
-    lock_s: float = 300.0
-    hang_s: float = 1800.0
-    grace_s: float = 30.0
-    upload_period_s: float = 30.0
-    metric_period_s: float = 60.0
-    poll_s: float = 0.1
-    command_limit_bytes: int = 1 << 17
+    pools: dict[str, int] = Field(default_factory=lambda: {"pool-emulator": 8})
+    public_nodes: NonNegativeInt = 32
+    max_jobs: NonNegativeInt = 20_000
+    code_limit_bytes: NonNegativeInt = 5 << 30
+    code_limit_files: NonNegativeInt = 1000
+    code_limit_depth: NonNegativeInt = 32
+    log_preview_bytes: NonNegativeInt = 5 * MIB
+    log_limit_bytes: NonNegativeInt = 1 << 30
+    requests_per_min: NonNegativeInt = 60_000
+    token_h: NonNegativeFloat = 24.0
+    hour_s: NonNegativeFloat = 3600.0
+    lock_s: NonNegativeFloat = 300.0
+    hang_s: NonNegativeFloat = 1800.0
+    grace_s: NonNegativeFloat = 30.0
+    upload_period_s: NonNegativeFloat = 30.0
+    metric_period_s: NonNegativeFloat = 60.0
+    poll_s: NonNegativeFloat = 0.1
+    command_limit_bytes: NonNegativeInt = 1 << 17
     flavors: tuple[Flavor, ...] = ()
     engines: tuple[Engine, ...] = ()
     images: tuple[str, ...] = ()
@@ -121,11 +124,11 @@ def defaults() -> Settings:
 
 
 def load(path: Path | None) -> Settings:
-    """Return what the file says, and the defaults where it says nothing.
+    """Return the values of the file, with the defaults for those that it leaves out.
 
     Raises:
         UsageError: The file cannot be read.
-        SpecError: It says things that mean nothing; with every one of them.
+        SpecError: It breaks rules; with every one of them.
     """
     if path is None:
         return defaults()
@@ -136,71 +139,29 @@ def load(path: Path | None) -> Settings:
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UsageError(
             f"reading {path}: {error}", hint="`cloudjob docs emulator` has an example"
-        ) from (error)
-    problems: list[str] = []
-    settings = _read(found, problems)
-    if problems:
-        raise SpecError(
-            [f"{path}: {problem}" for problem in problems],
-            hint="`cloudjob docs emulator` lists the keys",
-        )
-    return _whole(settings)
-
-
-def _read(found: Any, problems: list[str]) -> Settings:
+        ) from error
     if not isinstance(found, dict):
-        problems.append(f"a mapping is needed (given {type(found).__name__})")
-        return Settings()
-    known = {item.name for item in fields(Settings)}
-    values: dict[str, Any] = {}
-    for key, value in found.items():
-        if key not in known:
-            problems.append(f"{key}: there is no such key")
-        elif key in _LISTS:
-            values[key] = _listed(key, value, problems)
-        else:
-            values[key] = _value(key, value, problems)
-    if values.get("engine", "auto") not in ("auto", "docker", "process"):
-        problems.append(f"engine: (given {values['engine']}; allowed auto, docker, process)")
-    return Settings(**values)
+        raise SpecError([f"{path}: a mapping is needed (given {type(found).__name__})"])
+    try:
+        return _whole(TypeAdapter(Settings).validate_python(found))
+    except Faults as faults:
+        raise SpecError(
+            [
+                f"{path}: {_place(fault['loc'])}{fault['msg']} (given {fault['input']!r})"
+                for fault in faults.errors(include_url=False)
+            ],
+            hint="`cloudjob docs emulator` lists the keys",
+        ) from faults
 
 
-_LISTS: dict[str, Any] = {"flavors": Flavor, "engines": Engine, "images": str}
-
-
-def _listed(key: str, value: Any, problems: list[str]) -> tuple[Any, ...]:
-    kind = _LISTS[key]
-    if not isinstance(value, list):
-        problems.append(f"{key}: a list is needed")
-        return ()
-    made = []
-    for index, item in enumerate(value):
-        try:
-            made.append(str(item) if kind is str else kind(**item))
-        except TypeError as error:
-            problems.append(f"{key}[{index}]: {str(error).replace('.__init__()', '')}")
-    return tuple(made)
-
-
-def _value(key: str, value: Any, problems: list[str]) -> Any:
-    default = getattr(Settings(), key)
-    if isinstance(default, Mapping):
-        if isinstance(value, dict) and all(isinstance(item, int) for item in value.values()):
-            return {str(name): item for name, item in value.items()}
-        problems.append(f"{key}: names and numbers of nodes are needed")
-        return default
-    if isinstance(default, str):
-        return str(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-        problems.append(f"{key}: a number is needed (given {value!r})")
-        return default
-    return type(default)(value)
+def _place(loc: tuple[int | str, ...]) -> str:
+    """Return where a value stands, as ``flavors[0].id: ``; nothing for the whole file."""
+    words = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return f"{words[1:]}: " if words else ""
 
 
 def _whole(settings: Settings) -> Settings:
     """Fill in flavors and engines, and those of the dedicated pools."""
-    from dataclasses import replace
-
     flavors = settings.flavors or _FLAVORS
     known = {flavor.id for flavor in flavors}
     visual = tuple(

@@ -7,15 +7,15 @@ import shutil
 import time
 from pathlib import Path
 
-from cloudjob.emulator import plan, wanted
-from cloudjob.emulator.answers import ApiError
+from cloudjob.emulator import models, node_plan
 from cloudjob.emulator.database import JobRow
-from cloudjob.emulator.ground import Ground
-from cloudjob.emulator.limits import check_code_limits
-from cloudjob.emulator.logs import NodeLog
+from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.job_context import JobContext
+from cloudjob.emulator.node_logs import NodeLog
+from cloudjob.emulator.node_plan import Folder
 from cloudjob.emulator.nodes import ImageMissing
-from cloudjob.emulator.obs import ObsError
-from cloudjob.emulator.plan import Folder
+from cloudjob.emulator.obs import Object, ObsError
+from cloudjob.emulator.settings import Settings
 from cloudjob.errors import CloudJobError
 from jobentry.trees import remove_tree
 
@@ -24,16 +24,16 @@ class Failed(Exception):
     """The job cannot start, for a reason that its user must hear."""
 
 
-def check_nodes(ground: Ground, row: JobRow) -> None:
+def check_nodes(job: JobContext, row: JobRow) -> None:
     """The check of the nodes that the platform makes for jobs with fault tolerance."""
-    if not wanted.retries(row.body):
+    if not models.retries(row.body):
         return
-    for _ in range(wanted.retries(row.body) + 1):
-        bad = ground.context.database.take_fault("bad-node", job=row.id)
+    for _ in range(models.retries(row.body) + 1):
+        bad = job.context.database.take_fault("bad-node", job=row.id)
         if bad is None:
-            ground.event("Node check passed on all nodes.", source="Task")
+            job.event("Node check passed on all nodes.", source="Task")
             return
-        ground.event(
+        job.event(
             f"[worker-{bad.node}] Node check failed; the node is isolated and replaced.",
             "Warning",
             "Task",
@@ -41,47 +41,47 @@ def check_nodes(ground: Ground, row: JobRow) -> None:
     raise Failed("Node check failed too often.")
 
 
-def image_of(ground: Ground, row: JobRow) -> str:
+def image_of(job: JobContext, row: JobRow) -> str:
     """Return the image of the job, which is there.
 
     Raises:
         Failed: It cannot be had.
     """
-    settings = ground.context.settings
+    settings = job.context.settings
     asked = row.body["algorithm"]["engine"]
-    image = plan.image(row, wanted.engine_of(asked, settings), settings)
-    name = plan.names(row)[0].partition(".")[0]
+    image = node_plan.image(row, models.engine_of(asked, settings), settings)
+    name = node_plan.names(row)[0].partition(".")[0]
     try:
-        if ground.context.database.take_fault("image-pull", job=row.id):
+        if job.context.database.take_fault("image-pull", job=row.id):
             raise ImageMissing(image)
-        ground.context.machines.check_image(image)
+        job.context.machines.check_image(image)
     except ImageMissing as error:
         raise Failed(f'[Pod: {name}] Failed to pull image "{image}": not found') from error
     except CloudJobError as error:
         raise Failed(f"Looking for the image failed: {error.message}") from error
-    ground.event(f'[Pod: {name}] Pulled: Successfully pulled image "{image}"', source="K8S")
+    job.event(f'[Pod: {name}] Pulled: Successfully pulled image "{image}"', source="K8S")
     return image
 
 
-def prepare(ground: Ground, row: JobRow, key: str) -> None:
+def prepare(job: JobContext, row: JobRow, key: str) -> None:
     """Fill the folders of the nodes anew; each has its own copy.
 
     Raises:
         Failed: They cannot be filled, or what an earlier attempt left there cannot be removed.
     """
-    _clear(ground.nodes)
+    _clear(job.nodes)
     for path in ("modelarts/inputs", "modelarts/outputs", "modelarts/log"):
         for index in range(row.nodes):
-            ground.local(index, f"{wanted.HOME}/{path}").mkdir(parents=True, exist_ok=True)
-    for item in plan.folders(row):
+            job.local(index, f"{models.HOME}/{path}").mkdir(parents=True, exist_ok=True)
+    for item in node_plan.folders(row):
         if item.kind == "output":
             for index in range(row.nodes):
-                ground.local(index, item.path).mkdir(parents=True, exist_ok=True)
+                job.local(index, item.path).mkdir(parents=True, exist_ok=True)
         else:
-            _fetch(ground, row, key, item)
-    if ground.context.machines.kind == "process":
+            _fetch(job, row, key, item)
+    if job.context.machines.kind == "process":
         for index in range(row.nodes):
-            ground.local(index, plan.CACHE).mkdir(parents=True, exist_ok=True)
+            job.local(index, node_plan.CACHE).mkdir(parents=True, exist_ok=True)
 
 
 def _clear(nodes: Path) -> None:
@@ -92,25 +92,40 @@ def _clear(nodes: Path) -> None:
         raise Failed(f"Removing the files of an earlier attempt failed: {nodes}")
 
 
-def _fetch(ground: Ground, row: JobRow, key: str, item: Folder) -> None:
-    place = wanted.place(item.url)
+def _fetch(job: JobContext, row: JobRow, key: str, item: Folder) -> None:
+    place = models.place(item.url)
     what = "code" if item.kind == "code" else f"input(parameter name: {item.name})"
-    first = ground.local(0, item.path)
+    first = job.local(0, item.path)
     begun = time.monotonic()
     try:
         if item.kind == "code":
-            found = ground.context.obs.list(place.bucket, place.prefix)
-            check_code_limits(found, ground.context.settings)
-        files, size = ground.context.obs.download(place, first)
+            found = job.context.obs.list(place.bucket, place.prefix)
+            check_code_limits(found, job.context.settings)
+        files, size = job.context.obs.download(place, first)
     except (ApiError, ObsError) as error:
         words = f"[worker-0] Download training {what} failed: {error}"
-        NodeLog(ground.logs / "0").say(key, words)
+        NodeLog(job.logs / "0").say(key, words)
         raise Failed(words) from error
     for index in range(1, row.nodes):
-        other = ground.local(index, item.path)
+        other = job.local(index, item.path)
         shutil.copytree(first, other, dirs_exist_ok=True)
     took = time.monotonic() - begun
     for index in range(row.nodes):
         words = f"Download training {what} finished: {files} files, {size} bytes"
-        NodeLog(ground.logs / str(index)).say(key, f"{words}.")
-        ground.event(f"[worker-{index}][time used: {took:.3f}s] {words}.", source="Task")
+        NodeLog(job.logs / str(index)).say(key, f"{words}.")
+        job.event(f"[worker-{index}][time used: {took:.3f}s] {words}.", source="Task")
+
+
+def check_code_limits(found: list[Object], settings: Settings) -> None:
+    """Refuse a code directory that is too large, too deep or of too many files.
+
+    Raises:
+        ApiError: It is.
+    """
+    files = [item for item in found if item.path and not item.path.endswith("/")]
+    if len(files) > settings.code_limit_files:
+        raise ApiError("ModelArts.2759", settings.code_limit_files)
+    if max((item.path.count("/") for item in files), default=0) > settings.code_limit_depth:
+        raise ApiError("ModelArts.2760", settings.code_limit_depth)
+    if sum(item.size_bytes for item in files) > settings.code_limit_bytes:
+        raise ApiError("ModelArts.2761", f"{settings.code_limit_bytes / (1 << 30):g}")

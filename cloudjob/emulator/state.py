@@ -8,11 +8,13 @@ import secrets
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudjob import locks
-from cloudjob.emulator.settings import Settings
 from cloudjob.errors import BackendError
+
+if TYPE_CHECKING:
+    from cloudjob.emulator.settings import Settings
 
 ACCOUNT, ADDRESS, LOCK, LOG, SETTINGS = (
     "account.json",
@@ -114,3 +116,8 @@ def address(folder: Path) -> Address | None:
 def is_running(folder: Path) -> bool:
     """Whether an emulator runs on this folder."""
     return locks.is_held(folder / LOCK)
+
+
+def run_dir_of(key: str) -> str:
+    """Return the folder of an attempt's sockets: a short path, as host names in it are long."""
+    return f"/tmp/cj-{key.replace('-', '')[-14:]}"

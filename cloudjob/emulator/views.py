@@ -6,7 +6,7 @@ import copy
 import time
 from typing import Any
 
-from cloudjob.emulator import wanted
+from cloudjob.emulator import models
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.settings import Engine, Flavor, Settings
 
@@ -97,7 +97,7 @@ def _algorithm(given: dict[str, Any]) -> dict[str, Any]:
 
 def _spec(body: dict[str, Any], settings: Settings) -> dict[str, Any]:
     spec = body["spec"]
-    found = wanted.flavor_of(body, settings)
+    found = models.flavor_of(body, settings)
     shown = flavor(found)
     spec["resource"] = {
         "policy": "regular",

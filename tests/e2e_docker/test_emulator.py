@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cloudjob.emulator import daemon, state, wanted
-from cloudjob.emulator.plan import HOME
+from cloudjob.emulator import daemon, models, state
+from cloudjob.emulator.node_plan import HOME
 from tests.support.emulator import Api, await_true, bucket_of, keys, new_name, running
 
 pytestmark = [pytest.mark.docker, pytest.mark.e2e]
@@ -188,7 +188,7 @@ def test_a_lost_container_is_replaced(api: Api, base_image: str):
     job = api.create(
         "echo up; sleep 15",
         nodes=2,
-        annotations={wanted.RETRY_NUM: "1"},
+        annotations={models.RETRY_NUM: "1"},
         algorithm={"engine": {"image_url": base_image}},
     )
     api.await_log(job, "up", 1)
@@ -221,7 +221,7 @@ def test_a_failed_job_is_started_again_in_the_same_containers(api: Api, base_ima
     """What it has left outside all folders of the platform's is still there."""
     job = api.create(
         "echo x >> /tmp/n; echo line $(wc -l < /tmp/n); [ $(wc -l < /tmp/n) = 2 ]",
-        annotations={wanted.RETRY_NUM: "1", wanted.RETRY_ALWAYS: "true"},
+        annotations={models.RETRY_NUM: "1", models.RETRY_ALWAYS: "true"},
         algorithm={"engine": {"image_url": base_image}},
     )
     found = api.await_phase(job)

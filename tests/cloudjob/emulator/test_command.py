@@ -97,7 +97,7 @@ def test_without_an_emulator(tmp_path: Path):
 def test_a_missing_part_of_the_extra_is_named_with_a_hint(tmp_path: Path, missing: str):
     """And nothing is left running."""
     code = (
-        "import sys, cloudjob.emulator.daemon as daemon, cloudjob.emulator.weed as weed\n"
+        "import sys, cloudjob.emulator.daemon as daemon, cloudjob.emulator.seaweedfs as weed\n"
         "from pathlib import Path\n"
         "from cloudjob.emulator import server\n"
         "from cloudjob.errors import BackendError\n"

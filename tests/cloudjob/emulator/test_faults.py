@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudjob.emulator import daemon
-from cloudjob.emulator.faults import KINDS, Fault
+from cloudjob.emulator.fault_injection import KINDS, Fault
 from cloudjob.errors import BackendError, UsageError
 from tests.support.emulator import Api, keys, new_name
 
@@ -28,7 +28,7 @@ def test_a_burst_of_429_ends(api: Api):
 
 
 def test_errors_of_the_service(api: Api):
-    """Only where they are wanted."""
+    """Only where they are models."""
     api.fault("error", path="training-job-flavors")
 
     assert api.ask("GET", FLAVORS)[0] == 500

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cloudjob.emulator import daemon, wanted
-from cloudjob.emulator.plan import HOME
+from cloudjob.emulator import daemon, models
+from cloudjob.emulator.node_plan import HOME
 from tests.support.emulator import Api, await_true, keys, new_name, running
 
 PYTORCH = "pytorch_2.1.0-cuda_12.1-py_3.10.6-ubuntu_22.04-x86_64"
@@ -291,7 +291,7 @@ def _processes_below(text: str) -> list[str]:
 
 def test_a_failure_is_not_tried_again_unless_that_is_wanted(api: Api):
     """Fault tolerance alone is for nodes, not for scripts."""
-    job = api.create("exit 5", annotations={wanted.RETRY_NUM: "2"})
+    job = api.create("exit 5", annotations={models.RETRY_NUM: "2"})
     found = api.await_phase(job)
 
     assert found["status"]["phase"] == "Failed"
@@ -300,7 +300,7 @@ def test_a_failure_is_not_tried_again_unless_that_is_wanted(api: Api):
 
 def test_an_unconditional_retry_runs_in_the_same_place(api: Api):
     """What the first attempt has left is there; after so many attempts it has failed."""
-    notes = {wanted.RETRY_NUM: "2", wanted.RETRY_ALWAYS: "true"}
+    notes = {models.RETRY_NUM: "2", models.RETRY_ALWAYS: "true"}
     job = api.create(
         "echo x >> $HOME/n; wc -l < $HOME/n; [ $(wc -l < $HOME/n) = 3 ]", annotations=notes
     )
@@ -317,7 +317,7 @@ def test_an_unconditional_retry_runs_in_the_same_place(api: Api):
 
 def test_a_job_that_hangs_is_started_again(api: Api):
     """In place, where hang detection is on."""
-    notes = {wanted.RETRY_NUM: "1", wanted.RETRY_HANG: "true"}
+    notes = {models.RETRY_NUM: "1", models.RETRY_HANG: "true"}
     job = api.create(
         "echo up; [ -e $HOME/mark ] && exit 0; touch $HOME/mark; sleep 300",
         nodes=2,
@@ -333,7 +333,7 @@ def test_a_job_that_hangs_is_started_again(api: Api):
 
 def test_a_lost_node_is_replaced(api: Api, tmp_path: Path):
     """The job is scheduled anew, on clean nodes, and goes through Pending."""
-    notes = {wanted.RETRY_NUM: "1"}
+    notes = {models.RETRY_NUM: "1"}
     job = api.create(
         "ls $HOME/mark; touch $HOME/mark; echo up; "
         f"[ -e {tmp_path}/$VC_TASK_INDEX ] && exit 0; touch {tmp_path}/$VC_TASK_INDEX; sleep 100",
@@ -378,7 +378,7 @@ def test_a_lost_node_without_fault_tolerance_is_the_end(api: Api):
 def test_a_bad_node_is_found_by_the_check(api: Api):
     """And replaced before anything runs there."""
     api.fault("bad-node", count=1, node=1)
-    job = api.create("true", nodes=2, annotations={wanted.RETRY_NUM: "1"})
+    job = api.create("true", nodes=2, annotations={models.RETRY_NUM: "1"})
 
     assert api.await_phase(job)["status"]["phase"] == "Completed"
     assert any("Node check failed" in event for event in api.events(job))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cloudjob.backends.modelarts.backend import ModelArtsBackend
-from cloudjob.emulator import wanted
+from cloudjob.emulator import models
 from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.settings import defaults
 from tests.support.emulator import SETTINGS, Api, running
@@ -20,7 +20,7 @@ COUNT = 10_000
 def fill(api: Api, count: int) -> None:
     """Put jobs into the database of an emulator that runs, as those of an earlier time."""
     database = Database(Path(api.home, "emulator", "state.db"))
-    body = wanted.job(api.body("true"), None, defaults())
+    body = models.job(api.body("true"), None, defaults())
     with database.transaction():
         for index in range(count):
             phase = ("Completed", "Failed", "Terminated")[index % 3]

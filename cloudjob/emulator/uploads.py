@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from cloudjob.emulator import plan, wanted
+from cloudjob.emulator import models, node_plan
 from cloudjob.emulator.database import JobRow
-from cloudjob.emulator.ground import Ground, export_log
+from cloudjob.emulator.job_context import JobContext, export_log
 from cloudjob.emulator.obs import ObsError
 
 _UPLOAD_TRIES = 3
 
 
 @dataclass(slots=True)
-class Keeper:
+class Uploader:
     """Keeps what a job leaves, once each."""
 
-    ground: Ground
+    job: JobContext
     _known: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def forget(self) -> None:
@@ -26,33 +26,33 @@ class Keeper:
 
     def upload(self, row: JobRow) -> str:
         """Upload what is new in the outputs; return what came in the way."""
-        for item in plan.folders(row):
+        for item in node_plan.folders(row):
             if item.kind != "output":
                 continue
             for index in range(row.nodes):
-                local = self.ground.local(index, item.path)
+                local = self.job.local(index, item.path)
                 begun = time.monotonic()
                 try:
-                    files, _ = self.ground.context.obs.upload(
-                        self.ground.nodes, local, wanted.place(item.url), self._known
+                    files, _ = self.job.context.obs.upload(
+                        self.job.nodes, local, models.place(item.url), self._known
                     )
                 except ObsError as error:
                     words = f"Upload training output(parameter name: {item.name}) failed: {error}"
-                    self.ground.event(f"[worker-{index}] {words}", "Error", "Task")
+                    self.job.event(f"[worker-{index}] {words}", "Error", "Task")
                     return words
                 if files:
                     took = f"[worker-{index}][time used: {time.monotonic() - begun:.3f}s]"
                     words = f"{took} Upload training output(parameter name: {item.name}) finished."
-                    self.ground.event(words, source="Task")
+                    self.job.event(words, source="Task")
         return ""
 
     def export_logs(self, row: JobRow) -> None:
         """Copy the logs of all nodes to OBS."""
         for index in range(row.nodes):
             try:
-                export_log(self.ground.context, row, index)
+                export_log(self.job.context, row, index)
             except ObsError as error:
-                self.ground.event(f"[worker-{index}] Exporting the log failed: {error}", "Warning")
+                self.job.event(f"[worker-{index}] Exporting the log failed: {error}", "Warning")
 
     def upload_the_rest(self, row: JobRow) -> str:
         """Upload what is left, in several tries; return what came in the way."""

@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudjob.emulator import wanted
+from cloudjob.emulator import models
 from cloudjob.emulator.database import JobRow
-from cloudjob.emulator.ground import Ground
-from cloudjob.emulator.keeping import Keeper
-from cloudjob.emulator.logs import NodeLog, Writer
+from cloudjob.emulator.job_context import JobContext
+from cloudjob.emulator.node_logs import NodeLog, Writer
 from cloudjob.emulator.nodes import NodeState
 from cloudjob.emulator.staging import Failed, check_nodes, image_of, prepare
+from cloudjob.emulator.uploads import Uploader
 from cloudjob.errors import CloudJobError, JobNotFound
 from jobentry.trees import remove_tree
 
@@ -48,12 +48,12 @@ class _End:
 
 
 @dataclass(slots=True)
-class Run:
+class JobRun:
     """Runs one job in a thread of its own."""
 
-    ground: Ground
+    job: JobContext
     lost: set[int] = field(default_factory=set)
-    _keeper: Keeper = field(init=False)
+    _uploader: Uploader = field(init=False)
     _last_upload: float = 0.0
     _last_metric: float = 0.0
     _stop_at: float = 0.0
@@ -64,7 +64,7 @@ class Run:
     _busy: tuple[float, int] = (0.0, 0)
 
     def __post_init__(self) -> None:
-        self._keeper = Keeper(self.ground)
+        self._uploader = Uploader(self.job)
 
     # -- the whole ----------------------------------------------------------------------------
 
@@ -73,15 +73,15 @@ class Run:
         try:
             self._go()
         except Exception as error:  # noqa: BLE001 (whatever it is, the job must not hang for ever)
-            self.ground.event(f"The platform failed: {error!r}", "Error")
+            self.job.event(f"The platform failed: {error!r}", "Error")
             self._end_all()
             self._finish("Abnormal", secondary="Unknown")
-        row = self.ground.row()
+        row = self.job.row()
         if row and row.is_stopping == DELETED:
             self.forget()
 
     def _go(self) -> None:
-        row = self.ground.need()
+        row = self.job.need()
         while True:
             if row.is_stopping and not self._has_nodes(row):
                 self._finish("Terminated")
@@ -89,32 +89,32 @@ class Run:
             try:
                 self._make_ready(row)
             except Failed as error:
-                self.ground.event(str(error), "Error")
+                self.job.event(str(error), "Error")
                 self._end_all()
                 self._finish("Failed")
                 return
-            row = self.ground.need()
+            row = self.job.need()
             try:
                 end = self._attend(row)
             except JobNotFound:
-                if not self.ground.need().is_stopping:
+                if not self.job.need().is_stopping:
                     raise
                 # It was stopped before any of its nodes had begun.
                 self._finish("Terminated")
                 return
-            row = self.ground.need()
+            row = self.job.need()
             self._close_record(row, end)
             if not self._again(row, end):
                 self._settle(row, end)
                 return
-            row = self.ground.need()
+            row = self.job.need()
 
     def _has_nodes(self, row: JobRow) -> bool:
         """Whether an attempt has nodes; a crash may have come before they were started."""
         if not row.run.get("handle"):
             return False
         try:
-            self.ground.context.machines.states(row.run["handle"], row.nodes)
+            self.job.context.machines.states(row.run["handle"], row.nodes)
         except JobNotFound:
             return False
         return True
@@ -130,23 +130,23 @@ class Run:
     def forget(self) -> None:
         """Remove all that is left of the job."""
         self._end_all()
-        self.ground.context.database.remove_job(self.ground.job)
+        self.job.context.database.remove_job(self.job.id)
         with contextlib.suppress(OSError):
-            remove_tree(self.ground.folder)
+            remove_tree(self.job.folder)
 
     # -- begin --------------------------------------------------------------------------------
 
     def _begin(self, row: JobRow) -> None:
         """Make the nodes ready and start them."""
-        context = self.ground.context
+        context = self.job.context
         run = row.run
         key = _key(row, int(run.get("attempt", 0)))
         is_in_place = bool(run.get("is_in_place"))
-        check_nodes(self.ground, row)
-        image = image_of(self.ground, row)
+        check_nodes(self.job, row)
+        image = image_of(self.job, row)
         if not is_in_place:
-            self._keeper.forget()
-            prepare(self.ground, row, key)
+            self._uploader.forget()
+            prepare(self.job, row, key)
         handle = context.machines.handle(key)
         # Known before it is started: after a crash in between it is looked for, and not found.
         run.update(key=key, log_key=key, handle=handle, image=image, is_in_place=False)
@@ -155,9 +155,9 @@ class Run:
         self._start(row, key, image)
 
     def _start(self, row: JobRow, key: str, image: str) -> None:
-        context = self.ground.context
+        context = self.job.context
         try:
-            context.machines.start(row, key, self.ground.nodes, image)
+            context.machines.start(row, key, self.job.nodes, image)
         except CloudJobError as error:
             raise Failed(f"Starting the nodes failed: {error.message}") from error
         now_ms = int(time.time() * 1000)
@@ -165,15 +165,15 @@ class Run:
         values = {"start_ms": now_ms} if is_first else {}
         if not context.database.change_phase(row.id, ("Pending", "Creating"), "Running", **values):
             return
-        self.ground.event("Training job is running.")
+        self.job.event("Training job is running.")
         for index in range(row.nodes):
-            self.ground.event(f"[worker-{index}] training started.", source="Task")
+            self.job.event(f"[worker-{index}] training started.", source="Task")
 
     # -- while it runs ------------------------------------------------------------------------
 
     def _attend(self, row: JobRow) -> _End:
         """Wait until all nodes have ended, and do meanwhile what the platform does."""
-        context = self.ground.context
+        context = self.job.context
         handle, key = row.run["handle"], row.run["log_key"]
         pump = threading.Thread(target=self._pump, args=(row,), daemon=True)
         pump.start()
@@ -185,18 +185,18 @@ class Run:
             states = self._states(row)
             if all(state.exit_code is not None for state in states):
                 break
-            row = self.ground.need()
+            row = self.job.need()
             is_stopped = self._obey(row, handle) or is_stopped
             self._follow_failure(row, handle, states)
             self._do_periodic(row, handle)
             time.sleep(poll_s)
         pump.join(60)
-        row = self.ground.need()
+        row = self.job.need()
         is_stopped = is_stopped or bool(row.is_stopping)
         for index, state in enumerate(states):
             words = f"Training finished. Exit code {state.exit_code}."
-            self.ground.event(f"[worker-{index}] {words}", source="Task")
-            log = NodeLog(self.ground.logs / str(index))
+            self.job.event(f"[worker-{index}] {words}", source="Task")
+            log = NodeLog(self.job.logs / str(index))
             log.say(key, f"Training end with return code: {state.exit_code}", is_after=True)
         return _End(states, is_stopped=is_stopped, lost=frozenset(self.lost), is_hung=self._is_hung)
 
@@ -205,7 +205,7 @@ class Run:
         end = time.monotonic() + _ENGINE_S
         while True:
             try:
-                return self.ground.context.machines.states(row.run["handle"], row.nodes)
+                return self.job.context.machines.states(row.run["handle"], row.nodes)
             except JobNotFound:
                 raise
             except CloudJobError:
@@ -216,11 +216,11 @@ class Run:
     def _obey(self, row: JobRow, handle: str) -> bool:
         """End the job when somebody, or its time, wants that; say whether that is so."""
         if not row.is_stopping and self._is_overdue(row):
-            self.ground.event("Training job has run as long as auto_stop allows.", "Warning")
-            self.ground.context.database.change_phase(
+            self.job.event("Training job has run as long as auto_stop allows.", "Warning")
+            self.job.context.database.change_phase(
                 row.id, ("Running", "Pending"), "Terminating", is_stopping=1
             )
-            row = self.ground.need()
+            row = self.job.need()
         if not row.is_stopping:
             return False
         now = time.monotonic()
@@ -228,17 +228,17 @@ class Run:
             self._stop_at = now
             is_urgent = row.is_stopping == DELETED
             self._is_killed = is_urgent
-            self.ground.context.machines.stop(handle, is_urgent=is_urgent)
-        elif not self._is_killed and now - self._stop_at > self.ground.context.settings.grace_s:
+            self.job.context.machines.stop(handle, is_urgent=is_urgent)
+        elif not self._is_killed and now - self._stop_at > self.job.context.settings.grace_s:
             self._is_killed = True
-            self.ground.context.machines.stop(handle, is_urgent=True)
+            self.job.context.machines.stop(handle, is_urgent=True)
         return True
 
     def _is_overdue(self, row: JobRow) -> bool:
         stop = row.body["spec"].get("auto_stop")
         if not stop or not row.start_ms:
             return False
-        limit_s = float(stop["duration"]) * self.ground.context.settings.hour_s
+        limit_s = float(stop["duration"]) * self.job.context.settings.hour_s
         return time.time() - row.start_ms / 1000 > limit_s
 
     def _follow_failure(self, row: JobRow, handle: str, states: list[NodeState]) -> None:
@@ -249,54 +249,54 @@ class Run:
         now = time.monotonic()
         if not self._stop_at:
             self._stop_at = now
-            self.ground.context.machines.stop(handle, is_urgent=False)
-        elif not self._is_killed and now - self._stop_at > self.ground.context.settings.grace_s:
+            self.job.context.machines.stop(handle, is_urgent=False)
+        elif not self._is_killed and now - self._stop_at > self.job.context.settings.grace_s:
             self._is_killed = True
-            self.ground.context.machines.stop(handle, is_urgent=True)
+            self.job.context.machines.stop(handle, is_urgent=True)
 
     def _do_periodic(self, row: JobRow, handle: str) -> None:
-        settings = self.ground.context.settings
+        settings = self.job.context.settings
         now = time.monotonic()
         if now - self._last_upload >= settings.upload_period_s:
             self._last_upload = now
-            self._keeper.upload(row)
-            self._keeper.export_logs(row)
+            self._uploader.upload(row)
+            self._uploader.export_logs(row)
         if now - self._last_metric >= settings.metric_period_s:
             self._last_metric = now
-            used = self.ground.context.machines.usage(handle, row.nodes)
+            used = self.job.context.machines.usage(handle, row.nodes)
             for index, (cpu, memory) in enumerate(used):
-                self.ground.context.database.add_metric(row.id, f"worker-{index}", cpu, memory)
+                self.job.context.database.add_metric(row.id, f"worker-{index}", cpu, memory)
             self._look_for_hang(row, handle, max(cpu for cpu, _ in used))
 
     def _look_for_hang(self, row: JobRow, handle: str, cpu: float) -> None:
         """End a job that has neither computed nor written for long, if it wants that."""
-        if row.body["metadata"]["annotations"].get(wanted.RETRY_HANG) != "true":
+        if row.body["metadata"]["annotations"].get(models.RETRY_HANG) != "true":
             return
         now = time.monotonic()
-        size = sum(NodeLog(self.ground.logs / str(index)).size_bytes for index in range(row.nodes))
+        size = sum(NodeLog(self.job.logs / str(index)).size_bytes for index in range(row.nodes))
         if cpu >= _IDLE_PERCENT or size != self._busy[1]:
             self._busy = (now, size)
-        elif not self._is_hung and now - self._busy[0] > self.ground.context.settings.hang_s:
+        elif not self._is_hung and now - self._busy[0] > self.job.context.settings.hang_s:
             self._is_hung = True
-            self.ground.event("Training job hangs: no node computes or writes.", "Warning")
-            self.ground.context.machines.stop(handle, is_urgent=True)
+            self.job.event("Training job hangs: no node computes or writes.", "Warning")
+            self.job.context.machines.stop(handle, is_urgent=True)
 
     def _pump(self, row: JobRow) -> None:
         """Take in the logs of all nodes until they end."""
-        limit = self.ground.context.settings.log_limit_bytes
+        limit = self.job.context.settings.log_limit_bytes
         writers = []
         for index in range(row.nodes):
-            log = NodeLog(self.ground.logs / str(index))
+            log = NodeLog(self.job.logs / str(index))
             # Machines that were started again tell everything from the beginning.
             earlier = [_key(row, attempt) for attempt in _attempts_before(row)]
             size = sum(path.stat().st_size for path in map(log.run_path, earlier) if path.exists())
             writers.append(Writer(log.run_path(row.run["log_key"]), limit, size))
         try:
-            for index, data in self.ground.context.machines.logs(row.run["handle"]):
+            for index, data in self.job.context.machines.logs(row.run["handle"]):
                 if 0 <= index < row.nodes and data:
                     writers[index].write(data)
         except CloudJobError as error:
-            self.ground.event(f"Collecting logs failed: {error.message}", "Warning")
+            self.job.event(f"Collecting logs failed: {error.message}", "Warning")
         except OSError:
             pass  # the job was deleted meanwhile
 
@@ -317,7 +317,7 @@ class Run:
             if not end.is_good and not end.is_stopped:
                 record["end_reason"] = _reason(end)
                 record["end_related_task"] = f"worker-{end.first}"
-        self.ground.context.database.update_job(row.id, run=run)
+        self.job.context.database.update_job(row.id, run=run)
 
     def _again(self, row: JobRow, end: _End) -> bool:
         """Make the job ready for another attempt, if it may have one; say whether it may."""
@@ -326,11 +326,11 @@ class Run:
         run = row.run
         restarts = int(run.get("restarts", 0))
         notes = row.body["metadata"]["annotations"]
-        is_always = notes.get(wanted.RETRY_ALWAYS) == "true"
+        is_always = notes.get(models.RETRY_ALWAYS) == "true"
         wants = end.lost or is_always or end.is_hung
-        if restarts >= wanted.retries(row.body) or not wants:
+        if restarts >= models.retries(row.body) or not wants:
             return False
-        self._keeper.upload(row)
+        self._uploader.upload(row)
         recover = "pod_reschedule" if end.lost else "proc_restart"
         if run.get("running_records"):
             run["running_records"][-1]["end_recover"] = recover
@@ -344,59 +344,59 @@ class Run:
             run.update(handle="", is_in_place=not end.lost)
         self.lost.clear()
         self._stop_at, self._is_killed, self._is_hung = 0.0, False, False
-        self.ground.context.database.update_job(row.id, run=run)
-        self.ground.event(
-            f"Training job is restarted ({recover}), {restarts + 1} of {wanted.retries(row.body)}.",
+        self.job.context.database.update_job(row.id, run=run)
+        self.job.event(
+            f"Training job is restarted ({recover}), {restarts + 1} of {models.retries(row.body)}.",
             "Warning",
         )
         if end.lost:
-            self.ground.context.database.change_phase(row.id, ("Running",), "Pending")
+            self.job.context.database.change_phase(row.id, ("Running",), "Pending")
         return True
 
     def _restart(self, handle: str) -> bool:
         try:
-            return self.ground.context.machines.restart(handle)
+            return self.job.context.machines.restart(handle)
         except CloudJobError as error:
-            self.ground.event(f"Restarting in place failed: {error.message}", "Warning")
+            self.job.event(f"Restarting in place failed: {error.message}", "Warning")
             return False
 
     def _settle(self, row: JobRow, end: _End) -> None:
         """Upload what is left, and say how the job ended."""
-        problem = "" if row.is_stopping == DELETED else self._keeper.upload_the_rest(row)
+        problem = "" if row.is_stopping == DELETED else self._uploader.upload_the_rest(row)
         self._end_all()
         for index in range(row.nodes):
             words = "output-handler failed" if problem else "output-handler finalized"
-            log = NodeLog(self.ground.logs / str(index))
+            log = NodeLog(self.job.logs / str(index))
             log.say(row.run["log_key"], words, is_after=True)
         if row.is_stopping != DELETED:
-            self._keeper.export_logs(row)
+            self._uploader.export_logs(row)
         with contextlib.suppress(OSError):
-            remove_tree(self.ground.nodes)
+            remove_tree(self.job.nodes)
         if end.is_stopped:
-            self.ground.event("Training job terminated.", "Warning")
+            self.job.event("Training job terminated.", "Warning")
             self._finish("Terminated")
         elif end.is_good and not problem:
-            self.ground.event("Training job completed.")
+            self.job.event("Training job completed.")
             self._finish("Completed")
         else:
-            self.ground.event("Training job failed.", "Error")
+            self.job.event("Training job failed.", "Error")
             self._finish("Failed")
 
     def _finish(self, phase: str, secondary: str = "") -> None:
-        row = self.ground.row()
+        row = self.job.row()
         if row is None:
             return
         now_ms = int(time.time() * 1000)
-        self.ground.context.database.update_job(
-            self.ground.job, phase=phase, secondary=secondary or phase, end_ms=now_ms
+        self.job.context.database.update_job(
+            self.job.id, phase=phase, secondary=secondary or phase, end_ms=now_ms
         )
 
     def _end_all(self) -> None:
         """Leave nothing of this attempt on the machines."""
-        row = self.ground.row()
+        row = self.job.row()
         if row and row.run.get("handle"):
             with contextlib.suppress(CloudJobError):
-                self.ground.context.machines.remove(row.run["handle"])
+                self.job.context.machines.remove(row.run["handle"])
 
     # -- where things are ---------------------------------------------------------------------
 

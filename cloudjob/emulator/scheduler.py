@@ -8,9 +8,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from cloudjob.emulator.answers import ApiError
-from cloudjob.emulator.ground import Context, Ground
-from cloudjob.emulator.run import DELETED, Run
+from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.job_context import Context, JobContext
+from cloudjob.emulator.job_run import DELETED, JobRun
 from cloudjob.errors import CloudJobError
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _TICK_S = 0.5
 
 
-class Runner:
+class Scheduler:
     """Starts jobs in their order as there is room, and takes up those of an earlier life."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self._lock = threading.RLock()
-        self._active: dict[str, tuple[Run, str, int]] = {}
+        self._active: dict[str, tuple[JobRun, str, int]] = {}
         self._wake = threading.Event()
         self._is_closed = False
         self._thread = threading.Thread(target=self._loop, name="queue", daemon=True)
@@ -55,7 +55,7 @@ class Runner:
         if is_active:
             self.wake()
         else:
-            Run(Ground(job, self.context)).forget()
+            JobRun(JobContext(job, self.context)).forget()
 
     def lose_node(self, row: JobRow, node: int) -> None:
         """Let a node of a running job be lost.
@@ -117,22 +117,22 @@ class Runner:
         return used + nodes <= most or (used == 0 and nodes > most)
 
     def _begin(self, job: str, pool: str, nodes: int) -> None:
-        run = Run(Ground(job, self.context))
+        run = JobRun(JobContext(job, self.context))
         with self._lock:
             self._active[job] = (run, pool, nodes)
         threading.Thread(target=self._go, args=(run,), name=job, daemon=True).start()
 
-    def _go(self, run: Run) -> None:
+    def _go(self, run: JobRun) -> None:
         try:
             run.go()
         except Exception as error:  # noqa: BLE001 (a thread's end must be seen)
-            sys.stderr.write(f"job {run.ground.job}: {error!r}\n")
+            sys.stderr.write(f"job {run.job.id}: {error!r}\n")
         finally:
             with self._lock:
-                self._active.pop(run.ground.job, None)
+                self._active.pop(run.job.id, None)
             with contextlib.suppress(Exception):
-                row = self.context.database.job(run.ground.job)
+                row = self.context.database.job(run.job.id)
                 # Deleted in the moment between its end and ours.
                 if row and row.is_stopping == DELETED and row.is_final:
-                    Run(run.ground).forget()
+                    JobRun(run.job).forget()
             self.wake()

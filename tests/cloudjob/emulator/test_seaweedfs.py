@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob.emulator import weed
+from cloudjob.emulator import seaweedfs
 from cloudjob.emulator.state import Account
 from tests.support.emulator import await_true
 
@@ -20,14 +20,14 @@ def account(name: str) -> Account:
 
 def test_ports_that_somebody_takes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It listens at others, and does not take the server that it finds there for its own."""
-    free_ports = weed._free_ports
+    free_ports = seaweedfs._free_ports
     with ExitStack() as stack:
-        first = weed.Weed(tmp_path / "first", account("first"), "bucket")
+        first = seaweedfs.SeaweedFS(tmp_path / "first", account("first"), "bucket")
         stack.callback(first.stop)
         first.start()
         drawn: Iterator[int] = iter([first.port])
-        monkeypatch.setattr(weed, "_free_ports", lambda: next(drawn, 0) or free_ports())
-        second = weed.Weed(tmp_path / "second", account("second"), "bucket")
+        monkeypatch.setattr(seaweedfs, "_free_ports", lambda: next(drawn, 0) or free_ports())
+        second = seaweedfs.SeaweedFS(tmp_path / "second", account("second"), "bucket")
         stack.callback(second.stop)
         second.start()
 
@@ -42,10 +42,10 @@ def test_no_sockets_are_left_in_tmp(tmp_path: Path):
     found: list[set[Path]] = []
     with ExitStack() as stack:
         for _ in range(2):
-            server = weed.Weed(tmp_path, account("a"), "bucket")
+            server = seaweedfs.SeaweedFS(tmp_path, account("a"), "bucket")
             stack.callback(server.stop)
             server.start()
-            ports = enumerate(weed._NAMES, server.port + 10_000)
+            ports = enumerate(seaweedfs._NAMES, server.port + 10_000)
             sockets = {Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock") for port, name in ports}
             await_true(lambda sockets=sockets: all(path.exists() for path in sockets))
             found.append(sockets)

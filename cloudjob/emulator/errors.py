@@ -128,8 +128,10 @@ _ERRORS: dict[str, tuple[int, str, str]] = {
 }
 
 
-class ApiError(Exception):
+class ApiError(ValueError):
     """The service refuses; ``code`` is one that it documents.
+
+    As a ``ValueError`` it may be raised by a validator of pydantic's.
 
     Args:
         detail: What stands in the place of ``%s`` in the code's words.

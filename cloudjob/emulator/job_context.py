@@ -1,4 +1,4 @@
-"""The ground of one job: its folders and its row, and what is said of it."""
+"""What belongs to one job: its folders, its row in the database, its events."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudjob.emulator import wanted
+from cloudjob.emulator import models
 from cloudjob.emulator.database import Database, JobRow
-from cloudjob.emulator.logs import NodeLog
+from cloudjob.emulator.models import Place
+from cloudjob.emulator.node_logs import NodeLog
 from cloudjob.emulator.nodes import Machines
 from cloudjob.emulator.obs import LOG_BUCKET, Obs
 from cloudjob.emulator.settings import Settings
-from cloudjob.emulator.wanted import Place
 
 
 @dataclass(slots=True)
@@ -31,16 +31,16 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class JobContext:
     """Where the things of one job are."""
 
-    job: str
+    id: str
     context: Context
 
     @property
     def folder(self) -> Path:
         """The folder of the job."""
-        return self.context.folder / self.job
+        return self.context.folder / self.id
 
     @property
     def nodes(self) -> Path:
@@ -50,7 +50,7 @@ class Ground:
     @property
     def logs(self) -> Path:
         """Its logs, a folder a node."""
-        return logs_of(self.context.folder, self.job)
+        return logs_of(self.context.folder, self.id)
 
     def local(self, index: int, path: str) -> Path:
         """Return where a node's path is on this machine."""
@@ -58,7 +58,7 @@ class Ground:
 
     def row(self) -> JobRow | None:
         """Return what the database has of it, as it is now."""
-        return self.context.database.job(self.job)
+        return self.context.database.job(self.id)
 
     def need(self) -> JobRow:
         """Return the same, which must be there."""
@@ -68,7 +68,7 @@ class Ground:
 
     def event(self, message: str, level: str = "Info", source: str = "Job") -> None:
         """Keep that something has happened to it."""
-        self.context.database.add_event(self.job, message, level, source)
+        self.context.database.add_event(self.id, message, level, source)
 
 
 def logs_of(folder: Path, job: str) -> Path:
@@ -82,7 +82,7 @@ def log_place(row: JobRow, index: int) -> Place:
     name = f"modelarts-job-{row.id}-worker-{index}.log"
     if not asked:
         return Place(LOG_BUCKET, f"{row.id}/{name}")
-    place = wanted.place(asked)
+    place = models.place(asked)
     return Place(place.bucket, place.prefix + name)
 
 

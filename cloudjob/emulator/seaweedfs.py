@@ -69,7 +69,7 @@ def program() -> str:
     return found
 
 
-class Weed:
+class SeaweedFS:
     """One SeaweedFS, whose objects lie below ``folder``.
 
     Its life is that of the thread which starts it: the kernel ends it when that thread is gone.

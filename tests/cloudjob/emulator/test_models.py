@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import settings as settings_
 from hypothesis import strategies as st
 
-from cloudjob.emulator import settings, wanted
-from cloudjob.emulator.answers import ApiError
+from cloudjob.emulator import models, settings
+from cloudjob.emulator.errors import ApiError
 
 SETTINGS = settings.defaults()
 PRESET = {"engine_id": "pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"}
@@ -42,7 +42,7 @@ def obs(url: str, name: str = "data_url", **more: Any) -> dict[str, Any]:
 
 def whole(**changes: Any) -> Any:
     """Return the body made whole."""
-    return wanted.job(body(**changes), None, SETTINGS)
+    return models.job(body(**changes), None, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def whole(**changes: Any) -> Any:
 )
 def test_a_place_has_three_spellings(url: str, bucket: str, key: str):
     """The service's own examples have all of them."""
-    assert wanted.place(url) == (bucket, key)
+    assert models.place(url) == (bucket, key)
 
 
 @pytest.mark.parametrize("url", ["", "bkt/a", "http://bkt/a", "/B/a", "/bkt//a", None, "file:///x"])
 def test_what_is_no_place_is_refused(url: Any):
     """2791, and the path."""
     with pytest.raises(ApiError) as caught:
-        wanted.place(url)
+        models.place(url)
     assert caught.value.code == "ModelArts.2791"
 
 
@@ -95,8 +95,8 @@ def test_a_body_is_made_whole():
         ({"metadata__name": "x" * 65}, "2788"),
         ({"metadata__description": "x" * 257}, "2788"),
         ({"metadata__workspace_id": "7"}, "0102"),
-        ({"metadata__annotations": {wanted.RETRY_NUM: "4"}}, "2788"),
-        ({"metadata__annotations": {wanted.RETRY_NUM: 1}}, "2788"),
+        ({"metadata__annotations": {models.RETRY_NUM: "4"}}, "2788"),
+        ({"metadata__annotations": {models.RETRY_NUM: 1}}, "2788"),
         ({"kind": "edge_job"}, "2788"),
         ({"algorithm__engine": {}}, "2780"),
         ({"algorithm__engine": {"engine_id": "nothing"}}, "2780"),
@@ -197,9 +197,9 @@ def test_a_dedicated_pool_has_flavors_of_its_own():
         {"pool_id": "pool-emulator", "flavor_id": "modelarts.pool.visual.2xlarge"},
         {"pool_id": "pool-emulator"},
     ):
-        made = wanted.job(body(spec__resource=resource), None, SETTINGS)
+        made = models.job(body(spec__resource=resource), None, SETTINGS)
         assert made["spec"]["resource"]["node_count"] == 1
-    flavor = wanted.flavor_of(
+    flavor = models.flavor_of(
         whole(
             spec__resource={
                 "pool_id": "pool-emulator",
@@ -225,7 +225,7 @@ def test_an_algorithm_gives_what_the_job_leaves_out():
         },
     }
     asked = body(algorithm={"id": "1", "parameters": [{"name": "b", "value": "9"}]})
-    made = wanted.job(asked, algorithm, SETTINGS)["algorithm"]
+    made = models.job(asked, algorithm, SETTINGS)["algorithm"]
 
     assert made["boot_file"] == "/bkt/code/t.py"
     assert made["name"] == "algo"
@@ -240,7 +240,7 @@ FULL = body(
     algorithm__outputs=[obs("/bkt/out", "train_url")],
     algorithm__parameters=[{"name": "n", "value": "3"}],
     algorithm__environments={"A": "1"},
-    metadata__annotations={wanted.RETRY_NUM: "1"},
+    metadata__annotations={models.RETRY_NUM: "1"},
     spec__auto_stop={"time_unit": "HOURS", "duration": 1},
     spec__schedule_policy={"priority": 1},
     spec__log_export_path={"obs_url": "/bkt/log/"},
@@ -273,7 +273,7 @@ def test_whatever_a_client_sends_is_taken_or_refused(way: tuple[Any, ...], value
         at = at[key]
     at[way[-1]] = value
     with contextlib.suppress(ApiError):
-        whole = wanted.job(made, None, SETTINGS)
-        wanted.output_urls(whole)
-        wanted.retries(whole)
-        wanted.flavor_of(whole, SETTINGS)
+        whole = models.job(made, None, SETTINGS)
+        models.output_urls(whole)
+        models.retries(whole)
+        models.flavor_of(whole, SETTINGS)

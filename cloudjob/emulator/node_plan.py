@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudjob.emulator import wanted
+from cloudjob.emulator import models
 from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.models import HOME
 from cloudjob.emulator.settings import Engine, Settings
 from cloudjob.emulator.state import Account
-from cloudjob.emulator.wanted import HOME
 
 CACHE = "/cache"
 # Engines whose preset start is one mpirun from the first node.
@@ -89,7 +89,7 @@ def code_path(algorithm: Mapping[str, Any]) -> str:
     """Return where the code lies on a node."""
     if algorithm.get("local_code_dir"):
         return str(algorithm["local_code_dir"])
-    last = wanted.place(algorithm["code_dir"]).key.rstrip("/").rpartition("/")[2]
+    last = models.place(algorithm["code_dir"]).key.rstrip("/").rpartition("/")[2]
     return f"{HOME}/modelarts/user-job-dir/{last}".rstrip("/")
 
 
@@ -99,7 +99,7 @@ def environment(
     """Return the variables of a node; a value of the user's wins over the platform's."""
     algorithm = row.body["algorithm"]
     hosts = names(row)
-    flavor = wanted.flavor_of(row.body, settings)
+    flavor = models.flavor_of(row.body, settings)
     mount = f"{HOME}/modelarts"
     instance = hosts[index].partition(".")[0]
     platform = {
@@ -229,8 +229,8 @@ def _appended(algorithm: Mapping[str, Any]) -> Iterable[str]:
 
 def _preset(row: JobRow, index: int, machine: Machine, words: str) -> str:
     algorithm = row.body["algorithm"]
-    code = wanted.place(algorithm["code_dir"])
-    boot = wanted.place(algorithm["boot_file"]).key[len(code.prefix) :]
+    code = models.place(algorithm["code_dir"])
+    boot = models.place(algorithm["boot_file"]).key[len(code.prefix) :]
     folder = code_path(algorithm)
     script = shlex.quote(f"{folder}/{boot}")
     start = f"if [ -f {_PRE_START} ]; then bash {_PRE_START} || exit; fi"
@@ -263,7 +263,7 @@ def _is_mpi(algorithm: Mapping[str, Any]) -> bool:
 def _channels(algorithm: Mapping[str, Any], key: str) -> str:
     made = []
     for item in algorithm[key]:
-        place = wanted.place(item["remote"]["obs"]["obs_url"])
+        place = models.place(item["remote"]["obs"]["obs_url"])
         url = f"s3://{place.bucket}/{place.key}"
         remote = {"obs": {"obs_url": url}}
         made.append({"name": item["name"], "local_dir": item["local_dir"], "remote": remote})

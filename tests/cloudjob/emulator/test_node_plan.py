@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudjob.emulator import plan, settings, wanted
+from cloudjob.emulator import models, node_plan, settings
 from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.node_plan import Machine
 from cloudjob.emulator.nodes import DockerMachines, bridge_address
-from cloudjob.emulator.plan import Machine
 from cloudjob.emulator.state import Account
 
 SETTINGS = settings.defaults()
@@ -29,7 +29,7 @@ MPI = "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"
 def row(nodes: int = 2, flavor: str = "modelarts.vm.cpu.2u", **algorithm: Any) -> JobRow:
     """Return a job."""
     given = {"engine": {"image_url": "i:1"}, "command": "bash run.sh", **algorithm}
-    whole = wanted.job(
+    whole = models.job(
         {
             "metadata": {"name": "j"},
             "algorithm": given,
@@ -50,7 +50,7 @@ def channel(name: str, url: str, **more: Any) -> dict[str, Any]:
 
 def test_a_node_hears_what_the_platform_says():
     """The documented variables of a container, no ports, no index under MA_TASK_INDEX."""
-    env = plan.environment(row(), 1, "10.0.0.3", CONTAINER, SETTINGS, ACCOUNT)
+    env = node_plan.environment(row(), 1, "10.0.0.3", CONTAINER, SETTINGS, ACCOUNT)
     job = f"modelarts-job-{ID}"
 
     assert env["VC_WORKER_HOSTS"] == f"{job}-worker-0.{job},{job}-worker-1.{job}"
@@ -67,7 +67,7 @@ def test_a_node_hears_what_the_platform_says():
 
 def test_a_node_with_cards_hears_of_them():
     """The number of cards and the words for NCCL."""
-    env = plan.environment(
+    env = node_plan.environment(
         row(1, "modelarts.vm.p100.2xlarge"), 0, "a", CONTAINER, SETTINGS, ACCOUNT
     )
 
@@ -77,7 +77,7 @@ def test_a_node_with_cards_hears_of_them():
 
 def test_the_users_variables_win():
     """And channels that are read from the environment are variables."""
-    env = plan.environment(
+    env = node_plan.environment(
         row(
             environments={"NCCL_DEBUG": "WARN", "S3_VERIFY_SSL": "1"},
             inputs=[channel("data", "/bkt/in/", access_method="env")],
@@ -96,7 +96,7 @@ def test_the_users_variables_win():
 
 def test_a_command_takes_parameters_and_channels():
     """At its end, each as one word."""
-    made = plan.command(
+    made = node_plan.command(
         row(
             command="cd /home/ma-user/x && sh run.sh ",
             parameters=[{"name": "lr", "value": "0.1 $x"}, {"name": "flag", "value": ""}],
@@ -119,7 +119,7 @@ def test_a_command_takes_parameters_and_channels():
 
 def preset(engine: str, nodes: int, index: int = 1, machine: Machine = CONTAINER) -> str:
     """Return the last part of the command of a preset."""
-    return plan.command(
+    return node_plan.command(
         row(
             nodes,
             command="",
@@ -168,11 +168,11 @@ def test_paths_of_the_platform_are_those_of_a_process():
     )
     home = PROCESS.home
 
-    assert plan.command(job, 0, PROCESS) == (
+    assert node_plan.command(job, 0, PROCESS) == (
         f"cd {home}/modelarts/x; ls {home}/root/cache/a /cached /x/cache /home/ma-user2 "
         f"{home}/root/data/in/f --d={home}/root/data/in"
     )
-    env = plan.environment(job, 0, "a", PROCESS, SETTINGS, ACCOUNT)
+    env = node_plan.environment(job, 0, "a", PROCESS, SETTINGS, ACCOUNT)
     assert env["X"] == f"{home}/y:{home}/root/cache"
     assert env["HOME"] == home
 
@@ -181,7 +181,7 @@ def test_mounts_hold_every_folder_once():
     """The platform's own, and those that lie elsewhere."""
     job = row(inputs=[channel("d", "/bkt/in/", local_dir="/data/in"), channel("e", "/bkt/e/")])
 
-    assert plan.mounts(job) == ["/data/in", "/home/ma-user/modelarts"]
+    assert node_plan.mounts(job) == ["/data/in", "/home/ma-user/modelarts"]
 
 
 @given(
@@ -192,7 +192,7 @@ def test_no_path_of_a_request_leads_out_of_a_node(parts):
     path = "/" + "/".join(parts)
     nodes = Path("/state/nodes")
     in_container = object.__new__(DockerMachines).folder(nodes, 1, path)
-    in_process = plan.on_node(path, PROCESS)
+    in_process = node_plan.on_node(path, PROCESS)
 
     assert f"{posixpath.normpath(in_container)}/".startswith("/state/nodes/1/")
     assert f"{posixpath.normpath(in_process)}/".startswith(f"{PROCESS.home}/")

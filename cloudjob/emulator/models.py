@@ -1,0 +1,465 @@
+"""What requests carry, as pydantic models that refuse with the errors which the service documents.
+
+They need no look at OBS or the database. Unknown keys are kept, as the service shows them again.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.settings import Engine, Flavor, Settings
+
+HOME = "/home/ma-user"
+RETRY_NUM = "fault-tolerance/job-retry-num"
+RETRY_ALWAYS = "fault-tolerance/job-unconditional-retry"
+RETRY_HANG = "fault-tolerance/hang-retry"
+TAGS = 20
+
+_RETRIES = 3
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
+_VARIABLES, _VALUE_BYTES, _NAME_BYTES = 100, 4096, 8192
+# Letters of any language, digits, blanks and a few signs.
+_TAG_KEY = re.compile(r"[\w .:=+@-]{1,128}\Z")
+_TAG_VALUE = re.compile(r"[\w .:/=+@-]{0,255}\Z")
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Description = Annotated[str, Field(max_length=256)]
+Priority = Annotated[int, Field(ge=1, le=3)]
+Offset = Annotated[int, Field(ge=0, le=1 << 31)]
+Time = Annotated[int, Field(ge=0, le=1 << 53)]
+M = TypeVar("M", bound="Model")
+
+
+class Model(BaseModel):
+    """A JSON object of a request; a null is as good as no key.
+
+    Args:
+        codes: The code of the error for a fault in one of these keys; else ``code``.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    code: ClassVar[str] = "ModelArts.2788"
+    codes: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if value is not None}
+
+
+class Query(Model):
+    """The query of a request, whose numbers are texts; an empty value is as good as none."""
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+    code: ClassVar[str] = "ModelArts.2764"
+
+
+class Page(Query):
+    """Where a list begins and ends; ``offset`` is the number of a page."""
+
+    limit: Annotated[int, Field(ge=1, le=100)] = 10
+    offset: Offset = 0
+
+
+def parse(model: type[M], given: Any, context: Any = None) -> M:
+    """Return a validated model.
+
+    Raises:
+        ApiError: The first rule that is broken, with its documented code.
+    """
+    try:
+        return model.model_validate(given, context=context)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        documented = fault.get("ctx", {}).get("error")
+        if isinstance(documented, ApiError):
+            raise documented from error
+        where = ".".join(map(str, fault["loc"]))
+        code = model.codes.get(str(next(iter(fault["loc"]), "")), model.code)
+        raise ApiError(code, f"{where}: {fault['msg']}") from error
+
+
+class Place(NamedTuple):
+    """A place in OBS."""
+
+    bucket: str
+    key: str
+
+    @property
+    def prefix(self) -> str:
+        """The key as that of a folder."""
+        return self.key if not self.key or self.key.endswith("/") else self.key + "/"
+
+
+def place(url: str | None) -> Place:
+    """Return the place that a URL names: ``obs://b/k``, ``s3://b/k`` or ``/b/k``.
+
+    Raises:
+        ApiError: It names none.
+    """
+    text = url or ""
+    for scheme in ("obs://", "s3://", "/"):
+        if text.startswith(scheme):
+            bucket, _, key = text[len(scheme) :].partition("/")
+            if _BUCKET.match(bucket) and "//" not in f"/{key}" and ".." not in key.split("/"):
+                return Place(bucket, key)
+    raise ApiError("ModelArts.2791", f"{text}, reason: not a path of OBS")
+
+
+def check_path(path: str, key: str) -> None:
+    """Refuse what is no absolute path within a node.
+
+    Raises:
+        ApiError: It is none.
+    """
+    parts = PurePosixPath(path).parts
+    is_absolute = path.startswith("/") and path.isprintable() and parts[0] == "/"
+    if not is_absolute or len(parts) < 2 or ".." in parts:
+        raise ApiError("ModelArts.2788", f"{key}: {path} is no absolute path without ..")
+
+
+# -- a job ----------------------------------------------------------------------------------------
+
+
+class ExperimentReference(Model):
+    """The experiment of a job, by its id or by its name."""
+
+    id: str = ""
+    name: str = ""
+    description: Description = ""
+
+
+class Metadata(Model):
+    """Name and annotations of a job."""
+
+    name: Name
+    description: Description = ""
+    workspace_id: str = "0"
+    annotations: dict[str, str] = {}
+    training_experiment_reference: ExperimentReference | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Metadata:
+        if self.workspace_id not in ("", "0"):
+            raise ApiError("ModelArts.0102")
+        self.workspace_id = "0"
+        number = self.annotations.get(RETRY_NUM, "1")
+        if number not in [str(item) for item in range(1, _RETRIES + 1)]:
+            raise ApiError("ModelArts.2788", f"{RETRY_NUM}: 1 to {_RETRIES} (given {number})")
+        return self
+
+
+class Parameter(Model):
+    """A parameter, which becomes ``--name=value``."""
+
+    name: Annotated[str, Field(min_length=1)]
+    value: Annotated[str, BeforeValidator(str)] = ""
+
+
+class ObsUrl(Model):
+    """A place in OBS."""
+
+    obs_url: str | None = None
+
+
+class Remote(Model):
+    """Where the data of a channel is."""
+
+    obs: ObsUrl = ObsUrl()
+
+
+class Channel(Model):
+    """An input or an output."""
+
+    name: str = ""
+    access_method: str = ""
+    local_dir: str = ""
+    remote: Remote = Remote()
+
+    def complete(self, key: str, index: int) -> None:
+        """Fill in the defaults of item ``index`` of the list ``key``, and check it."""
+        if not _VARIABLE.match(self.name):
+            raise ApiError("ModelArts.2753", f"{key}: the name {self.name!r} is wrong")
+        self.access_method = self.access_method or "parameter"
+        if self.access_method not in ("parameter", "env"):
+            raise ApiError("ModelArts.2753", f"{key}: access_method {self.access_method}")
+        if "dataset" in (self.remote.model_extra or {}):
+            raise ApiError("ModelArts.2788", f"{key}: datasets are not supported here")
+        place(self.remote.obs.obs_url)
+        self.local_dir = self.local_dir or f"{HOME}/modelarts/{key}/{self.name}_{index}"
+        check_path(self.local_dir, f"{key}: local_dir")
+
+
+class Algorithm(Model):
+    """What a job runs."""
+
+    engine: dict[str, Any] = {}
+    code_dir: str = ""
+    boot_file: str = ""
+    command: str = ""
+    local_code_dir: str = ""
+    working_dir: str = ""
+    parameters: list[Parameter] = []
+    inputs: list[Channel] = []
+    outputs: list[Channel] = []
+    environments: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _check(self, info: ValidationInfo) -> Algorithm:
+        settings: Settings = info.context  # type: ignore[assignment]
+        self._check_engine(settings)
+        if len(self.command.encode()) > settings.command_limit_bytes:
+            raise ApiError("ModelArts.2788", "command: too long")
+        if self.code_dir:
+            place(self.code_dir)
+        if self.working_dir:
+            check_path(self.working_dir, "working_dir")
+        _check_local_code_dir(self.local_code_dir)
+        _check_distinct([item.name for item in self.parameters], "ModelArts.2767", "")
+        for key, channels in (("inputs", self.inputs), ("outputs", self.outputs)):
+            for index, channel in enumerate(channels):
+                channel.complete(key, index)
+            _check_distinct([item.name for item in channels], "ModelArts.2753", f"{key}: ")
+        _check_environments(self.environments)
+        return self
+
+    def _check_engine(self, settings: Settings) -> None:
+        engine = engine_of(self.engine, settings)
+        if engine:
+            self.engine.update(
+                engine_id=engine.id, engine_name=engine.name, engine_version=engine.version
+            )
+            _check_preset(self.code_dir, self.boot_file)
+        elif not self.engine.get("image_url"):
+            raise ApiError("ModelArts.2780", "")
+        elif not self.command:
+            raise ApiError("ModelArts.2788", "command: a custom image needs one")
+
+
+class Resource(Model):
+    """The nodes of a job."""
+
+    pool_id: str | None = None
+    flavor_id: str | None = None
+    node_count: Annotated[int, Field(ge=1)] = 1
+
+    @model_validator(mode="after")
+    def _check(self, info: ValidationInfo) -> Resource:
+        settings: Settings = info.context  # type: ignore[assignment]
+        pool, asked = self.pool_id or "", self.flavor_id or ""
+        if pool and pool not in settings.pools:
+            raise ApiError("ModelArts.2788", f"pool_id: {pool}")
+        found = next((item for item in settings.flavors if item.id == asked), None)
+        if asked and found is None:
+            raise ApiError("ModelArts.2781", asked)
+        if not asked and not pool:
+            raise ApiError("ModelArts.2763", "flavor_id is empty")
+        if found and bool(found.pool) != bool(pool):
+            raise ApiError("ModelArts.2763", f"{asked} is not one of this resource pool")
+        most = settings.pools[pool] if pool else found.max_nodes if found else 1
+        if self.node_count > most:
+            raise ApiError("ModelArts.2793", self.node_count)
+        return self
+
+
+class AutoStop(Model):
+    """After how many hours a job is stopped."""
+
+    time_unit: Literal["HOURS"]
+    duration: Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+class SchedulePolicy(Model):
+    """The priority of a job in the queue."""
+
+    priority: Priority | None = None
+
+
+class Spec(Model):
+    """Where and how a job runs."""
+
+    resource: Annotated[Resource, Field(validate_default=True)] = {}  # type: ignore[assignment]
+    log_export_path: ObsUrl = ObsUrl()
+    auto_stop: AutoStop | None = None
+    schedule_policy: SchedulePolicy | None = None
+    volumes: list[dict[str, Any]] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Spec:
+        if self.log_export_path.obs_url:
+            place(self.log_export_path.obs_url)
+        return self
+
+
+class Job(Model):
+    """The body that creates a job."""
+
+    kind: Literal["job"] = "job"
+    metadata: Annotated[Metadata, Field(validate_default=True)] = {}  # type: ignore[assignment]
+    algorithm: Annotated[Algorithm, Field(validate_default=True)] = {}  # type: ignore[assignment]
+    spec: Annotated[Spec, Field(validate_default=True)] = {}  # type: ignore[assignment]
+
+
+def job(body: Mapping[str, Any], algorithm: Mapping[str, Any] | None, settings: Settings) -> Any:
+    """Return the body of a create request, valid and with all defaults.
+
+    Args:
+        algorithm: The algorithm that the body names by its id; None when it names none.
+
+    Raises:
+        ApiError: The service would refuse it.
+    """
+    body = dict(copy.deepcopy(body))
+    if algorithm is not None:
+        body["algorithm"] = _with_algorithm(body["algorithm"], algorithm)
+    made = parse(Job, body, settings).model_dump(exclude_none=True)
+    for output in made["algorithm"]["outputs"]:
+        output.update(mode="upload_periodically", period=30)
+    return made
+
+
+def flavor_of(whole: Mapping[str, Any], settings: Settings) -> Flavor:
+    """Return the flavor of a job; that of a CPU pool has no name."""
+    resource = whole["spec"]["resource"]
+    asked = resource.get("flavor_id") or ""
+    found = next((item for item in settings.flavors if item.id == asked), None)
+    return found or Flavor("", max_nodes=settings.pools.get(resource.get("pool_id") or "", 1))
+
+
+def engine_of(asked: Mapping[str, Any], settings: Settings) -> Engine | None:
+    """Return the preset engine that is asked for; None when none is.
+
+    Raises:
+        ApiError: There is no such engine.
+    """
+    number, name = str(asked.get("engine_id") or ""), str(asked.get("engine_name") or "")
+    version = str(asked.get("engine_version") or "")
+    if not (number or name or version):
+        return None
+    for engine in settings.engines:
+        if number == engine.id or (not number and (name, version) == (engine.name, engine.version)):
+            return engine
+    raise ApiError("ModelArts.2780", number or f"{name} {version}".strip())
+
+
+def output_urls(whole: Mapping[str, Any]) -> list[str]:
+    """Return where a job writes, in one spelling."""
+    places = (place(item["remote"]["obs"]["obs_url"]) for item in whole["algorithm"]["outputs"])
+    return [f"{item.bucket}/{item.prefix}" for item in places]
+
+
+def retries(whole: Mapping[str, Any]) -> int:
+    """Return how often a job may be started again; 0 without fault tolerance."""
+    return int(whole["metadata"]["annotations"].get(RETRY_NUM, 0))
+
+
+class _Parameters(Model):
+    parameters: list[Parameter] = []
+
+
+def _with_algorithm(given: dict[str, Any], algorithm: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in what an algorithm has and the job does not."""
+    config = copy.deepcopy(algorithm["job_config"])
+    merged = {key: given.get(key) or config.get(key) for key in {*given, *config}}
+    merged["id"], merged["name"] = given["id"], algorithm["metadata"]["name"]
+    own = parse(_Parameters, {"parameters": given.get("parameters")}).parameters
+    asked = {item.name for item in own}
+    defaults = [item for item in config.get("parameters") or () if item["name"] not in asked]
+    merged["parameters"] = [*(item.model_dump() for item in own), *defaults]
+    for key in ("inputs", "outputs"):
+        # An algorithm names its channels; only the job can say where their data is.
+        merged[key] = given.get(key) or []
+    for key in ("code_tree", "parameters_customization"):
+        merged.pop(key, None)
+    return merged
+
+
+def _check_preset(code_dir: str, boot_file: str) -> None:
+    if not code_dir:
+        raise ApiError("ModelArts.2757", "code_dir is empty")
+    if not boot_file.endswith(".py"):
+        raise ApiError("ModelArts.2758", f"boot_file: a .py file is needed (given {boot_file})")
+    code, file = place(code_dir), place(boot_file)
+    if file.bucket != code.bucket or not file.key.startswith(code.prefix):
+        raise ApiError("ModelArts.2758", f"{boot_file} does not lie in {code_dir}")
+
+
+def _check_local_code_dir(path: str) -> None:
+    if not path:
+        return
+    check_path(path, "local_code_dir")
+    own, home = PurePosixPath(path), PurePosixPath(HOME)
+    refused = [home / name for name in ("modelarts", "modelarts-dev", "infer")]
+    is_below_home = own != home and own != home.parent and own.is_relative_to(home.parent)
+    if not is_below_home or any(own.is_relative_to(other) for other in refused):
+        raise ApiError("ModelArts.2788", f"local_code_dir: {path} is not allowed")
+
+
+def _check_distinct(names: list[str], code: str, where: str) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ApiError(code, f"{where}{name}")
+
+
+def _check_environments(given: Mapping[str, str]) -> None:
+    if len(given) > _VARIABLES:
+        raise ApiError("ModelArts.2788", f"environments: at most {_VARIABLES}")
+    for name, value in given.items():
+        if not _VARIABLE.match(name) or len(name) > _NAME_BYTES or name.startswith("MA_"):
+            raise ApiError("ModelArts.2788", f"environments: the name {name[:80]} is not allowed")
+        if len(value) > _VALUE_BYTES or "$" in value:
+            raise ApiError("ModelArts.2788", f"environments: the value of {name} is not allowed")
+
+
+# -- tags -----------------------------------------------------------------------------------------
+
+
+class Tag(Model):
+    """A tag of a job."""
+
+    key: str
+    value: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> Tag:
+        key = self.key
+        is_key = _TAG_KEY.match(key) and key == key.strip() and not key.startswith("_sys_")
+        if not is_key or not _TAG_VALUE.match(self.value):
+            raise ApiError("ModelArts.2788", f"tags: {key[:128]}={self.value[:128]}")
+        return self
+
+
+class TagList(Model):
+    """The tags of a request."""
+
+    tags: list[Tag] = []
+
+    def by_key(self) -> dict[str, str]:
+        """Return the tags.
+
+        Raises:
+            ApiError: They are too many.
+        """
+        found = {tag.key: tag.value for tag in self.tags}
+        if len(found) > TAGS:
+            raise ApiError("ModelArts.2788", f"tags: at most {TAGS}")
+        return found

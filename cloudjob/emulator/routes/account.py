@@ -1,0 +1,88 @@
+"""What the account has: flavors, engines, resource pools, quotas."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from cloudjob.emulator import views
+from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.models import Query
+from cloudjob.emulator.service import PROJECT, Service
+
+
+class _Flavors(Query):
+    flavor_type: Literal["CPU", "GPU", "Ascend"] | None = None
+
+
+def flavors(service: Service, request: Request) -> Any:
+    """Return the flavors of the public pool."""
+    kind = request.parsed_query(_Flavors).flavor_type
+    found = [
+        views.flavor(item)
+        for item in service.settings.flavors
+        if not item.pool and kind in (None, item.kind)
+    ]
+    return {"total_count": len(found), "flavors": found}
+
+
+def pool_flavor(service: Service, request: Request) -> Any:
+    """Return the most that a node of a flavor can give."""
+    asked = request.query.get("flavor_id", "")
+    for item in service.settings.flavors:
+        if item.id == asked:
+            return {"cpu_core_num": item.cpu_cores, "mem_size": item.memory_gb}
+    raise ApiError("ModelArts.2781", asked)
+
+
+def engines(service: Service, request: Request) -> Any:
+    """Return the preset engines."""
+    found = [views.engine(item) for item in service.settings.engines]
+    return {"total": len(found), "items": found}
+
+
+def quotas(service: Service, request: Request) -> Any:
+    """Return how many jobs and nodes there may be, and how many there are."""
+    settings = service.settings
+    used = service.database.unfinished()
+    nodes = sum(item[3] for item in used if item[1] == "Running")
+    found = [
+        {"resource": "training-job", "quota": settings.max_jobs, "used": len(used)},
+        {"resource": "node", "quota": settings.public_nodes, "used": nodes},
+    ]
+    return {"quotas": found}
+
+
+def pools(service: Service, request: Request) -> Any:
+    """Return the dedicated resource pools."""
+    found = [_pool(service, name) for name in service.settings.pools]
+    return {"apiVersion": "v2", "kind": "PoolList", "items": found}
+
+
+def pool(service: Service, request: Request) -> Any:
+    """Return a dedicated resource pool."""
+    name = request.path_params["pool"]
+    if name not in service.settings.pools:
+        raise ApiError("ModelArts.2788", f"pool: {name}")
+    return _pool(service, name)
+
+
+def _pool(service: Service, name: str) -> dict[str, Any]:
+    count = service.settings.pools[name]
+    return {
+        "apiVersion": "v2",
+        "kind": "Pool",
+        "metadata": {"name": name, "labels": {}, "annotations": {}},
+        "spec": {"type": "Dedicate", "scope": ["Train"], "resources": [{"count": count}]},
+        "status": {"phase": "Running", "scope": [{"scopeType": "Train", "state": "Enabled"}]},
+    }
+
+
+ENDPOINTS = (
+    Endpoint("GET", PROJECT + "/training-job-flavors", flavors),
+    Endpoint("GET", PROJECT + "/training-pool-flavors", pool_flavor),
+    Endpoint("GET", PROJECT + "/training-job-engines", engines),
+    Endpoint("GET", PROJECT + "/training-quotas", quotas),
+    Endpoint("GET", PROJECT + "/pools", pools),
+    Endpoint("GET", PROJECT + "/pools/{pool}", pool),
+)

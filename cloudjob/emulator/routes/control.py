@@ -1,0 +1,71 @@
+"""Requests of the emulator's owner: faults, and what the emulator does. Not part of the service."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import asdict
+from typing import Any, Literal
+
+from pydantic import FiniteFloat
+
+from cloudjob.emulator.app import Answer, Endpoint, Request
+from cloudjob.emulator.fault_injection import KINDS
+from cloudjob.emulator.models import Model
+from cloudjob.emulator.service import Service
+from cloudjob.emulator.state import CONTROL_PREFIX
+
+_FAULTS = CONTROL_PREFIX + "faults"
+
+
+def status(service: Service, request: Request) -> Any:
+    """Return how many jobs there are, and the faults."""
+    phases = Counter(item[1] for item in service.database.unfinished())
+    total, _ = service.database.find_jobs("1", (), order="id", limit=0, skip=0)
+    return {"jobs": total, "unfinished": dict(phases), **faults(service, request)}
+
+
+def faults(service: Service, request: Request) -> Any:
+    """Return the faults that are active."""
+    return {"faults": [asdict(fault) for fault in service.database.faults()]}
+
+
+class _Fault(Model):
+    kind: Literal[tuple(KINDS)]  # type: ignore[valid-type]
+    seconds: FiniteFloat = 0.0
+    count: int = 0
+    amount: FiniteFloat = 0.0
+    job: str = ""
+    node: int = 0
+    path: str = ""
+
+
+def add_fault(service: Service, request: Request) -> Any:
+    """Inject a fault."""
+    asked = request.body(_Fault)
+    if asked.job:
+        service.job_of(asked.job)
+    if asked.kind == "expire-tokens":
+        service.database.expire_all(time.time())
+    elif asked.kind == "lose-node":
+        service.scheduler.lose_node(service.job_of(asked.job), asked.node)
+    fault = service.database.add_fault(
+        until_s=time.time() + asked.seconds if asked.seconds else 0.0,
+        **asked.model_dump(include={"kind", "count", "job", "node", "amount", "path"}),
+    )
+    return Answer(201, asdict(fault))
+
+
+def clear_faults(service: Service, request: Request) -> Any:
+    """End all faults."""
+    count = service.database.clear_faults()
+    service.scheduler.wake()
+    return {"cleared": count}
+
+
+ENDPOINTS = (
+    Endpoint("GET", CONTROL_PREFIX + "status", status),
+    Endpoint("GET", _FAULTS, faults),
+    Endpoint("POST", _FAULTS, add_fault),
+    Endpoint("DELETE", _FAULTS, clear_faults),
+)

@@ -1,0 +1,152 @@
+"""Training experiments: named groups of jobs."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any, ClassVar, Literal
+
+from cloudjob.emulator import models
+from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.database import Database
+from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.models import Description, Model, Name
+from cloudjob.emulator.service import PROJECT, Service, page_of
+
+_EXPERIMENTS = PROJECT + "/training-experiments"
+_EXPERIMENT = _EXPERIMENTS + "/{experiment_id}"
+_REFERENCE = "training_experiment_reference"
+_KIND = "experiment"
+
+
+class _Metadata(Model):
+    name: Name
+    description: Description = ""
+
+
+class _Experiment(Model):
+    metadata: _Metadata
+
+
+def create(service: Service, request: Request) -> Any:
+    """Create an experiment."""
+    return _create(service.database, request.body(_Experiment).metadata)
+
+
+def _create(database: Database, metadata: _Metadata) -> dict[str, Any]:
+    now_ms = int(time.time() * 1000)
+    made = {
+        "workspace_id": "0",
+        **metadata.model_dump(),
+        "id": str(uuid.uuid4()),
+        "create_time": now_ms,
+        "update_time": now_ms,
+    }
+    return _store(database, {"metadata": made, "statistic": {"job_count": 0}})
+
+
+def change(service: Service, request: Request) -> Any:
+    """Change name and description of an experiment."""
+    found = _found(service, request)
+    asked = request.json()
+    # The reference has both keys at the top; some clients send them as they create.
+    inner = asked.get("metadata")
+    asked = {**(inner if isinstance(inner, dict) else {}), **asked}
+    known = {key: found["metadata"][key] for key in ("name", "description")}
+    given = {key: asked[key] for key in known if asked.get(key) is not None}
+    changed = models.parse(_Metadata, {**known, **given}).model_dump()
+    found["metadata"].update(changed, update_time=int(time.time() * 1000))
+    _store(service.database, found)
+    return changed
+
+
+class _Sorted(models.Query):
+    sort_by: Literal["create_time", "update_time", "name"] = "create_time"
+    code: ClassVar[str] = "ModelArts.2790"
+
+
+def experiments(service: Service, request: Request) -> Any:
+    """Return a sorted page of experiments; ``offset`` is the page's number."""
+    database, key = service.database, request.parsed_query(_Sorted).sort_by
+    found = sorted(database.things(_KIND), key=lambda item: item["metadata"][key], reverse=True)
+    page = page_of(request, found)
+    page["items"] = [_counted(database, item) for item in page["items"]]
+    return page
+
+
+def experiment(service: Service, request: Request) -> Any:
+    """Return an experiment."""
+    return _counted(service.database, _found(service, request))
+
+
+def remove(service: Service, request: Request) -> Any:
+    """Delete an experiment."""
+    service.database.remove_thing(_KIND, _found(service, request)["metadata"]["id"])
+    return ""
+
+
+def check_name(service: Service, request: Request) -> Any:
+    """Return whether an experiment of this name exists."""
+    name = request.query.get("experiment_name", "")
+    return {"is_duplicate": _named(service.database, name) is not None}
+
+
+def refer(database: Database, metadata: dict[str, Any]) -> None:
+    """Put a job into the experiment that its metadata names; a new name makes a new experiment.
+
+    Raises:
+        ApiError: There is no experiment of this id, or the name is not allowed.
+    """
+    asked = metadata.pop(_REFERENCE, {})
+    if asked.get("id"):
+        found = database.thing(_KIND, asked["id"])
+        if found is None:
+            raise ApiError("ModelArts.2788", f"{_REFERENCE}: {asked['id']} not found")
+    elif asked.get("name"):
+        words = {key: asked[key] for key in ("name", "description")}
+        found = _named(database, asked["name"]) or _create(database, models.parse(_Metadata, words))
+    else:
+        return
+    metadata[_REFERENCE] = {
+        "id": found["metadata"]["id"],
+        "name": found["metadata"]["name"],
+        "serial_number": database.count_in_experiment(found["metadata"]["id"]) + 1,
+    }
+
+
+def _found(service: Service, request: Request) -> dict[str, Any]:
+    number = request.path_params["experiment_id"]
+    found = service.database.thing(_KIND, number)
+    if found is None:
+        raise ApiError("ModelArts.2788", f"experiment: {number} not found")
+    return found
+
+
+def _counted(database: Database, found: dict[str, Any]) -> dict[str, Any]:
+    count = database.count_in_experiment(found["metadata"]["id"])
+    return {**found, "statistic": {"job_count": count}}
+
+
+def _named(database: Database, name: str) -> dict[str, Any] | None:
+    found = database.things(_KIND)
+    return next((item for item in found if item["metadata"]["name"] == name), None)
+
+
+def _store(database: Database, made: dict[str, Any]) -> dict[str, Any]:
+    metadata = made["metadata"]
+    with database.transaction():
+        other = _named(database, metadata["name"])
+        if other and other["metadata"]["id"] != metadata["id"]:
+            raise ApiError("ModelArts.2788", f"name: {metadata['name']} is taken")
+        database.put_thing(_KIND, metadata["id"], metadata["name"], made)
+    return made
+
+
+ENDPOINTS = (
+    Endpoint("POST", _EXPERIMENTS, create, 201),
+    Endpoint("GET", _EXPERIMENTS, experiments),
+    Endpoint("GET", _EXPERIMENT, experiment),
+    Endpoint("PUT", _EXPERIMENT, change),
+    Endpoint("DELETE", _EXPERIMENT, remove, 202),
+    Endpoint("GET", PROJECT + "/training-experiment-names", check_name),
+)

@@ -1,0 +1,281 @@
+"""What belongs to one training job: logs, metrics, events, tasks, stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from cloudjob.emulator import views
+from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.job_context import export_log, logs_of
+from cloudjob.emulator.models import Model, Offset, Page, Query, Time
+from cloudjob.emulator.node_logs import NodeLog
+from cloudjob.emulator.obs import ObsError
+from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service
+
+_TASK = JOB + "/tasks/{task_id}"
+_URL_S = 300
+_TYPES = ("text/plain", "application/octet-stream")
+
+
+# -- logs -----------------------------------------------------------------------------------------
+
+
+def _log(service: Service, request: Request) -> tuple[JobRow, int, NodeLog]:
+    row = service.job(request)
+    index = service.node(request, row)
+    return row, index, NodeLog(logs_of(service.scheduler.context.folder, row.id) / str(index))
+
+
+def _tail(service: Service, request: Request) -> tuple[bytes, int]:
+    _, _, log = _log(service, request)
+    found, size = log.tail(service.settings.log_preview_bytes)
+    if not size:
+        raise ApiError("ModelArts.2776")
+    return found, size
+
+
+def preview(service: Service, request: Request) -> Any:
+    """Return the last bytes of a log; 204 if there is none yet."""
+    found, size = _tail(service, request)
+    text = found.decode("utf-8", "replace")
+    return {"content": text, "current_size": len(found), "full_size": size}
+
+
+def log_url(service: Service, request: Request) -> Any:
+    """Return a URL of the whole log in OBS, which is valid for five minutes."""
+    row, index, _ = _log(service, request)
+    kind = request.query.get("Content-Type") or request.headers.get("content-type", "")
+    try:
+        place = export_log(service.scheduler.context, row, index)
+        if place is None:
+            raise ApiError("ModelArts.2776")
+        kind = kind if kind in _TYPES else _TYPES[0]
+        return {"obs_url": service.obs.url(place, kind, _URL_S)}
+    except ObsError as error:
+        raise ApiError("ModelArts.0010") from error
+
+
+class _Lines(Query):
+    lines: Annotated[int, Field(ge=1, le=1000)] = 100
+    base_line: Offset | None = None
+    order: str = "desc"
+
+
+def log_lines(service: Service, request: Request) -> Any:
+    """Return lines of a log by their numbers."""
+    asked = request.parsed_query(_Lines)
+    found, _ = _tail(service, request)
+    lines = found.decode("utf-8", "replace").splitlines(keepends=True)
+    if asked.order == "asc":
+        first = asked.base_line or 0
+    else:
+        last = len(lines) if asked.base_line is None else asked.base_line
+        first = max(0, last - asked.lines)
+    shown = lines[first : first + asked.lines]
+    return {
+        "start_line": str(first),
+        "end_line": str(first + len(shown)),
+        "lines": len(shown),
+        "content": "".join(shown),
+    }
+
+
+# -- what happened --------------------------------------------------------------------------------
+
+
+def metrics(service: Service, request: Request) -> Any:
+    """Return percentages, one a minute; -1 for unknown, 204 if there are none yet."""
+    row = service.job(request)
+    found = service.database.metrics(row.id, f"worker-{service.node(request, row)}")
+    if not found:
+        raise ApiError("ModelArts.2777")
+    values = {
+        "cpuUsage": [cpu for cpu, _ in found],
+        "memUsage": [memory for _, memory in found],
+        **dict.fromkeys(("gpuUtil", "gpuMemUsage", "npuUtil", "npuMemUsage"), [-1.0] * len(found)),
+    }
+    return {"metrics": [{"metric": name, "value": value} for name, value in values.items()]}
+
+
+class _Events(Page):
+    limit: Annotated[int, Field(ge=1, le=100)] = 50
+    order: Literal["asc", "desc"] = "desc"
+    level: str = ""
+    source: str = ""
+    pattern: Annotated[str, Field(max_length=256)] = ""
+    start_time: Time | None = None
+    end_time: Time | None = None
+
+
+def events(service: Service, request: Request) -> Any:
+    """Return a page of what happened; ``offset`` is the page's number."""
+    row = service.job(request)
+    asked = request.parsed_query(_Events)
+    where, values = _event_filters(row.id, asked)
+    total, found = service.database.events(
+        where, values, order=asked.order, limit=asked.limit, skip=asked.offset * asked.limit
+    )
+    end_ms = row.end_ms or found[0][0] if found else row.end_ms
+    shown = [
+        {"message": message, "level": level, "time": _rfc3339(time_ms), "source": source}
+        for time_ms, level, source, message in found
+    ]
+    return {
+        "total": total,
+        "limit": asked.limit,
+        "offset": asked.offset,
+        "order": asked.order,
+        "start_time": request.query.get("start_time") or _rfc3339(row.create_ms),
+        "end_time": request.query.get("end_time") or _rfc3339(end_ms or row.create_ms),
+        "events": shown,
+    }
+
+
+def _event_filters(job: str, asked: _Events) -> tuple[str, list[Any]]:
+    conditions: list[tuple[str, list[Any]]] = [("job = ?", [job])]
+    if asked.level:
+        conditions.append(("level = ?", [asked.level]))
+    if asked.source:
+        conditions.append(("source = ?", [asked.source]))
+    if asked.pattern:
+        conditions.append(("instr(message, ?) > 0", [asked.pattern]))
+    if (asked.start_time is None) != (asked.end_time is None):
+        raise ApiError("ModelArts.2764", "start_time and end_time belong together")
+    if asked.start_time is not None:
+        conditions.append(("time_ms BETWEEN ? AND ?", [asked.start_time, asked.end_time]))
+    words = " AND ".join(word for word, _ in conditions)
+    return words, [value for _, values in conditions for value in values]
+
+
+class _Tasks(Query):
+    schedule_count: Offset | None = None
+
+
+def tasks(service: Service, request: Request) -> Any:
+    """Return where each task ran, each time it was scheduled."""
+    row = service.job(request)
+    asked = request.parsed_query(_Tasks).schedule_count
+    count = int(row.run.get("attempt", 0)) + 1 if row.start_ms else 0
+    return [
+        {"task": name, "ip": _address(index), "host_ip": "127.0.0.1", "schedule_count": time}
+        for time in range(1, count + 1)
+        for index, name in enumerate(views.tasks(row))
+        if asked in (None, time)
+    ]
+
+
+def stages(service: Service, request: Request) -> Any:
+    """Return the parts of each attempt."""
+    row = service.job(request)
+    records = row.run.get("running_records") or []
+    shown = [
+        {"record_order": order, "stages": _stages(row, record)}
+        for order, record in enumerate(records)
+    ]
+    return {"total_count": len(shown), "running_records": shown}
+
+
+def _stages(row: JobRow, record: dict[str, Any]) -> list[dict[str, Any]]:
+    start, end = int(record["start_at"]) * 1000, int(record.get("end_at") or 0) * 1000
+    times = (("Queuing", row.create_ms, start), ("Running", start, end))
+    return [
+        {
+            "job_id": row.id,
+            "name": name,
+            "en_message": name,
+            "zh_message": name,
+            "start_time": _rfc3339(first),
+            "end_time": _rfc3339(last) if last else "",
+            "stage_order": order,
+            "sub_stages": [],
+        }
+        for order, (name, first, last) in enumerate(times)
+    ]
+
+
+def route_plan(service: Service, request: Request) -> Any:
+    """Return that ranks are never renumbered here."""
+    row = service.job(request)
+    return {"job_id": row.id, "status": "disabled", "rank_mapping": ""}
+
+
+class _Report(Model):
+    type: Any = ""
+
+
+def report(service: Service, request: Request) -> Any:
+    """Turn what a task reports of itself into an event."""
+    row = service.job(request)
+    index, kind = service.node(request, row), request.path_params["report_type"]
+    message = f"[worker-{index}] {kind}: {request.body(_Report).type}"
+    service.database.add_event(row.id, message, source="Task")
+    return {}
+
+
+def categories(service: Service, request: Request) -> Any:
+    """Return what a notification may be about."""
+    names = ("Started", "Completed", "Failed", "Terminated", "Restarted", "Hanged", "Preempted")
+    shown = [
+        {"id": f"Job{name}", "name": f"Job{name}", "description": "", "notification": True}
+        for name in names
+    ]
+    return {"event-categories": shown}
+
+
+def _unsupported(path: str) -> Callable[[Service, Request], Any]:
+    def refuse(service: Service, request: Request) -> Any:
+        if "job_id" in request.path_params:
+            service.job(request)
+        name = path.removeprefix(PROJECT)
+        raise ApiError("ModelArts.2788", f"{name} is not supported for this job")
+
+    return refuse
+
+
+def _address(index: int) -> str:
+    return f"127.0.{index // 254}.{index % 254 + 1}"
+
+
+def _rfc3339(milliseconds: int) -> str:
+    moment = datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
+    return moment.isoformat(timespec="seconds")
+
+
+# What the service offers and the emulator does not.
+_UNSUPPORTED = (
+    ("POST", PROJECT + "/gallery-algorithm-publication"),
+    ("POST", _TASK + "/save-image-job"),
+    ("GET", _TASK + "/save-image-job"),
+    ("GET", JOB + "/ft-artifacts"),
+    ("POST", JOB + "/ft-artifacts/publish"),
+    ("GET", JOB + "/ft-detail"),
+    ("GET", JOB + "/ft-metrics"),
+    ("GET", JOB + "/autosearch-parameter-analysis"),
+    ("GET", JOB + "/autosearch-parameter-analysis/{name}"),
+    ("GET", JOB + "/autosearch-trials"),
+    ("GET", JOB + "/autosearch-trials/{trial}"),
+    ("POST", JOB + "/autosearch-trial-earlystop/{trial}"),
+    ("GET", JOBS + "/autosearch/yaml-templates"),
+    ("GET", JOBS + "/autosearch/yaml-templates/{type}/{name}"),
+    # Only an administrator may do this, and the emulator has none.
+    ("PUT", PROJECT + "/training-quotas"),
+)
+ENDPOINTS = (
+    *(Endpoint(method, path, _unsupported(path)) for method, path in _UNSUPPORTED),
+    Endpoint("GET", _TASK + "/logs/preview", preview),
+    Endpoint("GET", _TASK + "/logs/url", log_url),
+    Endpoint("GET", JOB + "/logs/{task_id}", log_lines),
+    Endpoint("GET", JOB + "/metrics/{task_id}", metrics),
+    Endpoint("GET", JOB + "/events", events),
+    Endpoint("GET", JOB + "/tasks", tasks),
+    Endpoint("GET", JOB + "/stages", stages),
+    Endpoint("GET", JOB + "/route_plan", route_plan),
+    Endpoint("POST", _TASK + "/reports/{report_type}", report),
+    Endpoint("GET", PROJECT + "/training-event-categories", categories),
+)

@@ -1,0 +1,389 @@
+"""Training jobs: create, show, list, change, stop, delete."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from cloudjob.emulator import models, views
+from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.models import Description, Model, Offset, Query, SchedulePolicy, TagList
+from cloudjob.emulator.obs import ObsError
+from cloudjob.emulator.routes import experiments
+from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service
+from cloudjob.emulator.staging import check_code_limits
+
+STOPPABLE = ("Creating", "Pending", "Running")
+# What one may sort and filter by -> the column.
+_SORTS = {
+    "create_time": "create_ms",
+    "name": "name",
+    "job_name": "name",
+    "phase": "phase",
+    "status": "phase",
+    "start_time": "start_ms",
+    "duration": "(end_ms - start_ms)",
+    "user_name": "user_name",
+}
+_FILTERS = {
+    "name": "name",
+    "create_time": "create_ms",
+    "phase": "phase",
+    "algorithm_name": "algorithm_name",
+    "kind": "kind",
+    "user_name": "user_name",
+    "node_count": "nodes",
+    "pool_id": "pool",
+}
+_NUMBERS = ("create_ms", "nodes")
+_TAGS, _HOSTS = 10, 10
+_WINDOW_MS = 31 * 86_400_000
+_SQL = tuple[str, list[Any]]
+Text = Annotated[str, BeforeValidator(str), Field(max_length=256)]
+
+
+# -- create ---------------------------------------------------------------------------------------
+
+
+def create(service: Service, request: Request) -> Any:
+    """Create a job and put it into the queue."""
+    body = request.json()
+    whole = models.job(body, _algorithm(service, body.get("algorithm")), service.settings)
+    tags = request.body(TagList).by_key()
+    _check_obs(service, whole)
+    with service.database.transaction():
+        # Together: of requests that come at the same time one takes the name.
+        _check_room(service, whole)
+        experiments.refer(service.database, whole["metadata"])
+        row = _row(service, whole)
+        service.database.add_job(row, models.output_urls(whole), tags)
+        service.database.add_event(row.id, "Training job created.")
+    service.scheduler.wake()
+    return views.job(row, service.settings)
+
+
+def _algorithm(service: Service, asked: Any) -> dict[str, Any] | None:
+    if not isinstance(asked, dict) or not (asked.get("subscription_id") or asked.get("id")):
+        return None
+    found = service.database.thing("algorithm", str(asked.get("id")))
+    if found is None or asked.get("subscription_id"):
+        raise ApiError("ModelArts.2755")
+    return found
+
+
+def _check_room(service: Service, whole: dict[str, Any]) -> None:
+    metadata = whole["metadata"]
+    if service.database.has_name(metadata["name"], metadata["workspace_id"]):
+        raise ApiError("ModelArts.2751", metadata["name"])
+    used = service.database.output_in_use(models.output_urls(whole))
+    if used:
+        raise ApiError("ModelArts.2753", f"Other running job contain {used}")
+    if service.database.count_unfinished() >= service.settings.max_jobs:
+        raise ApiError("ModelArts.0118", "number of training jobs")
+
+
+def _check_obs(service: Service, whole: dict[str, Any]) -> None:
+    algorithm, log = whole["algorithm"], whole["spec"]["log_export_path"].get("obs_url")
+    try:
+        if algorithm["code_dir"]:
+            _check_code(service, algorithm)
+        channels = [*algorithm["inputs"], *algorithm["outputs"]]
+        urls = [item["remote"]["obs"]["obs_url"] for item in channels]
+        for url in [*urls, log] if log else urls:
+            if not service.obs.has_bucket(models.place(url).bucket):
+                raise ApiError("ModelArts.2791", f"{url}, reason: the bucket does not exist")
+    except ObsError as error:
+        raise ApiError("ModelArts.0010") from error
+
+
+def _check_code(service: Service, algorithm: dict[str, Any]) -> None:
+    settings, code = service.settings, models.place(algorithm["code_dir"])
+    if not service.obs.has_bucket(code.bucket):
+        raise ApiError("ModelArts.2757", f"{algorithm['code_dir']}: no such bucket")
+    found = service.obs.list(code.bucket, code.prefix, limit=settings.code_limit_files * 2 + 2)
+    check_code_limits(found, settings)
+    if not found:
+        raise ApiError("ModelArts.2757", f"{algorithm['code_dir']} is empty")
+    boot = algorithm["boot_file"]
+    if boot and models.place(boot).key not in {item.key for item in found}:
+        raise ApiError("ModelArts.2758", f"{boot} does not exist")
+
+
+def _row(service: Service, whole: dict[str, Any]) -> JobRow:
+    resource, policy = whole["spec"]["resource"], whole["spec"].get("schedule_policy") or {}
+    return JobRow(
+        id=str(uuid.uuid4()),
+        name=whole["metadata"]["name"],
+        workspace=whole["metadata"]["workspace_id"],
+        kind=whole["kind"],
+        phase="Creating",
+        secondary="Creating",
+        priority=policy.get("priority", 1),
+        algorithm_name=str(whole["algorithm"].get("name") or ""),
+        user_name=service.settings.user,
+        create_ms=int(time.time() * 1000),
+        start_ms=0,
+        end_ms=0,
+        nodes=resource["node_count"],
+        pool=resource.get("pool_id") or "",
+        is_stopping=0,
+        body=whole,
+        run={},
+    )
+
+
+# -- show and change ------------------------------------------------------------------------------
+
+
+def show(service: Service, request: Request) -> Any:
+    """Return a job."""
+    return views.job(service.job(request), service.settings)
+
+
+class _SpecChange(Model):
+    schedule_policy: SchedulePolicy = SchedulePolicy()
+
+
+class _Change(Model):
+    description: Description | None = None
+    spec: _SpecChange = _SpecChange()
+
+
+def change(service: Service, request: Request) -> Any:
+    """Change the description of a job, and the priority of one that has not ended."""
+    row = service.job(request)
+    asked = request.body(_Change)
+    body = row.body
+    if asked.description is not None:
+        body["metadata"]["description"] = asked.description
+    values: dict[str, Any] = {}
+    policy = asked.spec.schedule_policy
+    if policy.priority is not None:
+        if row.is_final:
+            raise ApiError("ModelArts.2788", f"schedule_policy: the job is {row.phase}")
+        known = body["spec"].get("schedule_policy") or {}
+        body["spec"]["schedule_policy"] = {**known, **policy.model_dump()}
+        values["priority"] = policy.priority
+    service.database.update_job(row.id, body=body, **values)
+    return show(service, request)
+
+
+def check_name(service: Service, request: Request) -> Any:
+    """Return whether a job of this name exists."""
+    asked = request.query
+    name, workspace = asked.get("job_name", ""), asked.get("workspace_id") or "0"
+    return {"is_duplicate": service.database.has_name(name, workspace)}
+
+
+# -- stop and delete ------------------------------------------------------------------------------
+
+
+class _Action(Model):
+    action_type: Literal["terminate"]
+
+
+def act(service: Service, request: Request) -> Any:
+    """Terminate a job."""
+    row = service.job(request)
+    request.body(_Action)
+    if not service.database.change_phase(row.id, STOPPABLE, "Terminating", is_stopping=1):
+        raise ApiError("ModelArts.2796", f"It is {row.phase}.")
+    service.database.add_event(row.id, "Training job is being terminated.")
+    service.scheduler.wake()
+    return views.job(service.job(request), service.settings)
+
+
+def delete(service: Service, request: Request) -> Any:
+    """Delete a job; one that runs is ended first."""
+    _delete(service, service.job(request))
+    return ""
+
+
+class _Id(Model):
+    id: str
+
+
+class _Deleted(Model):
+    metadata: _Id
+
+
+class _Batch(Model):
+    jobs: Annotated[list[_Deleted], Field(min_length=1)]
+
+
+def delete_many(service: Service, request: Request) -> Any:
+    """Delete all of these jobs, or none if one is unknown."""
+    ids = [item.metadata.id for item in request.body(_Batch).jobs]
+    for row in [service.job_of(job) for job in ids]:
+        _delete(service, row)
+    return ""
+
+
+def _delete(service: Service, row: JobRow) -> None:
+    service.database.update_job(row.id, is_stopping=1)
+    service.scheduler.remove(row.id)
+
+
+# -- list -----------------------------------------------------------------------------------------
+
+
+class Filter(Model):
+    """A condition of a search."""
+
+    key: str
+    operator: Literal["in", "not", "like", "between"] = "in"
+    value: Annotated[list[Text], Field(min_length=1, max_length=100)]
+
+
+class TagFilter(Model):
+    """Jobs with a tag, and with one of these values if there are any."""
+
+    key: Annotated[str, BeforeValidator(str)]
+    values: Annotated[list[Text], Field(max_length=_TAGS)] = []
+
+
+TagFilters = Annotated[list[TagFilter], Field(max_length=_TAGS)]
+
+
+class _Search(Model):
+    codes: ClassVar[Mapping[str, str]] = {
+        "limit": Query.code,
+        "offset": Query.code,
+        "sort_by": "ModelArts.2790",
+        "order": "ModelArts.2790",
+        "filters": "ModelArts.2789",
+    }
+    limit: Annotated[int, Field(ge=1, le=50, strict=False)] = 50
+    offset: Annotated[Offset, Field(strict=False)] = 0
+    sort_by: str = ""
+    order: Literal["", "asc", "desc"] = ""
+    group_by: str = ""
+    workspace_id: str = ""
+    train_type: Literal["", "job", "ftjob"] = ""
+    filters: Annotated[list[Filter], Field(max_length=50)] = []
+    tags: TagFilters = []
+    host_ips: Annotated[list[str], Field(max_length=_HOSTS)] = []
+
+
+def search(service: Service, request: Request) -> Any:
+    """Return a page of jobs; ``offset`` is the page's number."""
+    asked = request.body(_Search)
+    sort, order = asked.sort_by or "create_time", asked.order or "desc"
+    if sort not in _SORTS:
+        raise ApiError("ModelArts.2790", f"{sort} {order}")
+    where, values = _where(service, asked)
+    total, rows = service.database.find_jobs(
+        where,
+        values,
+        order=f"{_SORTS[sort]} {order}, rowid {order}",
+        limit=asked.limit,
+        skip=asked.offset * asked.limit,
+    )
+    items = [views.job(row, service.settings) for row in rows]
+    return {
+        "total": total,
+        "count": len(items),
+        "limit": asked.limit,
+        "offset": asked.offset,
+        "sort_by": sort,
+        "order": order,
+        "group_by": asked.group_by,
+        "workspace_id": asked.workspace_id or "0",
+        "ai_project": "default-ai-project",
+        "train_type": asked.train_type,
+        "items": items,
+    }
+
+
+def _where(service: Service, asked: _Search) -> _SQL:
+    conditions: list[_SQL] = [("workspace = ?", [asked.workspace_id or "0"])]
+    conditions += [_condition(service, item) for item in asked.filters]
+    conditions += tag_conditions(asked.tags)
+    if asked.host_ips:
+        conditions.append(_host_condition(asked.host_ips))
+    if asked.train_type == "ftjob":
+        conditions.append(("0", []))  # There are no fine-tuning jobs.
+    if asked.tags or asked.host_ips:
+        conditions.append(_window(asked.filters))
+    words = " AND ".join(word for word, _ in conditions)
+    return words, [value for _, values in conditions for value in values]
+
+
+def _condition(service: Service, item: Filter) -> _SQL:
+    values: list[Any] = list(item.value)
+    if item.key == "user_id":
+        # There is one user, so all or none.
+        is_own = service.account.user_id in values
+        return ("1" if is_own != (item.operator == "not") else "0"), []
+    column = _FILTERS.get(item.key)
+    if column is None or (item.operator == "between" and len(values) != 2):
+        raise ApiError("ModelArts.2789", f"{item.key[:256]} {item.operator}")
+    if item.operator == "between":
+        mark = "CAST(? AS INTEGER)" if column in _NUMBERS else "?"
+        return f"{column} BETWEEN {mark} AND {mark}", values
+    if item.operator == "like":
+        words = " OR ".join(f"{column} LIKE ? ESCAPE '\\'" for _ in values)
+        return f"({words})", [f"%{_escaped(text)}%" for text in values]
+    marks = ", ".join("?" * len(values))
+    return f"{column} {'NOT ' if item.operator == 'not' else ''}IN ({marks})", values
+
+
+def tag_conditions(tags: list[TagFilter]) -> list[_SQL]:
+    """Return the SQL for jobs with each of these tags.
+
+    Raises:
+        ApiError: A key or a value occurs twice.
+    """
+    made = []
+    keys = [tag.key for tag in tags]
+    for tag in tags:
+        if keys.count(tag.key) > 1 or len(set(tag.values)) < len(tag.values):
+            raise ApiError("ModelArts.2788", "tags: each once")
+        values = [value for value in tag.values if value]
+        which = f" AND value IN ({', '.join('?' * len(values))})" if values else ""
+        made.append((f"id IN (SELECT job FROM tags WHERE key = ?{which})", [tag.key, *values]))
+    return made
+
+
+def _host_condition(hosts: list[str]) -> _SQL:
+    """Return the SQL for jobs that ran on one of these hosts: all of them ran on this machine."""
+    try:
+        found = [ip_address(host) for host in hosts]
+    except ValueError as error:
+        raise ApiError("ModelArts.2788", f"host_ips: {error}") from error
+    return ("start_ms > 0" if any(host.is_loopback for host in found) else "0"), []
+
+
+def _window(filters: list[Filter]) -> _SQL:
+    """Return the SQL for the time of which jobs are searched by tags or hosts: 31 days at most."""
+    for item in filters:
+        if item.key == "create_time" and item.operator == "between":
+            if not all(text.isdecimal() for text in item.value):
+                raise ApiError("ModelArts.2764", "create_time")
+            if int(item.value[1]) - int(item.value[0]) > _WINDOW_MS:
+                raise ApiError("ModelArts.2789", "create_time: at most 31 days")
+            return "1", []
+    return "create_ms >= ?", [int(time.time() * 1000) - _WINDOW_MS]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+
+
+ENDPOINTS = (
+    Endpoint("POST", JOBS, create, 201),
+    Endpoint("POST", JOBS + "/batch-delete", delete_many, 202),
+    Endpoint("GET", JOB, show),
+    Endpoint("PUT", JOB, change),
+    Endpoint("DELETE", JOB, delete, 202),
+    Endpoint("POST", JOB + "/actions", act, 202),
+    Endpoint("POST", PROJECT + "/training-job-searches", search),
+    Endpoint("GET", PROJECT + "/training-job-names", check_name),
+)

@@ -1,0 +1,124 @@
+"""Tags of training jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.models import TAGS, Model, Page, Tag, TagList
+from cloudjob.emulator.routes.jobs import TagFilters, tag_conditions
+from cloudjob.emulator.service import PROJECT, Service
+
+_TAGGED = PROJECT + "/modelarts-training-job"
+
+
+def tags(service: Service, request: Request) -> Any:
+    """Return the tags of a job."""
+    return {"tags": _tags(service, service.job(request).id)}
+
+
+def _tags(service: Service, job: str) -> list[dict[str, str]]:
+    return [{"key": key, "value": value} for key, value in service.database.tags(job)]
+
+
+def all_tags(service: Service, request: Request) -> Any:
+    """Return every key with its values."""
+    found: dict[str, list[str]] = {}
+    for key, value in service.database.tags():
+        found.setdefault(key, []).append(value)
+    return {"tags": [{"key": key, "values": values} for key, values in found.items()]}
+
+
+class _Tags(TagList):
+    tags: Annotated[list[Tag], Field(min_length=1)]
+
+
+def add(service: Service, request: Request) -> Any:
+    """Put tags on a job."""
+    row, asked = service.job(request), request.body(_Tags).by_key()
+    with service.database.transaction():
+        if len({**dict(service.database.tags(row.id)), **asked}) > TAGS:
+            raise ApiError("ModelArts.2788", f"tags: at most {TAGS}")
+        service.database.add_tags(row.id, asked)
+
+
+class _Key(Model):
+    key: str
+
+
+class _Keys(Model):
+    tags: Annotated[list[_Key], Field(min_length=1)]
+
+
+def remove(service: Service, request: Request) -> Any:
+    """Take tags off a job."""
+    row, asked = service.job(request), request.body(_Keys)
+    service.database.remove_tags(row.id, [tag.key for tag in asked.tags])
+
+
+class _Match(Model):
+    key: Literal["resource_name"]
+    value: Annotated[str, BeforeValidator(str)] = ""
+
+
+class _Filter(Model):
+    codes: ClassVar[Mapping[str, str]] = {"matches": "ModelArts.2789"}
+    workspace_id: str = ""
+    without_any_tag: bool = False
+    tags: TagFilters = []
+    matches: Annotated[list[_Match], Field(max_length=1)] = []
+
+
+class _Page(Page):
+    limit: Annotated[int, Field(ge=1, le=1000)] = 10
+
+
+def tagged(service: Service, request: Request) -> Any:
+    """Return the jobs with these tags; here ``offset`` is the number of an item."""
+    page = request.parsed_query(_Page)
+    total, rows = _found(service, request, page.limit, page.offset)
+    shown = [
+        {
+            "resource_id": row.id,
+            "resource_name": row.name,
+            "workspace_id": row.workspace,
+            "resource_detail": {},
+            "tags": _tags(service, row.id),
+        }
+        for row in rows
+    ]
+    return {"resources": shown, "total_count": total}
+
+
+def count(service: Service, request: Request) -> Any:
+    """Return how many jobs have these tags."""
+    return {"total_count": _found(service, request, 0, 0)[0]}
+
+
+def _found(service: Service, request: Request, limit: int, skip: int) -> Any:
+    asked = request.body(_Filter)
+    conditions = [("workspace = ?", [asked.workspace_id or "0"]), *tag_conditions(asked.tags)]
+    if asked.without_any_tag:
+        conditions.append(("id NOT IN (SELECT job FROM tags)", []))
+    conditions += [("instr(name, ?) > 0", [match.value]) for match in asked.matches]
+    return service.database.find_jobs(
+        " AND ".join(word for word, _ in conditions),
+        [value for _, values in conditions for value in values],
+        order="create_ms DESC",
+        limit=limit,
+        skip=skip,
+    )
+
+
+ENDPOINTS = (
+    Endpoint("GET", _TAGGED + "/tags", all_tags),
+    Endpoint("GET", _TAGGED + "/{job_id}/tags", tags),
+    Endpoint("POST", _TAGGED + "/{job_id}/tags/create", add, 204),
+    Endpoint("DELETE", _TAGGED + "/{job_id}/tags/delete", remove, 204),
+    Endpoint("POST", _TAGGED + "/resource-instances/filter", tagged),
+    Endpoint("POST", _TAGGED + "/resource-instances/count", count),
+)
