@@ -13,13 +13,13 @@ submit that finds a layer it needs in a sweep does not wait: it puts it under an
 a process that was killed only delays: it is ignored when it is a day old, and a submit or a
 collection that takes nearly as long gives up.
 
-Before a submit reuses a layer it compares its size and its index with what it knows. A node checks
+Before a submit reuses a layer it compares its size and its manifest with what it knows. A node checks
 the contents too, and marks a layer that is damaged; the next submit that needs it sends it again.
 """
 
 from __future__ import annotations
 
-import hashlib
+import io
 import json
 import os
 import time
@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cloudjob.errors import CloudJobError, StoreError
 from cloudjob.package import CodePackage
@@ -36,23 +36,21 @@ from cloudjob.store.parallel import call_with_timeout
 from jobentry.contract import exits
 from jobentry.contract.packages import (
     DAMAGED,
-    FOOTER_BYTES,
     LAYERS,
     Descriptor,
     FormatError,
     Layer,
     damage_key,
-    decode_index,
     dump_descriptor,
     load_descriptor,
-    load_footer,
+    open_layer,
 )
 from jobentry.contract.paths import JobPaths
 
 _CLAIMS = "claims/"
 _SWEEPS = "sweeps/"
 _CODE = "/code.json"
-# Holds the index and the footer of most layers.
+# Holds the manifest and the directory of most layers.
 _TAIL_BYTES = 64 * 1024
 
 # For how long a submit that failed or was cancelled tries to delete its claim.
@@ -191,28 +189,56 @@ def _damaged(store: ObjectStore) -> Iterator[str]:
 
 
 def _is_whole(store: ObjectStore, layer: Layer) -> bool:
-    """Whether the store holds a layer of this size that ends in the index that it is named for.
+    """Whether the store holds a zip of this size with the manifest that it is named for.
 
-    The contents are not read: a node checks them, and marks a layer that is damaged.
+    The contents are not read: a node verifies them, and marks a layer that is damaged.
     """
-    begin = max(0, layer.size_bytes - _TAIL_BYTES)
     try:
-        # An object that is too long shows in the byte after the last one.
-        tail = store.get_range(layer.key, begin, layer.size_bytes - begin + 1)
-        if len(tail) != layer.size_bytes - begin:
-            return False
-        footer = load_footer(tail[-FOOTER_BYTES:], layer.size_bytes)
-        if footer.offset < begin:
-            tail = store.get_range(layer.key, footer.offset, begin - footer.offset) + tail
-            begin = footer.offset
-        index = tail[footer.offset - begin : -FOOTER_BYTES]
-        return hashlib.sha256(decode_index(index, footer)).hexdigest() == layer.digest
+        with open_layer(_End(store, layer), layer.digest):
+            return True
     except FormatError:
         return False
     except StoreError:
         if store.exists(layer.key):
             raise
         return False
+
+
+class _End(io.RawIOBase):
+    """A layer in a store as a file, of which only the end is fetched, as far as it is read."""
+
+    def __init__(self, store: ObjectStore, layer: Layer) -> None:
+        self._store, self._layer = store, layer
+        self._place = 0
+        self._begin = max(0, layer.size_bytes - _TAIL_BYTES)
+        # An object that is too long shows in the byte after the last one.
+        expected = layer.size_bytes - self._begin
+        self._data = store.get_range(layer.key, self._begin, expected + 1)
+        if len(self._data) != expected:
+            raise FormatError("its size is not %d bytes" % layer.size_bytes)
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._layer.size_bytes}
+        self._place = begin[whence] + offset
+        if self._place < 0:
+            raise ValueError("a position before the file")
+        return self._place
+
+    def readinto(self, room: Any) -> int:
+        if self._place < self._begin:
+            missing = self._begin - self._place
+            self._data = self._store.get_range(self._layer.key, self._place, missing) + self._data
+            self._begin = self._place
+        data = self._data[self._place - self._begin :][: len(room)]
+        room[: len(data)] = data
+        self._place += len(data)
+        return len(data)
 
 
 # ---- collecting ----------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def tell_error(error: CloudJobError) -> None:
 
 def size(size_bytes: int) -> str:
     """Return a number of bytes in words."""
-    from cloudjob.package.words import size_text
+    from cloudjob.package.messages import size_text
 
     return size_text(size_bytes)
 

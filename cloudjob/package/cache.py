@@ -1,11 +1,11 @@
-"""What is remembered of a source between two packs of it, so that what is known is not read again.
+"""What is remembered of a source between two packs of it, so that unchanged files are not read.
 
-A file whose size, times and inode are as they were has the bytes that it had: git's rule, with
-git's exception. A file that was changed just before it was read may change again within one tick of
-the file system's clock, so it is not trusted, and read again the next time.
+A file whose size, times and inode are as they were has the same content: git's rule, with git's
+exception. A file that was changed just before it was read may change again within one tick of the
+file system's clock, so it is not trusted, and read again the next time.
 
-One file a source and store, JSON behind its own digest, private, replaced as a whole: a submit that
-is killed leaves the one of before, and whatever is wrong with it costs no more than reading the
+One file for each source and store: JSON behind its own digest, private, replaced as a whole. A
+submit that is killed leaves the previous one, and a damaged one costs no more than reading the
 source again.
 """
 
@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudjob.home import private_folder
-from cloudjob.package import collector
 from cloudjob.package.tree import Seen
 from jobentry.contract.packages import Entry, Layer
 
-_FORMAT = 1
+_FORMAT = 2
 # The clocks of file systems tick every few milliseconds, of FAT every two seconds.
 _TICK_NS = 2_000_000_000
 
@@ -33,17 +32,15 @@ class Known(NamedTuple):
     """One entry of the tree that was packed the last time.
 
     Args:
-        layer: The number of the layer that speaks of it.
+        layer: The number of the layer whose manifest lists it.
         holder: The number of the layer that holds a file's content.
-        stored_bytes: How long the content is there.
-        seen: What ``stat`` said of a file; None when that is not to be trusted.
-        scanned: The rules that found no secret in it; empty when it was not looked through.
+        seen: What ``stat`` returned for a file; None when that is not to be trusted.
+        scanned: The version of the rules that found no secret in it; empty when not searched.
     """
 
     entry: Entry
     layer: int
     holder: int = 0
-    stored_bytes: int = 0
     seen: Seen | None = None
     scanned: str = ""
 
@@ -53,7 +50,7 @@ class KnownLayer(NamedTuple):
 
     Args:
         removed: The names that it removes from the layers below.
-        content_bytes: How long it is without its index.
+        content_bytes: The size of its contents, before compression.
     """
 
     layer: Layer
@@ -80,22 +77,22 @@ def path_of(home: Path, source: Path, store: str) -> Path:
     return home / "packages" / f"{name.hexdigest()[:32]}.json"
 
 
-def trusted(seen: Seen, now_ns: int) -> Seen | None:
-    """Return what ``stat`` said if a later change is sure to show in it.
+def trusted(seen: Seen | None, now_ns: int) -> Seen | None:
+    """Return what ``stat`` returned if a later change is sure to show in it.
 
     Args:
         now_ns: When the scan began.
     """
-    return seen if max(seen.mtime_ns, seen.ctime_ns) < now_ns - _TICK_NS else None
+    if seen is None or max(seen.mtime_ns, seen.ctime_ns) >= now_ns - _TICK_NS:
+        return None
+    return seen
 
 
-@collector.stopped()
 def load(path: Path) -> Memory:
-    """Return what is remembered; nothing when the file is not there or makes no sense."""
+    """Return what is remembered; nothing when the file is missing or damaged."""
     try:
-        digest_line, _, data = path.read_bytes().partition(b"\n")
-        # What somebody has edited, or a disk has damaged, could make no sense in many ways.
-        if digest_line.decode("ascii") != hashlib.sha256(data).hexdigest():
+        digest, _, data = path.read_bytes().partition(b"\n")
+        if digest.decode("ascii") != hashlib.sha256(data).hexdigest():
             return Memory()
         value = json.loads(data)
         if value["format"] != _FORMAT:
@@ -105,13 +102,12 @@ def load(path: Path) -> Memory:
             for layer, removed, content_bytes in value["layers"]
         )
         entries = tuple(
-            Known(Entry(*entry), layer, holder, stored, seen and Seen(*seen), scanned)
-            for entry, layer, holder, stored, seen, scanned in value["entries"]
+            Known(Entry(*entry), layer, holder, seen and Seen(*seen), scanned)
+            for entry, layer, holder, seen, scanned in value["entries"]
         )
-        digest = str(value["digest"])
+        return Memory(layers, entries, str(value["digest"]))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return Memory()
-    return Memory(layers, entries, digest)
 
 
 def with_layers(memory: Memory, layers: Sequence[Layer]) -> Memory:
@@ -121,20 +117,14 @@ def with_layers(memory: Memory, layers: Sequence[Layer]) -> Memory:
 
 
 def save(path: Path, memory: Memory) -> None:
-    """Remember ``memory``; when that fails, the next pack reads more, and that is all."""
-    value = {
-        "format": _FORMAT,
-        "layers": memory.layers,
-        "entries": memory.entries,
-        "digest": memory.digest,
-    }
+    """Remember ``memory``; if that fails, the next pack only reads more."""
+    data = json.dumps({"format": _FORMAT, **memory._asdict()}, separators=(",", ":")).encode()
     new = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
     with suppress(OSError):
         private_folder(path.parent)
         try:
             new.touch(mode=0o600)
-            data = json.dumps(value, separators=(",", ":")).encode("ascii")
-            new.write_bytes(hashlib.sha256(data).hexdigest().encode("ascii") + b"\n" + data)
+            new.write_bytes(hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
             new.replace(path)
         except BaseException:
             new.unlink(missing_ok=True)

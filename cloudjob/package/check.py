@@ -11,7 +11,7 @@ from collections import Counter
 
 from cloudjob.errors import PackageError
 from cloudjob.package.tree import FILE, FOLDER, Tree
-from cloudjob.package.words import CLOUDJOBIGNORE, reading, shown, size_text
+from cloudjob.package.messages import CLOUDJOBIGNORE, reading, shown, size_text
 
 _LISTED = 10
 _RELATIVE = "the script's path is relative to --source"

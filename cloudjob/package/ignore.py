@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from cloudjob.package.words import shown
+from cloudjob.package.messages import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -6,14 +6,13 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from cloudjob.package import check, collector, layer, secrets
+from cloudjob.package import check, layer, secrets
 from cloudjob.package.cache import Memory
-from cloudjob.package.contents import ChangedError
 from cloudjob.package.layer import Job
 from cloudjob.package.scan import scan
 from cloudjob.package.secrets import Searcher
 from cloudjob.package.tree import FILE, LeftOut, Tree
-from cloudjob.package.words import reading
+from cloudjob.package.messages import ChangedError, reading
 from jobentry.contract.packages import Layer, tree_digest
 
 # A line is a pattern of paths as in .gitignore, after [rule] for one rule only.
@@ -61,7 +60,6 @@ class Options(NamedTuple):
     cache_folder: Path | None = None
 
 
-@collector.stopped()
 def pack(
     source: Path,
     destination: Path,
@@ -88,9 +86,9 @@ def pack(
             tree, memory, destination, options.is_compressed, searcher, _allowed(tree), now_ns
         )
         try:
-            made = layer.update(job) if memory.layers else None
-            package = _package(tree, destination, made or layer.first(job))
-            return package._replace(is_remembered=made is not None and made.memory is memory)
+            made = layer.make(job)
+            package = _package(tree, destination, made)
+            return package._replace(is_remembered=package.memory == memory)
         except ChangedError:
             if attempt == _ATTEMPTS:
                 raise

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from cloudjob.errors import PackageError
 from cloudjob.package import ignore, secret_names
 from cloudjob.package.ignore import GITIGNORE, Rules
-from cloudjob.package.tree import FILE, FOLDER, LINK, Entry, LeftOut, Seen, Tree
-from cloudjob.package.words import CLOUDJOBIGNORE, came_back, reading, shown, translated
+from cloudjob.package.tree import FILE, FOLDER, LINK, LeftOut, Seen, SourceEntry, Tree
+from cloudjob.package.messages import CLOUDJOBIGNORE, came_back, reading, shown, translated
 
 # What no job needs in the cloud, whatever the ignore files say.
 _DEFAULT_NAMES = frozenset(
@@ -65,7 +65,7 @@ def scan(source: Path, *, besides: Path | None = None, follow_links: bool = Fals
     return Tree(source, tuple(walk.entries), tuple(sorted(walk.left_out)))
 
 
-def _name_bytes(entry: Entry) -> bytes:
+def _name_bytes(entry: SourceEntry) -> bytes:
     return os.fsencode(entry.name)
 
 
@@ -106,7 +106,7 @@ class _Walk:
         self._root = root
         self._skipped = skipped
         self._follow_links = follow_links
-        self.entries: list[Entry] = []
+        self.entries: list[SourceEntry] = []
         self.left_out: list[LeftOut] = []
         self.refused: list[Refused] = []
 
@@ -146,7 +146,7 @@ class _Walk:
             return self._link(name, child, verdict, folder, in_force)
         status = child.stat(follow_symlinks=False)
         if is_folder:
-            self.entries.append(Entry(name, FOLDER, status.st_mode & 0o777))
+            self.entries.append(SourceEntry(name, FOLDER, status.st_mode & 0o777))
             return (_Folder(name + "/", child.path, in_force, folder.trail),)
         self._take(name, status, verdict, child.path if folder.trail else "", child.path)
         return ()
@@ -166,7 +166,7 @@ class _Walk:
                 return
         seen = Seen(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
         self.entries.append(
-            Entry(name, FILE, status.st_mode & 0o777, seen, "", verdict.is_named, real)
+            SourceEntry(name, FILE, status.st_mode & 0o777, seen, "", verdict.is_named, real)
         )
 
     def _link(
@@ -192,7 +192,7 @@ class _Walk:
         letters = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
         if posixpath.isabs(target) or letters.split("/", 1)[0] == "..":
             target = os.path.relpath(real, posixpath.dirname(child.path))
-        self.entries.append(Entry(name, LINK, 0o777, target=target))
+        self.entries.append(SourceEntry(name, LINK, 0o777, target=target))
         return []
 
     def _follow(
@@ -218,7 +218,7 @@ class _Walk:
             fault = f"is a link to {shown(target)}, a folder that it lies in itself"
             self.refused.append(Refused(name, fault))
             return []
-        self.entries.append(Entry(name, FOLDER, status.st_mode & 0o777))
+        self.entries.append(SourceEntry(name, FOLDER, status.st_mode & 0o777))
         return [_Folder(name + "/", real, in_force, (*folder.trail, place))]
 
 

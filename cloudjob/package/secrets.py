@@ -10,23 +10,19 @@ from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudjob.home import private_folder
-from cloudjob.package.tree import Entry
+from cloudjob.package.tree import SourceEntry
 
 # A longer file is data or a model and no text that somebody has typed a key into.
 LIMIT_BYTES = 1024 * 1024
 # Goes up when a rule of ours or the choice among theirs changes: all files are searched anew.
 _VERSION = 1
 _BINARY_SAMPLE_BYTES = 8000
-
-Span = tuple[Entry, int, int]
-
 
 class Finding(NamedTuple):
     """A secret in a file; its value is never kept."""
@@ -176,7 +172,7 @@ _ALLOWED_HERE = re.compile(rb"cloudjob: allow-secret|pragma: allowlist secret")
 
 
 class Searcher:
-    """Looks for secrets in what is packed.
+    """Looks for secrets in files.
 
     Args:
         folder: Where the compiled rules are kept; without it they are compiled each time.
@@ -188,50 +184,15 @@ class Searcher:
         self._engine: Any = None
         self._rules: tuple[Rule, ...] | None = None
 
-    def search(self, buffer: memoryview, spans: Sequence[Span]) -> list[Finding]:
-        """Return the secrets in files that lie one after another in ``buffer``."""
-        suspects = self._suspects(buffer, spans)
-        found: list[Finding] = []
-        for place in sorted(suspects):
-            entry, begin, end = spans[place]
-            found += self._decide(entry.name, bytes(buffer[begin:end]))
-        return found
+    def tag(self, entry: SourceEntry) -> str:
+        """Return the version of the rules for a file that they search; empty for any other."""
+        is_searched = not entry.is_named and 0 < entry.size_bytes <= LIMIT_BYTES
+        return self._version if is_searched else ""
 
-    def prepare(self) -> None:
-        """Get ready, so that children of this process need not."""
-        if self._engine is None:
-            self._engine = _engine(self._folder, self._version)
-
-    def is_searched(self, entry: Entry) -> bool:
-        """Whether a file is looked through at all."""
-        return not entry.is_named and 0 < entry.size_bytes <= LIMIT_BYTES
-
-    def tag(self, entry: Entry) -> str:
-        """Return what a file is marked with in which these rules found nothing."""
-        return self._version if self.is_searched(entry) else ""
-
-    def _suspects(self, buffer: memoryview, spans: Sequence[Span]) -> set[int]:
-        """Return the places of the files that may hold a secret."""
-        self.prepare()
-        if self._engine is False:
-            return {place for place, span in enumerate(spans) if self._is_text(buffer, span)}
-        ends: list[int] = []
-
-        def note(_rule: int, _begin: int, end: int, _flags: int, _context: object) -> None:
-            ends.append(end - 1)
-
-        self._engine.scan(buffer, match_event_handler=note)
-        begins = [begin for _, begin, _ in spans]
-        places = {bisect_right(begins, end) - 1 for end in ends}
-        return {place for place in places if self._is_text(buffer, spans[place])}
-
-    def _is_text(self, buffer: memoryview, span: Span) -> bool:
-        entry, begin, end = span
-        sample = bytes(buffer[begin : min(end, begin + _BINARY_SAMPLE_BYTES)])
-        return self.is_searched(entry) and b"\0" not in sample
-
-    def _decide(self, path: str, data: bytes) -> list[Finding]:
-        """Return what the rules themselves find in a file, the first of each line."""
+    def search(self, entry: SourceEntry, data: bytes) -> list[Finding]:
+        """Return the secrets in a text file, the first of each line."""
+        if not self.tag(entry) or not self._is_suspect(data) or b"\0" in data[:_BINARY_SAMPLE_BYTES]:
+            return []
         if self._rules is None:
             self._rules = rules()
         found: dict[int, Finding] = {}
@@ -245,8 +206,22 @@ class Searcher:
                 if rule.find is not None and not rule.find(lines):
                     continue
                 line = data.count(b"\n", 0, match.start()) + 1
-                found.setdefault(line, Finding(path, line, rule.name))
+                found.setdefault(line, Finding(entry.name, line, rule.name))
         return [found[line] for line in sorted(found)]
+
+    def _is_suspect(self, data: bytes) -> bool:
+        """Whether Hyperscan sees anything; without Hyperscan, every file is a suspect."""
+        if self._engine is None:
+            self._engine = _engine(self._folder, self._version)
+        if self._engine is False:
+            return True
+        ends: list[int] = []
+
+        def note(_rule: int, _begin: int, end: int, _flags: int, _context: object) -> None:
+            ends.append(end)
+
+        self._engine.scan(data, match_event_handler=note)
+        return bool(ends)
 
 
 def _engine(folder: Path | None, tag: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a package is made of, as values: entries of the source, what is left out, the result."""
+"""The source folder as the scan found it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LeftOut(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What ``stat`` says of a file; while that stays, its bytes are taken to be the same."""
+    """What ``stat`` returned for a file; while it stays the same, so does the content."""
 
     size_bytes: int
     mtime_ns: int
@@ -24,12 +24,12 @@ class Seen(NamedTuple):
     inode: int
 
 
-class Entry(NamedTuple):
-    """One file, folder or link of the source, as ``stat`` saw it.
+class SourceEntry(NamedTuple):
+    """One file, folder or link of the source.
 
     Args:
-        seen: Of a file.
-        target: Where a link leads.
+        seen: For a file.
+        target: Where a link points.
         is_named: Whether a line of ``.cloudjobignore`` spells it out to keep it.
         real: Where to read a file that a followed link leads to; empty for all others.
     """
@@ -44,7 +44,7 @@ class Entry(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """How long a file is; 0 for all else."""
+        """The size of a file; 0 for all else."""
         return self.seen.size_bytes if self.seen else 0
 
 
@@ -52,5 +52,5 @@ class Tree(NamedTuple):
     """What goes into the package, sorted by the bytes of its names, and what does not."""
 
     source: Path
-    entries: tuple[Entry, ...]
+    entries: tuple[SourceEntry, ...]
     left_out: tuple[LeftOut, ...]

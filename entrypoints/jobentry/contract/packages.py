@@ -1,47 +1,54 @@
-"""The form of a code package: ``dump`` on the laptop, ``load`` in the container. No I/O.
+"""The format of a code package: zip files with a manifest each, and a descriptor that lists them.
 
-A package is a tree of files, folders and links. Its bytes lie in *layers*: immutable objects under
-``layers/`` in the store, each named by the digest of its index. A layer is
+A package is a tree of files, folders and links. It consists of *layers*: zip files under
+``layers/`` in the store, which jobs share. The last entry of a layer, ``manifest.json``, lists what
+the layer adds to the layers below, what it changes and what it removes, with the SHA-256 of each
+file and the zip entry that holds its content; a content without an entry lies in a layer below. A
+layer is named by the SHA-256 of its manifest. A *descriptor*, the object at ``code.uri``, lists the
+layers from the oldest to the newest and has the digest of the whole tree.
 
-    the contents of files, one after another | the index, as JSON | the footer
-
-and its index says which entries of the tree the layer adds or changes, which names it removes, and
-where each content lies. A *descriptor*, the object that ``code.uri`` names, lists the layers from
-the oldest to the newest, and the digest of the whole tree.
-
-Names are text in which bytes that are no UTF-8 stand as surrogate escapes, whatever the locale.
+Names are text in which bytes that are not UTF-8 are surrogate escapes, whatever the locale. The
+name of a zip entry is for people: no reader uses it as a path.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
+import os
 import re
 import struct
 import sys
+import zipfile
 import zlib
-from typing import Any, Iterable, NamedTuple, NoReturn, Sequence
+from typing import IO, Any, Iterable, Iterator, NamedTuple, NoReturn, Sequence
 
-FORMAT = 1
+FORMAT = 2
 LAYERS = "layers/"
-# An object below it marks a layer whose contents a node found damaged: nobody may reuse that layer.
+# An object below it marks a layer that a node found damaged: no submit may reuse that layer.
 DAMAGED = "damaged/"
+MANIFEST = "manifest.json"
 FILE, FOLDER, LINK = "file", "folder", "link"
-RAW, ZLIB = "raw", "zlib"
-# The offset of a content that a lower layer holds.
-BELOW = -1
 
-MAGIC = b"cloudjob layer\n\0"
-_FOOTER = struct.Struct(">16sHH4xQQQ")
-FOOTER_BYTES = _FOOTER.size
-# A million files; what is longer is no index of ours.
-INDEX_LIMIT_BYTES = 256 * 1024 * 1024
+# A million files.
+MANIFEST_LIMIT_BYTES = 256 * 1024 * 1024
 DESCRIPTOR_LIMIT_BYTES = 1024 * 1024
 LAYERS_LIMIT = 64
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_MODE = re.compile(r"0[0-7]{3}")
 _KEY = re.compile(r"layers/([0-9a-f]{64})(?:\.[0-9a-z]{1,16})?")
-_MOST = 1 << 62
+_LIMIT = 1 << 62
+_UTF8_NAME = 0x800
+_LOCAL_HEADER_BYTES = 30
+_END_RECORD = struct.Struct("<4s16sH")
+# What ``zipfile`` raises when a file is not a zip file, or a damaged one.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, LookupError, NotImplementedError,
+    OverflowError, RuntimeError, ValueError,
+)  # fmt: skip
 
 
 class FormatError(Exception):
@@ -52,9 +59,9 @@ class Entry(NamedTuple):
     """One file, folder or link of a tree.
 
     Args:
-        mode: The permission bits; of no meaning for a link.
+        mode: The permission bits; 0 for a link.
         digest: The SHA-256 of a file's content in hexadecimal.
-        target: Where a link leads.
+        target: Where a link points.
     """
 
     name: str
@@ -65,41 +72,22 @@ class Entry(NamedTuple):
     target: str = ""
 
 
-class Content(NamedTuple):
-    """Where the content of files lies in a layer.
+class Manifest(NamedTuple):
+    """What one layer adds to those below it.
 
     Args:
-        offset: From the layer's beginning, or ``BELOW``.
-        stored_bytes: How long it is there.
-        encoding: ``RAW`` or ``ZLIB``.
+        entries: What it adds or changes.
+        contents: SHA-256 of a content in this layer -> name of the zip entry that holds it.
+        removed: Names that it removes.
     """
 
-    digest: str
-    size_bytes: int
-    offset: int
-    stored_bytes: int
-    encoding: str
-
-
-class Index(NamedTuple):
-    """What one layer adds to those below it."""
-
-    entries: tuple[Entry, ...]
-    contents: tuple[Content, ...]
-    removed: tuple[str, ...] = ()
-
-
-class Footer(NamedTuple):
-    """Where the index lies in a layer; ``size_bytes`` is its length as JSON."""
-
-    encoding: str
-    offset: int
-    stored_bytes: int
-    size_bytes: int
+    entries: Sequence[Entry]
+    contents: dict[str, str]
+    removed: Sequence[str] = ()
 
 
 class Layer(NamedTuple):
-    """One layer as a descriptor names it: its key in the store, the digest of its index."""
+    """A layer as a descriptor names it: its key in the store, and the SHA-256 of its manifest."""
 
     key: str
     digest: str
@@ -111,20 +99,32 @@ class Descriptor(NamedTuple):
 
     Args:
         digest: ``sha256:`` and the digest of the tree.
-        files: How many files it has.
-        size_bytes: How long they are together.
+        files: The number of files.
+        size_bytes: Their total size.
         layers: From the oldest to the newest.
     """
 
     digest: str
     files: int
     size_bytes: int
-    layers: tuple[Layer, ...]
+    layers: Sequence[Layer]
 
 
 def name_bytes(name: str) -> bytes:
     """Return the bytes of a name on the disk."""
     return name.encode("utf-8", "surrogateescape")
+
+
+def zip_name(name: str, digest: str) -> str:
+    """Return the name of the zip entry for a content that the file ``name`` has.
+
+    A zip file has only UTF-8 names: a content of a file with any other name is named by its digest.
+    """
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return "contents/" + digest
+    return "files/" + name
 
 
 def tree_digest(entries: Iterable[Entry]) -> str:
@@ -142,141 +142,147 @@ def tree_digest(entries: Iterable[Entry]) -> str:
     return "sha256:" + hashlib.sha256(b"cloudjob tree 1\n" + b"".join(lines)).hexdigest()
 
 
-# ---- the index ---------------------------------------------------------------------------------
-
-
-def dump_index(index: Index) -> bytes:
-    """Return the index as JSON; its SHA-256 is the digest of the layer."""
-    number = {content.digest: place for place, content in enumerate(index.contents)}
-    files, folders, links = [], [], []
-    for entry in index.entries:
-        if entry.kind == FILE:
-            files.append((entry.name, entry.mode, number[entry.digest]))
-        elif entry.kind == FOLDER:
-            folders.append((entry.name, entry.mode))
-        else:
-            links.append((entry.name, entry.target))
-    value = {
-        "format": FORMAT,
-        "files": files,
-        "folders": folders,
-        "links": links,
-        "contents": index.contents,
-        "removed": index.removed,
-    }
-    return json.dumps(value, separators=(",", ":")).encode("ascii")
-
-
-def load_index(data: bytes) -> Index:
-    """Return the index in ``data``.
+def merge(manifests: Iterable[Manifest]) -> dict[str, Entry]:
+    """Return the tree that layers make, the oldest layer first.
 
     Raises:
-        FormatError: It is none, or one of another format.
-    """
-    value = _load(data, "index")
-    contents = tuple([_content(*row) for row in _rows(value, "contents", 5)])
-    entries = []
-    for name, mode, number in _rows(value, "files", 3):
-        if not _is_number(number, len(contents) - 1):
-            _refuse("a file's content is not listed")
-        digest, size_bytes, _, _, _ = contents[number]
-        entries.append(Entry(_text(name), FILE, _mode(mode), size_bytes, digest))
-    entries += [
-        Entry(_text(name), FOLDER, _mode(mode)) for name, mode in _rows(value, "folders", 2)
-    ]
-    entries += [
-        Entry(_text(name), LINK, target=_text(target)) for name, target in _rows(value, "links", 2)
-    ]
-    removed = value.get("removed")
-    if not isinstance(removed, list):
-        _refuse("'removed' is no list")
-    return Index(tuple(entries), contents, tuple(_text(name) for name in removed))
-
-
-def merge(indices: Sequence[Index]) -> dict[str, Entry]:
-    """Return the tree that layers make, the oldest first.
-
-    Raises:
-        FormatError: A name is there twice in one layer.
+        FormatError: A name is in one layer twice.
     """
     tree = {}  # type: dict[str, Entry]
-    for index in indices:
-        for name in index.removed:
+    for manifest in manifests:
+        for name in manifest.removed:
             tree.pop(name, None)
-        added = {entry.name: entry for entry in index.entries}
-        if len(added) != len(index.entries):
-            _refuse("%a is there twice" % _first_twice(entry.name for entry in index.entries))
-        tree.update(added)
+        names = sorted(entry.name for entry in manifest.entries)
+        for name, following in zip(names, names[1:]):
+            if name == following:
+                _refuse("%a is there twice" % name)
+        tree.update((entry.name, entry) for entry in manifest.entries)
     return tree
 
 
-def _first_twice(names: Iterable[str]) -> str:
-    seen = set()  # type: set[str]
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    raise ValueError("no name is there twice")
+# ---- a layer -------------------------------------------------------------------------------------
 
 
-def encode_index(data: bytes, encoding: str, offset: int) -> bytes:
-    """Return what ends a layer whose contents end at ``offset``: the index and the footer."""
-    stored = zlib.compress(data, 6) if encoding == ZLIB else data
-    code = 1 if encoding == ZLIB else 0
-    return stored + _FOOTER.pack(MAGIC, FORMAT, code, offset, len(stored), len(data))
-
-
-def load_footer(data: bytes, layer_bytes: int) -> Footer:
-    """Return the footer in the last bytes of a layer that is ``layer_bytes`` long.
+@contextlib.contextmanager
+def open_layer(file: IO[bytes], digest: str) -> Iterator[tuple[zipfile.ZipFile, Manifest]]:
+    """Open the layer in ``file`` if it is the one with this digest and nothing else.
 
     Raises:
-        FormatError: It is none, or the index would lie elsewhere than between contents and footer.
+        FormatError: It is not, or it is a zip file that ``cloudjob`` does not write.
     """
-    if len(data) != FOOTER_BYTES:
-        _refuse("shorter than a layer can be")
-    magic, form, code, offset, stored_bytes, size_bytes = _FOOTER.unpack(data)
-    if magic != MAGIC:
-        _refuse("no layer of a package")
-    if form != FORMAT or code > 1:
-        _refuse("format %d, and this cloudjob reads format %d" % (form, FORMAT))
-    if offset + stored_bytes + FOOTER_BYTES != layer_bytes:
-        _refuse("its index does not lie where its footer says")
-    if max(stored_bytes, size_bytes) > INDEX_LIMIT_BYTES or (
-        code == 0 and stored_bytes != size_bytes
-    ):
-        _refuse("its index cannot be so long")
-    return Footer(ZLIB if code else RAW, offset, stored_bytes, size_bytes)
+    with refusing_bad_zip():
+        _check_end(file)
+        archive = zipfile.ZipFile(file)
+    with archive:
+        with refusing_bad_zip():
+            _check_entries(archive)
+            info = archive.getinfo(MANIFEST)
+            if info.file_size > MANIFEST_LIMIT_BYTES:
+                _refuse("its manifest is too long")
+            with archive.open(info) as source:
+                # Never more than the zip file declares: without a size, all would be inflated.
+                data = source.read(info.file_size)
+        found = hashlib.sha256(data).hexdigest()
+        if found != digest:
+            _refuse("its manifest has the digest %s, not %s" % (found, digest))
+        manifest = load_manifest(data)
+        if {*manifest.contents.values(), MANIFEST} != set(archive.namelist()):
+            _refuse("its manifest lists other entries than the zip file has")
+        yield archive, manifest
 
 
-def decode_index(stored: bytes, footer: Footer) -> bytes:
-    """Return the index as JSON, inflated by no more than its footer says.
-
-    Raises:
-        FormatError: It is not as long as the footer says, or cannot be inflated.
-    """
-    data = stored if footer.encoding == RAW else inflate(stored, footer.size_bytes)
-    if len(stored) != footer.stored_bytes or len(data) != footer.size_bytes:
-        _refuse("its index is not as long as its footer says")
-    return data
-
-
-def inflate(stored: bytes | memoryview, size_bytes: int) -> bytes:
-    """Return ``size_bytes`` bytes, never more.
-
-    Raises:
-        FormatError: ``stored`` is something else.
-    """
-    inflater = zlib.decompressobj()
+@contextlib.contextmanager
+def refusing_bad_zip() -> Iterator[None]:
+    """Turn what ``zipfile`` raises into a ``FormatError``."""
     try:
-        data = inflater.decompress(stored, size_bytes + 1)
-    except zlib.error as error:
-        raise FormatError("cannot be inflated: %s" % error) from error
-    if len(data) != size_bytes or not inflater.eof or inflater.unused_data:
-        _refuse("inflated it is not %d bytes long" % size_bytes)
-    return data
+        yield
+    except _ZIP_ERRORS as error:
+        raise FormatError("not a sound zip file: %r" % error) from error
+    except OSError as error:
+        # An offset in the file makes no sense; all else is a fault of the disk.
+        if error.errno != errno.EINVAL:
+            raise
+        raise FormatError("not a sound zip file: a wrong offset") from error
 
 
-# ---- the descriptor ----------------------------------------------------------------------------
+def _check_end(file: IO[bytes]) -> None:
+    """Refuse a file with anything behind the directory of the zip, which ``zipfile`` skips."""
+    if file.seek(0, os.SEEK_END) < _END_RECORD.size:
+        _refuse("not a zip file")
+    file.seek(-_END_RECORD.size, os.SEEK_END)
+    mark, _, comment_bytes = _END_RECORD.unpack(file.read(_END_RECORD.size))
+    if mark != b"PK\5\6" or comment_bytes:
+        _refuse("it does not end where a zip file ends")
+
+
+def _check_entries(archive: zipfile.ZipFile) -> None:
+    """Refuse entries that ``cloudjob`` never writes, and such that share bytes or hide some."""
+    infos = archive.infolist()
+    if len(set(archive.namelist())) != len(infos):
+        _refuse("an entry is there twice")
+    end = 0
+    for info in sorted(infos, key=lambda info: info.header_offset):
+        if info.flag_bits & ~_UTF8_NAME:
+            _refuse("entry %a is encrypted or has unknown flags" % info.filename)
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            _refuse("entry %a is compressed by an unknown method" % info.filename)
+        if info.header_offset < end or (end == 0 and info.header_offset):
+            _refuse("entry %a does not begin where the one before it ends" % info.filename)
+        end = info.header_offset + _LOCAL_HEADER_BYTES + info.compress_size
+        end += len(info.orig_filename.encode("utf-8"))
+    if end > archive.start_dir:
+        _refuse("its entries overlap its directory")
+
+
+def dump_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest as JSON; its SHA-256 is the digest of the layer."""
+    files, folders, links = [], [], []
+    for entry in manifest.entries:
+        mode = "%04o" % entry.mode
+        if entry.kind == FILE:
+            row = {
+                "path": entry.name, "mode": mode, "size": entry.size_bytes, "sha256": entry.digest,
+            }  # fmt: skip
+            if entry.digest in manifest.contents:
+                row["entry"] = manifest.contents[entry.digest]
+            files.append(row)
+        elif entry.kind == FOLDER:
+            folders.append({"path": entry.name, "mode": mode})
+        else:
+            links.append({"path": entry.name, "target": entry.target})
+    value = {
+        "format": FORMAT, "files": files, "folders": folders, "links": links,
+        "removed": list(manifest.removed),
+    }  # fmt: skip
+    return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def load_manifest(data: bytes) -> Manifest:
+    """Return the manifest in ``data``.
+
+    Raises:
+        FormatError: It is not one, or one of another format.
+    """
+    value = _load(data, "manifest")
+    entries, contents = [], {}  # type: list[Entry], dict[str, str]
+    for row in _rows(value, "files"):
+        digest = row.get("sha256")
+        if type(digest) is not str or not _DIGEST.fullmatch(digest):
+            _refuse("a SHA-256 is missing")
+        size_bytes, name = _number(row.get("size")), _text(row.get("path"))
+        entries.append(Entry(name, FILE, _mode(row.get("mode")), size_bytes, digest))
+        if "entry" in row and contents.setdefault(digest, row["entry"]) != row["entry"]:
+            _refuse("a content is in two entries")
+    for row in _rows(value, "folders"):
+        entries.append(Entry(_text(row.get("path")), FOLDER, _mode(row.get("mode"))))
+    for row in _rows(value, "links"):
+        entries.append(Entry(_text(row.get("path")), LINK, target=_text(row.get("target"))))
+    if len({_text(name) for name in contents.values()} - {MANIFEST}) != len(contents):
+        _refuse("two contents are in one entry")
+    return Manifest(entries, contents, [_text(name) for name in _list(value, "removed")])
+
+
+# ---- the descriptor ------------------------------------------------------------------------------
 
 
 def dump_descriptor(descriptor: Descriptor) -> bytes:
@@ -295,20 +301,19 @@ def load_descriptor(data: bytes) -> Descriptor:
     """Return the descriptor in ``data``.
 
     Raises:
-        FormatError: It is none, or one of another format.
+        FormatError: It is not one, or one of another format.
     """
     if len(data) > DESCRIPTOR_LIMIT_BYTES:
-        _refuse("no descriptor is so long")
+        _refuse("its descriptor is too long")
     value = _load(data, "descriptor")
-    rows = value.get("layers")
-    if not isinstance(rows, list) or not 0 < len(rows) <= LAYERS_LIMIT:
+    layers = tuple(_layer(row) for row in _rows(value, "layers"))
+    if not 0 < len(layers) <= LAYERS_LIMIT:
         _refuse("a package has 1 to %d layers" % LAYERS_LIMIT)
-    layers = tuple(_layer(row) for row in rows)
     if len({layer.key for layer in layers}) != len(layers):
         _refuse("a layer is there twice")
     digest = _text(value.get("digest"))
     if not digest.startswith("sha256:") or not _DIGEST.fullmatch(digest[7:]):
-        _refuse("its digest is none")
+        _refuse("it has no digest")
     return Descriptor(digest, _number(value.get("files")), _number(value.get("size_bytes")), layers)
 
 
@@ -333,9 +338,7 @@ def damage_uri(descriptor_uri: str, layer_key: str) -> str:
     return descriptor_uri.rsplit("/", 2)[0] + "/" + damage_key(layer_key)
 
 
-def _layer(row: Any) -> Layer:
-    if not isinstance(row, dict):
-        _refuse("a layer is no object")
+def _layer(row: dict[str, Any]) -> Layer:
     layer = Layer(_text(row.get("key")), _text(row.get("digest")), _number(row.get("size_bytes")))
     match = _KEY.fullmatch(layer.key)
     if match is None or match.group(1) != layer.digest:
@@ -343,14 +346,14 @@ def _layer(row: Any) -> Layer:
     return layer
 
 
-# ---- what is read of JSON ----------------------------------------------------------------------
+# ---- JSON from a store ---------------------------------------------------------------------------
 
 
 def _load(data: bytes, what: str) -> dict[str, Any]:
     try:
         value = json.loads(
             data.decode("ascii"),
-            # Where Python itself refuses long numbers, its own way of reading them is quicker.
+            # Where Python itself refuses long numbers, its own parser is faster.
             parse_int=None if getattr(sys, "get_int_max_str_digits", int)() else _parse_int,
             parse_float=_no_number,
             parse_constant=_no_number,
@@ -358,74 +361,56 @@ def _load(data: bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise FormatError("its %s cannot be read: %s" % (what, error)) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        _refuse("its %s is not one of format %d" % (what, FORMAT))
+        _refuse("its %s is not of format %d: another cloudjob wrote it" % (what, FORMAT))
     return value
 
 
 def _parse_int(text: str) -> int:
-    # Numbers of a million digits take Python hours.
+    # Python takes hours for a number of a million digits.
     if len(text) > 19:
         raise ValueError("a number is too long")
     return int(text)
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError("%.20s is no whole number" % text)
+    raise ValueError("%.20s is not a whole number" % text)
 
 
-def _rows(value: dict[str, Any], key: str, width: int) -> list[list[Any]]:
+def _list(value: dict[str, Any], key: str) -> list[Any]:
     rows = value.get(key)
     if not isinstance(rows, list):
-        _refuse("%r is no list" % key)
-    for row in rows:
-        if not isinstance(row, list) or len(row) != width:
-            _refuse("a row of %r has not %d fields" % (key, width))
+        _refuse("%r is not a list" % key)
     return rows
 
 
-def _content(
-    digest: Any, size_bytes: Any, offset: Any, stored_bytes: Any, encoding: Any
-) -> Content:
-    if type(digest) is not str or not _DIGEST.fullmatch(digest):
-        _refuse("the digest of a content is none")
-    for value in (size_bytes, stored_bytes, 0 if offset == BELOW else offset):
-        # As in _number: a call for each of them took half of the time.
-        if type(value) is not int or not 0 <= value <= _MOST:
-            _refuse("what should be a number is none")
-    if encoding == RAW:
-        if stored_bytes != size_bytes and offset != BELOW:
-            _refuse("a raw content is not as long as it says")
-    elif encoding != ZLIB:
-        _refuse("an encoding is neither raw nor zlib")
-    return Content(digest, size_bytes, offset, stored_bytes, encoding)
+def _rows(value: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    rows = _list(value, key)
+    if not all(isinstance(row, dict) for row in rows):
+        _refuse("%r has a row that is not an object" % key)
+    return rows
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        _refuse("what should be text is none")
-    if value.isascii():
-        return value
-    try:
-        name_bytes(value)
-    except UnicodeEncodeError:
-        _refuse("%a is no name" % value)
+        _refuse("a text is missing")
+    if not value.isascii():
+        try:
+            name_bytes(value)
+        except UnicodeEncodeError:
+            _refuse("%a is not a name" % value)
     return value
 
 
 def _mode(value: Any) -> int:
-    if not _is_number(value, 0o777):
-        _refuse("a mode is none")
-    return int(value)
+    if not isinstance(value, str) or not _MODE.fullmatch(value):
+        _refuse("a mode is missing")
+    return int(value, 8)
 
 
 def _number(value: Any) -> int:
-    if not _is_number(value, _MOST):
-        _refuse("what should be a number is none")
+    if type(value) is not int or not 0 <= value <= _LIMIT:
+        _refuse("a number is missing")
     return int(value)
-
-
-def _is_number(value: Any, most: int) -> bool:
-    return type(value) is int and 0 <= value <= most
 
 
 def _refuse(fault: str) -> NoReturn:

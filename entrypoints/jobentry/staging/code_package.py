@@ -1,50 +1,35 @@
-"""The code of a job: fetched, proven to be what was sent, and put into place as a whole.
+"""Fetch the code of a job, verify that it is what was sent, and put it into place as a whole.
 
-Nothing is written before the indices of all layers together make the tree whose digest the job was
-given. Then each content is checked as it is written, into a fresh folder that takes its place only
-when it is complete. Whatever a store may hold, nothing is written outside that folder.
+Nothing is written before the manifests of all layers add up to the tree whose digest the job was
+given. Each content is verified as it is written, into a new folder, which is moved into place only
+when it is complete. Whatever a store holds, nothing is written outside that folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import posixpath
-import zlib
-from typing import Iterable, Iterator, NamedTuple, Sequence
+import zipfile
+from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from jobentry import objects
 from jobentry.contract import packages
-from jobentry.contract.packages import (
-    BELOW,
-    FILE,
-    FOLDER,
-    FOOTER_BYTES,
-    LINK,
-    RAW,
-    Content,
-    Entry,
-    FormatError,
-    Index,
-    name_bytes,
-)
+from jobentry.contract.packages import FILE, FOLDER, LINK, Entry, FormatError, name_bytes
+from jobentry.objects.base import Stop, in_parallel
 from jobentry.trees import remove_tree
 
 LIMIT_BYTES = 10 * 1024**3
 
-_WINDOW_BYTES = 4 * 1024 * 1024
+_PIECE_BYTES = 1024 * 1024
 _FETCHERS = 4
-# Less is not worth a thread.
-_PART_BYTES = 8 * 1024 * 1024
-_MOST_PARTS = 4
-# So many nodes may ask a store at one moment; of more, so many in a second, up to a last turn.
+# At most 64 nodes ask a store at the same moment; of a larger job, 100 in a second, for 30 seconds.
 _AT_ONCE = 64
 _TURNS_PER_S = 100
 _LAST_TURN = 3000
-# What making a file costs, in bytes that could be written meanwhile.
-_FILE_BYTES = 20_000
-# The longest text of a link that Linux can follow.
+# The longest target of a link that Linux can follow.
 _TARGET_LIMIT_BYTES = 4095
 
 
@@ -105,10 +90,9 @@ def fetch_code(uri: str, digest: str, folder: str, *, limit_bytes: int = LIMIT_B
         scratch = "%s.%s" % (folder, os.urandom(4).hex())
         opened.callback(_remove, scratch)
         os.mkdir(scratch, 0o700)
-        uris = [packages.layer_uri(uri, layer) for layer in descriptor.layers]
-        paths = _fetch_all(uris, scratch)
+        paths = _fetch_all([packages.layer_uri(uri, each) for each in descriptor.layers], scratch)
         layers = [
-            opened.enter_context(_Layer.open(path, layer))
+            opened.enter_context(_opened(path, layer))
             for path, layer in zip(paths, descriptor.layers)
         ]
         fresh = posixpath.join(scratch, "code")
@@ -116,22 +100,28 @@ def fetch_code(uri: str, digest: str, folder: str, *, limit_bytes: int = LIMIT_B
         _take_place(fresh, folder)
 
 
-# ---- fetching ------------------------------------------------------------------------------------
+# ---- layers --------------------------------------------------------------------------------------
+
+
+class _Layer(NamedTuple):
+    """An open layer whose manifest is the one that was asked for."""
+
+    key: str
+    archive: zipfile.ZipFile
+    manifest: packages.Manifest
 
 
 def _fetch_all(uris: Sequence[str], scratch: str) -> list[str]:
     """Bring the layers here, several at a time; return their files."""
     paths, waiting = [], []
     for number, uri in enumerate(uris):
-        # A folder of this machine is read where it is: each content is checked all the same.
+        # A folder of this machine is read where it is: each content is verified all the same.
         is_here = uri.startswith("file:")
         paths.append(objects.path_of(uri) if is_here else posixpath.join(scratch, str(number)))
         if not is_here:
-            waiting.append((uri, paths[-1]))
-    if len(waiting) > 1:
-        _fetch_at_once(waiting)
-    for uri, path in waiting:
-        _fetch(uri, path)
+            waiting.append(functools.partial(_fetch, uri, paths[-1]))
+    for _ in in_parallel(waiting, _FETCHERS, Stop()):
+        pass
     return paths
 
 
@@ -142,98 +132,15 @@ def _fetch(uri: str, path: str) -> None:
         raise _DamagedError(packages.LAYERS + posixpath.basename(uri), str(error)) from error
 
 
-def _fetch_at_once(waiting: list[tuple[str, str]]) -> None:
-    """Fetch all that waits, and take it away."""
-    import threading
-
-    faults = []  # type: list[BaseException]
-
-    def work() -> None:
-        while not faults:
-            try:
-                uri, path = waiting.pop()
-            except IndexError:
-                return
-            try:
-                _fetch(uri, path)
-            except BaseException as error:  # noqa: BLE001 (told to who waits)
-                faults.append(error)
-
-    # A node that is cancelled meanwhile does not wait for the store.
-    count = min(_FETCHERS, len(waiting))
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if faults:
-        raise faults[0]
-
-
-class _Layer:
-    """An open layer whose index is the one that was asked for."""
-
-    def __init__(self, descriptor: int, key: str, index: Index) -> None:
-        self._descriptor = descriptor
-        self.key = key
-        self.index = index
-
-    @classmethod
-    @contextlib.contextmanager
-    def open(cls, path: str, layer: packages.Layer) -> Iterator[_Layer]:
-        """Open a layer.
-
-        Raises:
-            FormatError: Its index is not the one that the layer is named for.
-        """
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+@contextlib.contextmanager
+def _opened(path: str, layer: packages.Layer) -> Iterator[_Layer]:
+    with contextlib.ExitStack() as opened:
+        file = opened.enter_context(open(path, "rb"))
         try:
-            try:
-                index = _index(descriptor, layer.digest)
-            except FormatError as error:
-                raise _DamagedError(layer.key, str(error)) from error
-            yield cls(descriptor, layer.key, index)
-        finally:
-            os.close(descriptor)
-
-    def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return exactly ``size_bytes`` bytes."""
-        return _read(self._descriptor, offset, size_bytes)
-
-    def damaged(self, content: Content) -> FormatError:
-        """Return the error for a content that is not what was sent."""
-        fault = "a content is not the one with the digest %s" % content.digest
-        return _DamagedError(self.key, fault)
-
-    def read_some(self, offset: int, most_bytes: int) -> bytes:
-        """Return what is there, which is less at the end of the layer."""
-        return os.pread(self._descriptor, most_bytes, offset)
-
-
-def _index(descriptor: int, digest: str) -> Index:
-    size_bytes = os.fstat(descriptor).st_size
-    tail = _read(descriptor, max(0, size_bytes - FOOTER_BYTES), FOOTER_BYTES)
-    footer = packages.load_footer(tail, size_bytes)
-    stored = _read(descriptor, footer.offset, footer.stored_bytes)
-    data = packages.decode_index(stored, footer)
-    found = hashlib.sha256(data).hexdigest()
-    if found != digest:
-        raise FormatError("its index has the digest %s, not %s" % (found, digest))
-    index = packages.load_index(data)
-    for content in index.contents:
-        if content.offset + content.stored_bytes > footer.offset:
-            raise FormatError("a content ends behind the last one")
-    return index
-
-
-def _read(descriptor: int, offset: int, size_bytes: int) -> bytes:
-    data = os.pread(descriptor, size_bytes, offset)
-    while len(data) < size_bytes:
-        more = os.pread(descriptor, size_bytes - len(data), offset + len(data))
-        if not more:
-            raise FormatError("it ends early")
-        data += more
-    return data
+            found = opened.enter_context(packages.open_layer(file, layer.digest))
+        except FormatError as error:
+            raise _DamagedError(layer.key, str(error)) from error
+        yield _Layer(layer.key, *found)
 
 
 # ---- what may be unpacked ------------------------------------------------------------------------
@@ -241,7 +148,7 @@ def _read(descriptor: int, offset: int, size_bytes: int) -> bytes:
 
 def _tree(layers: Sequence[_Layer], digest: str, limit_bytes: int) -> dict[str, Entry]:
     """Return the tree that the layers make, once it is proven to be the one that was sent."""
-    tree = packages.merge([layer.index for layer in layers])
+    tree = packages.merge(layer.manifest for layer in layers)
     found = packages.tree_digest(tree.values())
     if found != digest:
         raise UnpackError("verify code: digest of the tree is %s, not %s" % (found, digest))
@@ -254,7 +161,7 @@ def _tree(layers: Sequence[_Layer], digest: str, limit_bytes: int) -> dict[str, 
     return tree
 
 
-def _fault(entry: Entry, tree: dict[str, Entry]) -> str:
+def _fault(entry: Entry, tree: Mapping[str, Entry]) -> str:
     """Return what is wrong with an entry that ``cloudjob`` never packs, or ""."""
     name = entry.name
     if "\0" in name or any(segment in ("", ".", "..") for segment in name.split("/")):
@@ -278,14 +185,6 @@ def _leaves(name: str, target: str) -> bool:
 # ---- unpacking -----------------------------------------------------------------------------------
 
 
-class _Place(NamedTuple):
-    """Where a content lies, and where it goes: paths and modes."""
-
-    layer: _Layer
-    content: Content
-    targets: list[tuple[bytes, int]]
-
-
 def _unpack(layers: Sequence[_Layer], digest: str, fresh: str, limit_bytes: int) -> None:
     """Make ``fresh``, which nobody else knows of, and everything in it."""
     tree = _tree(layers, digest, limit_bytes)
@@ -298,7 +197,7 @@ def _unpack(layers: Sequence[_Layer], digest: str, fresh: str, limit_bytes: int)
     )
     for name, _ in folders:
         os.mkdir(root + b"/" + name, 0o700)
-    _write_all(_places(layers, tree, root), withheld)
+    _write_files(layers, tree, root, withheld)
     links = [entry for entry in tree.values() if entry.kind == LINK]
     for entry in links:
         os.symlink(name_bytes(entry.target), root + b"/" + name_bytes(entry.name))
@@ -309,159 +208,49 @@ def _unpack(layers: Sequence[_Layer], digest: str, fresh: str, limit_bytes: int)
     os.chmod(root, 0o755)
 
 
-def _places(layers: Sequence[_Layer], tree: dict[str, Entry], root: bytes) -> list[_Place]:
-    """Return all contents that are wanted, in the order that they lie in the layers."""
-    targets = {}  # type: dict[tuple[str, int], list[tuple[bytes, int]]]
+def _write_files(
+    layers: Sequence[_Layer], tree: Mapping[str, Entry], root: bytes, withheld: int
+) -> None:
+    holders = {digest: layer for layer in layers for digest in layer.manifest.contents}
     for entry in tree.values():
         if entry.kind == FILE:
-            target = (root + b"/" + name_bytes(entry.name), entry.mode)
-            targets.setdefault((entry.digest, entry.size_bytes), []).append(target)
-    places = []
-    for layer in layers:
-        for content in sorted(layer.index.contents, key=lambda content: content.offset):
-            if content.offset != BELOW:
-                wanted = targets.pop((content.digest, content.size_bytes), None)
-                if wanted:
-                    places.append(_Place(layer, content, wanted))
-    if targets:
-        raise FormatError("the content %s is in no layer" % next(iter(targets))[0])
-    return places
-
-
-def _write_all(places: Sequence[_Place], withheld: int) -> None:
-    """Write all contents, with several threads where that pays.
-
-    Reading, hashing and writing leave the interpreter to others. Children would be quicker still,
-    but one of a process with threads, as the entry is by now, may wait for a lock for ever.
-    """
-    parts = _split(places)
-    faults = []  # type: list[BaseException]
-
-    def work(part: Sequence[_Place]) -> None:
-        try:
-            _write_part(part, withheld)
-        except BaseException as error:  # noqa: BLE001 (told to who waits)
-            faults.append(error)
-
-    if len(parts) == 1:
-        _write_part(places, withheld)
-        return
-    import threading
-
-    threads = [threading.Thread(target=work, args=(part,)) for part in parts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if faults:
-        raise faults[0]
-
-
-def _split(places: Sequence[_Place]) -> list[Sequence[_Place]]:
-    """Return the contents in stretches of about the same cost."""
-    costs = [place.content.size_bytes + _FILE_BYTES for place in places]
-    whole = sum(costs)
-    count = min(len(os.sched_getaffinity(0)), _MOST_PARTS, whole // _PART_BYTES)
-    if count < 2:
-        return [places]
-    parts, begin, cost = [], 0, 0  # type: list[Sequence[_Place]], int, int
-    for number, each in enumerate(costs, 1):
-        cost += each
-        if cost >= whole * (len(parts) + 1) // count and len(parts) < count - 1:
-            parts.append(places[begin:number])
-            begin = number
-    return [*parts, places[begin:]]
-
-
-def _write_part(places: Iterable[_Place], withheld: int) -> None:
-    """Write contents in the order that they lie in their layers, reading megabytes at a time."""
-    source, window, begin = None, memoryview(b""), 0
-    for place in places:
-        content = place.content
-        if max(content.stored_bytes, content.size_bytes) > _WINDOW_BYTES:
-            _write_large(place, withheld)
-            continue
-        end = content.offset + content.stored_bytes
-        if source is not place.layer or content.offset < begin or end > begin + len(window):
-            source, begin = place.layer, content.offset
-            window = memoryview(source.read_some(begin, _WINDOW_BYTES))
-        stored = window[content.offset - begin : end - begin]
-        data = stored if content.encoding == RAW else _inflated(place.layer, content, stored)
-        if len(data) != content.size_bytes or hashlib.sha256(data).hexdigest() != content.digest:
-            raise place.layer.damaged(content)
-        for path, mode in place.targets:
-            descriptor = _create(path, mode, withheld)
+            if entry.digest not in holders:
+                raise FormatError("the content %s is in no layer" % entry.digest)
+            path = root + b"/" + name_bytes(entry.name)
+            descriptor = os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, entry.mode
+            )
             try:
-                if os.write(descriptor, data) != len(data):
-                    os.lseek(descriptor, 0, os.SEEK_SET)
-                    _write(descriptor, data)
+                _write_content(holders[entry.digest], entry, descriptor)
+                if entry.mode & withheld:
+                    os.fchmod(descriptor, entry.mode)
             finally:
                 os.close(descriptor)
 
 
-def _write_large(place: _Place, withheld: int) -> None:
-    """Write a content piece by piece to its first target, and copy it from there to the others."""
-    (path, mode), others = place.targets[0], place.targets[1:]
-    sha256, rest = hashlib.sha256(), place.content.size_bytes
-    with _created(path, mode, withheld) as descriptor:
-        for piece in _pieces(place.layer, place.content):
-            rest -= len(piece)
-            if rest < 0:
-                raise place.layer.damaged(place.content)
-            sha256.update(piece)
-            _write(descriptor, piece)
-    if rest or sha256.hexdigest() != place.content.digest:
-        raise place.layer.damaged(place.content)
-    for other, other_mode in others:
-        with open(path, "rb") as source, _created(other, other_mode, withheld) as descriptor:
-            for piece in iter(lambda: source.read(_WINDOW_BYTES), b""):
+def _write_content(layer: _Layer, entry: Entry, descriptor: int) -> None:
+    """Write the content of a file, never more of it than the manifest announces."""
+    sha256, rest = hashlib.sha256(), entry.size_bytes
+    try:
+        with packages.refusing_bad_zip():
+            source = layer.archive.open(layer.manifest.contents[entry.digest])
+        with source:
+            while rest:
+                with packages.refusing_bad_zip():
+                    piece = source.read(min(rest, _PIECE_BYTES))
+                if not piece:
+                    break
+                sha256.update(piece)
+                rest -= len(piece)
                 _write(descriptor, piece)
-
-
-def _pieces(layer: _Layer, content: Content) -> Iterator[bytes]:
-    """Yield a content in pieces that are never larger than a window."""
-    inflater = None if content.encoding == RAW else zlib.decompressobj()
-    for offset in range(content.offset, content.offset + content.stored_bytes, _WINDOW_BYTES):
-        end = min(offset + _WINDOW_BYTES, content.offset + content.stored_bytes)
-        stored = layer.read(offset, end - offset)
-        if inflater is None:
-            yield stored
-            continue
-        while stored:
-            try:
-                yield inflater.decompress(stored, _WINDOW_BYTES)
-            except zlib.error as error:
-                raise layer.damaged(content) from error
-            stored = inflater.unconsumed_tail
-            if inflater.eof and stored:
-                raise layer.damaged(content)
-
-
-def _inflated(layer: _Layer, content: Content, stored: memoryview) -> bytes:
-    try:
-        return packages.inflate(stored, content.size_bytes)
     except FormatError as error:
-        raise layer.damaged(content) from error
+        raise _DamagedError(layer.key, str(error)) from error
+    if rest or sha256.hexdigest() != entry.digest:
+        fault = "a content is not the one with the digest %s" % entry.digest
+        raise _DamagedError(layer.key, fault)
 
 
-@contextlib.contextmanager
-def _created(path: bytes, mode: int, withheld: int) -> Iterator[int]:
-    descriptor = _create(path, mode, withheld)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _create(path: bytes, mode: int, withheld: int) -> int:
-    """Make a file that was not there before, with this very mode, and open it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    if mode & withheld:
-        os.fchmod(descriptor, mode)
-    return descriptor
-
-
-def _write(descriptor: int, data: bytes | memoryview) -> None:
+def _write(descriptor: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
@@ -505,12 +294,6 @@ def _remove(path: str) -> None:
         remove_tree(path)
 
 
-def _mark(uri: str, key: str) -> None:
-    """Mark a layer as damaged; where that is not possible, the record of the job reports it."""
-    with contextlib.suppress(objects.ObjectError, OSError):
-        objects.write(b"", packages.damage_uri(uri, key))
-
-
 @contextlib.contextmanager
 def _translated(uri: str, folder: str) -> Iterator[None]:
     try:
@@ -518,7 +301,9 @@ def _translated(uri: str, folder: str) -> Iterator[None]:
     except objects.ObjectError as error:
         raise UnpackError("fetch code: %s" % error, error.hint) from error
     except _DamagedError as error:
-        _mark(uri, error.key)
+        # Where the store cannot be written, the record of the job reports the damage.
+        with contextlib.suppress(objects.ObjectError, OSError):
+            objects.write(b"", packages.damage_uri(uri, error.key))
         what = packages.LAYERS + error.key[len(packages.LAYERS) :][:12]
         raise UnpackError(
             "unpack code: %s: %s is damaged: %s" % (uri, what, error),

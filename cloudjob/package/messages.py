@@ -1,4 +1,4 @@
-"""How the package speaks of paths, sizes and what the file system says."""
+"""How packing reports paths, sizes and what the file system answered."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from pathlib import Path
 from cloudjob.errors import PackageError
 
 CLOUDJOBIGNORE = ".cloudjobignore"
+
+
+class ChangedError(PackageError):
+    """A file is not what it was when the source was scanned."""
 
 
 def size_text(size_bytes: int) -> str:
@@ -30,13 +34,13 @@ def shown(path: str | Path) -> str:
 
 
 def came_back(error: OSError) -> str:
-    """Return what the file system said."""
+    """Return what the file system answered."""
     return (error.strerror or str(error)).lower()
 
 
-def changed(source: Path, name: str) -> PackageError:
-    """Return the fault of a file that is no longer what it was a moment ago."""
-    return PackageError(
+def changed(source: Path, name: str) -> ChangedError:
+    """Return the error for a file that changed after the scan."""
+    return ChangedError(
         f"pack {shown(source)}: {shown(name)}: changed while it was read",
         hint=f"is something writing to it? A line in {CLOUDJOBIGNORE} leaves it out",
     )
@@ -44,15 +48,27 @@ def changed(source: Path, name: str) -> PackageError:
 
 @contextmanager
 def reading(source: Path, name: str) -> Iterator[None]:
-    """Translate what the file system says about one path of the source."""
+    """Turn an ``OSError`` about one path of the source into a ``PackageError``."""
     try:
         yield
     except OSError as error:
         raise translated(source, name, error) from error
 
 
+@contextmanager
+def writing(destination: Path) -> Iterator[None]:
+    """Turn an ``OSError`` about the new layer into a ``PackageError``."""
+    try:
+        yield
+    except OSError as error:
+        raise PackageError(
+            f"write package: to {shown(destination)}: {came_back(error)}",
+            hint="TMPDIR names another folder for it",
+        ) from error
+
+
 def translated(source: Path, name: str, error: OSError) -> PackageError:
-    """Return the fault of one path of the source that the file system speaks of."""
+    """Return the error for an ``OSError`` about one path of the source."""
     if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
         return changed(source, name)
     return PackageError(

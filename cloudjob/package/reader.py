@@ -1,0 +1,36 @@
+"""Reads the files of a source, and fails when one is not what the scan saw."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from cloudjob.package.messages import changed, reading
+from cloudjob.package.tree import Seen, SourceEntry
+
+PIECE_BYTES = 8 * 1024 * 1024
+# What was a file may be a link or a pipe by now: follow nothing, wait for nothing.
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def pieces(source: Path, entry: SourceEntry) -> Iterator[bytes]:
+    """Yield the content of a file; it is right only when the last piece has been taken.
+
+    Raises:
+        ChangedError: The file is not what it was when the source was scanned.
+        PackageError: It cannot be read.
+    """
+    rest = entry.size_bytes
+    with reading(source, entry.name):
+        descriptor = os.open(entry.real or f"{source}/{entry.name}", _FLAGS)
+        try:
+            while rest and (piece := os.read(descriptor, min(rest, PIECE_BYTES))):
+                rest -= len(piece)
+                yield piece
+            status = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+    seen = Seen(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    if rest or seen != entry.seen:
+        raise changed(source, entry.name)
