@@ -13,8 +13,9 @@ submit that finds a layer it needs in a sweep does not wait: it puts it under an
 a process that was killed only delays: it is ignored when it is a day old, and a submit or a
 collection that takes nearly as long gives up.
 
-Before a submit reuses a layer it compares its size and its manifest with what it knows. A node checks
-the contents too, and marks a layer that is damaged; the next submit that needs it sends it again.
+Before a submit reuses a layer it compares its size and its manifest with what it knows. A node
+verifies the contents too, and marks a layer that is damaged; the next submit that needs it sends it
+again.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ def _is_whole(store: ObjectStore, layer: Layer) -> bool:
     The contents are not read: a node verifies them, and marks a layer that is damaged.
     """
     try:
-        with open_layer(_End(store, layer), layer.digest):
+        with open_layer(io.BufferedReader(_End(store, layer)), layer.digest):
             return True
     except FormatError:
         return False
@@ -215,7 +216,7 @@ class _End(io.RawIOBase):
         expected = layer.size_bytes - self._begin
         self._data = store.get_range(layer.key, self._begin, expected + 1)
         if len(self._data) != expected:
-            raise FormatError("its size is not %d bytes" % layer.size_bytes)
+            raise FormatError(f"its size is not {layer.size_bytes} bytes")
 
     def seekable(self) -> bool:
         return True

@@ -10,8 +10,8 @@ import re
 from collections import Counter
 
 from cloudjob.errors import PackageError
-from cloudjob.package.tree import FILE, FOLDER, Tree
 from cloudjob.package.messages import CLOUDJOBIGNORE, reading, shown, size_text
+from cloudjob.package.tree import FILE, FOLDER, Tree
 
 _LISTED = 10
 _RELATIVE = "the script's path is relative to --source"

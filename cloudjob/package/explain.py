@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from cloudjob.errors import PackageError
 from cloudjob.package import ignore, secret_names
-from cloudjob.package.scan import InForce, Verdict, judge, with_rules_of
 from cloudjob.package.messages import reading, shown
+from cloudjob.package.scan import InForce, Verdict, judge, with_rules_of
 
 
 class Explained(NamedTuple):

@@ -120,9 +120,9 @@ class _Change:
         """
         for seen, entry in zip(self._job.tree.entries, self.entries, strict=True):
             is_held = entry.kind == FILE and self._holders.get(entry.digest, -1) >= kept
-            if is_held and entry.digest not in self._layer.contents:
-                if self._store(seen, {}) != entry.digest:
-                    raise changed(self._job.tree.source, seen.name)
+            is_stored = entry.digest in self._layer.contents
+            if is_held and not is_stored and self._store(seen, {}) != entry.digest:
+                raise changed(self._job.tree.source, seen.name)
 
     def is_listed(self, entry: Entry, kept: int) -> bool:
         """Whether the manifest of the new layer has a row for it."""
@@ -156,7 +156,7 @@ class _Change:
         return was.entry.kind == FILE and was.scanned == self._job.searcher.tag(seen)
 
     def _store(self, seen: SourceEntry, held: Mapping[str, int]) -> str:
-        """Read a file, search it, and store its content unless a layer has it; return its digest."""
+        """Read and search a file, store its content unless a layer has it; return its digest."""
         source, name, contents = self._job.tree.source, _text(seen.name), self._layer.contents
         if seen.size_bytes <= PIECE_BYTES:
             data = b"".join(pieces(source, seen))
@@ -186,7 +186,9 @@ class _Change:
     def _scanned(self, seen: SourceEntry, was: Known | None) -> str:
         if seen.name in self._exempt:
             return ""
-        return self._job.searcher.tag(seen) if was is None or seen.name in self._read else was.scanned
+        return (
+            self._job.searcher.tag(seen) if was is None or seen.name in self._read else was.scanned
+        )
 
 
 def _kept(memory: Memory, change: _Change, holders: Mapping[str, int]) -> int:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from cloudjob.package import check, layer, secrets
 from cloudjob.package.cache import Memory
 from cloudjob.package.layer import Job
+from cloudjob.package.messages import ChangedError, reading
 from cloudjob.package.scan import scan
 from cloudjob.package.secrets import Searcher
 from cloudjob.package.tree import FILE, LeftOut, Tree
-from cloudjob.package.messages import ChangedError, reading
 from jobentry.contract.packages import Layer, tree_digest
 
 # A line is a pattern of paths as in .gitignore, after [rule] for one rule only.

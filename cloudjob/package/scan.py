@@ -14,8 +14,8 @@ from typing import NamedTuple
 from cloudjob.errors import PackageError
 from cloudjob.package import ignore, secret_names
 from cloudjob.package.ignore import GITIGNORE, Rules
-from cloudjob.package.tree import FILE, FOLDER, LINK, LeftOut, Seen, SourceEntry, Tree
 from cloudjob.package.messages import CLOUDJOBIGNORE, came_back, reading, shown, translated
+from cloudjob.package.tree import FILE, FOLDER, LINK, LeftOut, Seen, SourceEntry, Tree
 
 # What no job needs in the cloud, whatever the ignore files say.
 _DEFAULT_NAMES = frozenset(

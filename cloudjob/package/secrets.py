@@ -24,6 +24,7 @@ LIMIT_BYTES = 1024 * 1024
 _VERSION = 1
 _BINARY_SAMPLE_BYTES = 8000
 
+
 class Finding(NamedTuple):
     """A secret in a file; its value is never kept."""
 
@@ -191,7 +192,11 @@ class Searcher:
 
     def search(self, entry: SourceEntry, data: bytes) -> list[Finding]:
         """Return the secrets in a text file, the first of each line."""
-        if not self.tag(entry) or not self._is_suspect(data) or b"\0" in data[:_BINARY_SAMPLE_BYTES]:
+        if (
+            not self.tag(entry)
+            or not self._is_suspect(data)
+            or b"\0" in data[:_BINARY_SAMPLE_BYTES]
+        ):
             return []
         if self._rules is None:
             self._rules = rules()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import random
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from cloudjob.errors import PackageError
-from cloudjob.package import CodePackage, Memory, Options, cache, contents, layering, pack, parts
+from cloudjob.package import CodePackage, Memory, Options, cache, layer, merging, pack
 from cloudjob.package.cache import with_layers
 from cloudjob.package.check import ignore_line
 from jobentry.contract import packages
@@ -53,15 +54,10 @@ class Source:
 
     def check(self, packed: CodePackage) -> None:
         """See that the layers make the tree, and hold all of its contents."""
-        indices = [index_of(self.stored[layer.key]) for layer in packed.layers]
-        tree = packages.merge(indices)
+        manifests = [manifest_of(self.stored[each.key], each.digest) for each in packed.layers]
+        tree = packages.merge(manifests)
         assert packages.tree_digest(tree.values()) == packed.digest
-        held = {
-            content.digest
-            for index in indices
-            for content in index.contents
-            if content.offset != packages.BELOW
-        }
+        held = {digest for manifest in manifests for digest in manifest.contents}
         assert {entry.digest for entry in tree.values() if entry.digest} <= held
         fresh = pack(
             self.folder, self._layer, script="train.py", limit_bytes=LIMIT_BYTES,
@@ -72,11 +68,10 @@ class Source:
         assert (fresh.files, fresh.size_bytes) == (packed.files, packed.size_bytes)
 
 
-def index_of(data: bytes) -> packages.Index:
-    """Return the index of a layer."""
-    footer = packages.load_footer(data[-packages.FOOTER_BYTES :], len(data))
-    stored = data[footer.offset : footer.offset + footer.stored_bytes]
-    return packages.load_index(packages.decode_index(stored, footer))
+def manifest_of(data: bytes, digest: str) -> packages.Manifest:
+    """Return the manifest of a layer."""
+    with packages.open_layer(io.BytesIO(data), digest) as (_, manifest):
+        return manifest
 
 
 @pytest.fixture
@@ -103,8 +98,7 @@ def test_an_unchanged_source_is_not_read(source: Source, monkeypatch: pytest.Mon
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a file was read")
 
-    monkeypatch.setattr(contents, "read", refuse)
-    monkeypatch.setattr(parts, "read", refuse)
+    monkeypatch.setattr(layer, "pieces", refuse)
     after = source.pack()
 
     assert after.new is None
@@ -214,45 +208,72 @@ def test_which_layers_are_taken_into_the_new_one(
     live_bytes: list[int], dead_bytes: int, new_bytes: int, taken: int
 ):
     """Small ones always, more when there are many, all when most is dead."""
-    assert layering.merged(live_bytes, dead_bytes, new_bytes) == taken
+    assert merging.merged(live_bytes, dead_bytes, new_bytes) == taken
 
 
-def test_several_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A layer does not tell how many parts it was read in."""
-    monkeypatch.setattr(parts, "_LEAST_BYTES", 1000)
-    monkeypatch.setattr(parts.threading, "active_count", lambda: 1)
-    for is_compressed in (False, True):
-        made = set()
-        for count in (1, 3):
-            folder = tmp_path / f"{is_compressed}-{count}"
-            folder.mkdir()
-            monkeypatch.setattr(parts.os, "sched_getaffinity", lambda _, n=count: set(range(n)))
-            source = Source(folder, is_compressed=is_compressed)
-            picked = random.Random(3)
-            for number in range(200):
-                source.write(f"{number}.txt", picked.randbytes(picked.randrange(300)) * 20)
-            source.write("large.bin", b"0123456789" * 700_000)
-            packed = source.pack()
-            source.check(packed)
-            made.add(source.stored[packed.layers[0].key])
-            assert sorted(path.name for path in folder.iterdir()) == ["source"]
-        assert len(made) == 1
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_a_layer_is_a_zip_file_that_unzip_lists_and_extracts(tmp_path: Path, is_compressed: bool):
+    """With the paths and modes of the files; a name that is not UTF-8 is in the manifest only."""
+    source = Source(tmp_path, is_compressed=is_compressed)
+    source.write("lib/model.py", b"x = 1\n" * 1000)
+    (source.folder / "lib" / "model.py").chmod(0o750)
+    source.write("lib/numbers.bin", random.Random(4).randbytes(10_000_000))
+    source.write(os.fsdecode(b"caf\xe9"), b"coffee")
+    packed = source.pack()
+    (tmp_path / "layer.zip").write_bytes(source.stored[packed.layers[0].key])
+
+    def unzip(*words: str) -> str:
+        argv = ["unzip", *words, str(tmp_path / "layer.zip"), "-d", str(tmp_path / "out")]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+    coffee = hashlib.sha256(b"coffee").hexdigest()
+    names = [line.split(None, 3)[3] for line in unzip("-l").splitlines()[3:-2]]
+    assert sorted(names) == [
+        f"contents/{coffee}", "files/lib/model.py", "files/lib/numbers.bin", "files/train.py",
+        "manifest.json",
+    ]  # fmt: skip
+    unzip("-q")
+    extracted = tmp_path / "out" / "files" / "lib"
+    for name in ("model.py", "numbers.bin"):
+        assert (extracted / name).read_bytes() == (source.folder / "lib" / name).read_bytes()
+    assert (extracted / "model.py").stat().st_mode & 0o777 == 0o750
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["files"][0] == {
+        "path": "caf\udce9", "mode": "0644", "size": 6, "sha256": coffee,
+        "entry": f"contents/{coffee}",
+    }  # fmt: skip
+    assert is_compressed == (packed.layers[0].size_bytes < 10_005_000)
 
 
-def test_a_fault_in_a_child_is_told_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The message is the same, and nothing is left."""
-    monkeypatch.setattr(parts, "_LEAST_BYTES", 10)
-    monkeypatch.setattr(parts.threading, "active_count", lambda: 1)
-    monkeypatch.setattr(parts.os, "sched_getaffinity", lambda _: {0, 1})
+def test_a_large_file_is_sent_once(tmp_path: Path):
+    """A copy of it and a file that was moved have a content that is there already."""
     source = Source(tmp_path)
-    for number in range(10):
-        source.write(f"{number}.txt", b"x" * 1000)
-    key = "AKIA" + "Q3EGVZLMN5WXYT27"
-    source.write("z.py", f"KEY = '{key}'\n".encode())
+    data = random.Random(5).randbytes(9_000_000)
+    source.write("a.bin", data)
+    source.write("b.bin", data)
+    assert source.pack().layers[0].size_bytes < 9_010_000
+    (source.folder / "b.bin").rename(source.folder / "c.bin")
 
-    with pytest.raises(PackageError, match=r"may hold secrets: z\.py:1: aws-access-key"):
-        source.pack()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+    packed = source.pack()
+
+    assert packed.layers[1].size_bytes < 2000
+    source.check(packed)
+
+
+def test_an_edit_beside_thousands_of_empty_files_stays_small(tmp_path: Path):
+    """Rows of a manifest count as well when layers are merged."""
+    source = Source(tmp_path)
+    source.write("large.bin", random.Random(6).randbytes(100_000))
+    source.pack()
+    for number in range(2000):
+        source.write(f"empty/{number}", b"")
+    source.pack()
+    source.write("train.py", b"print(1)\n")
+
+    packed = source.pack()
+
+    assert packed.layers[-1].size_bytes < 2000
+    source.check(packed)
 
 
 def test_memory_is_a_file_that_nobody_else_reads(source: Source, tmp_path: Path):
@@ -265,7 +286,7 @@ def test_memory_is_a_file_that_nobody_else_reads(source: Source, tmp_path: Path)
     assert path.stat().st_mode & 0o777 == 0o600
     text = path.read_text()
     digest, _, data = text.partition("\n")
-    other = json.dumps({**json.loads(data), "format": 2})
+    other = json.dumps({**json.loads(data), "format": 1})
     deep = "[" * 100_000
     wrong = ["", "[]", "{}", text[:-9], data, f"{digest}\n{other}", f"{digest}\n{deep}"]
     wrong += [f"{hashlib.sha256(each.encode()).hexdigest()}\n{each}" for each in (other, deep)]

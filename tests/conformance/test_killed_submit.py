@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -122,10 +123,9 @@ def check(store: ObjectStore, checked: set[str], target: Path) -> None:
     """See that each layer and each job that anybody could find is whole, those known left out."""
     for key in set(store.list()) - checked:
         if key.startswith("layers/"):
-            data = store.get_bytes(key)
-            footer = packages.load_footer(data[-packages.FOOTER_BYTES :], len(data))
-            stored = data[footer.offset : footer.offset + footer.stored_bytes]
-            packages.load_index(packages.decode_index(stored, footer))
+            digest = key.removeprefix("layers/").partition(".")[0]
+            with packages.open_layer(io.BytesIO(store.get_bytes(key)), digest):
+                pass
         elif key.endswith("/code.json"):
             digest = json.loads(store.get_bytes(key))["digest"]
             code_package.fetch_code(store.uri(key), digest, str(target))

@@ -211,9 +211,10 @@ def flipped(data: bytes, position: int) -> bytes:
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "a content": lambda data: flipped(data, 10),
-    "the index": lambda data: flipped(data, -100),
-    "the footer": lambda data: flipped(data, -1),
+    "a content": lambda data: flipped(data, 1000),
+    "the manifest": lambda data: flipped(data, data.index(b'"sha256"') + 20),
+    "the directory": lambda data: flipped(data, data.index(b"PK\1\2")),
+    "the end": lambda data: flipped(data, -1),
     "cut": lambda data: data[: len(data) // 2],
     "empty": lambda data: b"",
     "too long": lambda data: data + b"\0",
@@ -239,7 +240,7 @@ def sent(store: ObjectStore, source: Path, memory: Memory, job: str) -> tuple[Ke
 
 
 def test_a_damaged_layer_is_sent_again(store: ObjectStore, tmp_path: Path, entry_environ: None):
-    """The submit finds damage of the index; a node finds all other damage, and marks the layer."""
+    """The submit finds a damaged manifest; a node finds other damage, and marks the layer."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "train.py").write_text("print()\n" * 50)
