@@ -77,6 +77,7 @@ def cases() -> tuple[Case, ...]:
             _FIGURES,
             (
                 Subject("tar", partial(_untar, tree=source)),
+                Subject("unzip", partial(_unzip, tree=source)),
                 Subject("cloudjob", partial(_unpack, tree=source)),
             ),
             watches_memory=True,
@@ -145,14 +146,29 @@ def _pack_only(bench: Bench, run: Path, tree: Tree) -> Command:
     return _pack(bench, run, tree, ("--pack-only",))
 
 
-def _unpack(bench: Bench, run: Path, tree: Tree) -> Command:
-    home = CACHE / "trees" / f"{tree().name}.home"
-    python = python_of(bench)
+def _unzip(bench: Bench, run: Path, tree: Tree) -> Command:
+    unzip = shutil.which("unzip")
+    if unzip is None:
+        raise NotRun("unzip is not installed")
+    (layer,) = (_kept(bench, tree) / "store" / "layers").iterdir()
+    return bench.command((unzip, "-q", str(layer), "-d", str(run / "out")), run, "noop.py")
+
+
+def _kept(bench: Bench, tree: Tree) -> Path:
+    """Return the home of a user who has packed a tree once."""
+    home = CACHE / "trees" / f"{tree().name}.zip-home"
     if not home.exists():
-        home.mkdir()
-        argv = (python, str(_DRIVER), "pack", str(tree()), str(home))
+        new = home.with_name(f"{home.name}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        argv = (python_of(bench), str(_DRIVER), "pack", str(tree()), str(new))
         subprocess.run(argv, check=True, capture_output=True)
-    argv = (python, str(_DRIVER), "unpack", str(home), str(run / "out"))
+        new.rename(home)
+    return home
+
+
+def _unpack(bench: Bench, run: Path, tree: Tree) -> Command:
+    argv = (python_of(bench), str(_DRIVER), "unpack", str(_kept(bench, tree)), str(run / "out"))
     entry = str(ROOT / "entrypoints")
     return bench.command(argv, run, "noop.py", PYTHONPATH=entry)
 
