@@ -44,9 +44,9 @@ from jobentry.contract.packages import (
     damage_key,
     dump_descriptor,
     load_descriptor,
-    open_layer,
 )
 from jobentry.contract.paths import JobPaths
+from jobentry.zip_layer import open_layer
 
 _CLAIMS = "claims/"
 _SWEEPS = "sweeps/"

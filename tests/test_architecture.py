@@ -116,7 +116,7 @@ def test_the_import_rules_know_every_module_of_the_container_half():
         if (path.suffix == ".py" or path.is_dir()) and not path.name.startswith("__")
     }
 
-    assert modules - forbidden == {"jobentry.contract", "jobentry.trees"}
+    assert modules - forbidden == {"jobentry.contract", "jobentry.trees", "jobentry.zip_layer"}
 
 
 @pytest.mark.parametrize("path", CONTAINER, ids=named)

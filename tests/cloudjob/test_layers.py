@@ -21,9 +21,10 @@ from cloudjob.layers import Claim, Missing, collect
 from cloudjob.package import CodePackage, Memory, cache, pack
 from cloudjob.package.cache import with_layers
 from cloudjob.store.directory import DirectoryStore
-from jobentry.contract import exits, packages
+from jobentry.contract import exits
 from jobentry.contract.paths import JobPaths
 from jobentry.staging import code_package
+from jobentry.zip_layer import open_layer
 
 WEEK_S = 7 * 24 * 3600.0
 
@@ -437,7 +438,7 @@ def test_a_submit_that_is_killed_leaves_nothing_half_made(tmp_path: Path):
             for key in store.list("layers/"):
                 with (home / "store" / key).open("rb") as file:
                     digest = key.removeprefix("layers/").partition(".")[0]
-                    with packages.open_layer(file, digest):
+                    with open_layer(file, digest):
                         pass
     last = submit_killed_at(source, home, 0)
 

@@ -23,6 +23,7 @@ from cloudjob.package.cache import Memory
 from cloudjob.package.secrets import Searcher
 from cloudjob.package.tree import Seen, SourceEntry
 from jobentry.contract import packages
+from jobentry.zip_layer import open_layer
 
 NOBODY = 65534
 LIMIT_BYTES = 1 << 30
@@ -74,7 +75,7 @@ def entries(source: Path) -> dict[str, packages.Entry]:
 
 def manifest_of(layer: Path, digest: str) -> packages.Manifest:
     """Return the manifest of a layer."""
-    with layer.open("rb") as file, packages.open_layer(file, digest) as (_, manifest):
+    with layer.open("rb") as file, open_layer(file, digest) as (_, manifest):
         return manifest
 
 

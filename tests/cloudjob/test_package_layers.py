@@ -17,6 +17,7 @@ from cloudjob.package import CodePackage, Memory, Options, cache, layer, merging
 from cloudjob.package.cache import with_layers
 from cloudjob.package.check import ignore_line
 from jobentry.contract import packages
+from jobentry.zip_layer import open_layer
 
 LIMIT_BYTES = 1 << 40
 AN_HOUR_AGO = time.time() - 3600
@@ -70,7 +71,7 @@ class Source:
 
 def manifest_of(data: bytes, digest: str) -> packages.Manifest:
     """Return the manifest of a layer."""
-    with packages.open_layer(io.BytesIO(data), digest) as (_, manifest):
+    with open_layer(io.BytesIO(data), digest) as (_, manifest):
         return manifest
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from cloudjob.store import ObjectStore
-from jobentry.contract import packages
 from jobentry.objects import access, s3
 from jobentry.staging import code_package
+from jobentry.zip_layer import open_layer
 from tests.conformance.conftest import PART_BYTES, Given
 from tests.support.servers import Fault, FaultProxy, Request
 
@@ -124,7 +124,7 @@ def check(store: ObjectStore, checked: set[str], target: Path) -> None:
     for key in set(store.list()) - checked:
         if key.startswith("layers/"):
             digest = key.removeprefix("layers/").partition(".")[0]
-            with packages.open_layer(io.BytesIO(store.get_bytes(key)), digest):
+            with open_layer(io.BytesIO(store.get_bytes(key)), digest):
                 pass
         elif key.endswith("/code.json"):
             digest = json.loads(store.get_bytes(key))["digest"]

@@ -13,17 +13,11 @@ name of a zip entry is for people: no reader uses it as a path.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
-import os
 import re
-import struct
 import sys
-import zipfile
-import zlib
-from typing import IO, Any, Iterable, Iterator, NamedTuple, NoReturn, Sequence
+from typing import Any, Iterable, NamedTuple, NoReturn, Sequence
 
 FORMAT = 2
 LAYERS = "layers/"
@@ -41,14 +35,6 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MODE = re.compile(r"0[0-7]{3}")
 _KEY = re.compile(r"layers/([0-9a-f]{64})(?:\.[0-9a-z]{1,16})?")
 _LIMIT = 1 << 62
-_UTF8_NAME = 0x800
-_LOCAL_HEADER_BYTES = 30
-_END_RECORD = struct.Struct("<4s16sH")
-# What ``zipfile`` raises when a file is not a zip file, or a damaged one.
-_ZIP_ERRORS = (
-    zipfile.BadZipFile, zlib.error, struct.error, EOFError, LookupError, NotImplementedError,
-    OverflowError, RuntimeError, ValueError,
-)  # fmt: skip
 
 
 class FormatError(Exception):
@@ -160,78 +146,7 @@ def merge(manifests: Iterable[Manifest]) -> dict[str, Entry]:
     return tree
 
 
-# ---- a layer -------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def open_layer(file: IO[bytes], digest: str) -> Iterator[tuple[zipfile.ZipFile, Manifest]]:
-    """Open the layer in ``file`` if it is the one with this digest and nothing else.
-
-    Raises:
-        FormatError: It is not, or it is a zip file that ``cloudjob`` does not write.
-    """
-    with refusing_bad_zip():
-        _check_end(file)
-        archive = zipfile.ZipFile(file)
-    with archive:
-        with refusing_bad_zip():
-            _check_entries(archive)
-            info = archive.getinfo(MANIFEST)
-            if info.file_size > MANIFEST_LIMIT_BYTES:
-                _refuse("its manifest is too long")
-            with archive.open(info) as source:
-                # Never more than the zip file declares: without a size, all would be inflated.
-                data = source.read(info.file_size)
-        found = hashlib.sha256(data).hexdigest()
-        if found != digest:
-            _refuse("its manifest has the digest %s, not %s" % (found, digest))
-        manifest = load_manifest(data)
-        if {*manifest.contents.values(), MANIFEST} != set(archive.namelist()):
-            _refuse("its manifest lists other entries than the zip file has")
-        yield archive, manifest
-
-
-@contextlib.contextmanager
-def refusing_bad_zip() -> Iterator[None]:
-    """Turn what ``zipfile`` raises into a ``FormatError``."""
-    try:
-        yield
-    except _ZIP_ERRORS as error:
-        raise FormatError("not a sound zip file: %r" % error) from error
-    except OSError as error:
-        # An offset in the file makes no sense; all else is a fault of the disk.
-        if error.errno != errno.EINVAL:
-            raise
-        raise FormatError("not a sound zip file: a wrong offset") from error
-
-
-def _check_end(file: IO[bytes]) -> None:
-    """Refuse a file with anything behind the directory of the zip, which ``zipfile`` skips."""
-    if file.seek(0, os.SEEK_END) < _END_RECORD.size:
-        _refuse("not a zip file")
-    file.seek(-_END_RECORD.size, os.SEEK_END)
-    mark, _, comment_bytes = _END_RECORD.unpack(file.read(_END_RECORD.size))
-    if mark != b"PK\5\6" or comment_bytes:
-        _refuse("it does not end where a zip file ends")
-
-
-def _check_entries(archive: zipfile.ZipFile) -> None:
-    """Refuse entries that ``cloudjob`` never writes, and such that share bytes or hide some."""
-    infos = archive.infolist()
-    if len(set(archive.namelist())) != len(infos):
-        _refuse("an entry is there twice")
-    end = 0
-    for info in sorted(infos, key=lambda info: info.header_offset):
-        if info.flag_bits & ~_UTF8_NAME:
-            _refuse("entry %a is encrypted or has unknown flags" % info.filename)
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            _refuse("entry %a is compressed by an unknown method" % info.filename)
-        if info.header_offset < end or (end == 0 and info.header_offset):
-            _refuse("entry %a does not begin where the one before it ends" % info.filename)
-        end = info.header_offset + _LOCAL_HEADER_BYTES + info.compress_size
-        end += len(info.orig_filename.encode("utf-8"))
-    if end > archive.start_dir:
-        _refuse("its entries overlap its directory")
+# ---- the manifest of a layer ---------------------------------------------------------------------
 
 
 def dump_manifest(manifest: Manifest) -> bytes:

@@ -20,6 +20,7 @@ from jobentry.contract import packages
 from jobentry.contract.packages import FILE, FOLDER, LINK, Entry, FormatError, name_bytes
 from jobentry.objects.base import Stop, in_parallel
 from jobentry.trees import remove_tree
+from jobentry.zip_layer import open_layer, refusing_bad_zip
 
 LIMIT_BYTES = 10 * 1024**3
 
@@ -137,7 +138,7 @@ def _opened(path: str, layer: packages.Layer) -> Iterator[_Layer]:
     with contextlib.ExitStack() as opened:
         file = opened.enter_context(open(path, "rb"))
         try:
-            found = opened.enter_context(packages.open_layer(file, layer.digest))
+            found = opened.enter_context(open_layer(file, layer.digest))
         except FormatError as error:
             raise _DamagedError(layer.key, str(error)) from error
         yield _Layer(layer.key, *found)
@@ -232,11 +233,11 @@ def _write_content(layer: _Layer, entry: Entry, descriptor: int) -> None:
     """Write the content of a file, never more of it than the manifest announces."""
     sha256, rest = hashlib.sha256(), entry.size_bytes
     try:
-        with packages.refusing_bad_zip():
+        with refusing_bad_zip():
             source = layer.archive.open(layer.manifest.contents[entry.digest])
         with source:
             while rest:
-                with packages.refusing_bad_zip():
+                with refusing_bad_zip():
                     piece = source.read(min(rest, _PIECE_BYTES))
                 if not piece:
                     break
