@@ -14,7 +14,8 @@ import pytest
 from cloudjob.store import ObjectStore, open_store
 from cloudjob.store.base import PATIENCE_S
 from cloudjob.store.s3 import S3Store, bucket_uri, client
-from jobentry.objects import access, s3, web
+from jobentry.objects import client as node_client
+from jobentry.objects import s3 as node_s3
 from tests.support.servers import (
     INTERNAL,
     LOST_ANSWER,
@@ -105,10 +106,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the entry has learnt of one server is not said of the next."""
-    monkeypatch.setattr(s3, "_keyring", access.Keyring())
-    monkeypatch.setattr(s3, "_regions", {})
-    monkeypatch.setattr(s3, "_ahead_s", 0.0)
-    monkeypatch.setattr(web, "_down", {})
+    monkeypatch.setattr(node_s3, "session", node_s3.Session())
+    monkeypatch.setattr(node_client, "_down", {})
 
 
 @pytest.fixture

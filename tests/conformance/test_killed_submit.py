@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob.store import ObjectStore
-from jobentry.objects import access, s3
+from jobentry.objects import s3
 from jobentry.staging import code_package
 from jobentry.zip_layer import open_layer
 from tests.conformance.conftest import PART_BYTES, Given
@@ -115,7 +115,7 @@ def node(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     store = laptop.given.open()
     for name, value in store.access().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(s3, "_keyring", access.Keyring())
+    monkeypatch.setattr(s3, "session", s3.Session())
     return store
 
 

@@ -1,13 +1,17 @@
-"""The container's hold on objects: ``file://``, ``http(s)://``, ``s3://`` and ``obs://``.
+"""The node's access to objects: ``file://``, ``http(s)://``, ``s3://`` and ``obs://``.
 
-An object is read and written whole or not at all. What S3 needs to know, it takes from the
-environment (``access.py``). Nothing of HTTP is imported before a URI asks for it.
+An object appears completely or not at all; when a write returns, the object survives a crash. Every
+function raises ``ObjectError`` if it cannot do what it promises. The environment says how S3 and
+OBS are reached (``access``). The HTTP client is imported when the first URI needs it.
+
+Start reading at ``transfer`` (downloads), ``s3`` and ``client`` (the one retry loop).
 """
 
 from __future__ import annotations
 
-import importlib
+import json
 import os
+import re
 from typing import Any, Iterator
 
 from jobentry import private_environ
@@ -18,8 +22,8 @@ from jobentry.objects.base import (
     ObjectDamaged,
     ObjectError,
     ObjectMissing,
-    Tell,
-    quiet,
+    Progress,
+    no_progress,
     scheme_of,
     shown,
 )
@@ -27,110 +31,58 @@ from jobentry.objects.directory import path_of, uri_of
 
 __all__ = ["Entry", "ObjectDamaged", "ObjectError", "ObjectMissing", "path_of", "shown", "uri_of"]
 
-_MODULES = {"http": "http", "https": "http", "s3": "s3", "obs": "s3"}
-
 
 def check(uri: str) -> None:
-    """Do nothing for a URI that can be used, as far as one can tell without asking anybody.
-
-    Raises:
-        ObjectError: It cannot.
-    """
-    _module(uri).check(uri)
+    """Check a URI and the settings for its store without asking a server."""
+    if uri not in _signed_addresses():
+        _module(uri).check(uri)
 
 
-def fetch(uri: str, path: str, *, sha256: str = "", tell: Tell = quiet) -> None:
-    """Write the object to the file ``path``, whole or not at all.
-
-    Args:
-        sha256: The digest in hexadecimal that it must have, if that is known.
-        tell: Called with the number of bytes whenever some have come.
-
-    Raises:
-        ObjectError: The object is not there, is another, or one of the two cannot be used.
-    """
-    _module(uri).fetch(uri, path, sha256, tell)
+def fetch(uri: str, path: str, *, sha256: str = "", progress: Progress = no_progress) -> None:
+    """Write the object to the file ``path``, which must have the digest ``sha256`` if given."""
+    _object(uri).fetch(path, sha256, progress)
 
 
 def read(uri: str) -> bytes:
-    """Return the object's bytes.
-
-    Raises:
-        ObjectError: The object is not there or cannot be read.
-    """
-    data: bytes = _module(uri).read(uri)
-    return data
-
-
-def read_range(uri: str, offset: int, length: int) -> bytes:
-    """Return ``length`` bytes of the object from ``offset`` on, fewer where it ends before.
-
-    Raises:
-        ObjectError: The object is not there or cannot be read.
-    """
-    data: bytes = _module(uri).read_range(uri, offset, length)
+    """Return the object's bytes."""
+    data: bytes = _object(uri).read()
     return data
 
 
 def look(uri: str) -> Entry:
-    """Return the facts of one object.
-
-    Raises:
-        ObjectMissing: There is none.
-        ObjectError: Nobody can say.
-    """
-    found: Entry = _module(uri).look(uri)
-    return found
+    """Return the facts of one object; ``ObjectMissing`` if there is none."""
+    found: Entry = _object(uri).look()
+    return found._replace(uri=uri)
 
 
-def put(path: str, uri: str, *, tell: Tell = quiet) -> None:
-    """Store the file at ``path`` as the object ``uri``; when this returns it outlives a crash.
-
-    Raises:
-        ObjectError: The file cannot be read or the object cannot be written.
-    """
-    _module(uri).put(path, uri, tell)
+def put(path: str, uri: str, *, progress: Progress = no_progress) -> None:
+    """Store the file at ``path`` as the object ``uri``."""
+    _object(uri).put(path, progress)
 
 
 def write(data: bytes, uri: str) -> None:
-    """Store ``data`` as the object ``uri``; when this returns it outlives a crash.
-
-    Raises:
-        ObjectError: The object cannot be written.
-    """
-    _module(uri).write(data, uri)
+    """Store ``data`` as the object ``uri``."""
+    _object(uri).write(data)
 
 
 def copy(uri: str, target: str) -> None:
-    """Make the object ``target`` the same as ``uri``, one of the same store.
-
-    Raises:
-        ObjectError: One of them cannot be used, or it is too large to be copied at once.
-    """
-    _module(uri).copy(uri, target)
+    """Copy an object within one store; S3 copies at most 5 GiB."""
+    _object(uri).copy_to(_object(target))
 
 
 def delete(uri: str) -> None:
-    """Leave no object ``uri``, whether or not there was one.
-
-    Raises:
-        ObjectError: It cannot be deleted.
-    """
-    _module(uri).delete(uri)
+    """Delete an object if there is one."""
+    _object(uri).delete()
 
 
 def list(prefix: str) -> Iterator[Entry]:
-    """Yield the objects whose URI begins with ``prefix``, their names relative to it.
-
-    Raises:
-        ObjectError: They cannot be listed.
-    """
+    """Yield the objects whose URI begins with ``prefix``, with names relative to it."""
     found: Iterator[Entry] = _module(prefix).listed(prefix)
     return found
 
 
 def is_folder(uri: str) -> bool:
-    """Whether the URI is that of a folder, which only ``file://`` has, and which may be empty."""
+    """Whether the URI names a folder, which only ``file://`` has, and which may be empty."""
     return scheme_of(uri) == "file" and os.path.isdir(path_of(uri))
 
 
@@ -143,15 +95,40 @@ def uri_below(uri: str, name: str) -> str:
 
 def _module(uri: str) -> Any:
     scheme = scheme_of(uri)
-    if _MODULES.get(scheme) == "s3" and names.CLOUDJOB_SIGNED_URIS in private_environ.environ():
-        signed = importlib.import_module("jobentry.objects.signed")
-        if signed.knows(uri):
-            return signed
-    if scheme in _MODULES:
-        return importlib.import_module("jobentry.objects." + _MODULES[scheme])
-    if scheme not in ("file", ""):
-        raise ObjectError(
-            f"find object: {shown(uri)!r}: there is no store for {scheme}://",
-            "allowed: file, http, https, s3, obs",
-        )
-    return directory
+    if scheme in ("", "file"):
+        return directory
+    if scheme in ("http", "https"):
+        from jobentry.objects import web
+
+        return web
+    if scheme in ("s3", "obs"):
+        from jobentry.objects import s3
+
+        return s3
+    raise ObjectError(
+        f"find object: {shown(uri)!r}: there is no store for {scheme}://",
+        "allowed: file, http, https, s3, obs",
+    )
+
+
+def _object(uri: str) -> Any:
+    """Return the object at a URI; one with a signed address is an object of the web."""
+    address = _signed_addresses().get(uri, "")
+    if not address:
+        return _module(uri).object_at(uri)
+    from jobentry.objects.web import WebObject
+
+    found = re.search(r"X-Amz-Date=(\w+).*X-Amz-Expires=(\d+)", address)
+    when = " at %s for %s seconds" % found.groups() if found else ""
+    return WebObject(
+        address,
+        f"the submit signed this address{when}: has that time passed? Submit again, with a larger"
+        " presigned_h or without it",
+    )
+
+
+def _signed_addresses() -> dict[str, str]:
+    """Return the signed URLs that replace a store's keys, by the objects' URIs."""
+    text = private_environ.environ().get(names.CLOUDJOB_SIGNED_URIS, "")
+    found: dict[str, str] = json.loads(text) if text else {}
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import calendar
+import configparser
 import contextlib
 import json
 import os
@@ -13,40 +15,41 @@ from typing import Mapping, NamedTuple
 
 from jobentry.contract import names
 from jobentry.contract.sigv4 import Keys
-from jobentry.objects import web
+from jobentry.objects import client
 from jobentry.objects.base import ObjectError
 
 _PATH, _VIRTUAL = "path", "virtual"
-# Temporary keys are asked for again when they hold no longer than this.
-_SOON_S = 300.0
+# Temporary keys are replaced this long before they expire.
+_EXPIRY_MARGIN_S = 300.0
+_FILE_HOLDS_S = 60.0
 
 
 class Access(NamedTuple):
-    """Where a scheme's objects are.
+    """Where the objects of a scheme are.
 
     Args:
         endpoint: Scheme, host and port, without the bucket.
         is_obs: Whether it is Huawei's OBS, which has limits of its own.
-        is_checked: Whether the server must prove who it is.
+        is_verified: Whether the server's certificate is checked.
     """
 
     endpoint: str
     region: str
     addressing: str
     is_obs: bool
-    is_checked: bool = True
+    is_verified: bool = True
 
 
 def access(environ: Mapping[str, str], scheme: str) -> Access:
     """Return how the objects of ``s3`` or ``obs`` are reached.
 
     Raises:
-        ObjectError: Nothing says where they are.
+        ObjectError: The environment does not say where they are.
     """
     endpoint, is_platforms = _endpoint(environ, scheme)
     region = _region(environ, endpoint)
     if not endpoint:
-        endpoint = _public(scheme, region)
+        endpoint = _public_endpoint(scheme, region)
     if "://" not in endpoint:
         is_plain = is_platforms and environ.get("S3_USE_HTTPS") == "0"
         endpoint = ("http://" if is_plain else "https://") + endpoint
@@ -57,17 +60,19 @@ def access(environ: Mapping[str, str], scheme: str) -> Access:
         region=region or "us-east-1",
         addressing=environ.get(names.CLOUDJOB_S3_ADDRESSING) or _addressing(host, is_obs=is_obs),
         is_obs=is_obs,
-        # The platform says so of its own endpoint, and of no other.
-        is_checked=not (is_platforms and environ.get("S3_VERIFY_SSL") == "0"),
+        # The platform's variable applies to the platform's endpoint only.
+        is_verified=not (is_platforms and environ.get("S3_VERIFY_SSL") == "0"),
     )
 
 
 def _endpoint(environ: Mapping[str, str], scheme: str) -> tuple[str, bool]:
+    """Return the endpoint, and whether it is the platform's own."""
+    own = environ.get(names.CLOUDJOB_S3_ENDPOINT, "")
     platforms = environ.get("S3_ENDPOINT", "")
-    others = (environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL", ""), False)
-    found = [(environ.get(names.CLOUDJOB_S3_ENDPOINT, ""), False)]
-    found += [(platforms, True), others] if scheme == "obs" else [others, (platforms, True)]
-    return next(((text, is_own) for text, is_own in found if text), ("", False))
+    aws = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL", "")
+    if own or (aws and not (scheme == "obs" and platforms)):
+        return own or aws, False
+    return platforms, bool(platforms)
 
 
 def _region(environ: Mapping[str, str], endpoint: str) -> str:
@@ -78,12 +83,12 @@ def _region(environ: Mapping[str, str], endpoint: str) -> str:
     return found.group(1) if found else ""
 
 
-def _public(scheme: str, region: str) -> str:
+def _public_endpoint(scheme: str, region: str) -> str:
     if scheme == "s3":
         return f"https://s3.{region or 'us-east-1'}.amazonaws.com"
     if not region:
         raise ObjectError(
-            "find objects of obs://: nothing says in which region they are",
+            "find objects of obs://: no region is set",
             f"set {names.CLOUDJOB_S3_REGION}, to cn-north-4 for example,"
             f" or {names.CLOUDJOB_S3_ENDPOINT}",
         )
@@ -96,7 +101,7 @@ def _host(endpoint: str) -> str:
 
 
 def _addressing(host: str, *, is_obs: bool) -> str:
-    """Servers of one's own rarely have a name for every bucket; the public clouds ask for one."""
+    """Private servers rarely have a DNS name for every bucket; the public clouds require one."""
     is_address = re.match(r"[\d.]+\Z", host) is not None or ":" in host or host == "localhost"
     is_public = is_obs or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
     return _VIRTUAL if is_public and not is_address else _PATH
@@ -118,7 +123,7 @@ _NAMES = (
 
 
 class Keyring:
-    """The keys of this node; temporary ones are asked for again before they end."""
+    """The keys of this node; temporary ones are replaced before they expire."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -126,82 +131,65 @@ class Keyring:
         self._until = 0.0
 
     def keys(self, environ: Mapping[str, str]) -> Keys | None:
-        """Return the keys; None where there are none, for what everybody may read.
+        """Return the keys; None if there are none, for public objects.
 
         Raises:
-            ObjectError: Who should give them does not.
+            ObjectError: The endpoint of the container's role does not give any.
         """
         with self._lock:
-            if time.time() < self._until:
-                return self._keys
-            self._keys, self._until = found(environ)
+            if time.time() >= self._until:
+                self._keys, self._until = found(environ)
             return self._keys
 
     def forget(self) -> None:
-        """Ask again at once: the server says that these are over."""
+        """Read them again at once: the server says that they have expired."""
         with self._lock:
             self._until = 0.0
 
 
 def found(environ: Mapping[str, str]) -> tuple[Keys | None, float]:
-    """Return the keys of the first source that has any, and until when they are good.
+    """Return the keys of the first source that has any, and until when they may be kept.
 
-    The order: the variables, the endpoint of a container's role, the file of shared credentials.
+    The order: variables, the endpoint of the container's role, the file of shared credentials.
     """
     for access_name, secret_name, token_name in _NAMES:
         if environ.get(access_name) and environ.get(secret_name):
             keys = Keys(environ[access_name], environ[secret_name], environ.get(token_name, ""))
-            # Cheap to look again, and somebody may have put fresh ones there.
             return keys, 0.0
-    uri = _role_uri(environ)
+    uri = environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", "")
+    if environ.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
+        uri = "http://169.254.170.2" + environ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"]
     if uri:
-        return _of_role(uri, environ)
-    return _of_file(environ), time.time() + 60
+        return _keys_of_role(uri, environ)
+    return _keys_of_file(environ), time.time() + _FILE_HOLDS_S
 
 
-def _role_uri(environ: Mapping[str, str]) -> str:
-    relative = environ.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "")
-    if relative:
-        return "http://169.254.170.2" + relative
-    return environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", "")
-
-
-def _of_role(uri: str, environ: Mapping[str, str]) -> tuple[Keys, float]:
-    """Ask the platform's own endpoint for the keys of the role that this container has."""
-    doing, what = "ask for the keys of this container's role", urllib.parse.urlsplit(uri).netloc
-    headers = {"Accept": "application/json"}
+def _keys_of_role(uri: str, environ: Mapping[str, str]) -> tuple[Keys, float]:
+    doing = f"get the keys of this container's role: {urllib.parse.urlsplit(uri).netloc}"
     token = environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", "")
     path = environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "")
     if path:
         with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
             token = file.read().strip()
-    if token:
-        headers["Authorization"] = token
-    parts = urllib.parse.urlsplit(uri)
-    target = parts.path + ("?" + parts.query if parts.query else "")
-    wire = web.Wire("GET", f"{parts.scheme}://{parts.netloc}", target or "/", headers)
-    tries = web.Tries(web.patience())
-    text = web.exchange(lambda: wire, lambda answer: answer.read(1 << 20), doing, what, tries)
+    headers = {"Accept": "application/json", **({"Authorization": token} if token else {})}
+    request = client.Request("GET", uri, headers)
+    text = client.send(lambda: request, lambda response: response.read(1 << 20), doing)
     try:
         values = json.loads(text)
         keys = Keys(values["AccessKeyId"], values["SecretAccessKey"], values.get("Token", ""))
-        return keys, _seconds(values.get("Expiration", "")) - _SOON_S
+        return keys, _expiry(values.get("Expiration", "")) - _EXPIRY_MARGIN_S
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ObjectError(f"{doing}: {what}: it answers with something else") from error
+        raise ObjectError(f"{doing}: the answer contains no keys") from error
 
 
-def _seconds(text: str) -> float:
-    import calendar
-
+def _expiry(text: str) -> float:
     try:
         return calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
-        return time.time() + 2 * _SOON_S
+        return time.time() + 2 * _EXPIRY_MARGIN_S
 
 
-def _of_file(environ: Mapping[str, str]) -> Keys | None:
-    import configparser
-
+def _keys_of_file(environ: Mapping[str, str]) -> Keys | None:
     home = environ.get("HOME", "")
     path = environ.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.join(home, ".aws/credentials")
     parser = configparser.RawConfigParser()

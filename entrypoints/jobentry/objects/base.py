@@ -1,4 +1,4 @@
-"""What every kind of object has in common: its facts, its faults, and how a URI is shown."""
+"""What all kinds of objects share: facts, errors, URIs in messages, new files, parallel work."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import contextlib
 import errno
 import os
 import threading
-import time
-from typing import Any, Callable, Iterator, NamedTuple, Sequence, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Callable, Iterator, NamedTuple, Sequence, TypeVar
 
 Result = TypeVar("Result")
 
-# The same name that the store gives its half-written files, so that its list passes over ours.
+# The laptop half gives its half-written files the same name, so both lists leave them out.
 TEMPORARY = ".cloudjob-tmp-"
 CHUNK_BYTES = 1024 * 1024
 
 
 class ObjectError(Exception):
-    """An object cannot be read or written: *doing what: to which thing: what came back*.
+    """An object cannot be read or written: *doing what: to which object: what happened*.
 
     Args:
         hint: What to try.
@@ -33,16 +33,16 @@ class ObjectMissing(ObjectError):
 
 
 class ObjectDamaged(ObjectError):
-    """What came is not what was stored, however often it was fetched."""
+    """The bytes are not those that were stored, or belong to two versions."""
 
 
 class Entry(NamedTuple):
-    """What a list, or a look at one object, says of it.
+    """The facts of one object, from a list or a request for it.
 
     Args:
-        name: The object's key relative to what was listed; empty for that itself.
-        tag: What changes when its content does, as far as its server says.
-        modified_ns: When it was last written, nanoseconds since 1970; 0 where nobody says.
+        name: The object's key relative to the listed prefix; empty for the object itself.
+        tag: Changes with the content, as far as the server knows.
+        modified_ns: Nanoseconds since 1970; 0 if the server does not send it.
     """
 
     name: str
@@ -52,21 +52,21 @@ class Entry(NamedTuple):
     modified_ns: int = 0
 
 
-# Hears of every run of bytes that has been moved.
-Tell = Callable[[int], None]
+# Called with the number of bytes after each run of bytes that was transferred.
+Progress = Callable[[int], None]
 
 
-def quiet(_moved_bytes: int) -> None:
-    """Tell nobody."""
+def no_progress(_moved_bytes: int) -> None:
+    """Ignore the progress."""
 
 
 def scheme_of(uri: str) -> str:
-    """Return what stands before ``://``, in small letters; empty when nothing does."""
+    """Return the part before ``://`` in lower case; empty if there is none."""
     return uri.partition("://")[0].lower() if "://" in uri else ""
 
 
 def shown(uri: str) -> str:
-    """Return a URI as a message may show it: what signs it, or logs in with it, is a secret."""
+    """Return a URI as a message may show it: without a signature, a user or a password."""
     scheme, separator, rest = uri.partition("://")
     if scheme.lower() not in ("http", "https"):
         return uri
@@ -77,14 +77,14 @@ def shown(uri: str) -> str:
 
 
 def came_back(error: BaseException) -> str:
-    """Return what an operating system or a library says, as the end of a message."""
+    """Return the text of a foreign error, as the end of a message."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text).lower()
 
 
 @contextlib.contextmanager
 def translated(doing: str, what: str) -> Iterator[None]:
-    """Turn what the file system says into an ``ObjectError``."""
+    """Turn an ``OSError`` of the file system into an ``ObjectError``."""
     try:
         yield
     except OSError as error:
@@ -105,23 +105,17 @@ _HINTS = {
 
 
 @contextlib.contextmanager
-def fresh_file(path: str, size_bytes: int = 0) -> Iterator[int]:
-    """Yield the descriptor of a file that becomes ``path`` when all goes well, or else vanishes.
+def fresh_file(path: str) -> Iterator[int]:
+    """Yield the descriptor of a file that becomes ``path`` on success and disappears otherwise.
 
-    For what can be fetched again: unlike an object that is put, it is not forced to the disk.
-
-    Args:
-        size_bytes: Room that is taken at once, so that a full disk is noticed before hours are
-            spent; 0 where nobody knows the size.
+    The file is not synced to the disk: what was fetched can be fetched again.
     """
+    make_folders(os.path.dirname(os.path.abspath(path)))
     temporary = os.path.join(os.path.dirname(path), TEMPORARY + os.urandom(8).hex())
     try:
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            _reserve(descriptor, size_bytes)
             yield descriptor
-            # As open() would have made it; only now may others read it.
-            os.fchmod(descriptor, 0o666 & ~_umask())
         finally:
             os.close(descriptor)
         os.replace(temporary, path)
@@ -131,40 +125,33 @@ def fresh_file(path: str, size_bytes: int = 0) -> Iterator[int]:
         raise
 
 
-def make_folders(path: str) -> None:
-    """Make the folder of a file, and the ones above it; ``os.makedirs`` stops at a thousand."""
-    folder = os.path.dirname(os.path.abspath(path))
-    missing = []
+def make_folders(folder: str) -> list[str]:
+    """Make a folder and its parents, and return the new ones.
+
+    ``os.makedirs`` recurses, and fails at a thousand.
+    """
+    missing, made = [], []
     while not os.path.isdir(folder):
         missing.append(folder)
         folder = os.path.dirname(folder)
     for folder in reversed(missing):
         try:
             os.mkdir(folder)
+            made.append(folder)
         except FileExistsError as error:
             if not os.path.isdir(folder):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
+    return made
 
 
-def _reserve(descriptor: int, size_bytes: int) -> None:
-    if not size_bytes:
-        return
+def reserve(descriptor: int, size_bytes: int) -> None:
+    """Allocate the space of a file, so that a full disk is noticed before hours of transfer."""
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
     except OSError as error:
-        # Not every file system can; one that is full, or has a limit, says so here.
+        # Other errors mean that the file system cannot reserve space.
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-    os.ftruncate(descriptor, size_bytes)
-
-
-def _umask() -> int:
-    # The process-wide call changes it for a moment, and there are threads.
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/status", "rb") as file:
-        for line in file:
-            if line.startswith(b"Umask:"):
-                return int(line.split()[1], 8)
-    return 0o022
 
 
 def write_all(descriptor: int, data: memoryview, offset: int) -> None:
@@ -174,76 +161,44 @@ def write_all(descriptor: int, data: memoryview, offset: int) -> None:
         data, offset = data[written:], offset + written
 
 
-class Stop:
-    """Says to all who work on one thing that it is of no use any more."""
-
-    def __init__(self) -> None:
-        self.is_set = False
-
-
 def in_parallel(
-    tasks: Sequence[Callable[[], Result]], threads: int, stop: Stop, leave_s: float = 0.0
+    tasks: Sequence[Callable[[], Result]],
+    threads: int,
+    stop: threading.Event | None = None,
+    leave_s: float = 0.0,
 ) -> Iterator[Result]:
-    """Do the tasks in a few threads and yield what they return, in their order.
+    """Run the tasks in a few threads and yield their results in order.
 
-    The first that fails sets ``stop``, and so does whoever takes no more results. The threads never
-    hold up the end of the process.
+    The first failure is raised; no further task starts then.
 
     Args:
-        leave_s: How long those that have begun are waited for when ``stop`` is set.
+        stop: Set at the first failure, and when the caller takes no more results.
+        leave_s: How long to wait for running tasks in these cases.
     """
-    if len(tasks) <= 1 or threads <= 1:
-        yield from (task() for task in tasks)
-        return
-    crew = _Crew(tasks, stop)
-    workers = [
-        threading.Thread(target=crew.work, name="objects", daemon=True)
-        for _ in range(min(threads, len(tasks)))
-    ]
-    for worker in workers:
-        worker.start()
+    stop = stop or threading.Event()
+    errors: list[BaseException] = []
+
+    def run(task: Callable[[], Result]) -> Result:
+        if stop.is_set():
+            raise ObjectError("another transfer has failed")
+        try:
+            return task()
+        except BaseException as error:
+            errors.append(error)
+            stop.set()
+            raise
+
+    pool = ThreadPoolExecutor(max(1, min(threads, len(tasks))), "objects")
+    futures: list[Future[Result]] = []
     try:
-        for index in range(len(tasks)):
-            yield crew.result(index)
+        futures += [pool.submit(run, task) for task in tasks]
+        for future in futures:
+            if future.exception() is not None:
+                raise errors[0]
+            yield future.result()
     finally:
-        stop.is_set = True
-        end = time.monotonic() + leave_s
-        for worker in workers:
-            worker.join(max(0.0, end - time.monotonic()))
-
-
-class _Crew:
-    def __init__(self, tasks: Sequence[Callable[[], object]], stop: Stop) -> None:
-        self._tasks = tasks
-        self._stop = stop
-        self._next = 0
-        self._done: dict[int, object] = {}
-        self._error: BaseException | None = None
-        self._changed = threading.Condition()
-
-    def work(self) -> None:
-        while not self._stop.is_set:
-            with self._changed:
-                index, self._next = self._next, self._next + 1
-            if index >= len(self._tasks):
-                return
-            try:
-                result = self._tasks[index]()
-            except BaseException as error:  # noqa: BLE001 (whoever waits for the result is told)
-                with self._changed:
-                    self._error = self._error or error
-                    self._stop.is_set = True
-                    self._changed.notify_all()
-                return
-            with self._changed:
-                self._done[index] = result
-                self._changed.notify_all()
-
-    def result(self, index: int) -> Any:
-        with self._changed:
-            while index not in self._done and self._error is None:
-                # A time limit, so that a signal is heard on every Python.
-                self._changed.wait(1.0)
-            if self._error is not None:
-                raise self._error
-            return self._done.pop(index)
+        stop.set()
+        for future in futures:
+            future.cancel()
+        wait(futures, leave_s)
+        pool.shutdown(wait=False)

@@ -11,13 +11,15 @@ from jobentry.objects.base import (
     CHUNK_BYTES,
     TEMPORARY,
     Entry,
+    ObjectDamaged,
     ObjectError,
     ObjectMissing,
-    Tell,
+    Progress,
     fresh_file,
     make_folders,
-    quiet,
+    no_progress,
     translated,
+    write_all,
 )
 
 _FILE = "file://"
@@ -48,80 +50,73 @@ def uri_of(path: str) -> str:
 
 
 def check(uri: str) -> None:
-    """Raise an ``ObjectError`` for what cannot be a URI."""
+    """Raise an ``ObjectError`` if this is no URI of a file."""
     path_of(uri)
 
 
-def fetch(uri: str, path: str, sha256: str = "", tell: Tell = quiet) -> None:
-    """Write the object to the file ``path``, whole or not at all."""
-    with contextlib.ExitStack() as opened:
-        with translated("fetch object", uri):
-            source = opened.enter_context(open(path_of(uri), "rb"))
-        with translated("write file", path):
-            make_folders(path)
+class FileObject:
+    """An object that is a file."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._path = path_of(uri)
+
+    def fetch(self, path: str, sha256: str = "", progress: Progress = no_progress) -> None:
+        """Copy the object to the file ``path``."""
+        import hashlib
+
+        digest = hashlib.sha256()
+        with contextlib.ExitStack() as opened:
+            with translated("fetch object", self.uri):
+                source = opened.enter_context(open(self._path, "rb"))
+            opened.enter_context(translated("write file", path))
             target = opened.enter_context(fresh_file(path))
-            _clone(source.fileno(), target, tell)
-            found = _digest(target) if sha256 else ""
-            if found != sha256:
-                raise ObjectError(
-                    f"fetch object: {uri}: its digest is {found}, not {sha256}",
-                    "it is another version, or was damaged: store it anew",
+            for piece in _copied(source, target, progress):
+                if sha256:
+                    digest.update(piece)
+            if sha256 and digest.hexdigest() != sha256:
+                raise ObjectDamaged(
+                    f"fetch object: {self.uri}: its digest is {digest.hexdigest()}, not {sha256}",
+                    "it was damaged, or is another version: store it again",
                 )
 
+    def read(self) -> bytes:
+        """Return the object's bytes."""
+        with translated("read object", self.uri), open(self._path, "rb") as file:
+            return file.read()
 
-def read(uri: str) -> bytes:
-    """Return the object's bytes."""
-    with translated("read object", uri), open(path_of(uri), "rb") as file:
-        return file.read()
+    def look(self) -> Entry:
+        """Return the facts of the object; a folder is none."""
+        with translated("find object", self.uri):
+            found = os.stat(self._path)
+        if not stat.S_ISREG(found.st_mode):
+            raise ObjectMissing(f"find object: {self.uri}: no file")
+        return _entry("", self._path, found)
 
+    def put(self, path: str, progress: Progress = no_progress) -> None:
+        """Store the file at ``path`` as the object."""
+        with contextlib.ExitStack() as opened:
+            with translated("read file", path):
+                source = opened.enter_context(open(path, "rb"))
+            with translated("put object", self.uri), _stored_file(self._path) as target:
+                for _ in _copied(source, target, progress):
+                    pass
 
-def read_range(uri: str, offset: int, length: int) -> bytes:
-    """Return ``length`` of the object's bytes, fewer where it ends before."""
-    with translated("read object", uri), open(path_of(uri), "rb") as file:
-        file.seek(offset)
-        return file.read(length)
+    def write(self, data: bytes) -> None:
+        """Store ``data`` as the object."""
+        with translated("write object", self.uri), _stored_file(self._path) as target:
+            write_all(target, memoryview(data), 0)
 
+    def copy_to(self, target: FileObject) -> None:
+        """Copy the object."""
+        target.put(self._path)
 
-def put(path: str, uri: str, tell: Tell = quiet) -> None:
-    """Store the file at ``path`` as the object ``uri``; when this returns it outlives a crash."""
-    with contextlib.ExitStack() as opened:
-        with translated("read file", path):
-            source = opened.enter_context(open(path, "rb"))
-        with translated("put object", uri), _replacing(path_of(uri)) as file:
-            _clone(source.fileno(), file.fileno(), tell)
-
-
-def write(data: bytes, uri: str) -> None:
-    """Store ``data`` as the object ``uri``; when this returns it outlives a crash."""
-    with translated("write object", uri), _replacing(path_of(uri)) as file:
-        file.write(data)
-
-
-def copy(uri: str, target: str) -> None:
-    """Make the object ``target`` the same as ``uri``."""
-    put(path_of(uri), target)
-
-
-def delete(uri: str) -> None:
-    """Leave no object ``uri``, whether or not there was one, nor a folder that it leaves empty."""
-    path = path_of(uri)
-    with translated("delete object", uri), contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    with contextlib.suppress(OSError):
-        os.rmdir(os.path.dirname(path))
-
-
-def look(uri: str) -> Entry:
-    """Return the facts of one object.
-
-    Raises:
-        ObjectMissing: It is not there, or is a folder.
-    """
-    with translated("find object", uri):
-        found = os.stat(path_of(uri))
-    if not stat.S_ISREG(found.st_mode):
-        raise ObjectMissing(f"find object: {uri}: no file")
-    return _entry("", path_of(uri), found)
+    def delete(self) -> None:
+        """Delete the object if there is one, and its folder if that is empty now."""
+        with translated("delete object", self.uri), contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(self._path))
 
 
 def listed(prefix: str) -> Iterator[Entry]:
@@ -140,7 +135,7 @@ def listed(prefix: str) -> Iterator[Entry]:
 
 
 def _files_below(top: str) -> Iterator[str]:
-    """Yield the files below a folder; without recursion, which ends at a thousand folders."""
+    """Yield the files below a folder; without recursion, which fails at a thousand folders."""
     waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(top, frozenset())]
     while waiting:
         path, above = waiting.pop()
@@ -165,57 +160,31 @@ def _entry(name: str, path: str, found: os.stat_result) -> Entry:
 
 
 @contextlib.contextmanager
-def _replacing(target: str) -> Iterator[IO[bytes]]:
-    """Open a file that becomes ``target`` when all of it is on the disk, or else vanishes."""
-    folder = os.path.dirname(os.path.abspath(target))
-    _make_folders(folder)
-    temporary = os.path.join(folder, TEMPORARY + os.urandom(8).hex())
-    try:
-        with open(temporary, "xb", opener=_private) as file:
-            if _is_open(folder):
-                os.fchmod(file.fileno(), 0o666)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+def _stored_file(path: str) -> Iterator[int]:
+    """Yield the descriptor of a file that becomes ``path``, and survives a crash, on success."""
+    folder = os.path.dirname(os.path.abspath(path))
+    for made in make_folders(folder):
+        above = os.path.dirname(made)
+        os.chmod(made, 0o777 if _is_open(above) else 0o700)
+        _sync_folder(above)
+    with fresh_file(path) as descriptor:
+        os.fchmod(descriptor, 0o666 if _is_open(folder) else 0o600)
+        yield descriptor
+        os.fsync(descriptor)
     _sync_folder(folder)
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _make_folders(folder: str) -> None:
-    """Make a folder and the ones above it, each of them on the disk when this returns."""
-    missing = []
-    while not os.path.isdir(folder):
-        missing.append(folder)
-        folder = os.path.dirname(folder)
-    for made in reversed(missing):
-        above = os.path.dirname(made)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(made, 0o700)
-            if _is_open(above):
-                os.chmod(made, 0o777)
-        _sync_folder(above)
-
-
 def _is_open(folder: str) -> bool:
-    """Whether a folder is open to all, as one that another user of the machine shares with us.
+    """Whether a folder is shared with other users, who then read and remove what we leave there.
 
-    What we leave there is as open, or who shares it could neither read nor remove it. In a folder
-    like /tmp (the sticky bit) everybody keeps to his own.
+    A folder like /tmp, with the sticky bit, is not.
     """
     mode = os.stat(folder).st_mode
     return bool(mode & 0o002) and not mode & 0o1000
 
 
 def _sync_folder(folder: str) -> None:
-    """Make the names in a folder outlive a crash: without this a rename may be forgotten."""
+    """Make the names in a folder survive a crash, which may otherwise undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -223,36 +192,17 @@ def _sync_folder(folder: str) -> None:
         os.close(descriptor)
 
 
-def _clone(source: int, target: int, tell: Tell) -> None:
-    """Copy a file, without moving its bytes where the file system can share them."""
-    clone = getattr(os, "copy_file_range", None)
-    try:
-        while clone is not None:
-            copied = clone(source, target, 64 * CHUNK_BYTES)
-            if not copied:
-                break
-            tell(copied)
-    except OSError:
-        # Not between these two file systems, or not on this kernel: what is there goes on by hand.
-        pass
-    # Some files (in /proc) say that they are empty, and are not.
+def _copied(source: IO[bytes], target: int, progress: Progress) -> Iterator[bytes]:
+    """Copy a file and yield its pieces; some (in /proc) have a size of 0, and are not empty."""
+    offset = 0
     while True:
-        chunk = os.read(source, CHUNK_BYTES)
-        if not chunk:
+        piece = source.read(CHUNK_BYTES)
+        if not piece:
             return
-        rest = memoryview(chunk)
-        while rest:
-            rest = rest[os.write(target, rest) :]
-        tell(len(chunk))
+        write_all(target, memoryview(piece), offset)
+        offset += len(piece)
+        progress(len(piece))
+        yield piece
 
 
-def _digest(descriptor: int) -> str:
-    import hashlib
-
-    sha256, offset = hashlib.sha256(), 0
-    while True:
-        data = os.pread(descriptor, CHUNK_BYTES, offset)
-        if not data:
-            return sha256.hexdigest()
-        sha256.update(data)
-        offset += len(data)
+object_at = FileObject

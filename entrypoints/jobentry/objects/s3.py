@@ -1,4 +1,4 @@
-"""Objects of S3 and of what speaks like it, OBS above all: ``s3://`` and ``obs://``.
+"""Objects of S3 and of compatible services, OBS above all: ``s3://`` and ``obs://``.
 
 A URI holds the key percent-encoded, as ``file://`` holds a path.
 """
@@ -9,26 +9,26 @@ import base64
 import hashlib
 import os
 import re
-import threading
 import time
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
+from functools import partial
+from typing import Callable, Iterator, Sequence, TypeVar
 from urllib.parse import quote, unquote
 
 from jobentry import private_environ
 from jobentry.contract import sigv4
-from jobentry.objects import access, listing, remote, web
+from jobentry.objects import access, client, s3_xml, transfer
 from jobentry.objects.base import (
     CHUNK_BYTES,
     Entry,
     ObjectError,
     ObjectMissing,
-    Stop,
-    Tell,
+    Progress,
     in_parallel,
-    quiet,
+    no_progress,
     scheme_of,
     translated,
 )
+from jobentry.objects.transfer import Call
 
 Result = TypeVar("Result")
 
@@ -36,180 +36,215 @@ Result = TypeVar("Result")
 _SINGLE_BYTES = 8 * CHUNK_BYTES
 _PART_BYTES = 8 * CHUNK_BYTES
 _MOST_PARTS = 10_000
-# No server copies more at once.
+# No server copies more in one request.
 _MOST_COPIED_BYTES = 5 * 1024**3
-_XML_BYTES = 64 * CHUNK_BYTES
 _THREADS = 4
+_ABORT_LIMIT_S = 5.0
 
 _EXPIRED = frozenset(("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"))
 _SKEWED = frozenset(("RequestTimeTooSkewed", "RequestExpired"))
-_ELSEWHERE = frozenset(("PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed"))
+_HINTS = {
+    "NoSuchBucket": "is the name of the bucket right, and does it belong to this endpoint?",
+    "SignatureDoesNotMatch": "is the secret key right? The endpoint must not hold the bucket",
+    "InvalidAccessKeyId": "do these keys belong to this endpoint?",
+    "ExpiredToken": "the temporary keys have expired; deliver fresh ones",
+    "RequestTimeTooSkewed": "set this node's clock",
+    "EntityTooLarge": "the server takes no object of this size",
+    "QuotaExceeded": "the bucket or the account is full",
+}
 
 
-class _Place(NamedTuple):
-    scheme: str
-    bucket: str
-    key: str
+class Session:
+    """What the requests of this process share: keys, and what servers have corrected."""
 
-    @property
-    def uri(self) -> str:
-        key = quote(self.key, safe="/~", errors="surrogateescape")
-        return f"{self.scheme}://{self.bucket}/{key}"
+    def __init__(self) -> None:
+        self.keyring = access.Keyring()
+        self.regions: dict[str, str] = {}
+        self.clock_offset_s = 0.0
+
+
+session = Session()
+
+
+class S3Object(transfer.RemoteObject):
+    """An object of a bucket; with an empty key, the bucket itself."""
+
+    is_in_store = True
+
+    def __init__(self, scheme: str, bucket: str, key: str) -> None:
+        self.scheme, self.bucket, self.key = scheme, bucket, key
+        self.uri = f"{scheme}://{bucket}/{quote(key, safe='/~', errors='surrogateescape')}"
+
+    def with_key(self, key: str) -> S3Object:
+        """Return another object of the same bucket."""
+        return S3Object(self.scheme, self.bucket, key)
+
+    def request(
+        self,
+        call: Call,
+        read: Callable[[client.Response], Result],
+        retries: client.Retries | None = None,
+    ) -> Result:
+        """Send a signed request; one that only the clock, region or keys spoiled is repeated."""
+        doing = f"{call.doing}: {self.uri}"
+        try:
+            return client.send(lambda: self._signed(call), read, doing, retries, self._correct)
+        except client.Refused as error:
+            hint = _HINTS.get(error.answer.error.code, error.hint)
+            if error.answer.status in (401, 403) and self._keys() is None:
+                hint = "no keys are set: deliver AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY as"
+                hint += " secrets"
+            raise client.Refused(str(error), hint, error.answer) from error
+
+    def put(self, path: str, progress: Progress = no_progress) -> None:
+        """Store the file at ``path``; a large one goes in parts, in parallel."""
+        with translated("read file", path), open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _SINGLE_BYTES:
+                _put_parts(file.fileno(), path, size, self, progress)
+                return
+            data = _read_part(file.fileno(), path, 0, size)
+        self.request(Call("put object", "PUT", body=data), transfer.nothing)
+        progress(size)
+
+    def copy_to(self, target: S3Object) -> None:
+        """Copy the object within the store."""
+        if self.look().size_bytes > _MOST_COPIED_BYTES:
+            text = f"it has more than {_MOST_COPIED_BYTES} bytes"
+            raise ObjectError(f"copy object: {self.uri}: {text}")
+        place = f"/{self.bucket}/{sigv4.encoded(self.key, '/')}"
+        call = Call("copy object", "PUT", lambda: {"x-amz-copy-source": place})
+        target.request(call, _values)
+
+    def _keys(self) -> sigv4.Keys | None:
+        return session.keyring.keys(private_environ.environ())
+
+    def _signed(self, call: Call) -> client.Request:
+        found = access.access(private_environ.environ(), self.scheme)
+        scheme, _, host = found.endpoint.partition("://")
+        path = "/" + sigv4.encoded(self._utf8_key(), "/")
+        if found.addressing == "virtual":
+            host = f"{self.bucket}.{host}"
+        else:
+            path = f"/{self.bucket}{path}"
+        headers = {"Host": host, **call.headers()}
+        # A file is read first, in parts.
+        body = call.body if isinstance(call.body, bytes) else b""
+        if body:
+            # SeaweedFS compares this digest, and not the one in the signature of a part.
+            headers["Content-MD5"] = base64.b64encode(transfer.md5(body).digest()).decode("ascii")
+        # OBS refuses a digest in the signature, and an encrypted connection needs none.
+        is_unsigned = found.is_obs or scheme == "https"
+        payload = sigv4.UNSIGNED if is_unsigned else hashlib.sha256(body).hexdigest()
+        keys = self._keys()
+        if keys is not None:
+            at = time.gmtime(time.time() + session.clock_offset_s)
+            region = session.regions.get(self.bucket, found.region)
+            scope = sigv4.Scope(region, time.strftime(sigv4.MOMENT, at))
+            request = sigv4.Request(call.method, path, call.query, headers)
+            headers = sigv4.headers(request, keys, scope, payload)
+        query = sigv4.query_text(call.query)
+        url = f"{scheme}://{host}{path}" + ("?" + query if query else "")
+        return client.Request(call.method, url, headers, body, found.is_verified)
+
+    def _utf8_key(self) -> bytes:
+        try:
+            return self.key.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ObjectError(
+                f"name object: {self.uri!r}: its name is not UTF-8, which S3 requires",
+                "rename the file",
+            ) from error
+
+    def _correct(self, answer: client.Answer) -> bool:
+        """Learn from a refusal; return whether the next request differs in what was wrong."""
+        if answer.error.code in _EXPIRED:
+            session.keyring.forget()
+            return True
+        if answer.error.code in _SKEWED and answer.headers.get("date"):
+            server_s = s3_xml.when(answer.headers["date"]) / 1e9
+            offset_s = server_s - time.time() if server_s else 0.0
+            is_new = abs(offset_s - session.clock_offset_s) > 60
+            session.clock_offset_s = offset_s
+            return is_new
+        region = answer.headers.get("x-amz-bucket-region", "") or answer.error.region
+        if answer.status not in (301, 307, 400) or not region:
+            return False
+        is_new = session.regions.get(self.bucket) != region
+        session.regions[self.bucket] = region
+        return is_new
 
 
 def check(uri: str) -> None:
-    """Raise an ``ObjectError`` for what cannot be a URI, or where nothing says where it is."""
-    place = _place(uri)
-    access.access(private_environ.environ(), place.scheme)
+    """Raise an ``ObjectError`` if this is no URI, or nothing says where its objects are."""
+    access.access(private_environ.environ(), _located(uri).scheme)
 
 
-def fetch(uri: str, path: str, sha256: str = "", tell: Tell = quiet) -> None:
-    """Write the object to the file ``path``, whole or not at all."""
-    remote.fetch(_source(_object(uri)), path, sha256, tell)
-
-
-def read(uri: str) -> bytes:
-    """Return the object's bytes."""
-    return remote.read(_source(_object(uri)))
-
-
-def read_range(uri: str, offset: int, length: int) -> bytes:
-    """Return ``length`` of the object's bytes, fewer where it ends before."""
-    return remote.read_range(_source(_object(uri)), offset, length)
-
-
-def look(uri: str) -> Entry:
-    """Return the facts of one object.
-
-    Raises:
-        ObjectMissing: There is none.
-    """
-    place = _object(uri)
-
-    def take(answer: web.Response) -> Entry:
-        size = int(answer.headers.get("content-length", "0"))
-        at = listing.when(answer.headers.get("last-modified", ""))
-        return Entry("", uri, size, answer.headers.get("etag", "").strip('"'), at)
-
-    return _call(_Call("HEAD", place), take, "find object")
-
-
-def put(path: str, uri: str, tell: Tell = quiet) -> None:
-    """Store the file at ``path`` as the object ``uri``; a large one goes in parts, in parallel."""
-    place = _object(uri)
-    with translated("read file", path), open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > _SINGLE_BYTES:
-            _put_parts(file.fileno(), path, size, place, tell)
-            return
-        data = _read_part(file.fileno(), path, 0, size)
-    _put(data, place, "put object")
-    tell(size)
-
-
-def write(data: bytes, uri: str) -> None:
-    """Store ``data`` as the object ``uri``."""
-    _put(data, _object(uri), "write object")
-
-
-def copy(uri: str, target: str) -> None:
-    """Make the object ``target`` the same as ``uri``, without its bytes coming here."""
-    source, place = _object(uri), _object(target)
-    if look(uri).size_bytes > _MOST_COPIED_BYTES:
-        raise ObjectError(f"copy object: {uri}: it has more than {_MOST_COPIED_BYTES} bytes")
-    headers = {"x-amz-copy-source": "/" + source.bucket + "/" + sigv4.encoded(source.key, "/")}
-    _call(_Call("PUT", place, headers=headers), _done, "copy object")
-
-
-def delete(uri: str) -> None:
-    """Leave no object ``uri``, whether or not there was one."""
-    try:
-        _call(_Call("DELETE", _object(uri)), _nothing, "delete object")
-    except ObjectError as error:
-        if type(error) is not ObjectMissing:
-            raise
+def object_at(uri: str) -> S3Object:
+    """Return the object of a URI."""
+    found = _located(uri)
+    if not found.key:
+        raise ObjectError(f"find object: {uri}: it names a bucket, and no object in it")
+    return found
 
 
 def listed(prefix: str) -> Iterator[Entry]:
     """Yield the objects whose URI begins with ``prefix``, in the order of the server."""
-    place = _place(prefix)
-    # OBS forgets the token of version 2, so a list of many would never end.
-    is_v1 = access.access(private_environ.environ(), place.scheme).is_obs
+    top = _located(prefix)
+    # OBS forgets the token of version 2, so the list of a large bucket would never end.
+    is_v1 = access.access(private_environ.environ(), top.scheme).is_obs
     following = ""
     while True:
-        page = _page(place, following, is_v1=is_v1)
-        for found in page.found:
-            if not found.key.startswith(place.key):
+        page, later = _page(top, following, is_v1=is_v1)
+        for found in page:
+            if not found.key.startswith(top.key):
                 raise ObjectError(f"list objects: {prefix}: {found.key!r} came, which is not there")
-            yield Entry(
-                found.key[len(place.key) :],
-                place._replace(key=found.key).uri,
-                found.size_bytes,
-                found.tag,
-                found.modified_ns,
-            )
-        if not page.following:
+            name, uri = found.key[len(top.key) :], top.with_key(found.key).uri
+            yield Entry(name, uri, found.size_bytes, found.tag, found.modified_ns)
+        if not later:
             return
-        if page.following == following or (is_v1 and page.following < following):
+        if later == following or (is_v1 and later < following):
             raise ObjectError(f"list objects: {prefix}: the list does not go on where it ended")
-        following = page.following
+        following = later
 
 
-def _page(place: _Place, following: str, *, is_v1: bool) -> listing.Page:
-    query = [("prefix", place.key), ("encoding-type", "url"), ("max-keys", "1000")]
+def _page(top: S3Object, following: str, *, is_v1: bool) -> tuple[list[s3_xml.Found], str]:
+    query = [("prefix", top.key), ("encoding-type", "url"), ("max-keys", "1000")]
     if not is_v1:
         query.append(("list-type", "2"))
     if following:
         query.append(("marker" if is_v1 else "continuation-token", following))
 
-    def take(answer: web.Response) -> listing.Page:
+    def take(response: client.Response) -> tuple[list[s3_xml.Found], str]:
         try:
-            return listing.page(answer.read(_XML_BYTES))
-        except listing.XmlError as error:
+            return s3_xml.page(response.read(s3_xml.LIMIT_BYTES))
+        except s3_xml.XmlError as error:
             raise OSError(f"the list cannot be read: {error}") from error
 
-    bucket = place._replace(key="")
-    return _call(_Call("GET", bucket, query), take, "list objects", place.uri)
+    return top.with_key("").request(Call("list objects", query=query), take)
 
 
-# -- writing ------------------------------------------------------------------------------------
+# -- uploads in parts ---------------------------------------------------------------------------
 
 
-def _put(data: bytes, place: _Place, doing: str) -> None:
-    _call(_Call("PUT", place, body=data), _nothing, doing)
-
-
-def _put_parts(file: int, path: str, size: int, place: _Place, tell: Tell) -> None:
-    doing = "put object"
-    upload = _call(_Call("POST", place, [("uploads", "")]), _done, doing)["UploadId"]
-    try:
-        _complete(place, upload, list(_parts(file, path, size, (place, upload), tell)))
-    except BaseException:
-        _abort(place, upload)
-        raise
-
-
-def _parts(
-    file: int, path: str, size: int, upload: tuple[_Place, str], tell: Tell
-) -> Iterator[str]:
-    """Send the parts and yield their ETags in order."""
+def _put_parts(file: int, path: str, size: int, target: S3Object, progress: Progress) -> None:
     step = max(_PART_BYTES, -(-size // _MOST_PARTS))
-    stop = Stop()
+    begun = target.request(Call("put object", "POST", query=[("uploads", "")]), _values)
+    upload = ("uploadId", begun["UploadId"])
 
-    def task(number: int) -> Callable[[], str]:
-        return lambda: send(number)
-
-    def send(number: int) -> str:
-        offset = (number - 1) * step
+    def send(number: int, offset: int) -> str:
         data = _read_part(file, path, offset, min(step, size - offset))
-        query = [("partNumber", str(number)), ("uploadId", upload[1])]
-        call = _Call("PUT", upload[0], query, body=data)
-        tag: str = _call(call, lambda answer: answer.headers.get("etag", ""), "put object")
-        tell(len(data))
+        call = Call("put object", "PUT", body=data, query=[("partNumber", str(number)), upload])
+        tag = target.request(call, lambda response: response.headers.get("etag", ""))
+        progress(len(data))
         return tag
 
-    count = -(-size // step)
-    yield from in_parallel([task(number) for number in range(1, count + 1)], _THREADS, stop)
+    tasks = [partial(send, number, at) for number, at in enumerate(range(0, size, step), 1)]
+    try:
+        _complete(target, upload, list(in_parallel(tasks, _THREADS)))
+    except BaseException:
+        _abort(target, upload)
+        raise
 
 
 def _read_part(file: int, path: str, offset: int, length: int) -> bytes:
@@ -223,195 +258,54 @@ def _read_part(file: int, path: str, offset: int, length: int) -> bytes:
     return b"".join(pieces)
 
 
-def _complete(place: _Place, upload: str, tags: Sequence[str]) -> None:
+def _complete(target: S3Object, upload: tuple[str, str], tags: Sequence[str]) -> None:
     rows = "".join(
         f"<Part><PartNumber>{number}</PartNumber><ETag>{_escaped(tag)}</ETag></Part>"
         for number, tag in enumerate(tags, 1)
     )
     body = f"<CompleteMultipartUpload>{rows}</CompleteMultipartUpload>".encode("ascii")
     try:
-        _call(_Call("POST", place, [("uploadId", upload)], body=body), _done, "put object")
+        target.request(Call("put object", "POST", body=body, query=[upload]), _values)
     except ObjectMissing:
-        # Its answer was lost on the way, and the second time there is nothing left to complete.
-        if look(place.uri).tag != _tag_of(tags):
+        # The answer to an earlier attempt was lost, and now there is nothing left to complete.
+        if target.look().tag != _tag_of(tags):
             raise
 
 
 def _tag_of(tags: Sequence[str]) -> str:
-    """Return the ETag that an object of these parts has on every server that tells."""
+    """Return the ETag of an object of these parts; empty if the server does not use MD5."""
     digests = [tag.strip('"') for tag in tags]
     if not all(re.match(r"[0-9a-f]{32}\Z", digest) for digest in digests):
         return ""
-    whole: str = remote.md5(b"".join(bytes.fromhex(digest) for digest in digests)).hexdigest()
-    return f"{whole}-{len(digests)}"
+    whole = transfer.md5(b"".join(bytes.fromhex(digest) for digest in digests))
+    return f"{whole.hexdigest()}-{len(digests)}"
 
 
 def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def _abort(place: _Place, upload: str) -> None:
-    """Leave no parts; who cannot do even that has said already what is wrong."""
-    tries = web.Tries(web.patience()._replace(total_s=5.0, stall_s=5.0))
-    call = _Call("DELETE", place, [("uploadId", upload)])
+def _abort(target: S3Object, upload: tuple[str, str]) -> None:
+    """Leave no parts behind; the error that led here is reported, not one from this request."""
+    patience = client.patience()._replace(total_s=_ABORT_LIMIT_S, stall_s=_ABORT_LIMIT_S)
+    call = Call("put object", "DELETE", query=[upload])
     try:
-        web.exchange(lambda: _wire(call), _nothing, "", "", tries, listing.fault)
+        target.request(call, transfer.nothing, client.Retries(patience))
     except ObjectError:
         return
 
 
-def _nothing(answer: web.Response) -> None:
-    answer.read(_XML_BYTES)
-
-
-def _done(answer: web.Response) -> dict[str, str]:
-    """Return what the answer says, by the last name; 200 may still stand over a fault."""
-    data = answer.read(_XML_BYTES)
-    values = {
-        path.rpartition("/")[2]: text for path, text in listing.values_of(data).items() if text
-    }
-    word = listing.fault(data)[0]
-    if word or not values:
-        raise OSError(word or "an answer came that cannot be read")
+def _values(response: client.Response) -> dict[str, str]:
+    """Return the values of an answer in XML; S3 also reports errors with status 200."""
+    data = response.read(s3_xml.LIMIT_BYTES)
+    values = s3_xml.values_of(data)
+    code = s3_xml.error(data).code
+    if code or not values:
+        raise OSError(code or "the answer cannot be read")
     return values
 
 
-# -- one request --------------------------------------------------------------------------------
-
-
-class _Call(NamedTuple):
-    method: str
-    place: _Place
-    query: Sequence[tuple[str, str]] = ()
-    headers: Mapping[str, str] = {}
-    body: bytes = b""
-
-
-_keyring = access.Keyring()
-_regions: dict[str, str] = {}
-_ahead_s = 0.0
-_lock = threading.Lock()
-
-
-def _call(call: _Call, take: web.Read[Result], doing: str, what: str = "") -> Result:
-    return _exchange(lambda: call, take, doing, what or call.place.uri, web.Tries(web.patience()))
-
-
-def _exchange(
-    make: Callable[[], _Call], take: web.Read[Result], doing: str, what: str, tries: web.Tries
-) -> Result:
-    """Make a request; where only the clock, the region or the keys were wrong, once more for each.
-
-    All three may be wrong at once, and the clock twice: a proxy may answer with a time of its own.
-    """
-    for is_last in (False, False, False, False, True):
-        try:
-            return web.exchange(lambda: _wire(make()), take, doing, what, tries, listing.fault)
-        except web.Refused as error:
-            if is_last or not _learnt(error.answer, make().place.bucket):
-                raise _explained(error) from error
-    raise AssertionError("the last round returns or raises")
-
-
-def _wire(call: _Call) -> web.Wire:
-    place = call.place
-    found = access.access(private_environ.environ(), place.scheme)
-    scheme, _, host = found.endpoint.partition("://")
-    path = "/" + sigv4.encoded(_utf8(place), "/")
-    if found.addressing == "virtual":
-        host = f"{place.bucket}.{host}"
-    else:
-        path = f"/{place.bucket}{path}"
-    query = sigv4.query_text(call.query)
-    headers, payload = _headers(call, found, host)
-    keys = _keyring.keys(private_environ.environ())
-    if keys is not None:
-        at = time.strftime(sigv4.MOMENT, time.gmtime(time.time() + _ahead_s))
-        scope = sigv4.Scope(_regions.get(place.bucket, found.region), at)
-        request = sigv4.Request(call.method, path, call.query, headers)
-        headers = sigv4.headers(request, keys, scope, payload)
-    target = path + ("?" + query if query else "")
-    origin = f"{scheme}://{host}"
-    return web.Wire(call.method, origin, target, headers, call.body, found.is_checked)
-
-
-def _utf8(place: _Place) -> bytes:
-    try:
-        return place.key.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ObjectError(
-            f"name object: {place.uri!r}: its name is no UTF-8, and S3 knows no other names",
-            "rename the file",
-        ) from error
-
-
-def _headers(call: _Call, found: access.Access, host: str) -> tuple[dict[str, str], str]:
-    """Return the headers before they are signed, and what the signature says of the body."""
-    headers = {"Host": host, **call.headers}
-    if call.body:
-        # SeaweedFS compares this digest, and not the one in the signature of a part.
-        digest = remote.md5(call.body).digest()
-        headers["Content-MD5"] = base64.b64encode(digest).decode("ascii")
-    if found.is_obs or found.endpoint.startswith("https:"):
-        # OBS refuses a digest in the signature; where the line is encrypted nobody needs it.
-        return headers, sigv4.UNSIGNED
-    return headers, hashlib.sha256(call.body).hexdigest()
-
-
-def _learnt(answer: web.Answer, bucket: str) -> bool:
-    """Whether the answer says what was wrong with the way we asked, so that we can ask again."""
-    global _ahead_s
-    if answer.word in _EXPIRED:
-        _keyring.forget()
-        return True
-    if answer.word in _SKEWED and answer.headers.get("date"):
-        server_s = listing.when(answer.headers["date"]) / 1e9
-        ahead_s = server_s - time.time() if server_s else 0.0
-        is_news = abs(ahead_s - _ahead_s) > 60
-        _ahead_s = ahead_s
-        return is_news
-    region = answer.headers.get("x-amz-bucket-region", "")
-    region = region or listing.values_of(answer.body).get("Error/Region", "")
-    is_elsewhere = answer.status in (301, 307, 400) and region
-    if is_elsewhere and _regions.get(bucket) != region:
-        with _lock:
-            _regions[bucket] = region
-        return True
-    return False
-
-
-_WORDS = {
-    "NoSuchBucket": "is the name of the bucket right, and does it belong to this endpoint?",
-    "SignatureDoesNotMatch": "is the secret key right? The endpoint must not hold the bucket",
-    "InvalidAccessKeyId": "do these keys belong to this endpoint?",
-    "ExpiredToken": "the temporary keys are over; deliver fresh ones",
-    "RequestTimeTooSkewed": "set this node's clock",
-    "EntityTooLarge": "the server takes no object of this size",
-    "QuotaExceeded": "the bucket or the account is full",
-}
-
-
-def _explained(error: web.Refused) -> web.Refused:
-    hint = _WORDS.get(error.answer.word, error.hint)
-    if error.answer.status in (401, 403) and _keyring.keys(private_environ.environ()) is None:
-        hint = "there are no keys: deliver AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY as secrets"
-    return web.Refused(str(error), hint, error.answer)
-
-
-def _source(place: _Place) -> remote.Source:
-    def exchange(asked: remote.Asked, take: web.Read[Any], tries: web.Tries) -> Any:
-        def call() -> _Call:
-            return _Call(asked.method, place, headers=asked.headers())
-
-        return _exchange(call, take, asked.doing, place.uri, tries)
-
-    return remote.Source(place.uri, exchange, is_store=True)
-
-
-# -- URIs ---------------------------------------------------------------------------------------
-
-
-def _place(uri: str) -> _Place:
+def _located(uri: str) -> S3Object:
     scheme = scheme_of(uri)
     bucket, _, path = uri.partition("://")[2].partition("/")
     key = unquote(path, errors="surrogateescape")
@@ -421,11 +315,4 @@ def _place(uri: str) -> _Place:
             f"find object: {uri.partition('?')[0]!r}: not a URI of the form {scheme}://bucket/key",
             "a bucket has 3 to 63 letters, digits, dots and dashes; a ? in a key is %3F",
         )
-    return _Place(scheme, bucket, key)
-
-
-def _object(uri: str) -> _Place:
-    place = _place(uri)
-    if not place.key:
-        raise ObjectError(f"find object: {uri}: it names a bucket, and no object in it")
-    return place
+    return S3Object(scheme, bucket, key)

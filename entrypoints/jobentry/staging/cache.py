@@ -14,7 +14,7 @@ import os
 from typing import Iterator
 
 from jobentry import objects
-from jobentry.objects.base import Tell
+from jobentry.objects.base import Progress
 
 _READ_ONLY = 0o444
 # A file whose name ends like this is on its way; who fetches it holds a lock on it.
@@ -40,7 +40,7 @@ class Cache:
             folder = ""
         return cls(folder, limit_bytes)
 
-    def fetch(self, entry: objects.Entry, path: str, tell: Tell) -> None:
+    def fetch(self, entry: objects.Entry, path: str, progress: Progress) -> None:
         """Make ``path`` a file with the bytes of the object.
 
         Raises:
@@ -49,12 +49,12 @@ class Cache:
         """
         is_kept = self._folder and entry.tag and 0 <= entry.size_bytes <= self._limit_bytes // 2
         if not is_kept:
-            objects.fetch(entry.uri, path, tell=tell)
+            objects.fetch(entry.uri, path, progress=progress)
             return
         kept = os.path.join(self._folder, _key(entry))
         while True:
             if not _is_good(kept, entry):
-                self._add(entry, kept, tell)
+                self._add(entry, kept, progress)
             try:
                 _link(kept, path)
             except FileNotFoundError:
@@ -62,12 +62,12 @@ class Cache:
                 continue
             return
 
-    def _add(self, entry: objects.Entry, kept: str, tell: Tell) -> None:
+    def _add(self, entry: objects.Entry, kept: str, progress: Progress) -> None:
         os.makedirs(os.path.dirname(kept), mode=0o700, exist_ok=True)
         with _locked(kept + _PART) as is_ours:
             if not is_ours or _is_good(kept, entry):
                 return
-            objects.fetch(entry.uri, kept + _PART + "-new", tell=tell)
+            objects.fetch(entry.uri, kept + _PART + "-new", progress=progress)
             _seal(kept + _PART + "-new", kept, entry)
         self._make_room()
 

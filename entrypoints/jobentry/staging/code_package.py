@@ -18,7 +18,7 @@ from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 from jobentry import objects
 from jobentry.contract import packages
 from jobentry.contract.packages import FILE, FOLDER, LINK, Entry, FormatError, name_bytes
-from jobentry.objects.base import Stop, in_parallel
+from jobentry.objects.base import in_parallel
 from jobentry.trees import remove_tree
 from jobentry.zip_layer import open_layer, refusing_bad_zip
 
@@ -121,7 +121,7 @@ def _fetch_all(uris: Sequence[str], scratch: str) -> list[str]:
         paths.append(objects.path_of(uri) if is_here else posixpath.join(scratch, str(number)))
         if not is_here:
             waiting.append(functools.partial(_fetch, uri, paths[-1]))
-    for _ in in_parallel(waiting, _FETCHERS, Stop()):
+    for _ in in_parallel(waiting, _FETCHERS):
         pass
     return paths
 

@@ -10,23 +10,24 @@ import contextlib
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Callable, Iterator, Mapping, NamedTuple, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Iterator, Mapping, NamedTuple, Sequence
 
 from jobentry import objects
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.log import say
-from jobentry.objects.base import Stop, Tell, in_parallel, translated
+from jobentry.objects.base import in_parallel, translated
 from jobentry.trees import remove_tree
 
 if TYPE_CHECKING:
     from jobentry.staging.cache import Cache
 
-# How often a long wait says how far it is.
-_TELL_S = 10.0
+# How often a slow input reports how far it is.
+_REPORT_S = 10.0
 _THREADS = 8
-# How long those that fetch may take to notice that it is of no use any more.
+# How long to wait for running transfers when one has failed.
 _LEAVE_S = 2.0
 # Large ones come one after the other, each in ranges: more at once would not be faster.
 _LARGE_BYTES = 32 * 1024 * 1024
@@ -138,29 +139,27 @@ def _fetch_all(files: Sequence[_File], cache: Cache, progress: _Progress) -> Non
     small = [file for file in files if file.entry.size_bytes < _LARGE_BYTES]
     large = [file for file in files if file.entry.size_bytes >= _LARGE_BYTES]
 
-    stop = Stop()
+    stop = threading.Event()
 
-    def tell(moved_bytes: int) -> None:
-        if stop.is_set:
+    def report(moved_bytes: int) -> None:
+        if stop.is_set():
             raise objects.ObjectError("another object cannot be fetched")
-        progress.tell(moved_bytes)
+        progress.add_bytes(moved_bytes)
 
-    def task(file: _File, tell: Tell) -> Callable[[], None]:
-        def fetch() -> None:
-            cache.fetch(file.entry, file.path, tell)
-            progress.count()
+    def fetch(file: _File) -> None:
+        cache.fetch(file.entry, file.path, report)
+        progress.add_file()
 
-        return fetch
-
-    # Who removes what has come must not do so while more comes.
-    for _ in in_parallel([task(file, tell) for file in small], _THREADS, stop, _LEAVE_S):
+    # Whoever removes what has come must not do so while more comes.
+    for _ in in_parallel([partial(fetch, file) for file in small], _THREADS, stop, _LEAVE_S):
         pass
+    stop.clear()
     for file in large:
-        task(file, progress.tell)()
+        fetch(file)
 
 
 class _Progress:
-    """Says every now and then how far an input is; of a quick one, nothing."""
+    """Reports every now and then how far a slow input is."""
 
     def __init__(self, name: str, files: Sequence[_File]) -> None:
         self._name = name
@@ -170,22 +169,22 @@ class _Progress:
         self._begun = self._shown = time.monotonic()
         self._done_bytes = self._done_files = 0
 
-    def tell(self, moved_bytes: int) -> None:
-        """Take in that bytes have come."""
+    def add_bytes(self, moved_bytes: int) -> None:
+        """Count bytes that have come."""
         with self._lock:
             self._done_bytes += moved_bytes
-            self.show()
+            self._show()
 
-    def count(self) -> None:
-        """Take in that a file is there."""
+    def add_file(self) -> None:
+        """Count a file that is complete."""
         with self._lock:
             self._done_files += 1
-            self.show()
+            self._show()
 
-    def show(self) -> None:
-        """Say how far it is, where nothing was said for a while."""
+    def _show(self) -> None:
+        """Report how far it is, if the last report is old."""
         now = time.monotonic()
-        if now - self._shown < _TELL_S:
+        if now - self._shown < _REPORT_S:
             return
         self._shown = now
         rate = self._done_bytes / (now - self._begun)
@@ -197,9 +196,9 @@ class _Progress:
         )
 
     def finish(self) -> None:
-        """Say what a long wait has brought."""
+        """Report what a long wait has brought."""
         took_s = time.monotonic() - self._begun
-        if took_s >= _TELL_S:
+        if took_s >= _REPORT_S:
             say(
                 f"input {self._name}: {_size(self._total_bytes)} in {self._files} files"
                 f" came in {took_s:.0f} s"

@@ -19,7 +19,8 @@ import hashlib
 import os
 import threading
 import time
-from typing import Callable, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from jobentry import objects
 from jobentry.contract import env, manifest
@@ -29,7 +30,7 @@ from jobentry.contract.paths import NodePaths
 from jobentry.control.local_ranks import BadEnd
 from jobentry.errors import EntryError
 from jobentry.log import say
-from jobentry.objects.base import TEMPORARY, Stop, came_back, in_parallel, scheme_of, translated
+from jobentry.objects.base import TEMPORARY, came_back, in_parallel, scheme_of, translated
 from jobentry.staging.open_files import open_for_writing
 
 # A file that has not changed for so long is taken for whole.
@@ -227,11 +228,7 @@ class _Output:
 
     def manifests(self, nodes: range) -> list[Manifest]:
         """Return the manifests of these nodes, as far as they are there."""
-
-        def task(node: int) -> Callable[[], Manifest]:
-            return lambda: self._read(node)
-
-        return list(in_parallel([task(node) for node in nodes], 16, Stop()))
+        return list(in_parallel([partial(self._read, node) for node in nodes], 16))
 
     def _read(self, node: int) -> Manifest:
         uri = self._below(manifest.key(node))
@@ -256,10 +253,8 @@ class _Output:
                 if not file.is_incomplete:
                     files.setdefault(file.name, (one.node, file))
 
-        def task(node: int, file: Kept) -> Callable[[], None]:
-            return lambda: self._bring_back(node, file)
-
-        for _ in in_parallel([task(*pair) for pair in files.values()], _THREADS, Stop()):
+        tasks = [partial(self._bring_back, *pair) for pair in files.values()]
+        for _ in in_parallel(tasks, _THREADS):
             pass
         self._earlier = {name for name, file in self._kept.items() if file.is_incomplete}
         if files:
@@ -377,10 +372,8 @@ class _Output:
         small = [name for name in names if seen[name].size_bytes <= _SMALL_BYTES]
         large = [name for name in names if seen[name].size_bytes > _SMALL_BYTES]
 
-        def task(name: str) -> Callable[[], str]:
-            return lambda: self._store(name, seen[name])
-
-        faults = list(in_parallel([task(name) for name in small], _THREADS, Stop()))
+        tasks = [partial(self._store, name, seen[name]) for name in small]
+        faults = list(in_parallel(tasks, _THREADS))
         # One after the other: each goes in parts, and several together would take much memory.
         faults += [self._store(name, seen[name]) for name in large]
         return [fault for fault in faults if fault]

@@ -201,7 +201,7 @@ def test_a_long_wait_says_how_far_it_is(
     """Sizes, files, rate and the time that is left; a quick one says nothing."""
     bring(tmp_path / "quick", data.as_uri())
     quick = capfd.readouterr().err
-    monkeypatch.setattr(inputs, "_TELL_S", 0.0)
+    monkeypatch.setattr(inputs, "_REPORT_S", 0.0)
     bring(tmp_path / "slow", data.as_uri())
     slow = capfd.readouterr().err
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobentry.objects import listing
-from jobentry.objects.listing import Found, XmlError
+from jobentry.objects import s3_xml
+from jobentry.objects.s3_xml import Error, Found, XmlError
 
 NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
@@ -44,7 +44,7 @@ def test_encoded_keys_come_back_whatever_they_are(keys: list[str]):
     more = "<EncodingType>url</EncodingType><IsTruncated>false</IsTruncated>"
     data = page(*(row(quote_plus(key)) for key in keys), more=more)
 
-    assert [found.key for found in listing.page(data).found] == keys
+    assert [found.key for found in s3_xml.page(data)[0]] == keys
 
 
 @given(st.lists(PLAIN))
@@ -52,14 +52,14 @@ def test_keys_that_are_not_encoded_are_taken_as_they_are(keys: list[str]):
     """A server that does not say that it has encoded them has not: a plus is a plus."""
     data = page(*(row(escape(key)) for key in keys))
 
-    assert [found.key for found in listing.page(data).found] == keys
+    assert [found.key for found in s3_xml.page(data)[0]] == keys
 
 
 def test_what_an_object_is():
     """Size, tag without its quotes, and time."""
-    assert listing.page(page(row("a", 7, '"abc-2"'))).found == (
-        Found("a", 7, "abc-2", 1767323045 * 10**9),
-    )
+    assert s3_xml.page(page(row("a", 7, '"abc-2"')))[0] == [
+        Found("a", 7, "abc-2", 1767323045 * 10**9)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_what_an_object_is():
 )
 def test_where_the_next_part_begins(more: str, following: str):
     """Version 2 has a token, version 1 a marker or else the last key."""
-    assert listing.page(page(row("first"), row("last"), more=more)).following == following
+    assert s3_xml.page(page(row("first"), row("last"), more=more))[1] == following
 
 
 HOSTILE = {
@@ -108,20 +108,20 @@ HOSTILE = {
 def test_what_is_no_list_is_refused(data: bytes):
     """It is not taken for an empty one, nor does it do any harm."""
     with pytest.raises(XmlError):
-        listing.page(data)
+        s3_xml.page(data)
 
 
 @given(st.binary())
 def test_no_bytes_do_harm(data: bytes):
     """A fault that cannot be read is one without a name."""
-    assert listing.fault(data) == ("", "")
+    assert s3_xml.error(data) == Error()
 
 
 def test_a_fault_has_a_code_and_a_message():
     """As S3 and OBS send it."""
     text = b"<Error><Code>NoSuchKey</Code><Message>none &lt;here&gt;</Message></Error>"
 
-    assert listing.fault(text) == ("NoSuchKey", "none <here>")
+    assert s3_xml.error(text) == Error("NoSuchKey", "none <here>")
 
 
 @pytest.mark.parametrize(
@@ -135,4 +135,4 @@ def test_a_fault_has_a_code_and_a_message():
 )
 def test_times(text: str, seconds: int):
     """Of a list, and of a header."""
-    assert listing.when(text) == seconds * 10**9
+    assert s3_xml.when(text) == seconds * 10**9

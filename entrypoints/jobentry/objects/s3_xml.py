@@ -1,0 +1,118 @@
+"""The XML of S3, read without trust: lists of objects, and errors."""
+
+from __future__ import annotations
+
+import calendar
+import time
+import xml.etree.ElementTree as ElementTree
+from functools import partial
+from typing import Callable, NamedTuple
+from urllib.parse import unquote_plus
+
+# A thousand keys of 1,024 bytes, percent-encoded, take less.
+LIMIT_BYTES = 8 * 1024 * 1024
+
+
+class XmlError(ValueError):
+    """The text is not XML, or not of the expected kind."""
+
+
+class Error(NamedTuple):
+    """An error as S3 reports it; empty if the server sent none."""
+
+    code: str = ""
+    message: str = ""
+    region: str = ""
+
+
+class Found(NamedTuple):
+    """One object of a list."""
+
+    key: str
+    size_bytes: int
+    tag: str
+    modified_ns: int
+
+
+def error(data: bytes) -> Error:
+    """Return the error that the body of an answer reports."""
+    values = values_of(data) if data.lstrip()[:1] == b"<" else {}
+    if values.get("") != "Error":
+        return Error()
+    return Error(values.get("Code", ""), values.get("Message", ""), values.get("Region", ""))
+
+
+def values_of(data: bytes) -> dict[str, str]:
+    """Return the texts of the root's children by name, and the root's name under ``""``.
+
+    What is not XML has no values.
+    """
+    try:
+        root = _parsed(data)
+    except XmlError:
+        return {}
+    return {"": _name(root), **_fields(root)}
+
+
+def page(data: bytes) -> tuple[list[Found], str]:
+    """Return the objects in an answer to ListObjects or ListObjectsV2, and where the next begins.
+
+    Raises:
+        XmlError: It is no such answer.
+    """
+    root = _parsed(data)
+    if _name(root) != "ListBucketResult":
+        raise XmlError(f"it is a {_name(root)[:40]!r}, not a list")
+    result = _fields(root)
+    # Some servers encode the keys although XML could hold them, and say so.
+    is_encoded = result.get("EncodingType", "") == "url"
+    decoded = partial(unquote_plus, errors="surrogateescape") if is_encoded else str
+    found = [_found(_fields(child), decoded) for child in root if _name(child) == "Contents"]
+    if result.get("IsTruncated", "").strip().lower() != "true":
+        return found, ""
+    if "NextContinuationToken" in result:
+        return found, result["NextContinuationToken"]
+    # Version 1 names a marker only in lists with a delimiter; otherwise it is the last key.
+    if "NextMarker" not in result and not found:
+        raise XmlError("the list is incomplete, without a marker")
+    return found, decoded(result["NextMarker"]) if "NextMarker" in result else found[-1].key
+
+
+def when(text: str) -> int:
+    """Return a time of XML or of a header in nanoseconds since 1970; 0 if it is neither."""
+    for length, form in ((19, "%Y-%m-%dT%H:%M:%S"), (25, "%a, %d %b %Y %H:%M:%S")):
+        try:
+            return calendar.timegm(time.strptime(text[:length], form)) * 10**9
+        except ValueError:
+            continue
+    return 0
+
+
+def _parsed(data: bytes) -> ElementTree.Element:
+    """Return the root; a document type is refused, so no entity can be declared or expanded."""
+    try:
+        # S3 sends white space while it completes an upload.
+        text = data.decode("utf-8-sig").strip()
+        if len(data) > LIMIT_BYTES or "<!DOCTYPE" in text:
+            raise XmlError("it is too long, or declares a document type")
+        return ElementTree.fromstring(text)
+    except (ElementTree.ParseError, ValueError) as error:
+        raise XmlError(f"not XML: {error}") from error
+
+
+def _name(element: ElementTree.Element) -> str:
+    """Return the name without its namespace, which servers write in different ways."""
+    return element.tag.rpartition("}")[2].rpartition(":")[2]
+
+
+def _fields(element: ElementTree.Element) -> dict[str, str]:
+    return {_name(child): child.text or "" for child in element}
+
+
+def _found(values: dict[str, str], decoded: Callable[[str], str]) -> Found:
+    try:
+        tag = values.get("ETag", "").strip('"')
+        modified_ns = when(values.get("LastModified", ""))
+        return Found(decoded(values["Key"]), int(values["Size"]), tag, modified_ns)
+    except (KeyError, ValueError) as error:
+        raise XmlError(f"an object in it lacks {error}") from error
