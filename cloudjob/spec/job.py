@@ -33,6 +33,7 @@ from cloudjob.spec.types import (
     Values,
     Variables,
     Whole,
+    key,
 )
 from jobentry.contract.env import RESTORES
 from jobentry.contract.launchers import AUTO, LAUNCHERS
@@ -53,80 +54,72 @@ class JobSpec(Values):
     """
 
     # fmt: off
-    script: Text = Field(default="",
-        description="The program to run, relative to the source folder.")
-    args: Texts = Field(default=(), description="The script's own arguments, byte for byte.")
-    name: Annotated[Text, Option("--name", "NAME")] = Field(default="", validate_default=True,
-        json_schema_extra={"pattern": f"^{NAME_RULE}$"},
-        description="The job's name: letters, digits, _ and -, at most 64; by default the "
-                    "script's name.")
-    nodes: Annotated[Whole, Option("--nodes", "N", short="-n")] = Field(default=1, ge=1, le=10_000,
-        description="Number of nodes.")
-    procs_per_node: Annotated[Whole, Option("--procs-per-node", "M")] = Field(
-        default=1, ge=1, le=1024,
-        description="Number of ranks on each node.")
-    backend: Annotated[str, OneOf(*BACKENDS), Option("--backend", "NAME")] = Field(
-        default="process",
-        description="Where the job runs.")
-    launcher: Annotated[str, OneOf(AUTO, *LAUNCHERS), Option("--launcher", "NAME")] = Field(
-        default="auto",
-        description="How to start the ranks; auto chooses from the script's imports.")
-    source: Annotated[Text, Option("--source", "DIR")] = Field(default=".",
-        description="The folder to send; in a file, relative to that file.")
-    env: Annotated[Variables, Option("--env", "NAME=VALUE", short="-e")] = Field(default={},
-        description="Variables for every rank; an earlier layer takes precedence, name by name.")
-    secrets: Annotated[Secrets, Option("--secret", "NAME[=@FILE]")] = Field(default={}, repr=False,
-        description="Variables whose values are never shown; each value comes from your "
-                    "environment, or is the exact bytes of a file.")
-    inputs: Annotated[Uris, Option("--input", "NAME=URI")] = Field(default={},
-        description="Objects to copy to every node before the script starts; the variable NAME "
-                    "holds the path.")
-    input_nodes: Annotated[Labels, Option("--input-nodes", "NAME=NODES")] = Field(default={},
-        description="The nodes that need an input, such as 0 or 0,2-3; by default all nodes.")
-    outputs: Annotated[Variables, Option("--output", "NAME=URI")] = Field(default={},
-        description="Folders whose files are saved while the job runs and when it ends; an empty "
-                    "URI is the job's own folder in the store.")
-    output_sync_s: Annotated[Number, Option("--output-sync-s", "S")] = Field(
-        default=30.0, ge=0, le=_DAY_S,
-        description="Seconds between saves of the outputs while the job runs; 0 saves only at "
-                    "the end.")
+    script: Text = key("The program to run, relative to the source folder.")
+    args: Texts = key("The script's own arguments, byte for byte.", ())
+    name: Annotated[Text, Option("--name", "NAME")] = key(
+        "The job's name: letters, digits, _ and -, at most 64; by default the script's name.",
+        validate_default=True, json_schema_extra={"pattern": f"^{NAME_RULE}$"})
+    nodes: Annotated[Whole, Option("--nodes", "N", short="-n")] = key(
+        "Number of nodes.", 1, ge=1, le=10_000)
+    procs_per_node: Annotated[Whole, Option("--procs-per-node", "M")] = key(
+        "Number of ranks on each node.", 1, ge=1, le=1024)
+    backend: Annotated[str, OneOf(*BACKENDS), Option("--backend", "NAME")] = key(
+        "Where the job runs.", "process")
+    launcher: Annotated[str, OneOf(AUTO, *LAUNCHERS), Option("--launcher", "NAME")] = key(
+        "How to start the ranks; auto chooses from the script's imports.", "auto")
+    source: Annotated[Text, Option("--source", "DIR")] = key(
+        "The folder to send; in a file, relative to that file.", ".")
+    env: Annotated[Variables, Option("--env", "NAME=VALUE", short="-e")] = key(
+        "Variables for every rank; an earlier layer takes precedence, name by name.", {})
+    secrets: Annotated[Secrets, Option("--secret", "NAME[=@FILE]")] = key(
+        "Variables whose values are never shown; each value comes from your environment, or is the "
+        "exact bytes of a file.", {}, repr=False)
+    inputs: Annotated[Uris, Option("--input", "NAME=URI")] = key(
+        "Objects to copy to every node before the script starts; the variable NAME holds the path.",
+        {})
+    input_nodes: Annotated[Labels, Option("--input-nodes", "NAME=NODES")] = key(
+        "The nodes that need an input, such as 0 or 0,2-3; by default all nodes.", {})
+    outputs: Annotated[Variables, Option("--output", "NAME=URI")] = key(
+        "Folders whose files are saved while the job runs and when it ends; an empty URI is the "
+        "job's own folder in the store.", {})
+    output_sync_s: Annotated[Number, Option("--output-sync-s", "S")] = key(
+        "Seconds between saves of the outputs while the job runs; 0 saves only at the end.",
+        30.0, ge=0, le=_DAY_S)
     restore_outputs: Annotated[
         str, OneOf(*RESTORES), Option("--restore-outputs", "WHICH")
-    ] = Field(default="none",
-        description="Which files that an earlier run saved at an output's URI to restore on each "
-                    "node before the script starts: the node's own, or those of all nodes.")
-    image: Annotated[Text, Option("--image", "REF")] = Field(default="",
-        description="The container image, for backends that run containers.")
-    flavor: Annotated[Text, Option("--flavor", "ID")] = Field(default="",
-        description="The platform's name for the kind of node.")
-    timeout_min: Annotated[Number, Option("--timeout-min", "T")] = Field(
-        default=0.0, ge=0, le=_YEAR_MIN,
-        description="Minutes after which the job is ended; 0 sets no limit.")
-    start_timeout_min: Annotated[Number, Option("--start-timeout-min", "T")] = Field(
-        default=10.0, ge=0.01, le=_YEAR_MIN,
-        description="Minutes allowed for the nodes to connect, and then for the ranks to start.")
-    retries: Annotated[Whole, Option("--retries", "R")] = Field(default=0, ge=0, le=10,
-        description="How many times to start a failed job again.")
-    min_nodes: Annotated[Whole, Option("--min-nodes", "N")] = Field(default=0, ge=0, le=10_000,
-        description="The fewest nodes with which an elastic job (the launcher horovod-elastic) "
-                    "continues; 0 means 1 with that launcher, and all nodes with any other.")
-    grace_s: Annotated[Number, Option("--grace-s", "S")] = Field(default=10.0, ge=0, le=_DAY_S,
-        description="Seconds between SIGTERM and SIGKILL.")
-    store: Annotated[Text, Option("--store", "URI")] = Field(default="",
-        description="Where to store code and outputs; by default a folder under $CLOUDJOB_HOME.")
-    source_limit_mb: Annotated[Number, Option("--source-limit-mb", "MB")] = Field(
-        default=100.0, ge=0,
-        description="The largest source folder to pack, in megabytes.")
+    ] = key(
+        "Which files that an earlier run saved at an output's URI to restore on each node before "
+        "the script starts: the node's own, or those of all nodes.", "none")
+    image: Annotated[Text, Option("--image", "REF")] = key(
+        "The container image, for backends that run containers.")
+    flavor: Annotated[Text, Option("--flavor", "ID")] = key(
+        "The platform's name for the kind of node.")
+    timeout_min: Annotated[Number, Option("--timeout-min", "T")] = key(
+        "Minutes after which the job is ended; 0 sets no limit.", 0.0, ge=0, le=_YEAR_MIN)
+    start_timeout_min: Annotated[Number, Option("--start-timeout-min", "T")] = key(
+        "Minutes allowed for the nodes to connect, and then for the ranks to start.",
+        10.0, ge=0.01, le=_YEAR_MIN)
+    retries: Annotated[Whole, Option("--retries", "R")] = key(
+        "How many times to start a failed job again.", 0, ge=0, le=10)
+    min_nodes: Annotated[Whole, Option("--min-nodes", "N")] = key(
+        "The fewest nodes with which an elastic job (the launcher horovod-elastic) continues; 0 "
+        "means 1 with that launcher, and all nodes with any other.", 0, ge=0, le=10_000)
+    grace_s: Annotated[Number, Option("--grace-s", "S")] = key(
+        "Seconds between SIGTERM and SIGKILL.", 10.0, ge=0, le=_DAY_S)
+    store: Annotated[Text, Option("--store", "URI")] = key(
+        "Where to store code and outputs; by default a folder under $CLOUDJOB_HOME.")
+    source_limit_mb: Annotated[Number, Option("--source-limit-mb", "MB")] = key(
+        "The largest source folder to pack, in megabytes.", 100.0, ge=0)
     links: Annotated[
         str, OneOf("keep", "follow"), Option("--follow-links", const="follow")
-    ] = Field(default="keep",
-        description="follow: follow symbolic links that point outside the source folder; keep: "
-                    "refuse them.")
+    ] = key(
+        "follow: follow symbolic links that point outside the source folder; keep: refuse them.",
+        "keep")
     hardware_check: Annotated[
         str, OneOf("on", "off"), Option("--no-hardware-check", const="off")
-    ] = Field(default="on",
-        description="off: start a launcher or parallel mode even if MindSpore's documentation "
-                    "rules it out on the device.")
+    ] = key(
+        "off: start a launcher or parallel mode even if MindSpore's documentation rules it out on "
+        "the device.", "on")
     process: Process = Field(default_factory=Process)
     docker: Docker = Field(default_factory=Docker)
     modelarts: ModelArts = Field(default_factory=ModelArts)

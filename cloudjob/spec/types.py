@@ -81,6 +81,11 @@ class OneOf:
         return {"enum": [{"true": True, "false": False}.get(word, word) for word in self.words]}
 
 
+def key(description: str, default: Any = "", **limits: Any) -> Any:
+    """Return the field of a key of the job file: what it means, its default, what limits it."""
+    return Field(default=default, description=description, **limits)
+
+
 def allowed_words(field: FieldInfo) -> tuple[str, ...]:
     """Return the words to which a field is restricted; none for any other field."""
     return next((item.words for item in field.metadata if isinstance(item, OneOf)), ())
