@@ -13,10 +13,9 @@ from cloudjob.spec import (
     SECTIONS,
     JobSpec,
     dotted,
-    errors,
     is_tree,
     one_line,
-    without,
+    valid_part,
 )
 
 
@@ -85,10 +84,10 @@ def checked(layer: Layer) -> Layer:
     values = {**layer.values, **_named_secrets(layer)}
     # In the order of the file, whose lines are met one by one.
     order = {key: number for number, key in enumerate(layer.origins)}
-    wrong = sorted(errors(values), key=lambda error: order.get(dotted(error[0]), len(order)))
+    values, wrong = valid_part(values)
+    wrong.sort(key=lambda error: order.get(dotted(error[0]), len(order)))
     layer.problems += [layer.problem(dotted(location), what) for location, what in wrong]
     layer.invalid.update(str(location[0]) for location, _ in wrong)
-    values = without(values, [location for location, _ in wrong])
     if "source" in values:
         values["source"] = str(layer.folder / values["source"])
     if "secrets" in values:

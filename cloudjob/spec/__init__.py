@@ -20,9 +20,8 @@ from cloudjob.spec.validation import (
     check,
     conflicts,
     dotted,
-    errors,
+    valid_part,
     validate,
-    without,
 )
 
 __all__ = [
@@ -43,7 +42,6 @@ __all__ = [
     "conflicts",
     "default_name",
     "dotted",
-    "errors",
     "given",
     "is_map",
     "is_tree",
@@ -51,6 +49,6 @@ __all__ = [
     "nearest",
     "one_line",
     "section",
+    "valid_part",
     "validate",
-    "without",
 ]

@@ -32,35 +32,57 @@ def validate(
     Args:
         invalid: Keys that had a wrong value and were left out before.
     """
-    wrong = errors(values)
-    spec = JobSpec.model_validate(without(values, [location for location, _ in wrong]))
+    values, wrong = valid_part(values)
+    spec = JobSpec.model_validate(values)
     invalid = {*invalid, *(str(location[0]) for location, _ in wrong)}
     found = [(dotted(location), what) for location, what in wrong]
     return spec, found + conflicts(spec, invalid)
 
 
-def errors(values: Mapping[str, Any]) -> list[tuple[Location, str]]:
-    """Return each value that is wrong by itself, and what is wrong with it."""
+def valid_part(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[Location, str]]]:
+    """Return the values that are valid by themselves, and where the others are and why not."""
+    valid, found = dict(values), []
+    while wrong := _errors(valid):
+        found += wrong
+        for location, _ in wrong:
+            valid = _without(valid, location)
+    return valid, found
+
+
+def _errors(values: Mapping[str, Any]) -> list[tuple[Location, str]]:
     try:
         JobSpec.model_validate(values)
     except ValidationError as error:
         found: dict[Location, str] = {}
         for item in error.errors(include_url=False):
-            location = tuple(step for step in item["loc"] if step != "[key]")
+            location = _exact(tuple(step for step in item["loc"] if step != "[key]"), values)
             found.setdefault(location, _message(location, item["type"], item))
         return list(found.items())
     return []
 
 
-def without(values: Mapping[str, Any], locations: list[Location]) -> dict[str, Any]:
-    """Return a job without the values at these places; a list goes as a whole."""
+def _exact(location: Location, values: Any) -> Location:
+    """Return a location with the keys as they were given: pydantic's have no surrogates."""
+    if not location:
+        return ()
+    step, *rest = location
+    if isinstance(values, Mapping):
+        step = next((name for name in values if step in (name, _replaced(name))), step)
+        return (step, *_exact(tuple(rest), values.get(step)))
+    return location
+
+
+def _replaced(name: str) -> str:
+    return name.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def _without(values: Mapping[str, Any], location: Location) -> dict[str, Any]:
+    """Return values without the one at a location; a list goes as a whole."""
+    first, *rest = location
     kept = dict(values)
-    for first, *rest in locations:
-        inner = kept.get(str(first))
-        if isinstance(inner, dict) and rest:
-            kept[str(first)] = without(inner, [tuple(rest)])
-        else:
-            kept.pop(str(first), None)
+    inner = kept.pop(str(first), None)
+    if isinstance(inner, dict) and rest and rest[0] in inner:
+        kept[str(first)] = _without(inner, tuple(rest))
     return kept
 
 

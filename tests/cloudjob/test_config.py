@@ -389,8 +389,38 @@ def test_a_project_file_that_is_a_folder_is_said(job, tmp_path):
         job("")
 
 
+PIECES = [
+    "modelarts: ",
+    "kubernetes: ",
+    "body: ",
+    "pod: ",
+    "env: ",
+    "secrets: ",
+    "nodes: ",
+    "args: ",
+]
+PIECES += [
+    "&a ",
+    "*a",
+    "!!int x",
+    "!!bool ",
+    ".nan",
+    "0b_",
+    "1:30",
+    "<<: ",
+    "? ",
+    '"\\ud800"',
+    '"\\0"',
+]
+PIECES += ["{", "}", "[", "]", ", ", "- ", "\n", "  ", "~", "@f", "A", "9" * 5000]
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=60) | st.text("ab:-?[]{}&*!|>'\"%@ \t\n#~<1").map(str.encode))
+@given(
+    st.binary(max_size=60)
+    | st.text("ab:-?[]{}&*!|>'\"%@ \t\n#~<1").map(str.encode)
+    | st.lists(st.sampled_from(PIECES), max_size=16).map(lambda pieces: "".join(pieces).encode())
+)
 def test_no_file_is_a_traceback(job, data):
     """Whatever bytes a job file holds, it is read or refused as the user's mistake."""
     with contextlib.suppress(UsageError):

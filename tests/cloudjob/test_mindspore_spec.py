@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudjob.spec import JobSpec, conflicts, errors
+from cloudjob.spec import JobSpec, conflicts, valid_part
 from cloudjob.submission import Code, node_env, prepare
 from jobentry.contract.env import MindSpore
 
@@ -108,7 +108,8 @@ def test_a_search_is_for_auto_parallel(search):
 
 
 def test_an_unknown_word_is_an_error_with_the_likeliest_one():
-    found = dict(errors({"mindspore": {"device_target": "NPU", "parallel_mode": "data-paralel"}}))
+    values = {"device_target": "NPU", "parallel_mode": "data-paralel"}
+    found = dict(valid_part({"mindspore": values})[1])
 
     assert found["mindspore", "device_target"].startswith("is not known")
     assert "did you mean 'data_parallel'?" in found["mindspore", "parallel_mode"]
