@@ -13,8 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from cloudjob.spec import JobSpec, given, one_line, section
+from cloudjob.model.text import given, one_line
 from jobentry.contract.launchers import DEFAULT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 # In order of precedence. mpi4py comes before torch: a script that imports both has MPI start its
 # ranks and passes rank and size on to torch.
@@ -66,7 +70,7 @@ def _is_gloo(spec: JobSpec, launcher: str) -> bool:
 
 def _in_image(spec: JobSpec) -> Choice | None:
     """Return what the name of the image, or of the platform's preset engine, suggests."""
-    engine = section(spec, spec.backend).get("engine", "")
+    engine = spec.section(spec.backend).get("engine", "")
     for what, text in (("image", spec.image), ("engine", str(engine))):
         words = set(re.findall(r"[a-z]+", text.lower()))
         for word, launcher in _BY_IMAGE.items():

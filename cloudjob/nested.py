@@ -13,8 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloudjob.errors import SpecError
-from cloudjob.spec import JobSpec, one_line
+from cloudjob.model.text import one_line
 from jobentry.contract.launchers import LAUNCHERS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 # Programs that start ranks, and the launcher of cloudjob that replaces each.
 _PROGRAMS = {

@@ -16,8 +16,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cloudjob import detection, layers, locks, nested
-from cloudjob import spec as specs
-from cloudjob import submission as submissions
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, Check
 from cloudjob.detection import Choice
@@ -26,17 +24,23 @@ from cloudjob.home import make_home, records_path, store_uri, submits_folder
 from cloudjob.job import Job
 from cloudjob.job.leftovers import sweep
 from cloudjob.layers import Claim, Kept, Missing
+from cloudjob.model import submission as submissions
+from cloudjob.model import validation
+from cloudjob.model.job import masked
+from cloudjob.model.submission import Code, Submission, prepare
 from cloudjob.package import CodePackage, Memory, Options, cache, pack
 from cloudjob.records import SUBMITTING, JobRecord, Records
-from cloudjob.spec import JobSpec, masked, section
 from cloudjob.store import full_uri, open_store
 from cloudjob.store.base import ObjectStore, OnProgress, Signer, ignore_progress
 from cloudjob.store.parallel import call_with_timeout, in_parallel
-from cloudjob.submission import Code, Submission, prepare
 from jobentry.contract import names
 from jobentry.contract.launchers import AUTO
 from jobentry.contract.packages import Layer, damage_key
 from jobentry.contract.paths import JobPaths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 _MB = 1_000_000
 # How many objects are put at once.
@@ -201,13 +205,13 @@ def _with_launcher(spec: JobSpec) -> tuple[JobSpec, Choice | None]:
         choice = detection.choose(spec)
         spec = spec.model_copy(update={"launcher": choice.launcher})
         # Some values fit some launchers only, and until now there was none.
-        specs.check(spec)
+        validation.check(spec)
     nested.check(spec)
     return spec, choice
 
 
 def _open_backend(spec: JobSpec, home: Path) -> Backend[Any]:
-    return open_backend(spec.backend, home, dict(section(spec, spec.backend)))
+    return open_backend(spec.backend, home, dict(spec.section(spec.backend)))
 
 
 def _open_store(spec: JobSpec, backend: Backend[Any], home: Path) -> tuple[str, ObjectStore]:
@@ -261,7 +265,7 @@ def _access(
     spec: JobSpec, paths: JobPaths, store: ObjectStore, code_layers: tuple[Layer, ...]
 ) -> dict[str, str]:
     """Return keys of the store, or addresses of all that the job reads and writes in it."""
-    hours = section(spec, spec.backend).get("presigned_h")
+    hours = spec.section(spec.backend).get("presigned_h")
     if not (isinstance(hours, (int, float)) and hours and isinstance(store, Signer)):
         return store.access()
     limit_s = round(hours * 3600)

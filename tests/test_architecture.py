@@ -232,6 +232,15 @@ def test_help_is_quick(words: list[str]):
     assert modules & HEAVY <= ({"pydantic"} if words[0] == "submit" else set())
 
 
+def test_commands_that_read_no_job_file_do_without_pydantic():
+    backends = sorted((ROOT / "cloudjob" / "backends").glob("*/backend.py"))
+    modules = [f"cloudjob.backends.{path.parent.name}.backend" for path in backends]
+    code = f"import sys, cloudjob.job, {', '.join(modules)}; print('pydantic' in sys.modules)"
+
+    assert modules
+    assert run(sys.executable, "-c", code).stdout == "False\n"
+
+
 @pytest.mark.parametrize("path", LAPTOP + CONTAINER, ids=named)
 def test_only_the_doors_print(path: Path):
     """All else returns what it has to say, or raises it."""

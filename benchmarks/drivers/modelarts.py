@@ -24,9 +24,9 @@ _SETTINGS = "engine: process\nrequests_per_min: 1000000\n"
 def submit(home: Path, _address: Any) -> dict[str, float]:
     """Look, and create a job: from an open backend to its handle."""
     from cloudjob.backends.modelarts.backend import ModelArtsBackend
-    from cloudjob.spec import JobSpec
+    from cloudjob.model.job import JobSpec
+    from cloudjob.model.submission import Code, prepare
     from cloudjob.store import open_store
-    from cloudjob.submission import Code, prepare
 
     took = []
     for number in range(_SUBMITS):

@@ -29,8 +29,9 @@ def filter_flags(parser: Any) -> None:
 def filter_of(options: argparse.Namespace) -> Filter:
     """Return which jobs are meant."""
     from cloudjob.job import Filter
-    from cloudjob.spec import BACKENDS, nearest
-    from cloudjob.status import JobState
+    from cloudjob.model.rules import BACKENDS
+    from cloudjob.model.status import JobState
+    from cloudjob.model.text import nearest
 
     states = tuple(state.upper() for state in options.state)
     for flag, words, allowed in (

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cloudjob.job import Job
-    from cloudjob.status import Failure, JobStatus
+    from cloudjob.model.status import Failure, JobStatus
 
 # Between two looks at what a job waits for.
 _LOOK_S = 10.0
@@ -222,6 +222,6 @@ def print_status(status: JobStatus) -> None:
 
 def status_json(status: JobStatus) -> dict[str, Any]:
     """Return a status as `status --json` prints it."""
-    from cloudjob.status import to_json
+    from cloudjob.model.status import to_json
 
     return to_json(status)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, NoReturn
 
-    from cloudjob.spec import Option
+    from cloudjob.model.types import Option
 
 
 def state_home() -> Path:
@@ -74,7 +74,8 @@ def job_argument(parser: argparse.ArgumentParser, **more: Any) -> None:
 
 def spec_flags(parser: Any) -> None:
     """Add the option of every field that has one."""
-    from cloudjob.spec import OPTIONS, JobSpec, is_map
+    from cloudjob.model.job import OPTIONS, JobSpec
+    from cloudjob.model.types import is_map
 
     for name, option in OPTIONS.items():
         field = JobSpec.model_fields[name]
@@ -115,7 +116,7 @@ def port_number(text: str) -> int:
 def given_flags(options: argparse.Namespace) -> dict[str, object]:
     """Return what the user gave on the command line, by field."""
     from cloudjob.config import read_env_file
-    from cloudjob.spec import OPTIONS
+    from cloudjob.model.job import OPTIONS
 
     flags: dict[str, object] = {}
     for name, option in OPTIONS.items():

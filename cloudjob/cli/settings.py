@@ -17,7 +17,7 @@ from cloudjob.cli.say import print_json, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cloudjob.spec import JobSpec
+    from cloudjob.model.job import JobSpec
 
 
 def described(options: argparse.Namespace) -> JobSpec:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from cloudjob.console import Transfer
     from cloudjob.detection import Choice
     from cloudjob.layers import Kept
+    from cloudjob.model.job import JobSpec
     from cloudjob.package import CodePackage
     from cloudjob.pipeline import Preview
-    from cloudjob.spec import JobSpec
 
 _SHOWN_LEFT_OUT = 5
 

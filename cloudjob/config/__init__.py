@@ -21,14 +21,10 @@ from cloudjob.config.layer import Layer, checked, layer_of_job, layer_of_options
 from cloudjob.config.schema import json_schema
 from cloudjob.config.yaml_file import layer_of_file
 from cloudjob.errors import SpecError
-from cloudjob.spec import (
-    MASK,
-    MAX_WORD_BYTES,
-    SECTIONS,
-    JobSpec,
-    one_line,
-    validate,
-)
+from cloudjob.model.job import SECTIONS, JobSpec
+from cloudjob.model.rules import MAX_WORD_BYTES
+from cloudjob.model.text import MASK, one_line
+from cloudjob.model.validation import validate
 from jobentry.contract.launchers import LAUNCHERS
 
 __all__ = ["Loaded", "json_schema", "load", "read_env_file", "show"]

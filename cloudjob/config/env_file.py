@@ -8,7 +8,8 @@ from pathlib import Path
 
 from cloudjob.config.files import read_bytes, reason
 from cloudjob.errors import UsageError
-from cloudjob.spec import VARIABLE_RULE, given, one_line
+from cloudjob.model.rules import VARIABLE_RULE
+from cloudjob.model.text import given, one_line
 
 
 def read_env_file(path: str | Path, environ: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudjob.errors import UsageError
-from cloudjob.spec import one_line
+from cloudjob.model.text import one_line
 
 CLOUDJOB_CONFIG = "CLOUDJOB_CONFIG"
 PROJECT_FILE = "cloudjob.yaml"

@@ -7,16 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudjob.spec import (
-    MASK,
-    OPTIONS,
-    SECTIONS,
-    JobSpec,
-    dotted,
-    is_tree,
-    one_line,
-    valid_part,
-)
+from cloudjob.model.job import OPTIONS, SECTIONS, JobSpec
+from cloudjob.model.text import MASK, one_line
+from cloudjob.model.types import is_tree
+from cloudjob.model.validation import dotted, valid_part
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloudjob.spec import JobSpec
+from cloudjob.model.job import JobSpec
 
 
 def json_schema() -> dict[str, Any]:

@@ -13,13 +13,16 @@ from typing import Any
 
 from cloudjob.config.files import File, position, text_of, unreadable
 from cloudjob.config.layer import Layer
-from cloudjob.spec import SECTIONS, dotted, is_tree, one_line
+from cloudjob.model.job import SECTIONS
+from cloudjob.model.text import one_line
+from cloudjob.model.types import is_tree
+from cloudjob.model.validation import dotted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from yaml.nodes import Node
 
-    from cloudjob.spec import Location
+    from cloudjob.model.validation import Location
 
 MAX_DEPTH = 20
 # Aliases multiply: nine lines of nine aliases each are 387 million values.

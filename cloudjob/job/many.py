@@ -20,8 +20,8 @@ from cloudjob.home import records_path, store_uri
 from cloudjob.job import leftovers
 from cloudjob.job.one import GONE, Job, attach, backend_of
 from cloudjob.layers import Collected
+from cloudjob.model.status import JobStatus
 from cloudjob.records import SUBMITTING, JobRecord, Records
-from cloudjob.status import JobStatus
 from cloudjob.store import open_store
 
 _DAY_S = 24 * 3600.0

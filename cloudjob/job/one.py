@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from cloudjob import layers, locks
 from cloudjob import outputs as job_outputs
-from cloudjob import status as statuses
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, Event, Metric, NativeStatus
 from cloudjob.errors import (
@@ -29,8 +28,9 @@ from cloudjob.errors import (
 )
 from cloudjob.home import records_path, submits_folder, writing
 from cloudjob.job.leftovers import sweep
+from cloudjob.model import status as statuses
+from cloudjob.model.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.records import SUBMITTING, JobRecord, Records
-from cloudjob.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.store import open_store, with_store_options
 from cloudjob.store.base import PATIENCE_S, ObjectStore
 from cloudjob.store.parallel import call_with_timeout, in_parallel

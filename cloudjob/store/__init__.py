@@ -8,7 +8,7 @@ import urllib.parse
 from collections.abc import Mapping
 
 from cloudjob.errors import StoreError
-from cloudjob.spec import STORE_SECTIONS
+from cloudjob.model.rules import STORE_SECTIONS
 from cloudjob.store.base import PATIENCE_S, ObjectStore
 
 __all__ = ["ObjectStore", "full_uri", "open_store", "with_store_options"]

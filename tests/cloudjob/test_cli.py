@@ -15,7 +15,7 @@ from cloudjob.cli import follow, main
 from cloudjob.cli.parser import _COMMANDS
 from cloudjob.cli.say import print_name, tell_error
 from cloudjob.errors import BackendError
-from cloudjob.status import Code, Failure, JobState, JobStatus
+from cloudjob.model.status import Code, Failure, JobState, JobStatus
 
 
 @pytest.mark.parametrize("command", [name for name, _, _ in _COMMANDS])

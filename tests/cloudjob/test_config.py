@@ -14,15 +14,8 @@ from hypothesis import strategies as st
 
 from cloudjob.config import json_schema, load, read_env_file, show
 from cloudjob.errors import SpecError, UsageError
-from cloudjob.spec import (
-    BACKENDS,
-    OPTIONS,
-    SECTIONS,
-    STORE_SECTIONS,
-    VARIABLE_RULE,
-    JobSpec,
-    masked,
-)
+from cloudjob.model.job import OPTIONS, SECTIONS, JobSpec, masked
+from cloudjob.model.rules import BACKENDS, STORE_SECTIONS, VARIABLE_RULE
 from jobentry.contract.launchers import LAUNCHERS
 
 ROOT = Path(__file__).parents[2]

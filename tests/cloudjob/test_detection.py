@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob import detection
-from cloudjob.spec import JobSpec
+from cloudjob.model.job import JobSpec
 from jobentry.contract.launchers import LAUNCHERS
 
 

@@ -21,9 +21,9 @@ from cloudjob import doctor, images
 from cloudjob.backends.docker import delivery, engine, logs, request, share, state
 from cloudjob.backends.keys import new_key
 from cloudjob.errors import BackendError, SpecError, UsageError
-from cloudjob.spec import JobSpec
-from cloudjob.status import JobState
-from cloudjob.submission import Code, Submission
+from cloudjob.model.job import JobSpec
+from cloudjob.model.status import JobState
+from cloudjob.model.submission import Code, Submission
 from jobentry.contract import env, variables
 
 ROOT = Path(__file__).parents[2]

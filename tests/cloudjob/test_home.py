@@ -40,7 +40,7 @@ elif sys.argv[2] == "doctor":
     doctor.check_machine(home)
 elif sys.argv[2] == "submit":
     from cloudjob import pipeline
-    from cloudjob.spec import JobSpec
+    from cloudjob.model.job import JobSpec
     source = home.parent.parent / "source"
     source.mkdir()
     (source / "train.py").write_text("")

@@ -20,8 +20,8 @@ from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import records_path
 from cloudjob.job import Filter, Job, find_all, many, one
 from cloudjob.job.one import GONE
+from cloudjob.model.status import JobState
 from cloudjob.records import JobRecord, Records
-from cloudjob.status import JobState
 from cloudjob.store.directory import DirectoryStore
 from jobentry.contract import exits
 from jobentry.contract.paths import JobPaths

@@ -18,7 +18,7 @@ from cloudjob.backends.kubernetes import checks, logs
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
 from cloudjob.errors import BackendError, NotAuthorised
-from cloudjob.status import JobState
+from cloudjob.model.status import JobState
 from cloudjob.waits import Limits
 from tests.cloudjob.test_kubernetes_build import submission
 from tests.support import operators

@@ -29,9 +29,9 @@ from cloudjob.backends.kubernetes.merge import merged
 from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.backends.kubernetes.site import Site, find
 from cloudjob.errors import SpecError, UsageError
-from cloudjob.spec import JobSpec
-from cloudjob.status import JobState
-from cloudjob.submission import Code, Submission
+from cloudjob.model.job import JobSpec
+from cloudjob.model.status import JobState
+from cloudjob.model.submission import Code, Submission
 from jobentry.contract import env, names, variables
 from tests.support import kube_cluster, kubelet, operators
 

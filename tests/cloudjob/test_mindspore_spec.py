@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cloudjob.spec import JobSpec, conflicts, valid_part
-from cloudjob.submission import Code, node_env, prepare
+from cloudjob.model.job import JobSpec
+from cloudjob.model.submission import Code, node_env, prepare
+from cloudjob.model.validation import conflicts, valid_part
 from jobentry.contract.env import MindSpore
 
 MODES = ("stand_alone", "data_parallel", "semi_auto_parallel", "auto_parallel", "hybrid_parallel")

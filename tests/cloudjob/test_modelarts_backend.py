@@ -17,9 +17,9 @@ from cloudjob.backends.modelarts import state
 from cloudjob.backends.modelarts.backend import ModelArtsBackend
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
-from cloudjob.spec import JobSpec
-from cloudjob.status import JobState
-from cloudjob.submission import Code, Submission
+from cloudjob.model.job import JobSpec
+from cloudjob.model.status import JobState
+from cloudjob.model.submission import Code, Submission
 from tests.support.fake_modelarts import KEYS, PROJECT, FakeModelArts, Reply, once, serve
 
 

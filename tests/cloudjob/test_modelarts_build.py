@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudjob import submission as submissions
 from cloudjob.backends.modelarts import delivery, request
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import SpecError
-from cloudjob.spec import JobSpec
-from cloudjob.submission import Code, Submission
+from cloudjob.model import submission as submissions
+from cloudjob.model.job import JobSpec
+from cloudjob.model.submission import Code, Submission
 from jobentry.contract import env, variables
 from tests.support.fake_modelarts import KEYS, PROJECT
 

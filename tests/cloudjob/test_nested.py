@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cloudjob import nested
 from cloudjob.errors import SpecError
-from cloudjob.spec import JobSpec
+from cloudjob.model.job import JobSpec
 
 
 @pytest.fixture

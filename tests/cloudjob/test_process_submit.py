@@ -21,9 +21,9 @@ from cloudjob.backends.process.backend import ProcessBackend
 from cloudjob.backends.process.node import children_of
 from cloudjob.cli import main
 from cloudjob.errors import JobNotFound, RecordsError
+from cloudjob.model.job import JobSpec
+from cloudjob.model.status import JobState
 from cloudjob.records import Records
-from cloudjob.spec import JobSpec
-from cloudjob.status import JobState
 
 LIMIT_S = 60.0
 # Kills itself before or after a step of sending; it has SIGKILL done to it from outside, in effect.
@@ -33,7 +33,7 @@ from pathlib import Path
 from cloudjob import pipeline
 from cloudjob.backends.process import backend, running
 from cloudjob.records import Records
-from cloudjob.spec import JobSpec
+from cloudjob.model.job import JobSpec
 
 home, source, step, when = sys.argv[1:]
 owner = {"backend": backend, "running": running, "records": Records}[step.partition(".")[0]]

@@ -15,8 +15,9 @@ from cloudjob import config
 from cloudjob.backends.slurm import refusals, request, script, site
 from cloudjob.backends.slurm.site import Site
 from cloudjob.errors import SpecError
-from cloudjob.spec import JobSpec, conflicts
-from cloudjob.submission import Code, Submission, prepare
+from cloudjob.model.job import JobSpec
+from cloudjob.model.submission import Code, Submission, prepare
+from cloudjob.model.validation import conflicts
 from jobentry.contract import env, variables
 
 GOLDEN = Path(__file__).parents[1] / "golden"

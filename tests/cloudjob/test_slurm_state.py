@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cloudjob.backends.slurm import state
 from cloudjob.backends.slurm.state import Facts, Marks
-from cloudjob.status import JobState
+from cloudjob.model.status import JobState
 
 # As Slurm 22.05 wrote it, with SLURM_TIME_FORMAT=%s.
 SHOWN = (

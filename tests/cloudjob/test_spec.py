@@ -11,17 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cloudjob.errors import SpecError
-from cloudjob.spec import (
-    MAX_WORD_BYTES,
-    NAME_RULE,
-    JobSpec,
-    check,
-    default_name,
-    masked,
-    one_line,
-    section,
-    validate,
-)
+from cloudjob.model.job import JobSpec, default_name, masked
+from cloudjob.model.rules import MAX_WORD_BYTES, NAME_RULE
+from cloudjob.model.text import one_line
+from cloudjob.model.validation import check, validate
 
 
 def spec(**values):
@@ -221,7 +214,7 @@ def test_a_section_is_complete():
     """What a job leaves out of a backend's section has its default there."""
     value = spec(process={"isolation": "none"})
 
-    assert section(value, "process") == {
+    assert value.section("process") == {
         "python": "",
         "isolation": "none",
         "gpus": 0,

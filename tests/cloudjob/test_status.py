@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cloudjob.status import Code, Failure, JobState, JobStatus, Phase, to_json
+from cloudjob.model.status import Code, Failure, JobState, JobStatus, Phase, to_json
 
 RUNNING = JobStatus(
     job="train-1",

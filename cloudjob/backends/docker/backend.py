@@ -39,10 +39,13 @@ from cloudjob.backends.docker.state import Container, blamed, container, status_
 from cloudjob.backends.keys import new_key
 from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import writing
-from cloudjob.spec import JobSpec
-from cloudjob.status import JobState
-from cloudjob.submission import Submission
+from cloudjob.model.status import JobState
+from cloudjob.model.submission import Submission
 from cloudjob.waits import Patience
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 _SCHEME = "docker://local/"
 _BOOT = "boot.sh"

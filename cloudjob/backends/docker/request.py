@@ -9,13 +9,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudjob import submission as submissions
 from cloudjob.backends.words import file_path, is_utf8
 from cloudjob.errors import SpecError
-from cloudjob.spec import MASK, JobSpec, section
-from cloudjob.submission import Submission
+from cloudjob.model import submission as submissions
+from cloudjob.model.submission import Submission
+from cloudjob.model.text import MASK
 from jobentry.contract import names
 from jobentry.contract.launchers import LAUNCHERS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 HOME = "/home/ma-user"
 # The user of ModelArts' containers.
@@ -117,7 +121,7 @@ def build(submission: Submission, owner: str) -> DockerRequest:
         JOB_LABEL: submission.job,
         OWNER_LABEL: owner,
         GRACE_LABEL: repr(spec.grace_s),
-        MEMORY_LABEL: repr(section(spec, "docker")["memory_gib"]),
+        MEMORY_LABEL: repr(spec.section("docker")["memory_gib"]),
         **({ELASTIC_LABEL: "1"} if LAUNCHERS[spec.launcher].is_elastic else {}),
     }
     network = f"cloudjob-{submission.job}"
@@ -236,7 +240,7 @@ def _node(
 
 def _limits(spec: JobSpec) -> dict[str, Any]:
     """What one container may use, and what it may not do."""
-    options = section(spec, "docker")
+    options = spec.section("docker")
     limits: dict[str, Any] = {
         "ShmSize": int(_number(options["shm_gib"]) * _GIB),
         "LogConfig": LOG_CONFIG,
@@ -257,7 +261,7 @@ def _limits(spec: JobSpec) -> dict[str, Any]:
 
 def _devices(spec: JobSpec, node: int) -> dict[str, Any]:
     """The GPUs of one node: by a number alone the engine would give all nodes the same ones."""
-    gpus = int(_number(section(spec, "docker")["gpus"]))
+    gpus = int(_number(spec.section("docker")["gpus"]))
     if not gpus:
         return {}
     own = [str(gpu) for gpu in range(node * gpus, (node + 1) * gpus)]
@@ -266,7 +270,7 @@ def _devices(spec: JobSpec, node: int) -> dict[str, Any]:
 
 def _gpus(spec: JobSpec) -> dict[str, str]:
     """What ModelArts says on a flavor with GPUs."""
-    gpus = int(_number(section(spec, "docker")["gpus"]))
+    gpus = int(_number(spec.section("docker")["gpus"]))
     if not gpus:
         return {}
     return {

@@ -8,7 +8,7 @@ from typing import Any
 
 from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.docker.request import MEMORY_LABEL, NODE_LABEL
-from cloudjob.status import JobState
+from cloudjob.model.status import JobState
 
 # The engine's word for a container -> where its node stands; any other word is UNKNOWN.
 _STATES = {

@@ -47,10 +47,13 @@ from cloudjob.errors import (
     UsageError,
 )
 from cloudjob.home import writing
-from cloudjob.spec import JobSpec
-from cloudjob.status import JobState
-from cloudjob.submission import Submission
+from cloudjob.model.status import JobState
+from cloudjob.model.submission import Submission
 from cloudjob.waits import LIMITS, Limits, Waits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 _SCHEME = "kubernetes://"
 _POLL_S = 1.0

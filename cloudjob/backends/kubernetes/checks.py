@@ -18,7 +18,10 @@ from cloudjob.backends.kubernetes.request import (
 )
 from cloudjob.backends.kubernetes.site import Site
 from cloudjob.errors import BackendError
-from cloudjob.spec import JobSpec, section
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _CRDS = "`cloudjob docs kubernetes` shows how to install one"
@@ -151,7 +154,7 @@ def _dropped(sent: Any, kept: Any, where: str = "") -> Iterator[str]:
 
 def _queue(client: Client, spec: JobSpec | None, engine: Engine) -> list[Check]:
     """Volcano refuses no job whose queue is not there: it only never runs."""
-    wanted = str(section(spec, "kubernetes")["queue"]) if spec else ""
+    wanted = str(spec.section("kubernetes")["queue"]) if spec else ""
     if not wanted or engine.name != "volcano":
         return []
     try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudjob.backends.kubernetes.engine import Stage
-from cloudjob.status import JobState
+from cloudjob.model.status import JobState
 
 
 def stage(job: Mapping[str, Any], is_cancelled: bool) -> Stage:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from cloudjob.backends.kubernetes.pod import CONTAINER, JOB_LABEL, Names
-from cloudjob.status import JobState
-from cloudjob.submission import Submission
+from cloudjob.model.status import JobState
+from cloudjob.model.submission import Submission
 
 
 class Resource(NamedTuple):

@@ -9,8 +9,11 @@ from cloudjob.backends.kubernetes import pod
 from cloudjob.backends.kubernetes.engine import Resource
 from cloudjob.backends.kubernetes.merge import merged
 from cloudjob.backends.kubernetes.pod import Names
-from cloudjob.spec import JobSpec, section
-from cloudjob.submission import Submission
+from cloudjob.model.submission import Submission
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 
 def of_job(
@@ -21,7 +24,7 @@ def of_job(
     Args:
         body: What stands under ``spec``.
     """
-    options = section(submission.spec, "kubernetes")
+    options = submission.spec.section("kubernetes")
     metadata = {"name": called.name, "namespace": called.namespace}
     made = {
         "apiVersion": resource.api_version,

@@ -12,8 +12,7 @@ from cloudjob.backends.kubernetes import conditions, pod
 from cloudjob.backends.kubernetes import manifest as manifests
 from cloudjob.backends.kubernetes.engine import Engine, Resource, numbered
 from cloudjob.backends.kubernetes.pod import Names
-from cloudjob.spec import section
-from cloudjob.submission import Submission
+from cloudjob.model.submission import Submission
 from jobentry.contract import names
 
 RESOURCE = Resource("kubeflow.org", "v2beta1", "mpijobs", "MPIJob")
@@ -43,7 +42,7 @@ def hosts(name: str, nodes: int) -> tuple[str, ...]:
 def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[str, Any]:
     """Return the job's manifest."""
     spec = submission.spec
-    options = section(spec, "kubernetes")
+    options = spec.section("kubernetes")
     given = pod.variables(submission, hosts(called.name, spec.nodes), called.name, ())
     key = {names.CLOUDJOB_SSH_KEY: f"file://{SSH_PATH}/id_rsa"} if spec.nodes > 1 else {}
 

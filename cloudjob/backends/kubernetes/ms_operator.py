@@ -14,10 +14,13 @@ from cloudjob.backends.kubernetes import conditions, pod
 from cloudjob.backends.kubernetes import manifest as manifests
 from cloudjob.backends.kubernetes.engine import Engine, Resource, Stage, numbered
 from cloudjob.backends.kubernetes.pod import Names
-from cloudjob.spec import JobSpec, section
-from cloudjob.status import JobState
-from cloudjob.submission import Submission
+from cloudjob.model.status import JobState
+from cloudjob.model.submission import Submission
 from jobentry.contract import names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 RESOURCE = Resource("mindspore.gitee.com", "v1", "msjobs", "MSJob")
 # Only a container of this name is told of the scheduler, and only its exit code counts.
@@ -52,7 +55,7 @@ def hosts(name: str, nodes: int) -> tuple[str, ...]:
 def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[str, Any]:
     """Return the job's manifest."""
     spec = submission.spec
-    options = section(spec, "kubernetes")
+    options = spec.section("kubernetes")
     given = pod.variables(submission, hosts(called.name, spec.nodes), called.name, ())
 
     def replica(count: int, shell: str, *, is_head: bool) -> dict[str, Any]:
@@ -88,7 +91,7 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
 
 def services(submission: Submission, called: Names) -> list[dict[str, Any]]:
     """Return a service for each worker: the head reaches them by name, and pods have none here."""
-    own = pod.metadata(submission, {**section(submission.spec, "kubernetes"), "annotations": {}})
+    own = pod.metadata(submission, {**submission.spec.section("kubernetes"), "annotations": {}})
     given = pod.environment(submission, ("localhost",), 0, "")
     return [
         {

@@ -6,12 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cloudjob import submission as submissions
 from cloudjob.backends.kubernetes.merge import merged
 from cloudjob.backends.words import is_utf8
-from cloudjob.spec import JobSpec, section
-from cloudjob.submission import Submission
+from cloudjob.model import submission as submissions
+from cloudjob.model.submission import Submission
 from jobentry.contract import env, names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 HOME = "/home/ma-user"
 # One container a pod; its name is the one by which a patch finds it.
@@ -127,7 +130,7 @@ def template(
         has_delivery: Whether the job has a Secret.
     """
     spec = submission.spec
-    options = section(spec, "kubernetes")
+    options = spec.section("kubernetes")
     shown = {**given.shown, **(own or {})}
     if not has_delivery:
         shown.pop(names.CLOUDJOB_DELIVERY)
@@ -200,13 +203,13 @@ def exact(text: str) -> str:
 
 def _gpus(spec: JobSpec) -> dict[str, str]:
     """What ModelArts says on a flavor with GPUs; which interfaces to use the entry finds out."""
-    gpus = section(spec, "kubernetes")["gpus"]
+    gpus = spec.section("kubernetes")["gpus"]
     return {names.MA_NUM_GPUS: str(gpus), "NCCL_DEBUG": "INFO"} if gpus else {}
 
 
 def _resources(spec: JobSpec) -> dict[str, Any]:
     """What one pod asks for, and may use: the same, so that no other pod can take it away."""
-    options = section(spec, "kubernetes")
+    options = spec.section("kubernetes")
     limits: dict[str, Any] = {}
     if options["cpus"]:
         limits["cpu"] = _quantity(_number(options["cpus"]), 1000, "", "m")
@@ -228,7 +231,7 @@ def volumes(
     spec: JobSpec, called: Names, *, has_delivery: bool
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Return each volume with its mount: those that every pod has, then those of the job file."""
-    options = section(spec, "kubernetes")
+    options = spec.section("kubernetes")
     # All of it is the platform's in ModelArts' own images, and there only this is fresh.
     home = HOME if options["home"] == "empty" else f"{HOME}/modelarts"
     found: list[tuple[dict[str, Any], dict[str, Any]]] = [

@@ -13,9 +13,14 @@ from cloudjob.backends.kubernetes.engine import Engine
 from cloudjob.backends.kubernetes.merge import unknown_directives
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.backends.words import file_path, is_utf8
-from cloudjob.spec import MAX_WORD_BYTES, JobSpec, given, section
-from cloudjob.submission import Submission
+from cloudjob.model.rules import MAX_WORD_BYTES
+from cloudjob.model.submission import Submission
+from cloudjob.model.text import given
 from jobentry.contract import names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 MAX_SECRET_BYTES = 1_048_576
 
@@ -30,7 +35,7 @@ _OWN_METADATA = ("name", "generateName", "namespace", "uid")
 def find(submission: Submission, engine: Engine, namespace: str) -> Iterator[str]:
     """Yield everything that is wrong, each with its key."""
     spec = submission.spec
-    options = section(spec, "kubernetes")
+    options = spec.section("kubernetes")
     if not spec.image:
         yield "image: is missing (allowed: an image that the cluster can pull)"
     yield from _engine_problems(spec, engine)
@@ -54,7 +59,7 @@ def _engine_problems(spec: JobSpec, engine: Engine) -> Iterator[str]:
     """Yield what the operator cannot do."""
     if spec.retries and engine.no_retries:
         yield f"retries: {engine.no_retries} (given {spec.retries}; allowed 0; volcano can)"
-    patch = section(spec, "kubernetes")["pod"]
+    patch = spec.section("kubernetes")["pod"]
     if engine.name == "ms-operator" and isinstance(patch, Mapping) and patch.get("metadata"):
         yield (
             "kubernetes.pod.metadata: the MindSpore operator keeps no labels and annotations of "

@@ -14,8 +14,8 @@ from cloudjob.backends.kubernetes import mpi_operator, ms_operator, pod, problem
 from cloudjob.backends.kubernetes.engine import Engine, Resource
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.errors import SpecError
-from cloudjob.spec import MASK, section
-from cloudjob.submission import Submission
+from cloudjob.model.submission import Submission
+from cloudjob.model.text import MASK
 from jobentry.contract import paths, variables
 
 ENGINES: Mapping[str, Engine] = {
@@ -157,7 +157,7 @@ def _secret(submission: Submission, called: Names) -> dict[str, Any]:
 
 
 def _metadata(submission: Submission, called: Names, name: str) -> dict[str, Any]:
-    options = section(submission.spec, "kubernetes")
+    options = submission.spec.section("kubernetes")
     own = pod.metadata(submission, {**options, "annotations": {}})
     return {"name": name, "namespace": called.namespace, **own}
 

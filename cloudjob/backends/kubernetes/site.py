@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudjob.errors import UsageError
-from cloudjob.spec import nearest
+from cloudjob.model.text import nearest
 
 # The context of a cloudjob that itself runs in a pod.
 IN_CLUSTER = "in-cluster"

@@ -9,7 +9,7 @@ from typing import Any
 from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.kubernetes.engine import Engine, Stage
 from cloudjob.backends.kubernetes.pod import CONTAINER
-from cloudjob.status import JobState
+from cloudjob.model.status import JobState
 
 # What a container waits for in the usual course of things.
 _USUAL = ("ContainerCreating", "PodInitializing", "")

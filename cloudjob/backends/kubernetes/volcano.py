@@ -9,9 +9,8 @@ from cloudjob.backends.kubernetes import manifest as manifests
 from cloudjob.backends.kubernetes import pod
 from cloudjob.backends.kubernetes.engine import Engine, Resource, Stage, numbered
 from cloudjob.backends.kubernetes.pod import Names
-from cloudjob.spec import section
-from cloudjob.status import JobState
-from cloudjob.submission import Submission
+from cloudjob.model.status import JobState
+from cloudjob.model.submission import Submission
 from jobentry.contract import names
 
 RESOURCE = Resource("batch.volcano.sh", "v1alpha1", "jobs", "Job")
@@ -44,7 +43,7 @@ def hosts(name: str, nodes: int) -> tuple[str, ...]:
 def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[str, Any]:
     """Return the job's manifest."""
     spec = submission.spec
-    options = section(spec, "kubernetes")
+    options = spec.section("kubernetes")
     given = pod.variables(submission, hosts(called.name, spec.nodes), called.name, _GIVEN)
     command = ["sh", f"{pod.ENTRY_PATH}/boot.sh"]
     template = pod.template(submission, called, given, command, has_delivery=has_delivery)

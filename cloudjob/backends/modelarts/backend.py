@@ -27,10 +27,13 @@ from cloudjob.backends.modelarts.request import ModelArtsRequest
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.backends.modelarts.transport import LIMITS
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
-from cloudjob.spec import JobSpec
-from cloudjob.status import JobState
-from cloudjob.submission import Submission
+from cloudjob.model.status import JobState
+from cloudjob.model.submission import Submission
 from cloudjob.waits import Limits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 _SCHEMES = {"https": "modelarts://", "http": "modelarts+http://"}
 # Between two looks at a job: the service allows only so many requests a minute.

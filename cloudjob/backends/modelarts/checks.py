@@ -15,7 +15,11 @@ from cloudjob.backends.modelarts.refusals import ServiceError
 from cloudjob.backends.modelarts.request import calls_mpirun, folder_url
 from cloudjob.backends.modelarts.transport import SKEW_LIMIT_S
 from cloudjob.errors import BackendError
-from cloudjob.spec import JobSpec, nearest, section
+from cloudjob.model.text import nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 _MINUTE_S = 60.0
 _UNAUTHORISED = 401
@@ -83,7 +87,7 @@ def _clock(client: Client) -> Check:
 
 def _flavor(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     wanted = spec.flavor if spec else ""
-    if spec is not None and section(spec, "modelarts")["pool_id"]:
+    if spec is not None and spec.section("modelarts")["pool_id"]:
         return
     if spec is not None and not wanted:
         wanted = client.site.default_flavor
@@ -126,7 +130,7 @@ def _most(flavor: Mapping[str, Any]) -> int:
 
 
 def _engine(client: Client, spec: JobSpec | None) -> Iterator[Check]:
-    wanted = str(section(spec, "modelarts")["engine"]) if spec else ""
+    wanted = str(spec.section("modelarts")["engine"]) if spec else ""
     if spec is not None and not wanted:
         return
     engines = client.engines()
@@ -186,7 +190,7 @@ def _image(client: Client, spec: JobSpec | None) -> Iterator[Check]:
 
 
 def _pool(client: Client, spec: JobSpec | None) -> Iterator[Check]:
-    wanted = str(section(spec, "modelarts")["pool_id"]) if spec else ""
+    wanted = str(spec.section("modelarts")["pool_id"]) if spec else ""
     if not wanted:
         return
     try:

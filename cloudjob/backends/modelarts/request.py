@@ -12,14 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from cloudjob import submission as submissions
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.backends.words import is_utf8
 from cloudjob.errors import SpecError
-from cloudjob.spec import MASK, JobSpec, given, section
-from cloudjob.submission import Submission
+from cloudjob.model import submission as submissions
+from cloudjob.model.submission import Submission
+from cloudjob.model.text import MASK, given
 from jobentry.contract import env, names, variables
 from jobentry.contract.paths import JobPaths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 HOME = "/home/ma-user"
 _JOB_DIR = f"{HOME}/modelarts/user-job-dir"
@@ -70,7 +74,7 @@ def build(submission: Submission, site: Site) -> ModelArtsRequest:
         SpecError: The job asks for what this backend cannot do.
     """
     spec = submission.spec
-    options = section(spec, "modelarts")
+    options = spec.section("modelarts")
     problems = list(_problems(submission, site, options))
     if problems:
         raise SpecError(problems)

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from cloudjob.backends.base import NativeStatus
-from cloudjob.status import JobState
+from cloudjob.model.status import JobState
 
 _STATES = {
     "Creating": JobState.PENDING,

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import cloudjob
-from cloudjob import submission as submissions
 from cloudjob.backends import interpreters
 from cloudjob.backends.base import Backend, NativeStatus
 from cloudjob.backends.process import devices, isolation, running
@@ -27,9 +26,10 @@ from cloudjob.backends.process.node import NodeRequest
 from cloudjob.backends.process.state_file import STATE
 from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.home import private_folder, writing
-from cloudjob.spec import MASK, section
-from cloudjob.status import JobState
-from cloudjob.submission import Submission
+from cloudjob.model import submission as submissions
+from cloudjob.model.status import JobState
+from cloudjob.model.submission import Submission
+from cloudjob.model.text import MASK
 from jobentry.contract import names
 from jobentry.contract.launchers import LAUNCHERS
 from jobentry.trees import remove_tree
@@ -295,7 +295,7 @@ def build(
 ) -> ProcessRequest:
     """Return the request for ``submission`` on ``machine``; it does no I/O."""
     hosts = submissions.host_names(submission)
-    gpus = section(submission.spec, "process")["gpus"]
+    gpus = submission.spec.section("process")["gpus"]
     assert isinstance(gpus, int)
     nodes = []
     for index, host in enumerate(hosts):

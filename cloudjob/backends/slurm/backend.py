@@ -23,10 +23,13 @@ from cloudjob.backends.slurm.request import SlurmRequest
 from cloudjob.backends.slurm.site import Done, Place, Site
 from cloudjob.backends.slurm.state import is_settled
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
-from cloudjob.spec import JobSpec
-from cloudjob.status import JobState
-from cloudjob.submission import Submission
+from cloudjob.model.status import JobState
+from cloudjob.model.submission import Submission
 from jobentry.contract import paths, variables
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 _SCHEME = "slurm://"
 # The folder is asked often and Slurm's controller seldom: it serves a whole cluster.

@@ -5,7 +5,10 @@ from __future__ import annotations
 from cloudjob.backends.base import Check
 from cloudjob.backends.slurm.site import Place, Site, place_of, quoted
 from cloudjob.errors import BackendError
-from cloudjob.spec import JobSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 _OLDEST = (20, 11)
 

@@ -10,15 +10,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudjob import submission as submissions
 from cloudjob.backends.slurm import script
 from cloudjob.backends.slurm.site import Site
 from cloudjob.backends.words import file_path, file_uri
 from cloudjob.errors import SpecError
-from cloudjob.spec import MASK, JobSpec, section
-from cloudjob.submission import Submission
+from cloudjob.model import submission as submissions
+from cloudjob.model.submission import Submission
+from cloudjob.model.text import MASK
 from jobentry.contract import names
 from jobentry.contract.launchers import needs_sshd
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 # What a node finds out for itself, or the script of the nodes for it.
 _OF_NODE = (
@@ -105,7 +109,7 @@ def build(submission: Submission, site: Site) -> SlurmRequest:
         node_script=script.node_script(
             script.NodeText(
                 job=submission.job,
-                scratch=str(section(spec, "slurm")["scratch"]).rstrip("/"),
+                scratch=str(spec.section("slurm")["scratch"]).rstrip("/"),
                 setup=_words(spec, "setup"),
                 python=site.entry_python,
                 entry=posixpath.basename(site.entry),
@@ -121,7 +125,7 @@ def build(submission: Submission, site: Site) -> SlurmRequest:
         layers=tuple(file_path(uri) for uri in submission.code.layers) if local else (),
         secret_names=submission.hidden_names,
         inherited=tuple(
-            f"SBATCH_{name.upper()}" for name in _SITE_DEFAULTS if not section(spec, "slurm")[name]
+            f"SBATCH_{name.upper()}" for name in _SITE_DEFAULTS if not spec.section("slurm")[name]
         ),
         environments=tuple(_environments(submission, site, variables)),
     )
@@ -134,7 +138,7 @@ def _job_text(submission: Submission) -> script.JobText:
         title=f"cloudjob's job {submission.job}: {spec.nodes} nodes of {spec.procs_per_node}",
         nodes=spec.nodes,
         retries=spec.retries,
-        requeues=section(spec, "slurm")["requeue"] == "true",
+        requeues=spec.section("slurm")["requeue"] == "true",
         warn_s=_warn_s(spec),
         needs_shell=_needs_shell(spec),
     )
@@ -198,7 +202,7 @@ def _environments(
     hosts = submissions.host_names(submission)
     for index in range(len(hosts)):
         node = submissions.node_env(submission, index, hosts)
-        scratch = section(submission.spec, "slurm")["scratch"]
+        scratch = submission.spec.section("slurm")["scratch"]
         home = f"{scratch}/cloudjob-{submission.job.rpartition('-')[2]}/home"
         whole = submissions.variables(submission, node, home=home, address="0.0.0.0")
         own = {name: whole[name] for name in _OF_NODE if name in whole}
@@ -208,7 +212,7 @@ def _environments(
 def _options(submission: Submission) -> tuple[str, ...]:
     """Return what stands behind each ``#SBATCH``."""
     spec = submission.spec
-    options = section(spec, "slurm")
+    options = spec.section("slurm")
     found = {
         "job-name": f"cloudjob-{submission.job}",
         "output": script.SLURM_LOG,
@@ -236,14 +240,14 @@ def _options(submission: Submission) -> tuple[str, ...]:
 
 def _time_min(spec: JobSpec) -> int:
     """The job's time on Slurm: its own limit, with room for what comes before and after."""
-    asked = int(str(section(spec, "slurm")["time_min"]))
+    asked = int(str(spec.section("slurm")["time_min"]))
     if asked or not spec.timeout_min:
         return asked
     return math.ceil(spec.timeout_min + spec.grace_s / 60) + _ROOM_MIN
 
 
 def _warn_s(spec: JobSpec) -> int:
-    asked = int(str(section(spec, "slurm")["warn_s"])) or math.ceil(spec.grace_s) + _OUTPUTS_S
+    asked = int(str(spec.section("slurm")["warn_s"])) or math.ceil(spec.grace_s) + _OUTPUTS_S
     # A warning that is due before the job begins comes at once.
     return min(asked, 30 * (_time_min(spec) or _MOST_WARN_S), _MOST_WARN_S)
 
@@ -253,11 +257,11 @@ def _megabytes(gib: float) -> str:
 
 
 def _cpus_per_rank(spec: JobSpec) -> int:
-    return int(str(section(spec, "slurm")["cpus_per_rank"]))
+    return int(str(spec.section("slurm")["cpus_per_rank"]))
 
 
 def _is_srun(spec: JobSpec) -> bool:
-    is_pmix = spec.launcher == "mpirun" and section(spec, "slurm")["mpi"] == "pmix"
+    is_pmix = spec.launcher == "mpirun" and spec.section("slurm")["mpi"] == "pmix"
     return is_pmix or spec.launcher == "srun"
 
 
@@ -267,7 +271,7 @@ def _needs_shell(spec: JobSpec) -> bool:
 
 
 def _problems(spec: JobSpec) -> Iterator[str]:
-    options = section(spec, "slurm")
+    options = spec.section("slurm")
     for key, beginnings in (("scratch", ("/",)), ("folder", ("/", "~/"))):
         value = str(options[key])
         if value and not value.startswith(beginnings):
@@ -312,6 +316,6 @@ def _reserved(word: str) -> str:
 
 
 def _words(spec: JobSpec, key: str) -> tuple[str, ...]:
-    value = section(spec, "slurm")[key]
+    value = spec.section("slurm")[key]
     assert isinstance(value, (list, tuple))
     return tuple(str(word) for word in value)

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.slurm.script import EARLY_S
-from cloudjob.status import JobState
+from cloudjob.model.status import JobState
 from jobentry.contract.exits import ENTRY_FAILED, TIMED_OUT
 
 # Slurm's word -> where the job stands; any other word is UNKNOWN. (squeue(1), JOB STATE CODES)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cloudjob.errors import StoreError
-from cloudjob.spec import ADDRESSINGS, nearest
+from cloudjob.model.rules import ADDRESSINGS
+from cloudjob.model.text import nearest
 from cloudjob.store.files import check_key
 
 OPTIONS = ("endpoint", "region", "addressing", "profile")

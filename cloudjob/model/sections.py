@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from cloudjob import mindspore
-from cloudjob.spec.types import (
+from cloudjob.model import mindspore
+from cloudjob.model.rules import ADDRESSINGS
+from cloudjob.model.types import (
     Labels,
     Number,
     OneOf,
@@ -23,8 +24,6 @@ from cloudjob.spec.types import (
 )
 from jobentry.contract import env
 
-STORE_SECTIONS = ("s3", "obs")
-ADDRESSINGS = ("auto", "path", "virtual")
 _DAY_MIN = 1440
 # No platform lets a job live a year.
 _YEAR_MIN = 525_600

@@ -9,7 +9,7 @@ from jobentry.contract.launchers import LAUNCHERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cloudjob.spec import JobSpec
+    from cloudjob.model.job import JobSpec
 
 # Left to the script.
 NONE = "none"

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from cloudjob import mindspore
-from cloudjob.spec import MASK, JobSpec
+from cloudjob.model import mindspore
+from cloudjob.model.text import MASK
 from jobentry.contract import env, names
 from jobentry.contract.env import MindSpore, NodeEnv, OpenMpi
 from jobentry.contract.launchers import LAUNCHERS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from cloudjob import mindspore
 from cloudjob.errors import SpecError
-from cloudjob.spec.job import BACKENDS, SECTIONS, VARIABLE_FIELDS, JobSpec
-from cloudjob.spec.text import given, nearest, one_line
-from cloudjob.spec.types import allowed_words, check_size, number_range
+from cloudjob.model import mindspore
+from cloudjob.model.job import SECTIONS, JobSpec
+from cloudjob.model.rules import BACKENDS, VARIABLE_FIELDS
+from cloudjob.model.text import given, nearest, one_line
+from cloudjob.model.types import allowed_words, check_size, number_range
 from jobentry.contract import env
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from cloudjob.spec.sections import (
+from cloudjob.model.rules import BACKENDS, NAME_RULE
+from cloudjob.model.sections import (
     Docker,
     Kubernetes,
     MindSpore,
@@ -19,9 +20,8 @@ from cloudjob.spec.sections import (
     Process,
     Slurm,
 )
-from cloudjob.spec.text import MASK, given
-from cloudjob.spec.types import (
-    NAME_RULE,
+from cloudjob.model.text import MASK, given
+from cloudjob.model.types import (
     Labels,
     Number,
     OneOf,
@@ -38,9 +38,6 @@ from cloudjob.spec.types import (
 from jobentry.contract.env import RESTORES
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 
-BACKENDS = ("process", "docker", "modelarts", "kubernetes", "slurm")
-# The keys whose names become variables of every rank.
-VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")
 # A longer wait overflows the clocks of platforms and of Python; no platform lets a job live a year.
 _YEAR_MIN = 525_600
 _DAY_S = 86_400
@@ -149,6 +146,10 @@ class JobSpec(Values):
         """Whether the script is any command of the nodes, and not a file of the source."""
         return self.launcher in LAUNCHERS and LAUNCHERS[self.launcher].takes_command
 
+    def section(self, name: str) -> Mapping[str, Any]:
+        """Return the values of a section, with its defaults."""
+        return MappingProxyType(dict(getattr(self, name)))
+
     @property
     def sections(self) -> Mapping[str, Mapping[str, Any]]:
         """The sections that were given, each with the keys that were given."""
@@ -173,11 +174,6 @@ def default_name(script: str) -> str:
     last = script.rpartition("/")[2]
     stem = last.rpartition(".")[0] or last
     return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:64] or "job"
-
-
-def section(spec: JobSpec, name: str) -> Mapping[str, Any]:
-    """Return the settings of one backend with its defaults filled in."""
-    return MappingProxyType(dict(getattr(spec, name)))
 
 
 def masked(spec: JobSpec) -> dict[str, Any]:

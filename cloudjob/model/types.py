@@ -27,15 +27,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError, core_schema
 
-from cloudjob.spec.text import MASK, given
-
-# Linux refuses a word of argv or of the environment above MAX_ARG_STRLEN = 131072 bytes, which
-# includes the terminating NUL (execve(2)); the job would only find out on its node.
-MAX_WORD_BYTES = 131_071
-NAME_RULE = r"[A-Za-z0-9_-]{1,64}"
-VARIABLE_RULE = r"[A-Za-z_][A-Za-z0-9_]*"
-# ModelArts refuses user variables that begin with MA_; CLOUDJOB_ is how our two halves speak.
-RESERVED_PREFIXES = ("MA_", "CLOUDJOB_")
+from cloudjob.model.rules import MAX_WORD_BYTES, RESERVED_PREFIXES, VARIABLE_RULE
+from cloudjob.model.text import MASK, given
 
 
 class Values(BaseModel):
