@@ -37,6 +37,10 @@ _ENTRY = "cloudjob/jobentry.pyz"
 _ENGINES_OWN = ("Step ", "--->", "Removing intermediate", "\x1b[0m")
 
 
+# Called with bytes so far, and bytes in all.
+Pulled = Callable[[int, int], None]
+
+
 class Recipe(NamedTuple):
     """What an image is made of.
 
@@ -72,6 +76,7 @@ def build(
     ca_bundle: str = "",
     pip_config: str = "",
     tell: Callable[[str], None] = lambda _: None,
+    pulled: Pulled = lambda _done_bytes, _total_bytes: None,
 ) -> Built:
     """Build the image ``name`` unless it is there, and return it.
 
@@ -83,6 +88,7 @@ def build(
         ca_bundle: A file of certificates that pip trusts during the build.
         pip_config: A pip configuration that is used during the build.
         tell: Called with each line of progress.
+        pulled: Called while the base is pulled, with the bytes so far and in all.
 
     Raises:
         BackendError: The engine cannot be reached, or the build failed.
@@ -93,7 +99,7 @@ def build(
     client = engine.connect()
     with contextlib.closing(client):
         recipe = recipe_of(name, base)
-        built = _build(client, recipe, given, tell)
+        built = _build(client, recipe, given, tell, pulled)
         _tag(client, built, name, tag_of_base(base) if base else _LATEST)
     return built
 
@@ -146,9 +152,13 @@ def context(recipe: Recipe, extra: Mapping[str, bytes]) -> bytes:
 
 
 def _build(
-    client: Any, recipe: Recipe, extra: Mapping[str, bytes], tell: Callable[[str], None]
+    client: Any,
+    recipe: Recipe,
+    extra: Mapping[str, bytes],
+    tell: Callable[[str], None],
+    pulled: Pulled,
 ) -> Built:
-    base, base_id = _base(client, recipe, tell)
+    base, base_id = _base(client, recipe, tell, pulled)
     digest = inputs(recipe, base_id)
     tag = f"{REPOSITORY}/{recipe.name}:{digest[:12]}"
     found = _image_id(client, tag)
@@ -206,12 +216,14 @@ def _remove_image(client: Any, image: str) -> None:
             raise
 
 
-def _base(client: Any, recipe: Recipe, tell: Callable[[str], None]) -> tuple[str, str]:
+def _base(
+    client: Any, recipe: Recipe, tell: Callable[[str], None], pulled: Pulled
+) -> tuple[str, str]:
     """Return name and id of the image to begin with, built or pulled when it is not there."""
     base = recipe.base
     if base == f"{REPOSITORY}/base:{_LATEST}" and recipe.name != "base":
         # Ours as it is now, whatever was built last under this name.
-        inner = _build(client, recipe_of("base"), {}, tell)
+        inner = _build(client, recipe_of("base"), {}, tell, pulled)
         _tag(client, inner, "base", _LATEST)
         return inner.tag, inner.id
     found = _image_id(client, base)
@@ -221,7 +233,8 @@ def _base(client: Any, recipe: Recipe, tell: Callable[[str], None]) -> tuple[str
     try:
         with engine.translated(f"pulling {base}"):
             repository, tag = _parted(base)
-            _follow(client.pull(repository, tag=tag, stream=True, decode=True), base, tell)
+            stream = client.pull(repository, tag=tag, stream=True, decode=True)
+            _follow(_counted(stream, pulled), base, tell)
     except BackendError as error:
         hint = "`cloudjob docs images` shows how to make debian:bookworm-slim without a registry"
         raise BackendError(error.message, hint=error.hint or hint) from error
@@ -242,6 +255,21 @@ def _image_id(client: Any, reference: str) -> str:
         if engine.status_code(error) == engine.NOT_FOUND:
             return ""
         raise
+
+
+def _counted(stream: Iterator[dict[str, Any]], pulled: Pulled) -> Iterator[dict[str, Any]]:
+    """Yield what the engine reports of a pull, and report the bytes of all layers together."""
+    layers: dict[str, tuple[int, int]] = {}
+    for word in stream:
+        layer, status = str(word.get("id")), word.get("status")
+        detail = word.get("progressDetail") or {}
+        if status == "Downloading" and detail.get("total"):
+            layers[layer] = (detail["current"], detail["total"])
+        elif status == "Download complete" and layer in layers:
+            layers[layer] = (layers[layer][1], layers[layer][1])
+        if layer in layers:
+            pulled(*(sum(column) for column in zip(*layers.values(), strict=True)))
+        yield word
 
 
 def _follow(stream: Iterator[dict[str, Any]], what: str, tell: Callable[[str], None]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudjob.errors import StoreError
-from cloudjob.store.base import ObjectStore
+from cloudjob.store.base import ObjectStore, OnProgress, ignore_progress
 from cloudjob.store.files import replacing
 from cloudjob.store.parallel import consume_in_parallel, in_parallel
 from jobentry.contract import manifest
@@ -83,11 +83,16 @@ def find(location: OutputLocation) -> list[Output]:
     return [found[name] for name in sorted(found)]
 
 
-def fetch(location: OutputLocation, folder: Path) -> list[Output]:
+def fetch(
+    location: OutputLocation, folder: Path, *, on_progress: OnProgress = ignore_progress
+) -> list[Output]:
     """Copy the files of one output below ``folder`` and return them.
 
     All files belong to the same state of the output: if the job replaces it meanwhile, the new
     state is fetched.
+
+    Args:
+        on_progress: Called, from any thread, with the number of bytes of each step.
 
     Raises:
         StoreError: A file cannot be fetched, or does not match its manifest.
@@ -96,7 +101,7 @@ def fetch(location: OutputLocation, folder: Path) -> list[Output]:
     files = find(location)
     for left in reversed(range(_ROUNDS)):
         try:
-            _fetch_missing(location, files, folder, have)
+            _fetch_missing(location, files, folder, have, on_progress)
             return files
         except StoreError:
             before, files = files, find(location)
@@ -127,18 +132,23 @@ def _manifests(location: OutputLocation) -> Iterable[Manifest]:
 
 
 def _fetch_missing(
-    location: OutputLocation, files: Iterable[Output], folder: Path, have: dict[str, frozenset[str]]
+    location: OutputLocation,
+    files: Iterable[Output],
+    folder: Path,
+    have: dict[str, frozenset[str]],
+    on_progress: OnProgress,
 ) -> None:
     """Fetch the files that are not in ``have`` and add them to it; small files in parallel."""
 
     def fetch_one(file: Output) -> None:
-        _fetch(location, file, folder / file.name)
+        _fetch(location, file, folder / file.name, on_progress)
         have[file.name] = file.digests
 
     def write_one(item: tuple[str, bytes]) -> None:
         key, data = item
         file = tiny[key]
         _write(location, file, data, folder / file.name)
+        on_progress(len(data))
         have[file.name] = file.digests
 
     missing = [file for file in files if have.get(file.name) != file.digests]
@@ -153,12 +163,12 @@ def _fetch_missing(
             fetch_one(file)
 
 
-def _fetch(location: OutputLocation, file: Output, path: Path) -> None:
+def _fetch(location: OutputLocation, file: Output, path: Path, on_progress: OnProgress) -> None:
     """Fetch one file; it gets its name only when its digest is right."""
     fresh = path.with_name(f".cloudjob-tmp-{os.urandom(8).hex()}")
     try:
         _make_folders(path.parent)
-        location.store.fetch(file.key, fresh)
+        location.store.fetch(file.key, fresh, on_progress=on_progress)
         if file.digests:
             _check(location, file, _digest(fresh))
         if file.modified_ns:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from cloudjob.cli.tables import print_table
 from cloudjob.errors import UsageError
 
 
@@ -30,9 +31,7 @@ def _title(page: Path) -> str:
 def _docs(options: argparse.Namespace) -> int:
     pages = topics()
     if options.topic is None:
-        width = max(map(len, pages))
-        for topic, page in pages.items():
-            print(f"{topic:<{width}}  {_title(page)}")
+        print_table([(topic, _title(page)) for topic, page in pages.items()])
         return 0
     if options.topic not in pages:
         import difflib

@@ -13,6 +13,7 @@ from cloudjob.cli.options import (
     whole_number,
 )
 from cloudjob.cli.say import print_json, say
+from cloudjob.cli.tables import print_table
 from cloudjob.errors import UsageError
 
 TYPE_CHECKING = False
@@ -80,9 +81,7 @@ def _print_emulator(values: dict[str, Any], *, is_json: bool) -> None:
     if is_json:
         print_json(values)
         return
-    for key, value in values.items():
-        if value != "":
-            print(f"{key:<14} {value}")
+    print_table([(key, value) for key, value in values.items() if value != ""])
 
 
 def add_emulator(parser: argparse.ArgumentParser) -> None:

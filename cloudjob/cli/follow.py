@@ -6,6 +6,7 @@ import argparse
 import os
 
 from cloudjob.cli.say import printable, say, tell_error
+from cloudjob.cli.tables import print_table
 from cloudjob.errors import BackendError, CloudJobError
 
 TYPE_CHECKING = False
@@ -122,7 +123,7 @@ class _Waiting:
 
 def stream(job: Job, descriptor: int, *, follow: bool, options: argparse.Namespace | None) -> None:
     """Show a job's log as it comes, its ranks' words apart from ours."""
-    from cloudjob.console import Screen
+    from cloudjob.cli.screen import Screen
 
     node = options.node if options else None
     rank = options.rank if options else None
@@ -214,8 +215,7 @@ def print_status(status: JobStatus) -> None:
         rows.append(("exit code", status.exit_code))
     if status.cause:
         rows.append(("cause", status.cause))
-    for key, value in rows:
-        print(f"{key:<10} {printable(str(value))}")
+    print_table(rows)
     if status.failure:
         report(status)
 

@@ -9,13 +9,15 @@ from cloudjob.cli.filters import filter_flags, filter_of
 from cloudjob.cli.follow import exit_code, print_status, report, status_json, stream
 from cloudjob.cli.options import job_argument, json_flag, state_home, whole_number
 from cloudjob.cli.say import print_json, print_name, printable, say, tell_error
+from cloudjob.cli.tables import print_table
 from cloudjob.errors import CloudJobError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from cloudjob.job import Filter
+    from cloudjob.job import Filter, Job
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -75,13 +77,11 @@ def _list(options: argparse.Namespace) -> int:
         is_all = filter_of(options) == jobs.Filter()
         say("no jobs yet; `cloudjob submit SCRIPT` starts one" if is_all else "no such jobs")
         return 0
-    width = max(len(status.job) for status in statuses)
-    print(f"{'JOB':<{width}}  {'STATE':<9}  {'BACKEND':<10}  {'NODES':>5}  CREATED")
-    for status in statuses:
-        print(
-            f"{status.job:<{width}}  {status.state:<9}  {status.backend:<10}  "
-            f"{status.nodes:>5}  {status.created_at}"
-        )
+    print_table(
+        [(each.job, each.state, each.backend, each.nodes, each.created_at) for each in statuses],
+        ("JOB", "STATE", "BACKEND", "NODES", "CREATED"),
+        numbers=("NODES",),
+    )
     return 0
 
 
@@ -149,8 +149,7 @@ def _events(options: argparse.Namespace) -> int:
     if options.json:
         print_json([event._asdict() for event in events])
     else:
-        for event in events:
-            print(printable(f"{event.at}  {event.level:<7}  {event.message}"))
+        print_table([(event.at, event.level, event.message) for event in events])
     return 0
 
 
@@ -161,12 +160,14 @@ def _metrics(options: argparse.Namespace) -> int:
     if options.json:
         print_json([metric._asdict() for metric in metrics])
         return 0
-    print(f"{'NODE':>4}  {'METRIC':<12}  {'LAST':>8}  {'MEAN':>8}  {'MOST':>8}")
+    rows = []
     for metric in metrics:
         known = [value for value in metric.values if value is not None]
         shown = (known[-1], sum(known) / len(known), max(known)) if known else ()
-        numbers = "  ".join(f"{value:8.1f}" for value in shown) or f"{'-':>8}"
-        print(f"{metric.node:>4}  {metric.name:<12}  {numbers}")
+        numbers = [f"{value:.1f}" for value in shown] or ["-", "", ""]
+        rows.append((metric.node, metric.name, *numbers))
+    headers = ("NODE", "METRIC", "LAST", "MEAN", "MOST")
+    print_table(rows, headers, numbers=("NODE", "LAST", "MEAN", "MOST"))
     return 0
 
 
@@ -186,11 +187,19 @@ def _outputs(options: argparse.Namespace) -> int:
         for file in found:
             print_name(file.name + _INCOMPLETE * file.is_incomplete)
     else:
-        for file in job.fetch_outputs(Path(options.to)):
-            print_name(str(Path(options.to, file.name)))
-            if file.is_incomplete:
-                say(f"{file.name} may be incomplete: something was writing to it")
+        _fetch_outputs(job, Path(options.to), sum(file.size_bytes for file in found))
     return 0
+
+
+def _fetch_outputs(job: Job, folder: Path, size_bytes: int) -> None:
+    from cloudjob.cli.progress import Transfers
+
+    with Transfers("fetched") as transfers:
+        files = job.fetch_outputs(folder, on_progress=transfers.watch(size_bytes))
+    for file in files:
+        print_name(str(folder / file.name))
+        if file.is_incomplete:
+            say(f"{file.name} may be incomplete: something was writing to it")
 
 
 def _rm(options: argparse.Namespace) -> int:

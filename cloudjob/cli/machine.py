@@ -5,24 +5,25 @@ from __future__ import annotations
 import argparse
 
 from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
-from cloudjob.cli.say import print_json, printable, say
+from cloudjob.cli.say import print_json, say
 from cloudjob.cli.settings import described, full_store
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
+from cloudjob.cli.tables import print_table
 
 
 def _image_build(options: argparse.Namespace) -> int:
     from cloudjob import images
+    from cloudjob.cli.progress import Transfers
 
-    built = images.build(
-        options.name,
-        base=options.base,
-        ca_bundle=options.ca_bundle,
-        pip_config=options.pip_config,
-        tell=say,
-    )
+    with Transfers("pulled") as transfers:
+        transfers.watch(0)
+        built = images.build(
+            options.name,
+            base=options.base,
+            ca_bundle=options.ca_bundle,
+            pip_config=options.pip_config,
+            tell=say,
+            pulled=lambda done, total: transfers.update(total, done_bytes=done),
+        )
     say("built" if built.is_new else "it is there already: nothing that goes into it has changed")
     print(built.tag)
     return 0
@@ -40,12 +41,13 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         print_json([check._asdict() for check in checks])
     else:
-        width = max(len(check.name) for check in checks)
+        rows = []
         for check in checks:
             word = "OK" if check.is_ok else "MISSING" if check.is_needed else "no"
-            print(f"{check.name:<{width}}  {word:<7}  {printable(check.found)}")
+            rows.append((check.name, word, check.found))
             if not check.is_ok and check.hint:
-                print(f"{'':<{width}}  {'':<7}  -> {printable(check.hint)}")
+                rows.append(("", "", f"-> {check.hint}"))
+        print_table(rows)
     return 0 if doctor.all_needed_ok(checks) else 1
 
 

@@ -8,10 +8,6 @@ from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
 from cloudjob.cli.say import print_json, print_name, printable, say, size
 from cloudjob.cli.settings import full_store, source_spec
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 
 def _package_ls(options: argparse.Namespace) -> int:
     from pathlib import Path

@@ -74,9 +74,7 @@ def hear_library() -> None:
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            # A bar may stand in the line; it is drawn again below.
-            over = "\r\x1b[K" if sys.stderr.isatty() else ""
-            show(f"{over}{printable(record.getMessage())}\n")
+            say(record.getMessage())
 
     logger = logging.getLogger("cloudjob")
     if not logger.handlers:

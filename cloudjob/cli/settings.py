@@ -13,7 +13,8 @@ from cloudjob.cli.options import (
     spec_flags,
     state_home,
 )
-from cloudjob.cli.say import print_json, printable
+from cloudjob.cli.say import print_json
+from cloudjob.cli.tables import print_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,9 +61,7 @@ def _config_show(options: argparse.Namespace) -> int:
     if options.json:
         print_json([{"key": k, "value": v, "origin": origin} for k, v, origin in rows])
         return 0
-    width = max(len(key) for key, _, _ in rows)
-    for key, value, origin in rows:
-        print(f"{key:<{width}}  {printable(value)}  ({origin})")
+    print_table([(key, value, f"({origin})") for key, value, origin in rows])
     return 0
 
 

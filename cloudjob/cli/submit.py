@@ -7,14 +7,11 @@ import os
 
 from cloudjob.cli.follow import Interrupts, attend, exit_code, status_json
 from cloudjob.cli.options import given_flags, job_argument, json_flag, spec_flags, state_home
-from cloudjob.cli.say import print_json, printable, say, show, size
+from cloudjob.cli.say import print_json, printable, say, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cloudjob.backends.base import Check
-    from cloudjob.console import Transfer
     from cloudjob.detection import Choice
     from cloudjob.layers import Kept
     from cloudjob.model.job import JobSpec
@@ -66,13 +63,16 @@ def _send(spec: JobSpec, options: argparse.Namespace) -> int:
         _tell_launcher(preview.choice)
         _print_preview(preview, is_json=options.json)
         return 0
+    from cloudjob.cli.progress import Transfers
+
     interrupts = Interrupts()
 
     def tell_sent(package: CodePackage, kept: Kept) -> None:
         interrupts.hold()
+        transfers.stop()
         _tell_sent(package, kept)
 
-    with _Transfers("sent") as transfers:
+    with Transfers("sent", is_shown=not options.json) as transfers:
         job = pipeline.submit(
             spec,
             state_home(),
@@ -137,38 +137,6 @@ def _tell_package(package: CodePackage, choice: Choice | None) -> None:
         say(f"left out of the package: {printable(path)}: {reason}")
     if len(secrets) > _SHOWN_LEFT_OUT:
         say(f"… and {len(secrets) - _SHOWN_LEFT_OUT} more; `--dry-run` lists them all")
-
-
-class _Transfers:
-    """Shows transfers, one after the other, on stderr."""
-
-    def __init__(self, verb: str) -> None:
-        self._verb = verb
-        self._current: Transfer | None = None
-
-    def __enter__(self) -> _Transfers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def watch(self, size_bytes: int) -> Callable[[int], None]:
-        import time
-
-        from cloudjob.console import Transfer
-
-        self._end()
-        is_live = os.isatty(2)
-        shown = Transfer(self._verb, size_bytes, time.monotonic(), is_live=is_live)
-        self._current = shown
-        return lambda count: show(shown.move(count, time.monotonic()))
-
-    def _end(self) -> None:
-        import time
-
-        if self._current is not None:
-            show(self._current.end(time.monotonic()))
-            self._current = None
 
 
 def _tell_sent(package: CodePackage, kept: Kept) -> None:

@@ -32,7 +32,7 @@ from cloudjob.model import status as statuses
 from cloudjob.model.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.records import SUBMITTING, JobRecord, Records
 from cloudjob.store import open_store, with_store_options
-from cloudjob.store.base import PATIENCE_S, ObjectStore
+from cloudjob.store.base import PATIENCE_S, ObjectStore, OnProgress, ignore_progress
 from cloudjob.store.parallel import call_with_timeout, in_parallel
 from cloudjob.waits import Patience, Waits
 from jobentry.contract import exits, lines
@@ -221,9 +221,18 @@ class Job:
         places = [p for p in self._places() if p.prefix or not is_own]
         return [file for place in places for file in job_outputs.find(place)]
 
-    def fetch_outputs(self, folder: Path) -> list[job_outputs.Output]:
-        """Copy every output to a folder of its name below ``folder``, and return the files."""
-        return [file for place in self._places() for file in job_outputs.fetch(place, folder)]
+    def fetch_outputs(
+        self, folder: Path, *, on_progress: OnProgress = ignore_progress
+    ) -> list[job_outputs.Output]:
+        """Copy every output to a folder of its name below ``folder``, and return the files.
+
+        Args:
+            on_progress: Called, from any thread, with the number of bytes of each step.
+        """
+        fetched = (
+            job_outputs.fetch(place, folder, on_progress=on_progress) for place in self._places()
+        )
+        return [file for files in fetched for file in files]
 
     def _places(self) -> list[job_outputs.OutputLocation]:
         """Return where the outputs are: in the job's own store, or at URIs that the user chose."""

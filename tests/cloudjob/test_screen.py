@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudjob.console import Screen
+from cloudjob.cli.screen import Screen
 
 ESC = b"\x1b"
 

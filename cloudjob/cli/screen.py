@@ -1,4 +1,4 @@
-"""How a job's log looks to a person: marks, whole lines, progress bars in their place. No I/O."""
+"""Turns a job's marked log into what is shown: marks, whole lines, progress bars. No I/O."""
 
 from __future__ import annotations
 
@@ -146,76 +146,3 @@ def _safe(data: bytes) -> bytes:
         body = text.rstrip("\n")
         text = body + _RESET + text[len(body) :]
     return text.encode("utf-8", "surrogateescape")
-
-
-class Transfer:
-    """How the way of some bytes looks to a person: a bar on a terminal, else a line now and then.
-
-    What takes no longer than a second shows nothing.
-
-    Args:
-        verb: What is being done, as it is said when it has been done: ``sent``.
-        now_s: When it begins, on a clock that only goes forward.
-    """
-
-    def __init__(self, verb: str, size_bytes: int, now_s: float, *, is_live: bool) -> None:
-        self._verb = verb
-        self._size_bytes = size_bytes
-        self._begun_s = now_s
-        self._is_live = is_live
-        self._moved_bytes = 0
-        self._next_s = now_s + _QUIET_S
-        self._is_open = False
-
-    def move(self, count: int, now_s: float) -> str:
-        """Return what to show when ``count`` more bytes have come, or fewer than nothing."""
-        self._moved_bytes += count
-        if now_s < self._next_s:
-            return ""
-        self._next_s = now_s + (_FRAME_S if self._is_live else _LINE_S)
-        text = self._state(now_s - self._begun_s)
-        if not self._is_live:
-            return f"{text}\n"
-        self._is_open = True
-        return f"\r{self._bar()} {text}\x1b[K"
-
-    def end(self, now_s: float) -> str:
-        """Return what to show when it has ended, well or not."""
-        if not self._is_open:
-            return ""
-        self._is_open = False
-        if self._moved_bytes < self._size_bytes:
-            return "\n"
-        took_s = now_s - self._begun_s
-        rate = _megabytes(int(self._size_bytes / took_s))
-        return f"\r{self._verb} {_megabytes(self._size_bytes)} in {took_s:.1f} s ({rate}/s)\x1b[K\n"
-
-    def _state(self, took_s: float) -> str:
-        rate = max(self._moved_bytes, 0) / took_s
-        text = f"{self._verb} {_megabytes(self._moved_bytes)} of {_megabytes(self._size_bytes)}"
-        if not rate:
-            return text
-        left_s = (self._size_bytes - self._moved_bytes) / rate
-        return f"{text}, {_megabytes(int(rate))}/s, {_duration(left_s)} left"
-
-    def _bar(self) -> str:
-        share = self._moved_bytes / self._size_bytes if self._size_bytes else 1.0
-        filled = round(_BAR_WIDTH * min(max(share, 0.0), 1.0))
-        return f"[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {share:4.0%}"
-
-
-_QUIET_S = 1.0
-_FRAME_S = 0.1
-_LINE_S = 10.0
-_BAR_WIDTH = 24
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
-    )

@@ -1,0 +1,117 @@
+"""Shows how far a transfer is, on stderr: a bar on a terminal, elsewhere a line now and then."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+
+from cloudjob.cli.say import say, size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.progress import Progress
+
+# A transfer that takes no longer shows nothing.
+_QUIET_S = 1.0
+# Seconds between two updates: of a bar, and of lines in a file.
+_FRAME_S, _LINE_S = 0.1, 10.0
+# Columns of a terminal that has room for the speed and the time left.
+_WIDE = 60
+
+
+class Transfers:
+    """Shows transfers, one after the other. Any thread may report to it.
+
+    Args:
+        verb: What has been done to the bytes: ``sent``.
+        is_shown: False for a command with ``--json``.
+    """
+
+    def __init__(self, verb: str, *, is_shown: bool = True) -> None:
+        self._verb = verb
+        self._is_shown = is_shown
+        self._is_live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._lock = threading.Lock()
+        self._bar: Progress | None = None
+        self._started_s = self._next_s = 0.0
+        self._done_bytes = 0
+
+    def __enter__(self) -> Transfers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def watch(self, total_bytes: int) -> Callable[[int], None]:
+        """Start a transfer, and return what is called with the number of bytes of each step.
+
+        Args:
+            total_bytes: 0 if nobody knows.
+        """
+        self.stop()
+        self._started_s = time.monotonic()
+        self._next_s = self._started_s + _QUIET_S
+        self._done_bytes = 0
+        return lambda count: self.update(total_bytes, count=count)
+
+    def update(self, total_bytes: int, *, done_bytes: int | None = None, count: int = 0) -> None:
+        """Show how far a transfer is: at ``done_bytes``, or ``count`` further than before."""
+        with self._lock:
+            now_s = time.monotonic()
+            self._done_bytes = self._done_bytes + count if done_bytes is None else done_bytes
+            if 0 < total_bytes <= self._done_bytes:
+                self._remove_bar()
+            if not self._is_shown or now_s < self._next_s or 0 < total_bytes <= self._done_bytes:
+                return
+            self._next_s = now_s + (_FRAME_S if self._is_live else _LINE_S)
+            if self._is_live:
+                self._show_bar(total_bytes)
+            else:
+                rate = int(self._done_bytes / (now_s - self._started_s))
+                of = f" of {size(total_bytes)}" if total_bytes else ""
+                say(f"{self._verb} {size(self._done_bytes)}{of}, {size(rate)}/s")
+
+    def stop(self) -> None:
+        """Remove the bar; whoever reports what was transferred does so below."""
+        with self._lock:
+            self._remove_bar()
+
+    def _remove_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _show_bar(self, total_bytes: int) -> None:
+        if self._bar is None:
+            self._bar = _bar()
+            self._bar.add_task(self._verb, start=True)
+            self._bar.start()
+        (task,) = self._bar.task_ids
+        self._bar.update(task, completed=self._done_bytes, total=total_bytes or None)
+
+
+def _bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    class Screen(Console):
+        def show_cursor(self, show: bool = True) -> bool:
+            # A command that is killed could not show a hidden cursor again.
+            return False
+
+    console = Screen(stderr=True)
+    columns = [TextColumn("{task.description}"), BarColumn(bar_width=None), DownloadColumn()]
+    if console.width >= _WIDE:
+        columns += [TransferSpeedColumn(), TimeRemainingColumn()]
+    return Progress(*columns, console=console, transient=True, expand=True)

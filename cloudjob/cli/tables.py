@@ -1,0 +1,73 @@
+"""Prints tables on stdout: folded to the width of a terminal, else as wide as their content."""
+
+from __future__ import annotations
+
+import sys
+
+from cloudjob.cli.say import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Literal
+
+# A terminal gets more rows than this without colours: rich needs a millisecond for each of them.
+_MOST_ROWS = 500
+# The narrowest last column.
+_LAST_WIDTH = 20
+_STYLES = {
+    "RUNNING": "cyan",
+    "SUCCEEDED": "green",
+    "FAILED": "red",
+    "CANCELLED": "yellow",
+    "OK": "green",
+    "MISSING": "red",
+}
+
+
+def print_table(
+    rows: Sequence[Sequence[object]], headers: Sequence[str] = (), *, numbers: Sequence[str] = ()
+) -> None:
+    """Print rows in columns, each cell in one line that cannot control the terminal.
+
+    Args:
+        numbers: The headers of the columns that are aligned to the right.
+    """
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    if sys.stdout.isatty() and len(cells) <= _MOST_ROWS:
+        _print_folded(cells, headers, numbers)
+    else:
+        _print_plain([list(headers), *cells] if headers else cells, headers, numbers)
+
+
+def _print_folded(cells: list[list[str]], headers: Sequence[str], numbers: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(headers))
+    names = headers or [""] * len(cells[0])
+    for index, name in enumerate(names):
+        justify: Literal["left", "right"] = "right" if name in numbers else "left"
+        # All but the last stay whole, so that a job's id can be copied.
+        is_last = index == len(names) - 1
+        table.add_column(name, no_wrap=not is_last, overflow="fold", justify=justify)
+    for row in cells:
+        table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
+    *whole, last = (max(len(cell) for cell in column) for column in zip(names, *cells, strict=True))
+    needed = sum(whole) + 2 * len(whole)
+    width = Console().width
+    # Where there is no room to fold the last column, the terminal wraps the lines itself.
+    has_room = width >= needed + min(last, _LAST_WIDTH)
+    Console(width=width if has_room else needed + last, highlight=False).print(table)
+
+
+def _print_plain(cells: list[list[str]], headers: Sequence[str], numbers: Sequence[str]) -> None:
+    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+    is_number = [name in numbers for name in headers or [""] * len(widths)]
+    for row in cells:
+        aligned = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, is_number, strict=True)
+        )
+        print("  ".join(aligned).rstrip())

@@ -1,0 +1,153 @@
+"""Tables and progress, on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from cloudjob import images
+from cloudjob.cli import progress
+from cloudjob.cli.progress import Transfers
+from cloudjob.cli.tables import print_table
+
+JOB = "resnet-imagenet-large-2k83xnf2"
+TABLE = f"""
+from cloudjob.cli.tables import print_table
+print_table([("{JOB}", "FAILED", 16)], ("JOB", "STATE", "NODES"), numbers=("NODES",))
+print_table([("docker", "MISSING", "there is no engine: \\x1b[2J, is it running?")])
+"""
+TRANSFER = """
+import logging, time
+from cloudjob.cli import progress
+from cloudjob.cli.say import hear_library
+progress._QUIET_S = 0.0
+hear_library()
+with progress.Transfers("sent") as transfers:
+    count = transfers.watch(200_000_000)
+    count(150_000_000)
+    logging.getLogger("cloudjob").warning("asking: no answer")
+    time.sleep(0.2)
+    count(10_000_000)
+"""
+
+
+def on_terminal(code: str, columns: int, **environ: str) -> str:
+    """Return what a program writes to a terminal of this width."""
+    near, far = os.openpty()
+    fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    names = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+    inherited = {name: value for name, value in os.environ.items() if name not in names}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=far,
+        stdout=far,
+        stderr=far,
+        env={**inherited, "TERM": "xterm-256color", **environ},
+    )
+    os.close(far)
+    shown = b""
+    try:
+        while piece := os.read(near, 65536):
+            shown += piece
+    except OSError:
+        pass  # the program has closed the terminal
+    finally:
+        os.close(near)
+    assert process.wait() == 0, shown
+    return shown.decode()
+
+
+def test_a_table_in_a_pipe_has_aligned_columns(capsys: pytest.CaptureFixture[str]):
+    rows = [("train-1", "RUNNING", 2), ("x", "FAILED", 128)]
+    print_table(rows, ("JOB", "STATE", "NODES"), numbers=("NODES",))
+
+    assert capsys.readouterr().out == (
+        "JOB      STATE    NODES\n"
+        "train-1  RUNNING      2\n"
+        "x        FAILED     128\n"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [80, 40, 20])
+def test_a_table_on_a_terminal_keeps_ids_whole_and_folds_the_last_column(columns: int):
+    shown = on_terminal(TABLE, columns)
+
+    assert JOB in shown
+    assert "\x1b[2J" not in shown
+    assert "\x1b[31mFAILED" in shown
+    lines = [line for line in shown.splitlines() if "engine" in line or "running" in line]
+    assert len(lines) == (2 if columns == 40 else 1)
+
+
+def test_no_color_is_respected():
+    assert "\x1b[3" not in on_terminal(TABLE, 80, NO_COLOR="1")
+    assert "\x1b[3" not in on_terminal(TRANSFER, 80, NO_COLOR="1")
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_a_bar_on_a_terminal_fits_into_one_line_and_is_removed_at_the_end(columns: int):
+    shown = on_terminal(TRANSFER, columns)
+
+    assert "150.0/200.0 MB" in shown
+    assert shown.endswith("\r\x1b[1A\x1b[2K") or shown.endswith("\x1b[2K")
+    assert "asking: no answer" in shown
+    # A command that is killed leaves a terminal with a cursor.
+    assert "\x1b[?25l" not in shown
+
+
+def test_a_dumb_terminal_gets_lines():
+    assert "\x1b" not in on_terminal(TRANSFER, 80, TERM="dumb")
+
+
+def test_a_transfer_in_a_pipe_is_reported_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(progress, "_QUIET_S", 0.0)
+    with Transfers("fetched") as transfers:
+        count = transfers.watch(100 << 20)
+        for _ in range(5):
+            count(10 << 20)
+        transfers.watch(0)(1 << 20)
+    first, second = capsys.readouterr().err.splitlines()
+
+    assert first.startswith("fetched 10.0 MiB of 100.0 MiB, ")
+    assert second.startswith("fetched 1.0 MiB, ")
+
+
+def test_a_transfer_with_json_shows_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(progress, "_QUIET_S", 0.0)
+    with Transfers("sent", is_shown=False) as transfers:
+        transfers.watch(100)(50)
+
+    assert capsys.readouterr().err == ""
+
+
+def test_a_quick_transfer_imports_no_rich():
+    code = TRANSFER.replace("_QUIET_S = 0.0", "_QUIET_S = 60.0") + (
+        "\nimport sys; print([name for name in sys.modules if name.startswith('rich')])"
+    )
+
+    assert on_terminal(code, 80).splitlines()[-1] == "[]"
+
+
+def test_a_pull_counts_the_bytes_of_all_layers():
+    """The engine reports each layer on its own, again and again."""
+    seen: list[tuple[int, int]] = []
+    words = [
+        {"status": "Pulling fs layer", "id": "a"},
+        {"status": "Downloading", "id": "a", "progressDetail": {"current": 1, "total": 10}},
+        {"status": "Downloading", "id": "b", "progressDetail": {"current": 5, "total": 20}},
+        {"status": "Download complete", "id": "a", "progressDetail": {}},
+        {"status": "Already exists", "id": "c"},
+    ]
+
+    assert list(images._counted(iter(words), lambda *count: seen.append(count))) == words
+    assert seen == [(1, 10), (6, 30), (15, 30)]
