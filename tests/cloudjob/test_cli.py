@@ -27,7 +27,7 @@ def test_each_command_says_what_it_does(command: str, capsys: pytest.CaptureFixt
 
     assert ended.value.code == 0
     assert shown.startswith(f"usage: cloudjob {command} ")
-    assert re.search(r"--json|--to|--raw|--force|--now|ACTION|COMMAND", shown)
+    assert re.search(r"--json|--to|--raw|--force|--now|ACTION|COMMAND|TOPIC", shown)
 
 
 def test_help_imports_no_command():
