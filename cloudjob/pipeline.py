@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cloudjob import detection, layers, locks, nested
+from cloudjob import detection, locks, nested
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, Check
 from cloudjob.detection import Choice
@@ -23,12 +23,12 @@ from cloudjob.errors import CloudJobError, NotReady, RecordsError, SpecError, Un
 from cloudjob.home import make_home, records_path, store_uri, submits_folder
 from cloudjob.job import Job
 from cloudjob.job.leftovers import sweep
-from cloudjob.layers import Claim, Kept, Missing
 from cloudjob.model import submission as submissions
 from cloudjob.model import validation
 from cloudjob.model.job import masked
 from cloudjob.model.submission import Code, Submission, prepare
-from cloudjob.package import CodePackage, Memory, Options, cache, pack
+from cloudjob.package import CodePackage, Memory, Options, cache, claims, pack
+from cloudjob.package.claims import Claim, Kept, Missing
 from cloudjob.records import SUBMITTING, JobRecord, Records
 from cloudjob.store import full_uri, open_store
 from cloudjob.store.base import ObjectStore, OnProgress, Signer, ignore_progress
@@ -99,7 +99,7 @@ def submit(
             record = _record(submission, package, uri, backend.handle(request))
             db.add(record)
             claim.check()
-            _put(store, paths, submission, layers.descriptor(package, kept.layers))
+            _put(store, paths, submission, claims.descriptor(package, kept.layers))
             _bring(store, paths, kept, backend.companions(request))
             tell_sent(package, kept)
             undo.on_platform = lambda: backend.remove(record.handle)

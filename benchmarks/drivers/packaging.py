@@ -16,8 +16,7 @@ from pathlib import Path
 
 def pack(source: str, home: str) -> dict[str, int]:
     """Pack as ``cloudjob submit`` does, up to the point where a job would be sent."""
-    from cloudjob import layers
-    from cloudjob.package import Options, cache
+    from cloudjob.package import Options, cache, claims
     from cloudjob.package import pack as make
     from cloudjob.store import open_store
 
@@ -31,11 +30,11 @@ def pack(source: str, home: str) -> dict[str, int]:
     )  # fmt: skip
     if "--pack-only" in sys.argv:
         return {"sent_bytes": package.layers[-1].size_bytes}
-    with layers.Claim(store, "bench") as claim:
+    with claims.Claim(store, "bench") as claim:
         kept = claim.keep(package)
         if not package.is_remembered:
             cache.save(path, cache.with_layers(package.memory, kept.layers))
-        store.put_bytes(layers.descriptor(package, kept.layers), "bench/code.json")
+        store.put_bytes(claims.descriptor(package, kept.layers), "bench/code.json")
     scratch.unlink(missing_ok=True)
     return {"sent_bytes": kept.sent_bytes}
 

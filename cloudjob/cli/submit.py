@@ -13,9 +13,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.backends.base import Check
     from cloudjob.detection import Choice
-    from cloudjob.layers import Kept
     from cloudjob.model.job import JobSpec
     from cloudjob.package import CodePackage
+    from cloudjob.package.claims import Kept
     from cloudjob.pipeline import Preview
 
 _SHOWN_LEFT_OUT = 5

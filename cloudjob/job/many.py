@@ -12,15 +12,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from cloudjob import layers
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, NativeStatus
 from cloudjob.errors import CloudJobError, JobNotFound, Unreachable
 from cloudjob.home import records_path, store_uri
 from cloudjob.job import leftovers
 from cloudjob.job.one import GONE, Job, attach, backend_of
-from cloudjob.layers import Collected
 from cloudjob.model.status import JobStatus
+from cloudjob.package import collection
+from cloudjob.package.collection import Collected
 from cloudjob.records import SUBMITTING, JobRecord, Records
 from cloudjob.store import open_store
 
@@ -211,7 +211,7 @@ def collect(home: Path, store: str, *, keep_days: float, dry_run: bool) -> Colle
     opened = open_store(store or store_uri(home))
     if not dry_run:
         opened.sweep(_DAY_S)
-    return layers.collect(
+    return collection.collect(
         opened,
         keep_s=keep_days * _DAY_S,
         ended_at=lambda job: _ended_at(home, job),

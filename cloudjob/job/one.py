@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from cloudjob import layers, locks
+from cloudjob import locks
 from cloudjob import outputs as job_outputs
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, Event, Metric, NativeStatus
@@ -30,6 +30,7 @@ from cloudjob.home import records_path, submits_folder, writing
 from cloudjob.job.leftovers import sweep
 from cloudjob.model import status as statuses
 from cloudjob.model.status import Code, Failure, JobState, JobStatus, Phase
+from cloudjob.package import claims
 from cloudjob.records import SUBMITTING, JobRecord, Records
 from cloudjob.store import open_store, with_store_options
 from cloudjob.store.base import PATIENCE_S, ObjectStore, OnProgress, ignore_progress
@@ -485,7 +486,7 @@ class Job:
         if record.damaged_layers:
             # Nodes cannot mark a damaged package themselves where the platform delivers it to them.
             with contextlib.suppress(StoreError):
-                layers.mark_damaged(store, record.damaged_layers)
+                claims.mark_damaged(store, record.damaged_layers)
         return record
 
     def _entry_lines(self, node: int | None) -> tuple[str, ...]:

@@ -27,6 +27,18 @@ _ZIP_ERRORS = (
 )  # fmt: skip
 
 
+def has_manifest(file: IO[bytes], digest: str) -> bool:
+    """Whether the layer in ``file`` has the manifest with this digest.
+
+    Raises:
+        FormatError: It is not a zip file that ``cloudjob`` writes.
+    """
+    with refusing_bad_zip():
+        _check_end(file)
+        with zipfile.ZipFile(file) as archive:
+            return hashlib.sha256(_manifest(archive)).hexdigest() == digest
+
+
 @contextlib.contextmanager
 def open_layer(file: IO[bytes], digest: str) -> Iterator[tuple[zipfile.ZipFile, Manifest]]:
     """Open the layer in ``file`` if it is the one with this digest and nothing else.
@@ -40,12 +52,7 @@ def open_layer(file: IO[bytes], digest: str) -> Iterator[tuple[zipfile.ZipFile, 
     with archive:
         with refusing_bad_zip():
             _check_entries(archive)
-            info = archive.getinfo(MANIFEST)
-            if info.file_size > packages.MANIFEST_LIMIT_BYTES:
-                raise FormatError("its manifest is too long")
-            with archive.open(info) as source:
-                # Never more than the zip file declares: without a size, all would be inflated.
-                data = source.read(info.file_size)
+            data = _manifest(archive)
         found = hashlib.sha256(data).hexdigest()
         if found != digest:
             raise FormatError("its manifest has the digest %s, not %s" % (found, digest))
@@ -67,6 +74,15 @@ def refusing_bad_zip() -> Iterator[None]:
         if error.errno != errno.EINVAL:
             raise
         raise FormatError("not a sound zip file: a wrong offset") from error
+
+
+def _manifest(archive: zipfile.ZipFile) -> bytes:
+    info = archive.getinfo(MANIFEST)
+    if info.file_size > packages.MANIFEST_LIMIT_BYTES:
+        raise FormatError("its manifest is too long")
+    with archive.open(info) as source:
+        # Never more than the zip file declares: without a size, all would be inflated.
+        return source.read(info.file_size)
 
 
 def _check_end(file: IO[bytes]) -> None:

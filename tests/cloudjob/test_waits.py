@@ -17,14 +17,15 @@ from pathlib import Path
 import kubernetes.client  # noqa: F401 (to import it takes as long as the patience below)
 import pytest
 
-from cloudjob import layers, pipeline, waits
+from cloudjob import pipeline, waits
 from cloudjob.backends.kubernetes import client as kube_client
 from cloudjob.backends.kubernetes import site
 from cloudjob.cli.say import hear_library
 from cloudjob.errors import BackendError, StoreError
+from cloudjob.package import claims
 from cloudjob.records import Records
 from cloudjob.store.directory import DirectoryStore
-from cloudjob.store.s3 import S3Store, client, place
+from cloudjob.store.s3 import S3Store, bucket_uri, client
 from cloudjob.waits import Limits, Waits
 
 DEADLINE_S = 60.0
@@ -128,7 +129,7 @@ def s3_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     return lambda url, patience_s: S3Store(
-        place.read(f"s3://bucket?endpoint={url}"), patience_s=patience_s
+        bucket_uri.read(f"s3://bucket?endpoint={url}"), patience_s=patience_s
     )
 
 
@@ -185,7 +186,7 @@ def test_a_submit_that_is_cancelled_does_not_wait_for_a_store(
 ):
     """Neither for its claim nor for the objects that it deletes."""
     monkeypatch.setattr(pipeline, "_UNDO_S", 0.1)
-    monkeypatch.setattr(layers, "_UNDO_S", 0.1)
+    monkeypatch.setattr(claims, "_UNDO_S", 0.1)
     for_ever = threading.Event()
 
     class Stuck(DirectoryStore):
@@ -202,7 +203,7 @@ def test_a_submit_that_is_cancelled_does_not_wait_for_a_store(
             Records(tmp_path / "records.db") as db,
             pytest.raises(KeyboardInterrupt),
             pipeline._undone(store, db, "job-1"),
-            layers.Claim(store, "job-1"),
+            claims.Claim(store, "job-1"),
         ):
             raise KeyboardInterrupt
     finally:

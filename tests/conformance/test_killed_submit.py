@@ -30,7 +30,7 @@ SIZE = 2 * PART_BYTES + 17
 SUBMIT = f"""
 import sys
 from pathlib import Path
-from cloudjob import layers
+from cloudjob.package import claims
 from cloudjob.package import cache, pack
 from cloudjob.store.s3 import S3Store, bucket_uri
 
@@ -41,15 +41,15 @@ package = pack(
     Path(source), Path(home, "layer"), script="train.py", limit_bytes=1 << 30,
     memory=cache.load(memory),
 )
-with layers.Claim(store, job) as claim:
+with claims.Claim(store, job) as claim:
     try:
         kept = claim.keep(package)
-    except layers.Missing:
+    except claims.Missing:
         package = pack(Path(source), Path(home, "layer"), script="train.py", limit_bytes=1 << 30)
         kept = claim.keep(package)
     cache.save(memory, cache.with_layers(package.memory, kept.layers))
     claim.check()
-    store.put_bytes(layers.descriptor(package, kept.layers), job + "/code.json")
+    store.put_bytes(claims.descriptor(package, kept.layers), job + "/code.json")
 """
 
 

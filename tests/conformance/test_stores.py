@@ -16,10 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudjob import layers
 from cloudjob.errors import StoreError
-from cloudjob.layers import Claim, Kept, Missing
-from cloudjob.package import CodePackage, Memory, cache, pack
+from cloudjob.package import CodePackage, Memory, cache, claims, pack
+from cloudjob.package.claims import Claim, Kept, Missing
 from cloudjob.store import ObjectStore, open_store, with_store_options
 from cloudjob.store.directory import DirectoryStore
 from jobentry import objects
@@ -235,7 +234,7 @@ def sent(store: ObjectStore, source: Path, memory: Memory, job: str) -> tuple[Ke
         except Missing:
             package = packed(Memory())
             kept = claim.keep(package)
-    store.put_bytes(layers.descriptor(package, kept.layers), f"{job}/code.json")
+    store.put_bytes(claims.descriptor(package, kept.layers), f"{job}/code.json")
     return kept, cache.with_layers(package.memory, kept.layers)
 
 

@@ -22,8 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudjob import layers
-from cloudjob.package import CodePackage, Memory, Options, pack
+from cloudjob.package import CodePackage, Memory, Options, claims, pack
 from cloudjob.package.cache import with_layers
 from cloudjob.store.directory import DirectoryStore
 from jobentry.contract import packages
@@ -55,9 +54,9 @@ def tree(folder: Path) -> dict[bytes, tuple[Any, ...]]:
 
 def sent(package: CodePackage, store: DirectoryStore, job: str = "job-1") -> str:
     """Put a package as a submit does, and return its URI."""
-    with layers.Claim(store, job) as claim:
+    with claims.Claim(store, job) as claim:
         kept = claim.keep(package)
-        return store.put_bytes(layers.descriptor(package, kept.layers), f"{job}/code.json")
+        return store.put_bytes(claims.descriptor(package, kept.layers), f"{job}/code.json")
 
 
 # ---- pack and unpack

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob import layers
 from cloudjob.errors import StoreError
-from cloudjob.layers import Claim, Missing, collect
-from cloudjob.package import CodePackage, Memory, cache, pack
+from cloudjob.package import CodePackage, Memory, cache, claims, pack
 from cloudjob.package.cache import with_layers
+from cloudjob.package.claims import Claim, Missing
+from cloudjob.package.collection import Collected, collect
 from cloudjob.store.directory import DirectoryStore
 from jobentry.contract import exits
 from jobentry.contract.paths import JobPaths
@@ -79,7 +79,7 @@ class Laptop:
                 package = self.pack(Memory())
                 kept = claim.keep(package)
             self.memory = with_layers(package.memory, kept.layers)
-            self.store.put_bytes(layers.descriptor(package, kept.layers), f"{job}/code.json")
+            self.store.put_bytes(claims.descriptor(package, kept.layers), f"{job}/code.json")
         return job
 
     def end(self, job: str, ago_s: float) -> None:
@@ -118,7 +118,7 @@ def keys(store: Store, prefix: str = "") -> list[str]:
     return list(store.list(prefix))
 
 
-def gc(store: Store, *, keep_s: float = WEEK_S, dry_run: bool = False) -> layers.Collected:
+def gc(store: Store, *, keep_s: float = WEEK_S, dry_run: bool = False) -> Collected:
     """Collect as somebody who knows no jobs but from the store."""
     return collect(store, keep_s=keep_s, ended_at=lambda _: None, dry_run=dry_run)  # type: ignore[arg-type]
 
@@ -161,7 +161,7 @@ def test_a_damaged_layer_below_others_is_sent_again_by_everybody(laptop: Laptop,
     (laptop.source / "train.py").write_text("print(2)\n")
     other = laptop.memory
     laptop.submit()
-    layers.mark_damaged(store, [damaged, "layers/no-key-of-ours"])  # type: ignore[arg-type]
+    claims.mark_damaged(store, [damaged, "layers/no-key-of-ours"])  # type: ignore[arg-type]
     store.put_bytes(b"other", damaged)
 
     laptop.check(laptop.submit(), laptop.folder / "code")
@@ -223,12 +223,12 @@ def test_notes_of_the_killed_only_delay(
     (layer,) = keys(store, "layers/")
     for job in {key.split("/")[0] for key in keys(store)} - {"layers"}:
         store.delete(f"{job}/code.json")
-    store.put_bytes(layers._note([layer]), "claims/killed.json")
-    store.put_bytes(layers._note([layer]), "sweeps/killed.json")
+    store.put_bytes(claims.note([layer]), "claims/killed.json")
+    store.put_bytes(claims.note([layer]), "sweeps/killed.json")
 
     assert gc(store).keys == ()
     now = time.time()
-    monkeypatch.setattr(layers.time, "time", lambda: now + 25 * 3600)
+    monkeypatch.setattr(claims.time, "time", lambda: now + 25 * 3600)
 
     assert gc(store).keys == (layer, "claims/killed.json", "sweeps/killed.json")
     assert keys(store) == []
@@ -238,7 +238,7 @@ def test_a_layer_in_a_sweep_is_put_under_another_key(laptop: Laptop, store: Stor
     """No submit waits for a collector that may be dead."""
     laptop.submit()
     (layer,) = keys(store, "layers/")
-    store.put_bytes(layers._note([layer]), "sweeps/at-work.json")
+    store.put_bytes(claims.note([layer]), "sweeps/at-work.json")
 
     job = laptop.submit()
     store.delete(layer)
@@ -396,7 +396,7 @@ sys.exit(code)
 
 def submit_killed_at(source: Path, home: Path, step: int) -> subprocess.CompletedProcess[str]:
     """Run a submit that kills itself before so many calls of the system."""
-    root = Path(layers.__file__).parents[1]
+    root = Path(claims.__file__).parents[2]
     return subprocess.run(
         [sys.executable, "-c", SUBMIT.format(path=[str(root), str(root / "entrypoints")])],
         cwd=source,

@@ -1,0 +1,120 @@
+"""Deletes the layers that no job needs; ``claims`` explains why that is safe at any time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+from cloudjob.errors import StoreError
+from cloudjob.package import claims
+from cloudjob.store.base import ObjectStore
+from jobentry.contract import exits
+from jobentry.contract.packages import LAYERS, FormatError, damage_key, load_descriptor
+from jobentry.contract.paths import JobPaths
+
+_CODE = "/code.json"
+
+EndedAt = Callable[[str], "str | None"]
+
+
+class Collected(NamedTuple):
+    """What ``collect`` has deleted, or would delete.
+
+    Args:
+        keys: The layers, and the notes of processes that were killed.
+        spared: How many layers stay.
+    """
+
+    keys: tuple[str, ...]
+    spared: int
+
+
+def collect(
+    store: ObjectStore, *, keep_s: float, ended_at: EndedAt, dry_run: bool = False
+) -> Collected:
+    """Delete the layers that no job needs.
+
+    A job needs its package until it has ended, and for ``keep_s`` seconds longer.
+
+    Args:
+        ended_at: When a job has ended, in RFC 3339; empty when it lives; None when that is not
+            known here, and the record in the store decides.
+        dry_run: Delete nothing.
+
+    Raises:
+        StoreError: The store refused, or a descriptor cannot be read: nothing is deleted then.
+    """
+    begun = time.monotonic()
+    candidates = set(store.list(LAYERS))
+    condemned = candidates - _needed(store, keep_s, ended_at)
+    notes = claims.stale_notes(store)
+    if dry_run or not condemned:
+        if not dry_run:
+            _delete(store, notes)
+        return Collected((*sorted(condemned), *notes), len(candidates) - len(condemned))
+    sweep = f"{claims.SWEEPS}{os.urandom(8).hex()}.json"
+    try:
+        store.put_bytes(claims.note(condemned), sweep)
+        # Claims first: a submit deletes its claim only when its job is there to be seen.
+        claimed = claims.noted(store, claims.CLAIMS)
+        condemned -= claimed | _needed(store, keep_s, ended_at)
+        deleted = []
+        for key in sorted(condemned):
+            if time.monotonic() - begun > claims.WORK_LIMIT_S:
+                break
+            store.delete(key)
+            deleted.append(key)
+        stale = [
+            key for key in claims.damaged_layers(store) if key in deleted or key not in candidates
+        ]
+        _delete(store, [*notes, *map(damage_key, stale)])
+    finally:
+        with suppress(StoreError):
+            store.delete(sweep)
+    return Collected((*deleted, *notes), len(candidates) - len(deleted))
+
+
+def _needed(store: ObjectStore, keep_s: float, ended_at: EndedAt) -> set[str]:
+    """Return the layers of all jobs that need theirs."""
+    keys = [key for key in store.list() if key.endswith(_CODE) and key.count("/") == 1]
+    needed: set[str] = set()
+    for key in keys:
+        job = key.removesuffix(_CODE)
+        if _is_over(store, job, keep_s, ended_at):
+            continue
+        try:
+            needed.update(layer.key for layer in load_descriptor(store.get_bytes(key)).layers)
+        except FormatError as error:
+            raise StoreError(
+                f"collecting layers: {key} in the store cannot be read: {error}",
+                hint="was it written by a later cloudjob? Nothing has been deleted",
+            ) from error
+        except StoreError:
+            if store.exists(key):
+                raise
+    return needed
+
+
+def _is_over(store: ObjectStore, job: str, keep_s: float, ended_at: EndedAt) -> bool:
+    """Whether a job has ended, and so long ago that its package is not kept."""
+    ended = ended_at(job)
+    record = JobPaths(job).record
+    if ended is None and store.exists(record):
+        with suppress(exits.RecordError):
+            ended = exits.load(store.get_bytes(record)).ended_at
+    if not ended:
+        return False
+    try:
+        at = datetime.fromisoformat(ended.replace("Z", "+00:00"))
+    except ValueError:
+        return False
+    return datetime.now(timezone.utc).timestamp() - at.timestamp() > keep_s
+
+
+def _delete(store: ObjectStore, keys: Iterable[str]) -> None:
+    for key in keys:
+        store.delete(key)
