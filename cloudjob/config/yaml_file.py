@@ -140,7 +140,8 @@ class _Reader:
             name = str(key.value)
             shown = one_line(dotted((*location, name)))
             what = ""
-            if _shape(key) != "scalar" or key.tag not in _TEXT_TAGS:
+            is_text = _shape(key) == "scalar" and key.tag in _TEXT_TAGS
+            if not (is_text and name.isprintable()):
                 what = "a key must be one plain word"
             elif key.tag == _TAG + "merge":
                 what = "merge keys (<<) are not supported; write the keys out"

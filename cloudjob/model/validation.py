@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
@@ -56,29 +57,17 @@ def _errors(values: Mapping[str, Any]) -> list[tuple[Location, str]]:
     except ValidationError as error:
         found: dict[Location, str] = {}
         for item in error.errors(include_url=False):
-            location = _exact(tuple(step for step in item["loc"] if step != "[key]"), values)
+            location = tuple(step for step in item["loc"] if step != "[key]")
             found.setdefault(location, _message(location, item["type"], item))
         return list(found.items())
     return []
 
 
-def _exact(location: Location, values: Any) -> Location:
-    """Return a location with the keys as they were given: pydantic's have no surrogates."""
-    if not location:
-        return ()
-    step, *rest = location
-    if isinstance(values, Mapping):
-        step = next((name for name in values if step in (name, _replaced(name))), step)
-        return (step, *_exact(tuple(rest), values.get(step)))
-    return location
-
-
-def _replaced(name: str) -> str:
-    return name.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-
-
 def _without(values: Mapping[str, Any], location: Location) -> dict[str, Any]:
-    """Return values without the one at a location; a list goes as a whole."""
+    """Return values without the one at a location; a list goes as a whole.
+
+    So does a mapping with a name that is no UTF-8, which pydantic does not locate exactly.
+    """
     first, *rest = location
     kept = dict(values)
     inner = kept.pop(str(first), None)
@@ -128,7 +117,7 @@ def _message(location: Location, kind: str, error: Mapping[str, Any]) -> str:
         return f"is out of range (given {given(value)}; allowed {number_range(field)})"
     if field and allowed_words(field) and isinstance(value, str):
         words = allowed_words(field)
-        shown = f"(given {given(value)}; allowed {', '.join(words)})"
+        shown = f"(given {given(value)}; allowed {', '.join(word or repr(word) for word in words)})"
         return f"is not known{nearest(value, words)} {shown}"
     return _SHAPES.get(kind, "must be one text or number")
 
@@ -174,25 +163,13 @@ def _script(spec: JobSpec) -> Iterator[tuple[str, str]]:
         return
     if spec.takes_command:
         return
+    path = posixpath.normpath(script)
     if script.startswith("/"):
         yield "script", f"must be relative to the source folder (given {given(script)})"
-    elif _climbs(script):
+    elif path.partition("/")[0] == "..":
         yield "script", f"lies outside the source folder (given {given(script)})"
-    elif not _steps(script):
+    elif path == ".":
         yield "script", f"must name a file, not the folder (given {given(script)})"
-
-
-def _steps(path: str) -> list[str]:
-    return [step for step in path.split("/") if step not in ("", ".")]
-
-
-def _climbs(path: str) -> bool:
-    depth = 0
-    for step in _steps(path):
-        depth += -1 if step == ".." else 1
-        if depth < 0:
-            return True
-    return False
 
 
 def _ranks(spec: JobSpec) -> Iterator[tuple[str, str]]:

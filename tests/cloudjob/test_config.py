@@ -274,6 +274,7 @@ def test_every_fault_of_every_file_is_reported_at_once(job, tmp_path):
         ("modelarts: {body: {a: 1, a: 2}}", "modelarts.body.a: given twice (first on line 1)"),
         ("kubernetes: {pod: {<<: {a: 1}}}", "job.yaml:1: merge keys (<<) are not supported;"),
         ("kubernetes: {pod: {[a]: 1}}", "job.yaml:1: a key must be one plain word"),
+        ('env: {"A\\n": x}', "job.yaml:1: a key must be one plain word"),
         ("? [a]\n: 1", "job.yaml:1: a key must be one plain word"),
         ("env: [A]", "job.yaml:1: env: must be a mapping, NAME: value"),
         ("args: --lr 3", "job.yaml:1: args: must be a list, one text an item"),
