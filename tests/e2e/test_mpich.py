@@ -79,7 +79,7 @@ def test_an_option_of_open_mpi_alone_is_refused(cloud, submit, name, words, told
     done = submit("-e", f"{name}={words}", "--launcher", "mpirun", "job.py")
 
     assert done.code == 125, done
-    assert f"{told}: MPICH 4.0 has no such option of mpirun" in done.err.decode(), done
+    assert f"{told}: MPICH 4.0 has no such mpirun option" in done.err.decode(), done
 
 
 def test_options_that_both_have_are_passed_on(cloud, submit):

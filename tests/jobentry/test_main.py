@@ -177,7 +177,7 @@ def test_a_dry_run_of_words_that_cannot_be_read(machine: Machine):
     assert ended == Ended(
         125,
         "",
-        f"jobentry: OPENMPI_MCA_ARGS: -mca needs 2 more words\njobentry: hint: {FIX_ARGS}\n",
+        f"jobentry: OPENMPI_MCA_ARGS: -mca needs 2 arguments\njobentry: hint: {FIX_ARGS}\n",
     )
 
 
@@ -231,7 +231,7 @@ def test_all_problems_of_the_environment_are_said(machine: Machine):
             "x.py",
             {"OPENMPI_BIND_ARGS": "none"},
             125,
-            "OPENMPI_BIND_ARGS: 'none' is no option, and no option asks for it",
+            "OPENMPI_BIND_ARGS: 'none' is not an option or an option's argument",
             FIX_ARGS,
         ),
         (

@@ -103,7 +103,7 @@ def test_what_was_left_out_is_noted():
     node = NODE._replace(open_mpi=OpenMpi(x_args="-x NONE"))
 
     assert plan.make(node, {"PWD": "/"}, PATHS, TOOLS, ("x.py",)).notes == (
-        "-x NONE: not set here, so not carried",
+        "-x NONE: left out, as it is not set here",
     )
 
 

@@ -1,4 +1,4 @@
-"""The processes that start the ranks of this node: mpirun, torchrun, or the doors themselves."""
+"""The processes that start the ranks of this node: mpirun, torchrun, or rank wrappers."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Starters:
         # The first that ended badly, and its exit code, negative for a signal.
         self.name = ""
         self.code = 0
-        self._doors: set[str] = set()
+        self._wrappers: set[str] = set()
         self.were_killed = False
 
     @property
     def signal(self) -> int:
         """The signal by which another than us has killed one of them, 0 for none."""
-        by_us = self.were_killed or self.name in self._doors
+        by_us = self.were_killed or self.name in self._wrappers
         return 0 if by_us or self.code >= 0 else -self.code
 
     @property
@@ -79,7 +79,7 @@ class Starters:
         }
         others = [process.name for process in wanted if not process.is_server]
         self.name = others[0] if others else ""
-        self._doors = {process.name for process in wanted if process.is_door}
+        self._wrappers = {process.name for process in wanted if process.is_wrapper}
         for process in wanted:
             fault = self._start(process.name, process.argv, process.env, cwd)
             if fault:

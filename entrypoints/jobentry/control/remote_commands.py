@@ -88,7 +88,7 @@ class Desk:
     def _take(self, number: int) -> None:
         path = self._path(number)
         with open(path, "rb") as file:
-            host, command = agent.ask(file.read().decode("utf-8", "surrogateescape"))
+            host, command = agent.request(file.read().decode("utf-8", "surrogateescape"))
         os.unlink(path)
         if host in self._head:
             self._own.run(number, command)

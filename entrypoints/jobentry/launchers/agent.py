@@ -1,4 +1,7 @@
-"""What mpirun takes for ssh: it asks the head's entry, which has a line to each worker. No I/O."""
+"""The agent that mpirun starts instead of ssh: it passes the command to the head's entry. No I/O.
+
+The head's entry has a control connection to each worker, which runs the command.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from typing import Mapping, NamedTuple
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import asks_for_ssh
 
-# ``AGENT HOST COMMAND``, as ssh is called. It leaves its words in a file, opens the FIFO of its
-# answer so that what is written there waits for it, and tells the entry its process id; ``1<>``
-# waits for no reader. What comes back are lines of what the command wrote, and the line of its end.
+# Called like ssh: ``AGENT HOST COMMAND``. It writes its arguments to a file, opens the FIFO for the
+# answer so that nothing written there is lost, and sends its process id to the entry; ``1<>`` opens
+# without waiting for a reader. The answer is the command's output, line by line, and its exit code.
 TEXT = """\
 me=${0%/*}/ask-$$
 umask 077
@@ -28,42 +31,42 @@ exit 255
 """
 
 
-class Ask(NamedTuple):
-    """A command that mpirun wants run on a host."""
+class Request(NamedTuple):
+    """A command to run on a host for mpirun."""
 
     host: str
     command: str
 
 
-def words(path: str) -> tuple[str, str]:
-    """Return what is started in place of ssh, where the text lies at ``path``."""
+def argv(path: str) -> tuple[str, str]:
+    """Return the command that replaces ssh; ``path`` is the file of the agent."""
     return "/bin/sh", path
 
 
 def is_used(node: NodeEnv, environ: Mapping[str, str], path: str) -> bool:
-    """Whether mpirun has the agent in place of ssh; every node comes to the same answer.
+    """Whether mpirun uses the agent instead of ssh; the result is the same on every node.
 
     Args:
         environ: The variables of the job.
-        path: Where the agent lies.
+        path: The file of the agent.
     """
     if node.nodes == 1:
         return False
-    return bool(node.control_dir) or (not asks_for_ssh(environ) and can_be_named(path))
+    return bool(node.control_dir) or (not asks_for_ssh(environ) and is_safe_path(path))
 
 
-def can_be_named(path: str) -> bool:
-    """Whether mpirun understands this path: it parts words at blanks, and agents at colons."""
+def is_safe_path(path: str) -> bool:
+    """Whether mpirun accepts this path, as it splits arguments at spaces and agents at colons."""
     return not set(path) & set(" \t\n:,;\"'\\")
 
 
-def ask(text: str) -> Ask:
-    """Return what stands in the file that an agent has left; as ssh, it joins words with blanks."""
+def request(text: str) -> Request:
+    """Parse the file that an agent wrote; like ssh, it joins the command's words with spaces."""
     host, _, command = text.partition("\n")
-    return Ask(host, command)
+    return Request(host, command)
 
 
 def answer(lines: list[str], code: int | None) -> str:
-    """Return what an agent reads: lines to show and, unless it is None, the exit code."""
+    """Return the text for an agent's FIFO: lines to print and, unless it is None, the exit code."""
     shown = "".join(f"say {line}\n" for line in lines)
     return shown if code is None else f"{shown}exit {code}\n"

@@ -1,4 +1,4 @@
-"""What launchers hand back, and what several of them need. No I/O."""
+"""The input and the result of all launchers, and functions that several of them use. No I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PRIVATE = 0o600
 
 
 class ArgsError(Exception):
-    """A variable that tells a launcher something cannot be used; ``problems`` lists every fault."""
+    """A variable that configures a launcher is invalid; ``problems`` lists every error."""
 
     hint = "fix or unset it; without it the default of `cloudjob docs environment` applies"
 
@@ -23,7 +23,7 @@ class ArgsError(Exception):
 
 
 class File(NamedTuple):
-    """A file to write before the start."""
+    """A file to write before the processes start."""
 
     path: str
     mode: int
@@ -31,26 +31,26 @@ class File(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A process that the entry of a node starts: it starts ranks, or is the door of one.
+    """A process that the entry of a node starts: a launcher, a rank wrapper or a server for ranks.
 
     Args:
-        is_door: Whether it is a door, which says itself how its rank ended.
-        is_server: Whether it serves the ranks: they need it to the end, and nobody needs it longer.
+        is_wrapper: Whether it is a rank wrapper, which itself reports how its rank ended.
+        is_server: Whether it serves the ranks and is stopped once all of them have ended.
     """
 
     name: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    is_door: bool = False
+    is_wrapper: bool = False
     is_server: bool = False
 
 
 class Launch(NamedTuple):
-    """What one node starts, and how many ranks the job has.
+    """The processes and files of one node, and the number of ranks of the job.
 
     Args:
-        is_everywhere: Whether each node starts its own ranks; else the head starts all of them.
-        notes: What was left out or changed, for people.
+        is_everywhere: Whether each node starts its own ranks; otherwise the head starts all.
+        notes: Options that were left out or changed, for the log.
     """
 
     processes: tuple[Process, ...]
@@ -61,10 +61,10 @@ class Launch(NamedTuple):
 
 
 class Site(NamedTuple):
-    """Where a launch happens: the node, its variables, paths and interpreter, and our own entry.
+    """The node that launches: its environment, paths and interpreter, and the entry's command.
 
     Args:
-        rank_table: The text of the platform's own; empty for none.
+        rank_table: The text of the platform's rank table; empty if there is none.
     """
 
     node: NodeEnv
@@ -76,50 +76,50 @@ class Site(NamedTuple):
 
     @property
     def under_interpreter(self) -> tuple[str, str]:
-        """Our own entry under the interpreter of the script."""
+        """The command that runs the entry under the script's interpreter."""
         return self.interpreter, self.entry[-1]
 
 
 def program(site: Site, words: Sequence[str]) -> tuple[str, ...]:
-    """Return the command of one rank: by what the script's name says it is."""
+    """Return the command of one rank, by the suffix of the script's name."""
     script = words[0]
     suffix = posixpath.splitext(script)[1]
     if suffix == ".py":
         return (*site.under_interpreter, "--script", *words)
     if suffix == ".sh":
-        # A script from object storage has lost its x bit.
+        # Object storage does not keep the executable bit.
         return ("bash", *words)
     return (script if script.startswith("/") else "./" + script, *words[1:])
 
 
-def door(
+def rank_wrapper(
     site: Site,
     rank: int,
     words: Sequence[str],
     env: Mapping[str, str],
     options: Sequence[str] = (),
 ) -> Process:
-    """Return the process that runs ``words`` as the rank ``rank``; ``options`` are the door's."""
+    """Return the process that runs ``words`` as rank ``rank``; ``options`` are for the wrapper."""
     return Process(
         "rank %d" % rank,
         (*site.entry, "--rank", *options, "--", *words),
         {**site.environment, **env, names.CLOUDJOB_RANK: str(rank)},
-        is_door=True,
+        is_wrapper=True,
     )
 
 
 def port(site: Site, variable: str = "MASTER_PORT") -> int:
-    """Return the port on which the ranks meet: the user's, else one that is the job's own.
+    """Return the port of the rendezvous: the user's, otherwise one derived from the job's id.
 
-    Every node must come to the same number without asking, and two jobs of one machine to two.
+    All nodes must compute the same number, and two jobs on one machine different ones.
     """
     text = site.environment.get(variable, "")
     if text:
         if not (text.isdecimal() and text.isascii() and 0 < int(text[:9]) < 65536):
             raise ArgsError([f"{variable}={text[:80]!r} is not a port"])
         return int(text)
-    import hashlib  # three milliseconds, and mpirun finds its ports by itself
+    import hashlib  # imported here as it takes 3 ms and mpirun needs no port
 
     digest = hashlib.sha256(site.node.job.encode("utf-8", "surrogateescape")).digest()
-    # Below the ports that Linux gives out by itself, and above those of well-known servers.
+    # Below Linux's ephemeral ports and above those of well-known servers.
     return 20000 + int.from_bytes(digest[:4], "big") % 10000

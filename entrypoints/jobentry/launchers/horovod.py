@@ -1,4 +1,4 @@
-"""Horovod, with either of its controllers: MPI under mpirun, or Gloo over a small store of ours."""
+"""Horovod with either of its controllers: MPI under mpirun, or Gloo with our key-value store."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jobentry.launchers.common import (
     Launch,
     Process,
     Site,
-    door,
     port,
     program,
+    rank_wrapper,
 )
 from jobentry.launchers.mpi import Mpi
 
@@ -26,16 +26,16 @@ CONTROLLER = "HOROVOD_CONTROLLER"
 OPERATIONS = "HOROVOD_CPU_OPERATIONS"
 TIMELINE = "HOROVOD_TIMELINE"
 TIMEOUT_S = "HOROVOD_GLOO_TIMEOUT_SECONDS"
-# The head gives up on nodes before Horovod does: it has more to say of those that are gone.
-_LATER_S = 60
-_OTHER = {"mpi": "horovod", "gloo": "horovod-gloo"}
+# Added to Horovod's timeout, so that the head, whose message is better, gives up on nodes first.
+_EXTRA_TIMEOUT_S = 60
+_LAUNCHERS = {"mpi": "horovod", "gloo": "horovod-gloo"}
 
 
 def mpi(site: Site, tool: Mpi, words: Sequence[str]) -> Launch:
-    """Return mpirun on the head, with ranks that find each other over MPI.
+    """Return mpirun on the head, whose ranks connect over MPI.
 
     Raises:
-        ArgsError: The job asks for another controller, or mpirun's options cannot be used.
+        ArgsError: The job sets another controller, or an mpirun option is invalid.
     """
     own = _variables(site, "mpi")
     node = site.node._replace(env_names=(*site.node.env_names, *own))
@@ -44,16 +44,16 @@ def mpi(site: Site, tool: Mpi, words: Sequence[str]) -> Launch:
 
 
 def gloo(site: Site, words: Sequence[str]) -> Launch:
-    """Return the ranks of this node; on the head also the store over which all ranks meet.
+    """Return the ranks of this node and, on the head, the key-value store of the rendezvous.
 
     Raises:
-        ArgsError: The job asks for another controller, or for a port that is none.
+        ArgsError: The job sets another controller, or its port is invalid.
     """
     node, number = site.node, port(site)
-    own = {**_variables(site, "gloo"), **_meeting(site, number)}
+    own = {**_variables(site, "gloo"), **_rendezvous(site, number)}
     argv = program(site, words)
     processes = [
-        door(site, node.node * node.slots + local, argv, {**own, **_place(node, local)})
+        rank_wrapper(site, node.node * node.slots + local, argv, {**own, **_position(node, local)})
         for local in range(node.slots)
     ]
     if node.is_head:
@@ -63,10 +63,10 @@ def gloo(site: Site, words: Sequence[str]) -> Launch:
 
 
 def elastic(site: Site, words: Sequence[str]) -> Launch:
-    """Return Horovod's elastic driver on the head, which starts ranks on the nodes that are there.
+    """Return Horovod's elastic driver on the head, which starts ranks on the available nodes.
 
     Raises:
-        ArgsError: The job asks for another controller.
+        ArgsError: The job sets another controller.
     """
     node = site.node
     most = node.nodes * node.slots
@@ -80,13 +80,13 @@ def elastic(site: Site, words: Sequence[str]) -> Launch:
     }
     settings = {
         "members": site.paths.members,
-        "shell": agent.words(site.paths.agent),
-        "door": (*site.entry, "--rank", "--gloo", "--", *program(site, words)),
+        "shell": agent.argv(site.paths.agent),
+        "wrapper": (*site.entry, "--rank", "--gloo", "--", *program(site, words)),
         "env": own,
         "slots": node.slots,
         "min_ranks": max(1, node.min_nodes) * node.slots,
         "max_ranks": most,
-        "timeout_s": int(node.start_timeout_s) + _LATER_S,
+        "timeout_s": int(node.start_timeout_s) + _EXTRA_TIMEOUT_S,
     }
     path = posixpath.join(site.paths.node_dir, "elastic.json")
     argv = (*site.under_interpreter, "--elastic", path)
@@ -99,10 +99,10 @@ def elastic(site: Site, words: Sequence[str]) -> Launch:
 
 
 def _variables(site: Site, controller: str) -> dict[str, str]:
-    """Return what Horovod must be told with this controller, whatever the number of the rank."""
+    """Return the variables that select the controller, the same for all ranks."""
     given = site.environment.get(CONTROLLER, controller).lower()
     if given != controller:
-        other = _OTHER.get(given)
+        other = _LAUNCHERS.get(given)
         raise ArgsError(
             [
                 f"{CONTROLLER}={given[:80]}: the launcher {site.node.launcher} is for {controller}"
@@ -112,18 +112,18 @@ def _variables(site: Site, controller: str) -> dict[str, str]:
     found = {CONTROLLER: controller}
     found[OPERATIONS] = site.environment.get(OPERATIONS, controller)
     if TIMELINE in dict(site.node.outputs):
-        # Horovod wants a file, and an output is a folder; only rank 0 writes it.
+        # Horovod expects a file, but an output is a folder; only rank 0 writes the file.
         found[TIMELINE] = site.paths.output(TIMELINE) + "/timeline.json"
     return found
 
 
-def _meeting(site: Site, number: int) -> Mapping[str, str]:
+def _rendezvous(site: Site, number: int) -> Mapping[str, str]:
     node, given = site.node, site.environment
     found = {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": node.hosts[0],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(number),
         "HOROVOD_HOSTNAME": node.host,
-        # Ranks come to the meeting as late as their imports are slow, and half a minute is short.
+        # Horovod's default of 30 s is too short for ranks with slow imports.
         TIMEOUT_S: given.get(TIMEOUT_S, "%d" % max(30, node.start_timeout_s)),
     }
     interface = given.get("HOROVOD_GLOO_IFACE", given.get(names.GLOO_SOCKET_IFNAME, ""))
@@ -132,8 +132,8 @@ def _meeting(site: Site, number: int) -> Mapping[str, str]:
     return found
 
 
-def _place(node: NodeEnv, local: int) -> Mapping[str, str]:
-    """Return where a rank stands: among all, on its node, and among those of its number there."""
+def _position(node: NodeEnv, local: int) -> Mapping[str, str]:
+    """Return a rank's number and the size among all ranks, on its node, and across nodes."""
     numbers = {
         "HOROVOD_RANK": node.node * node.slots + local,
         "HOROVOD_SIZE": node.nodes * node.slots,

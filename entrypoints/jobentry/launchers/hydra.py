@@ -1,9 +1,9 @@
-"""MPICH and Intel MPI: their mpirun is Hydra, which has an equal for what a job needs of Open MPI.
+"""MPICH and Intel MPI: their mpirun is Hydra, which has equivalents of the options that jobs need.
 
     mpiexec.hydra -n N -f HOSTFILE -localhost HEAD -launcher ssh -genvlist NAME,... PROGRAM
 
-``-genvlist`` carries exact values, blanks and newlines too (tried with MPICH 4.0.2 and Intel MPI
-2021.19). There are no MCA parameters, so who asks for one is told so, instead of being overheard.
+``-genvlist`` carries exact values, including spaces and newlines (tried with MPICH 4.0.2 and Intel
+MPI 2021.19). Hydra has no MCA parameters, so a job that sets one is refused.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from jobentry.launchers import mpi as shared
 from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Process, Site, program
 from jobentry.launchers.mpi import Mpi, Option
 
-# Pinning is a matter of its variables with Intel MPI, and off as the platform's default has it.
+# Intel MPI pins by this variable; off, as in the platform's default.
 _PIN = "I_MPI_PIN"
-# The same words for ssh, for MPICH and for Intel MPI.
+# The variables for additional ssh arguments, of MPICH and of Intel MPI.
 _SHELL_ARGS = ("HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS")
 
 
@@ -26,10 +26,10 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
     """Return Hydra on the head, which starts the ranks of all nodes.
 
     Args:
-        options: Words for the door of each rank.
+        options: Options for each rank wrapper.
 
     Raises:
-        ArgsError: The job's words for mpirun have no equal here.
+        ArgsError: An mpirun option of the job has no equivalent in Hydra.
     """
     node = site.node
     plain, binding = _options(site, mpi)
@@ -45,7 +45,7 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
     environment = shared.environment(node, environ, carried)
     how = shared.reach(site)
     if node.nodes == 1:
-        # With ssh, Hydra would log in to its own node, too.
+        # With ssh, Hydra would also log in to its own node.
         shell = ["-launcher", "fork"]
     elif how.agent:
         shell_program, script = how.agent
@@ -57,7 +57,7 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
         environment.update(dict.fromkeys(_SHELL_ARGS, "%s-p %d" % (config, node.sshd_port)))
     host_path = node.open_mpi.host_file or site.paths.host_file
     argv = (
-        # Intel's mpirun is a script that looks for it on PATH.
+        # Next to mpirun: Intel's mpirun is a script that looks for mpiexec.hydra on PATH.
         posixpath.join(posixpath.dirname(mpi.mpirun), "mpiexec.hydra"),
         *("-n", str(ranks), "-f", host_path, "-localhost", node.hosts[0], *shell),
         *binding,
@@ -75,22 +75,22 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
 
 
 def _options(site: Site, mpi: Mpi) -> tuple[list[Option], tuple[str, ...]]:
-    """Return the job's own words for mpirun that Hydra knows, and how to bind."""
+    """Return the job's mpirun options if Hydra supports all of them, and the binding arguments."""
     given = site.node.open_mpi
     bind_args = "--bind-to none" if given.bind_args is None else given.bind_args
     asked = given._replace(mca_args=given.mca_args or "", bind_args=bind_args)
     found = shared.user_options(site.node._replace(open_mpi=asked))
     binding = [option for option in found if option.name == "bind-to"]
-    strange = [
+    unsupported = [
         " ".join((option.name, *option.words))
         for option in found
         if option.name not in ("x", "bind-to") and (option.name, option.words) != _BY_SLOT
     ]
     if mpi.family == INTEL_MPI:
-        strange += ["bind-to " + option.words[0] for option in binding if option.words != _NONE]
+        unsupported += ["bind-to " + option.words[0] for option in binding if option.words != _NONE]
         binding = []
-    if strange:
-        raise ArgsError([f"{words}: {mpi.name} has no such option of mpirun" for words in strange])
+    if unsupported:
+        raise ArgsError([f"{words}: {mpi.name} has no such mpirun option" for words in unsupported])
     return found, tuple(word for option in binding for word in ("-bind-to", *option.words))
 
 

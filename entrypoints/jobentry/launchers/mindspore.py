@@ -1,7 +1,7 @@
-"""MindSpore's dynamic cluster: a scheduler on the head, and ranks that register with it.
+"""MindSpore's dynamic cluster: a scheduler on the head, with which the ranks register.
 
-Three launchers form it: ``dynamic-cluster`` starts the ranks itself, ``msrun`` and
-``mindspore-mpi`` have MindSpore's msrun and Open MPI's mpirun start them.
+Three launchers create it: ``dynamic-cluster`` starts the ranks itself, ``msrun`` uses MindSpore's
+msrun, and ``mindspore-mpi`` Open MPI's mpirun.
 """
 
 from __future__ import annotations
@@ -11,18 +11,27 @@ from typing import Mapping, Sequence
 
 from jobentry.contract import names
 from jobentry.launchers import mpirun
-from jobentry.launchers.common import PRIVATE, File, Launch, Process, Site, door, port, program
+from jobentry.launchers.common import (
+    PRIVATE,
+    File,
+    Launch,
+    Process,
+    Site,
+    port,
+    program,
+    rank_wrapper,
+)
 from jobentry.launchers.mpi import Mpi
 
-# In seconds, at random between the two: after such a pause a rank asks the scheduler again whether
-# all have met, and it sleeps through one when it ends. MindSpore's own choice is 3 to 5.
+# Lower and upper limit, in seconds, of the random pause after which a rank asks the scheduler again
+# whether all have registered; an ending rank also sleeps for one. MindSpore's default is 3 to 5.
 _PAUSES = ("MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")
-# Of more ranks MindSpore takes a cluster for a large one, and spares its scheduler.
+# Above this number of ranks, keep MindSpore's pauses, which spare the scheduler.
 _FEW_RANKS = 256
 
-# What msrun starts instead of a script: its own parser mixes the script's words up with its own. It
-# becomes the door of a rank; where msrun wants a scheduler, there is one already.
-_DOOR = """\
+# msrun starts this instead of the user's script, as its parser takes the script's arguments for its
+# own. It becomes a rank wrapper, or exits as the scheduler, as there is one already.
+_WRAPPER_SCRIPT = """\
 from os import environ, execv
 if environ.get("MS_ROLE") != "MS_SCHED":
     for name, value in %r.items():
@@ -35,12 +44,12 @@ if environ.get("MS_ROLE") != "MS_SCHED":
 
 
 def dynamic_cluster(site: Site, words: Sequence[str]) -> Launch:
-    """Return a rank for each slot of this node, and on the head the scheduler."""
+    """Return a rank for each slot of this node and, on the head, the scheduler."""
     node = site.node
     ranks = range(node.node * node.slots, (node.node + 1) * node.slots)
     shared = cluster(site)
-    doors = (
-        door(
+    wrappers = (
+        rank_wrapper(
             site,
             rank,
             program(site, words),
@@ -55,18 +64,18 @@ def dynamic_cluster(site: Site, words: Sequence[str]) -> Launch:
         )
         for rank in ranks
     )
-    return Launch((*_scheduler(site, shared), *doors), node.nodes * node.slots)
+    return Launch((*_scheduler(site, shared), *wrappers), node.nodes * node.slots)
 
 
 def msrun(site: Site, words: Sequence[str]) -> Launch:
-    """Return msrun for this node, which starts our doors, and on the head the scheduler.
+    """Return msrun for this node, which starts rank wrappers, and, on the head, the scheduler.
 
-    msrun starts a scheduler where it takes the head's address for its own, which is on no node of
-    some networks, and on several of others: so ours is started instead.
+    msrun's own scheduler is not used: msrun starts it on each node that recognises the address of
+    the head as its own, which can be none or several.
     """
     node = site.node
     shared = cluster(site)
-    path = posixpath.join(site.paths.node_dir, "msrun-door.py")
+    path = posixpath.join(site.paths.node_dir, "msrun-wrapper.py")
     ranks = node.nodes * node.slots
     argv = (
         site.interpreter,
@@ -79,7 +88,7 @@ def msrun(site: Site, words: Sequence[str]) -> Launch:
         "--master_port=" + shared["MS_SCHED_PORT"],
         "--cluster_time_out=" + shared["MS_TOPO_TIMEOUT"],
         "--log_dir=" + posixpath.join(site.paths.node_dir, "msrun"),
-        # No rank has this number: each has a log of its own, which we show ourselves.
+        # A rank that does not exist: the entry shows the log of each rank itself.
         "--tail_worker_log=%d" % ranks,
         "--join=True",
         "python3",
@@ -87,11 +96,11 @@ def msrun(site: Site, words: Sequence[str]) -> Launch:
     )
     folder = posixpath.dirname(site.interpreter)
     old = site.environment.get("PATH", "")
-    # msrun warns at length of what is as it should be, and finds python3 on PATH.
+    # Hide msrun's long warnings, and let it find python3 on PATH.
     changed = {"GLOG_v": "3", "PATH": f"{folder}:{old}" if folder and old else folder or old}
     restored = {name: site.environment.get(name) for name in changed}
     entry = (*site.entry, "--rank", "--", *program(site, words))
-    text = _DOOR % (restored, names.CLOUDJOB_RANK, entry[0], entry)
+    text = _WRAPPER_SCRIPT % (restored, names.CLOUDJOB_RANK, entry[0], entry)
     pauses = {name: shared[name] for name in _PAUSES if name in shared}
     env = {**site.environment, **pauses, **changed}
     return Launch(
@@ -102,9 +111,9 @@ def msrun(site: Site, words: Sequence[str]) -> Launch:
 
 
 def mpi(site: Site, tools: Mpi, words: Sequence[str]) -> Launch:
-    """Return mpirun on the head, whose ranks form the cluster, and the scheduler beside it.
+    """Return mpirun, whose ranks form the cluster, and the scheduler, both on the head.
 
-    GPU and Ascend need neither cluster nor scheduler: there MindSpore asks Open MPI itself.
+    On GPU and Ascend, MindSpore uses Open MPI itself and needs neither cluster nor scheduler.
     """
     if site.node.mindspore.device_target not in ("", "CPU"):
         return mpirun.launch(site, tools, words)
@@ -120,7 +129,7 @@ def mpi(site: Site, tools: Mpi, words: Sequence[str]) -> Launch:
 
 
 def cluster(site: Site) -> dict[str, str]:
-    """Return what the scheduler and all ranks of a job are told; the user's word on time goes."""
+    """Return the variables of the scheduler and all ranks; the user's timeouts take precedence."""
     node = site.node
     ranks = node.nodes * node.slots
     is_quick = ranks <= _FEW_RANKS and not any(site.environment.get(name) for name in _PAUSES)
@@ -139,7 +148,7 @@ def _scheduler(site: Site, shared: Mapping[str, str]) -> tuple[Process, ...]:
     if not site.node.is_head:
         return ()
     env = {**site.environment, **shared, "MS_ROLE": "MS_SCHED"}
-    # It warns of every try to register.
+    # Hide its warning about every attempt to register.
     env.setdefault("GLOG_v", "3")
     argv = (*site.under_interpreter, "--scheduler")
     return (Process("scheduler", argv, env, is_server=True),)

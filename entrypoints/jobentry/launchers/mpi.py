@@ -1,4 +1,4 @@
-"""What every mpirun needs of a job: the words of ``OPENMPI_*``, and what goes to the ranks."""
+"""What all mpirun launchers share: the options in ``OPENMPI_*`` and the variables for the ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_X_ARGS = (
 DEFAULT_MCA_ARGS = "-mca pml ob1 -mca btl ^openib -mca plm_rsh_no_tree_spawn true"
 DEFAULT_EXTRA_ARGS = ""
 
-# How many words follow an option; an option that is not here is passed on with what follows it.
+# Options with two arguments, and with one; an unknown option is passed on with all that follows it.
 MCA_OPTIONS = ("mca", "gmca", "omca", "prtemca", "pmixmca")
 _ONE_WORD = frozenset(
     [
@@ -58,8 +58,8 @@ class Reach(NamedTuple):
     """How mpirun starts its daemons on the workers.
 
     Args:
-        ssh_config: The file that tells ssh of them; empty for the user's own.
-        agent: The words of what it starts in place of ssh; empty for ssh.
+        ssh_config: ssh's configuration file for the workers; empty for the user's own.
+        agent: The command that replaces ssh; empty to use ssh.
     """
 
     ssh_config: str = ""
@@ -70,7 +70,7 @@ NO_REACH = Reach()
 
 
 class Mpi(NamedTuple):
-    """The MPI of this node: its mpirun (an absolute path), its version, and whose it is."""
+    """The MPI of this node: the absolute path of its mpirun, its version and its family."""
 
     mpirun: str
     version: tuple[int, ...]
@@ -78,13 +78,13 @@ class Mpi(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What nodes must have in common: ``4.1`` of Open MPI, else ``MPICH 4.0``."""
+        """The version, which must be the same on all nodes: ``4.1`` for Open MPI, ``MPICH 4.0``."""
         numbers = "%d.%d" % self.version[:2]
         return numbers if self.family == OPEN_MPI else f"{self.family} {numbers}"
 
 
 class Option(NamedTuple):
-    """One option of mpirun, without its dashes, and the words that follow it."""
+    """One option of mpirun, without its dashes, and its arguments."""
 
     name: str
     words: tuple[str, ...]
@@ -96,30 +96,30 @@ def reach(site: Site) -> Reach:
     if not node.ssh_key:
         return NO_REACH
     if agent.is_used(node, site.environment, paths.agent):
-        return Reach(agent=agent.words(paths.agent))
+        return Reach(agent=agent.argv(paths.agent))
     return Reach(ssh_config=paths.ssh_config)
 
 
 def agent_file(site: Site, how: Reach) -> list[File]:
-    """Return the file of the agent, where there is one."""
+    """Return the file of the agent if it is used."""
     return [File(site.paths.agent, PRIVATE, agent.TEXT)] if how.agent else []
 
 
 def exported_values(node: NodeEnv) -> dict[str, str]:
-    """Return the values that stand in ``OPENMPI_X_ARGS`` or its default, by name."""
+    """Return the variables that ``OPENMPI_X_ARGS`` or its default sets, by name."""
     options = _readable_options(node)
     pairs = (option.words[0].partition("=") for option in options if option.name == "x")
     return {name: value for name, equals, value in pairs if equals}
 
 
-def asked_parameters(node: NodeEnv) -> frozenset[str]:
-    """Return the MCA parameters that stand in the four variables or their defaults."""
+def given_parameters(node: NodeEnv) -> frozenset[str]:
+    """Return the names of the MCA parameters in the four variables or their defaults."""
     options = _readable_options(node)
     return frozenset(option.words[0] for option in options if option.name in MCA_OPTIONS)
 
 
 def _readable_options(node: NodeEnv) -> list[Option]:
-    """Return no option where some cannot be read: ``command`` says what is wrong with them."""
+    """Return the options, or none if some are invalid; ``command`` reports those."""
     try:
         return user_options(node)
     except ArgsError:
@@ -129,10 +129,10 @@ def _readable_options(node: NodeEnv) -> list[Option]:
 def rank_program(
     entry: Sequence[str], program: Sequence[str], options: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the command that runs ``program`` under our rank door, with ``options`` of the door.
+    """Return the command that runs ``program`` under the rank wrapper with these ``options``.
 
-    mpirun takes a word ``:`` anywhere for the start of another program, so then every word is
-    written with percent signs, which the door takes away again.
+    mpirun takes an argument ``:`` for the start of another program. If there is one, all arguments
+    are percent-encoded, and the wrapper decodes them.
     """
     if ":" not in program:
         return (*entry, "--rank", *options, "--", *program)
@@ -141,15 +141,15 @@ def rank_program(
 
 
 def ranks(node: NodeEnv) -> int:
-    """Return how many ranks the job has."""
+    """Return the number of ranks of the job."""
     return node.open_mpi.np or node.slots * node.nodes
 
 
 def user_options(node: NodeEnv) -> list[Option]:
-    """Return every option of the four variables, in their order; a default where one is not set.
+    """Return the options in the four variables, in order, with defaults for those that are unset.
 
     Raises:
-        ArgsError: They cannot be read.
+        ArgsError: An option is invalid.
     """
     given = node.open_mpi
     sources = (
@@ -171,10 +171,10 @@ def user_options(node: NodeEnv) -> list[Option]:
 
 
 def _parse(words: list[str]) -> list[Option]:
-    """Read mpirun's options; one dash or two, ``--name value`` or ``--name=value``."""
+    """Parse mpirun's options: one dash or two, ``--name value`` or ``--name=value``."""
     options: list[Option] = []
     rest = list(words)
-    # Also as the value of an option: mpirun parts its words at ":" before it reads them.
+    # Even as an option's value: mpirun splits its arguments at ":" before it parses them.
     if ":" in words:
         raise ValueError("':' would start a second program")
     while rest:
@@ -182,12 +182,12 @@ def _parse(words: list[str]) -> list[Option]:
         name, equals, value = word.lstrip("-").partition("=")
         count = 2 if name in MCA_OPTIONS else 1 if name in _ONE_WORD else 0
         if not word.startswith("-") or not name:
-            _check_loose(word, options)
+            _check_positional(word, options)
             options.append(Option("", (word,)))
         elif equals and count == 1 and name != "x":
             options.append(Option(name, (value,)))
         elif len(rest) < count:
-            raise ValueError("%s needs %d more word%s" % (word, count, "s" * (count > 1)))
+            raise ValueError("%s needs %d argument%s" % (word, count, "s" * (count > 1)))
         elif count:
             options.append(Option(name, tuple(rest[:count])))
             del rest[:count]
@@ -196,22 +196,22 @@ def _parse(words: list[str]) -> list[Option]:
     return options
 
 
-def _check_loose(word: str, before: list[Option]) -> None:
-    """What follows an option that we do not know belongs to it; nothing else may stand alone."""
+def _check_positional(word: str, before: list[Option]) -> None:
+    """Refuse an argument that is not an option, unless it follows an option that we do not know."""
     if word.startswith("-"):
-        raise ValueError(f"{word[:80]!r} is no option")
+        raise ValueError(f"{word[:80]!r} is not an option")
     if not before or before[-1].name in _KNOWN:
         # mpirun would take it for the program to start.
-        raise ValueError(f"{word[:80]!r} is no option, and no option asks for it")
+        raise ValueError(f"{word[:80]!r} is not an option or an option's argument")
 
 
 def carried(
     node: NodeEnv, environ: Mapping[str, str], plain: list[Option]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the variables that go from the head to all ranks, and notes.
+    """Return the variables that mpirun carries to all ranks, and notes for the log.
 
     Args:
-        plain: The options of mpirun; those named ``x`` add to what is carried anyway.
+        plain: The options of mpirun; each ``x`` adds a variable.
     """
     found = {
         name: value
@@ -225,7 +225,10 @@ def carried(
 def _exported(
     node: NodeEnv, environ: Mapping[str, str], plain: list[Option]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return what ``-x`` names: the user's word first, but a default is only a default."""
+    """Return the variables named by ``-x``.
+
+    A value in the user's ``-x`` wins over the environment; one in the default does not.
+    """
     exported: dict[str, str] = {}
     notes: list[str] = []
     for option in plain:
@@ -236,19 +239,19 @@ def _exported(
             raise ArgsError([f"{names.OPENMPI_X_ARGS}: cannot carry {option.words[0][:80]!r}"])
         is_default = node.open_mpi.x_args is None
         if name in node.secret_names:
-            notes.append(f"-x {name}: a secret, which reaches every rank without it")
+            notes.append(f"-x {name}: left out, as secrets reach every rank without it")
         elif equals and not (is_default and name in environ):
             exported[name] = value
         elif name in environ:
             exported[name] = environ[name]
         elif not is_default:
-            # 5.0.11 crashes (signal 11) when it is asked for a variable that is not set.
-            notes.append(f"-x {name}: not set here, so not carried")
+            # 5.0.11 crashes (signal 11) on ``-x`` with a variable that is not set.
+            notes.append(f"-x {name}: left out, as it is not set here")
     return exported, notes
 
 
 def _past_open_mpi(carried: Mapping[str, str]) -> dict[str, str]:
-    """Give the exact value of what Open MPI changes a second name, which the rank's door undoes."""
+    """Add copies of the variables that Open MPI changes; the rank wrapper restores them."""
     result = {name: value for name, value in carried.items() if name not in ("TMPDIR", "PWD")}
     for name in names.CHANGED_BY_OPEN_MPI:
         if name in carried:
@@ -259,11 +262,11 @@ def _past_open_mpi(carried: Mapping[str, str]) -> dict[str, str]:
 def environment(
     node: NodeEnv, environ: Mapping[str, str], carried: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of mpirun, which carries every value by its name."""
+    """Return the environment of mpirun, from which it takes the carried values."""
     result = {
         name: value
         for name, value in environ.items()
-        # With this variable set, any -x is an error on 4.1.
+        # If this variable is set, any -x is an error in 4.1.
         if name != "OMPI_MCA_mca_base_env_list" and name not in node.secret_names
     }
     for name, value in carried.items():
@@ -273,12 +276,12 @@ def environment(
 
 
 def check_slots(np: int, node: NodeEnv, plain: list[Option]) -> None:
-    """Open MPI 5.0.11 started fewer ranks than asked and ended with 0, so count here."""
+    """Refuse more ranks than slots: Open MPI 5.0.11 starts fewer ranks and exits with 0."""
     room = node.slots * node.nodes
-    wide = any(
+    may_oversubscribe = any(
         "oversubscribe" in " ".join((option.name, *option.words)).lower() for option in plain
     )
-    if np > room and not wide and not node.open_mpi.host_file:
+    if np > room and not may_oversubscribe and not node.open_mpi.host_file:
         raise ArgsError(
             [
                 "%s=%d, but %d node(s) with %d slot(s) have room for %d"

@@ -4,8 +4,8 @@
         -tune $TUNE_ENV_FILE $OPENMPI_BIND_ARGS $OPENMPI_X_ARGS $OPENMPI_MCA_ARGS
         $OPENMPI_EXTRA_ARGS python <script> <args>
 
-The words are the documented ones; their form is the one that both versions take: two dashes, each
-parameter once, under the name that this version knows, and ``-x NAME`` without a value.
+The options are the documented ones, in the form that both versions accept: two dashes, each
+parameter once, under the name of this version, and ``-x NAME`` without a value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jobentry.launchers.mpi import (
     user_options,
 )
 
-# Open MPI 5.0 moved starting and stopping to PRRTE, which knows other names.
+# Open MPI 5.0 starts and stops ranks with PRRTE, which has other parameter names.
 _RENAMED_IN_5 = {
     "orte_rsh_agent": "plm_ssh_agent",
     "orte_keep_fqdn_hostnames": "prte_keep_fqdn_hostnames",
@@ -41,19 +41,19 @@ _RENAMED_IN_5 = {
     "oob_tcp_if_exclude": "prte_if_exclude",
 }
 _GONE_IN_5 = ("routed", "oob")
-# How many remote shells mpirun opens at once, unless it is told another number.
-_AT_ONCE = 128
+# mpirun's default for the number of remote shells that it opens at once.
+_CONCURRENT_SHELLS = 128
 
 
 class Command(NamedTuple):
     """How to start all ranks.
 
     Args:
-        argv: mpirun and its words.
-        env: The environment of mpirun: the carriers of every value.
+        argv: mpirun and its arguments.
+        env: The environment of mpirun, with the values that it carries.
         host_file: The text of the host file.
         tune_file: The text of the tune file.
-        notes: What was left out or changed, for people.
+        notes: Options that were left out or changed, for the log.
     """
 
     argv: tuple[str, ...]
@@ -67,10 +67,10 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
     """Return mpirun on the head, which starts the ranks of all nodes.
 
     Args:
-        options: Words for the door of each rank.
+        options: Options for each rank wrapper.
 
     Raises:
-        ArgsError: A variable with options cannot be read, or asks for what cannot be had.
+        ArgsError: A variable has invalid or unsupported options.
     """
     node = site.node
     if mpi.family != OPEN_MPI:
@@ -80,9 +80,9 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
     tune_path = node.open_mpi.tune_file or site.paths.tune_file
     count = ranks(node)
     if not node.is_head:
-        # Refused on every node alike: a worker would wait for a head that has left.
+        # Check the options on every node: a worker would wait for a head that refuses to start.
         command(node, site.environment, mpi, ("", ""), ())
-        # mpirun 4.1 names the file to its daemons, and each says so when it finds none.
+        # mpirun 4.1 passes the path to its daemons, and each complains if the file is missing.
         return Launch((), count, is_everywhere=False, files=(File(tune_path, PRIVATE, ""),))
     host_path = node.open_mpi.host_file or site.paths.host_file
     how = reach(site)
@@ -109,21 +109,21 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
 
 
 def host_file(hosts: Sequence[str], slots: int) -> str:
-    """Return Open MPI's host file: one line a node."""
+    """Return Open MPI's host file, with one line for each node."""
     return "".join("%s slots=%d\n" % (host, slots) for host in hosts)
 
 
 def tune_file(variables: Iterable[str]) -> str:
-    """Return the tune file that carries ``variables``, each by name only.
+    """Return the tune file that carries ``variables``, each by its name only.
 
-    A value in this file is cut at blanks by 4.1 and ends 5.0 with exit 243; a line without ``-x``
-    carries nothing on either (tried on 4.1.4 and 5.0.11). The name alone carries the exact value.
+    A value in this file is cut off at a space by 4.1 and makes 5.0 exit with 243; a line without
+    ``-x`` carries nothing in either (tried on 4.1.4 and 5.0.11). A name carries the exact value.
     """
     return "".join(f"-x {name}\n" for name in variables)
 
 
 def is_safe_in_tune_file(value: str) -> bool:
-    """Whether the tune file carries this value of a variable that it names."""
+    """Whether the tune file carries a variable with this value."""
     # Open MPI 4.1.4 loses a value with "=" when the tune file names its variable.
     return value != "" and "=" not in value
 
@@ -136,18 +136,18 @@ def command(
     program: Sequence[str],
     reach: Reach = NO_REACH,
 ) -> Command:
-    """Return how to start ``program`` once a rank.
+    """Return how to start ``program`` for every rank.
 
     Args:
-        node: What this node, the head, knows.
-        environ: The variables to carry, with their values.
-        mpi: The Open MPI that will start them.
+        node: The settings of this node, the head.
+        environ: The environment with the variables to carry.
+        mpi: The Open MPI to use.
         files: The paths of the host file and of the tune file.
-        program: The command of a rank. A word ``:`` would end it for mpirun: see ``rank_program``.
-        reach: How the workers are reached.
+        program: The command of a rank. No argument may be ``:``; see ``rank_program``.
+        reach: How mpirun reaches the workers.
 
     Raises:
-        ArgsError: A variable with options cannot be read, or asks for what cannot be had.
+        ArgsError: A variable has invalid or unsupported options.
     """
     mca, plain = _split(user_options(node))
     values, notes = carried(node, environ, plain)
@@ -161,11 +161,11 @@ def command(
         for name, value in values.items()
         if name.startswith(names.CARRIED_PREFIXES) and is_safe_in_tune_file(value)
     ]
-    on_line = [name for name in values if name not in set(in_tune_file)]
+    on_command_line = [name for name in values if name not in set(in_tune_file)]
     argv = [mpi.mpirun, "-np", str(np), "--hostfile", files[0]]
     argv += mca_words[0] + ["--tune", files[1]]
     argv += [word for option in plain if option.name in BINDING for word in _words(option)]
-    argv += [word for name in on_line for word in ("-x", name)]
+    argv += [word for name in on_command_line for word in ("-x", name)]
     argv += mca_words[1]
     argv += [
         word
@@ -185,13 +185,13 @@ def command(
 def _words(option: Option) -> list[str]:
     if not option.name:
         return list(option.words)
-    # 5.0 takes a long option with one dash for the program to start (exit 66).
+    # 5.0 takes a long option with a single dash for the program to start (exit 66).
     dashes = "-" if len(option.name) == 1 or option.name == "np" else "--"
     return [dashes + option.name, *option.words]
 
 
 def _split(options: list[Option]) -> tuple[dict[tuple[str, str], str], list[Option]]:
-    """Part MCA parameters, the last of a name winning, from the other options."""
+    """Separate MCA parameters, of which the last value wins, from the other options."""
     mca: dict[tuple[str, str], str] = {}
     plain: list[Option] = []
     for option in options:
@@ -202,7 +202,7 @@ def _split(options: list[Option]) -> tuple[dict[tuple[str, str], str], list[Opti
                 ["--{} {}: the entry sets this itself".format(option.name, " ".join(option.words))]
             )
         elif option.name in BINDING:
-            # Only one of each: 4.1 refuses two.
+            # The last one only: 4.1 refuses two.
             plain = [other for other in plain if other.name != option.name] + [option]
         else:
             plain.append(option)
@@ -212,7 +212,7 @@ def _split(options: list[Option]) -> tuple[dict[tuple[str, str], str], list[Opti
 def _mca_words(
     node: NodeEnv, mpi: Mpi, given: Mapping[tuple[str, str], str], reach: Reach
 ) -> tuple[tuple[list[str], list[str]], list[str]]:
-    """Return the words for the remote shell, those for all other parameters, and notes."""
+    """Return the arguments for the remote shell, those for all other parameters, and notes."""
     notes: list[str] = []
     values: dict[tuple[str, str], str] = {}
     for (option, name), value in given.items():
@@ -220,19 +220,19 @@ def _mca_words(
         if known:
             values[(option, known)] = value
         else:
-            notes.append(f"parameter {name} is not known to Open MPI 5.0: left out")
+            notes.append(f"parameter {name}: left out, as Open MPI 5.0 does not have it")
     if node.control_dir and node.nodes == 1 and node.open_mpi.mca_args is None:
-        # Ranks of one node share memory; TCP would have each listen on every address.
+        # Ranks of one node use shared memory; with TCP, each would listen on every address.
         values[("mca", "btl")] = "^openib,tcp"
     prefix = "plm_ssh_" if mpi.version >= (5,) else "plm_rsh_"
     if reach.agent and ("mca", prefix + "args") in values:
-        notes.append(f"parameter {prefix}args is left out: nodes of one machine have no ssh")
+        notes.append(f"parameter {prefix}args: left out, as nodes of one machine use no ssh")
     shell = _shell(node, values, prefix, reach)
     shell.update({key: values.pop(key) for key in list(values) if key in shell})
-    # A tree of daemons is for who asks for it: 5.0.11 hung with it in 4 of 6 starts.
+    # Tree spawn only if the user enables it: 5.0.11 hung with it in 4 of 6 starts.
     values.setdefault(("mca", prefix + "no_tree_spawn"), "true")
-    if mpi.version >= (5,) and node.nodes - 1 > _AT_ONCE:
-        # With fewer at once than there are nodes 5.0.11 hung in its start-up (2 of 2 tries).
+    if mpi.version >= (5,) and node.nodes - 1 > _CONCURRENT_SHELLS:
+        # With fewer concurrent shells than nodes, 5.0.11 hung while starting (2 of 2 tries).
         values.setdefault(("mca", prefix + "num_concurrent"), str(node.nodes - 1))
     return (_mca_list(shell), _mca_list(values)), notes
 
@@ -240,13 +240,13 @@ def _mca_words(
 def _shell(
     node: NodeEnv, values: dict[tuple[str, str], str], prefix: str, reach: Reach
 ) -> dict[tuple[str, str], str]:
-    """Return the parameters of the remote shell; its arguments are taken out of ``values``."""
+    """Return the parameters of the remote shell, and remove its arguments from ``values``."""
     user_args = values.pop(("mca", prefix + "args"), "")
     if reach.agent:
         words = {"agent": " ".join(reach.agent)}
     elif reach.ssh_config:
-        # It holds the port, too, and is one word: with tree spawn 4.1 loses values with a blank on
-        # the second hop.
+        # The file also contains the port. ``-F`` is one argument, as with tree spawn 4.1 loses
+        # values with a space on the second hop.
         words = {"args": f"-F{reach.ssh_config} {user_args}".strip()}
     elif not any(word.startswith("-p") for word in user_args.split()):
         words = {"args": ("-p %d %s" % (node.sshd_port, user_args)).strip()}
@@ -262,7 +262,7 @@ def _mca_list(values: Mapping[tuple[str, str], str]) -> list[str]:
 
 
 def _name_in(version: tuple[int, ...], name: str) -> str:
-    """Return the name of a parameter in this version; empty when it has none."""
+    """Return the name of a parameter in this version; empty if it does not exist."""
     if version < (5,):
         return "plm_rsh_" + name[8:] if name.startswith("plm_ssh_") else name
     if name in _GONE_IN_5:

@@ -1,7 +1,7 @@
-"""One process a device, told of all devices by a rank table: MindSpore's way on Ascend.
+"""One process for each device, with a rank table of all devices, as MindSpore needs it on Ascend.
 
-A table comes from the platform, as its own form 0.1 or ready as 1.0 or 1.2, or from the job's list
-of devices. Ranks are counted through the nodes in their order, and through the devices of each.
+The table comes from the platform, in its own form 0.1 or in MindSpore's 1.0 or 1.2, or from the
+job's list of devices. Ranks are numbered by node, then by device.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from jobentry.contract import devices
 from jobentry.contract.devices import Device, Server
-from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Site, door, program
+from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Site, program, rank_wrapper
 
 COMPLETED = "completed"
 
 
 class Table(NamedTuple):
-    """What a rank table says.
+    """A rank table.
 
     Args:
         text: The table in MindSpore's form.
-        nodes: The devices of each node, each with its rank.
+        nodes: For each node, its devices with their ranks.
     """
 
     text: str
@@ -34,7 +34,7 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
     """Return a rank for each device of this node.
 
     Raises:
-        ArgsError: There is no table, or it is not of this job's nodes and ranks.
+        ArgsError: There is no table, or it does not match the job's nodes and ranks.
     """
     node = site.node
     if node.mindspore.devices:
@@ -53,8 +53,8 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
             ]
         )
     path = posixpath.join(site.paths.node_dir, "rank-table.json")
-    doors = tuple(
-        door(
+    processes = tuple(
+        rank_wrapper(
             site,
             rank,
             program(site, words),
@@ -69,14 +69,16 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
         )
         for rank, device in table.nodes[node.node]
     )
-    return Launch(doors, sum(found), files=(File(path, PRIVATE, table.text),), notes=table.notes)
+    return Launch(
+        processes, sum(found), files=(File(path, PRIVATE, table.text),), notes=table.notes
+    )
 
 
 def of_text(text: str) -> Table:
-    """Return what a table of the platform says.
+    """Parse the platform's rank table.
 
     Raises:
-        ArgsError: It has none of the forms that we know.
+        ArgsError: It has none of the known forms.
     """
     try:
         value = json.loads(text)
@@ -89,7 +91,7 @@ def of_text(text: str) -> Table:
 
 
 def of_servers(servers: Sequence[Server]) -> Table:
-    """Return a table of the nodes in their order: version 1.2 in super pods, else 1.0."""
+    """Return a table of the nodes in their order: version 1.2 for super pods, otherwise 1.0."""
     nodes = []
     listed: dict[str, list[dict[str, str]]] = {}
     rank = 0
@@ -122,20 +124,20 @@ def of_servers(servers: Sequence[Server]) -> Table:
     notes: tuple[str, ...] = ()
     if list(listed) != sorted(listed):
         notes = (
-            "ranks follow the nodes, whose servers are not in the order of their names; MindSpore's"
-            " documents ask for that order",
+            "ranks follow the order of the nodes, whose servers are not sorted by name, as the"
+            " documentation of MindSpore asks for",
         )
     return Table(json.dumps(table, indent=1), tuple(nodes), notes)
 
 
-def stand_in(hosts: Sequence[str], slots: int) -> str:
-    """Return a table of devices whose addresses only the platform knows, for a dry run."""
+def placeholder(hosts: Sequence[str], slots: int) -> str:
+    """Return a table with ``?`` for the addresses, which only the platform knows, for a dry run."""
     mine = tuple(Device(str(index), "?") for index in range(slots))
     return of_servers([Server(host, mine) for host in hosts]).text
 
 
 def _servers(groups: Sequence[Mapping[str, Any]]) -> list[Server]:
-    """Return the nodes of a table of the platform's form 0.1, in the order of its pods."""
+    """Return the nodes of a table in the platform's form 0.1, in the order of its pods."""
     instances = [instance for group in groups for instance in group["instance_list"]]
     instances.sort(key=lambda instance: int(instance["pod_name"].rpartition("-")[2]))
     return [
@@ -154,7 +156,7 @@ def _servers(groups: Sequence[Mapping[str, Any]]) -> list[Server]:
 def _ranked(
     servers: Sequence[Mapping[str, Any]],
 ) -> tuple[tuple[tuple[int, Device], ...], ...]:
-    """Return the devices of each node of a table that has ranks."""
+    """Return the devices of each node from a table that contains ranks."""
     nodes = [
         tuple(
             sorted(

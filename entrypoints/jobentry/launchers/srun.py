@@ -1,4 +1,4 @@
-"""Slurm's srun on the head, which starts our doors on all nodes; its PMIx is what MPI meets at."""
+"""Slurm's srun on the head; it starts the rank wrappers on all nodes and provides PMIx for MPI."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from jobentry.launchers.common import Launch, Process, Site, program
 
 
 def launch(site: Site, words: Sequence[str]) -> Launch:
-    """Return srun on the head; it takes the allocation from ``SLURM_JOB_ID``."""
+    """Return srun on the head, in the allocation named by ``SLURM_JOB_ID``."""
     node = site.node
     ranks = node.slots * node.nodes
     if not node.is_head:
         return Launch((), ranks, is_everywhere=False)
-    # The node's own folder is under the same path everywhere; there its door finds all the rest.
+    # The node's folder has the same path on all nodes; the rank wrapper finds the rest there.
     carried = [names.CLOUDJOB_NODE_DIR]
     carried += sorted(
         name for name in site.environment if env.is_carried(name, node) and env.is_name(name)
@@ -25,10 +25,10 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
         "--ntasks=%d" % ranks,
         "--ntasks-per-node=%d" % node.slots,
         "--distribution=block",
-        # Beside the entries, which have the same processors.
+        # The step shares its processors with that of the entries.
         "--overlap",
         "--mpi=pmix",
-        # By their names: a value in argv could be read by anybody.
+        # Names only, as other users could read values in argv.
         "--export=" + ",".join(carried),
         "--input=none",
         "--quiet",
@@ -40,7 +40,7 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
         "--",
         *program(site, words),
     )
-    told = {
+    env_without_secrets = {
         name: value for name, value in site.environment.items() if name not in node.secret_names
     }
-    return Launch((Process("srun", argv, told),), ranks, is_everywhere=False)
+    return Launch((Process("srun", argv, env_without_secrets),), ranks, is_everywhere=False)

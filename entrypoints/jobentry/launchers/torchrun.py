@@ -1,4 +1,4 @@
-"""torchrun on every node, which starts our doors: each rank has a log and an end of its own."""
+"""torchrun on every node; it starts a rank wrapper for each rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jobentry.launchers.common import Launch, Process, Site, port, program
 
 
 def launch(site: Site, words: Sequence[str]) -> Launch:
-    """Return torchrun for this node; all meet at the head, which keeps the rendezvous."""
+    """Return torchrun for this node; the rendezvous is on the head."""
     node = site.node
     argv = (
         site.interpreter,
@@ -19,7 +19,7 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=%s:%d" % (node.hosts[0], port(site)),
         "--rdzv-id=" + node.job,
-        # By the name alone torchrun may not know that it is the head.
+        # torchrun may fail to recognise the head by its host name.
         "--rdzv-conf=is_host=%d" % node.is_head,
         "--local-addr=" + node.host,
         "--no-python",
@@ -30,6 +30,6 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
     )
     env = dict(site.environment)
     if node.slots > 1:
-        # As torchrun itself decides, with a dozen lines of warning.
+        # torchrun's own default, which it sets with a dozen lines of warning.
         env.setdefault("OMP_NUM_THREADS", "1")
     return Launch((Process("torchrun", argv, env),), node.nodes * node.slots)

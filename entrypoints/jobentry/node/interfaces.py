@@ -167,7 +167,7 @@ def _sockets_of_open_mpi(node: NodeEnv, environ: Mapping[str, str], here: Here) 
     own = [interface.name for interface in here.interfaces if _is_own(interface)]
     is_asked = any(name in environ for name in (names.OMPI_TCP_INCLUDE, names.OMPI_TCP_EXCLUDE))
     is_asked = is_asked or any(
-        name.startswith("btl_tcp_if_") for name in mpi.asked_parameters(node)
+        name.startswith("btl_tcp_if_") for name in mpi.given_parameters(node)
     )
     if node.nodes == 1 or not own or is_asked:
         return Choice({})

@@ -81,7 +81,7 @@ def _rank_table(node: NodeEnv, environment: Mapping[str, str], *, is_dry_run: bo
     from jobentry.node import rank_table_file
 
     if is_dry_run:
-        return rank_table.stand_in(node.hosts, node.slots)
+        return rank_table.placeholder(node.hosts, node.slots)
     try:
         return rank_table_file.read(environment, node.start_timeout_s)
     except rank_table_file.TableError as error:

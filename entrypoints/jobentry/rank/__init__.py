@@ -1,4 +1,4 @@
-"""What runs as, or for, a single rank, in processes of its own.
+"""Code that runs in the processes of ranks, and servers that ranks need.
 
-Start with ``wrapper.py``: each rank begins there, with its exact environment.
+Start with ``wrapper.py``, which launchers start for each rank.
 """

@@ -1,7 +1,7 @@
-"""Horovod's own elastic driver (0.28), told by the head which nodes are there.
+"""Runs Horovod's elastic driver (0.28) with the nodes that the head reports as available.
 
-It runs on the head, under the Python of the script. ``horovodrun`` would bring a remote shell of
-its own, and the job's variables, secrets too, as words of its commands.
+It runs on the head, under the Python of the script. Not ``horovodrun``, which starts its own remote
+shell and puts the job's variables, including secrets, on command lines.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ import threading
 import time
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
-# What a rank whose node is no longer wanted has to end by itself, and then to be gone.
+# Seconds between SIGTERM and SIGKILL for a rank that Horovod drops.
 _GRACE_S = 5.0
 _POLL_S = 0.1
 _LOST = 128 + signal.SIGKILL
-# What stands before the process id that the shell of a node prints.
+# Marks the line in which the shell of a node prints the process group.
 _MARK = "cloudjob-group"
 
 
-class Place(NamedTuple):
-    """A node that takes part: its number, and its name in the network."""
+class Member(NamedTuple):
+    """A node that takes part: its number and its host name."""
 
     node: int
     host: str
 
 
 def main(path: str) -> int:
-    """Run the ranks that the settings in ``path`` describe; return 0 when they are done.
+    """Run the ranks described by the settings file ``path``; return 0 if they succeed.
 
-    Else the exit code of one that was not, or 1 where too few nodes are left for the job.
+    Otherwise return the exit code of the first rank that failed, or 1 if too few nodes are left.
     """
     with open(path, encoding="ascii") as file:
         settings = json.load(file)
-    _be_brief()
+    _hide_tracebacks()
     driver_module = importlib.import_module("horovod.runner.elastic.driver")
     rendezvous = importlib.import_module("horovod.runner.http.http_server").RendezvousServer()
     nodes = _Nodes(settings["members"], settings["slots"])
@@ -62,12 +62,12 @@ def main(path: str) -> int:
         sys.stderr.write(results.error_message + "\n")
     ends = sorted(results.worker_results.values(), key=lambda end: float(end[1]))
     codes = [int(code) for code, _ in ends]
-    # Without any result the driver had to give up.
+    # No results: the driver gave up.
     return next((code for code in codes if code), 0 if codes else 1)
 
 
-def _be_brief() -> None:
-    """Leave tracebacks out: what Horovod's threads raise when ranks come and go is no fault."""
+def _hide_tracebacks() -> None:
+    """Hide tracebacks: Horovod's threads raise exceptions whenever ranks come and go."""
 
     class Brief(logging.Formatter):
         def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
@@ -80,31 +80,31 @@ def _be_brief() -> None:
 
 
 class _Nodes:
-    """What Horovod calls the discovery of hosts: the nodes that the head says are there."""
+    """Horovod's host discovery: the available nodes, from a file that the head writes."""
 
     def __init__(self, path: str, slots: int) -> None:
         self._path = path
         self._slots = slots
-        self._places: dict[str, Place] = {}
+        self._members: dict[str, Member] = {}
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Return how many ranks each node has room for."""
-        return dict.fromkeys(self.places(), self._slots)
+        """Return the number of slots of each available node."""
+        return dict.fromkeys(self.members(), self._slots)
 
-    def places(self) -> Mapping[str, Place]:
-        """Return the nodes by the names that they have here."""
+    def members(self) -> Mapping[str, Member]:
+        """Return the available nodes by their names in Horovod."""
         with open(self._path, encoding="ascii") as file:
-            now = {name: Place(*place) for name, place in json.load(file).items()}
-        self._places.update(now)
+            now = {name: Member(*member) for name, member in json.load(file).items()}
+        self._members.update(now)
         return now
 
-    def place(self, name: str) -> Place:
-        """Return where a node is, or was."""
-        return self._places[name]
+    def member(self, name: str) -> Member:
+        """Return a node that is or was available."""
+        return self._members[name]
 
 
 class _Starter:
-    """Starts ranks for the driver, each in a thread, and waits for its end."""
+    """Starts ranks for the driver and waits for their end, each in a thread."""
 
     def __init__(self, settings: Mapping[str, Any], nodes: _Nodes, port: int) -> None:
         self._settings = settings
@@ -112,22 +112,22 @@ class _Starter:
         self._env = {**settings["env"], "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
 
     def run(self, slot: Any, events: Sequence[threading.Event]) -> tuple[int, float]:
-        """Run the rank of ``slot``; return its exit code, and when it ended.
+        """Run the rank of ``slot``; return its exit code and the time of its end.
 
         Args:
             slot: Horovod's ``SlotInfo``.
-            events: Each says that the rank is no longer wanted.
+            events: Horovod sets one of them to stop the rank.
         """
-        place = self._nodes.place(slot.hostname)
-        door = ["env", *self._words(slot, place), *self._settings["door"]]
+        member = self._nodes.member(slot.hostname)
+        wrapper = ["env", *self._variables(slot, member), *self._settings["wrapper"]]
         try:
-            process, group = self._start(place, door)
+            process, group = self._start(member, wrapper)
         except OSError as error:
-            sys.stderr.write("starting a rank on %s: %s\n" % (place.host, error.strerror))
+            sys.stderr.write("starting a rank on %s: %s\n" % (member.host, error.strerror))
             return 127, time.time()
         ended_at = 0.0
         while process.poll() is None:
-            if slot.hostname not in self._nodes.places():
+            if slot.hostname not in self._nodes.members():
                 _kill(process)
                 process.wait()
                 return _LOST, time.time()
@@ -135,14 +135,14 @@ class _Starter:
                 number = signal.SIGKILL if ended_at else signal.SIGTERM
                 if not ended_at or time.monotonic() > ended_at:
                     ended_at = time.monotonic() + _GRACE_S
-                    self._signal(place, group, number)
+                    self._signal(member, group, number)
             time.sleep(_POLL_S)
         code = process.returncode
         return (code if code >= 0 else 128 - code), time.time()
 
-    def _words(self, slot: Any, place: Place) -> list[str]:
+    def _variables(self, slot: Any, member: Member) -> list[str]:
         local = slot.local_rank
-        told = {
+        own = {
             "HOROVOD_HOSTNAME": slot.hostname,
             "HOROVOD_RANK": slot.rank,
             "HOROVOD_SIZE": slot.size,
@@ -150,19 +150,22 @@ class _Starter:
             "HOROVOD_LOCAL_SIZE": slot.local_size,
             "HOROVOD_CROSS_RANK": slot.cross_rank,
             "HOROVOD_CROSS_SIZE": slot.cross_size,
-            # Horovod's own number changes while a rank runs; that of its log does not.
-            "CLOUDJOB_RANK": place.node * self._settings["slots"] + local,
+            # Horovod may renumber a running rank; this number, used for its log, stays.
+            "CLOUDJOB_RANK": member.node * self._settings["slots"] + local,
         }
-        return ["%s=%s" % item for item in {**self._env, **told}.items()]
+        return ["%s=%s" % item for item in {**self._env, **own}.items()]
 
-    def _start(self, place: Place, door: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
-        """Start a door; return what runs it here, and its process group there (0: not known)."""
-        if place.node == 0:
-            process = subprocess.Popen(door, stdin=subprocess.DEVNULL, start_new_session=True)
+    def _start(self, member: Member, wrapper: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
+        """Start a rank wrapper; return the local process and the process group on its node.
+
+        The process group is 0 if it is unknown.
+        """
+        if member.node == 0:
+            process = subprocess.Popen(wrapper, stdin=subprocess.DEVNULL, start_new_session=True)
             return process, process.pid
-        command = f"echo {_MARK} $$; exec " + " ".join(map(shlex.quote, door))
+        command = f"echo {_MARK} $$; exec " + " ".join(map(shlex.quote, wrapper))
         process = subprocess.Popen(
-            [*self._settings["shell"], place.host, command],
+            [*self._settings["shell"], member.host, command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -170,11 +173,11 @@ class _Starter:
         assert process.stdout is not None
         return process, _group(process.stdout)
 
-    def _signal(self, place: Place, group: int, number: int) -> None:
+    def _signal(self, member: Member, group: int, number: int) -> None:
         if not group:
             return
         command = "kill -s %d -- -%d" % (number, group)
-        shell = [] if place.node == 0 else [*self._settings["shell"], place.host]
+        shell = [] if member.node == 0 else [*self._settings["shell"], member.host]
         words = [*shell, command] if shell else ["/bin/sh", "-c", command]
         nothing = subprocess.DEVNULL
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -182,9 +185,9 @@ class _Starter:
 
 
 def _group(lines: Iterable[bytes]) -> int:
-    """Return the process group that a shell prints behind our mark; 0 if it never does.
+    """Return the process group that a shell prints after our mark; 0 if it never does.
 
-    A shell may print something of its own before: ``~/.zshenv`` does, for one.
+    The shell's start-up files, such as ``~/.zshenv``, may print other lines first.
     """
     for line in lines:
         _, mark, text = line.partition(_MARK.encode())

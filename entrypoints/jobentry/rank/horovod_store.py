@@ -1,7 +1,7 @@
-"""The store over which Horovod's ranks find each other without MPI: keys and values over HTTP.
+"""The key-value store over HTTP through which Horovod's ranks find each other without MPI.
 
-It speaks what Horovod's own server does (0.28.1, ``horovod/runner/http/http_server.py``), which
-would have to be started by ``horovodrun``: ``PUT``, ``GET`` and ``DELETE /SCOPE/KEY``.
+It has the protocol of Horovod's own server (0.28.1, ``horovod/runner/http/http_server.py``), which
+only ``horovodrun`` starts: ``PUT``, ``GET`` and ``DELETE /SCOPE/KEY``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from jobentry.contract import exits
 
-# An address of a rank is some dozens of bytes.
+# The limit of a value; the address of a rank has some dozens of bytes.
 _MOST_BYTES = 1_000_000
 
 
@@ -21,12 +21,12 @@ class Server(socketserver.ThreadingMixIn, HTTPServer):
     """The store of one job.
 
     Args:
-        nodes: How many nodes the job has.
-        slots: How many ranks a node has.
+        nodes: Number of nodes of the job.
+        slots: Number of ranks of each node.
     """
 
     daemon_threads = True
-    # A thousand ranks knock at once.
+    # A thousand ranks may connect at once.
     request_queue_size = 1024
 
     def __init__(self, address: tuple[str, int], nodes: int, slots: int) -> None:
@@ -37,12 +37,12 @@ class Server(socketserver.ThreadingMixIn, HTTPServer):
         self._done: dict[str, set[str]] = {}
 
     def server_bind(self) -> None:
-        """Bind as a TCP server does: that of HTTP looks its own name up, which may take seconds."""
+        """Bind without looking up the host name, as HTTPServer does; that may take seconds."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def finish(self, scope: str, rank: str) -> None:
-        """Note that a rank has met the others; when all have, a second meeting begins anew."""
+        """Record that a rank has finished with a scope; empty the scope once all ranks have."""
         kind = scope.partition("_")[0]
         with self.lock:
             done = self._done.setdefault(scope, set())
@@ -78,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing of requests."""
+        """Do not log requests."""
 
     def _names(self) -> tuple[str, str]:
         scope, _, key = self.path.lstrip("/").partition("/")
@@ -91,13 +91,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def main(words: list[str]) -> int:
-    """Serve on the port ``words[0]`` for a job of so many nodes and ranks a node; never ends."""
-    number, nodes, slots = (int(word) for word in words)
+def main(argv: list[str]) -> int:
+    """Serve forever; ``argv`` is the port, the number of nodes and the ranks of each node."""
+    number, nodes, slots = (int(word) for word in argv)
     try:
         server = Server(("", number), nodes, slots)
     except OSError as error:
-        text = f"listening on port {number}: {error.strerror}; MASTER_PORT names another\n"
+        text = f"listening on port {number}: {error.strerror}; set MASTER_PORT to another port\n"
         sys.stderr.write(text)
         return exits.ENTRY_FAILED
     server.serve_forever()

@@ -1,4 +1,4 @@
-"""MindSpore's cluster: what runs as its scheduler."""
+"""Runs the scheduler of MindSpore's dynamic cluster."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import socket
 
 
 def schedule() -> None:
-    """Serve the ranks until they have left.
+    """Serve the ranks until all of them have left.
 
-    Of the user's script the scheduler needs nothing; it would run once more than there are ranks.
+    The scheduler does not run the user's script, which is only for the ranks.
     """
     os.environ["MS_SCHED_HOST"] = socket.gethostbyname(os.environ["MS_SCHED_HOST"])
-    # Until the end of this process, which comes when no rank is left.
+    # Serves until the process exits, which happens when no rank is left.
     importlib.import_module("mindspore.communication").init()

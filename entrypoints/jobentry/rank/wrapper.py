@@ -1,7 +1,7 @@
-"""The door of one rank: its exact environment, its log byte for byte, and an end that is seen.
+"""The rank wrapper: gives a rank its exact environment and log, and reports how it ended.
 
-mpirun starts this once a rank, and this starts the user's program. It imports next to nothing:
-what it costs, every rank pays.
+The launcher starts this process for each rank, and it starts the user's program. It imports as
+little as possible, as every rank pays for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # typing costs each rank seven milliseconds
     from types import FrameType
     from typing import Callable, Mapping
 
-# Variables of the remote shell's session; a rank has those of its node's entry, or none.
+# Variables set by the remote shell's session; a rank gets those of its node's entry, or none.
 _SESSION = frozenset(
     [
         "_",
@@ -36,18 +36,18 @@ _SESSION = frozenset(
         "LOGNAME",
     ]
 )
-# How launchers number a rank, our own word first: a user may have set one of the others.
+# Variables in which launchers give a rank's number; ours first, as a user may set the others.
 _RANK = (names.CLOUDJOB_RANK, "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "RANK_ID")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# Of what a program leaves behind, that which ends with it: who ends so within the first second was
-# ended by the program, or by the end of what it wrote to.
+# A process that the program left behind and that ends with one of these signals in the first second
+# was ended by the program itself, or by a pipe that closed with it; this is not a failure.
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL, signal.SIGPIPE)
-_SECOND_S = 1.0
-_LOOK_S = 5.0
+_SETTLE_S = 1.0
+_RECHECK_S = 5.0
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run the program of one rank and return its exit code."""
     environ = os.environ
     rank = next((int(environ[name]) for name in _RANK if environ.get(name)), 0)
@@ -59,30 +59,30 @@ def main(words: list[str]) -> int:
         return ended_by_us
     _enter_code(environment)
     _open_log(environment, rank)
-    fault = _obey(words[: words.index("--")], environment, rank)
-    if fault:
-        return _say(fault, 125)
+    problem = _apply_options(argv[: argv.index("--")], environment, rank)
+    if problem:
+        return _complain(problem, 125)
     missing = [
         name
         for name in environment.get(names.CLOUDJOB_SECRET_NAMES, "").split()
         if name not in environment
     ]
     if missing:
-        return _say("secret {} did not reach this node".format(", ".join(missing)), 125)
-    return _run(program(words), environment, rank, node_dir)
+        return _complain("secret {} did not reach this node".format(", ".join(missing)), 125)
+    return _run(program(argv), environment, rank, node_dir)
 
 
-def program(words: list[str]) -> list[str]:
-    """Return the command that stands behind ``--``, without the percent signs (see launchers)."""
-    at = words.index("--")
-    found = words[at + 1 :]
-    if "--percent" in words[:at]:
-        found = [word.replace("%3A", ":").replace("%25", "%") for word in found]
-    return found
+def program(argv: list[str]) -> list[str]:
+    """Return the command after ``--``, percent-decoded if ``--percent`` is given."""
+    at = argv.index("--")
+    command = argv[at + 1 :]
+    if "--percent" in argv[:at]:
+        command = [word.replace("%3A", ":").replace("%25", "%") for word in command]
+    return command
 
 
 def read_node_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that the entry of this node has, empty when there is no entry."""
+    """Return the environment of this node's entry; empty if there is no entry."""
     folder = environ.get(names.CLOUDJOB_NODE_DIR)
     if not folder:
         return {}
@@ -99,8 +99,8 @@ def rank_environment(session: Mapping[str, str], node: Mapping[str, str]) -> dic
     """Return the environment of a rank.
 
     Args:
-        session: What mpirun's daemon gave to this process: its own variables, and the head's.
-        node: What the entry of this node has; the truth for what differs from node to node.
+        session: The variables of this process: those of mpirun's daemon and those of the head.
+        node: The variables of this node's entry, which win for those that differ between nodes.
     """
     result = dict(node)
     own = names.PER_NODE.union(names.CHANGED_BY_OPEN_MPI)
@@ -112,26 +112,26 @@ def rank_environment(session: Mapping[str, str], node: Mapping[str, str]) -> dic
     for name, value in session.items():
         if name.startswith(names.CLOUDJOB_EXACT_):
             result[name[len(names.CLOUDJOB_EXACT_) :]] = value
-    # Lines show up when they are printed, as on the platform, unless the user set it otherwise.
+    # As on the platform, printed lines appear at once, unless the user sets this variable.
     result.setdefault("PYTHONUNBUFFERED", "1")
     return result
 
 
-def _obey(options: list[str], environment: dict[str, str], rank: int) -> str:
-    """Do what a launcher wants of its doors; return what is in the way, empty when nothing is."""
+def _apply_options(options: list[str], environment: dict[str, str], rank: int) -> str:
+    """Change ``environment`` as the launcher's options ask; return an error message or ``""``."""
     if "--mpi-cluster" in options:
-        # MindSpore's cluster on a CPU does not know what mpirun tells its ranks.
+        # MindSpore's cluster on a CPU does not read the variables of mpirun.
         environment["MS_NODE_ID"] = environment["RANK_ID"] = str(rank)
         environment["DEVICE_ID"] = environment.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")
     if "--gloo" in options:
-        # Which interface that is differs from node to node.
+        # The name of the interface can differ between nodes.
         interface = environment.get(names.GLOO_SOCKET_IFNAME)
         if interface:
             environment.setdefault("HOROVOD_GLOO_IFACE", interface)
     if "--address" in options:
         import socket
 
-        # An address and not a name, and not before now: a node may have come up before its head.
+        # MindSpore needs an address. Looked up only now, as a node may start before its head.
         name = options[options.index("--address") + 1]
         try:
             environment[name] = socket.gethostbyname(environment[name])
@@ -141,14 +141,14 @@ def _obey(options: list[str], environment: dict[str, str], rank: int) -> str:
 
 
 def _enter_code(environment: Mapping[str, str]) -> None:
-    """Each node has its own copy of the code; mpirun knows only the head's folder."""
+    """Change to this node's copy of the code; mpirun knows only the folder of the head."""
     folder = environment.get("PWD")
     if folder and os.path.isdir(folder):
         os.chdir(folder)
 
 
 def _open_log(environment: Mapping[str, str], rank: int) -> None:
-    """Send what the program writes to its log: a file keeps every byte, whoever dies."""
+    """Write the program's output to its log file, which survives any process."""
     folder = environment.get(names.CLOUDJOB_LOG_DIR)
     if folder:
         log = os.open(os.path.join(folder, "rank-%d.log" % rank), _WRITE, 0o600)
@@ -158,56 +158,57 @@ def _open_log(environment: Mapping[str, str], rank: int) -> None:
 
 
 def _run(command: list[str], environment: dict[str, str], rank: int, node_dir: str) -> int:
-    """Start the program, tell the entry how it goes, and return its exit code."""
-    was_told: list[int] = []
+    """Run the program, report its start and end to the entry, and return its exit code."""
+    signals: list[int] = []
 
-    def told(number: int, _frame: FrameType | None) -> None:
-        # The signal came to the whole process group, so the program has it too.
+    def note_signal(number: int, _frame: FrameType | None) -> None:
+        # Not passed on: the whole process group gets the signal, and so does the program.
         if number != signal.SIGCHLD:
-            was_told.append(number)
+            signals.append(number)
 
-    wake = _listen(told)
+    wake = _watch_signals(note_signal)
     note, end = os.pipe()
     os.set_inheritable(end, True)
     environment[names.CLOUDJOB_END_FD] = str(end)
-    # A Python script waits for its own children; a shell script may start ranks and end.
+    # A Python script waits for its children; a shell script may start processes and exit.
     leaves_rest = "--script" not in command[:3]
     child = _start(command, environment, adopts=leaves_rest)
     os.close(end)
-    _tell(node_dir, "start %d %d %d" % (rank, os.getpid(), child))
+    _report(node_dir, "start %d %d %d" % (rank, os.getpid(), child))
     statuses: list[int] = []
     noted = _wait_for_note(child, note, wake, statuses)
     if noted:
-        # At once, while exit handlers run: what fails on other ranks because of it comes later.
+        # Reported at once, while exit handlers run, so that failures it causes on other ranks
+        # are reported later.
         code, at_s, message = noted
-        _tell(node_dir, "fail %d %d 0 0 %s %s" % (rank, code, at_s, message))
+        _report(node_dir, "fail %d %d 0 0 %s %s" % (rank, code, at_s, message))
         _wait_for_end(child, wake, statuses)
     else:
         code, number = _end_of(_wait_for_end(child, wake, statuses))
         if leaves_rest and not code:
             code, number = _wait_for_rest(node_dir, rank, wake)
-        values = (rank, code, number, bool(was_told), time.time())
-        _tell(node_dir, "end %d %d %d %d %.6f " % values)
+        values = (rank, code, number, bool(signals), time.time())
+        _report(node_dir, "end %d %d %d %d %.6f " % values)
     if noted:
-        _tell(node_dir, "gone %d" % rank)
+        _report(node_dir, "gone %d" % rank)
     _hold(node_dir)
     return code
 
 
-def _listen(told: Callable[[int, FrameType | None], None]) -> int:
-    """Return the descriptor on which any signal makes itself felt."""
+def _watch_signals(handler: Callable[[int, FrameType | None], None]) -> int:
+    """Install ``handler`` for all signals; return a descriptor that is readable after a signal."""
     wake, end = os.pipe()
     for descriptor in (wake, end):
         os.set_blocking(descriptor, False)
     signal.set_wakeup_fd(end)
     for number in (*_SIGNALS, signal.SIGCHLD):
-        signal.signal(number, told)
+        signal.signal(number, handler)
     return wake
 
 
 def _start(command: list[str], environment: dict[str, str], *, adopts: bool = False) -> int:
-    """Start the program; what it leaves behind becomes our child where this process ``adopts``."""
-    # mpirun may kill this process alone, and then its child has to go as well.
+    """Start the program; with ``adopts``, processes that it leaves behind become our children."""
+    # mpirun may kill only this process; then its child must end as well.
     set_attribute = prctl()
     parent = os.getpid()
     if adopts:
@@ -218,16 +219,16 @@ def _start(command: list[str], environment: dict[str, str], *, adopts: bool = Fa
     try:
         set_attribute(DIE_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != parent:
-            # The kernel tells of a death only whom it knew before: it was a moment too early.
+            # The parent died before the prctl call, which therefore has no effect.
             os._exit(128 + signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         for number in (*_SIGNALS, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(command[0], command, environment)
     except FileNotFoundError:
-        os._exit(_say(f"starting {command[0]}: not found on PATH", 127))
+        os._exit(_complain(f"starting {command[0]}: not found on PATH", 127))
     except OSError as error:
-        os._exit(_say(f"starting {command[0]}: {error.strerror}", 126))
+        os._exit(_complain(f"starting {command[0]}: {error.strerror}", 126))
     finally:
         os._exit(125)
 
@@ -235,7 +236,7 @@ def _start(command: list[str], environment: dict[str, str], *, adopts: bool = Fa
 def _wait_for_note(
     child: int, note: int, wake: int, statuses: list[int]
 ) -> tuple[int, str, str] | None:
-    """Return what the script says when it ends badly; None when the program ends without a word."""
+    """Return exit code, time and message of a failing script; None if the program ends without."""
     while True:
         ready = select.select([note, wake], [], [])[0]
         if note in ready:
@@ -247,19 +248,19 @@ def _wait_for_note(
         os.read(wake, 4096)
         if _has_ended(child, statuses):
             os.set_blocking(note, False)
-            # What it said just before it ended comes before its end.
+            # A message written just before the end still counts.
             if not select.select([note], [], [], 0)[0]:
                 return None
 
 
 def _has_ended(child: int, statuses: list[int]) -> bool:
-    """Whether the program has ended; then its status, which is there only once, is noted."""
+    """Whether the program has ended; its status can be read only once and is added to the list."""
     statuses += [status for process, status in _ended() if process == child]
     return bool(statuses)
 
 
 def _ended() -> list[tuple[int, int]]:
-    """Return the children that have ended, what was adopted among them, and their statuses."""
+    """Return process id and status of each child that has ended, including adopted ones."""
     found: list[tuple[int, int]] = []
     while True:
         try:
@@ -272,44 +273,44 @@ def _ended() -> list[tuple[int, int]]:
 
 
 def _wait_for_rest(node_dir: str, rank: int, wake: int) -> tuple[int, int]:
-    """Wait until what the program has left running has ended; return how the first ended badly."""
+    """Wait for processes that the program left; return code and signal of the first failure."""
     bad = (0, 0)
     begun = time.monotonic()
-    due_s = _SECOND_S
+    due_s = _SETTLE_S
     while True:
-        is_late = time.monotonic() - begun > _SECOND_S
+        is_late = time.monotonic() - begun > _SETTLE_S
         for _, status in _ended():
             code, number = _end_of(status)
             if code and not bad[0] and (is_late or number not in _ENDING):
                 bad = (code, number)
-        rest = _rest()
+        rest = _left_running()
         if not rest:
             return bad
         waited_s = time.monotonic() - begun
         if waited_s >= due_s:
             due_s = max(60.0, 2 * waited_s)
-            _tell(node_dir, "waits %d %d %s" % (rank, len(rest), "; ".join(rest[:3])))
-        if select.select([wake], [], [], min(_LOOK_S, max(0.01, due_s - waited_s)))[0]:
+            _report(node_dir, "waits %d %d %s" % (rank, len(rest), "; ".join(rest[:3])))
+        if select.select([wake], [], [], min(_RECHECK_S, max(0.01, due_s - waited_s)))[0]:
             os.read(wake, 4096)
 
 
-def _rest() -> list[str]:
-    """Return the command lines of our children, without those with a session of their own.
+def _left_running() -> list[str]:
+    """Return the command lines of our children in our session.
 
-    Such a one is a daemon: it was made to outlive who started it, and nobody waits for it.
+    A child with its own session is a daemon, meant to outlive its parent, so it is not waited for.
     """
     found = []
     own = (os.getpid(), os.getsid(0))
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open("/proc/" + name + "/stat", "rb") as file:
-                # The name of a program may hold blanks and brackets; the last bracket ends it.
+                # The program name may contain spaces and brackets; the last bracket ends it.
                 parent, _, session = file.read().rpartition(b")")[2].split()[1:4]
             with open("/proc/" + name + "/cmdline", "rb") as file:
                 words = file.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
         except (OSError, ValueError):
             continue
-        # Also those that have just ended: how, the next look shows.
+        # Includes children that have just ended; the next call of ``_ended`` reaps them.
         if (int(parent), int(session)) == own:
             found.append(words)
     return found
@@ -323,22 +324,22 @@ def _wait_for_end(child: int, wake: int, statuses: list[int]) -> int:
 
 
 def _end_of(status: int) -> tuple[int, int]:
-    """Return the exit code and the signal, 0 for none, of a program that has ended."""
+    """Return the exit code and the signal (0 for none) of a wait status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return 128 + number, number
     return os.WEXITSTATUS(status), 0
 
 
-def _tell(node_dir: str, text: str) -> None:
-    """Tell the entry of this node; nobody listens when there is none."""
+def _report(node_dir: str, text: str) -> None:
+    """Send one line to the entry of this node, if there is one."""
     if not node_dir:
         return
     try:
         events = os.open(os.path.join(node_dir, "events"), os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         return
-    # One write of less than PIPE_BUF bytes is never mixed with another rank's.
+    # A write of less than PIPE_BUF bytes is atomic, so lines of several ranks do not mix.
     line = text.replace("\n", " ").encode("utf-8", "surrogateescape")[:2000] + b"\n"
     try:
         os.write(events, line)
@@ -349,13 +350,13 @@ def _tell(node_dir: str, text: str) -> None:
 
 
 def _hold(node_dir: str) -> None:
-    """While the entry stops the job, stay: mpirun ends every rank when the first one goes."""
+    """Wait while the entry stops the job: mpirun ends all ranks as soon as the first one exits."""
     while _is_stopping(node_dir):
         time.sleep(0.05)
 
 
 def _wait(node_dir: str) -> None:
-    """Wait until the head has all its workers: it may have started mpirun before."""
+    """Wait until the head has all its workers; it may start mpirun before."""
     while node_dir and os.path.exists(os.path.join(node_dir, "waiting")):
         time.sleep(0.02)
 
@@ -364,7 +365,7 @@ def _is_stopping(node_dir: str) -> bool:
     return bool(node_dir) and os.path.exists(os.path.join(node_dir, "stopping"))
 
 
-def _say(text: str, code: int) -> int:
+def _complain(text: str, code: int) -> int:
     sys.stderr.write(f"jobentry: {text}\n")
     sys.stderr.flush()
     return code

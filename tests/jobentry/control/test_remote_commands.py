@@ -51,7 +51,7 @@ class Head:
 
     def ask(self, *words: str) -> subprocess.Popen[bytes]:
         """Start an agent as mpirun does."""
-        argv = [*agent.words(self.where.agent), *words]
+        argv = [*agent.argv(self.where.agent), *words]
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         # Else the loop would take it for an orphan.
         self.loop.own.add(process.pid)
@@ -187,10 +187,10 @@ def test_a_user_without_a_shell_that_runs_commands_has_sh(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("path", ["/home/ma-user/.cloudjob/j/agent", "/a-b_c.d/agent"])
 def test_a_path_that_mpirun_understands(path: str):
     """Then it is told to start the agent there."""
-    assert agent.can_be_named(path)
+    assert agent.is_safe_path(path)
 
 
 @pytest.mark.parametrize("path", ["/a b/agent", "/a:b/agent", "/a\nb/agent", "/a'b/agent"])
 def test_a_path_that_mpirun_would_take_apart(path: str):
     """Then it has ssh."""
-    assert not agent.can_be_named(path)
+    assert not agent.is_safe_path(path)

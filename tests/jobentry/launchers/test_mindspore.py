@@ -1,4 +1,4 @@
-"""MindSpore's cluster: what scheduler, msrun, mpirun and the doors of ranks are told."""
+"""MindSpore's cluster: the commands and variables of scheduler, msrun, mpirun and ranks."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def site(node: int = 0, environment: dict[str, str] | None = None, **given) -> S
 
 def test_a_dynamic_cluster_has_one_scheduler_and_numbered_ranks():
     """The scheduler on the head, beside the head's ranks."""
-    scheduler, *doors = mindspore.dynamic_cluster(site(), WORDS).processes
+    scheduler, *wrappers = mindspore.dynamic_cluster(site(), WORDS).processes
 
     assert scheduler.is_server
     assert scheduler.name == "scheduler"
     assert scheduler.argv == ("/py/bin/python", "/e.pyz", "--scheduler")
     assert scheduler.env == {"PATH": "/bin", "GLOG_v": "3", **SHARED, "MS_ROLE": "MS_SCHED"}
-    assert doors == [
+    assert wrappers == [
         Process(
             f"rank {number}",
             (*ENTRY, "--rank", "--address", "MS_SCHED_HOST", "--", *SCRIPT),
@@ -58,7 +58,7 @@ def test_a_dynamic_cluster_has_one_scheduler_and_numbered_ranks():
                 "DEVICE_ID": str(number),
                 "CLOUDJOB_RANK": str(number),
             },
-            is_door=True,
+            is_wrapper=True,
         )
         for number in range(2)
     ]
@@ -121,7 +121,7 @@ def test_msrun_gets_the_documented_words():
         *("--worker_num=4", "--local_worker_num=2", "--node_rank=0"),
         *("--master_addr=a", "--master_port=8118", "--cluster_time_out=600"),
         *("--log_dir=/n/msrun", "--tail_worker_log=4", "--join=True"),
-        *("python3", "/n/msrun-door.py"),
+        *("python3", "/n/msrun-wrapper.py"),
     )
     assert msrun.env["PATH"] == "/py/bin:/bin"
     assert "--node_rank=1" in other.argv
@@ -172,7 +172,7 @@ def test_a_scheduler_of_msrun_ends_at_once(tmp_path):
 
 
 def test_ranks_of_mpirun_form_a_cluster_on_a_cpu():
-    """The scheduler beside mpirun, which carries where it is; the doors take their numbers."""
+    """The scheduler runs beside mpirun, which carries its address; the wrappers set the numbers."""
     node = {"open_mpi": OpenMpi(x_args=""), "mindspore": MindSpore(device_target="CPU")}
 
     launch = mindspore.mpi(site(**node), Mpi("/usr/bin/mpirun", (4, 1)), WORDS)
@@ -200,7 +200,7 @@ def test_elsewhere_mindspore_asks_open_mpi_itself(target):
     assert mindspore.mpi(place, mpi, WORDS) == mpirun.launch(place, mpi, WORDS)
 
 
-# -- the door -----------------------------------------------------------------------------------
+# -- the wrapper --------------------------------------------------------------------------------
 
 
 def test_a_door_turns_a_name_into_an_address():

@@ -255,8 +255,8 @@ def test_parameters_have_the_names_of_the_version():
         "plm_ssh_no_tree_spawn": "true",
     }
     assert made.notes == (
-        "parameter routed is not known to Open MPI 5.0: left out",
-        "parameter oob is not known to Open MPI 5.0: left out",
+        "parameter routed: left out, as Open MPI 5.0 does not have it",
+        "parameter oob: left out, as Open MPI 5.0 does not have it",
     )
     assert mca(command(OpenMpi(mca_args="-mca plm_ssh_args -q")))["plm_rsh_args"] == "-p 38888 -q"
 
@@ -280,7 +280,7 @@ def test_a_variable_that_is_not_set_is_left_out():
     """5.0.11 crashes when it is asked for one; a default that is not set needs no note."""
     made = command(OpenMpi(x_args="-x NONE"))
 
-    assert (carried(made), made.notes) == ({}, ("-x NONE: not set here, so not carried",))
+    assert (carried(made), made.notes) == ({}, ("-x NONE: left out, as it is not set here",))
     assert command().notes == ()
 
 
@@ -302,7 +302,7 @@ def test_a_secret_is_neither_carried_nor_given_to_mpirun():
 
     assert carried(made) == {}
     assert made.env == {"A": "b"}
-    assert made.notes == ("-x TOKEN: a secret, which reaches every rank without it",)
+    assert made.notes == ("-x TOKEN: left out, as secrets reach every rank without it",)
 
 
 def test_what_open_mpi_changes_has_a_second_name():
@@ -343,19 +343,19 @@ def test_more_ranks_than_slots_can_be_asked_for(words: str):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("-mca a", "-mca needs 2 more words"),
-        ("--mca", "--mca needs 2 more words"),
-        ("-x", "-x needs 1 more word"),
+        ("-mca a", "-mca needs 2 arguments"),
+        ("--mca", "--mca needs 2 arguments"),
+        ("-x", "-x needs 1 argument"),
         ("'open", "no closing quotation"),
         ("end\\", "no escaped character"),
         (":", "':' would start a second program"),
         ("-mca a :", "':' would start a second program"),
         ("--bind-to :", "':' would start a second program"),
-        ("none", "'none' is no option, and no option asks for it"),
-        ("-bind-to none socket", "'socket' is no option, and no option asks for it"),
-        ("-mca btl tcp self", "'self' is no option, and no option asks for it"),
-        ("--", "'--' is no option"),
-        ("--report-bindings -", "'-' is no option"),
+        ("none", "'none' is not an option or an option's argument"),
+        ("-bind-to none socket", "'socket' is not an option or an option's argument"),
+        ("-mca btl tcp self", "'self' is not an option or an option's argument"),
+        ("--", "'--' is not an option"),
+        ("--report-bindings -", "'-' is not an option"),
     ],
 )
 def test_words_that_cannot_be_read_are_named(words: str, problem: str):

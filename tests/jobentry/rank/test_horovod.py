@@ -83,7 +83,7 @@ def test_an_elastic_job_has_a_driver_on_the_head_and_nothing_on_the_workers():
     assert json.loads(file.text) == {
         "members": "/n/members",
         "shell": ["/bin/sh", "/n/agent"],
-        "door": [
+        "wrapper": [
             *("python3", "/e.pyz", "--rank", "--gloo", "--"),
             *("python", "/e.pyz", "--script", "x.py"),
         ],
