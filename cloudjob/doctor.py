@@ -106,7 +106,7 @@ def _mpi(name: str, path: str, text: str, hint: str) -> Check:
     if found is None:
         return Check(name, False, f"{path}: not an MPI that cloudjob knows", hint)
     shown = f"{found.family} {'.'.join(map(str, found.version))} ({path})"
-    return Check(name, found.is_driven, shown, "use Open MPI 4.1 or 5.0")
+    return Check(name, found.is_supported, shown, "use Open MPI 4.1 or 5.0")
 
 
 def _namespaces() -> Check:

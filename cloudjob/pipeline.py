@@ -308,7 +308,7 @@ def _bring(
     acts: list[Callable[[], object]] = [
         partial(store.put_bytes, data, f"{paths.node}/{name}") for name, data in companions.items()
     ]
-    copies = [(paths.code, paths.brought_code)]
+    copies = [(paths.code, paths.delivered_code)]
     copies += [(layer.key, f"{paths.node}/{layer.key}") for layer in kept.layers]
     acts += [partial(store.copy, key, target) for key, target in copies]
     in_parallel(lambda act: act(), acts, at_once=_AT_ONCE, abort=store.abort)

@@ -1,6 +1,6 @@
-"""The programs of the archive: the entry of a node, a rank, its script, and what serves ranks.
+"""The programs in the zipapp: the entry of a node, the rank wrapper, and helpers of ranks.
 
-``--unpack FOLDER`` unpacks and compiles it, so that it starts faster; an image does this once.
+``--unpack FOLDER`` unpacks and compiles the zipapp so that it starts faster; images do this once.
 """
 
 import os
@@ -44,6 +44,6 @@ else:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
-        # The disk with the log is full, say: the interpreter would end with 120.
+        # For example, the disk of the log is full: the interpreter would exit with 120.
         os._exit(code)
     sys.exit(code)

@@ -1,4 +1,5 @@
-"""The container half of cloudjob: reads its environment, makes a plan, acts on it, leaves a record.
+"""The node half of cloudjob: reads its environment, makes a plan, runs it and writes a record.
 
-Standard library only, Python >= 3.8, because it must run in any image.
+It uses only the standard library and runs on Python 3.8, as it must run in any image. Start with
+``main.py``.
 """

@@ -1,6 +1,6 @@
-"""The entry's own files, unpacked from its archive: only then can Python keep their bytecode.
+"""Unpack the entry's zipapp, so that Python can cache the bytecode of its modules.
 
-Python compiles what it imports from a zip file anew in every process, in each rank too.
+Python compiles modules in a zip file again in every process, including each rank.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from jobentry.contract.paths import ENTRY
 
 
 def own_archive() -> str:
-    """Return the archive that this process runs from; empty when it runs from unpacked files."""
+    """Return the zipapp that this process runs from; empty if it runs from unpacked files."""
     return str(getattr(__spec__.loader, "archive", ""))
 
 
 def unpack(folder: str) -> None:
-    """Unpack the archive that this process runs from into ``folder``, replacing what is there.
+    """Unpack the zipapp that this process runs from into ``folder``, replacing its contents.
 
-    ``folder`` appears only once it is complete. It holds a copy of the archive, so that whoever
-    starts the entry can see whether the two are of one version.
+    ``folder`` appears only once it is complete. It contains a copy of the zipapp, so that the
+    process that starts the entry can compare their versions.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The folder cannot be written.
     """
     new = "%s.%d" % (folder, os.getpid())
     try:

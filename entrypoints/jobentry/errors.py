@@ -1,4 +1,4 @@
-"""What ends the entry of a node before, or instead of, its ranks."""
+"""The error that ends the entry of a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linux calls for which Python has no function."""
+"""Linux system calls that Python does not provide."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
 
 
 def prctl() -> Callable[[int, int], None]:
-    """Return what sets an attribute of this process (prctl(2)); elsewhere it does nothing.
+    """Return the function ``prctl(2)``, or one that does nothing on other systems.
 
-    Look it up before a fork: between fork and exec nothing should be imported.
+    Call this before a fork, as nothing should be imported between fork and exec.
     """
     try:
         import ctypes

@@ -358,7 +358,7 @@ def _lead(
     except (EntryError, ArgsError, OSError) as error:
         # Bad variables every node refuses by itself.
         patience_s = 5.0 if isinstance(error, ArgsError) else CALL_OFF_S
-        head = Head(node, where, plan.nothing(where.code), {}, at, means.child_ids)
+        head = Head(node, where, plan.empty(where.code), {}, at, means.child_ids)
         head.call_off(str(error), patience_s)
         raise
     head = Head(node, where, made, facts, at, means.child_ids)

@@ -1,4 +1,4 @@
-"""What a node will do, decided as one value before anything is done."""
+"""Compute the plan of a node: the processes and files to start, as one value. No I/O."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from jobentry.launchers.mpi import Mpi
 
 
 class LaunchPlan(NamedTuple):
-    """What a node will do.
+    """The plan of a node.
 
     Args:
         role: ``head`` or ``worker``.
-        processes: What this node starts; empty on a worker whose ranks the head starts.
-        ranks: How many ranks the whole job has.
-        is_everywhere: Whether each node starts its own ranks; else the head starts all of them.
-        files: The files that they read.
+        processes: The processes to start; none on a worker whose ranks the head starts.
+        ranks: The number of ranks of the whole job.
+        is_everywhere: Whether each node starts its own ranks; otherwise the head starts all.
+        files: The files that the processes read.
         cwd: The folder of the code.
-        notes: What was left out or changed, for people.
+        notes: Options that were left out or changed, for the log.
     """
 
     role: str
@@ -35,7 +35,7 @@ class LaunchPlan(NamedTuple):
 
 
 class Tools(NamedTuple):
-    """What this node has: Open MPI, an interpreter for the script, our own entry, a rank table."""
+    """The tools of this node: MPI, the script's interpreter, the entry's command, a rank table."""
 
     mpi: Mpi
     interpreter: str
@@ -43,8 +43,8 @@ class Tools(NamedTuple):
     rank_table: str = ""
 
 
-# Where each launcher is: its module is imported only where a job has it, for without bytecode each
-# costs milliseconds. Those that start mpirun are told which one it is.
+# The function of each launcher. Modules are imported only when used, as each takes milliseconds
+# without cached bytecode. The functions in the first table also take the MPI.
 _MPI_LAUNCHERS = {
     "mpirun": "mpirun.launch",
     "horovod": "horovod.mpi",
@@ -69,7 +69,7 @@ _LAUNCHERS = {
 def node_environment(
     environ: Mapping[str, str], node: NodeEnv, paths: NodePaths, cwd: str
 ) -> dict[str, str]:
-    """Return the environment that the ranks of this node have, apart from what the head carries."""
+    """Return the environment of this node's ranks, without the variables that the head carries."""
     result = {name: value for name, value in environ.items() if name not in names.STORE_ACCESS}
     result["PWD"] = cwd
     result[names.CLOUDJOB_NODE_DIR] = paths.node_dir
@@ -86,13 +86,13 @@ def make(
     tools: Tools,
     words: Sequence[str],
 ) -> LaunchPlan:
-    """Return what this node does to run ``words``, the script and its arguments.
+    """Return the plan of this node to run ``words``, the script and its arguments.
 
     Args:
-        environment: What ``node_environment`` returned.
+        environment: The result of ``node_environment``.
 
     Raises:
-        ArgsError: What the launcher was told cannot be used.
+        ArgsError: The launcher's variables are invalid.
     """
     site = Site(node, environment, paths, *tools[1:])
     if node.launcher in _MPI_LAUNCHERS:
@@ -110,22 +110,21 @@ def make(
     )
 
 
-def _function(place: str) -> Callable[..., Launch]:
-    module, _, name = place.partition(".")
+def _function(path: str) -> Callable[..., Launch]:
+    module, _, name = path.partition(".")
     function: Callable[..., Launch] = getattr(import_module(f"jobentry.launchers.{module}"), name)
     return function
 
 
-def nothing(cwd: str) -> LaunchPlan:
-    """Return the plan of a head that has no plan: it can only tell the workers so."""
+def empty(cwd: str) -> LaunchPlan:
+    """Return the plan of a head that starts nothing and only reports its failure to the workers."""
     return LaunchPlan("head", (), 0, is_everywhere=False, files=(), cwd=cwd)
 
 
 def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> dict[str, Any]:
-    """Return ``plan`` as JSON shows it, secrets as ``***``.
+    """Return ``plan`` as a JSON value, with secrets as ``***``.
 
-    ``argv`` and ``env`` are those of the first process; where there are more, ``processes`` has
-    them all.
+    ``argv`` and ``env`` are those of the first process; if there are more, ``processes`` lists all.
     """
     processes = [
         {

@@ -1,4 +1,4 @@
-"""Variables that this process needs and its children must not inherit: secrets, keys of stores."""
+"""Variables that child processes must not inherit: secrets and the store's credentials."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _values: dict[str, str] = {}
 
 
 def hide(names: Iterable[str]) -> None:
-    """Take these out of what every child of ours inherits."""
+    """Remove these variables from ``os.environ`` and remember their values."""
     for name in names:
         if name in os.environ:
             _values[name] = os.environ.pop(name)
 
 
 def environ() -> dict[str, str]:
-    """Return all variables of this process, those that are hidden, too."""
+    """Return all variables of this process, including the hidden ones."""
     return {**os.environ, **_values}

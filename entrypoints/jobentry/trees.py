@@ -1,4 +1,4 @@
-"""Remove a folder with all that is in it, however deep; both halves use it."""
+"""Remove a folder tree of any depth; both halves use it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
     no path grows long. Folders without write permission are removed as well.
 
     Raises:
-        OSError: The first thing that could not be removed, after everything else was.
+        OSError: The first error; raised after everything else has been removed.
     """
     top = os.fspath(path)
     if os.path.islink(top):
@@ -47,7 +47,7 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def _noted(errors: list[OSError]) -> Iterator[None]:
-    """Add what goes wrong to ``errors``; something that is gone already is as it should be."""
+    """Add an ``OSError`` to ``errors``; ignore files that no longer exist."""
     try:
         yield
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def _noted(errors: list[OSError]) -> Iterator[None]:
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    with suppress(PermissionError):  # somebody else's; it may be empty
+    with suppress(PermissionError):  # owned by another user; it may be empty
         os.chmod(folder, 0o700)
     with os.scandir(folder) as entries:
         return list(entries)

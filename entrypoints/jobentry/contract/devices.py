@@ -1,6 +1,6 @@
 """The devices of a node in one line: ``SERVER[@SUPER_POD] DEVICE=ADDRESS[/SUPER_DEVICE]...``.
 
-A job file lists them where no platform does; the entry makes rank tables of them.
+A job file lists them where the platform does not; the entry turns them into rank tables.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 
 class Device(NamedTuple):
-    """An accelerator: its number on its server, its address on their own network.
+    """An accelerator: its number on its server and its address in the accelerators' network.
 
     Args:
-        super_id: Its number in a super pod; empty where there is none.
+        super_id: Its number in its super pod; empty without one.
     """
 
     id: str
@@ -25,7 +25,7 @@ class Server(NamedTuple):
     """The devices of one node.
 
     Args:
-        super_pod: The super pod that it stands in; empty for none.
+        super_pod: The super pod of the server; empty without one.
     """
 
     id: str
@@ -34,10 +34,10 @@ class Server(NamedTuple):
 
 
 def parse(line: str) -> Server:
-    """Return what ``line`` says.
+    """Parse the devices of one node.
 
     Raises:
-        ValueError: It says nothing of that form; the text is what is wrong.
+        ValueError: The line is invalid; the message completes a sentence that starts with it.
     """
     words = line.split()
     if len(words) < 2:
@@ -47,7 +47,7 @@ def parse(line: str) -> Server:
     for word in words[1:]:
         match = re.match(r"([0-9]{1,4})=([0-9A-Fa-f.:]+)(?:/([0-9]+))?\Z", word, re.ASCII)
         if not match:
-            raise ValueError(f"has {word[:60]!r}, which is no DEVICE=ADDRESS")
+            raise ValueError(f"has {word[:60]!r}, which is not DEVICE=ADDRESS")
         devices.append(Device(*(text or "" for text in match.groups())))
     if len({device.id for device in devices}) < len(devices):
         raise ValueError("names a device twice")

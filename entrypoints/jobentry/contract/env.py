@@ -1,7 +1,7 @@
-"""The environment of a node: ``write`` on the laptop or by the platform, ``read`` in the container.
+"""The environment of a node: the laptop or the platform writes it, the entry reads it.
 
-The dialect is ModelArts': what it sets in a training container is what every backend sets.
-``CLOUDJOB_*`` variables carry what ModelArts has no word for.
+Every backend sets the variables that ModelArts sets in a training container, and ``CLOUDJOB_*``
+variables for everything that ModelArts has no variable for.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ DEFAULT_STALL_S = 300.0
 DEFAULT_OUTPUT_SYNC_S = 30.0
 DEFAULT_OUTPUT_LIMIT_S = 3600.0
 
-# Which of the files that an earlier run left a node gets back: none, its own, or those of all.
+# The output files of an earlier run that a node restores: none, its own, or those of all nodes.
 RESTORE_NONE, RESTORE_OWN, RESTORE_ALL = "none", "own", "all"
 RESTORES = (RESTORE_NONE, RESTORE_OWN, RESTORE_ALL)
 
@@ -77,7 +77,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 class EnvError(Exception):
-    """The environment of this node is not usable; ``problems`` lists every fault."""
+    """The environment of this node is invalid; ``problems`` lists every error."""
 
     hint = "fix or unset it; `cloudjob docs environment` lists what each variable may hold"
 
@@ -87,7 +87,7 @@ class EnvError(Exception):
 
 
 class OpenMpi(NamedTuple):
-    """The user's words on the mpirun command; None is the documented default."""
+    """The user's parts of the mpirun command; None stands for the documented default."""
 
     np: int | None = None
     host_file: str = ""
@@ -99,10 +99,10 @@ class OpenMpi(NamedTuple):
 
 
 class MindSpore(NamedTuple):
-    """What a script for MindSpore is told; empty is the script's own choice.
+    """Settings for MindSpore scripts; an empty one leaves the choice to the script.
 
     Args:
-        devices: The devices of each node, where no platform lists them (``contract.devices``).
+        devices: The devices of each node, if the platform lists none (``contract.devices``).
     """
 
     device_target: str = ""
@@ -112,14 +112,14 @@ class MindSpore(NamedTuple):
 
 
 class NodeEnv(NamedTuple):
-    """What one node knows of itself and its job.
+    """The settings of one node and its job.
 
     Args:
-        min_nodes: With how few nodes the job goes on, the head among them; 0 where it needs all.
-        control_dir: Where nodes that share a machine announce their addresses; empty for nodes that
-            are reached by their names.
-        delivered_dir: Where the backend put files into this container.
-        stall_s: How long the connection between head and workers may be silent.
+        min_nodes: The minimum number of nodes, including the head; 0 if the job needs all.
+        control_dir: The folder in which nodes on one machine announce their addresses; empty for
+            nodes that are reached by host name.
+        delivered_dir: The folder of files that the backend put into this container.
+        stall_s: Seconds for which the connection between head and workers may be silent.
     """
 
     job: str = "job"
@@ -154,17 +154,17 @@ class NodeEnv(NamedTuple):
 
     @property
     def nodes(self) -> int:
-        """How many nodes the job has."""
+        """The number of nodes of the job."""
         return len(self.hosts)
 
     @property
     def host(self) -> str:
-        """The network name of this node, as its peers see it."""
+        """The host name of this node."""
         return self.hosts[self.node]
 
     @property
     def reports_dir(self) -> str:
-        """Where the backend reports to the head which nodes have ended; empty if nowhere."""
+        """The folder in which the backend reports ended nodes to the head; empty if it does not."""
         return self.control_dir or self.delivered_dir
 
     @property
@@ -179,7 +179,7 @@ class NodeEnv(NamedTuple):
 
     @property
     def is_head(self) -> bool:
-        """Whether mpirun runs here."""
+        """Whether this node is the head."""
         return self.node == 0
 
 
@@ -194,7 +194,7 @@ def is_list(text: str) -> bool:
 
 
 def is_listed(node: int, text: str) -> bool:
-    """Whether a list of nodes has this one in it."""
+    """Whether the list of nodes ``text`` contains ``node``."""
     for part in text.split(","):
         first, _, last = part.partition("-")
         if int(first) <= node <= int(last or first):
@@ -210,7 +210,7 @@ def is_carried(name: str, node: NodeEnv) -> bool:
 
 
 def write(node: NodeEnv) -> dict[str, str]:
-    """Return the variables from which ``read`` makes ``node`` again."""
+    """Return the variables from which ``read`` restores ``node``."""
     number = _number
     text = {
         CLOUDJOB_JOB: node.job,
@@ -256,10 +256,10 @@ def write(node: NodeEnv) -> dict[str, str]:
 
 
 def read(environ: Mapping[str, str]) -> NodeEnv:
-    """Return what ``environ`` says of this node.
+    """Return the settings of this node from its environment.
 
     Raises:
-        EnvError: With every fault that was found, not only the first.
+        EnvError: Variables are invalid; lists all of them, not only the first.
     """
     reader = _Reader(environ)
     hosts = reader.hosts()
@@ -290,7 +290,7 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
         inputs=reader.pairs(CLOUDJOB_INPUTS),
         input_nodes=reader.lists(CLOUDJOB_INPUT_NODES),
         outputs=reader.pairs(CLOUDJOB_OUTPUTS),
-        restore_outputs=reader.word(CLOUDJOB_RESTORE_OUTPUTS, RESTORES),
+        restore_outputs=reader.choice(CLOUDJOB_RESTORE_OUTPUTS, RESTORES),
         output_sync_s=reader.seconds(CLOUDJOB_OUTPUT_SYNC_S, DEFAULT_OUTPUT_SYNC_S),
         output_limit_s=reader.seconds(CLOUDJOB_OUTPUT_LIMIT_S, DEFAULT_OUTPUT_LIMIT_S),
         grace_s=reader.seconds(CLOUDJOB_GRACE_S, DEFAULT_GRACE_S),
@@ -319,7 +319,7 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
 
 
 class _Reader:
-    """Reads variables and gathers what is wrong with them."""
+    """Reads variables and collects the errors in them."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
@@ -331,14 +331,14 @@ class _Reader:
             text = self.environ.get(name, "")
             if not text:
                 continue
-            # isdecimal() takes digits of other scripts too; int() reads those, so ask for ASCII.
+            # isdecimal() and int() also accept digits of other scripts, so require ASCII.
             if text.isdecimal() and text.isascii() and len(text) <= 9:
                 return int(text)
             self.problems.append(f"{name}={_shown(text)!r} is not a whole number")
         return default
 
     def ranks(self, name: str) -> int | None:
-        """Return ``name`` as a number of ranks, None when it is not set or empty."""
+        """Return ``name`` as a number of ranks, None if it is not set or empty."""
         faults = len(self.problems)
         number = self.first_number((name,), 0)
         if number or not self.environ.get(name):
@@ -350,21 +350,21 @@ class _Reader:
         return None
 
     def nodes(self, name: str, most: int) -> int:
-        """Return ``name`` as a number of nodes that the job can have, 0 when it is not set."""
+        """Return ``name`` as a number of nodes, at most ``most``; 0 if it is not set."""
         number = self.first_number((name,), 0)
         if number > most:
             self.problems.append("%s=%d: the job has %d nodes" % (name, number, most))
         return number
 
     def path(self, name: str) -> str:
-        """Return ``name`` as the path of a file; mpirun would take a relative one for another."""
+        """Return ``name`` as the absolute path of a file, as mpirun runs in another folder."""
         text = self.environ.get(name, "")
         if text and (not text.startswith("/") or text.endswith("/")):
             self.problems.append(f"{name}={_shown(text)!r} is not the absolute path of a file")
         return text
 
     def port(self, name: str, default: int) -> int:
-        """Return ``name`` as the number of a port."""
+        """Return ``name`` as a port number."""
         number = self.first_number((name,), default)
         if not 1 <= number <= 65535:
             self.problems.append(f"{name}='{self.environ[name]}' is not a port")
@@ -385,11 +385,11 @@ class _Reader:
         return value
 
     def job(self) -> str:
-        """Return the job's name, which becomes a part of paths and of a shell's words."""
+        """Return the job's id, which is used in paths and shell commands."""
         for name in (CLOUDJOB_JOB, MA_VJ_NAME):
             text = self.environ.get(name, "")
             if text and not _is_host(text):
-                self.problems.append(f"{name}={_shown(text)!r} cannot name a job")
+                self.problems.append(f"{name}={_shown(text)!r} is not a job id")
             elif text:
                 return text
         return "job"
@@ -401,11 +401,11 @@ class _Reader:
     def _names(self, name: str, words: tuple[str, ...]) -> tuple[str, ...]:
         for word in words:
             if not is_name(word):
-                self.problems.append(f"{name}: {_shown(word)!r} cannot name a variable")
+                self.problems.append(f"{name}: {_shown(word)!r} is not a variable name")
         return words
 
     def pairs(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Return ``name`` as a JSON object of text, whose keys name variables of the ranks."""
+        """Return ``name`` as a JSON object of strings whose keys are variable names."""
         text = self.environ.get(name, "")
         if not text:
             return ()
@@ -414,25 +414,25 @@ class _Reader:
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-            self.problems.append(f"{name}={_shown(text)!r} is not a JSON object of text")
+            self.problems.append(f"{name}={_shown(text)!r} is not a JSON object of strings")
             return ()
         self._names(name, tuple(value))
         return tuple(value.items())
 
     def lists(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Return ``name`` as a JSON object of lists of nodes."""
+        """Return ``name`` as a JSON object whose values are lists of nodes."""
         pairs = self.pairs(name)
         for key, text in pairs:
             if not is_list(text):
-                self.problems.append(f"{name}: {key}: {_shown(text)!r} does not list nodes")
+                self.problems.append(f"{name}: {key}: {_shown(text)!r} is not a list of nodes")
         return pairs
 
-    def word(self, name: str, allowed: tuple[str, ...]) -> str:
-        """Return ``name`` as one of the words that are allowed, the first where it is not set."""
+    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
+        """Return ``name`` as one of the allowed values, by default the first."""
         text = self.environ.get(name) or allowed[0]
         if text not in allowed:
-            known = ", ".join(allowed)
-            self.problems.append(f"{name}={_shown(text)!r} is not known (allowed: {known})")
+            values = ", ".join(allowed)
+            self.problems.append(f"{name}={_shown(text)!r} is not valid (allowed: {values})")
         return text
 
     def devices(self, name: str) -> tuple[str, ...]:
@@ -446,7 +446,7 @@ class _Reader:
         return lines
 
     def hosts(self) -> tuple[str, ...]:
-        """Return the job's nodes: listed, or made from its name as the platform does."""
+        """Return the host names of the job's nodes: the listed ones, or the platform's pattern."""
         listed = self.environ.get(VC_WORKER_HOSTS, "")
         count = self.first_number((MA_NUM_HOSTS, VC_WORKER_NUM), 0)
         if listed:
@@ -456,7 +456,7 @@ class _Reader:
         job = self.environ.get(MA_VJ_NAME, "")
         if not job or count > 100000:
             self.problems.append(
-                "%d nodes, but neither %s nor %s says their names"
+                "%d nodes, but neither %s nor %s gives their names"
                 % (count, VC_WORKER_HOSTS, MA_VJ_NAME)
             )
             return ("localhost",)
@@ -464,7 +464,7 @@ class _Reader:
         if not _is_host(f"{job}-{task}"):
             self.problems.append(
                 f"{MA_VJ_NAME}={_shown(job)!r} and {MA_TASK_NAME}={_shown(task)!r}"
-                " cannot name hosts"
+                " do not form a host name"
             )
         return tuple("%s-%s-%d.%s" % (job, task, i, job) for i in range(count))
 
@@ -482,7 +482,7 @@ class _Reader:
 
 
 def _is_host(text: str) -> bool:
-    # A leading dash would be an option of ssh; blanks and ":" would break the host file.
+    # A leading dash would be an option of ssh; spaces and ":" would break the host file.
     return re.match(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z", text) is not None
 
 
@@ -499,12 +499,12 @@ def _pairs_text(pairs: tuple[tuple[str, str], ...]) -> str:
 
 
 def _outputs_text(node: NodeEnv) -> dict[str, str]:
-    """Say only what is not as usual: most jobs have no outputs, and ranks see these variables."""
-    usual = NodeEnv()
+    """Return the variables that differ from the default; fewer clutter the ranks' environment."""
+    default_node = NodeEnv()
     text = {
-        CLOUDJOB_RESTORE_OUTPUTS: (node.restore_outputs, usual.restore_outputs),
-        CLOUDJOB_OUTPUT_SYNC_S: (node.output_sync_s, usual.output_sync_s),
-        CLOUDJOB_OUTPUT_LIMIT_S: (node.output_limit_s, usual.output_limit_s),
+        CLOUDJOB_RESTORE_OUTPUTS: (node.restore_outputs, default_node.restore_outputs),
+        CLOUDJOB_OUTPUT_SYNC_S: (node.output_sync_s, default_node.output_sync_s),
+        CLOUDJOB_OUTPUT_LIMIT_S: (node.output_limit_s, default_node.output_limit_s),
     }
     return {name: str(value) for name, (value, default) in text.items() if value != default}
 

@@ -1,4 +1,4 @@
-"""How a job ended: ``dump`` in the container, ``load`` on the laptop; and what exit codes mean."""
+"""The exit record, which the head writes and the laptop reads, and the meaning of exit codes."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any, NamedTuple
 ENTRY_FAILED = 125
 CANNOT_EXECUTE = 126
 NOT_FOUND = 127
-# timeout(1) ends with this code too.
+# The exit code that timeout(1) uses.
 TIMED_OUT = 124
 
-# What stands behind a message about SIGKILL; a platform that knows the reason replaces it.
+# Appended to a message about SIGKILL, unless the platform knows the reason.
 MEMORY_GUESS = " (often the kernel, when memory is short)"
 
 CAUSES = ("", "user", "entry", "platform", "cancelled", "timeout")
 
 
 class RecordError(Exception):
-    """A record cannot be read."""
+    """The bytes are not an exit record."""
 
 
 class Failure(NamedTuple):
-    """The first thing that went wrong.
+    """The first failure of a job.
 
     Args:
-        node: The index of the node, None when no node is to blame.
-        rank: The rank, None when no rank is to blame.
-        signal: The signal that ended the rank, None when it ended by itself.
+        node: The index of the node that failed, None if no node did.
+        rank: The rank that failed, None if no rank did.
+        signal: The signal that ended the rank, None if it exited.
         last_lines: The last lines of that rank's log.
     """
 
@@ -44,9 +44,9 @@ class ExitRecord(NamedTuple):
     """How a job ended. Times are RFC 3339 UTC.
 
     Args:
-        cause: Who ended it: one of ``CAUSES``, empty for success.
-        phases: ``(node, name, started_at, ended_at)`` in the order they began.
-        damaged_layers: The keys of the layers of the package that are damaged in the store.
+        cause: What ended the job: one of ``CAUSES``, empty for success.
+        phases: ``(node, name, started_at, ended_at)`` in order of their start.
+        damaged_layers: The keys of the package's layers that are damaged in the store.
     """
 
     job: str
@@ -60,12 +60,12 @@ class ExitRecord(NamedTuple):
 
 
 def code_of_signal(signal: int) -> int:
-    """Return the exit code that tells of ``signal``, as a shell does."""
+    """Return the exit code for a process ended by ``signal``, as a shell reports it."""
     return 128 + signal
 
 
 def dump(record: ExitRecord) -> bytes:
-    """Return the text of ``record`` from which ``load`` makes it again."""
+    """Serialise ``record`` as JSON for ``load``."""
     value: dict[str, Any] = dict(record._asdict())
     value["failure"] = None if record.failure is None else dict(record.failure._asdict())
     return json.dumps(value, indent=1, sort_keys=True).encode("ascii") + b"\n"
@@ -75,7 +75,7 @@ def load(data: bytes) -> ExitRecord:
     """Return the record that ``dump`` wrote.
 
     Raises:
-        RecordError: ``data`` is not a record. Keys that a later version added are passed over.
+        RecordError: ``data`` is not a record. Unknown keys of later versions are ignored.
     """
     try:
         value = json.loads(data.decode("ascii"))
@@ -93,7 +93,7 @@ def load(data: bytes) -> ExitRecord:
             ),
             damaged_layers=tuple(str(key) for key in value.get("damaged_layers", ())),
         )
-    # OverflowError is what Infinity ends with.
+    # OverflowError: a number is Infinity.
     except (
         AttributeError,
         KeyError,
@@ -102,7 +102,7 @@ def load(data: bytes) -> ExitRecord:
         TypeError,
         ValueError,
     ) as error:
-        raise RecordError(f"reading an exit record: it is not one: {error}") from error
+        raise RecordError(f"reading an exit record: it is not valid: {error}") from error
 
 
 def _failure(value: dict[str, Any]) -> Failure:

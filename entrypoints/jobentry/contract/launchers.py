@@ -1,4 +1,4 @@
-"""The launchers by name: what starts the ranks. The laptop checks the name, the container acts."""
+"""The table of launchers by name, with what each needs from the submission and the nodes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from jobentry.contract import names
 
 
 class Launcher(NamedTuple):
-    """What one launcher is.
+    """The properties of a launcher.
 
     Args:
-        help: What it does, in a few words.
-        needs_mpi: Whether mpirun on the head starts the ranks; else each node starts its own.
-        needs_sshd: Whether the command may use ssh between the nodes, so each has an sshd.
-        is_one_a_node: Whether a node has one rank, whatever room there is.
-        takes_command: Whether the script is any command, and not a file of the source.
-        module: What the interpreter of the nodes must be able to import; empty for nothing.
-        devices: The device targets that it works on; empty for any.
-        instead: The launcher for the other ones.
+        help: A short description.
+        needs_mpi: Whether mpirun on the head starts the ranks; otherwise each node starts its own.
+        needs_sshd: Whether the command may use ssh between nodes, so that each runs an sshd.
+        is_one_a_node: Whether each node has exactly one rank, however many slots it has.
+        takes_command: Whether the script is any command rather than a file of the source.
+        module: The module that the nodes' interpreter must be able to import; may be empty.
+        devices: The device targets that it supports; empty for all.
+        instead: The launcher to use for other device targets.
         is_elastic: Whether nodes may come and go while the job runs.
     """
 
@@ -34,9 +34,9 @@ class Launcher(NamedTuple):
     is_elastic: bool = False
 
 
-# What the laptop takes when the job names none and nothing suggests another.
+# The launcher if the job names none and nothing suggests another.
 DEFAULT = "mpirun"
-# The job's word for that: the laptop looks, and the entry is always told a name of the table.
+# Lets the laptop choose; the entry always gets a name from the table.
 AUTO = "auto"
 
 LAUNCHERS: Mapping[str, Launcher] = {
@@ -56,19 +56,17 @@ LAUNCHERS: Mapping[str, Launcher] = {
         "MindSpore under Open MPI's mpirun", needs_mpi=True, module="mindspore"
     ),
     "rank-table": Launcher(
-        "one process a device, told of all by a rank table",
+        "one process per device, with a rank table",
         devices=("Ascend",),
         instead="msrun",
     ),
     "pytorch-modelarts": Launcher(
-        "one process a node, told --init_method, --rank and --world_size", is_one_a_node=True
+        "one process per node, with --init_method, --rank and --world_size", is_one_a_node=True
     ),
-    "tensorflow": Launcher("one process a node, told TF_CONFIG", is_one_a_node=True),
-    "tensorflow-ps": Launcher(
-        "one worker a node and a parameter server beside it, told of all", is_one_a_node=True
-    ),
-    "python": Launcher("the script once on every node, nothing added", is_one_a_node=True),
-    # What the command is nobody knows: it may be an mpirun.
+    "tensorflow": Launcher("one process per node, with TF_CONFIG", is_one_a_node=True),
+    "tensorflow-ps": Launcher("one worker and one parameter server per node", is_one_a_node=True),
+    "python": Launcher("the script once on every node, unchanged", is_one_a_node=True),
+    # The command may be anything, including an mpirun that needs ssh.
     "command": Launcher(
         "any command once on every node",
         needs_sshd=True,
@@ -77,16 +75,16 @@ LAUNCHERS: Mapping[str, Launcher] = {
     ),
 }
 
-# Parameters of Open MPI about its remote shell: plm_rsh_…, plm_ssh_… or orte_rsh_….
-_OF_SSH = ("sh_agent", "sh_args")
+# Endings of Open MPI's remote shell parameters: plm_rsh_…, plm_ssh_… or orte_rsh_….
+_SSH_SUFFIXES = ("sh_agent", "sh_args")
 _YES = ("true", "1", "yes")
 
 
 def needs_sshd(launcher: str, environ: Mapping[str, str]) -> bool:
-    """Whether the nodes of a job speak ssh with each other, with these variables of the job.
+    """Whether the nodes of a job need ssh between them.
 
-    mpirun's daemons start over the control connection, unless the job configures their remote shell
-    or asks for a tree of daemons, which start each other.
+    mpirun's daemons start over the control connection, unless the job's variables ``environ``
+    configure the remote shell or enable tree spawn, in which daemons start each other.
     """
     known = LAUNCHERS.get(launcher)
     if known is None or known.needs_sshd:
@@ -95,21 +93,21 @@ def needs_sshd(launcher: str, environ: Mapping[str, str]) -> bool:
 
 
 def asks_for_ssh(environ: Mapping[str, str]) -> bool:
-    """Whether variables of a job configure the remote shell of mpirun."""
-    if any(name.endswith(_OF_SSH) and "_MCA_" in name for name in environ):
+    """Whether the variables of a job configure mpirun's remote shell."""
+    if any(name.endswith(_SSH_SUFFIXES) and "_MCA_" in name for name in environ):
         return True
     given = (environ.get(name, "") for name in (names.OPENMPI_MCA_ARGS, names.OPENMPI_EXTRA_ARGS))
     words = " ".join(given).split()
     pairs = zip(words, [*words[1:], ""])
     return any(
-        name.endswith(_OF_SSH) or (name.endswith("_no_tree_spawn") and value not in _YES)
+        name.endswith(_SSH_SUFFIXES) or (name.endswith("_no_tree_spawn") and value not in _YES)
         for name, value in pairs
     )
 
 
 OPEN_MPI = "Open MPI"
 INTEL_MPI = "Intel MPI"
-# What an mpirun says of its version, and the oldest and the newest that we drive.
+# Family, pattern of the version, and the oldest and the newest supported version.
 _FAMILIES = (
     (OPEN_MPI, r"\(Open MPI\) (\d+)\.(\d+)", (4, 0), (5, 0)),
     ("MPICH", r"HYDRA build details:\s+Version:\s+(\d+)\.(\d+)", (3, 2), (5, 99)),
@@ -118,17 +116,17 @@ _FAMILIES = (
 
 
 class Mpi(NamedTuple):
-    """Whose an mpirun is, its version, and whether we can drive it."""
+    """The family and version of an mpirun, and whether cloudjob supports it."""
 
     family: str
     version: tuple[int, int]
-    is_driven: bool
+    is_supported: bool
 
 
 def mpi(text: str) -> Mpi | None:
-    """Return what ``mpirun --version`` says; None for one that we do not know."""
-    for family, words, oldest, newest in _FAMILIES:
-        found = re.search(words, text)
+    """Parse the output of ``mpirun --version``; None for an unknown family."""
+    for family, pattern, oldest, newest in _FAMILIES:
+        found = re.search(pattern, text)
         if found:
             numbers = (int(found.group(1)), int(found.group(2)))
             return Mpi(family, numbers, oldest <= numbers <= newest)

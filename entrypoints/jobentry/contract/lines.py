@@ -1,9 +1,9 @@
-"""How the output of many ranks shares one stream: ``write`` in the entry, ``read`` on the laptop.
+"""The log format in which many ranks share one stream: the entry writes it, the laptop reads it.
 
-Each line of rank 3 stands behind ``[3] ``. A piece that does not end its line (a progress bar that
-is waiting, a last line without a newline) stands behind ``[3]+ ``: its newline is ours, and what
-comes next from that rank goes on in the same line. So every rank's bytes can be had back exactly,
-and no line is ever cut by a line of another rank. All other lines are the entry's own words.
+Each line of rank 3 starts with ``[3] ``. An incomplete line (a progress bar, a last line without a
+newline) starts with ``[3]+ ``: the newline at its end is ours, and the next output of that rank
+continues the line. So the exact bytes of each rank can be recovered, and lines of different ranks
+never mix. Lines without a prefix are the entry's own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Line(NamedTuple):
     """One line of the stream.
 
     Args:
-        rank: Whose line it is, None for the entry's own words.
+        rank: The rank that wrote it, None for the entry.
         data: The bytes, with their newline if they have one.
     """
 
@@ -27,22 +27,22 @@ class Line(NamedTuple):
 
 
 def write(rank: int, data: bytes) -> tuple[bytes, int]:
-    """Return the stream text of the complete lines in ``data``, and how many bytes it took."""
+    """Return the stream text of the complete lines in ``data``, and their size in ``data``."""
     end = data.rfind(b"\n") + 1
     if not end:
         return b"", 0
     mark = b"[%d] " % rank
-    # One replace at C speed for the whole piece: half a million lines pass in a blink.
+    # A single ``replace`` runs at C speed, even for half a million lines.
     return mark + data[: end - 1].replace(b"\n", b"\n" + mark) + b"\n", end
 
 
 def write_part(rank: int, data: bytes) -> bytes:
-    """Return the stream text of a piece that does not end its line."""
+    """Return the stream text of an incomplete line."""
     return b"[%d]+ %s\n" % (rank, data)
 
 
 def read(line: bytes) -> Line:
-    """Return what one line of the stream holds."""
+    """Parse one line of the stream."""
     match = _MARK.match(line)
     if match is None:
         return Line(None, line)

@@ -1,8 +1,8 @@
-"""What a node has kept of an output: ``dump`` in the container, ``load`` on the laptop and there.
+"""The manifest of an output: lists the files that a node has stored. Both halves read it.
 
-A manifest is written when every object that it names is there, so what it lists is whole. Each
-node writes its own, in a folder beside the outputs that also holds what no plain name can have:
-the new version of a file whose plain name still holds the one that a reader is told of.
+A node writes its manifest once all listed objects are complete. Manifests are in a folder beside
+the outputs. The same folder holds a new version of a file while the object with its plain name is
+still the version in the current manifest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST = 1 << 62
 
 
 class ManifestError(Exception):
-    """The bytes are no manifest that we can read."""
+    """The bytes are not a manifest of a known format."""
 
 
 class Kept(NamedTuple):
@@ -25,11 +25,11 @@ class Kept(NamedTuple):
 
     Args:
         name: Its path, relative to the output's folder.
-        key: Where its bytes are, relative to the output's URI.
-        sha256: Their digest in hexadecimal.
-        modified_ns: When it was last written, nanoseconds since 1970.
-        is_incomplete: Whether it may lack its end: it is, or was at the end of a failed job, being
-            written.
+        key: The key of its object, relative to the output's URI.
+        sha256: Its digest in hexadecimal.
+        modified_ns: When it was last written, in nanoseconds since 1970.
+        is_incomplete: Whether its end may be missing, as it is still being written or was at the
+            end of a failed job.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Kept(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What one node has kept of one output: a set of files that were there together."""
+    """The files of one output on one node, as they were at one time."""
 
     job: str = ""
     node: int = 0
@@ -49,23 +49,23 @@ class Manifest(NamedTuple):
 
 
 def key(node: int) -> str:
-    """Return where the manifest of a node is, relative to the output's URI."""
+    """Return the key of a node's manifest, relative to the output's URI."""
     return f"{FOLDER}/node-{node}.json"
 
 
 def node_of(name: str) -> int:
-    """Return the node whose manifest is called so below the folder, -1 for another thing."""
+    """Return the node whose manifest has this file name, -1 if it is not a manifest."""
     found = re.match(r"node-(0|[1-9][0-9]{0,8})\.json\Z", name, re.ASCII)
     return int(found.group(1)) if found else -1
 
 
 def version_key(node: int, sha256: str) -> str:
-    """Return where a node keeps a file while its plain name is taken."""
+    """Return the key for a version of a file while its plain name is in use."""
     return f"{FOLDER}/node-{node}/{sha256}"
 
 
 def is_name(text: str) -> bool:
-    """Whether this can name a file below a folder."""
+    """Whether ``text`` is a valid relative path of a file."""
     try:
         text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -75,7 +75,7 @@ def is_name(text: str) -> bool:
 
 
 def dump(manifest: Manifest) -> bytes:
-    """Return the bytes from which ``load`` makes ``manifest`` again."""
+    """Serialise ``manifest`` for ``load``."""
     value = {
         "format": _FORMAT,
         "job": manifest.job,
@@ -89,12 +89,12 @@ def load(data: bytes) -> Manifest:
     """Return the manifest that ``dump`` wrote.
 
     Raises:
-        ManifestError: It is none, or of another format.
+        ManifestError: The bytes are not a manifest of a known format.
     """
     try:
         value = json.loads(data)
         if value["format"] != _FORMAT:
-            raise ManifestError(f"its format is {value['format']!r}, and we know only {_FORMAT}")
+            raise ManifestError(f"its format is {value['format']!r}; only {_FORMAT} is supported")
         manifest = Manifest(
             job=str(value["job"]),
             node=int(value["node"]),
@@ -117,12 +117,12 @@ def _kept(value: dict[str, object]) -> Kept:
     is_digest = re.match(r"[0-9a-f]{64}\Z", kept.sha256, re.ASCII) is not None
     is_size = 0 <= kept.size_bytes <= _MOST and abs(kept.modified_ns) <= _MOST
     if not (is_name(kept.name) and is_name(kept.key) and is_digest and is_size):
-        raise ValueError(f"{kept.name!r} is not a file that a node keeps")
+        raise ValueError(f"the entry for {kept.name!r} is not valid")
     return kept
 
 
 def clashes(manifests: Iterable[Manifest]) -> dict[str, list[int]]:
-    """Return the names under which several nodes have kept files that differ, with the nodes."""
+    """Return the names for which nodes have stored different files, with those nodes."""
     found: dict[str, dict[str, list[int]]] = {}
     for manifest in manifests:
         for file in manifest.files:

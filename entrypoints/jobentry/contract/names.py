@@ -1,11 +1,11 @@
-"""The names of the variables that the two halves share.
+"""The names of the environment variables that both halves use.
 
-Apart from ``env``, because a rank's door reads these without the imports that ``env`` needs.
+Separate from ``env``, as the rank wrapper needs the names without the imports of ``env``.
 """
 
 from __future__ import annotations
 
-# What the platform sets (reference: "viewing environment variables of a training container").
+# Set by the platform (reference: "viewing environment variables of a training container").
 MA_HOME = "MA_HOME"
 MA_MOUNT_PATH = "MA_MOUNT_PATH"
 MA_JOB_DIR = "MA_JOB_DIR"
@@ -25,7 +25,7 @@ VC_WORKER_NUM = "VC_WORKER_NUM"
 VC_WORKER_HOSTS = "VC_WORKER_HOSTS"
 SSHD_PORT = "SSHD_PORT"
 
-# What a user may override in the mpirun command.
+# Parts of the mpirun command that a user may set.
 OPENMPI_NP = "OPENMPI_NP"
 OPENMPI_HOST_FILE_PATH = "OPENMPI_HOST_FILE_PATH"
 TUNE_ENV_FILE = "TUNE_ENV_FILE"
@@ -34,14 +34,14 @@ OPENMPI_X_ARGS = "OPENMPI_X_ARGS"
 OPENMPI_MCA_ARGS = "OPENMPI_MCA_ARGS"
 OPENMPI_EXTRA_ARGS = "OPENMPI_EXTRA_ARGS"
 
-# Which interfaces and devices the libraries below a script use.
+# Network interfaces and devices for the communication libraries.
 NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
 NCCL_IB_HCA = "NCCL_IB_HCA"
 GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
 OMPI_TCP_INCLUDE = "OMPI_MCA_btl_tcp_if_include"
 OMPI_TCP_EXCLUDE = "OMPI_MCA_btl_tcp_if_exclude"
 
-# What cloudjob adds.
+# Set by cloudjob.
 CLOUDJOB_JOB = "CLOUDJOB_JOB"
 CLOUDJOB_LAUNCHER = "CLOUDJOB_LAUNCHER"
 CLOUDJOB_PROCS_PER_NODE = "CLOUDJOB_PROCS_PER_NODE"
@@ -50,31 +50,31 @@ CLOUDJOB_CODE_DIGEST = "CLOUDJOB_CODE_DIGEST"
 CLOUDJOB_RECORD_URI = "CLOUDJOB_RECORD_URI"
 CLOUDJOB_NODE_DIR = "CLOUDJOB_NODE_DIR"
 CLOUDJOB_SSH_KEY = "CLOUDJOB_SSH_KEY"
-# Where nodes that share a machine leave the addresses on which they listen for the head.
+# The folder in which nodes on one machine announce the addresses on which they listen.
 CLOUDJOB_CONTROL_DIR = "CLOUDJOB_CONTROL_DIR"
-# How long the connection between head and workers may be silent.
+# Seconds for which the connection between head and workers may be silent.
 CLOUDJOB_STALL_S = "CLOUDJOB_STALL_S"
-# The folder of what was put into this container alone; the entry empties it when the job has ended.
+# The folder of files that only this container has; the entry empties it at the end of the job.
 CLOUDJOB_DELIVERED = "CLOUDJOB_DELIVERED"
-# A file with more variables, secrets among them.
+# A file with more variables, including secrets.
 CLOUDJOB_ENV_FILE = "CLOUDJOB_ENV_FILE"
-# The folder of what the platform has brought: code, key and variables, found by their names.
+# The folder that the platform copied to this node: code, key and variables.
 CLOUDJOB_DELIVERY = "CLOUDJOB_DELIVERY"
-# A folder that the platform keeps, where the head's record goes.
+# A folder that the platform uploads, for the head's record.
 CLOUDJOB_RECORD_DIR = "CLOUDJOB_RECORD_DIR"
 CLOUDJOB_ENV_NAMES = "CLOUDJOB_ENV_NAMES"
 CLOUDJOB_SECRET_NAMES = "CLOUDJOB_SECRET_NAMES"
 CLOUDJOB_INPUTS = "CLOUDJOB_INPUTS"
 CLOUDJOB_OUTPUTS = "CLOUDJOB_OUTPUTS"
-# Which nodes bring an input, where not all do: JSON, name to numbers like 0,2-3.
+# The nodes that fetch an input, if not all do: JSON, name to node numbers such as 0,2-3.
 CLOUDJOB_INPUT_NODES = "CLOUDJOB_INPUT_NODES"
 CLOUDJOB_RESTORE_OUTPUTS = "CLOUDJOB_RESTORE_OUTPUTS"
 CLOUDJOB_OUTPUT_SYNC_S = "CLOUDJOB_OUTPUT_SYNC_S"
 CLOUDJOB_OUTPUT_LIMIT_S = "CLOUDJOB_OUTPUT_LIMIT_S"
-# What jobs of one machine share of their inputs, and how large that may become.
+# The cache of inputs that the jobs of one machine share, and its size limit.
 CLOUDJOB_CACHE_DIR = "CLOUDJOB_CACHE_DIR"
 CLOUDJOB_CACHE_LIMIT_GB = "CLOUDJOB_CACHE_LIMIT_GB"
-# How s3:// and obs:// are reached.
+# Access to s3:// and obs:// stores.
 CLOUDJOB_S3_ENDPOINT = "CLOUDJOB_S3_ENDPOINT"
 CLOUDJOB_S3_REGION = "CLOUDJOB_S3_REGION"
 CLOUDJOB_S3_ADDRESSING = "CLOUDJOB_S3_ADDRESSING"
@@ -83,7 +83,7 @@ CLOUDJOB_S3_SECRET_KEY = "CLOUDJOB_S3_SECRET_KEY"
 CLOUDJOB_S3_SESSION_TOKEN = "CLOUDJOB_S3_SESSION_TOKEN"
 CLOUDJOB_SIGNED_URIS = "CLOUDJOB_SIGNED_URIS"
 CLOUDJOB_STORE_PATIENCE_S = "CLOUDJOB_STORE_PATIENCE_S"
-# What a script for MindSpore is told of the job, and a list of the devices of all nodes, as lines.
+# Settings for MindSpore scripts, and the devices of all nodes, one line per node.
 CLOUDJOB_DEVICE_TARGET = "CLOUDJOB_DEVICE_TARGET"
 CLOUDJOB_PARALLEL_MODE = "CLOUDJOB_PARALLEL_MODE"
 CLOUDJOB_SEARCH_MODE = "CLOUDJOB_SEARCH_MODE"
@@ -91,18 +91,18 @@ CLOUDJOB_DEVICES = "CLOUDJOB_DEVICES"
 CLOUDJOB_GRACE_S = "CLOUDJOB_GRACE_S"
 CLOUDJOB_TIMEOUT_S = "CLOUDJOB_TIMEOUT_S"
 CLOUDJOB_START_TIMEOUT_S = "CLOUDJOB_START_TIMEOUT_S"
-# With how few nodes an elastic job goes on.
+# The minimum number of nodes of an elastic job.
 CLOUDJOB_MIN_NODES = "CLOUDJOB_MIN_NODES"
-# The number of a rank whose launcher has no word for it.
+# The number of a rank whose launcher has no variable for it.
 CLOUDJOB_RANK = "CLOUDJOB_RANK"
-# Where a rank writes its log, and how its script says that it ended badly.
+# The folder of a rank's log, and the descriptor on which its script reports a failure.
 CLOUDJOB_LOG_DIR = "CLOUDJOB_LOG_DIR"
 CLOUDJOB_END_FD = "CLOUDJOB_END_FD"
-# The exact value of a variable that Open MPI itself changes on its way to a rank.
+# Prefix of a copy of a variable that Open MPI changes on the way to a rank.
 CLOUDJOB_EXACT_ = "CLOUDJOB_EXACT_"
 
-# With these the entry reaches the job's store. They belong to the submitter and are kept from the
-# ranks: pass keys that a script needs under other names.
+# Used by the entry to access the job's store. They belong to the submitter and are not passed to
+# the ranks; a script that needs credentials gets them under other names.
 STORE_ACCESS = (
     CLOUDJOB_S3_ENDPOINT,
     CLOUDJOB_S3_REGION,
@@ -113,11 +113,11 @@ STORE_ACCESS = (
     CLOUDJOB_SIGNED_URIS,
 )
 
-# The documented tune file carries these
+# Prefixes of the variables in the documented tune file
 # (env | grep -E '^MA_|^SHARED_|^S3_|^PATH|^VC_WORKER_|^SCC|^CRED').
 CARRIED_PREFIXES = ("MA_", "SHARED_", "S3_", "VC_WORKER_", "SCC", "CRED")
 
-# True on one node only, so the head's value must not reach the ranks of another.
+# Valid on one node only, so the head's value must not reach ranks of other nodes.
 PER_NODE = frozenset(
     (
         MA_TASK_INDEX,
@@ -128,7 +128,7 @@ PER_NODE = frozenset(
         MA_CURRENT_INSTANCE_NAME,
         CLOUDJOB_NODE_DIR,
         CLOUDJOB_SSH_KEY,
-        # Each entry sets these, also when they are one user's word for all nodes.
+        # Each entry sets these, even if the user gives one value for all nodes.
         NCCL_SOCKET_IFNAME,
         NCCL_IB_HCA,
         GLOO_SOCKET_IFNAME,
@@ -143,5 +143,5 @@ PER_NODE = frozenset(
     )
 )
 
-# Open MPI puts its own folder in front of the first two and sets the others whatever it is given.
+# Open MPI prepends its own folder to the first two and overwrites the others.
 CHANGED_BY_OPEN_MPI = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "PWD")

@@ -1,4 +1,4 @@
-"""Where things lie: the objects of a job in the store, and the files of a node in its container."""
+"""The keys of a job's objects in the store and the paths of a node's files in its container."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Mapping, NamedTuple
 
 from jobentry.contract import env, names
 
-# The archive of the node half.
+# The file name of the node half's zipapp.
 ENTRY = "jobentry.pyz"
-# The head's record, in a folder of its own: a platform that keeps outputs keeps folders.
+# The head's record. In its own folder, as a platform that uploads outputs uploads whole folders.
 RECORD = "exit.json"
-# What lies in the folder that a platform brings to each node by itself.
-# (The layers of a package lie where its descriptor looks for them: ``layers/`` beside ``code/``.)
+# Files in the folder that a platform copies to each node. (The layers of a package are in
+# ``layers/``, beside ``code/``, where its descriptor expects them.)
 DELIVERED_CODE = "code/code.json"
 DELIVERED_ENV = "env"
 DELIVERED_SSH_KEY = "ssh-key"
@@ -31,27 +31,27 @@ class JobPaths(NamedTuple):
 
     @property
     def node(self) -> str:
-        """What the platform itself brings to each node, where it does."""
+        """The folder that the platform copies to each node, on platforms that do so."""
         return self.job + "/node"
 
     @property
-    def brought_code(self) -> str:
-        """The descriptor of the code package, where the platform brings it."""
+    def delivered_code(self) -> str:
+        """The descriptor of the code package, on platforms that copy it to the nodes."""
         return f"{self.node}/{DELIVERED_CODE}"
 
     @property
     def submission(self) -> str:
-        """What was submitted, for people and for a later run of the same."""
+        """The description of the submitted job, for people and for repeating the job."""
         return self.job + "/submission.json"
 
     @property
     def record(self) -> str:
-        """How the job ended."""
+        """The exit record."""
         return self.job + "/record/" + RECORD
 
     @property
     def outputs(self) -> str:
-        """What the ranks left in their output folders."""
+        """The folder of the ranks' outputs."""
         return self.job + "/outputs"
 
 
@@ -60,10 +60,10 @@ class NodePaths(NamedTuple):
 
     Args:
         home: The home folder, ``/home/ma-user`` on the platform.
-        job_dir: Where the platform puts code folders.
-        mount: Where inputs and outputs lie.
-        log_dir: Where logs lie.
-        node_dir: What the entry and the ranks of this node leave for each other.
+        job_dir: The folder in which the platform puts code folders.
+        mount: The folder of inputs and outputs.
+        log_dir: The folder of logs.
+        node_dir: The folder of files shared by the entry and the ranks of this node.
     """
 
     home: str
@@ -79,51 +79,51 @@ class NodePaths(NamedTuple):
 
     @property
     def host_file(self) -> str:
-        """Open MPI's list of hosts and slots."""
+        """Open MPI's host file."""
         return posixpath.join(self.node_dir, "hostfile")
 
     @property
     def tune_file(self) -> str:
-        """Open MPI's list of variables to carry."""
+        """Open MPI's tune file, with the variables to carry."""
         return posixpath.join(self.node_dir, "tune")
 
     @property
     def node_env(self) -> str:
-        """The exact environment of this node, NUL-separated, for its ranks."""
+        """The exact environment of this node for its ranks, separated by NUL."""
         return posixpath.join(self.node_dir, "env")
 
     @property
     def members(self) -> str:
-        """The file in which the head says which nodes take part in an elastic job now."""
+        """The file in which the head lists the nodes that currently take part in an elastic job."""
         return posixpath.join(self.node_dir, "members")
 
     @property
     def ssh_config(self) -> str:
-        """How ssh reaches the other nodes."""
+        """The ssh configuration for the other nodes."""
         return posixpath.join(self.node_dir, "ssh-config")
 
     @property
     def events(self) -> str:
-        """The FIFO on which ranks tell the entry that they start and end."""
+        """The FIFO on which ranks report their start and end to the entry."""
         return posixpath.join(self.node_dir, "events")
 
     @property
     def agent(self) -> str:
-        """What mpirun takes for ssh, where it needs none."""
+        """The script that mpirun starts instead of ssh."""
         return posixpath.join(self.node_dir, "agent")
 
     @property
-    def asks(self) -> str:
-        """The FIFO on which mpirun's agents ask for commands on other nodes."""
+    def agent_requests(self) -> str:
+        """The FIFO on which mpirun's agents request commands on other nodes."""
         return posixpath.join(self.node_dir, "asks")
 
     @property
     def waiting(self) -> str:
-        """A file that is there while no rank may begin: not all workers are there."""
+        """A file that exists while ranks must wait because workers are missing."""
         return posixpath.join(self.node_dir, "waiting")
 
     def rank_log(self, rank: int) -> str:
-        """What one rank wrote, byte for byte."""
+        """The log of one rank."""
         return posixpath.join(self.log_dir, "rank-%d.log" % rank)
 
     def input(self, name: str) -> str:
@@ -136,7 +136,7 @@ class NodePaths(NamedTuple):
 
 
 def node_paths(environ: Mapping[str, str], node: env.NodeEnv) -> NodePaths:
-    """Return the paths of this node: the platform's words first, its documented layout else."""
+    """Return the paths of this node, from the platform's variables or its documented layout."""
     home = environ.get(names.MA_HOME) or environ.get("HOME") or "/home/ma-user"
     mount = environ.get(names.MA_MOUNT_PATH) or posixpath.join(home, "modelarts")
     return NodePaths(
@@ -144,6 +144,6 @@ def node_paths(environ: Mapping[str, str], node: env.NodeEnv) -> NodePaths:
         job_dir=environ.get(names.MA_JOB_DIR) or posixpath.join(mount, "user-job-dir"),
         mount=mount,
         log_dir=environ.get(names.MA_LOG_DIR) or posixpath.join(mount, "log"),
-        # The same path on every node; where nodes share a home, the backend names one for each.
+        # The same path on every node; if nodes share a home, the backend sets one for each node.
         node_dir=node.node_dir or posixpath.join(home, ".cloudjob", node.job),
     )

@@ -1,6 +1,6 @@
-"""Signature version 4, as S3 and OBS check it: a function from a request to its headers. No I/O.
+"""AWS Signature Version 4 for S3 and OBS: computes the headers of a request. No I/O.
 
-Both halves sign with it; ``botocore`` and the examples of S3's documentation judge it in the tests.
+The tests compare it with ``botocore`` and with the examples in the documentation of S3.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import hmac
 from typing import Mapping, NamedTuple, Sequence
 from urllib.parse import quote
 
-# OBS takes no other; on others it stands where nobody knows the digest of the body.
+# In scope_text of the body's digest: OBS accepts nothing else, S3 where the digest is not known.
 UNSIGNED = "UNSIGNED-PAYLOAD"
-# How a moment is written, for time.strftime.
+# The time format, for time.strftime.
 MOMENT = "%Y%m%dT%H%M%SZ"
 _ALGORITHM = "AWS4-HMAC-SHA256"
 
 
 class Keys(NamedTuple):
-    """Credentials; ``token`` is there when they are temporary."""
+    """Credentials; temporary ones have a ``token``."""
 
     access_key: str
     secret_key: str
@@ -30,12 +30,12 @@ class Keys(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What is signed.
+    """The request to sign.
 
     Args:
-        path: Percent-encoded, as it is sent.
+        path: The path, percent-encoded.
         query: Names and values, not encoded.
-        headers: ``Host`` among them; all of them are signed.
+        headers: The headers to sign, including ``Host``.
     """
 
     method: str
@@ -45,10 +45,10 @@ class Request(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """Where and when a signature holds.
+    """The region and time for which a signature is valid.
 
     Args:
-        at: UTC, in the form ``MOMENT``.
+        at: UTC in the format ``MOMENT``.
     """
 
     region: str
@@ -56,23 +56,23 @@ class Scope(NamedTuple):
 
 
 def encoded(text: str | bytes, safe: str = "") -> str:
-    """Percent-encode all but the letters that the signature leaves alone."""
+    """Percent-encode all characters except those that signatures leave unencoded."""
     return quote(text, safe=safe + "~")
 
 
 def query_text(query: Sequence[tuple[str, str]]) -> str:
-    """Return a query as it is signed, and sent: encoded, in the order of its bytes."""
+    """Return the query as it is signed and sent: encoded and sorted."""
     pairs = sorted((encoded(name), encoded(value)) for name, value in query)
     return "&".join(f"{name}={value}" for name, value in pairs)
 
 
 def headers(request: Request, keys: Keys, scope: Scope, payload: str = UNSIGNED) -> dict[str, str]:
-    """Return the headers of ``request``, by their names in small letters, with those that sign it.
+    """Return the headers of ``request`` and its signature, with names in lower case.
 
     Args:
         payload: SHA-256 of the body in hexadecimal, or ``UNSIGNED``.
     """
-    place = f"{scope.at[:8]}/{scope.region}/s3/aws4_request"
+    scope_text = f"{scope.at[:8]}/{scope.region}/s3/aws4_request"
     result = {name.lower(): " ".join(text.split()) for name, text in request.headers.items()}
     result["x-amz-content-sha256"] = payload
     result["x-amz-date"] = scope.at
@@ -84,19 +84,19 @@ def headers(request: Request, keys: Keys, scope: Scope, payload: str = UNSIGNED)
     query = query_text(request.query) if request.query else ""
     canonical = f"{request.method}\n{request.path}\n{query}\n{lines}\n{signed}\n{payload}"
     digest = hashlib.sha256(canonical.encode("utf-8")).hexdigest()
-    text = f"{_ALGORITHM}\n{scope.at}\n{place}\n{digest}".encode()
-    signature = hmac.digest(_key(keys.secret_key, place), text, "sha256").hex()
+    text = f"{_ALGORITHM}\n{scope.at}\n{scope_text}\n{digest}".encode()
+    signature = hmac.digest(_key(keys.secret_key, scope_text), text, "sha256").hex()
     result["authorization"] = (
-        f"{_ALGORITHM} Credential={keys.access_key}/{place}, "
+        f"{_ALGORITHM} Credential={keys.access_key}/{scope_text}, "
         f"SignedHeaders={signed}, Signature={signature}"
     )
     return result
 
 
 @functools.lru_cache(maxsize=4)
-def _key(secret_key: str, place: str) -> bytes:
-    """Return what signs everything of one day."""
+def _key(secret_key: str, scope_text: str) -> bytes:
+    """Return the signing key of one day."""
     key = b"AWS4" + secret_key.encode("utf-8")
-    for word in place.split("/"):
-        key = hmac.digest(key, word.encode("utf-8"), "sha256")
+    for part in scope_text.split("/"):
+        key = hmac.digest(key, part.encode("utf-8"), "sha256")
     return key

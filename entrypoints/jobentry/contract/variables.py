@@ -1,7 +1,6 @@
-"""Variables in a file: ``dump`` on the laptop, ``load`` in the container, exact for any bytes.
+"""A file of environment variables with any bytes: the laptop writes it, the node reads it.
 
-For what must not stand in a container's configuration (secrets), or cannot (bytes that are no
-UTF-8).
+For variables that must not be in a container's configuration (secrets) or cannot be (not UTF-8).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Mapping
 
 
 def dump(variables: Mapping[str, str]) -> bytes:
-    """Return the bytes from which ``load`` makes ``variables`` again."""
+    """Serialise ``variables`` for ``load``."""
     return b"".join(
         os.fsencode(name) + b"=" + os.fsencode(value) + b"\0" for name, value in variables.items()
     )

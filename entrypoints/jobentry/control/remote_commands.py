@@ -47,7 +47,7 @@ class Desk:
         self._lines = Lines()
         self._waiting: list[int] | None = []
         # Read and write: so it never ends when an agent closes it.
-        self._asks = os.open(where.asks, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._asks = os.open(where.agent_requests, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         loop.selector.register(self._asks, selectors.EVENT_READ, self._hear)
 
     def open(self) -> None:

@@ -211,7 +211,7 @@ def make_node_dir(where: NodePaths) -> None:
     for name in os.listdir(where.node_dir):
         if name.startswith("ask-"):
             remove(os.path.join(where.node_dir, name))
-    for fifo in (where.events, where.asks):
+    for fifo in (where.events, where.agent_requests):
         remove(fifo)
         os.mkfifo(fifo, 0o600)
 

@@ -104,8 +104,8 @@ def test_words_and_lists_that_are_not_known_are_told():
     }
 
     assert problems(given_) == [
-        "CLOUDJOB_INPUT_NODES: DATA: 'first' does not list nodes",
-        "CLOUDJOB_RESTORE_OUTPUTS='some' is not known (allowed: none, own, all)",
+        "CLOUDJOB_INPUT_NODES: DATA: 'first' is not a list of nodes",
+        "CLOUDJOB_RESTORE_OUTPUTS='some' is not valid (allowed: none, own, all)",
         "CLOUDJOB_OUTPUT_SYNC_S='often' is not a number of seconds",
     ]
 
@@ -230,7 +230,7 @@ def test_seconds_that_are_none_are_named(name: str, text: str):
 @pytest.mark.parametrize("name", ["CLOUDJOB_ENV_NAMES", "CLOUDJOB_SECRET_NAMES"])
 def test_a_name_that_cannot_name_a_variable_is_named(name: str, text: str):
     """Names go into options of mpirun and into environments."""
-    assert problems({name: "GOOD %s" % text}) == ["%s: %r cannot name a variable" % (name, text)]
+    assert problems({name: "GOOD %s" % text}) == ["%s: %r is not a variable name" % (name, text)]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_pairs_that_are_none_are_named(name: str, text: str):
     """Inputs and outputs are a JSON object whose values are text."""
     shown = text if len(text) <= 80 else text[:80] + "…"
 
-    assert problems({name: text}) == ["%s=%r is not a JSON object of text" % (name, shown)]
+    assert problems({name: text}) == ["%s=%r is not a JSON object of strings" % (name, shown)]
 
 
 @pytest.mark.parametrize("key", ["", "a=b", "../../etc", "a b", "a\\u0000b"])
@@ -250,14 +250,14 @@ def test_an_input_that_cannot_be_a_variable_is_named(name: str, key: str):
     """The name of an input becomes a variable of the ranks, and a part of a path."""
     found = problems({name: '{"%s": "file:///x"}' % key})
 
-    assert found == ["%s: %r cannot name a variable" % (name, key.replace("\\u0000", "\0"))]
+    assert found == ["%s: %r is not a variable name" % (name, key.replace("\\u0000", "\0"))]
 
 
 @pytest.mark.parametrize("text", ["-a", "a b", "a/b", "../x", "a;b", "a\nb", "a:b", "é"])
 @pytest.mark.parametrize("name", ["CLOUDJOB_JOB", "MA_VJ_NAME"])
 def test_a_job_that_cannot_be_is_named(name: str, text: str):
     """The name of the job becomes a part of paths and of a shell's words."""
-    assert problems({name: text}) == ["%s=%r cannot name a job" % (name, text)]
+    assert problems({name: text}) == ["%s=%r is not a job id" % (name, text)]
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_hosts_that_are_made_from_bad_names_are_named(made: dict[str, str]):
     found = problems({"CLOUDJOB_JOB": "good", "MA_NUM_HOSTS": "2", **made})
 
     assert found == [
-        "MA_VJ_NAME=%r and MA_TASK_NAME=%r cannot name hosts"
+        "MA_VJ_NAME=%r and MA_TASK_NAME=%r do not form a host name"
         % (made["MA_VJ_NAME"], made.get("MA_TASK_NAME", "worker"))
     ]
 
@@ -306,7 +306,7 @@ def test_an_index_beyond_the_last_node_is_named():
 def test_nodes_without_names_are_named(count: str):
     """More than one node needs names by which they find each other."""
     assert problems({"MA_NUM_HOSTS": count}) == [
-        "%s nodes, but neither VC_WORKER_HOSTS nor MA_VJ_NAME says their names" % count
+        "%s nodes, but neither VC_WORKER_HOSTS nor MA_VJ_NAME gives their names" % count
     ]
 
 
@@ -336,9 +336,9 @@ def test_all_problems_are_said_at_once():
             "SSHD_PORT='ssh' is not a whole number",
             "OPENMPI_NP='all' is not a whole number",
             "CLOUDJOB_GRACE_S='soon' is not a number of seconds",
-            "CLOUDJOB_ENV_NAMES: 'A-B' cannot name a variable",
-            "CLOUDJOB_INPUTS='{' is not a JSON object of text",
-            "CLOUDJOB_JOB='a b' cannot name a job",
+            "CLOUDJOB_ENV_NAMES: 'A-B' is not a variable name",
+            "CLOUDJOB_INPUTS='{' is not a JSON object of strings",
+            "CLOUDJOB_JOB='a b' is not a job id",
         ]
     )
 

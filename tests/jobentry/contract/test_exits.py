@@ -108,7 +108,7 @@ def test_keys_of_a_later_version_are_passed_over():
 )
 def test_what_is_no_record_is_refused(data: bytes):
     """A half-written or foreign file is an error of its own, never a traceback."""
-    with pytest.raises(RecordError, match="reading an exit record: it is not one"):
+    with pytest.raises(RecordError, match="reading an exit record: it is not valid"):
         exits.load(data)
 
 

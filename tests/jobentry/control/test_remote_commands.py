@@ -39,7 +39,7 @@ class Head:
     def __init__(self, folder: Path) -> None:
         place = str(folder)
         self.where = NodePaths(place, place, place, place, place)
-        for fifo in (self.where.events, self.where.asks):
+        for fifo in (self.where.events, self.where.agent_requests):
             os.mkfifo(fifo)
         Path(self.where.agent).write_text(agent.TEXT)
         self.loop = NodeLoop(NodeEnv(job="j", hosts=("a", "b.j")), self.where)

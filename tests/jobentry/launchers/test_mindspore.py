@@ -203,27 +203,28 @@ def test_elsewhere_mindspore_asks_open_mpi_itself(target):
 # -- the wrapper --------------------------------------------------------------------------------
 
 
-def test_a_door_turns_a_name_into_an_address():
+def test_the_wrapper_resolves_a_host_name():
     """MindSpore's own resolver takes only numbers."""
     environment = {"MS_SCHED_HOST": "localhost"}
 
-    assert wrapper._obey(["--address", "MS_SCHED_HOST"], environment, 0) == ""
+    assert wrapper._apply_options(["--address", "MS_SCHED_HOST"], environment, 0) == ""
 
     assert environment == {"MS_SCHED_HOST": "127.0.0.1"}
 
 
 def test_a_name_that_is_not_known_is_told():
     """With the name."""
-    fault = wrapper._obey(["--address", "MS_SCHED_HOST"], {"MS_SCHED_HOST": "no.such.invalid"}, 0)
+    options = ["--address", "MS_SCHED_HOST"]
+    fault = wrapper._apply_options(options, {"MS_SCHED_HOST": "no.such.invalid"}, 0)
 
     assert fault.startswith("looking up the head, no.such.invalid: ")
 
 
-def test_a_door_under_mpirun_takes_its_number():
+def test_the_wrapper_under_mpirun_sets_the_rank_and_device():
     """And its place on its node, which is its device."""
     environment = {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 
-    assert wrapper._obey(["--mpi-cluster"], environment, 5) == ""
+    assert wrapper._apply_options(["--mpi-cluster"], environment, 5) == ""
 
     assert environment == {
         "OMPI_COMM_WORLD_LOCAL_RANK": "1",

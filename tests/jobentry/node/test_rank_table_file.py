@@ -96,7 +96,7 @@ def test_pods_are_sorted_by_their_numbers_and_not_by_their_text():
         "10.0.0.3",
         "10.0.0.2",
     ]
-    assert [note.partition(",")[0] for note in table.notes] == ["ranks follow the nodes"]
+    assert [note.partition(",")[0] for note in table.notes] == ["ranks follow the order of the nodes"]
 
 
 def test_two_pods_of_one_server_share_its_entry():
@@ -198,8 +198,8 @@ def test_a_line_of_devices_is_read():
     [
         ("", "names no devices"),
         ("10.0.0.1", "names no devices"),
-        ("10.0.0.1 0", "has '0', which is no DEVICE=ADDRESS"),
-        ("10.0.0.1 x=1.1.1.1", "has 'x=1.1.1.1', which is no DEVICE=ADDRESS"),
+        ("10.0.0.1 0", "has '0', which is not DEVICE=ADDRESS"),
+        ("10.0.0.1 x=1.1.1.1", "has 'x=1.1.1.1', which is not DEVICE=ADDRESS"),
         ("10.0.0.1 0=1.1.1.1 0=1.1.1.2", "names a device twice"),
         ("s@p 0=1.1.1.1", "must name a super pod and every device's number in it, or neither"),
         ("s 0=1.1.1.1/3", "must name a super pod and every device's number in it, or neither"),

@@ -183,14 +183,13 @@ def test_a_request_that_makes_no_sense_is_refused(ask, length):
 
 
 def test_a_port_that_is_taken_is_named(ask, capsys):
-    """With what names another."""
     server = horovod_store.Server(("", 0), 1, 1)
 
     code = horovod_store.main([str(server.server_port), "1", "1"])
 
     server.server_close()
     assert code == 125
-    said = f"listening on port {server.server_port}: Address already in use; MASTER_PORT"
+    said = f"listening on port {server.server_port}: Address already in use; set MASTER_PORT"
     assert capsys.readouterr().err.startswith(said)
 
 

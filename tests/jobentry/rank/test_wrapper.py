@@ -322,7 +322,7 @@ def test_a_cancel_ends_what_a_script_left_in_the_background(node: Node, until: C
     assert node.lines()[2][:5] == ["end", "0", "143", "15", "1"]
 
 
-def test_a_door_stays_while_the_job_is_stopped(node: Node, until: Callable[..., None]):
+def test_the_wrapper_waits_while_the_job_is_stopped(node: Node, until: Callable[..., None]):
     """Mpirun ends every rank when the first one goes, so nobody goes before the others are done."""
     door = node.start("sh", "-c", "until [ -e go ]; do sleep 0.05; done", PWD=str(node.folder))
     until(lambda: len(node.lines()) == 1)
@@ -375,7 +375,7 @@ def test_a_secret_that_is_not_there_is_named(node: Node):
     assert node.log() == b"jobentry: secret TOKEN, KEY did not reach this node\n"
 
 
-def test_a_door_without_an_entry_works(zipapp: str):
+def test_the_wrapper_works_without_an_entry(zipapp: str):
     """Its output goes where mpirun's goes."""
     environ = {name: value for name, value in os.environ.items() if "CLOUDJOB" not in name}
     done = subprocess.run(
