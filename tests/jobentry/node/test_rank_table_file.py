@@ -96,7 +96,9 @@ def test_pods_are_sorted_by_their_numbers_and_not_by_their_text():
         "10.0.0.3",
         "10.0.0.2",
     ]
-    assert [note.partition(",")[0] for note in table.notes] == ["ranks follow the order of the nodes"]
+    assert [note.partition(",")[0] for note in table.notes] == [
+        "ranks follow the order of the nodes"
+    ]
 
 
 def test_two_pods_of_one_server_share_its_entry():
