@@ -1,4 +1,4 @@
-"""The command emulator: a ModelArts on this machine."""
+"""The command emulator: ModelArts on this machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _emulator_up(options: argparse.Namespace) -> int:
 def _emulator_down(_options: argparse.Namespace) -> int:
     from cloudjob.emulator import daemon
 
-    say("the emulator has ended" if daemon.down(state_home()) else "no emulator runs")
+    say("the emulator has stopped" if daemon.down(state_home()) else "no emulator is running")
     return 0
 
 
@@ -52,7 +52,7 @@ def _emulator_reset(_options: argparse.Namespace) -> int:
     from cloudjob.emulator import daemon
 
     ran = daemon.reset(state_home())
-    say("all is forgotten" + (", and the emulator runs again with new keys" if ran else ""))
+    say("deleted all jobs, objects and keys" + ("; the emulator runs again" if ran else ""))
     return 0
 
 
@@ -71,7 +71,7 @@ def _emulator_fault(options: argparse.Namespace) -> int:
         )
     else:
         raise UsageError(
-            f"emulator fault {options.kind}: there is no such fault",
+            f"emulator fault {options.kind}: unknown fault",
             hint=f"choose one of {', '.join((*KINDS, 'list', 'clear'))}",
         )
     return 0
@@ -89,24 +89,28 @@ def add_emulator(parser: argparse.ArgumentParser) -> None:
     from cloudjob.emulator.fault_injection import KINDS
 
     inner = actions_of(parser)
-    up = add_action(inner, "up", _emulator_up, "start it, and print where it is")
-    up.add_argument("--settings", metavar="FILE.yaml", default="", help="what the account has")
-    up.add_argument(
-        "--port", type=port_number, metavar="N", default=0, help="where the API listens"
-    )
+    up = add_action(inner, "up", _emulator_up, "start it, and print its addresses and keys")
+    up.add_argument("--settings", metavar="FILE.yaml", default="", help="flavors, pools and limits")
+    up.add_argument("--port", type=port_number, metavar="N", default=0, help="the port of the API")
     json_flag(up)
-    add_action(inner, "down", _emulator_down, "end it; its jobs go on")
-    status = add_action(inner, "status", _emulator_status, "say what it does")
+    add_action(inner, "down", _emulator_down, "stop it; its jobs continue")
+    status = add_action(inner, "status", _emulator_status, "show its addresses, jobs and faults")
     json_flag(status)
-    add_action(inner, "reset", _emulator_reset, "forget all jobs and objects")
-    fault = add_action(inner, "fault", _emulator_fault, "let something go wrong")
+    add_action(inner, "reset", _emulator_reset, "delete its jobs, objects and keys")
+    fault = add_action(inner, "fault", _emulator_fault, "inject a fault")
     fault.epilog = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
-    fault.add_argument("kind", metavar="KIND", help="what goes wrong; or list, or clear")
-    fault.add_argument("--count", type=whole_number, metavar="N", default=0, help="so many times")
-    fault.add_argument("--seconds", type=float, metavar="S", default=0.0, help="for so long")
+    fault.add_argument("kind", metavar="KIND", help="the fault; or list, or clear")
     fault.add_argument(
-        "--amount", type=float, metavar="S", default=0.0, help="how slow, how skewed"
+        "--count", type=whole_number, metavar="N", default=0, help="for N requests or jobs"
     )
-    fault.add_argument("--job", metavar="ID", default="", help="only this job, by the service's id")
-    fault.add_argument("--node", type=whole_number, metavar="I", default=0, help="which node")
-    fault.add_argument("--path", metavar="TEXT", default="", help="only requests to such a path")
+    fault.add_argument("--seconds", type=float, metavar="S", default=0.0, help="for S seconds")
+    fault.add_argument("--amount", type=float, metavar="S", default=0.0, help="delay or clock skew")
+    fault.add_argument(
+        "--job", metavar="ID", default="", help="only the job with this id of the service"
+    )
+    fault.add_argument(
+        "--node", type=whole_number, metavar="I", default=0, help="the index of the node"
+    )
+    fault.add_argument(
+        "--path", metavar="TEXT", default="", help="only requests whose path contains TEXT"
+    )

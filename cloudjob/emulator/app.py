@@ -37,7 +37,7 @@ class Request:
     """A request whose body has been read.
 
     Args:
-        target: Path and query as they stand in the request line.
+        target: Path and query as in the request line.
         headers: By their names in lower case.
     """
 
@@ -55,7 +55,7 @@ class Request:
 
     @property
     def query(self) -> dict[str, str]:
-        """The query; of a name that comes twice the last."""
+        """The query; the last value of a repeated name."""
         return dict(parse_qsl(self.target.partition("?")[2], keep_blank_values=True))
 
     def parsed_query(self, model: type[M]) -> M:
@@ -70,19 +70,19 @@ class Request:
         """Return the body as a model.
 
         Raises:
-            ApiError: It is no JSON object, or a value breaks a rule.
+            ApiError: It is not a JSON object, or a value breaks a rule.
         """
         return parse(model, self.json())
 
     def json(self) -> dict[str, Any]:
-        """Return the body, whose texts are Unicode and whose numbers are finite.
+        """Return the body, whose strings are valid Unicode and whose numbers are finite.
 
         Raises:
-            ApiError: It is no JSON object.
+            ApiError: It is not a JSON object.
         """
         try:
             found = json.loads(self.content or b"{}")
-            # What Python reads beyond JSON: NaN, Infinity, 1e999 and lone surrogates.
+            # Python also reads what is no JSON: NaN, Infinity, 1e999 and lone surrogates.
             json.dumps(found, allow_nan=False, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError) as error:
             raise ApiError("ModelArts.2787", type(error).__name__) from error
@@ -197,7 +197,7 @@ class Api:
         return answer if isinstance(answer, Answer) else Answer(endpoint.status, answer)
 
     def _check(self, request: Request) -> None:
-        """Let a request in, or refuse it.
+        """Check host, injected faults and identity of a request.
 
         Raises:
             ApiError: It is refused.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SKEW_S = 15 * 60
 _DATE_FORMAT = "%Y%m%dT%H%M%SZ"
-# More wrong signatures in a row lock the key.
+# More wrong signatures than these in a row lock the key.
 _TRIES = 5
 _API_SIGNATURE = re.compile(
     r"SDK-HMAC-SHA256 +Access=([^, ]+), *SignedHeaders=([^, ]+), *Signature=([0-9a-f]{64})\Z"
@@ -39,7 +39,7 @@ _SIGNED_CHUNKS = "STREAMING-AWS4-HMAC-SHA256"
 
 
 class Access:
-    """Lets requests in, or refuses them as the service's gateway does.
+    """Accepts requests, or refuses them as the service's gateway does.
 
     Args:
         clock: Seconds since the epoch, as the service sees it.
@@ -57,7 +57,7 @@ class Access:
         self._window: tuple[int, int] = (0, 0)
 
     def check(self, request: Request) -> None:
-        """Let a request in.
+        """Check identity, project and rate of a request.
 
         Raises:
             ApiError: It is refused.
@@ -67,7 +67,7 @@ class Access:
         self._check_project(request)
 
     def check_identity(self, request: Request) -> None:
-        """Let in the bearer of a token, and who has signed the request."""
+        """Check the token of a request, or its signature."""
         token = request.headers.get("x-auth-token")
         if token:
             self.check_token(token)
@@ -75,7 +75,7 @@ class Access:
             self._check_signature(request)
 
     def check_token(self, token: str) -> None:
-        """Let the bearer of a token in."""
+        """Check a token."""
         expires_s = self._database.token(_hashed(token))
         if expires_s is None:
             raise ApiError("APIGW.0301", "decrypt token fail")
@@ -108,7 +108,7 @@ class Access:
     # -- signatures ---------------------------------------------------------------------------
 
     def _check_signature(self, request: Request) -> None:
-        """Let in who has signed a request."""
+        """Check the signature of a request."""
         authorization = request.headers.get("authorization", "")
         if not authorization:
             raise ApiError("APIGW.0301", "x-auth-token not found")
@@ -121,7 +121,7 @@ class Access:
         secret = self._secret(access, request)
         expected = _api_signature(request, secret, found[2].split(";"))
         is_valid = _has_digest(request) and secrets.compare_digest(expected, found[3])
-        self._note(access, is_valid=is_valid)
+        self._count_wrong(access, is_valid=is_valid)
         if not is_valid:
             raise ApiError("APIGW.0301", "verify aksk signature fail")
 
@@ -157,7 +157,7 @@ class Access:
         if count > _TRIES and time.monotonic() - since < self._settings.lock_s:
             raise ApiError("APIGW.0301", "AK access failed to reach the limit,forbidden.")
 
-    def _note(self, access: str, *, is_valid: bool) -> None:
+    def _count_wrong(self, access: str, *, is_valid: bool) -> None:
         with self._lock:
             if is_valid:
                 self._wrong.pop(access, None)
@@ -167,11 +167,11 @@ class Access:
                     count = 0
                 self._wrong[access] = (count + 1, time.monotonic())
 
-    # -- the project, and how often -----------------------------------------------------------
+    # -- project and rate ---------------------------------------------------------------------
 
     def _check_project(self, request: Request) -> None:
         if request.path.startswith("/v2/manage/"):
-            # The registry's: its images belong to organisations and not to projects.
+            # Images of the registry belong to organisations, not to projects.
             return
         asked = request.path.split("/")[2:3]
         own = self.account.project_id

@@ -1,4 +1,4 @@
-"""Starting, asking and ending the emulator of this machine."""
+"""Starts, stops and queries the emulator's process."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _LIBRARIES = ("boto3", "httpx", "huaweicloudsdkcore", "pydantic", "starlette", "
 
 
 def folder(home: Path) -> Path:
-    """Return where the emulator keeps its state."""
+    """Return the folder of the emulator's state."""
     return home / "emulator"
 
 
 def up(home: Path, *, config: Path | None = None, port: int = 0) -> Address:
-    """Start the emulator unless it runs; return where it listens.
+    """Start the emulator unless it is running; return where it listens.
 
     Args:
-        config: Its settings; they are kept for the next start.
-        port: Where the API listens; 0 for where it did before.
+        config: Its settings; the next start uses them, too.
+        port: The port of the API; 0 for the same as before.
 
     Raises:
         CloudJobError: It does not start.
@@ -49,10 +49,10 @@ def up(home: Path, *, config: Path | None = None, port: int = 0) -> Address:
 
 
 def down(home: Path) -> bool:
-    """End the emulator; say whether it ran.
+    """Stop the emulator; return whether it was running.
 
     Raises:
-        BackendError: It does not end.
+        BackendError: It does not stop.
     """
     with _alone(home):
         return _down(folder(home))
@@ -63,7 +63,7 @@ def _up(place: Path, config: Path | None, port: int) -> Address:
     if state.is_running(place):
         if config or port:
             raise UsageError(
-                "starting the emulator: it runs already, perhaps with other settings",
+                "starting the emulator: it is already running, perhaps with other settings",
                 hint="cloudjob emulator down",
             )
         return _need(place)
@@ -86,17 +86,18 @@ def _down(place: Path) -> bool:
     while state.is_running(place):
         if time.monotonic() > end:
             raise BackendError(
-                f"ending the emulator: process {found.pid} goes on", hint=f"kill -9 {found.pid}"
+                f"stopping the emulator: process {found.pid} is still running",
+                hint=f"kill -9 {found.pid}",
             )
         time.sleep(_POLL_S)
     return True
 
 
 def reset(home: Path) -> bool:
-    """Forget all jobs and objects, and who the account is; say whether it ran, as it does again.
+    """Delete all jobs, objects and keys; return whether it was running, as it is again.
 
     Raises:
-        CloudJobError: It cannot be ended or started.
+        CloudJobError: It does not stop or start.
     """
     with _alone(home):
         return _reset(folder(home))
@@ -118,7 +119,7 @@ def _reset(place: Path) -> bool:
 
 
 def status(home: Path) -> dict[str, Any]:
-    """Return what the emulator is and does; ``is_running`` alone when it does not run."""
+    """Return addresses, keys, jobs and faults; only ``is_running`` if it is not running."""
     place = folder(home)
     if not state.is_running(place):
         return {"is_running": False}
@@ -126,24 +127,24 @@ def status(home: Path) -> dict[str, Any]:
 
 
 def add_fault(home: Path, **values: Any) -> dict[str, Any]:
-    """Let something go wrong; see ``faults.KINDS``."""
+    """Inject a fault; see ``fault_injection.KINDS``."""
     return _ask(folder(home), "POST", "faults", values)
 
 
 def faults(home: Path) -> list[dict[str, Any]]:
-    """Return what goes wrong now."""
+    """Return the active faults."""
     found: list[dict[str, Any]] = _ask(folder(home), "GET", "faults")["faults"]
     return found
 
 
 def clear_faults(home: Path) -> int:
-    """Let nothing go wrong any more; return how many faults that ends."""
+    """End all faults; return how many there were."""
     return int(_ask(folder(home), "DELETE", "faults")["cleared"])
 
 
 @contextlib.contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """Wait until nobody else starts or ends the emulator of this folder."""
+    """Wait until no other command starts or stops the emulator of this folder."""
     with contextlib.ExitStack() as stack:
         with writing("starting or ending the emulator", home):
             make_home(home)
@@ -186,13 +187,13 @@ def _start(place: Path, port: int) -> None:
             words or f"starting the emulator: {_last_line(place)}",
             hint=rest.decode("utf-8", "replace").strip() or f"see {place / state.LOG}",
         )
-    # It lives on without us: nobody waits for it here.
+    # It outlives this process, which does not wait for it.
     process.returncode = 0
 
 
 def _last_line(place: Path) -> str:
     lines = (place / state.LOG).read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it ended without a word"
+    return lines[-1] if lines else "it ended without an error message"
 
 
 def _need(place: Path) -> Address:
@@ -200,13 +201,13 @@ def _need(place: Path) -> Address:
     if found is None:
         raise BackendError(
             f"looking for the emulator: {place / state.ADDRESS} cannot be read",
-            hint="another `up` may be at work; try again",
+            hint="another `cloudjob emulator up` may be running; try again",
         )
     return found
 
 
 def _end_jobs(place: Path) -> None:
-    """End what jobs still run, without the emulator that ran them."""
+    """End the jobs that still run after the emulator has stopped."""
     from cloudjob.backends import open_backend
 
     home = place / state.BACKENDS
@@ -222,7 +223,7 @@ def _end_jobs(place: Path) -> None:
 
 def _ask(place: Path, method: str, path: str, body: Any = None) -> dict[str, Any]:
     if not state.is_running(place):
-        raise BackendError("asking the emulator: it does not run", hint="cloudjob emulator up")
+        raise BackendError("asking the emulator: it is not running", hint="cloudjob emulator up")
     found = _need(place)
     host = found.endpoint.partition("//")[2]
     connection = http.client.HTTPConnection(host, timeout=_ANSWER_S)

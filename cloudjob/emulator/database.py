@@ -58,9 +58,9 @@ class JobRow:
     """One job.
 
     Args:
-        body: What was asked for, made whole.
-        run: What its runner remembers: attempts, exit codes, what each node was.
-        is_stopping: Whether somebody has asked to end it.
+        body: The request that created it, with all defaults.
+        run: What its run needs to resume: attempts, exit codes, node states.
+        is_stopping: Whether it was asked to end.
         pool: The dedicated pool it runs in; empty for the public one.
     """
 
@@ -84,7 +84,7 @@ class JobRow:
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing happens to it any more."""
+        """Whether the job has ended."""
         return self.phase in FINAL
 
 
@@ -110,7 +110,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing of what happens inside; one within another belongs to that."""
+        """Commit all or nothing; a transaction within another one is part of that."""
         with self._lock:
             if self._connection.in_transaction:
                 yield
@@ -134,7 +134,7 @@ class Database:
     # -- jobs ---------------------------------------------------------------------------------
 
     def add_job(self, row: JobRow, outputs: Iterable[str], tags: Mapping[str, str]) -> None:
-        """Keep a new job."""
+        """Add a job."""
         marks = ", ".join("?" * len(_COLUMNS))
         with self.transaction():
             self._do(f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({marks})", _values(row))
@@ -167,7 +167,7 @@ class Database:
         )
 
     def remove_job(self, job: str) -> None:
-        """Forget a job and all that belongs to it."""
+        """Remove a job and everything that belongs to it."""
         with self.transaction():
             self._do("DELETE FROM jobs WHERE id = ?", (job,))
             for table in ("outputs", "events", "metrics", "tags"):
@@ -176,11 +176,11 @@ class Database:
     def find_jobs(
         self, where: str, values: Iterable[Any], *, order: str, limit: int, skip: int
     ) -> tuple[int, list[JobRow]]:
-        """Return how many jobs there are of this kind, and some of them."""
+        """Return how many jobs match, and a page of them."""
         values = tuple(values)
         with self._lock:
             total = self._all(f"SELECT count(*) FROM jobs WHERE {where}", values)[0][0]
-            # The rows themselves are large: those that are skipped are not read.
+            # Rows are large, so skipped ones are not read.
             found = self._all(
                 f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE rowid IN (SELECT rowid FROM jobs "
                 f"WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?) ORDER BY {order}",
@@ -229,7 +229,7 @@ class Database:
     # -- what belongs to jobs -----------------------------------------------------------------
 
     def add_event(self, job: str, message: str, level: str = "Info", source: str = "Job") -> None:
-        """Note what happened to a job."""
+        """Add an event of a job."""
         self._do(
             "INSERT INTO events (job, time_ms, level, source, message) VALUES (?, ?, ?, ?, ?)",
             (job, int(time.time() * 1000), level, source, message),
@@ -238,7 +238,7 @@ class Database:
     def events(
         self, where: str, values: Iterable[Any], *, order: str, limit: int, skip: int
     ) -> tuple[int, list[tuple[int, str, str, str]]]:
-        """Return how many events there are of this kind, and time, level, source, words of some."""
+        """Return how many events match, and time, level, source and message of a page of them."""
         values = tuple(values)
         total = self._all(f"SELECT count(*) FROM events WHERE {where}", values)[0][0]
         return total, self._all(
@@ -248,12 +248,12 @@ class Database:
         )
 
     def add_metric(self, job: str, task: str, cpu: float, memory: float) -> None:
-        """Keep what a node used, in percent; -1 for not known."""
+        """Add the usage of a node in percent; -1 for unknown."""
         row = (job, task, int(time.time() * 1000), cpu, memory)
         self._do("INSERT INTO metrics VALUES (?, ?, ?, ?, ?)", row)
 
     def metrics(self, job: str, task: str) -> list[tuple[float, float]]:
-        """Return what a node used, one pair a period."""
+        """Return processor and memory of a node, one pair for each period."""
         sql = "SELECT cpu, memory FROM metrics WHERE job = ? AND task = ? ORDER BY time_ms"
         return self._all(sql, (job, task))
 
@@ -273,10 +273,10 @@ class Database:
             return self._all("SELECT key, value FROM tags WHERE job = ? ORDER BY key", (job,))
         return self._all("SELECT DISTINCT key, value FROM tags ORDER BY key, value")
 
-    # -- who may ------------------------------------------------------------------------------
+    # -- tokens and temporary keys ------------------------------------------------------------
 
     def add_token(self, hashed: str, expires_s: float) -> None:
-        """Keep a token by its hash, and forget those that nobody would ask for again."""
+        """Add a token by its hash, and remove those that expired a week ago."""
         with self.transaction():
             self._do("DELETE FROM tokens WHERE expires_s < ?", (time.time() - 7 * 86400,))
             self._do("INSERT INTO tokens VALUES (?, ?)", (hashed, expires_s))
@@ -287,16 +287,16 @@ class Database:
         return float(found[0][0]) if found else None
 
     def add_key(self, access: str, secret: str, token: str, expires_s: float) -> None:
-        """Keep a temporary key."""
+        """Add a temporary key."""
         self._do("INSERT INTO keys VALUES (?, ?, ?, ?)", (access, secret, token, expires_s))
 
     def key(self, access: str) -> tuple[str, str, float] | None:
-        """Return secret, security token and end of a temporary key."""
+        """Return secret key, security token and expiry of a temporary key."""
         found = self._all("SELECT secret, token, expires_s FROM keys WHERE access = ?", (access,))
         return (str(found[0][0]), str(found[0][1]), float(found[0][2])) if found else None
 
     def expire_all(self, now_s: float) -> None:
-        """Let every token and temporary key have expired."""
+        """Expire every token and temporary key."""
         with self.transaction():
             for table in ("tokens", "keys"):
                 self._do(f"UPDATE {table} SET expires_s = min(expires_s, ?)", (now_s - 1,))
@@ -304,7 +304,7 @@ class Database:
     # -- other things -------------------------------------------------------------------------
 
     def put_thing(self, kind: str, thing: str, name: str, body: dict[str, Any]) -> None:
-        """Keep an algorithm, an experiment or an image; in its old place if it had one."""
+        """Add or replace an algorithm, an experiment or an image."""
         self._do(
             "INSERT INTO things VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (kind, id) DO UPDATE SET name = excluded.name, body = excluded.body",
@@ -312,23 +312,23 @@ class Database:
         )
 
     def thing(self, kind: str, thing: str) -> dict[str, Any] | None:
-        """Return one of them."""
+        """Return an algorithm, an experiment or an image."""
         found = self._all("SELECT body FROM things WHERE kind = ? AND id = ?", (kind, thing))
         return json.loads(found[0][0]) if found else None
 
     def things(self, kind: str) -> list[dict[str, Any]]:
-        """Return all of a kind, newest first."""
+        """Return all things of a kind, newest first."""
         sql = "SELECT body FROM things WHERE kind = ? ORDER BY create_ms DESC, rowid DESC"
         return [json.loads(item[0]) for item in self._all(sql, (kind,))]
 
     def remove_thing(self, kind: str, thing: str) -> bool:
-        """Forget one; say whether it was there."""
+        """Remove a thing; return whether it existed."""
         return bool(self._do("DELETE FROM things WHERE kind = ? AND id = ?", (kind, thing)))
 
     # -- faults -------------------------------------------------------------------------------
 
     def add_fault(self, **values: Any) -> Fault:
-        """Keep a fault, unless it is one that happens at once."""
+        """Add a fault, unless it takes effect only once and at once."""
         with self.transaction():
             number = self._all("SELECT coalesce(max(id), 0) + 1 FROM faults")[0][0]
             fault = Fault(id=number, **values)
@@ -339,18 +339,18 @@ class Database:
         return fault
 
     def faults(self) -> list[Fault]:
-        """Return the faults that hold."""
+        """Return the active faults."""
         now_s = time.time()
         return [item for item in self._faults if not item.until_s or item.until_s > now_s]
 
     def clear_faults(self) -> int:
-        """Let nothing go wrong any more; return how many faults that ends."""
+        """End all faults; return how many there were."""
         count = self._do("DELETE FROM faults")
         self._faults = self._read_faults()
         return count
 
     def fault(self, kind: str, *, job: str = "", path: str = "") -> Fault | None:
-        """Return a fault that holds for this job or request, without using it up."""
+        """Return an active fault for this job or request, without counting it."""
         now_s = time.time()
         for item in self._faults:
             if item.kind == kind and item.concerns(now_s=now_s, job=job, path=path):
@@ -358,7 +358,7 @@ class Database:
         return None
 
     def take_fault(self, kind: str, *, job: str = "", path: str = "") -> Fault | None:
-        """Return a fault that holds, and count that it did."""
+        """Return an active fault, and count one use of it."""
         if not self._faults:
             return None
         with self._lock:

@@ -1,15 +1,15 @@
-"""Faults that a user asks for: what goes wrong, how often or how long, and for which job."""
+"""Faults that users inject: what fails, how often or how long, and for which job."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# kind -> what it does, in the words of `cloudjob emulator fault --help`.
+# kind -> its text in `cloudjob emulator fault --help`.
 KINDS = {
     "throttle": "requests are refused with 429",
     "error": "requests are refused with 500",
-    "lost-answer": "requests are done, and their answer is lost: the connection closes",
-    "expire-tokens": "every token and temporary key given out so far has expired",
+    "lost-answer": "requests are carried out, but the connection closes without an answer",
+    "expire-tokens": "all tokens and temporary keys expire now",
     "clock-skew": "the service's clock is ahead by --amount seconds (default 3600)",
     "slow-obs": "each request to OBS waits --amount seconds (default 1)",
     "obs-error": "requests to OBS are refused with 503",
@@ -19,7 +19,7 @@ KINDS = {
     "bad-node": "the node check of a job with fault tolerance finds a bad node: --node",
     "lose-node": "a node of a running job is lost: --job, and --node (default 0)",
 }
-# What happens once, and not for a while or for so many requests.
+# They take effect once, when they are injected.
 AT_ONCE = ("expire-tokens", "lose-node")
 
 
@@ -29,12 +29,12 @@ class Fault:
 
     Args:
         kind: One of ``KINDS``.
-        count: For how many requests or jobs it holds; 0 for any number.
-        until_s: When it ends by itself, seconds since the epoch; 0 for never.
-        job: The id of the job it concerns, empty for every one.
+        count: How many requests or jobs it affects; 0 for all.
+        until_s: When it ends, in seconds since the epoch; 0 for never.
+        job: The id of the job that it affects; empty for all jobs.
         node: The index of a node.
         amount: Seconds, where the kind takes them.
-        path: Only requests whose path holds this text.
+        path: It affects only requests whose path contains this text.
     """
 
     id: int
@@ -47,7 +47,7 @@ class Fault:
     path: str = ""
 
     def concerns(self, *, now_s: float, job: str = "", path: str = "") -> bool:
-        """Whether it holds now, for this job or this request."""
+        """Whether it is active for this job or this request."""
         if self.until_s and now_s >= self.until_s:
             return False
         if self.job and self.job != job:

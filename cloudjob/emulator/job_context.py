@@ -17,7 +17,7 @@ from cloudjob.emulator.settings import Settings
 
 @dataclass(slots=True)
 class Context:
-    """What every run works with.
+    """What every run of a job uses.
 
     Args:
         folder: The folder of all jobs.
@@ -32,7 +32,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """Where the things of one job are."""
+    """Where the files of one job are."""
 
     id: str
     context: Context
@@ -44,12 +44,12 @@ class JobContext:
 
     @property
     def nodes(self) -> Path:
-        """What its nodes have on their disks."""
+        """The disks of its nodes."""
         return self.folder / "nodes"
 
     @property
     def logs(self) -> Path:
-        """Its logs, a folder a node."""
+        """Its logs, one folder for each node."""
         return logs_of(self.context.folder, self.id)
 
     def local(self, index: int, path: str) -> Path:
@@ -57,17 +57,17 @@ class JobContext:
         return self.context.machines.folder(self.nodes, index, path)
 
     def row(self) -> JobRow | None:
-        """Return what the database has of it, as it is now."""
+        """Return its current row; None if it was deleted."""
         return self.context.database.job(self.id)
 
     def need(self) -> JobRow:
-        """Return the same, which must be there."""
+        """Return its current row, which must exist."""
         row = self.row()
         assert row is not None, "only we remove the job while we run it"
         return row
 
     def event(self, message: str, level: str = "Info", source: str = "Job") -> None:
-        """Keep that something has happened to it."""
+        """Add an event."""
         self.context.database.add_event(self.id, message, level, source)
 
 
@@ -77,7 +77,7 @@ def logs_of(folder: Path, job: str) -> Path:
 
 
 def log_place(row: JobRow, index: int) -> Place:
-    """Return where the log of a node goes in OBS."""
+    """Return the place of a node's log in OBS."""
     asked = row.body["spec"]["log_export_path"].get("obs_url")
     name = f"modelarts-job-{row.id}-worker-{index}.log"
     if not asked:
@@ -87,7 +87,7 @@ def log_place(row: JobRow, index: int) -> Place:
 
 
 def export_log(context: Context, row: JobRow, index: int) -> Place | None:
-    """Copy the log of a node to OBS; None when there is nothing yet.
+    """Copy the log of a node to OBS; return its place, or None if the log is empty.
 
     Raises:
         ObsError: OBS refused.

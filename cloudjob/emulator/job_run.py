@@ -25,7 +25,7 @@ DELETED = 2
 
 @dataclass(slots=True)
 class _End:
-    """How an attempt ended."""
+    """The end of an attempt."""
 
     states: list[NodeState]
     is_stopped: bool = False
@@ -38,7 +38,7 @@ class _End:
 
     @property
     def first(self) -> int:
-        """The node that ended badly before all others."""
+        """The node that failed first."""
         if self.lost:
             return min(self.lost)
         bad = [
@@ -59,17 +59,17 @@ class JobRun:
     _stop_at: float = 0.0
     _is_killed: bool = False
     _is_hung: bool = False
-    _has_begun: bool = False
-    # When the job was last seen to do something, and how long its logs were then.
+    _has_started: bool = False
+    # When the job was last active, and the size of its logs then.
     _busy: tuple[float, int] = (0.0, 0)
 
     def __post_init__(self) -> None:
         self._uploader = Uploader(self.job)
 
-    # -- the whole ----------------------------------------------------------------------------
+    # -- all of it ---------------------------------------------------------------------------
 
     def go(self) -> None:
-        """Run the job to its end, whatever that is."""
+        """Run the job until it ends, fails or is deleted."""
         try:
             self._go()
         except Exception as error:  # noqa: BLE001 (whatever it is, the job must not hang for ever)
@@ -87,7 +87,7 @@ class JobRun:
                 self._finish("Terminated")
                 return
             try:
-                self._make_ready(row)
+                self._ensure_nodes(row)
             except Failed as error:
                 self.job.event(str(error), "Error")
                 self._end_all()
@@ -95,22 +95,22 @@ class JobRun:
                 return
             row = self.job.need()
             try:
-                end = self._attend(row)
+                end = self._watch(row)
             except JobNotFound:
                 if not self.job.need().is_stopping:
                     raise
-                # It was stopped before any of its nodes had begun.
+                # It was stopped before any of its nodes had started.
                 self._finish("Terminated")
                 return
             row = self.job.need()
             self._close_record(row, end)
-            if not self._again(row, end):
-                self._settle(row, end)
+            if not self._prepare_retry(row, end):
+                self._complete(row, end)
                 return
             row = self.job.need()
 
     def _has_nodes(self, row: JobRow) -> bool:
-        """Whether an attempt has nodes; a crash may have come before they were started."""
+        """Whether an attempt has nodes: a crash may have prevented their start."""
         if not row.run.get("handle"):
             return False
         try:
@@ -119,16 +119,16 @@ class JobRun:
             return False
         return True
 
-    def _make_ready(self, row: JobRow) -> None:
-        """See that an attempt has its nodes: all of them, also when a crash came in between."""
+    def _ensure_nodes(self, row: JobRow) -> None:
+        """Start the nodes of an attempt, or those that a crash left unstarted."""
         if not row.run.get("handle"):
             self._begin(row)
-        elif not self._has_begun and not row.is_stopping:
+        elif not self._has_started and not row.is_stopping:
             self._start(row, row.run["key"], row.run["image"])
-        self._has_begun = True
+        self._has_started = True
 
     def forget(self) -> None:
-        """Remove all that is left of the job."""
+        """Remove everything of the job."""
         self._end_all()
         self.job.context.database.remove_job(self.job.id)
         with contextlib.suppress(OSError):
@@ -137,7 +137,7 @@ class JobRun:
     # -- begin --------------------------------------------------------------------------------
 
     def _begin(self, row: JobRow) -> None:
-        """Make the nodes ready and start them."""
+        """Prepare the nodes and start them."""
         context = self.job.context
         run = row.run
         key = _key(row, int(run.get("attempt", 0)))
@@ -148,7 +148,7 @@ class JobRun:
             self._uploader.forget()
             prepare(self.job, row, key)
         handle = context.machines.handle(key)
-        # Known before it is started: after a crash in between it is looked for, and not found.
+        # Stored before the start: after a crash in between, the handle finds no nodes.
         run.update(key=key, log_key=key, handle=handle, image=image, is_in_place=False)
         _open_record(run, is_in_place=is_in_place)
         context.database.update_job(row.id, run=run)
@@ -171,11 +171,11 @@ class JobRun:
 
     # -- while it runs ------------------------------------------------------------------------
 
-    def _attend(self, row: JobRow) -> _End:
-        """Wait until all nodes have ended, and do meanwhile what the platform does."""
+    def _watch(self, row: JobRow) -> _End:
+        """Wait until all nodes have ended, and do what the platform does meanwhile."""
         context = self.job.context
         handle, key = row.run["handle"], row.run["log_key"]
-        pump = threading.Thread(target=self._pump, args=(row,), daemon=True)
+        pump = threading.Thread(target=self._store_logs, args=(row,), daemon=True)
         pump.start()
         is_stopped = False
         self._last_upload = self._last_metric = time.monotonic()
@@ -186,7 +186,7 @@ class JobRun:
             if all(state.exit_code is not None for state in states):
                 break
             row = self.job.need()
-            is_stopped = self._obey(row, handle) or is_stopped
+            is_stopped = self._stop_if_asked(row, handle) or is_stopped
             self._follow_failure(row, handle, states)
             self._do_periodic(row, handle)
             time.sleep(poll_s)
@@ -201,7 +201,7 @@ class JobRun:
         return _End(states, is_stopped=is_stopped, lost=frozenset(self.lost), is_hung=self._is_hung)
 
     def _states(self, row: JobRow) -> list[NodeState]:
-        """Say where each node stands; an engine that does not answer is asked for a minute."""
+        """Return the state of each node; retry for a minute if the engine does not answer."""
         end = time.monotonic() + _ENGINE_S
         while True:
             try:
@@ -213,8 +213,8 @@ class JobRun:
                     raise
                 time.sleep(1)
 
-    def _obey(self, row: JobRow, handle: str) -> bool:
-        """End the job when somebody, or its time, wants that; say whether that is so."""
+    def _stop_if_asked(self, row: JobRow, handle: str) -> bool:
+        """End the job if it was stopped or its time is over; return whether that is so."""
         if not row.is_stopping and self._is_overdue(row):
             self.job.event("Training job has run as long as auto_stop allows.", "Warning")
             self.job.context.database.change_phase(
@@ -223,15 +223,7 @@ class JobRun:
             row = self.job.need()
         if not row.is_stopping:
             return False
-        now = time.monotonic()
-        if not self._stop_at:
-            self._stop_at = now
-            is_urgent = row.is_stopping == DELETED
-            self._is_killed = is_urgent
-            self.job.context.machines.stop(handle, is_urgent=is_urgent)
-        elif not self._is_killed and now - self._stop_at > self.job.context.settings.grace_s:
-            self._is_killed = True
-            self.job.context.machines.stop(handle, is_urgent=True)
+        self._stop_nodes(handle, is_urgent=row.is_stopping == DELETED)
         return True
 
     def _is_overdue(self, row: JobRow) -> bool:
@@ -242,17 +234,20 @@ class JobRun:
         return time.time() - row.start_ms / 1000 > limit_s
 
     def _follow_failure(self, row: JobRow, handle: str, states: list[NodeState]) -> None:
-        """End the other nodes when one has ended badly, as the platform does."""
-        is_bad = any(state.exit_code for state in states)
-        if not is_bad or row.is_stopping:
-            return
+        """End the other nodes when one has failed, as the platform does."""
+        if any(state.exit_code for state in states) and not row.is_stopping:
+            self._stop_nodes(handle, is_urgent=False)
+
+    def _stop_nodes(self, handle: str, *, is_urgent: bool) -> None:
+        """Ask the nodes to end, and kill them after the grace period."""
         now = time.monotonic()
-        if not self._stop_at:
+        is_first = not self._stop_at
+        if is_first:
             self._stop_at = now
-            self.job.context.machines.stop(handle, is_urgent=False)
-        elif not self._is_killed and now - self._stop_at > self.job.context.settings.grace_s:
-            self._is_killed = True
-            self.job.context.machines.stop(handle, is_urgent=True)
+        is_late = now - self._stop_at > self.job.context.settings.grace_s
+        if is_first or (is_late and not self._is_killed):
+            self._is_killed = is_urgent or is_late
+            self.job.context.machines.stop(handle, is_urgent=self._is_killed)
 
     def _do_periodic(self, row: JobRow, handle: str) -> None:
         settings = self.job.context.settings
@@ -269,7 +264,7 @@ class JobRun:
             self._look_for_hang(row, handle, max(cpu for cpu, _ in used))
 
     def _look_for_hang(self, row: JobRow, handle: str, cpu: float) -> None:
-        """End a job that has neither computed nor written for long, if it wants that."""
+        """End a job with hang detection that has neither computed nor written for long."""
         if row.body["metadata"]["annotations"].get(models.RETRY_HANG) != "true":
             return
         now = time.monotonic()
@@ -281,13 +276,13 @@ class JobRun:
             self.job.event("Training job hangs: no node computes or writes.", "Warning")
             self.job.context.machines.stop(handle, is_urgent=True)
 
-    def _pump(self, row: JobRow) -> None:
-        """Take in the logs of all nodes until they end."""
+    def _store_logs(self, row: JobRow) -> None:
+        """Store the logs of all nodes until they end."""
         limit = self.job.context.settings.log_limit_bytes
         writers = []
         for index in range(row.nodes):
             log = NodeLog(self.job.logs / str(index))
-            # Machines that were started again tell everything from the beginning.
+            # Restarted machines yield their whole log again, from the beginning.
             earlier = [_key(row, attempt) for attempt in _attempts_before(row)]
             size = sum(path.stat().st_size for path in map(log.run_path, earlier) if path.exists())
             writers.append(Writer(log.run_path(row.run["log_key"]), limit, size))
@@ -319,8 +314,8 @@ class JobRun:
                 record["end_related_task"] = f"worker-{end.first}"
         self.job.context.database.update_job(row.id, run=run)
 
-    def _again(self, row: JobRow, end: _End) -> bool:
-        """Make the job ready for another attempt, if it may have one; say whether it may."""
+    def _prepare_retry(self, row: JobRow, end: _End) -> bool:
+        """Prepare the job for another attempt if it may have one; return whether it may."""
         if end.is_good or end.is_stopped:
             return False
         run = row.run
@@ -360,8 +355,8 @@ class JobRun:
             self.job.event(f"Restarting in place failed: {error.message}", "Warning")
             return False
 
-    def _settle(self, row: JobRow, end: _End) -> None:
-        """Upload what is left, and say how the job ended."""
+    def _complete(self, row: JobRow, end: _End) -> None:
+        """Upload what is left, and store how the job ended."""
         problem = "" if row.is_stopping == DELETED else self._uploader.upload_the_rest(row)
         self._end_all()
         for index in range(row.nodes):
@@ -392,22 +387,20 @@ class JobRun:
         )
 
     def _end_all(self) -> None:
-        """Leave nothing of this attempt on the machines."""
+        """Remove this attempt from the machines."""
         row = self.job.row()
         if row and row.run.get("handle"):
             with contextlib.suppress(CloudJobError):
                 self.job.context.machines.remove(row.run["handle"])
 
-    # -- where things are ---------------------------------------------------------------------
-
 
 def _key(row: JobRow, attempt: int) -> str:
-    """Return what names an attempt at a job among all jobs, in few letters."""
+    """Return a short name of an attempt, unique among all jobs."""
     return f"{row.id[:8]}{row.id[-6:]}-{attempt}"
 
 
 def _attempts_before(row: JobRow) -> range:
-    """Return the attempts that the machines of this one have made before it."""
+    """Return the earlier attempts on the machines of this one."""
     first = int(row.run["key"].rpartition("-")[2])
     return range(first, int(row.run.get("attempt", 0)))
 

@@ -140,25 +140,21 @@ def check_path(path: str, key: str) -> None:
 # -- a job ----------------------------------------------------------------------------------------
 
 
-class ExperimentReference(Model):
-    """The experiment of a job, by its id or by its name."""
-
+class _ExperimentReference(Model):
     id: str = ""
     name: str = ""
     description: Description = ""
 
 
-class Metadata(Model):
-    """Name and annotations of a job."""
-
+class _Metadata(Model):
     name: Name
     description: Description = ""
     workspace_id: str = "0"
     annotations: dict[str, str] = {}
-    training_experiment_reference: ExperimentReference | None = None
+    training_experiment_reference: _ExperimentReference | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Metadata:
+    def _check(self) -> _Metadata:
         if self.workspace_id not in ("", "0"):
             raise ApiError("ModelArts.0102")
         self.workspace_id = "0"
@@ -175,25 +171,19 @@ class Parameter(Model):
     value: Annotated[str, BeforeValidator(str)] = ""
 
 
-class ObsUrl(Model):
-    """A place in OBS."""
-
+class _ObsUrl(Model):
     obs_url: str | None = None
 
 
-class Remote(Model):
-    """Where the data of a channel is."""
-
-    obs: ObsUrl = ObsUrl()
+class _Remote(Model):
+    obs: _ObsUrl = _ObsUrl()
 
 
-class Channel(Model):
-    """An input or an output."""
-
+class _Channel(Model):
     name: str = ""
     access_method: str = ""
     local_dir: str = ""
-    remote: Remote = Remote()
+    remote: _Remote = _Remote()
 
     def complete(self, key: str, index: int) -> None:
         """Fill in the defaults of item ``index`` of the list ``key``, and check it."""
@@ -209,9 +199,7 @@ class Channel(Model):
         check_path(self.local_dir, f"{key}: local_dir")
 
 
-class Algorithm(Model):
-    """What a job runs."""
-
+class _Algorithm(Model):
     engine: dict[str, Any] = {}
     code_dir: str = ""
     boot_file: str = ""
@@ -219,12 +207,12 @@ class Algorithm(Model):
     local_code_dir: str = ""
     working_dir: str = ""
     parameters: list[Parameter] = []
-    inputs: list[Channel] = []
-    outputs: list[Channel] = []
+    inputs: list[_Channel] = []
+    outputs: list[_Channel] = []
     environments: dict[str, str] = {}
 
     @model_validator(mode="after")
-    def _check(self, info: ValidationInfo) -> Algorithm:
+    def _check(self, info: ValidationInfo) -> _Algorithm:
         settings: Settings = info.context  # type: ignore[assignment]
         self._check_engine(settings)
         if len(self.command.encode()) > settings.command_limit_bytes:
@@ -255,15 +243,13 @@ class Algorithm(Model):
             raise ApiError("ModelArts.2788", "command: a custom image needs one")
 
 
-class Resource(Model):
-    """The nodes of a job."""
-
+class _Resource(Model):
     pool_id: str | None = None
     flavor_id: str | None = None
     node_count: Annotated[int, Field(ge=1)] = 1
 
     @model_validator(mode="after")
-    def _check(self, info: ValidationInfo) -> Resource:
+    def _check(self, info: ValidationInfo) -> _Resource:
         settings: Settings = info.context  # type: ignore[assignment]
         pool, asked = self.pool_id or "", self.flavor_id or ""
         if pool and pool not in settings.pools:
@@ -281,9 +267,7 @@ class Resource(Model):
         return self
 
 
-class AutoStop(Model):
-    """After how many hours a job is stopped."""
-
+class _AutoStop(Model):
     time_unit: Literal["HOURS"]
     duration: Annotated[int, Field(ge=1, le=1 << 20)]
 
@@ -294,29 +278,25 @@ class SchedulePolicy(Model):
     priority: Priority | None = None
 
 
-class Spec(Model):
-    """Where and how a job runs."""
-
-    resource: Annotated[Resource, Field(validate_default=True)] = {}  # type: ignore[assignment]
-    log_export_path: ObsUrl = ObsUrl()
-    auto_stop: AutoStop | None = None
+class _Spec(Model):
+    resource: Annotated[_Resource, Field(validate_default=True)] = {}  # type: ignore[assignment]
+    log_export_path: _ObsUrl = _ObsUrl()
+    auto_stop: _AutoStop | None = None
     schedule_policy: SchedulePolicy | None = None
     volumes: list[dict[str, Any]] | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Spec:
+    def _check(self) -> _Spec:
         if self.log_export_path.obs_url:
             place(self.log_export_path.obs_url)
         return self
 
 
-class Job(Model):
-    """The body that creates a job."""
-
+class _Job(Model):
     kind: Literal["job"] = "job"
-    metadata: Annotated[Metadata, Field(validate_default=True)] = {}  # type: ignore[assignment]
-    algorithm: Annotated[Algorithm, Field(validate_default=True)] = {}  # type: ignore[assignment]
-    spec: Annotated[Spec, Field(validate_default=True)] = {}  # type: ignore[assignment]
+    metadata: Annotated[_Metadata, Field(validate_default=True)] = {}  # type: ignore[assignment]
+    algorithm: Annotated[_Algorithm, Field(validate_default=True)] = {}  # type: ignore[assignment]
+    spec: Annotated[_Spec, Field(validate_default=True)] = {}  # type: ignore[assignment]
 
 
 def job(body: Mapping[str, Any], algorithm: Mapping[str, Any] | None, settings: Settings) -> Any:
@@ -331,7 +311,7 @@ def job(body: Mapping[str, Any], algorithm: Mapping[str, Any] | None, settings: 
     body = dict(copy.deepcopy(body))
     if algorithm is not None:
         body["algorithm"] = _with_algorithm(body["algorithm"], algorithm)
-    made = parse(Job, body, settings).model_dump(exclude_none=True)
+    made = parse(_Job, body, settings).model_dump(exclude_none=True)
     for output in made["algorithm"]["outputs"]:
         output.update(mode="upload_periodically", period=30)
     return made

@@ -1,14 +1,13 @@
-"""The logs of a job's nodes: what the service says, what the job writes, and windows on both.
+"""The logs of a job's nodes, with the lines of the service and the output of the job.
 
-A node's log is several files that are read as one: for each attempt what the service says before
-it, what the job writes, and what the service says after it. So the job's own part can be taken up
-again after a crash, at the byte where it stopped.
+A node's log is several files that are read as one: for each attempt the lines of the
+service before it, the output of the job, and the lines of the service after it. So the output can
+be resumed after a crash, at the byte where it stopped.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 _BLOCK_BYTES = 1 << 20
@@ -22,14 +21,14 @@ class NodeLog:
         self._folder = folder
 
     def say(self, key: str, text: str, *, is_after: bool = False) -> None:
-        """Add a line of the service's."""
+        """Add a line of the service."""
         moment = time.strftime("%Y-%m-%d-%H:%M:%S")
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._path(key, "after" if is_after else "before").open("a", encoding="utf-8") as file:
             file.write(f"[ModelArts Service Log][INFO][{moment}]: {text}\n")
 
     def run_path(self, key: str) -> Path:
-        """Return the file that takes what the job writes in an attempt."""
+        """Return the file for the output of an attempt."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self._path(key, "run")
 
@@ -41,7 +40,7 @@ class NodeLog:
 
     @property
     def size_bytes(self) -> int:
-        """How long the whole log is now."""
+        """The current size of the whole log."""
         return sum(size for _, size in self._files())
 
     def read(self, begin: int, end: int) -> bytes:
@@ -58,24 +57,23 @@ class NodeLog:
         return b"".join(found)
 
     def tail(self, limit_bytes: int) -> tuple[bytes, int]:
-        """Return the last bytes of the log and how long the whole is."""
+        """Return the last bytes of the log, and the size of the whole log."""
         size = self.size_bytes
         return self.read(max(0, size - limit_bytes), size), size
 
-    def write_to(self, path: Path) -> int:
-        """Write the whole log, as it is now, to one file; return its size."""
+    def write_to(self, path: Path) -> None:
+        """Write the whole log to one file."""
         size = self.size_bytes
         with path.open("wb") as file:
             for begin in range(0, size, _BLOCK_BYTES):
                 file.write(self.read(begin, min(begin + _BLOCK_BYTES, size)))
-        return size
 
 
 class Writer:
-    """Takes in what a node writes, up to a limit, and goes on where an earlier one stopped.
+    """Stores the output of a node up to a limit, and resumes where an earlier writer stopped.
 
     Args:
-        earlier_bytes: How much of what comes is in the files of earlier attempts.
+        earlier_bytes: How many of the first bytes are in the files of earlier attempts.
     """
 
     def __init__(self, path: Path, limit_bytes: int, earlier_bytes: int = 0) -> None:
@@ -86,7 +84,7 @@ class Writer:
         self._is_full = False
 
     def write(self, data: bytes) -> None:
-        """Add what is not there yet."""
+        """Add what is not stored yet."""
         skipped = min(self._skip, len(data))
         self._skip -= skipped
         data = data[skipped:]
@@ -101,8 +99,3 @@ class Writer:
         self._size += len(data)
         with self._path.open("ab") as file:
             file.write(data)
-
-
-def lines(text: str, first: int, count: int) -> Iterator[str]:
-    """Yield ``count`` lines of a text from line ``first`` on, counted from 0."""
-    yield from text.splitlines(keepends=True)[first : first + count]

@@ -1,4 +1,4 @@
-"""What a node uses of its machine, in percent of one node's share."""
+"""Processor and memory of nodes, in percent."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def of_process(
 
     Args:
         name: The node, in ``known``.
-        known: When each node was last asked and what it had used by then; it is kept up.
+        known: The time and processor time of the last call for each node; it is updated.
     """
     if not keeper or not Path(f"/proc/{keeper}").exists():
         return -1.0, -1.0
     used_s, memory = 0.0, 0
     for process in descendants_of(keeper):
         with contextlib.suppress(OSError, IndexError, ValueError):
-            # The name of a program may hold blanks and brackets; the last bracket ends it.
+            # The name of a program may contain blanks and brackets; the last bracket ends it.
             words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
             used_s += sum(int(words[index]) for index in (11, 12, 13, 14)) / _TICKS_PER_S
             memory += int(words[21]) * _PAGE_BYTES

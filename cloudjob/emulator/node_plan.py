@@ -1,4 +1,4 @@
-"""What the platform gives to each node of a job: variables, command, folders. No I/O."""
+"""What each node of a job gets from the platform: variables, command, folders. No I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudjob.emulator.settings import Engine, Settings
 from cloudjob.emulator.state import Account
 
 CACHE = "/cache"
-# Engines whose preset start is one mpirun from the first node.
+# Engines whose presets start with one mpirun on the first node.
 _MPI = ("MPI", "Horovod")
 _PORT = 6060
 _PRE_START = "ma-pre-start.sh"
@@ -25,7 +25,7 @@ _PRE_START = "ma-pre-start.sh"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the platform's words become on the machine that plays the nodes.
+    """What the platform's paths become on the machine that stands in for a node.
 
     Args:
         home: The node's home folder, ``/home/ma-user`` in a container.
@@ -42,11 +42,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder of a node that is filled from OBS or kept there.
+    """A folder of a node that is downloaded from OBS or uploaded to it.
 
     Args:
         kind: ``code``, ``input`` or ``output``.
-        path: Where the job finds it, in the platform's words.
+        path: Where the job finds it, as a path of the platform.
         url: Its place in OBS.
     """
 
@@ -57,13 +57,13 @@ class Folder:
 
 
 def names(row: JobRow) -> tuple[str, ...]:
-    """Return the network names of the nodes."""
+    """Return the host names of the nodes."""
     job = f"modelarts-job-{row.id}"
     return tuple(f"{job}-worker-{index}.{job}" for index in range(row.nodes))
 
 
 def aliases(row: JobRow, index: int) -> tuple[str, ...]:
-    """Return all names under which a node is known: the platform's documents have two."""
+    """Return all host names of a node: the platform's documents have two."""
     found = []
     for job in (f"modelarts-job-{row.id}", f"ma-job-{row.id}"):
         found += [f"{job}-worker-{index}.{job}", f"{job}-worker-{index}"]
@@ -86,7 +86,7 @@ def folders(row: JobRow) -> list[Folder]:
 
 
 def code_path(algorithm: Mapping[str, Any]) -> str:
-    """Return where the code lies on a node."""
+    """Return the folder of the code on a node."""
     if algorithm.get("local_code_dir"):
         return str(algorithm["local_code_dir"])
     last = models.place(algorithm["code_dir"]).key.rstrip("/").rpartition("/")[2]
@@ -96,7 +96,7 @@ def code_path(algorithm: Mapping[str, Any]) -> str:
 def environment(
     row: JobRow, index: int, address: str, machine: Machine, settings: Settings, account: Account
 ) -> dict[str, str]:
-    """Return the variables of a node; a value of the user's wins over the platform's."""
+    """Return the variables of a node; the user's values override the platform's."""
     algorithm = row.body["algorithm"]
     hosts = names(row)
     flavor = models.flavor_of(row.body, settings)
@@ -152,7 +152,7 @@ def environment(
 
 
 def command(row: JobRow, index: int, machine: Machine) -> str:
-    """Return the command of a node, for a shell: the user's, with what the platform appends."""
+    """Return the shell command of a node: the user's, with what the platform appends."""
     algorithm = row.body["algorithm"]
     words = shlex.join(_appended(algorithm))
     if not algorithm.get("boot_file"):
@@ -164,7 +164,7 @@ def command(row: JobRow, index: int, machine: Machine) -> str:
 
 
 def here(text: str, row: JobRow, machine: Machine) -> str:
-    """Return ``text`` with the platform's paths as they are on this machine."""
+    """Return ``text`` with the platform's paths replaced by those of this machine."""
     if machine.home == HOME:
         return text
     for path in sorted(_roots(row), key=len, reverse=True):
@@ -175,7 +175,7 @@ def here(text: str, row: JobRow, machine: Machine) -> str:
 
 
 def on_node(path: str, machine: Machine) -> str:
-    """Return where a path of the platform's lies on this machine: never outside the node's home."""
+    """Return a path of the platform on this machine, which is never outside the node's home."""
     path = normal(path)
     if machine.home == HOME:
         return path
@@ -190,7 +190,7 @@ def normal(path: str) -> str:
 
 
 def mounts(row: JobRow) -> list[str]:
-    """Return the folders of a container that lie on this machine, none within another."""
+    """Return the folders of a container that are mounted, none within another."""
     roots = [f"{HOME}/modelarts", *(item.path for item in folders(row))]
     kept: list[str] = []
     for path in sorted(map(normal, roots)):
@@ -200,7 +200,7 @@ def mounts(row: JobRow) -> list[str]:
 
 
 def is_led_by_entry(row: JobRow) -> bool:
-    """Whether our entry plays the platform's own MPI start."""
+    """Whether our entry replaces the platform's own MPI start."""
     return _is_mpi(row.body["algorithm"])
 
 
@@ -214,7 +214,7 @@ def _workspace(algorithm: Mapping[str, Any]) -> str:
 
 
 def _roots(row: JobRow) -> list[str]:
-    """Return the platform's paths that may stand in a text."""
+    """Return the platform's paths that a text may contain."""
     own = [item.path for item in folders(row) if not item.path.startswith(HOME + "/")]
     return [HOME, CACHE, *map(normal, own)]
 
@@ -242,7 +242,7 @@ def _preset(row: JobRow, index: int, machine: Machine, words: str) -> str:
 
 
 def _ranks(row: JobRow, index: int) -> str:
-    """What the PyTorch preset tells the script of a job on several nodes."""
+    """Return the options that the PyTorch preset adds on several nodes."""
     algorithm = row.body["algorithm"]
     if row.nodes == 1 or algorithm["engine"].get("engine_name") != "PyTorch":
         return ""

@@ -1,4 +1,7 @@
-"""The machines that play the nodes of a job: processes or containers of the backends."""
+"""The machines that stand in for the nodes of a job: processes or containers of the backends.
+
+Both kinds have the same methods. ``key`` names one attempt at a job, ``handle`` its machines.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from cloudjob.emulator import node_plan
 from cloudjob.emulator.database import JobRow
@@ -23,11 +26,11 @@ from cloudjob.errors import BackendError, JobNotFound
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """Where a node stands.
+    """The state of a node.
 
     Args:
         exit_code: None while it runs.
-        note: What only its machine knows of its end.
+        note: Why it ended, if only its machine knows that.
     """
 
     started_at: float = 0.0
@@ -37,56 +40,7 @@ class NodeState:
 
 
 class ImageMissing(Exception):
-    """The image of a job cannot be had."""
-
-
-class Machines(Protocol):
-    """Machines of one kind. ``key`` names one attempt at a job."""
-
-    kind: str
-
-    def folder(self, nodes: Path, index: int, path: str) -> Path:
-        """Return where a path of node ``index`` lies on this machine."""
-
-    def check_image(self, image: str) -> None:
-        """Raise ``ImageMissing`` when nodes cannot run in it."""
-
-    def tags(self, repository: str) -> list[str] | None:
-        """Return the tags of an image, none when there is no such image; None: any will do."""
-
-    def start(self, row: JobRow, key: str, nodes: Path, image: str) -> str:
-        """Start all nodes and return the handle; starting what runs already changes nothing."""
-
-    def restart(self, handle: str) -> bool:
-        """Run the commands of nodes that have ended again, in their place; False if that cannot be.
-
-        Then a new attempt in the same folders is as good.
-        """
-
-    def handle(self, key: str) -> str:
-        """Return the handle of an attempt, whether it was started or not."""
-
-    def states(self, handle: str, count: int) -> list[NodeState]:
-        """Say where each node stands.
-
-        Raises:
-            JobNotFound: It was never started, or is gone.
-        """
-
-    def logs(self, handle: str) -> Iterator[tuple[int, bytes]]:
-        """Yield what each node writes, from the beginning, until all have ended."""
-
-    def stop(self, handle: str, *, is_urgent: bool) -> None:
-        """Ask all nodes to end; ``is_urgent`` does not ask."""
-
-    def end_node(self, handle: str, index: int) -> None:
-        """End one node as if its power had gone."""
-
-    def usage(self, handle: str, count: int) -> list[tuple[float, float]]:
-        """Return processor and memory of each node in percent; -1 for not known."""
-
-    def remove(self, handle: str) -> None:
-        """Leave nothing of an attempt."""
+    """The image of a job is not available."""
 
 
 # -- processes ------------------------------------------------------------------------------------
@@ -113,31 +67,31 @@ class ProcessMachines:
         self._used: dict[str, tuple[float, float]] = {}
 
     def folder(self, nodes: Path, index: int, path: str) -> Path:
-        """Return where a path of a node lies."""
+        """Return where a path of node ``index`` lies on this machine."""
         return Path(node_plan.on_node(path, self._machine_of(nodes, index)))
 
     def check_image(self, image: str) -> None:
-        """There are no images here: the tools of this machine are those of every image."""
+        """Accept any image: nodes use the tools of this machine instead."""
 
     def tags(self, repository: str) -> list[str] | None:
-        """Return that any tag will do."""
+        """Return None: any tag will do."""
         return None
 
     def restart(self, handle: str) -> bool:
-        """All that a node is lies in its folders."""
+        """Return False: a new attempt in the same folders is as good."""
         return False
 
     def handle(self, key: str) -> str:
-        """Return the handle of an attempt."""
+        """Return the handle of an attempt, whether it was started or not."""
         return f"process://local/{key}"
 
     def start(self, row: JobRow, key: str, nodes: Path, image: str) -> str:
-        """Start all nodes."""
+        """Start all nodes and return the handle; starting what runs already changes nothing."""
         handle = self.handle(key)
         with contextlib.suppress(JobNotFound):
             self.states(handle, row.nodes)
             return handle
-        # What a submit that broke off has left.
+        # Remove what an interrupted start has left.
         shutil.rmtree(self._home / "process" / key, ignore_errors=True)
         return self._backend.send(self._request(row, key, nodes))
 
@@ -188,7 +142,7 @@ class ProcessMachines:
         machine = self._machine_of(nodes, index)
         own = self._machine
         address = backend.address_of(index)
-        # A preset starts `python`, and with it comes what else lies beside it, mpirun for one.
+        # A preset starts `python`, and needs the programs beside it, such as mpirun.
         path = f"{Path(own.python).parent}:{own.path}"
         libmpi = interpreters.libmpi_of(shutil.which("mpirun", path=path) or "", own.python)
         env = {
@@ -198,7 +152,7 @@ class ProcessMachines:
             **own.devices,
             **backend.open_mpi_of_one_machine(is_isolated=is_isolated),
             "CLOUDJOB_NODE_DIR": f"{run_dir}/{index}/node",
-            # One port on every node of one machine would be one for all jobs.
+            # A fixed port would be shared by all jobs of this machine.
             "CLOUDJOB_CONTROL_DIR": run_dir,
             "CLOUDJOB_SSH_KEY": f"{run_dir}/{backend.KEY}",
             **node_plan.environment(row, index, address, machine, self._settings, self._account),
@@ -219,10 +173,14 @@ class ProcessMachines:
         )
 
     def states(self, handle: str, count: int) -> list[NodeState]:
-        """Say where each node stands."""
+        """Return the state of each node.
+
+        Raises:
+            JobNotFound: They were never started, or are gone.
+        """
         has_ended, nodes = self._backend.nodes(handle)
         if has_ended and not any(node["process"] for node in nodes):
-            # We were killed while we started it, and its controller had nobody to say ready to.
+            # We were killed while we started it, so its controller gave up.
             raise JobNotFound(f"looking for {handle}: its nodes were never started")
         found = [
             NodeState(
@@ -236,20 +194,20 @@ class ProcessMachines:
         return found or [NodeState(exit_code=137 if has_ended else None)] * count
 
     def logs(self, handle: str) -> Iterator[tuple[int, bytes]]:
-        """Yield what each node writes."""
+        """Yield what each node writes, from the beginning, until all have ended."""
         return self._backend.logs(handle, None, follow=True)
 
     def stop(self, handle: str, *, is_urgent: bool) -> None:
-        """Ask all nodes to end."""
+        """Ask all nodes to end; with ``is_urgent`` kill them."""
         with contextlib.suppress(JobNotFound):
             self._backend.cancel(handle, is_urgent=is_urgent)
 
     def end_node(self, handle: str, index: int) -> None:
-        """End one node."""
+        """End one node as if its power had failed."""
         self._backend.end_node(handle, index)
 
     def usage(self, handle: str, count: int) -> list[tuple[float, float]]:
-        """Return processor and memory of each node in percent."""
+        """Return processor and memory of each node in percent; -1 for unknown."""
         from cloudjob.emulator import node_metrics
 
         try:
@@ -262,9 +220,9 @@ class ProcessMachines:
         ]
 
     def remove(self, handle: str) -> None:
-        """Leave nothing of an attempt."""
+        """Remove everything of an attempt."""
         self._backend.remove(handle)
-        # Its controller removes it, but for one that we were killed in the middle of starting.
+        # Its controller removes it, unless we were killed while we started it.
         shutil.rmtree(run_dir_of(handle.rpartition("/")[2]), ignore_errors=True)
 
 
@@ -292,7 +250,7 @@ class DockerMachines:
         )
 
     def folder(self, nodes: Path, index: int, path: str) -> Path:
-        """Return where a path of a node lies."""
+        """Return where a path of node ``index`` lies on this machine."""
         return nodes / str(index) / node_plan.normal(path).lstrip("/")
 
     def check_image(self, image: str) -> None:
@@ -314,11 +272,11 @@ class DockerMachines:
         return True
 
     def handle(self, key: str) -> str:
-        """Return the handle of an attempt."""
+        """Return the handle of an attempt, whether it was started or not."""
         return f"docker://local/{key}"
 
     def start(self, row: JobRow, key: str, nodes: Path, image: str) -> str:
-        """Start all nodes; what a start that broke off has left is removed."""
+        """Start all nodes and return the handle; remove what an interrupted start has left."""
         handle = self.handle(key)
         found = self._backend.nodes(handle)
         if len(found) == row.nodes and all(item.started_at for item in found):
@@ -404,10 +362,14 @@ class DockerMachines:
         return requests.NodeRequest(name=short, host=host, config=config, env={})
 
     def states(self, handle: str, count: int) -> list[NodeState]:
-        """Say where each node stands."""
+        """Return the state of each node.
+
+        Raises:
+            JobNotFound: They were never started, or are gone.
+        """
         found = self._backend.nodes(handle)
         if not found:
-            raise JobNotFound(f"looking for {handle}: the engine knows nothing of it")
+            raise JobNotFound(f"looking for {handle}: the engine does not know it")
         by_index = {item.node: item for item in found}
         states = []
         for index in range(count):
@@ -426,19 +388,19 @@ class DockerMachines:
         return states
 
     def logs(self, handle: str) -> Iterator[tuple[int, bytes]]:
-        """Yield what each node writes."""
+        """Yield what each node writes, from the beginning, until all have ended."""
         return self._backend.logs(handle, None, follow=True)
 
     def stop(self, handle: str, *, is_urgent: bool) -> None:
-        """Ask all nodes to end."""
+        """Ask all nodes to end; with ``is_urgent`` kill them."""
         self._backend.signal(handle, "SIGKILL" if is_urgent else "SIGTERM")
 
     def end_node(self, handle: str, index: int) -> None:
-        """End one node."""
+        """End one node as if its power had failed."""
         self._backend.signal(handle, "SIGKILL", index)
 
     def usage(self, handle: str, count: int) -> list[tuple[float, float]]:
-        """Return processor and memory of each node in percent."""
+        """Return processor and memory of each node in percent; -1 for unknown."""
         from cloudjob.emulator import node_metrics
 
         found = {item.node: item for item in self._backend.nodes(handle)}
@@ -450,8 +412,11 @@ class DockerMachines:
         ]
 
     def remove(self, handle: str) -> None:
-        """Leave nothing of an attempt."""
+        """Remove everything of an attempt."""
         self._backend.remove(handle)
+
+
+Machines: TypeAlias = ProcessMachines | DockerMachines
 
 
 def gateway() -> str:

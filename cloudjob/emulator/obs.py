@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from cloudjob.emulator.models import Place
 from cloudjob.emulator.state import Account
 
-# The service keeps logs here when a job names no place of its own.
+# For the logs of jobs that name no place for them.
 LOG_BUCKET = "modelarts-emulator-logs"
 _AT_ONCE = 8
 
 
 class Object(NamedTuple):
-    """An object, by its key below the folder that was listed."""
+    """An object; ``path`` is its key below the listed prefix."""
 
     path: str
     key: str
@@ -28,7 +28,7 @@ class Object(NamedTuple):
 
 
 class ObsError(Exception):
-    """OBS refused, in its words."""
+    """An error of OBS, with its message."""
 
 
 class Obs:
@@ -64,7 +64,7 @@ class Obs:
         return self._made
 
     def has_bucket(self, bucket: str) -> bool:
-        """Whether there is such a bucket."""
+        """Whether a bucket exists."""
         from botocore.exceptions import ClientError
 
         try:
@@ -77,13 +77,13 @@ class Obs:
         return True
 
     def make_bucket(self, bucket: str) -> None:
-        """Make a bucket unless it is there."""
+        """Create a bucket unless it exists."""
         if not self.has_bucket(bucket):
             with _translated():
                 self._client.create_bucket(Bucket=bucket)
 
     def has_object(self, place: Place) -> bool:
-        """Whether there is such an object."""
+        """Whether an object exists."""
         return any(item.key == place.key for item in self.list(place.bucket, place.key, limit=1))
 
     def list(self, bucket: str, prefix: str, limit: int = 0) -> list[Object]:
@@ -127,12 +127,12 @@ class Obs:
     def upload(
         self, root: Path, folder: Path, place: Place, known: dict[str, tuple[int, int]]
     ) -> tuple[int, int]:
-        """Copy what is new or changed in ``folder`` below a place; return files and bytes.
+        """Upload new and changed files of ``folder``; return their number and bytes.
 
         Symbolic links are not followed: a job may replace any file or folder below ``root``.
 
         Args:
-            known: Size and time of what was uploaded before; it is updated.
+            known: Size and time of each uploaded file; it is updated.
         """
         names = list(_files(root, folder))
 
@@ -141,7 +141,7 @@ class Obs:
             try:
                 file = os.fdopen(_open_below(root, path, os.O_NONBLOCK), "rb")
             except OSError:
-                return -1  # a file that its writer has renamed meanwhile, or a link
+                return -1  # a link, or a file that was renamed meanwhile
             with file:
                 found = os.fstat(file.fileno())
                 state = (found.st_size, found.st_mtime_ns)
@@ -163,7 +163,7 @@ class Obs:
             )
 
     def url(self, place: Place, content_type: str, seconds: int) -> str:
-        """Return a URL under which anybody can read an object for a while."""
+        """Return a URL that gives read access to an object for a while."""
         wanted = {"Bucket": place.bucket, "Key": place.key, "ResponseContentType": content_type}
         with _translated():
             return str(self._client.generate_presigned_url("get_object", wanted, ExpiresIn=seconds))
@@ -175,7 +175,7 @@ def _each(action: Any, items: list[Any]) -> list[Any]:
 
 
 def _files(root: Path, folder: Path) -> Iterator[str]:
-    """Yield the regular files below a folder, as paths within it."""
+    """Yield the regular files below a folder, as relative paths."""
     try:
         start = _open_below(root, folder, os.O_DIRECTORY)
     except OSError:

@@ -1,4 +1,4 @@
-"""The queue: which job runs when, and who runs it."""
+"""The queue: starts jobs by priority and age as their pool has room."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TICK_S = 0.5
 
 
 class Scheduler:
-    """Starts jobs in their order as there is room, and takes up those of an earlier life."""
+    """Starts the jobs in the queue, and resumes those of an earlier process."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -31,16 +31,16 @@ class Scheduler:
         self._thread = threading.Thread(target=self._loop, name="queue", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start to watch the queue."""
         self._thread.start()
 
     def close(self) -> None:
-        """Start nothing more; what runs goes on without us."""
+        """Start no more jobs; running ones continue."""
         self._is_closed = True
         self._wake.set()
 
     def wake(self) -> None:
-        """Look at the queue now."""
+        """Check the queue now."""
         self._wake.set()
 
     def remove(self, job: str) -> None:
@@ -58,7 +58,7 @@ class Scheduler:
             JobRun(JobContext(job, self.context)).forget()
 
     def lose_node(self, row: JobRow, node: int) -> None:
-        """Let a node of a running job be lost.
+        """Lose a node of a running job.
 
         Raises:
             ApiError: It does not run, or has no such node.
@@ -83,12 +83,12 @@ class Scheduler:
             if self._is_closed:
                 return
             try:
-                self._look()
+                self._check_queue()
             except Exception as error:  # noqa: BLE001 (the queue must not stop for one fault)
                 sys.stderr.write(f"queue: {error!r}\n")
                 time.sleep(_TICK_S)
 
-    def _look(self) -> None:
+    def _check_queue(self) -> None:
         database = self.context.database
         full: set[str] = set()
         for job, phase, pool, nodes in database.unfinished():
@@ -101,7 +101,7 @@ class Scheduler:
                     database.add_event(job, "Training job is queuing.")
                 phase = "Pending"
             if phase != "Pending":
-                # It ran, or was to end, when we were killed.
+                # It was running or ending when we were killed.
                 self._begin(job, pool, nodes)
             elif pool not in full and not database.fault("hang-pending", job=job):
                 if self._has_room(pool, nodes):
@@ -120,9 +120,9 @@ class Scheduler:
         run = JobRun(JobContext(job, self.context))
         with self._lock:
             self._active[job] = (run, pool, nodes)
-        threading.Thread(target=self._go, args=(run,), name=job, daemon=True).start()
+        threading.Thread(target=self._run, args=(run,), name=job, daemon=True).start()
 
-    def _go(self, run: JobRun) -> None:
+    def _run(self, run: JobRun) -> None:
         try:
             run.go()
         except Exception as error:  # noqa: BLE001 (a thread's end must be seen)
@@ -132,7 +132,7 @@ class Scheduler:
                 self._active.pop(run.job.id, None)
             with contextlib.suppress(Exception):
                 row = self.context.database.job(run.job.id)
-                # Deleted in the moment between its end and ours.
+                # It was deleted between its end and this moment.
                 if row and row.is_stopping == DELETED and row.is_final:
                     JobRun(run.job).forget()
             self.wake()

@@ -1,8 +1,8 @@
-"""SeaweedFS, the S3 server behind the emulated OBS: started, watched, ended with us.
+"""SeaweedFS, the S3 server behind the emulated OBS.
 
 Its S3 API is served on a Unix socket in a private folder, and every TCP port it opens asks for a
 client certificate that only it has. Its filer, master and volume server know no users: whoever
-reaches one of them reads and replaces every object.
+reaches one of them can read and replace every object.
 """
 
 from __future__ import annotations
@@ -48,13 +48,12 @@ _SECURITY = (
     )
     + f'[https.client]\nenabled = true\n{_TLS}ca = "{_CERTIFICATE}"\n'
 )
-# Less memory at no cost that we could measure. GOMEMLIMIT has one: near it the server does nothing
-# but collect garbage.
+# Less memory at no measurable cost. GOMEMLIMIT has one: near it the server only collects garbage.
 _GO = {"GOGC": "40"}
 
 
 def program() -> str:
-    """Return the path of SeaweedFS's program.
+    """Return the path of the program.
 
     Raises:
         BackendError: There is none.
@@ -70,12 +69,12 @@ def program() -> str:
 
 
 class SeaweedFS:
-    """One SeaweedFS, whose objects lie below ``folder``.
+    """A SeaweedFS process, with its objects below ``folder``.
 
-    Its life is that of the thread which starts it: the kernel ends it when that thread is gone.
+    The kernel kills it when the thread that started it ends.
 
     Args:
-        bucket: A bucket that is there from the start.
+        bucket: A bucket that exists from the start.
     """
 
     def __init__(self, folder: Path, account: Account, bucket: str) -> None:
@@ -89,7 +88,7 @@ class SeaweedFS:
 
     @property
     def socket(self) -> str:
-        """The path of its Unix socket: short, however long that of the folder is."""
+        """The path of its Unix socket, which is short even if that of the folder is long."""
         return f"/proc/self/fd/{self._directory}/{_SOCKET}"
 
     def start(self) -> None:
@@ -120,7 +119,7 @@ class SeaweedFS:
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
-        """End it as a crash would: SIGTERM takes it up to 25 s, and it loses nothing either way."""
+        """Kill it: SIGTERM takes up to 25 s, and it loses nothing either way."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -128,7 +127,7 @@ class SeaweedFS:
             self._remove_sockets()
 
     def _remove_sockets(self) -> None:
-        """Remove the sockets that the last SeaweedFS of this folder left in /tmp."""
+        """Remove the sockets that an earlier process of this folder left in /tmp."""
         path = self._folder / _PORT
         port = int(path.read_text()) if path.exists() else 0
         if port and _is_free(port):
@@ -180,11 +179,11 @@ class SeaweedFS:
                     "-s3.iam=false",
                     "-s3.allowDeleteBucketNotEmpty=false",
                     "-s3.port.iceberg=0",
-                    # Else servers that start together race for a port after 9101, and one dies.
+                    # Otherwise servers that start together race for a port, and one dies.
                     "-s3.port.lance=0",
                     "-webdav=false",
                     "-admin.ui=false",
-                    # It would tell its makers that it runs.
+                    # It would report to its makers.
                     "-master.telemetry=false",
                 ],
                 stdin=subprocess.DEVNULL,
@@ -223,7 +222,7 @@ class SeaweedFS:
 
 
 def _self_signed() -> tuple[bytes, bytes]:
-    """Return a private key and its certificate, which is its own authority."""
+    """Return a private key and a self-signed certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -239,7 +238,7 @@ def _self_signed() -> tuple[bytes, bytes]:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # A new one is made for each start, and the clock of a laptop may be wrong.
+        # Each start makes a new one, and the clock of a laptop may be wrong.
         .not_valid_before(datetime.datetime(2000, 1, 1, tzinfo=utc))
         .not_valid_after(datetime.datetime(9999, 12, 31, tzinfo=utc))
         .add_extension(x509.SubjectAlternativeName([address]), critical=False)

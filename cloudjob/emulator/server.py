@@ -1,4 +1,4 @@
-"""The process of the emulator: puts its parts together, answers, and ends when it is asked to."""
+"""The process of the emulator: puts its parts together, and serves until it is stopped."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ BUCKET = "cloudjob"
 
 
 class Emulator:
-    """One emulator, whose state lies in ``folder``; made and ended in the main thread."""
+    """An emulator with its state in ``folder``, created and closed by the main thread."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self._folder = folder
@@ -71,7 +71,7 @@ class Emulator:
         self._settings = load(path if path.exists() else None)
         self._account = state.account(folder, self._settings)
         self._database = Database(folder / state.DATABASE)
-        # The bucket is where the backend modelarts keeps code and outputs when no store is named.
+        # In this bucket, the backend modelarts stores code and outputs if no store is configured.
         self._seaweedfs = SeaweedFS(folder / state.OBS, self._account, BUCKET)
         self._stop = threading.Event()
         self._scheduler: Scheduler | None = None
@@ -88,11 +88,11 @@ class Emulator:
         old = state.address(self._folder)
         s3 = [_bind(_port_of(old.s3_endpoint) if old else 0)]
         if bridge:
-            # Containers reach this address, and so do we: one endpoint for both.
+            # Both containers and this machine reach this address: one endpoint for both.
             s3.append(bind(bridge, port_of(s3[0])))
         s3_endpoint = f"http://{bridge or LOOPBACK}:{port_of(s3[0])}"
         api = self._api_socket(_port_of(old.endpoint) if old else 0)
-        # Through the proxy: a fault of OBS is one for the platform as well.
+        # Through the proxy, so that injected faults of OBS affect the platform, too.
         obs = Obs(s3_endpoint, self._account, self._settings.region)
         self._scheduler = Scheduler(self._context(obs, self._machines(kind, s3_endpoint)))
         access = Access(self._account, self._settings, self._database, self._clock)
@@ -122,7 +122,7 @@ class Emulator:
 
     def _api_socket(self, old: int) -> socket.socket:
         if not self._port:
-            # As before, so that what a user has written down stays true.
+            # The same port as before, so that addresses that users have stored stay valid.
             return _bind(old)
         try:
             return bind(LOOPBACK, self._port)
@@ -153,16 +153,16 @@ class Emulator:
         )
 
     def wait(self) -> None:
-        """Go on until somebody asks to end; keep OBS alive meanwhile."""
+        """Wait for SIGTERM or SIGINT, and restart SeaweedFS if it ends."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
         while not self._stop.wait(0.5):
             if not self._seaweedfs.is_alive():
-                sys.stderr.write("SeaweedFS has ended; it is started again\n")
+                sys.stderr.write("SeaweedFS ended and is restarted\n")
                 self._seaweedfs.start()
 
     def close(self) -> None:
-        """End everything; jobs that run go on, and are found again by the next emulator."""
+        """Stop everything except running jobs, which the next emulator finds again."""
         self._server.close()
         if self._scheduler:
             self._scheduler.close()
@@ -187,7 +187,7 @@ class Emulator:
 
 
 def _kind(settings: Settings) -> tuple[str, str, str]:
-    """Return what plays the nodes, the address that containers reach, and why it is so."""
+    """Return the kind of nodes, the address that containers reach, and why nodes are processes."""
     if settings.engine == "process":
         return "process", "", ""
     try:
@@ -214,7 +214,7 @@ def _bind(wanted: int) -> socket.socket:
 
 
 def _lock(folder: Path) -> int | None:
-    """Take the lock; who asks whether we run has it for a moment, too."""
+    """Take the lock; a command that checks it holds it for a moment, too."""
     for _ in range(40):
         taken = locks.take(folder / state.LOCK)
         if taken is not None:
@@ -228,22 +228,22 @@ def _port_of(endpoint: str) -> int:
 
 
 def main() -> None:
-    """Run an emulator: ``FOLDER PORT``; says ``ready`` or what is wrong on its output."""
+    """Run an emulator (``FOLDER PORT``); print ``ready`` or the error."""
     folder, port = Path(sys.argv[1]), int(sys.argv[2])
     os.umask(0o077)
     taken = _lock(folder)
     try:
         if taken is None:
-            raise BackendError(f"starting the emulator in {folder}: one runs already")
+            raise BackendError(f"starting the emulator in {folder}: it is already running")
         emulator = Emulator(folder, port)
         emulator.start()
     except CloudJobError as error:
         os.write(1, f"{error.message}\n{error.hint}\n".encode())
         os._exit(1)
     os.write(1, READY)
-    # Whoever started us goes; from here on everything is told to the log.
+    # The process that started us ends now; further output goes to the log.
     os.dup2(2, 1)
     emulator.wait()
     emulator.close()
-    # Threads of jobs are in the middle of things, which the next emulator takes up.
+    # Threads of jobs end in the middle of their work, which the next emulator resumes.
     os._exit(0)

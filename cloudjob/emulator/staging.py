@@ -1,4 +1,4 @@
-"""What comes before an attempt at a job: the check of its nodes, the image, code and inputs."""
+"""Prepares an attempt at a job: checks nodes and image, downloads code and inputs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from jobentry.trees import remove_tree
 
 
 class Failed(Exception):
-    """The job cannot start, for a reason that its user must hear."""
+    """The job cannot start, for a reason that its events show."""
 
 
 def check_nodes(job: JobContext, row: JobRow) -> None:
-    """The check of the nodes that the platform makes for jobs with fault tolerance."""
+    """Check the nodes, as the platform does for jobs with fault tolerance."""
     if not models.retries(row.body):
         return
     for _ in range(models.retries(row.body) + 1):
@@ -42,10 +42,10 @@ def check_nodes(job: JobContext, row: JobRow) -> None:
 
 
 def image_of(job: JobContext, row: JobRow) -> str:
-    """Return the image of the job, which is there.
+    """Return the image of the job.
 
     Raises:
-        Failed: It cannot be had.
+        Failed: It is not available.
     """
     settings = job.context.settings
     asked = row.body["algorithm"]["engine"]
@@ -64,7 +64,7 @@ def image_of(job: JobContext, row: JobRow) -> str:
 
 
 def prepare(job: JobContext, row: JobRow, key: str) -> None:
-    """Fill the folders of the nodes anew; each has its own copy.
+    """Empty the folders of the nodes and fill each with its own copy.
 
     Raises:
         Failed: They cannot be filled, or what an earlier attempt left there cannot be removed.
@@ -88,7 +88,7 @@ def _clear(nodes: Path) -> None:
     with contextlib.suppress(OSError):
         remove_tree(nodes)
     if nodes.exists():
-        # A symbolic link that a job has left there would lead the download out of it.
+        # A symbolic link that a job has left there would redirect the download.
         raise Failed(f"Removing the files of an earlier attempt failed: {nodes}")
 
 

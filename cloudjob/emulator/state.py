@@ -1,4 +1,4 @@
-"""What the emulator keeps on disk beside its database: who it is, and where it listens."""
+"""What the emulator stores beside its database: its account and its addresses."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an emulator listens, and what a client needs to know of it.
+    """Where an emulator listens, and what a client needs.
 
     Args:
-        control: What lets its owner give it orders.
+        control: The token of its owner's requests.
         engine: ``docker`` or ``process``.
     """
 
@@ -67,14 +67,14 @@ class Address:
     control: str
 
     def shown(self) -> dict[str, Any]:
-        """Return what `cloudjob emulator up --json` prints."""
+        """Return the values that `cloudjob emulator up --json` prints."""
         values = asdict(self)
         del values["control"]
         return values
 
 
 def account(folder: Path, settings: Settings) -> Account:
-    """Return the account of this emulator, made when it is first asked for."""
+    """Return the account of this emulator, which is created on first use."""
     path = folder / ACCOUNT
     try:
         values = json.loads(path.read_text(encoding="ascii"))
@@ -96,7 +96,7 @@ def account(folder: Path, settings: Settings) -> Account:
 
 
 def write_private(path: Path, values: Any) -> None:
-    """Write JSON that only its owner may read, as a whole or not at all."""
+    """Write a JSON file that only its owner may read, atomically."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -106,7 +106,7 @@ def write_private(path: Path, values: Any) -> None:
 
 
 def address(folder: Path) -> Address | None:
-    """Return where the emulator listens or last listened; None for never."""
+    """Return where the emulator listens or last listened; None if it never did."""
     try:
         return Address(**json.loads((folder / ADDRESS).read_text(encoding="ascii")))
     except (FileNotFoundError, TypeError, ValueError):
@@ -114,7 +114,7 @@ def address(folder: Path) -> Address | None:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether an emulator runs on this folder."""
+    """Whether an emulator uses this folder."""
     return locks.is_held(folder / LOCK)
 
 

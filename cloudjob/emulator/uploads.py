@@ -1,4 +1,4 @@
-"""What is kept of a job while it runs and when it ends: its outputs and its logs."""
+"""Uploads the outputs and logs of a job, while it runs and at its end."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _UPLOAD_TRIES = 3
 
 @dataclass(slots=True)
 class Uploader:
-    """Keeps what a job leaves, once each."""
+    """Uploads each change once."""
 
     job: JobContext
     _known: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def forget(self) -> None:
-        """Know nothing of what was kept: the folders are filled anew."""
+        """Upload everything again, because the folders start empty."""
         self._known.clear()
 
     def upload(self, row: JobRow) -> str:
-        """Upload what is new in the outputs; return what came in the way."""
+        """Upload new and changed outputs; return the error, if any."""
         for item in node_plan.folders(row):
             if item.kind != "output":
                 continue
@@ -55,7 +55,7 @@ class Uploader:
                 self.job.event(f"[worker-{index}] Exporting the log failed: {error}", "Warning")
 
     def upload_the_rest(self, row: JobRow) -> str:
-        """Upload what is left, in several tries; return what came in the way."""
+        """Upload what is left, with retries; return the error, if any."""
         problem = ""
         for attempt in range(_UPLOAD_TRIES):
             problem = self.upload(row)

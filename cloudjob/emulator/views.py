@@ -12,7 +12,7 @@ from cloudjob.emulator.settings import Engine, Flavor, Settings
 
 
 def job(row: JobRow, settings: Settings) -> dict[str, Any]:
-    """Return a job as ``create``, ``show`` and ``list`` answer it."""
+    """Return a job as ``create``, ``show`` and ``list`` show it."""
     body = copy.deepcopy(row.body)
     return {
         "kind": row.kind,

@@ -154,12 +154,12 @@ class Api:
         await_true(lambda: text in self.log(job, node), lambda: self.log(job, node))
 
     def events(self, job: str) -> list[str]:
-        """Return what happened to a job, in its order."""
+        """Return the events of a job, oldest first."""
         path = f"{{p}}/training-jobs/{job}/events?order=asc&limit=100"
         return [event["message"] for event in self.ok("GET", path)["events"]]
 
     def fault(self, kind: str, **values: Any) -> dict[str, Any]:
-        """Let something go wrong."""
+        """Inject a fault."""
         return daemon.add_fault(self.home, kind=kind, **values)
 
 

@@ -1,4 +1,4 @@
-"""Who is let in: signatures, clocks, tokens, temporary keys, the project, how often."""
+"""Authentication: signatures, clocks, tokens, temporary keys, projects, rates."""
 
 from __future__ import annotations
 
@@ -54,24 +54,21 @@ def token(api: Api) -> str:
     return headers["x-subject-token"]
 
 
-def test_a_signature_lets_in(api: Api):
-    """And each answer has its id."""
+def test_a_signed_request_is_answered_with_a_request_id(api: Api):
     status, _, headers = api.ask("GET", PATH)
 
     assert status == 200
     assert len(headers["x-request-id"]) == 32
 
 
-def test_who_says_nothing_is_refused(api: Api):
-    """As one without a token."""
+def test_a_request_without_token_or_signature_is_refused(api: Api):
     status, code, message = words(api.ask("GET", PATH, headers=PLAIN))
 
     assert (status, code) == (401, "APIGW.0301")
     assert "x-auth-token not found" in message
 
 
-def test_a_wrong_secret_is_refused_and_more_than_five_lock_the_key(api: Api):
-    """For a while, also the right one."""
+def test_more_than_five_wrong_signatures_lock_the_key_for_a_while(api: Api):
     for _ in range(6):
         status, code, message = words(api.ask("GET", PATH, secret="wrong"))
         assert (status, code) == (401, "APIGW.0301")
@@ -117,8 +114,7 @@ def test_an_authorization_of_another_kind_is_refused(api: Api, authorization: st
     assert "signature header is not in the right form" in words(answer)[2]
 
 
-def test_an_unknown_key_is_refused(api: Api):
-    """By its name."""
+def test_an_unknown_access_key_is_refused_by_name(api: Api):
     status, code, message = words(api.ask("GET", PATH, access="NOBODY"))
 
     assert (status, code) == (401, "APIGW.0301")
@@ -126,8 +122,7 @@ def test_an_unknown_key_is_refused(api: Api):
 
 
 @pytest.mark.parametrize("minutes", [-16, 16])
-def test_a_clock_that_is_wrong_is_refused(api: Api, minutes: int):
-    """More than fifteen minutes, either way."""
+def test_a_clock_more_than_fifteen_minutes_off_is_refused(api: Api, minutes: int):
     status, code, message = words(api.ask("GET", PATH, date=date(minutes=minutes)))
 
     assert (status, code) == (401, "APIGW.0301")
@@ -135,13 +130,11 @@ def test_a_clock_that_is_wrong_is_refused(api: Api, minutes: int):
 
 
 @pytest.mark.parametrize("minutes", [-14, 14])
-def test_a_clock_that_is_a_little_wrong_is_not(api: Api, minutes: int):
-    """Up to fifteen minutes."""
+def test_a_clock_less_than_fifteen_minutes_off_is_accepted(api: Api, minutes: int):
     assert api.ask("GET", PATH, date=date(minutes=minutes))[0] == 200
 
 
-def test_a_token_lets_in_until_it_expires(api: Api):
-    """One of nobody's, one of ours, and the same when it has expired."""
+def test_a_token_is_accepted_until_it_expires(api: Api):
     own = token(api)
 
     assert "decrypt token fail" in words(api.ask("GET", PATH, headers={"X-Auth-Token": "x"}))[2]
@@ -152,8 +145,7 @@ def test_a_token_lets_in_until_it_expires(api: Api):
     assert "token expires" in message
 
 
-def test_a_token_for_a_key(api: Api):
-    """The other method that clients use."""
+def test_an_access_key_is_exchanged_for_a_token(api: Api):
     address = api.address
     identity = {
         "methods": ["hw_ak_sk"],
@@ -170,15 +162,13 @@ def test_a_token_for_a_key(api: Api):
 @pytest.mark.parametrize(
     "changes", [{"password": "wrong"}, {"name": "nobody"}, {"domain": {"name": "x"}}], ids=str
 )
-def test_wrong_words_get_no_token(api: Api, changes: dict[str, Any]):
-    """401, in the form of IAM."""
+def test_wrong_credentials_get_no_token(api: Api, changes: dict[str, Any]):
     status, values, _ = api.ask("POST", "/v3/auth/tokens", password(api, **changes), headers=PLAIN)
 
     assert (status, values["error"]["code"]) == (401, 401)
 
 
-def test_a_temporary_key_signs_until_it_expires(api: Api):
-    """With its security token, and not without it."""
+def test_a_temporary_key_signs_with_its_security_token_until_it_expires(api: Api):
     body = {"auth": {"identity": {"methods": ["token"], "token": {"duration_seconds": 900}}}}
     status, values, _ = api.ask(
         "POST",
@@ -197,16 +187,14 @@ def test_a_temporary_key_signs_until_it_expires(api: Api):
     assert api.ask("GET", PATH, headers=with_token, **how)[0] == 401
 
 
-def test_the_project_must_be_ours(api: Api):
-    """In the path, and in the header where there is one."""
+def test_another_project_is_refused_in_path_and_header(api: Api):
     status, values, _ = api.ask("GET", "/v2/other/training-job-flavors")
     assert (status, values["error_code"]) == (404, "ModelArts.2786")
     status, values, _ = api.ask("GET", PATH, headers={"X-Project-Id": "other"})
     assert (status, values["error_code"]) == (400, "ModelArts.0210")
 
 
-def test_projects_and_domains_are_found_by_a_signature(api: Api):
-    """How SDKs learn the project's id."""
+def test_sdks_find_project_and_domain_with_a_signature(api: Api):
     found = api.ok("GET", f"/v3/projects?name={api.address.region}")["projects"]
     assert [item["id"] for item in found] == [api.address.project_id]
     assert api.ok("GET", "/v3/projects?name=other")["projects"] == []
@@ -214,15 +202,13 @@ def test_projects_and_domains_are_found_by_a_signature(api: Api):
     assert api.ask("GET", "/v3/projects", headers=PLAIN)[0] == 401
 
 
-def test_what_nobody_answers_is_said_by_the_gateway(api: Api):
-    """An API that does not exist."""
+def test_an_api_that_does_not_exist_is_refused_by_the_gateway(api: Api):
     status, code, _ = words(api.ask("GET", "{p}/nothing"))
 
     assert (status, code) == (404, "APIGW.0101")
 
 
-def test_too_many_requests_are_refused():
-    """With 429, and when to come again."""
+def test_too_many_requests_in_a_minute_are_429_with_a_retry_time():
     with running("engine: process\nrequests_per_min: 5\n") as api:
         if time.monotonic() % 60 > 50:
             time.sleep(11)  # the minute in which they are counted must not end meanwhile
@@ -233,8 +219,7 @@ def test_too_many_requests_are_refused():
     assert found[-1][2]["retry-after"] == "1"
 
 
-def test_the_owners_door_is_shut_to_others(api: Api):
-    """A key of the account opens the service and no more."""
+def test_a_key_of_the_account_does_not_open_the_control_requests(api: Api):
     assert api.ask("GET", "/emulator/faults")[0] == 401
     assert api.ask("POST", "/emulator/faults", {"kind": "error"})[0] == 401
     assert daemon.faults(api.home) == []

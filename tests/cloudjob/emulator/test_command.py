@@ -1,4 +1,4 @@
-"""`cloudjob emulator` as a user has it."""
+"""The command `cloudjob emulator`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def cloudjob(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_up_says_where_it_is(api: Api):
-    """One that runs is found; what a program needs is one object."""
+def test_up_prints_the_addresses_of_a_running_emulator(api: Api):
     done = cloudjob(api.home, "up", "--json")
     found = json.loads(done.stdout)
 
@@ -43,19 +42,18 @@ def test_up_says_where_it_is(api: Api):
     assert found.keys() >= PROMISED
     assert found["endpoint"] == api.address.endpoint
     assert "control" not in found
-    assert f"endpoint       {api.address.endpoint}\n" in cloudjob(api.home, "up").stdout
+    shown = dict(line.split(None, 1) for line in cloudjob(api.home, "up").stdout.splitlines())
+    assert shown["endpoint"] == api.address.endpoint
 
 
-def test_status_says_what_it_does(api: Api):
-    """Jobs, and faults."""
+def test_status_shows_jobs_and_faults(api: Api):
     found = json.loads(cloudjob(api.home, "status", "--json").stdout)
 
     assert found["is_running"] is True
     assert found["faults"] == []
 
 
-def test_faults_come_and_go(api: Api):
-    """Each is an object; `list` shows them, `clear` ends them."""
+def test_faults_are_added_listed_and_cleared(api: Api):
     done = cloudjob(api.home, "fault", "error", "--count", "3", "--path", "nowhere")
     assert json.loads(done.stdout)["count"] == 3, done.stderr
     assert [item["kind"] for item in json.loads(cloudjob(api.home, "fault", "list").stdout)] == [
@@ -69,14 +67,13 @@ def test_faults_come_and_go(api: Api):
     [
         (("fault", "nothing"), 2, "hint: choose one of throttle"),
         (("fault", "lose-node", "--job", "x"), 2, "Training job (ID: x) not found"),
-        (("up", "--settings", "no.yaml"), 2, "it runs already, perhaps"),
+        (("up", "--settings", "no.yaml"), 2, "it is already running, perhaps"),
         (("up", "--port", "x"), 2, "not a whole number"),
         (("sideways",), 2, "invalid choice"),
     ],
     ids=str,
 )
-def test_what_cannot_be_is_one_line(api: Api, words: tuple[str, ...], code: int, said: str):
-    """And a hint; never a traceback."""
+def test_an_error_is_one_line_with_a_hint(api: Api, words: tuple[str, ...], code: int, said: str):
     done = cloudjob(api.home, *words)
 
     assert done.returncode == code
@@ -85,9 +82,8 @@ def test_what_cannot_be_is_one_line(api: Api, words: tuple[str, ...], code: int,
     assert len(done.stderr.splitlines()) <= 2
 
 
-def test_without_an_emulator(tmp_path: Path):
-    """Nothing runs, and that is said."""
-    assert cloudjob(tmp_path, "down").stderr == "no emulator runs\n"
+def test_commands_without_a_running_emulator(tmp_path: Path):
+    assert cloudjob(tmp_path, "down").stderr == "no emulator is running\n"
     assert json.loads(cloudjob(tmp_path, "status", "--json").stdout) == {"is_running": False}
     done = cloudjob(tmp_path, "fault", "list")
     assert (done.returncode, done.stderr.splitlines()[1]) == (5, "hint: cloudjob emulator up")
@@ -95,7 +91,6 @@ def test_without_an_emulator(tmp_path: Path):
 
 @pytest.mark.parametrize("missing", ["weed", "boto3", "uvicorn"])
 def test_a_missing_part_of_the_extra_is_named_with_a_hint(tmp_path: Path, missing: str):
-    """And nothing is left running."""
     code = (
         "import sys, cloudjob.emulator.daemon as daemon, cloudjob.emulator.seaweedfs as weed\n"
         "from pathlib import Path\n"

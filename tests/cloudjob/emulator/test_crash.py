@@ -1,4 +1,4 @@
-"""An emulator that is killed comes back with its jobs, its keys and its objects."""
+"""A killed emulator restarts with its jobs, keys and objects."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def kill(api: Api) -> None:
     await_true(lambda: not state.is_running(daemon.folder(api.home)))
 
 
-def test_kill_9_loses_nothing():
-    """A job that runs goes on, one that waits runs later, objects and keys stay."""
+def test_kill_9_loses_no_job_object_or_key():
     with running("engine: process\npublic_nodes: 2\nupload_period_s: 0.3\n") as api:
         s3 = bucket_of(api)
         s3.put_object(Bucket="data", Key="kept", Body=b"bytes")
@@ -61,8 +60,7 @@ def test_kill_9_loses_nothing():
 
 
 @pytest.mark.parametrize("moment_s", [0.0, 0.05, 0.15, 0.3])
-def test_a_job_survives_a_crash_at_any_moment_of_its_start(moment_s: float):
-    """Created, made ready, or just started: it runs once more or goes on, and ends well."""
+def test_a_job_completes_after_a_crash_at_any_moment_of_its_start(moment_s: float):
     import time
 
     with running("engine: process\n") as api:
@@ -75,8 +73,7 @@ def test_a_job_survives_a_crash_at_any_moment_of_its_start(moment_s: float):
         assert again.log(job, 1).count("ended") == 1
 
 
-def test_down_and_up_and_reset():
-    """Jobs stay over a down; a reset forgets all."""
+def test_jobs_survive_down_and_up_and_reset_deletes_them():
     with running("engine: process\n") as api:
         job = api.create("true")
         api.await_phase(job)
@@ -93,8 +90,7 @@ def test_down_and_up_and_reset():
         assert fresh["access_key"] != api.address.access_key
 
 
-def test_several_at_once_start_one():
-    """Each gets the same answer."""
+def test_several_ups_at_once_start_one_emulator():
     from concurrent.futures import ThreadPoolExecutor
 
     with running("engine: process\n") as api, ThreadPoolExecutor(4) as pool:
@@ -104,8 +100,7 @@ def test_several_at_once_start_one():
     assert len({item.pid for item in found}) == 1
 
 
-def test_what_is_kept_is_its_owners_alone():
-    """Keys lie in files that nobody else may read, and in no argument of a process."""
+def test_keys_are_in_files_that_only_their_owner_reads_and_in_no_arguments():
     with running("engine: process\n") as api:
         folder = daemon.folder(api.home)
         assert folder.stat().st_mode & 0o077 == 0
@@ -120,8 +115,7 @@ def test_what_is_kept_is_its_owners_alone():
         assert secret not in (folder / state.LOG).read_bytes()
 
 
-def test_a_port_that_is_taken(tmp_path: Path):
-    """One line, and a hint."""
+def test_a_port_in_use_is_reported_with_a_hint(tmp_path: Path):
     import socket
 
     with socket.socket() as taken:
@@ -145,8 +139,9 @@ def test_a_port_that_is_taken(tmp_path: Path):
     ],
     ids=["keys", "flavors", "pools", "list"],
 )
-def test_settings_that_mean_nothing(tmp_path: Path, text: str, words: list[str]):
-    """Every fault at once, and nothing is started."""
+def test_every_fault_of_the_settings_is_reported_and_nothing_starts(
+    tmp_path: Path, text: str, words: list[str]
+):
     path = tmp_path / "s.yaml"
     path.write_text(text)
     with pytest.raises(SpecError) as caught:
@@ -157,7 +152,6 @@ def test_settings_that_mean_nothing(tmp_path: Path, text: str, words: list[str])
     assert not daemon.status(tmp_path)["is_running"]
 
 
-def test_settings_that_are_not_there(tmp_path: Path):
-    """One line that names the file."""
+def test_a_missing_settings_file_is_named(tmp_path: Path):
     with pytest.raises(UsageError, match=r"no\.yaml"):
         daemon.up(tmp_path, config=tmp_path / "no.yaml")

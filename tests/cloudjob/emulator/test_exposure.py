@@ -88,8 +88,7 @@ def answers_to_nobody(addresses: Any, requests: list[str]) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_another_user_gets_nothing_at_any_port_or_socket(session_api: Api, s3: Any):
-    """Every socket that the emulator and its children listen on is tried, whatever its number."""
+def test_another_user_gets_no_data_from_any_port_or_socket(session_api: Api, s3: Any):
     key = new_name()
     s3.put_object(Bucket="data", Key=key, Body=b"secret")
     s3.list_objects(Bucket="data")
@@ -122,8 +121,7 @@ def test_another_user_gets_nothing_at_any_port_or_socket(session_api: Api, s3: A
     assert s3.get_object(Bucket="data", Key=key)["Body"].read() == b"secret"
 
 
-def test_a_web_page_gets_nothing_even_with_a_signature(session_api: Api, s3: Any):
-    """The URL opens the object for any client that is no page of another origin."""
+def test_a_web_page_gets_no_object_even_with_a_signed_url(session_api: Api, s3: Any):
     key = new_name()
     s3.put_object(Bucket="data", Key=key, Body=b"secret")
     url = s3.generate_presigned_url("get_object", {"Bucket": "data", "Key": key})
@@ -140,8 +138,7 @@ def test_a_web_page_gets_nothing_even_with_a_signature(session_api: Api, s3: Any
     assert "access-control" not in (own + foreign).lower()
 
 
-def test_the_api_answers_neither_for_another_host_nor_to_another_origin(session_api: Api):
-    """However well the request is signed."""
+def test_the_api_refuses_signed_requests_for_another_host_or_origin(session_api: Api):
     path = "{p}/training-job-flavors"
     for headers in (
         {"Host": "evil.example"},

@@ -1,4 +1,4 @@
-"""What goes wrong when somebody wants it to."""
+"""Injected faults."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from tests.support.emulator import Api, keys, new_name
 FLAVORS = "{p}/training-job-flavors"
 
 
-def test_a_burst_of_429_ends(api: Api):
-    """So many requests are refused, and told when to come again."""
+def test_throttle_refuses_as_many_requests_as_asked_for(api: Api):
     api.fault("throttle", count=2)
     found = [api.ask("GET", FLAVORS) for _ in range(3)]
 
@@ -27,8 +26,7 @@ def test_a_burst_of_429_ends(api: Api):
     assert found[0][2]["retry-after"] == "1"
 
 
-def test_errors_of_the_service(api: Api):
-    """Only where they are models."""
+def test_errors_are_limited_to_the_given_path(api: Api):
     api.fault("error", path="training-job-flavors")
 
     assert api.ask("GET", FLAVORS)[0] == 500
@@ -38,8 +36,7 @@ def test_errors_of_the_service(api: Api):
     assert api.ask("GET", FLAVORS)[0] == 200
 
 
-def test_a_fault_has_its_time(api: Api):
-    """And then it is over by itself."""
+def test_a_fault_ends_after_its_seconds(api: Api):
     api.fault("error", seconds=4)
     assert api.ask("GET", FLAVORS)[0] == 500
     end = time.monotonic() + 30
@@ -48,8 +45,7 @@ def test_a_fault_has_its_time(api: Api):
     assert daemon.faults(api.home) == []
 
 
-def test_an_answer_that_is_lost(api: Api):
-    """The job is there, and its creator does not know."""
+def test_a_job_whose_answer_was_lost_exists(api: Api):
     body = api.body("true")
     api.fault("lost-answer", count=1, path="training-jobs")
     with pytest.raises((http.client.HTTPException, ConnectionError)):
@@ -59,8 +55,7 @@ def test_an_answer_that_is_lost(api: Api):
     assert (status, values["error_code"]) == (400, "ModelArts.2751")
 
 
-def test_a_clock_that_is_wrong(api: Api):
-    """Signatures made now have expired."""
+def test_with_a_skewed_clock_current_signatures_have_expired(api: Api):
     api.fault("clock-skew")
     status, values, _ = api.ask("GET", FLAVORS)
 
@@ -70,8 +65,7 @@ def test_a_clock_that_is_wrong(api: Api):
     assert api.ask("GET", FLAVORS)[0] == 200
 
 
-def test_a_job_hangs_pending(api: Api):
-    """Until the fault is taken away; another job runs."""
+def test_a_job_hangs_pending_until_the_fault_ends(api: Api):
     held = new_name()
     job = api.create("true")
     api.await_phase(job)
@@ -83,8 +77,7 @@ def test_a_job_hangs_pending(api: Api):
     assert api.await_phase(waiting)["status"]["phase"] == "Completed"
 
 
-def test_a_job_that_hangs_pending_can_be_ended(api: Api):
-    """It never ran, and is Terminated."""
+def test_a_job_that_hangs_pending_can_be_terminated(api: Api):
     api.fault("hang-pending")
     job = api.create("true")
     api.await_phase(job, "Pending")
@@ -94,8 +87,7 @@ def test_a_job_that_hangs_pending_can_be_ended(api: Api):
     assert (found["status"]["phase"], found["status"]["start_time"]) == ("Terminated", 0)
 
 
-def test_an_image_that_cannot_be_pulled(api: Api):
-    """The job fails, and its events say why."""
+def test_a_job_whose_image_cannot_be_pulled_fails_with_an_event(api: Api):
     api.fault("image-pull", count=1)
     job = api.create("true")
 
@@ -103,8 +95,7 @@ def test_an_image_that_cannot_be_pulled(api: Api):
     assert any("Failed to pull image" in event for event in api.events(job))
 
 
-def test_an_obs_that_is_full_at_the_end(api: Api, s3: Any):
-    """What cannot be uploaded makes the job fail, also one whose script has done well."""
+def test_a_job_fails_if_its_outputs_cannot_be_uploaded(api: Api, s3: Any):
     output = {"name": "o", "remote": {"obs": {"obs_url": "/data/full/"}}, "access_method": "env"}
     api.fault("full-obs")
     job = api.create("echo x > $o/f", algorithm={"outputs": [output]})
@@ -121,22 +112,19 @@ def test_an_obs_that_is_full_at_the_end(api: Api, s3: Any):
     [{"kind": "nothing"}, {"kind": "error", "job": "nobody"}, {"kind": "lose-node", "job": "x"}],
     ids=str,
 )
-def test_a_fault_that_cannot_be(api: Api, values: dict[str, Any]):
-    """It is refused, in one line."""
+def test_an_impossible_fault_is_refused(api: Api, values: dict[str, Any]):
     with pytest.raises(UsageError):
         daemon.add_fault(api.home, **values)
 
 
-def test_no_emulator_no_faults(tmp_path: Path):
-    """With a hint how to get one."""
+def test_faults_without_a_running_emulator_hint_at_up(tmp_path: Path):
     with pytest.raises(BackendError) as caught:
         daemon.faults(tmp_path)
 
     assert caught.value.hint == "cloudjob emulator up"
 
 
-def test_what_a_fault_concerns():
-    """Its time, its job and its path."""
+def test_a_fault_is_limited_to_its_time_job_and_path():
     fault = Fault(1, "error", until_s=10, job="j", path="/x")
 
     assert fault.concerns(now_s=9, job="j", path="/a/x")

@@ -112,7 +112,6 @@ def test_a_slash_at_the_end_of_a_path_makes_no_difference(api: Api):
 
 
 def test_a_refused_upload_is_read_before_the_answer_is_lost(api: Api, s3: Any):
-    """The client reads 403 although it still sends, and its connection stays usable."""
     api.fault("full-obs")
     endpoint, body = api.address.s3_endpoint, b"x" * 20 * MIB
     put = head(endpoint, "PUT /data/refused", f"Content-Length: {len(body)}")
@@ -124,7 +123,6 @@ def test_a_refused_upload_is_read_before_the_answer_is_lost(api: Api, s3: Any):
 
 
 def test_a_client_that_waits_for_100_gets_its_refusal_at_once(api: Api):
-    """It never sends the body, so nothing else may come on this connection."""
     api.fault("full-obs")
     endpoint = api.address.s3_endpoint
     put = head(endpoint, "PUT /data/x", "Content-Length: 1000", "Expect: 100-continue")
@@ -191,7 +189,6 @@ def sockets_of(api: Api) -> int:
 
 
 def test_many_clients_at_once_are_answered(api: Api, s3: Any):
-    """Of both servers; silent connections are in nobody's way."""
     key = new_name()
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(24) as pool:
         for endpoint in (api.address.endpoint, api.address.s3_endpoint):
@@ -207,7 +204,6 @@ def test_many_clients_at_once_are_answered(api: Api, s3: Any):
 
 
 def test_an_object_store_that_is_killed_comes_back():
-    """An upload that it interrupts is answered with an error, and the next ones are stored."""
     with running("engine: process\n") as api:
         s3 = bucket_of(api)
         endpoint = api.address.s3_endpoint

@@ -56,8 +56,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_job_runs_on_two_nodes(api: Api, s3: Any, kind: str):
-    """Code and inputs come from OBS, outputs and logs go there."""
+def test_every_kind_of_job_runs_on_two_nodes_with_data_in_obs(api: Api, s3: Any, kind: str):
     name = new_name()
     algorithm = {"code_dir": code(s3, name), **channels(name), **KINDS[kind]}
     if not algorithm.get("command"):
@@ -91,8 +90,7 @@ def test_every_kind_of_job_runs_on_two_nodes(api: Api, s3: Any, kind: str):
     assert [word for word in events if word in words] == words
 
 
-def test_nodes_find_each_other_by_both_names(api: Api):
-    """Those in VC_WORKER_HOSTS, and those made of MA_VJ_NAME as the documents say."""
+def test_nodes_resolve_each_other_by_both_documented_names(api: Api):
     job = api.create(
         "getent hosts ${VC_WORKER_HOSTS##*,} && "
         "getent hosts $MA_VJ_NAME-$MA_TASK_NAME-1.$MA_VJ_NAME && hostname",
@@ -105,8 +103,7 @@ def test_nodes_find_each_other_by_both_names(api: Api):
     assert f"modelarts-job-{job}-worker-0\n" in log
 
 
-def test_a_failure_of_one_node_ends_the_others(api: Api):
-    """The job fails with that node's exit code, long before the other is ready."""
+def test_a_failed_node_ends_the_others_and_gives_its_exit_code(api: Api):
     job = api.create("sleep $(( VC_TASK_INDEX == 1 ? 0 : 50 )); exit 7", nodes=2)
     begun = time.monotonic()
     found = api.await_phase(job)
@@ -119,16 +116,14 @@ def test_a_failure_of_one_node_ends_the_others(api: Api):
     assert found["status"]["running_records"][0]["end_related_task"] == "worker-1"
 
 
-def test_a_job_waits_for_all_of_its_nodes(api: Api, s3: Any):
-    """One that is ready early does not end the others."""
+def test_a_node_that_ends_early_does_not_end_the_others(api: Api, s3: Any):
     job = api.create("sleep $((VC_TASK_INDEX * 3)); echo ready $VC_TASK_INDEX", nodes=3)
 
     assert api.await_phase(job)["status"]["phase"] == "Completed"
     assert "ready 2" in api.log(job, 2)
 
 
-def test_terminate_asks_first(api: Api):
-    """202 and Terminating; SIGTERM, its grace, and Terminated."""
+def test_terminate_sends_sigterm_first(api: Api):
     job = api.create("trap 'echo asked; exit 3' TERM; echo up; while :; do sleep 0.1; done")
     api.await_log(job, "up")
     path = f"{{p}}/training-jobs/{job}/actions"
@@ -141,8 +136,7 @@ def test_terminate_asks_first(api: Api):
     assert (status, values["error_code"]) == (409, "ModelArts.2796")
 
 
-def test_terminate_before_there_are_nodes(api: Api):
-    """At whatever moment of its start a job is stopped, it is Terminated and not Abnormal."""
+def test_a_job_terminated_at_any_moment_of_its_start_is_terminated(api: Api):
     jobs = []
     for number in range(8):
         jobs.append(api.create("sleep 60", nodes=2))
@@ -155,8 +149,7 @@ def test_terminate_before_there_are_nodes(api: Api):
     assert found == ["Terminated"] * 8, [api.events(job) for job in jobs]
 
 
-def test_terminate_ends_what_does_not_listen(api: Api):
-    """After the grace period."""
+def test_terminate_kills_after_the_grace_period(api: Api):
     job = api.create("trap '' TERM; echo up; while :; do sleep 0.1; done")
     api.await_log(job, "up")
     api.ask("POST", f"{{p}}/training-jobs/{job}/actions", {"action_type": "terminate"})
@@ -166,8 +159,7 @@ def test_terminate_ends_what_does_not_listen(api: Api):
     assert found["status"]["task_statuses"][0]["exit_code"] == 137
 
 
-def test_outputs_are_uploaded_while_it_runs(api: Api, s3: Any):
-    """And a file that changes is uploaded again."""
+def test_outputs_are_uploaded_while_the_job_runs_and_again_when_they_change(api: Api, s3: Any):
     name = new_name()
     job = api.create(
         "T=$1; echo 1 > ${train}/a; while [ ! -e ${train}/../stop ]; do sleep 0.1; done; #",
@@ -193,8 +185,7 @@ def test_outputs_are_uploaded_while_it_runs(api: Api, s3: Any):
     assert api.await_phase(job)["status"]["phase"] == "Completed"
 
 
-def test_auto_stop_ends_a_job(api: Api):
-    """After its hours, which last two seconds here."""
+def test_auto_stop_terminates_a_job_after_its_hours(api: Api):
     stop = {"auto_stop": {"time_unit": "HOURS", "duration": 1}}
     job = api.create("sleep 100", spec=stop)
     found = api.await_phase(job)
@@ -203,8 +194,7 @@ def test_auto_stop_ends_a_job(api: Api):
     assert 2000 <= found["status"]["duration"] < 40_000
 
 
-def test_logs_are_a_window_and_a_url(api: Api):
-    """The preview holds the last bytes; the URL has all of them."""
+def test_the_preview_has_the_end_of_a_log_and_the_url_all_of_it(api: Api):
     import urllib.request
 
     job = api.create(
@@ -226,8 +216,7 @@ def test_logs_are_a_window_and_a_url(api: Api):
     assert preview["content"].endswith(lines["content"])
 
 
-def test_what_is_not_there_yet_is_204(api: Api):
-    """Logs and metrics of a job that waits."""
+def test_logs_and_metrics_of_a_waiting_job_are_204(api: Api):
     api.fault("hang-pending")
     job = api.create("true")
     for path in ("tasks/worker-0/logs/preview", "tasks/worker-0/logs/url", "metrics/worker-0"):
@@ -235,8 +224,7 @@ def test_what_is_not_there_yet_is_204(api: Api):
         assert (status, values) == (204, None)
 
 
-def test_metrics_and_stages_and_tasks(api: Api):
-    """A value a period for each node; -1 where there is no accelerator."""
+def test_metrics_stages_and_tasks_of_a_job(api: Api):
     job = api.create("python3 -c 'while True: pass'", nodes=2)
     await_true(lambda: api.ask("GET", f"{{p}}/training-jobs/{job}/metrics/worker-1")[0] == 200)
     time.sleep(1)
@@ -261,8 +249,7 @@ def test_metrics_and_stages_and_tasks(api: Api):
     ]
 
 
-def test_delete_ends_and_forgets(api: Api):
-    """202, and nothing is left of it: no process, no folder, no row."""
+def test_delete_leaves_no_process_folder_or_row(api: Api):
     marker = new_name()
     job = api.create(f"exec -a {marker} sleep 500 || exec sleep 500")
     api.await_phase(job, "Running")
@@ -289,8 +276,7 @@ def _processes_below(text: str) -> list[str]:
 # -- fault tolerance ------------------------------------------------------------------------------
 
 
-def test_a_failure_is_not_tried_again_unless_that_is_wanted(api: Api):
-    """Fault tolerance alone is for nodes, not for scripts."""
+def test_fault_tolerance_alone_does_not_retry_a_failed_script(api: Api):
     job = api.create("exit 5", annotations={models.RETRY_NUM: "2"})
     found = api.await_phase(job)
 
@@ -298,8 +284,7 @@ def test_a_failure_is_not_tried_again_unless_that_is_wanted(api: Api):
     assert len(found["status"]["running_records"]) == 1
 
 
-def test_an_unconditional_retry_runs_in_the_same_place(api: Api):
-    """What the first attempt has left is there; after so many attempts it has failed."""
+def test_an_unconditional_retry_runs_in_the_same_folders(api: Api):
     notes = {models.RETRY_NUM: "2", models.RETRY_ALWAYS: "true"}
     job = api.create(
         "echo x >> $HOME/n; wc -l < $HOME/n; [ $(wc -l < $HOME/n) = 3 ]", annotations=notes
@@ -315,8 +300,7 @@ def test_an_unconditional_retry_runs_in_the_same_place(api: Api):
     assert len(found["status"]["running_records"]) == 3
 
 
-def test_a_job_that_hangs_is_started_again(api: Api):
-    """In place, where hang detection is on."""
+def test_hang_detection_restarts_a_job_in_place(api: Api):
     notes = {models.RETRY_NUM: "1", models.RETRY_HANG: "true"}
     job = api.create(
         "echo up; [ -e $HOME/mark ] && exit 0; touch $HOME/mark; sleep 300",
@@ -331,8 +315,7 @@ def test_a_job_that_hangs_is_started_again(api: Api):
     assert "Training job hangs: no node computes or writes." in api.events(job)
 
 
-def test_a_lost_node_is_replaced(api: Api, tmp_path: Path):
-    """The job is scheduled anew, on clean nodes, and goes through Pending."""
+def test_a_job_that_loses_a_node_is_rescheduled_on_clean_nodes(api: Api, tmp_path: Path):
     notes = {models.RETRY_NUM: "1"}
     job = api.create(
         "ls $HOME/mark; touch $HOME/mark; echo up; "
@@ -360,8 +343,7 @@ def test_a_lost_node_is_replaced(api: Api, tmp_path: Path):
     ]
 
 
-def test_a_lost_node_without_fault_tolerance_is_the_end(api: Api):
-    """The job has failed, and says which node."""
+def test_a_job_without_fault_tolerance_fails_when_it_loses_a_node(api: Api):
     job = api.create("echo up; sleep 60", nodes=2)
     api.await_log(job, "up", 1)
     api.fault("lose-node", job=job, node=1)
@@ -375,8 +357,7 @@ def test_a_lost_node_without_fault_tolerance_is_the_end(api: Api):
     }
 
 
-def test_a_bad_node_is_found_by_the_check(api: Api):
-    """And replaced before anything runs there."""
+def test_the_node_check_replaces_a_bad_node(api: Api):
     api.fault("bad-node", count=1, node=1)
     job = api.create("true", nodes=2, annotations={models.RETRY_NUM: "1"})
 
@@ -387,8 +368,7 @@ def test_a_bad_node_is_found_by_the_check(api: Api):
 # -- room -----------------------------------------------------------------------------------------
 
 
-def test_a_pool_has_so_many_nodes(api: Api):
-    """Who does not fit waits, the urgent first."""
+def test_jobs_wait_for_room_in_their_pool_by_priority(api: Api):
     pool = {"resource": {"pool_id": "pool-a", "node_count": 3}}
     first = api.create("sleep 8", spec=pool)
     api.await_phase(first, "Running")
@@ -401,8 +381,7 @@ def test_a_pool_has_so_many_nodes(api: Api):
     assert starts[1] - starts[0] >= 8000
 
 
-def test_quotas_are_kept():
-    """So many jobs may be in the queue."""
+def test_more_jobs_than_the_quota_are_refused():
     with running("engine: process\nmax_jobs: 1\n") as api:
         api.create("sleep 30")
         status, values, _ = api.ask("POST", "{p}/training-jobs", api.body("true"))
@@ -410,8 +389,7 @@ def test_quotas_are_kept():
     assert (status, values["error_code"]) == (400, "ModelArts.0118")
 
 
-def test_two_jobs_may_not_write_to_one_place(api: Api, s3: Any):
-    """While one of them has not ended; and names are taken once."""
+def test_an_output_or_a_name_that_another_job_uses_is_refused(api: Api, s3: Any):
     name = new_name()
     output = {"outputs": [{"name": "o", "remote": {"obs": {"obs_url": f"obs://data/{name}"}}}]}
     api.fault("hang-pending")
@@ -440,8 +418,9 @@ def test_two_jobs_may_not_write_to_one_place(api: Api, s3: Any):
     ],
     ids=["files", "depth", "size", "boot file"],
 )
-def test_code_has_limits(api: Api, s3: Any, files: dict[str, bytes], expected: str):
-    """They are told when the job is created."""
+def test_code_above_a_limit_is_refused_at_creation(
+    api: Api, s3: Any, files: dict[str, bytes], expected: str
+):
     folder = code(s3, new_name(), files)
     algorithm = {"code_dir": folder, "boot_file": folder + "train.py", **KINDS["preset"]}
     status, values, _ = api.ask("POST", "{p}/training-jobs", api.body("", algorithm=algorithm))
@@ -449,24 +428,21 @@ def test_code_has_limits(api: Api, s3: Any, files: dict[str, bytes], expected: s
     assert (status, values["error_code"]) == (400, f"ModelArts.{expected}")
 
 
-def test_code_must_be_there(api: Api, s3: Any):
-    """A folder without objects, and a bucket that nobody has."""
+def test_a_code_folder_without_objects_is_refused(api: Api, s3: Any):
     for folder in ("/data/nothing/", "/nobody-has-it/x/"):
         algorithm = {"code_dir": folder, "boot_file": folder + "t.py", **KINDS["preset"]}
         status, values, _ = api.ask("POST", "{p}/training-jobs", api.body("", algorithm=algorithm))
         assert (status, values["error_code"]) == (400, "ModelArts.2757")
 
 
-def test_a_bucket_must_be_there(api: Api, s3: Any):
-    """Of an output, for instance."""
+def test_an_output_in_an_unknown_bucket_is_refused(api: Api, s3: Any):
     output = {"outputs": [{"name": "o", "remote": {"obs": {"obs_url": "/nobody-has-it/x/"}}}]}
     status, values, _ = api.ask("POST", "{p}/training-jobs", api.body("true", algorithm=output))
 
     assert (status, values["error_code"]) == (400, "ModelArts.2791")
 
 
-def test_what_a_job_links_to_in_its_outputs_is_not_uploaded(api: Api, s3: Any, tmp_path: Path):
-    """Neither a link to a file or a folder, nor the output folder itself when it is made a link."""
+def test_symbolic_links_in_outputs_are_not_uploaded(api: Api, s3: Any, tmp_path: Path):
     (tmp_path / "secret").write_text("secret")
     name = new_name()
     outputs = [
@@ -488,8 +464,7 @@ def test_what_a_job_links_to_in_its_outputs_is_not_uploaded(api: Api, s3: Any, t
     assert keys(s3, f"{name}/") == [f"{name}/plain/file"]
 
 
-def test_a_job_that_has_ended_leaves_no_zombie(api: Api):
-    """Of the emulator's children only those that run are left."""
+def test_an_ended_job_leaves_no_zombie_process(api: Api):
     for _ in range(2):
         api.await_phase(api.create("true"))
 

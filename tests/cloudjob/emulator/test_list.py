@@ -1,4 +1,4 @@
-"""The list of jobs: filters, orders, pages; and ten thousand of them."""
+"""The list of jobs: filters, sort order, pages, ten thousand jobs."""
 
 from __future__ import annotations
 
@@ -62,8 +62,7 @@ def names(found: Any) -> list[str]:
     return [item["metadata"]["name"] for item in found["items"]]
 
 
-def test_offset_is_the_number_of_a_page(full: Api):
-    """Every job once, over all pages; the newest first."""
+def test_offset_is_a_page_number_and_pages_show_every_job_once(full: Api):
     found = full.ok("POST", SEARCH, {"limit": 50, "offset": 3})
     last = full.ok("POST", SEARCH, {"limit": 50, "offset": 199})
     beyond = full.ok("POST", SEARCH, {"limit": 50, "offset": 200})
@@ -95,13 +94,11 @@ def test_offset_is_the_number_of_a_page(full: Api):
     ],
     ids=str,
 )
-def test_filters(full: Api, filters: list[dict[str, Any]], total: int):
-    """Each operator; several filters must all be true."""
+def test_a_search_applies_every_filter(full: Api, filters: list[dict[str, Any]], total: int):
     assert full.ok("POST", SEARCH, {"filters": filters, "limit": 1})["total"] == total
 
 
-def test_orders(full: Api):
-    """By name, the other way round."""
+def test_a_search_sorts_by_name(full: Api):
     found = full.ok("POST", SEARCH, {"sort_by": "name", "order": "asc", "limit": 2})
 
     assert names(found) == ["old-00000", "old-00001"]
@@ -121,15 +118,13 @@ def test_orders(full: Api):
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(full: Api, body: dict[str, Any], code: str):
-    """By the documented code."""
+def test_an_invalid_search_has_its_documented_code(full: Api, body: dict[str, Any], code: str):
     status, values, _ = full.ask("POST", SEARCH, body)
 
     assert (status, values["error_code"]) == (400, f"ModelArts.{code}")
 
 
-def test_pages_of_ten_thousand_leave_the_memory_as_it_is(full: Api):
-    """How long one takes is a benchmark's to say (modelarts-list)."""
+def test_pages_of_ten_thousand_jobs_do_not_grow_the_memory(full: Api):
     asked = {"limit": 50, "offset": 199}
     for _ in range(20):
         full.ok("POST", SEARCH, asked)
@@ -148,8 +143,7 @@ def memory_kb(api: Api) -> int:
     return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1])
 
 
-def test_a_list_finds_the_jobs_that_run_among_ten_thousand(full: Api):
-    """``cloudjob list`` asks for all of them with one search."""
+def test_cloudjob_list_finds_running_jobs_among_ten_thousand_in_one_search(full: Api):
     full.fault("hang-pending")
     job = full.create("true")
     full.await_phase(job, "Pending")
@@ -163,8 +157,7 @@ def test_a_list_finds_the_jobs_that_run_among_ten_thousand(full: Api):
     assert [status and status.native for status in found.values()] == ["Pending"]
 
 
-def test_every_event_comes_once(api: Api):
-    """In pages, whose number ``offset`` is, and in ``cloudjob events``."""
+def test_pages_of_events_show_every_event_once(api: Api):
     api.fault("hang-pending")
     job = api.create("true")
     api.await_phase(job, "Pending")

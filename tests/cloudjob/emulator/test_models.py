@@ -1,4 +1,4 @@
-"""The rules of a create request, and what is answered to those who break one."""
+"""The rules of a create request, and their error codes."""
 
 from __future__ import annotations
 
@@ -55,21 +55,18 @@ def whole(**changes: Any) -> Any:
         ("obs://bkt", "bkt", ""),
     ],
 )
-def test_a_place_has_three_spellings(url: str, bucket: str, key: str):
-    """The service's own examples have all of them."""
+def test_an_obs_url_has_three_spellings(url: str, bucket: str, key: str):
     assert models.place(url) == (bucket, key)
 
 
 @pytest.mark.parametrize("url", ["", "bkt/a", "http://bkt/a", "/B/a", "/bkt//a", None, "file:///x"])
-def test_what_is_no_place_is_refused(url: Any):
-    """2791, and the path."""
+def test_an_invalid_obs_url_is_refused(url: Any):
     with pytest.raises(ApiError) as caught:
         models.place(url)
     assert caught.value.code == "ModelArts.2791"
 
 
-def test_a_body_is_made_whole():
-    """Folders of channels, defaults, one spelling of an engine."""
+def test_a_body_gets_all_defaults():
     made = whole(
         algorithm__engine=PRESET,
         algorithm__code_dir="obs://bkt/code/",
@@ -172,15 +169,13 @@ def test_a_body_is_made_whole():
     ],
     ids=str,
 )
-def test_a_broken_rule_has_its_code(changes: dict[str, Any], code: str):
-    """As the service documents it, and with 400."""
+def test_a_broken_rule_has_its_documented_code(changes: dict[str, Any], code: str):
     with pytest.raises(ApiError) as caught:
         whole(**changes)
     assert (caught.value.code, caught.value.status) == (f"ModelArts.{code}", 400)
 
 
-def test_limits_themselves_are_allowed():
-    """A hundred variables of 4096 characters, 64 letters, 256 of description, 16 nodes."""
+def test_values_at_the_limits_are_accepted():
     made = whole(
         metadata__name="x" * 64,
         metadata__description="x" * 256,
@@ -192,7 +187,6 @@ def test_limits_themselves_are_allowed():
 
 
 def test_a_dedicated_pool_has_flavors_of_its_own():
-    """By cards, or none on a pool without accelerators."""
     for resource in (
         {"pool_id": "pool-emulator", "flavor_id": "modelarts.pool.visual.2xlarge"},
         {"pool_id": "pool-emulator"},
@@ -211,8 +205,7 @@ def test_a_dedicated_pool_has_flavors_of_its_own():
     assert flavor.cards == 4
 
 
-def test_an_algorithm_gives_what_the_job_leaves_out():
-    """Its code, its engine, its defaults; the job's own values win."""
+def test_an_algorithm_supplies_what_the_job_omits():
     algorithm = {
         "metadata": {"id": "1", "name": "algo"},
         "job_config": {
@@ -265,8 +258,7 @@ def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @settings_(max_examples=500)
 @given(way=st.sampled_from(places(FULL)), value=VALUES)
-def test_whatever_a_client_sends_is_taken_or_refused(way: tuple[Any, ...], value: Any):
-    """A value of any other kind at any place is no internal error."""
+def test_any_value_at_any_key_is_accepted_or_refused(way: tuple[Any, ...], value: Any):
     made = copy.deepcopy(FULL)
     at: Any = made
     for key in way[:-1]:

@@ -1,4 +1,4 @@
-"""What a node is given: variables, command, folders."""
+"""What a node gets: variables, command, folders."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def channel(name: str, url: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "remote": {"obs": {"obs_url": url}}, **more}
 
 
-def test_a_node_hears_what_the_platform_says():
-    """The documented variables of a container, no ports, no index under MA_TASK_INDEX."""
+def test_a_node_has_the_documented_variables():
     env = node_plan.environment(row(), 1, "10.0.0.3", CONTAINER, SETTINGS, ACCOUNT)
     job = f"modelarts-job-{ID}"
 
@@ -65,8 +64,7 @@ def test_a_node_hears_what_the_platform_says():
     assert not [name for name in env if name.startswith("CLOUDJOB_")]
 
 
-def test_a_node_with_cards_hears_of_them():
-    """The number of cards and the words for NCCL."""
+def test_a_node_with_cards_has_variables_for_them():
     env = node_plan.environment(
         row(1, "modelarts.vm.p100.2xlarge"), 0, "a", CONTAINER, SETTINGS, ACCOUNT
     )
@@ -75,8 +73,7 @@ def test_a_node_with_cards_hears_of_them():
     assert env["NCCL_IB_HCA"] == "^mlx5_bond_0"
 
 
-def test_the_users_variables_win():
-    """And channels that are read from the environment are variables."""
+def test_the_users_variables_override_the_platforms():
     env = node_plan.environment(
         row(
             environments={"NCCL_DEBUG": "WARN", "S3_VERIFY_SSL": "1"},
@@ -94,8 +91,7 @@ def test_the_users_variables_win():
     assert json.loads(env["MA_INPUTS"])["inputs"][0]["remote"]["obs"]["obs_url"] == "s3://bkt/in/"
 
 
-def test_a_command_takes_parameters_and_channels():
-    """At its end, each as one word."""
+def test_parameters_and_channels_are_appended_to_the_command():
     made = node_plan.command(
         row(
             command="cd /home/ma-user/x && sh run.sh ",
@@ -133,8 +129,7 @@ def preset(engine: str, nodes: int, index: int = 1, machine: Machine = CONTAINER
     )
 
 
-def test_a_preset_runs_the_boot_file_in_the_code_directory():
-    """After the hook, with the interpreter of the engine."""
+def test_a_preset_runs_the_boot_file_in_the_code_folder_after_the_hook():
     folder = "/home/ma-user/modelarts/user-job-dir/proj"
 
     assert preset(PYTORCH, 1, 0) == (
@@ -143,8 +138,7 @@ def test_a_preset_runs_the_boot_file_in_the_code_directory():
     )
 
 
-def test_pytorch_on_several_nodes_gets_its_ranks():
-    """One process a node: the world has as many as there are nodes."""
+def test_pytorch_presets_on_several_nodes_get_one_rank_per_node():
     job = f"modelarts-job-{ID}"
 
     assert (
@@ -154,12 +148,10 @@ def test_pytorch_on_several_nodes_gets_its_ranks():
 
 
 def test_mpi_presets_run_under_the_entry():
-    """It plays the platform's own start of mpirun."""
     assert "exec python3 /entry.pyz /home/ma-user" in preset(MPI, 2)
 
 
-def test_paths_of_the_platform_are_those_of_a_process():
-    """In commands, variables and folders; what only looks like one stays."""
+def test_paths_of_the_platform_become_those_of_a_process():
     job = row(
         command="cd /home/ma-user/modelarts/x; "
         "ls /cache/a /cached /x/cache /home/ma-user2 /data/in/f",
@@ -177,8 +169,7 @@ def test_paths_of_the_platform_are_those_of_a_process():
     assert env["HOME"] == home
 
 
-def test_mounts_hold_every_folder_once():
-    """The platform's own, and those that lie elsewhere."""
+def test_mounts_contain_every_folder_once():
     job = row(inputs=[channel("d", "/bkt/in/", local_dir="/data/in"), channel("e", "/bkt/e/")])
 
     assert node_plan.mounts(job) == ["/data/in", "/home/ma-user/modelarts"]
@@ -187,8 +178,7 @@ def test_mounts_hold_every_folder_once():
 @given(
     st.lists(st.sampled_from(("..", ".", "", "a", "/", "home", "ma-user", "modelarts")), max_size=9)
 )
-def test_no_path_of_a_request_leads_out_of_a_node(parts):
-    """Whatever the checks of a request let through, on both engines."""
+def test_no_path_of_a_request_leaves_the_node(parts):
     path = "/" + "/".join(parts)
     nodes = Path("/state/nodes")
     in_container = object.__new__(DockerMachines).folder(nodes, 1, path)
@@ -208,6 +198,5 @@ def test_no_path_of_a_request_leads_out_of_a_node(parts):
         (None, ""),
     ],
 )
-def test_containers_find_this_machine_at_the_engine_s_bridge(pools, address):
-    """An engine that was just installed does not say its address."""
+def test_the_address_of_the_bridge_is_found_even_if_it_is_not_configured(pools, address):
     assert bridge_address({"IPAM": {"Config": pools}}) == address

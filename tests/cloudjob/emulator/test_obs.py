@@ -39,7 +39,6 @@ def vendor(request: pytest.FixtureRequest, session_api: Api, s3: Any) -> Iterato
 
 @pytest.mark.parametrize("key", ["plain.txt", "a/b/ü ~+=.bin"])
 def test_both_clients_see_the_same_objects(vendor: Any, s3: Any, key: str):
-    """What one writes the other reads, lists and deletes."""
     key = f"{new_name()}/{key}"
     data = os.urandom(300_000)
     assert vendor.putContent("data", key, data).status == 200
@@ -61,7 +60,6 @@ def test_both_clients_see_the_same_objects(vendor: Any, s3: Any, key: str):
 
 
 def test_the_vendors_client_uploads_in_parts(vendor: Any, s3: Any, tmp_path: Any):
-    """A file in pieces, several at once."""
     path = tmp_path / "large.bin"
     path.write_bytes(os.urandom(11_000_000))
     key = new_name()
@@ -71,8 +69,7 @@ def test_the_vendors_client_uploads_in_parts(vendor: Any, s3: Any, tmp_path: Any
     assert s3.get_object(Bucket="data", Key=key)["Body"].read() == path.read_bytes()
 
 
-def test_a_wrong_key_opens_nothing(session_api: Api, s3: Any):
-    """Neither an unknown one, nor a wrong secret."""
+def test_obs_refuses_an_unknown_key_and_a_wrong_secret(session_api: Api, s3: Any):
     import boto3
     from botocore.config import Config
 
@@ -106,8 +103,7 @@ def temporary(api: Api) -> dict[str, str]:
     return credential
 
 
-def test_a_temporary_key_opens_until_it_expires(api: Api, s3: Any):
-    """With its token and its secret; a fault ends it in the middle."""
+def test_a_temporary_key_works_for_obs_until_it_expires(api: Api, s3: Any):
     import boto3
     from botocore.config import Config
 
@@ -145,8 +141,7 @@ def test_a_temporary_key_opens_until_it_expires(api: Api, s3: Any):
     assert code(good) == "ExpiredToken"
 
 
-def test_large_objects_pass_the_gate(s3: Any):
-    """Byte for byte, both ways, also in chunks with a checksum behind them."""
+def test_large_objects_pass_the_proxy_unchanged(s3: Any):
     data = os.urandom(20_000_000)
     key = new_name()
     s3.put_object(Bucket="data", Key=key, Body=data, ChecksumAlgorithm="SHA256")
@@ -154,8 +149,7 @@ def test_large_objects_pass_the_gate(s3: Any):
     assert s3.get_object(Bucket="data", Key=key)["Body"].read() == data
 
 
-def test_a_full_obs_takes_nothing_and_gives_all(api: Api, s3: Any):
-    """403 for what is to be written; reading and deleting go on."""
+def test_a_full_obs_refuses_writes_only(api: Api, s3: Any):
     key = new_name()
     s3.put_object(Bucket="data", Key=key, Body=b"x")
     api.fault("full-obs")
@@ -167,8 +161,7 @@ def test_a_full_obs_takes_nothing_and_gives_all(api: Api, s3: Any):
     s3.delete_objects(Bucket="data", Delete={"Objects": [{"Key": key}]})
 
 
-def test_a_slow_obs_is_slow(api: Api, s3: Any):
-    """So many requests, so long."""
+def test_slow_obs_delays_as_many_requests_as_asked_for(api: Api, s3: Any):
     import time
 
     api.fault("slow-obs", count=1, amount=0.7)
@@ -179,8 +172,7 @@ def test_a_slow_obs_is_slow(api: Api, s3: Any):
     assert daemon.faults(api.home) == []
 
 
-def test_an_obs_that_fails_says_so(api: Api, s3: Any):
-    """503, so often as was asked for."""
+def test_obs_error_answers_503_as_often_as_asked_for(api: Api, s3: Any):
     api.fault("obs-error", count=1)
     with pytest.raises(ClientError) as caught:
         s3.list_objects(Bucket="data", MaxKeys=1)

@@ -1,4 +1,4 @@
-"""Whatever a client sends is taken or refused; it is never an internal error."""
+"""Any request is accepted or refused; none is an internal error."""
 
 from __future__ import annotations
 
@@ -135,8 +135,7 @@ REQUESTS = [("POST", "{p}/training-jobs", JOB), *OTHERS]
 PLACES = [(*request, way) for request in REQUESTS for way in ways(request[2])]
 
 
-def test_a_value_of_another_kind_at_any_place(held: tuple[Api, str]):
-    """In the body of each request that has one."""
+def test_a_value_of_another_type_at_any_key_is_no_internal_error(held: tuple[Api, str]):
     chance = random.Random(20261121)
     for method, path, body, way in PLACES:
         for value in chance.sample(VALUES, 4):
@@ -163,14 +162,14 @@ ANY = st.recursive(
 
 @given(st.sampled_from(PLACES), ANY)
 @settings(max_examples=150)
-def test_hostile_values_at_any_place(held: tuple[Api, str], place: Any, value: Any):
-    """Whatever Python's encoder of JSON can be made to send."""
+def test_hostile_values_at_any_key_are_no_internal_error(
+    held: tuple[Api, str], place: Any, value: Any
+):
     method, path, body, way = place
     assert_answered(held, method, path, with_value(body, way, value))
 
 
-def test_what_is_no_json_is_refused(held: tuple[Api, str]):
-    """With the documented code, whatever else is wrong with it."""
+def test_invalid_json_has_its_documented_code(held: tuple[Api, str]):
     api, job = held
     deep = b"[" * 200_000 + b"]" * 200_000
     for value in (
@@ -185,8 +184,7 @@ def test_what_is_no_json_is_refused(held: tuple[Api, str]):
     assert found["items"]
 
 
-def test_searches_with_very_many_conditions_are_refused(held: tuple[Api, str]):
-    """SQLite has limits for the depth of an expression and the length of a pattern."""
+def test_searches_with_more_conditions_than_sqlite_takes_are_refused(held: tuple[Api, str]):
     api, _ = held
     name = {"key": "name", "operator": "in", "value": ["a"]}
     for body, code in (
@@ -203,8 +201,7 @@ def test_searches_with_very_many_conditions_are_refused(held: tuple[Api, str]):
     assert api.ask("POST", path, filters)[0] == 400
 
 
-def test_an_algorithm_whose_parameters_have_no_names_is_refused(held: tuple[Api, str]):
-    """Else the first job of it would be an internal error."""
+def test_an_algorithm_with_nameless_parameters_is_refused(held: tuple[Api, str]):
     api, _ = held
     for parameters in ([{}], [{"name": ""}], [{"name": 7}], [{"name": None}]):
         config = {"parameters": parameters, "engine": {"image_url": "i:1"}, "command": "true"}
@@ -218,8 +215,7 @@ def test_an_algorithm_whose_parameters_have_no_names_is_refused(held: tuple[Api,
 
 
 @pytest.mark.parametrize("path", ["training-jobs", "algorithms", "training-experiments"])
-def test_of_creates_at_the_same_time_one_takes_the_name(held: tuple[Api, str], path: str):
-    """The others are refused as they are when they come later."""
+def test_of_simultaneous_creates_one_gets_the_name(held: tuple[Api, str], path: str):
     api, _ = held
     source = {"name": "data", "remote": {"obs": {"obs_url": "obs://cloudjob/in/"}}}
     body = api.body("true", algorithm={"inputs": [source]})
@@ -234,16 +230,14 @@ def test_of_creates_at_the_same_time_one_takes_the_name(held: tuple[Api, str], p
     assert statuses[1:] == [400] * 11
 
 
-def test_a_fault_takes_numbers_only(held: tuple[Api, str]):
-    """NaN would make the list of faults no JSON."""
+def test_a_fault_accepts_finite_numbers_only(held: tuple[Api, str]):
     api, _ = held
     for values in ({"amount": "nan"}, {"seconds": "inf"}, {"count": "x"}, {"node": [1]}):
         with pytest.raises(UsageError, match=r"amount|seconds|count|node"):
             daemon.add_fault(api.home, kind="slow-obs", **values)
 
 
-def test_bodies_that_are_no_objects(held: tuple[Api, str]):
-    """No JSON, and JSON of another kind."""
+def test_a_body_that_is_no_object_is_refused(held: tuple[Api, str]):
     api, _ = held
     for body in ([], "text", 3, None):
         status, answer, _ = api.ask("POST", "{p}/training-jobs", body)

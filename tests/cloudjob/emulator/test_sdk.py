@@ -81,15 +81,15 @@ def job(session_api: Api) -> str:
     return made
 
 
-def test_there_are_operations_to_drive():
-    """A new SDK may have more, and then this says which are new."""
+def test_the_sdk_has_the_operations_that_are_expected():
     assert len(OPERATIONS) >= 54
     assert {name for name, _, _ in OPERATIONS} >= REFUSED
 
 
 @pytest.mark.parametrize(("name", "method", "path"), OPERATIONS, ids=lambda item: item)
-def test_every_operation_is_answered(name: str, method: str, path: str, session_api: Api, job: str):
-    """Never as one that does not exist; and what is not done here is a wrong parameter."""
+def test_every_operation_of_the_sdk_is_answered(
+    name: str, method: str, path: str, session_api: Api, job: str
+):
     words = {
         "project_id": session_api.address.project_id,
         "training_job_id": job,
@@ -106,8 +106,7 @@ def test_every_operation_is_answered(name: str, method: str, path: str, session_
         assert (status, values["error_code"]) == (400, "ModelArts.2788")
 
 
-def test_the_registrys_client_finds_the_tags_of_an_image(session_api: Api):
-    """Where nodes are processes, any image is there."""
+def test_the_sdk_of_the_registry_lists_the_tags_of_an_image(session_api: Api):
     address = session_api.address
     credentials = BasicCredentials(address.access_key, address.secret_key, address.project_id)
     builder = swr.SwrClient.new_builder().with_credentials(credentials)
@@ -178,7 +177,6 @@ def full_body(s3: Any, name: str) -> Any:
 
 
 def test_a_full_job_goes_through_the_sdk(client: Any, s3: Any):
-    """Create, show, list, logs, events, metrics, tasks, stages, change, delete."""
     name = new_name()
     made = client.create_training_job(full_body(s3, name))
     job = made.metadata.id
@@ -232,8 +230,7 @@ def _ended(found: Any) -> Any:
     return found if found.status.phase in ("Completed", "Failed", "Abnormal") else None
 
 
-def test_stopping_through_the_sdk(client: Any, session_api: Api):
-    """202, Terminating, and an error when it is over."""
+def test_the_sdk_stops_a_job_once(client: Any, session_api: Api):
     job = session_api.create("sleep 60")
     request = sdk.StopTrainingJobRequest(
         training_job_id=job, body=sdk.JobActionType(action_type="terminate")
@@ -246,8 +243,7 @@ def test_stopping_through_the_sdk(client: Any, session_api: Api):
     assert (caught.value.status_code, caught.value.error_code) == (409, "ModelArts.2796")
 
 
-def test_errors_are_the_sdks_exceptions(client: Any):
-    """Status, code, words and the id of the request."""
+def test_an_error_is_an_exception_of_the_sdk(client: Any):
     with pytest.raises(ClientRequestException) as caught:
         client.create_training_job(sdk.CreateTrainingJobRequest(body=sdk.Job(kind="job")))
     error = caught.value
@@ -257,8 +253,7 @@ def test_errors_are_the_sdks_exceptions(client: Any):
     assert len(error.request_id) == 32
 
 
-def test_a_wrong_key_is_the_sdks_exception(session_api: Api):
-    """The gateway's words."""
+def test_a_wrong_key_is_an_exception_of_the_sdk(session_api: Api):
     address = session_api.address
     wrong = (
         sdk.ModelArtsClient.new_builder()
@@ -272,8 +267,7 @@ def test_a_wrong_key_is_the_sdks_exception(session_api: Api):
     assert (caught.value.status_code, caught.value.error_code) == (401, "APIGW.0301")
 
 
-def test_flavors_engines_and_quotas(client: Any):
-    """What the account has."""
+def test_the_sdk_lists_flavors_engines_and_quotas(client: Any):
     flavors = client.show_training_job_flavors(sdk.ShowTrainingJobFlavorsRequest(flavor_type="GPU"))
     engines = client.show_training_job_engines(sdk.ShowTrainingJobEnginesRequest())
     quotas = client.show_training_quotas(sdk.ShowTrainingQuotasRequest())
@@ -288,8 +282,7 @@ def test_flavors_engines_and_quotas(client: Any):
     assert (most.cpu_core_num, most.mem_size) == (8, 32)
 
 
-def test_tags(client: Any, session_api: Api, job: str):
-    """Put on, found, counted, taken off."""
+def test_tags_are_added_found_counted_and_removed(client: Any, session_api: Api, job: str):
     key = new_name()
     tags = sdk.CreateTmsTagsRequest(tags=[sdk.TmsTag(key=key, value="v")])
     client.create_train_job_tags(sdk.CreateTrainJobTagsRequest(training_job_id=job, body=tags))
@@ -314,8 +307,7 @@ def test_tags(client: Any, session_api: Api, job: str):
     assert session_api.ok("POST", way + "count", count) == {"total_count": 0}
 
 
-def test_an_algorithm_makes_jobs(client: Any, session_api: Api, s3: Any):
-    """Created, listed, used, changed, deleted."""
+def test_an_algorithm_is_created_used_changed_and_deleted(client: Any, session_api: Api, s3: Any):
     name = new_name()
     s3.put_object(Bucket="data", Key=f"{name}/t.py", Body=b"import sys; print(sys.argv[1:])")
     config = sdk.AlgorithmJobConfig(
@@ -353,8 +345,7 @@ def refusal(action: Callable[..., Any], request: Any) -> tuple[int, str]:
     return caught.value.status_code, caught.value.error_code
 
 
-def test_experiments(client: Any, session_api: Api):
-    """Created, found by name, changed, counted, deleted; a name is taken once."""
+def test_an_experiment_is_created_found_changed_counted_and_deleted(client: Any, session_api: Api):
     name, other = new_name(), new_name()
 
     def request(name: str) -> Any:
@@ -394,10 +385,9 @@ def test_experiments(client: Any, session_api: Api):
     assert refusal(client.show_training_experiment_details, show) == (400, "ModelArts.2788")
 
 
-def test_a_job_makes_the_experiment_that_it_names_and_needs_the_one_of_an_id(
+def test_a_job_creates_the_experiment_that_it_names_but_an_id_must_exist(
     client: Any, session_api: Api
 ):
-    """As the reference of ``training_experiment_reference`` says."""
     name = new_name()
     body = session_api.body("true")
     body["metadata"]["training_experiment_reference"] = {"id": "nobody"}
@@ -413,15 +403,13 @@ def test_a_job_makes_the_experiment_that_it_names_and_needs_the_one_of_an_id(
     assert [item.metadata.name for item in listed] == sorted(item.metadata.name for item in listed)
 
 
-def test_what_notifications_may_be_about(client: Any):
-    """The key of the answer has a hyphen, alone among all."""
+def test_the_sdk_lists_the_categories_of_events(client: Any):
     found = client.list_event_categories(sdk.ListEventCategoriesRequest()).event_categories
 
     assert "JobFailed" in [item.id for item in found]
 
 
-def test_jobs_are_found_by_host_kind_and_tag(client: Any, session_api: Api, job: str):
-    """An empty value of a tag stands for all; jobs of tags and hosts are those of 31 days."""
+def test_jobs_of_31_days_are_found_by_host_type_and_tag(client: Any, session_api: Api, job: str):
     key = new_name()
     tags = sdk.CreateTmsTagsRequest(tags=[sdk.TmsTag(key=key, value="v")])
     client.create_train_job_tags(sdk.CreateTrainJobTagsRequest(training_job_id=job, body=tags))
@@ -461,10 +449,9 @@ def test_jobs_are_found_by_host_kind_and_tag(client: Any, session_api: Api, job:
         ("k", "a,b", False),
     ],
 )
-def test_tags_are_checked_when_they_are_put_on_a_job_and_at_its_creation(
+def test_tags_are_validated_when_added_and_at_creation(
     session_api: Api, job: str, key: str, value: str, is_allowed: bool
 ):
-    """By the limits of the SDK's documentation."""
     tags = [{"key": key, "value": value}]
     body = {**session_api.body("true"), "tags": tags}
     path = f"{{p}}/modelarts-training-job/{job}/tags"
@@ -476,8 +463,7 @@ def test_tags_are_checked_when_they_are_put_on_a_job_and_at_its_creation(
         session_api.ok("DELETE", f"{path}/delete", {"tags": [{"key": key}]})
 
 
-def test_names_and_batches(client: Any, session_api: Api):
-    """A name is taken while its job is there; many jobs are deleted at once, or none."""
+def test_a_batch_deletes_all_jobs_or_none(client: Any, session_api: Api):
     jobs = [session_api.create("true") for _ in range(3)]
     name = session_api.show(jobs[0])["metadata"]["name"]
     check = sdk.ValidateTrainingJobNameRequest(job_name=name)
@@ -500,8 +486,7 @@ def test_names_and_batches(client: Any, session_api: Api):
     await_true(lambda: client.validate_training_job_name(check).is_duplicate is False)
 
 
-def test_an_image_can_be_looked_up(client: Any):
-    """Registered, listed, shown with its status."""
+def test_an_image_is_registered_listed_and_shown(client: Any):
     made = client.register_image(
         sdk.RegisterImageRequest(body=sdk.ImageRegRequest(swr_path="registry/ns/img:1"))
     )

@@ -1,4 +1,4 @@
-"""How the emulator finds a place for its SeaweedFS."""
+"""The ports and sockets of SeaweedFS."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def account(name: str) -> Account:
     return Account(f"ak-{name}", f"sk-{name}", "pw", "p", "d", "u")
 
 
-def test_ports_that_somebody_takes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It listens at others, and does not take the server that it finds there for its own."""
+def test_seaweedfs_uses_other_ports_if_some_are_taken_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     free_ports = seaweedfs._free_ports
     with ExitStack() as stack:
         first = seaweedfs.SeaweedFS(tmp_path / "first", account("first"), "bucket")
@@ -37,8 +38,7 @@ def test_ports_that_somebody_takes_meanwhile(tmp_path: Path, monkeypatch: pytest
         assert second.is_alive()
 
 
-def test_no_sockets_are_left_in_tmp(tmp_path: Path):
-    """Neither when it is stopped nor by one that was killed with its emulator."""
+def test_no_sockets_are_left_in_tmp_after_a_stop_or_a_kill(tmp_path: Path):
     found: list[set[Path]] = []
     with ExitStack() as stack:
         for _ in range(2):
