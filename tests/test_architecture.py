@@ -42,6 +42,9 @@ HEAVY = {
     "platformdirs",
     "pathspec",
     "jobentry.main",
+    "requests",
+    "rich",
+    "tenacity",
 }
 
 

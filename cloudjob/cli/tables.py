@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # A terminal gets more rows than this without colours: rich needs a millisecond for each of them.
 _MOST_ROWS = 500
 # The narrowest last column.
-_LAST_WIDTH = 20
+_LAST_WIDTH = 16
 _STYLES = {
     "RUNNING": "cyan",
     "SUCCEEDED": "green",

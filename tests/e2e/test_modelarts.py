@@ -484,4 +484,4 @@ def test_events_of_a_backend_without_any_are_told(cloud: Any):
     found = cloud.cli("events", done.job)
 
     assert found.code == 2
-    assert b"the backend process records none" in found.err
+    assert b"the backend process keeps none" in found.err
