@@ -11,6 +11,7 @@ from collections import Counter
 
 from cloudjob.errors import PackageError
 from cloudjob.package.messages import CLOUDJOBIGNORE, reading, shown, size_text
+from cloudjob.package.scan import covers
 from cloudjob.package.tree import FILE, FOLDER, Tree
 
 _LISTED = 10
@@ -31,7 +32,7 @@ def script(tree: Tree, path: str) -> None:
         full = tree.source / name
         real = os.path.relpath(os.path.realpath(full), os.path.realpath(tree.source))
         for out, reason in tree.left_out:
-            if _covers(out, name) or _covers(out, real):
+            if covers(out, name) or covers(out, real):
                 why = reason if out in (name, real) else f"in {shown(out)}, {reason}"
                 raise PackageError(f"{doing}: {why}", hint=_keep(out))
         if full.is_dir():
@@ -71,10 +72,6 @@ def ignore_line(path: str) -> str:
     """Return the line of an ignore file that means this path of the source and no other."""
     text = re.sub(r"([*?\[\\])", r"\\\1", path)
     return "/" + re.sub(r" $", r"\\ ", text)
-
-
-def _covers(left_out: str, name: str) -> bool:
-    return left_out == name or (left_out.endswith("/") and (name + "/").startswith(left_out))
 
 
 def _keep(left_out: str) -> str:

@@ -1,13 +1,12 @@
-"""Ignore files: the lines of ``.gitignore`` and its kin, read as git reads them.
+"""Ignore files: the lines of ``.gitignore`` and ``.cloudjobignore``, read as git reads them.
 
-pathspec turns a line into a regular expression; which file has the word, and whether a folder above
-has been left out already, is git's order and stands here. A line speaks of a path itself, not of
-what lies below: the walk never enters a folder that is left out.
+pathspec turns a line into a regular expression; which file decides, and whether a folder above is
+left out already, is git's order and implemented here. A line applies to a path itself and not to
+what lies below: the scan never enters a folder that is left out.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import posixpath
 import re
@@ -17,15 +16,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from cloudjob.package.messages import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterator, Sequence
+
+    from pathspec import GitIgnoreSpec
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 GITIGNORE = ".gitignore"
 # What pathspec makes of lines like ``*/``, to be looked for anywhere in a path.
 _ANY_FOLDER = "(?P<ps_d>/)"
-_GLOB = re.compile(r"[*?\[\\]")
 
 
-class Word(NamedTuple):
+class Decision(NamedTuple):
     """What one line of an ignore file says about a path.
 
     Args:
@@ -41,8 +42,7 @@ class Word(NamedTuple):
 class _Line(NamedTuple):
     number: int
     text: str
-    ignores: bool
-    pattern: re.Pattern[str]
+    pattern: GitIgnoreSpecPattern
 
 
 class Rules:
@@ -58,43 +58,40 @@ class Rules:
         self._name = shown_name
         self._skip = len(prefix)
         self._above = above
-        self._lines = list(reversed(list(_lines(text))))
-        self._literals, self._suffixes, self._globs = _last_segments(self._lines)
-        self._known: dict[str, bool] = {}
+        self._lines = list(_lines(text))
+        self._spec = _spec(self._lines) if self._lines else None
 
     def __bool__(self) -> bool:
         return bool(self._lines)
 
-    def word(self, name: str, base: str, is_folder: bool) -> Word | None:
-        """Return what the last line that means ``name`` says about it.
+    def decide(self, name: str, is_folder: bool) -> Decision | None:
+        """Return what the last line that applies to ``name`` says about it.
 
         Args:
             name: Relative to the source.
-            base: Its last segment.
         """
-        known = self._known.get(base)
-        if known is None:
-            known = self._known[base] = self._may_mean(base)
-        return self.says(self._above + name[self._skip :], base, is_folder) if known else None
+        return self.decide_relative(self._above + name[self._skip :], is_folder)
 
-    def says(self, relative: str, base: str, is_folder: bool) -> Word | None:
-        """Return what the last line that means ``relative`` says, seen from the file's folder."""
+    def decide_relative(self, relative: str, is_folder: bool) -> Decision | None:
+        """Return what the last line that applies to a path says; relative to the file's folder."""
         path = relative + "/" if is_folder else relative
-        for line in self._lines:
-            if _means(line, path):
+        if not self._may_apply(path):
+            return None
+        for line in reversed(self._lines):
+            if _applies(line, path):
                 spelled = line.text[1:].strip().strip("/")
+                base = relative.rpartition("/")[2]
                 is_named = line.text.startswith("!") and spelled in (relative, base)
                 rule = f"{shown(self._name)}:{line.number}: {line.text}"
-                return Word(line.ignores, rule, is_named)
+                return Decision(bool(line.pattern.include), rule, is_named)
         return None
 
-    def _may_mean(self, base: str) -> bool:
-        """Whether any line can mean a path with this last segment: cheap, and right about no."""
-        return (
-            base in self._literals
-            or base.endswith(self._suffixes)
-            or any(glob(base) for glob in self._globs)
-        )
+    def _may_apply(self, path: str) -> bool:
+        """Whether any line matches; by Hyperscan, so that most paths cost a microsecond."""
+        try:
+            return self._spec is not None and self._spec.check_file(path).include is not None
+        except UnicodeEncodeError:
+            return True
 
 
 def parse_own(folder: str, prefix: str, name: str) -> Rules:
@@ -147,10 +144,10 @@ def _is_left_out(found: list[tuple[Rules, int]], segments: tuple[str, ...]) -> b
         for rules, steps in reversed(found):
             if steps < depth:
                 relative = "/".join(segments[steps:depth])
-                word = rules.says(relative, segments[depth - 1], True)
-                if word is not None and word.ignores:
+                decision = rules.decide_relative(relative, is_folder=True)
+                if decision is not None and decision.ignores:
                     return True
-                if word is not None:
+                if decision is not None:
                     break
     return False
 
@@ -213,7 +210,7 @@ def _read(path: str) -> bytes:
 # ---- lines ---------------------------------------------------------------------------------------
 
 
-def _lines(data: bytes) -> Iterable[_Line]:
+def _lines(data: bytes) -> Iterator[_Line]:
     """Yield the lines that mean something, as git reads them."""
     if not data.strip():
         return
@@ -225,93 +222,35 @@ def _lines(data: bytes) -> Iterable[_Line]:
         try:
             pattern = GitIgnoreSpecPattern(line)
         except (ValueError, re.error):
-            continue  # git passes over what it cannot read, such as [z-a]
+            continue  # git skips what it cannot read, such as [z-a]
         if pattern.include is not None and pattern.regex is not None:
-            yield _Line(number, line, pattern.include, _quick(pattern.regex))
+            yield _Line(number, line, pattern)
 
 
-def _means(line: _Line, path: str) -> bool:
-    """Whether a line means this very path; a folder's path ends with ``/``.
+def _spec(lines: Sequence[_Line]) -> GitIgnoreSpec:
+    from pathspec import GitIgnoreSpec
 
-    pathspec takes what lies below a folder along, and ``a/**`` for ``a/`` itself; git does neither.
+    patterns = [line.pattern for line in lines]
+    try:
+        return GitIgnoreSpec(patterns, backend="best")
+    except UnicodeEncodeError:  # a line that is not UTF-8
+        return GitIgnoreSpec(patterns, backend="simple")
+
+
+def _applies(line: _Line, path: str) -> bool:
+    """Whether a line applies to this very path; a folder's path ends with ``/``.
+
+    For pathspec it applies to what lies below a folder too, and ``a/**`` to ``a/``; not for git.
     """
-    if line.pattern.pattern == _ANY_FOLDER:
+    regex = line.pattern.regex
+    assert regex is not None, "lines without a meaning are left out"
+    if regex.pattern == _ANY_FOLDER:
         return path.endswith("/")
-    match = line.pattern.search(path)
+    match = regex.search(path)
     if match is None:
         return False
     if line.text.rstrip().endswith("/**/"):
         return path.endswith("/") and match.end() < len(path)
-    if "ps_d" in line.pattern.groupindex and match["ps_d"] is not None:
+    if "ps_d" in regex.groupindex and match["ps_d"] is not None:
         return match.end("ps_d") == len(path)
     return not (match.end() == len(path) and path.endswith("/"))
-
-
-def _last_segments(
-    lines: Iterable[_Line],
-) -> tuple[set[str], tuple[str, ...], list[Callable[[str], object]]]:
-    """Return what the last segment of a path must be for any line to mean it.
-
-    Either one of some texts, or one that ends so, or one that these patterns match.
-    """
-    from_line: dict[str, re.Pattern[str]] = {}
-    literals: set[str] = set()
-    suffixes: set[str] = set()
-    for line in lines:
-        segment = line.text.removeprefix("!").rstrip().rstrip("/").rpartition("/")[2]
-        if not _GLOB.search(segment):
-            literals.add(segment)
-        elif segment.startswith("*") and not _GLOB.search(segment[1:]) and segment[1:]:
-            suffixes.add(segment[1:])
-        else:
-            from_line[segment] = _segment_pattern(segment)
-    return literals, tuple(suffixes), [pattern.match for pattern in from_line.values()]
-
-
-def _segment_pattern(segment: str) -> re.Pattern[str]:
-    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
-
-    if segment in ("*", "**") or segment.endswith("\\"):
-        return re.compile("")
-    # Without its folders a line may look like a comment.
-    pattern = GitIgnoreSpecPattern("/" + segment).regex
-    return re.compile("") if pattern is None else _quick(pattern)
-
-
-# What pathspec makes of ``*``, of ``/**/``, and of the way to a line without a slash.
-_STAR, _FOLDERS, _TOP = "[^/]*", "(?:/.+)?", "^(?:.+/)?"
-
-
-def _quick(pattern: re.Pattern[str]) -> re.Pattern[str]:
-    """Return a pattern that matches the same paths and does not try them in every possible way.
-
-    With ``*a*b*``, nothing is lost when the first star ends at the first ``a``: the next one takes
-    all that follows. As it is, ``*a*a*a*a*b`` takes minutes for a name of 100 letters.
-    """
-    regex = pattern.pattern
-    if regex.count(_STAR) + regex.count(_FOLDERS) < 3:
-        return pattern
-    numbers = itertools.count()
-
-    def atomic(text: str) -> str:
-        # Python 3.10 has no atomic groups; a group that was looked at ahead is one.
-        name = f"once_{next(numbers)}"
-        return f"(?=(?P<{name}>{text}))(?P={name})"
-
-    def segments(text: str) -> str:
-        first, *rest = text.split(_STAR)
-        made = [
-            _STAR + part if "(" in part or number == len(rest) else atomic("[^/]*?" + part)
-            for number, part in enumerate(rest, 1)
-        ]
-        return first + "".join(made)
-
-    first, *rest = regex.split(_FOLDERS)
-    if rest and first.startswith(_TOP):
-        first = "^" + atomic("(?:.+?/)??" + segments(first[len(_TOP) :]))
-    else:
-        first = segments(first)
-    last = _FOLDERS + segments(rest.pop()) if rest else ""
-    return re.compile(
-        first + "".join(atomic("(?:/.+?)??" + segments(part)) for part in rest) + last
-    )

