@@ -1,8 +1,8 @@
-"""Options and layers of YAML files -> JobSpec.
+"""Read options, the environment and YAML files into a ``JobSpec``; start with ``load``.
 
-Options win over the job file, that over the project's, that over the user's, that over defaults.
-Each layer is validated by itself, so that every error names its file and line, even where another
-layer wins.
+Options take precedence over the job file, then come the project's file, the user's file and the
+defaults. Each layer is validated by itself, so every error names its file and line, even if another
+layer overrides the value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from jobentry.contract.launchers import LAUNCHERS
 
 __all__ = ["Loaded", "json_schema", "load", "read_env_file", "show"]
 
-
 _LIMIT = "source_limit_mb"
 
 
@@ -54,21 +53,21 @@ def load(
     needs_script: bool = True,
     copied: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Loaded:
-    """Return the job that flags and files describe together.
+    """Return the job that options and files describe together.
 
     Args:
-        flags: What the user gave and nothing else, by key; text is read as in YAML, secrets are
-            names with ``""`` or ``@FILE``.
-        job_file: What ``--config`` names.
-        cwd: The folder that relative flags mean.
-        environ: Where secrets and ``$CLOUDJOB_CONFIG`` come from.
-        copied: What stands in the place of the files: where it comes from, and another job as
-            ``spec.masked`` shows it. Its secrets are taken from ``environ`` by their names.
-        needs_script: False for ``config show``, which makes sense before there is a script.
+        flags: The options that were given, by key; text is read as in YAML, secrets are names with
+            ``""`` or ``@FILE``.
+        job_file: The file of ``--config``.
+        cwd: The folder that relative paths in options start from.
+        environ: The source of secrets and of ``$CLOUDJOB_CONFIG``.
+        copied: An origin and a job as ``masked`` returns it, to use instead of the project's and
+            the user's file. Its secrets are taken from ``environ`` by their names.
+        needs_script: False for ``config show``, which is useful before there is a script.
 
     Raises:
         UsageError: a file cannot be read.
-        SpecError: with everything that is wrong in all files, flags and the job they make.
+        SpecError: with every error of all files, options and the job they describe.
     """
     options = checked(layer_of_options(flags, cwd))
     source = Path(options.values.get("source", cwd))
@@ -115,7 +114,7 @@ def _rows(key: str, value: object) -> list[tuple[str, str]]:
 def _spec(
     values: dict[str, Any], environ: Mapping[str, str], cwd: Path, invalid: set[str]
 ) -> tuple[JobSpec, list[tuple[str, str]]]:
-    """Return the job that the values of all layers make, and what is wrong with it."""
+    """Return the job that the merged values describe, and its errors."""
     found: list[tuple[str, str]] = []
     for name, place in values.get("secrets", {}).items():
         try:
@@ -137,7 +136,7 @@ def _secret(name: str, place: str, environ: Mapping[str, str]) -> str:
         return environ[name]
     path = Path(place[1:])
     try:
-        # One byte more than fits, so that the check of its size has something to report.
+        # One byte more than allowed, so that the check of its size reports a larger file.
         with path.open("rb") as file:
             data: bytes = file.read(MAX_WORD_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -146,7 +145,7 @@ def _secret(name: str, place: str, environ: Mapping[str, str]) -> str:
 
 
 def _relative(script: str, source: Path) -> str:
-    """Return the script's path as the nodes find it: relative to the source, and no option."""
+    """Return the script's path relative to the source, in a form that is never an option."""
     if script.startswith("-"):
         return f"./{script}"
     if not script.startswith("/") or "\0" in f"{script}{source}":
@@ -161,10 +160,10 @@ def _relative(script: str, source: Path) -> str:
 def _apply_source_limit(
     layers: Sequence[Layer], values: dict[str, Any], origins: dict[str, str]
 ) -> None:
-    """Replace the limit of the source, when the backend has one of its own.
+    """Set both limits of the source to the one that applies, if the backend has its own.
 
-    The nearest layer that has either wins, and in one layer the backend's own. From here on both
-    are the same: a copy of the job has this limit, whatever becomes of the layers.
+    The nearest layer that has either key wins; within one layer, the backend's key wins. Both keys
+    get the value, so that a copy of the job has the same limit.
     """
     backend = values.get("backend", JobSpec.model_fields["backend"].default)
     own = values.get(backend, {}).get(_LIMIT)

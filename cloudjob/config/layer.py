@@ -18,10 +18,10 @@ class Layer:
     """Values by key, as a job file has them.
 
     Args:
-        folder: What relative paths in it mean.
+        folder: The folder that relative paths start from.
         origins: Where each value was written, by its dotted key: ``--nodes``, ``job.yaml:3``.
-        invalid: The keys that had a wrong value.
-        is_named: Whether an error names the origin; an option's is the key itself.
+        invalid: The keys that had an invalid value.
+        is_named: Whether errors name the origin; for an option, the key is enough.
     """
 
     values: dict[str, Any]
@@ -32,15 +32,15 @@ class Layer:
     is_named: bool = True
 
     def problem(self, key: str, what: str) -> str:
-        """Return a problem with the file and line that its value came from."""
-        # A list as a whole stands where its key does.
+        """Return an error with the file and line that the value came from."""
+        # The items of a list may have no origin of their own.
         origin = self.origins.get(key) or self.origins.get(key.partition("[")[0], "")
         place = f"{origin}: " if origin and self.is_named else ""
         return f"{place}{one_line(key)}: {what}"
 
 
 def layer_of_options(options: Mapping[str, Any], cwd: Path) -> Layer:
-    """Return what the command line says as a layer."""
+    """Return the options of the command line as a layer."""
     values = {key: value for key, value in options.items() if value is not None}
     layer = Layer(values, cwd, is_named=False)
     for key, value in values.items():
@@ -51,7 +51,7 @@ def layer_of_options(options: Mapping[str, Any], cwd: Path) -> Layer:
 
 
 def layer_of_job(origin: str, described: Mapping[str, Any], cwd: Path) -> Layer:
-    """Return a job as a layer; what an older cloudjob knew and we do not is left out."""
+    """Return an existing job as a layer, without keys that only an older cloudjob knew."""
     values = _known(described, JobSpec)
     for name in SECTIONS.keys() & values.keys():
         values[name] = _known(values[name], SECTIONS[name])
@@ -74,9 +74,9 @@ def _keys(values: Mapping[str, Any], *location: str) -> Iterable[str]:
 
 
 def checked(layer: Layer) -> Layer:
-    """Return a layer with its valid values alone, and its problems; paths as seen from here."""
+    """Reduce a layer to its valid values, add its errors, and resolve its paths."""
     values = {**layer.values, **_named_secrets(layer)}
-    # In the order of the file, whose lines are met one by one.
+    # Origins are in the order of the file, and so are the errors.
     order = {key: number for number, key in enumerate(layer.origins)}
     values, wrong = valid_part(values)
     wrong.sort(key=lambda error: order.get(dotted(error[0]), len(order)))
@@ -91,7 +91,7 @@ def checked(layer: Layer) -> Layer:
 
 
 def _named_secrets(layer: Layer) -> dict[str, dict[str, str]]:
-    """Return the secrets of a layer that lists their names only, as a mapping."""
+    """Return the secrets of a layer as a mapping, if it lists only their names."""
     names = layer.values.get("secrets")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return {}
@@ -113,9 +113,9 @@ def _places_of_secrets(layer: Layer, secrets: Mapping[str, str]) -> Iterator[tup
 
 
 def merged(layers: Iterable[Layer]) -> dict[str, Any]:
-    """Return the values of all layers; the last one that has a key decides.
+    """Return the values of all layers; for each key, the last layer that has it wins.
 
-    What has names, the sections and the maps, is merged name by name.
+    Sections and mappings are merged name by name.
     """
     values: dict[str, Any] = {}
     for layer in layers:

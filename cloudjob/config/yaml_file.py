@@ -1,8 +1,8 @@
-"""The values of a YAML file as plain data, and the line of each.
+"""Read a YAML file as plain data with the line of each value.
 
-PyYAML composes the file's tree; its scalars are kept as the text that was written, so that YAML's
-own types (``on``, ``1:30``, ``0123``) change no value. Only keys that hold YAML for a platform get
-the types of JSON.
+PyYAML composes the file's tree. Scalars stay the text that was written, so that YAML's own types
+(``on``, ``1:30``, ``0123``) change no value; only keys that hold YAML for a platform get JSON's
+types.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from cloudjob.model.validation import Location
 
 MAX_DEPTH = 20
-# Aliases multiply: nine lines of nine aliases each are 387 million values.
-MAX_VALUES = 100_000
-# The deepest value of ours: the name of a label in a section.
+# Aliases multiply: nine lines of nine aliases each expand to 387 million values. A rank table may
+# have a line for each of 10,000 nodes.
+MAX_VALUES = 20_000
+# The deepest location of a key: a name in a mapping in a section.
 _DEEPEST = 3
 _YAML_HINT = (
     "YAML indents with spaces; quote text that holds ': ' or begins with a special character"
@@ -49,10 +50,10 @@ _TREES = {
 
 
 def layer_of_file(file: File) -> Layer:
-    """Return what a file says, with what no job could have reported in ``problems``.
+    """Return the values of a file; duplicate and unusable keys are in ``problems``.
 
     Raises:
-        UsageError: It is no YAML, or not of this world.
+        UsageError: The file is not YAML, or nests or expands beyond the limits.
     """
     text = text_of(file)
     root = _compose(text, file) if text.strip() else None
@@ -68,7 +69,7 @@ def layer_of_file(file: File) -> Layer:
 
 
 class _Reader:
-    """Reads the nodes of one file."""
+    """Turns the YAML nodes of one file into plain data, and notes the line of each."""
 
     def __init__(self, file: File, layer: Layer) -> None:
         self._file = file
@@ -92,7 +93,7 @@ class _Reader:
         return values
 
     def _value(self, node: Node, location: Location) -> Any:
-        """Return a value; None for a scalar that is no text, which no key takes."""
+        """Return a value; None for a scalar with a custom tag, which is invalid for every key."""
         self._count(node)
         if location in _TREES:
             return self._plain(node, location)
@@ -110,7 +111,7 @@ class _Reader:
         return values
 
     def _plain(self, node: Node, location: Location) -> object:
-        """Return what JSON can hold of a tree; a scalar of another type, a date, stays a text."""
+        """Return a tree with the types of JSON; scalars of other types (dates) stay text."""
         self._count(node)
         if len(location) > MAX_DEPTH:
             raise self._refusal(node, f"nested more than {MAX_DEPTH} deep")
@@ -156,7 +157,7 @@ class _Reader:
     def _count(self, node: Node) -> None:
         self._values += 1
         if self._values > MAX_VALUES:
-            raise self._refusal(node, f"its aliases expand to more than {MAX_VALUES} values")
+            raise self._refusal(node, f"holds more than {MAX_VALUES} values, aliases expanded")
 
     def _refusal(self, node: Node, what: str) -> Exception:
         mark = node.start_mark

@@ -1,8 +1,8 @@
 """The types of values in a job file.
 
-A job file's values arrive as the text that the user wrote, so the types of numbers read text; they
-are narrower than ``int()`` and ``float()``, which also take ``1_0``, `` 1 ``, other scripts' digits
-and ``nan``.
+Values arrive as the text that the user wrote, so numbers are parsed here. The patterns are narrower
+than ``int()`` and ``float()``, which also accept ``1_0``, `` 1 ``, other scripts' digits and
+``nan``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cloudjob.model.text import MASK, given
 
 
 class Values(BaseModel):
-    """Keys and values that do not change; unknown keys are refused."""
+    """Base of all models: immutable, and unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -70,34 +70,34 @@ class OneOf:
     def __get_pydantic_json_schema__(
         self, _schema: core_schema.CoreSchema, _handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        # An editor reads an unquoted true as a boolean; we take the word.
+        # An editor reads an unquoted true as a boolean; cloudjob reads the word.
         return {"enum": [{"true": True, "false": False}.get(word, word) for word in self.words]}
 
 
 def key(description: str, default: Any = "", **limits: Any) -> Any:
-    """Return the field of a key of the job file: what it means, its default, what limits it."""
+    """Return the field of a key: its description, default and limits."""
     return Field(default=default, description=description, **limits)
 
 
 def allowed_words(field: FieldInfo) -> tuple[str, ...]:
-    """Return the words to which a field is restricted; none for any other field."""
+    """Return the words that a field allows; empty if it allows any text."""
     return next((item.words for item in field.metadata if isinstance(item, OneOf)), ())
 
 
 def number_range(field: FieldInfo) -> str:
-    """Return what a number may be, as messages and the documentation show it."""
+    """Return the range of a number as messages show it."""
     least = next(item.ge for item in field.metadata if isinstance(item, Ge))
     most = next((item.le for item in field.metadata if isinstance(item, Le)), None)
     return f"{least:g} or more" if most is None else f"{least:g} to {most:.0f}"
 
 
 def is_tree(field: FieldInfo) -> bool:
-    """Whether a field holds YAML that is passed on as it is."""
+    """Whether a field holds YAML for the platform."""
     return "tree" in field.metadata
 
 
 def is_map(field: FieldInfo) -> bool:
-    """Whether a field holds names with a text each."""
+    """Whether a field maps names to texts."""
     return get_origin(field.annotation) is Mapping and not is_tree(field)
 
 
@@ -118,13 +118,13 @@ def _number(value: object) -> object:
 
 
 def check_text(value: str, shown: str = "") -> str:
-    """Return a text that Linux can pass to a program.
+    """Return ``value`` if Linux can pass it to a program.
 
     Args:
-        shown: The text as an error may show it.
+        shown: The text as errors show it.
 
     Raises:
-        ValueError: It cannot.
+        ValueError: Linux cannot pass it.
     """
     shown = shown or given(value)
     if "\0" in value:
@@ -140,7 +140,7 @@ def check_text(value: str, shown: str = "") -> str:
 
 
 def check_size(size_bytes: int) -> None:
-    """Refuse what is longer than Linux takes as one argument or variable."""
+    """Raise ``ValueError`` for more bytes than Linux accepts as one argument or variable."""
     if size_bytes > MAX_WORD_BYTES:
         raise ValueError(
             f"is too long (given {size_bytes} bytes; allowed {MAX_WORD_BYTES}, Linux's limit)"
@@ -165,7 +165,7 @@ def _check_uri(uri: str) -> str:
     return uri
 
 
-# YAML types words by their look; every one of these is taken as the text that was written.
+# YAML gives unquoted words types; cloudjob reads each as the text that was written.
 _TEXT = {"type": ["string", "number", "boolean"]}
 _TEXT_OR_NULL = {"type": ["string", "number", "boolean", "null"]}
 _NAME = {"pattern": f"^(?!{'|'.join(RESERVED_PREFIXES)}){VARIABLE_RULE}$"}
@@ -175,7 +175,7 @@ Whole = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False), BeforeValidator(_number)]
 Text = Annotated[str, AfterValidator(check_text), WithJsonSchema(_TEXT)]
 Texts = tuple[Text, ...]
-# Names of any kind to texts.
+# Any names to texts.
 Labels = Annotated[
     Mapping[Text, Text],
     AfterValidator(MappingProxyType),
@@ -191,7 +191,7 @@ Uris = Annotated[
     AfterValidator(MappingProxyType),
     _VARIABLES,
 ]
-# The values of secrets; a job file names them, or the files that hold them.
+# The values of secrets; a job file has only their names, or the files that contain them.
 Secrets = Annotated[
     Mapping[_VariableName, Annotated[str, AfterValidator(lambda text: check_text(text, MASK))]],
     AfterValidator(MappingProxyType),

@@ -1,9 +1,9 @@
-"""Everything that can be wrong with a job, in words. No I/O."""
+"""Find and describe everything that is wrong with a job. No I/O."""
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,21 +18,21 @@ from cloudjob.model.types import allowed_words, check_size, number_range
 from jobentry.contract import env
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 
-# Where a value stands in a job: ("nodes",), ("env", "A"), ("args", 0), ("slurm", "mpi").
+# The path of a value in a job: ("nodes",), ("env", "A"), ("args", 0), ("slurm", "mpi").
 Location = tuple[str | int, ...]
 
 MAX_RANKS = 100_000
-# Those that leave a job alone when it has lost a node.
+# The backends that do not end a job that has lost a node.
 ELASTIC_BACKENDS = ("process", "docker")
 
 
 def validate(
     values: Mapping[str, Any], invalid: Set[str] = frozenset()
 ) -> tuple[JobSpec, list[tuple[str, str]]]:
-    """Return the job that the valid ones of these values make, and each wrong key with why.
+    """Return the job that the valid values describe, and each wrong key with the reason.
 
     Args:
-        invalid: Keys that had a wrong value and were left out before.
+        invalid: Keys whose values were already found invalid and are not among these.
     """
     values, wrong = valid_part(values)
     spec = JobSpec.model_validate(values)
@@ -42,12 +42,11 @@ def validate(
 
 
 def valid_part(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[Location, str]]]:
-    """Return the values that are valid by themselves, and where the others are and why not."""
+    """Return the values that are valid by themselves, and the location and error of the others."""
     valid, found = dict(values), []
     while wrong := _errors(valid):
         found += wrong
-        for location, _ in wrong:
-            valid = _without(valid, location)
+        valid = _without(valid, [location for location, _ in wrong])
     return valid, found
 
 
@@ -63,21 +62,24 @@ def _errors(values: Mapping[str, Any]) -> list[tuple[Location, str]]:
     return []
 
 
-def _without(values: Mapping[str, Any], location: Location) -> dict[str, Any]:
-    """Return values without the one at a location; a list goes as a whole.
+def _without(values: Mapping[str, Any], locations: Iterable[Location]) -> dict[str, Any]:
+    """Return values without those at some locations; a list is removed as a whole.
 
-    So does a mapping with a name that is no UTF-8, which pydantic does not locate exactly.
+    So is a mapping with a name that is not UTF-8, because pydantic does not report it exactly.
     """
-    first, *rest = location
-    kept = dict(values)
-    inner = kept.pop(str(first), None)
-    if isinstance(inner, dict) and rest and rest[0] in inner:
-        kept[str(first)] = _without(inner, tuple(rest))
+    inner: dict[str, list[Location]] = {}
+    for first, *rest in locations:
+        inner.setdefault(str(first), []).append(tuple(rest))
+    kept = {name: value for name, value in values.items() if name not in inner}
+    for name, parts in inner.items():
+        value = values.get(name)
+        if isinstance(value, dict) and all(part and part[0] in value for part in parts):
+            kept[name] = _without(value, parts)
     return kept
 
 
 def dotted(location: Location) -> str:
-    """Return a place as messages show it: ``env.A``, ``args[0]``."""
+    """Return a location as messages show it: ``env.A``, ``args[0]``."""
     return "".join(
         f"[{step}]" if isinstance(step, int) else f".{step}" for step in location
     ).removeprefix(".")
@@ -102,7 +104,7 @@ _LIMITS = ("greater_than_equal", "less_than_equal", "finite_number")
 
 
 def _message(location: Location, kind: str, error: Mapping[str, Any]) -> str:
-    """Return what is wrong with a value, from what pydantic found."""
+    """Describe an error of pydantic: what is wrong, what was given, what is allowed."""
     value, field = error["input"], _field_at(location)
     if kind == "value_error":
         return str(error["ctx"]["error"])
@@ -130,15 +132,15 @@ def _unknown_key(location: Location) -> str:
     return f"no such key{nearest(str(key), JobSpec.model_fields)}"
 
 
-# -- values that do not fit together --------------------------------------------------------------
+# -- keys that contradict each other ----------------------------------------------------------
 
 
 def conflicts(spec: JobSpec, invalid: Set[str] = frozenset()) -> list[tuple[str, str]]:
-    """Return the keys whose values do not fit other values, and why.
+    """Return the keys whose values contradict those of other keys, and why.
 
     Args:
-        invalid: Keys that had a wrong value and now have their default; nothing that depends on
-            one of them is checked.
+        invalid: Keys whose values were invalid, so that the job has their defaults; checks that
+            read one of them are skipped.
     """
     return [
         found for check, keys in _CHECKS if not invalid & set(keys) for found in check(spec)
@@ -146,10 +148,10 @@ def conflicts(spec: JobSpec, invalid: Set[str] = frozenset()) -> list[tuple[str,
 
 
 def check(spec: JobSpec) -> None:
-    """Do nothing for a job whose values fit together.
+    """Check that no keys contradict each other.
 
     Raises:
-        SpecError: with everything that does not.
+        SpecError: with every contradiction.
     """
     found = conflicts(spec)
     if found:

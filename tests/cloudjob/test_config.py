@@ -330,7 +330,7 @@ BOMB = "modelarts:\n  body:\n    a0: &a0 [x]\n" + "".join(
         ("[" * 100_000, "1:21", "nested more than 20 deep", ""),
         ("{a: " * 100_000, r"1:\d+", "nested more than 20 deep", ""),
         ("modelarts: {body: &a {x: *a}}", r"1:\d+", "nested more than 20 deep", ""),
-        (BOMB, r"\d+:\d+", "its aliases expand to more than 100000 values", ""),
+        (BOMB, r"\d+:\d+", "holds more than 20000 values, aliases expanded", ""),
         ("modelarts: {body: {a: !!int x}}", "1:23", "JSON has no such int; quote the value", ""),
         ("modelarts: {body: {a: !!bool x}}", "1:23", "JSON has no such bool", ""),
         ("modelarts: {body: {a: .nan}}", "1:23", "JSON has no such float", ""),
