@@ -10,11 +10,10 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from cloudjob import locks
+from cloudjob import locks, times
 from cloudjob import outputs as job_outputs
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, Event, Metric, NativeStatus
@@ -323,8 +322,7 @@ class Job:
         has_record = bool(status.phases) or status.cause not in (None, "platform")
         if has_record or not self._backend.copies_files or status.ended_at is None:
             return True
-        ended = datetime.fromisoformat(status.ended_at.replace("Z", "+00:00"))
-        return time.time() - ended.timestamp() > _LATE_S
+        return time.time() - times.seconds_of(status.ended_at) > _LATE_S
 
     def _forget_secrets(self) -> None:
         """Delete the secrets that were stored next to the code for the nodes."""

@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudjob import doctor, images
-from cloudjob.backends.docker import delivery, engine, logs, request, share, state
-from cloudjob.backends.keys import new_key
+from cloudjob.backends import follow
+from cloudjob.backends.delivery import new_ssh_key
+from cloudjob.backends.docker import delivery, engine, logs, request, shared_folders, state
 from cloudjob.errors import BackendError, SpecError, UsageError
 from cloudjob.model.job import JobSpec
 from cloudjob.model.status import JobState
@@ -165,7 +166,7 @@ def test_what_is_delivered_is_the_users_alone():
 
 def test_every_key_is_fresh():
     """Two jobs never share a key, and ssh reads its form."""
-    one, two = new_key(), new_key()
+    one, two = new_ssh_key(), new_ssh_key()
 
     assert one != two
     assert one.startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----\n")
@@ -199,7 +200,7 @@ def frames(*pieces: tuple[int, bytes]) -> bytes:
 def test_lines_are_whole_however_the_bytes_come(pieces, step):
     """Both streams come out complete, each line whole, in whatever pieces the wire cuts them."""
     sent = frames(*((stream, data.replace(b"\n", b"") + b"\n") for stream, data in pieces))
-    lines = logs.Lines("json-file")
+    lines = logs.Frames("json-file")
 
     got = b"".join(lines.feed(sent[at : at + step]) for at in range(0, len(sent), step))
 
@@ -208,7 +209,7 @@ def test_lines_are_whole_however_the_bytes_come(pieces, step):
 
 def test_a_line_of_one_stream_is_not_cut_by_the_other():
     """A long line comes in pieces; what the other stream says meanwhile waits for no one."""
-    lines = logs.Lines("json-file")
+    lines = logs.Frames("json-file")
 
     got = lines.feed(frames((1, b"x" * 16384), (2, b"said\n"), (1, b"y\n")))
 
@@ -217,7 +218,7 @@ def test_a_line_of_one_stream_is_not_cut_by_the_other():
 
 def test_the_newline_that_the_local_driver_loses_is_put_back():
     """The last piece of a cut line has no newline there; an end without one gets one too."""
-    lines = logs.Lines("local")
+    lines = logs.Frames("local")
 
     got = lines.feed(frames((1, b"x" * 16384), (1, b"end"), (1, b"y" * 16384), (1, b"")))
 
@@ -230,8 +231,8 @@ def test_a_kept_log_goes_on_at_a_byte(tmp_path):
     """What was read from the engine is not read again from the file that was kept."""
     (tmp_path / "node-0.log").write_bytes(b"one\ntwo\nthree\n")
 
-    assert b"".join(logs.read_kept(tmp_path / "node-0.log", 4)) == b"two\nthree\n"
-    assert list(logs.read_kept(tmp_path / "node-1.log")) == []
+    assert b"".join(follow.read_file(tmp_path / "node-0.log", 4)) == b"two\nthree\n"
+    assert list(follow.read_file(tmp_path / "node-1.log")) == []
 
 
 # --- states
@@ -358,9 +359,9 @@ def test_a_folder_is_opened_only_behind_a_guard(tmp_path):
 
     tmp_path.chmod(0o755)
     with pytest.raises(BackendError, match="anybody on this machine could enter"):
-        share.open_folder(folder, maps_users=True)
+        shared_folders.open_folder(folder, maps_users=True)
     tmp_path.chmod(0o700)
-    share.open_folder(folder, maps_users=True)
+    shared_folders.open_folder(folder, maps_users=True)
 
     assert folder.stat().st_mode & 0o777 == 0o777
     assert (folder / "code.json").stat().st_mode & 0o777 == 0o666

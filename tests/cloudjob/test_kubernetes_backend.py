@@ -461,7 +461,7 @@ def test_a_waiting_follower_does_not_list_events_every_second(
 
 def manifest_check(lab: Lab) -> list[tuple[bool, str]]:
     """Return what the cluster says of the job's manifest before it is sent."""
-    client = lab.backend._client(lab.backend._site)
+    client = lab.backend._client(lab.backend._cluster)
     return [(check.is_ok, check.found) for check in checks._manifest(client, lab.request)]
 
 

@@ -17,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudjob.backends.kubernetes import (
-    conditions,
+    engine as engines,
+)
+from cloudjob.backends.kubernetes import (
     ms_operator,
     pod,
     request,
@@ -25,9 +27,9 @@ from cloudjob.backends.kubernetes import (
     volcano,
 )
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
-from cloudjob.backends.kubernetes.merge import merged
+from cloudjob.backends.kubernetes.kubeconfig import Cluster, find
 from cloudjob.backends.kubernetes.request import ENGINES
-from cloudjob.backends.kubernetes.site import Site, find
+from cloudjob.backends.kubernetes.strategic_merge import merged
 from cloudjob.errors import SpecError, UsageError
 from cloudjob.model.job import JobSpec
 from cloudjob.model.status import JobState
@@ -632,7 +634,7 @@ def test_conditions_of_the_mpi_operator(
     held: tuple[str, ...], is_cancelled: bool, expected: JobState
 ):
     """The one that weighs most of those that hold."""
-    assert conditions.stage(mpi_job(*held), is_cancelled).state is expected
+    assert engines.stage_of_conditions(mpi_job(*held), is_cancelled).state is expected
 
 
 @pytest.mark.parametrize(
@@ -814,4 +816,4 @@ def test_a_restarted_job_says_when_its_attempt_began():
 
 def test_a_site_is_a_key():
     """Clients are kept by it."""
-    assert {Site("a", "b", "c"): 1}[Site("a", "b", "c")] == 1
+    assert {Cluster("a", "b", "c"): 1}[Cluster("a", "b", "c")] == 1

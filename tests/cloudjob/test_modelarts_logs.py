@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cloudjob.backends.modelarts import follow, logs
+from cloudjob.backends.modelarts import logs as following
 from cloudjob.backends.modelarts.client import Client
 from cloudjob.backends.modelarts.logs import Gap, Stitcher, Window
 from cloudjob.backends.modelarts.site import Site
@@ -90,7 +90,7 @@ def test_every_line_comes_once_when_less_is_remembered_than_the_window_shows(
 ):
     """Of a long log only its end is kept to recognise it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logs, "_KEPT", 10)
+        patch.setattr(following, "_KEPT", 10)
         got, _ = joined(log, sorted(min(end, len(log)) for end in ends), size_bytes)
 
     assert got == ended(log)
@@ -169,7 +169,7 @@ def test_the_logs_of_all_nodes_are_followed_to_their_end(service: FakeModelArts)
             service.end(job)
 
     got = [b"", b""]
-    for node, data in follow.follow(
+    for node, data in following.follow(
         client_of(service), job, None, is_live=True, poll_s=0.01, pause=grow
     ):
         assert data == b"" or data.endswith(b"\n")
@@ -196,7 +196,7 @@ def test_of_a_large_job_each_look_asks_some_nodes_and_every_line_comes(service: 
             service.end(job)
 
     got = [b""] * nodes
-    for node, data in follow.follow(
+    for node, data in following.follow(
         client_of(service), job, None, is_live=True, poll_s=0.01, pause=grow
     ):
         got[node] += data
@@ -221,7 +221,7 @@ def test_a_look_at_some_nodes_says_nothing_of_the_end_of_the_others(service: Fak
         if steps[0] == 5:
             service.logs[(job, "worker-140")] = b"half of it\n"
 
-    found = follow.follow(client_of(service), job, None, is_live=True, poll_s=0.01, pause=grow)
+    found = following.follow(client_of(service), job, None, is_live=True, poll_s=0.01, pause=grow)
 
     assert [piece for piece in found if piece[1]] == [(140, b"half of it\n")]
 
@@ -230,7 +230,7 @@ def test_one_node_is_asked_for_alone(service: FakeModelArts):
     """Without following, what is there now is given once, the unfinished line too."""
     job = service.add("train", nodes=2)
     service.logs[(job, "worker-1")] = b"one\ntw"
-    found = follow.follow(
+    found = following.follow(
         client_of(service), job, 1, is_live=False, poll_s=0.01, pause=lambda _: None
     )
 
@@ -244,7 +244,7 @@ def test_a_log_that_is_not_there_yet_is_no_error(service: FakeModelArts):
 
     assert (
         list(
-            follow.follow(
+            following.follow(
                 client_of(service), job, None, is_live=False, poll_s=0.01, pause=lambda _: 0
             )
         )
@@ -259,7 +259,7 @@ def test_what_nobody_can_show_is_said_and_not_passed_over_silently(service: Fake
     service.logs[(job, "worker-0")] = log
     got = b"".join(
         data
-        for _, data in follow.follow(
+        for _, data in following.follow(
             client_of(service), job, None, is_live=True, poll_s=0.01, pause=lambda _: None
         )
     )

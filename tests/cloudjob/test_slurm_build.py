@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudjob import config
-from cloudjob.backends.slurm import refusals, request, script, site
-from cloudjob.backends.slurm.site import Site
+from cloudjob.backends.slurm import cluster, errors, request, script
+from cloudjob.backends.slurm.cluster import Cluster, Host
 from cloudjob.errors import SpecError
 from cloudjob.model.job import JobSpec
 from cloudjob.model.submission import Code, Submission, prepare
@@ -21,15 +21,17 @@ from cloudjob.model.validation import conflicts
 from jobentry.contract import env, variables
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-HERE = Site(
-    host="",
+HERE = Cluster(
+    host=Host(),
     folder="/home/me/.local/share/cloudjob/slurm",
     paths={"PATH": "/opt/venv/bin:/usr/bin", "LANG": "C.UTF-8"},
     python="/opt/venv/bin/python",
     entry_python="/opt/venv/bin/python",
     entry="/opt/venv/lib/cloudjob/jobentry.pyz",
 )
-FAR = HERE._replace(host="login1", folder="~/.cloudjob/slurm", paths={}, python="", entry_python="")
+FAR = HERE._replace(
+    host=Host("login1"), folder="~/.cloudjob/slurm", paths={}, python="", entry_python=""
+)
 WHOLE = {
     "partition": "gpu",
     "account": "lab",
@@ -78,7 +80,7 @@ def submission(**values: object) -> Submission:
     )
 
 
-def built(where: Site = HERE, **values: object) -> request.SlurmRequest:
+def built(where: Cluster = HERE, **values: object) -> request.SlurmRequest:
     """Return the request for a job."""
     return request.build(submission(**values), where)
 
@@ -312,7 +314,7 @@ def test_sbatch_sees_next_to_nothing_of_the_shell(monkeypatch):
     """What it sees it would take along to the nodes."""
     monkeypatch.setenv("STRAY", "x")
     monkeypatch.setenv("SBATCH_ACCOUNT", "lab of mine")
-    done = site.Here().run("/", site.clean("env", ("SBATCH_ACCOUNT", "SBATCH_QOS")))
+    done = Host().run("/", cluster.clean("env", ("SBATCH_ACCOUNT", "SBATCH_QOS")))
     names = {line.partition("=")[0] for line in done.out.decode().splitlines()}
 
     assert "SBATCH_ACCOUNT=lab of mine" in done.out.decode().splitlines()
@@ -340,7 +342,7 @@ def test_sbatch_sees_next_to_nothing_of_the_shell(monkeypatch):
 )
 def test_a_refusal_says_what_to_do(said, message, hint):
     """In Slurm's own words, without its ceremony."""
-    error = refusals.refused("submitting", said)
+    error = errors.refused("submitting", said)
 
     assert error.message.startswith(message)
     assert hint in error.hint
@@ -351,12 +353,12 @@ def test_the_tails_of_logs_are_read_as_they_are(tmp_path):
     (tmp_path / "node-0.log").write_bytes(b"abc\n\0\xff 1 2\n")
     (tmp_path / "node-11.log").write_bytes(b"5 6\nlast")
     (tmp_path / "node-2.log").write_bytes(b"")
-    text = site.tails_text({0: 4, 1: 0})
-    done = site.Here().run(str(tmp_path), text)
+    text = cluster.tails_text({0: 4, 1: 0})
+    done = Host().run(str(tmp_path), text)
 
     expected = {0: b"\0\xff 1 2\n", 11: b"5 6\nlast"}
-    assert site.Here().tails(str(tmp_path), {0: 4, 1: 0}) == expected
-    assert site.read_tails(done.out) == expected
+    assert Host().tails(str(tmp_path), {0: 4, 1: 0}) == expected
+    assert cluster.read_tails(done.out) == expected
 
 
 def test_variables_of_all_bytes_are_delivered():

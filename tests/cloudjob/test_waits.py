@@ -19,7 +19,7 @@ import pytest
 
 from cloudjob import pipeline, waits
 from cloudjob.backends.kubernetes import client as kube_client
-from cloudjob.backends.kubernetes import site
+from cloudjob.backends.kubernetes import kubeconfig
 from cloudjob.cli.say import hear_library
 from cloudjob.errors import BackendError, StoreError
 from cloudjob.package import claims
@@ -214,15 +214,15 @@ def test_a_cluster_that_says_nothing_is_told(
     soon: None, silent: Silent, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ):
     """Before it is given up."""
-    kubeconfig = tmp_path / "config"
-    kubeconfig.write_text(
+    config = tmp_path / "config"
+    config.write_text(
         "apiVersion: v1\nkind: Config\ncurrent-context: x\n"
         "contexts: [{name: x, context: {cluster: x, user: x}}]\n"
         f"clusters: [{{name: x, cluster: {{server: '{silent.url}'}}}}]\n"
         "users: [{name: x, user: {token: t}}]\n"
     )
     limits = Limits(total_s=0.5, answer_s=0.2, pause_s=0.01)
-    found = site.find({"kubeconfig": str(kubeconfig)}, {}, tmp_path)
+    found = kubeconfig.find({"kubeconfig": str(config)}, {}, tmp_path)
     with pytest.raises(BackendError) as caught:
         kube_client.Client(found, limits=limits).get("/version", "asking")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from cloudjob.backends.keys import new_key
+from cloudjob.backends.delivery import new_ssh_key
 
 pytestmark = pytest.mark.docker
 
@@ -76,7 +76,7 @@ class Nodes:
 
     def run(self, script: str, **environ: str) -> list[tuple[int, str, str]]:
         """Run a script on one rank a node; return how each entry ended, and what it wrote."""
-        key = new_key()
+        key = new_ssh_key()
         nodes = [self._node(index, script, key, environ) for index in range(2)]
         ended = []
         for node in nodes:

@@ -17,8 +17,8 @@ import pytest
 from cloudjob.backends.kubernetes import request
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
 from cloudjob.backends.kubernetes.client import Client
+from cloudjob.backends.kubernetes.kubeconfig import find
 from cloudjob.backends.kubernetes.request import ENGINES
-from cloudjob.backends.kubernetes.site import find
 from cloudjob.errors import BackendError, NotAuthorised
 from cloudjob.waits import Limits
 from tests.cloudjob.test_kubernetes_build import submission
@@ -195,7 +195,7 @@ def test_a_list_whose_rest_is_too_old_is_asked_for_again_from_its_beginning(
     """A page names the next one, and by then the server has forgotten it (410)."""
     handle = way.send(nodes=3)
     pods = way.lab.operate(words_of(handle))
-    client = way.backend._client(way.backend._site)
+    client = way.backend._client(way.backend._cluster)
     page = {"kind": "PodList", "items": [{"old": 1}], "metadata": {"continue": "then"}}
     way.fail(Fault(status=200, body=json.dumps(page).encode()), "GET", "/pods?limit")
     body = b'{"kind": "Status", "code": 410, "reason": "Expired"}'
@@ -222,7 +222,8 @@ class Following(threading.Thread):
     def run(self) -> None:
         try:
             for node, data in self._pieces:
-                self.data[node] = self.data.get(node, b"") + data
+                if data:
+                    self.data[node] = self.data.get(node, b"") + data
         except Exception as error:  # noqa: BLE001 (the test looks at it)
             self.error = error
 

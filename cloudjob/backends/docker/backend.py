@@ -15,16 +15,18 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from datetime import datetime, timezone
 from functools import partial
 from ipaddress import ip_network
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudjob import locks
+from cloudjob import locks, times
+from cloudjob.backends import follow as following
+from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, NativeStatus
-from cloudjob.backends.docker import delivery, engine, logs, share
+from cloudjob.backends.delivery import new_ssh_key
+from cloudjob.backends.docker import delivery, engine, logs, shared_folders
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.logs import Source
 from cloudjob.backends.docker.request import (
@@ -36,7 +38,6 @@ from cloudjob.backends.docker.request import (
     DockerRequest,
 )
 from cloudjob.backends.docker.state import Container, blamed, container, status_of
-from cloudjob.backends.keys import new_key
 from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import writing
 from cloudjob.model.status import JobState
@@ -47,7 +48,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
-_SCHEME = "docker://local/"
+_SCHEME = "docker"
 _BOOT = "boot.sh"
 # How many containers are made or started at once: more only queue in the engine.
 _AT_ONCE = 8
@@ -103,7 +104,7 @@ class DockerBackend(Backend[DockerRequest]):
 
     def handle(self, request: DockerRequest) -> str:
         """Return the handle of the job, which is the same before and after it is sent."""
-        return _SCHEME + request.job
+        return handles.write(_SCHEME, "local", request.job)
 
     def send(self, request: DockerRequest) -> str:
         """Start the job and return its handle."""
@@ -187,7 +188,7 @@ class DockerBackend(Backend[DockerRequest]):
         for path in _kept_logs(folder):
             index = _index(path)
             if node in (None, index):
-                for piece in logs.read_kept(path):
+                for piece in following.read_file(path):
                     yield index, piece
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
@@ -249,7 +250,7 @@ class DockerBackend(Backend[DockerRequest]):
         for job in jobs:
             # A submit holds this lock until its job is known.
             if not locks.is_held(self._home / job / _LOCK):
-                self.remove(_SCHEME + job)
+                self.remove(handles.write(_SCHEME, "local", job))
                 removed.append(job)
         return removed
 
@@ -263,7 +264,7 @@ class DockerBackend(Backend[DockerRequest]):
             return False
         # The head has ended, so the job has; a worker that stays longer than this hangs.
         ended = self._inspected([head])[0].ended_at
-        return bool(ended) and time.time() - _seconds(ended) > _LEAVE_S
+        return bool(ended) and time.time() - times.seconds_of(ended) > _LEAVE_S
 
     def _tended(self, job: str, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         """Look after a job while its log is followed: nobody else may do so until it ends."""
@@ -310,7 +311,7 @@ class DockerBackend(Backend[DockerRequest]):
             if not (folder / _CANCELLED).exists():
                 self._report(head, bad)
             ends = [item.ended_at for item in bad]
-            if ends and time.time() - _seconds(min(ends)) > _LOST_S:
+            if ends and time.time() - times.seconds_of(min(ends)) > _LOST_S:
                 with _kept_files(folder):
                     (folder / _ASKED).touch()
                 self._kill([head], "SIGTERM")
@@ -460,11 +461,11 @@ def _share(client: Any, request: DockerRequest) -> None:
     maps_users = any("rootless" in option or "userns" in option for option in options)
     with engine.translated(f"sharing folders with the containers of job {request.job}"):
         if request.folder:
-            share.open_folder(Path(request.folder), maps_users=maps_users)
+            shared_folders.open_folder(Path(request.folder), maps_users=maps_users)
         for path in request.layers:
-            share.open_file(Path(path), maps_users=maps_users)
+            shared_folders.open_file(Path(path), maps_users=maps_users)
         for path in request.outputs:
-            share.check_output(Path(path), maps_users=maps_users)
+            shared_folders.check_output(Path(path), maps_users=maps_users)
 
 
 def _make_network(client: Any, request: DockerRequest) -> list[str]:
@@ -513,7 +514,7 @@ def _network_words(request: DockerRequest) -> dict[str, Any]:
 def _make_containers(
     client: Any, request: DockerRequest, addresses: list[str], *, with_entry: bool
 ) -> None:
-    key = new_key() if request.has_key else b""
+    key = new_ssh_key() if request.has_key else b""
     hosts = tuple(node.host for node in request.nodes)
     has_driver = _has_log_driver(client)
     known = [
@@ -569,10 +570,7 @@ def _unless_gone(action: Callable[[], object]) -> None:
 
 
 def _job(handle: str) -> str:
-    job = handle.removeprefix(_SCHEME)
-    if not handle.startswith(_SCHEME) or "/" in job or not job:
-        raise JobNotFound(f"looking for {handle}: that is no handle of the docker backend")
-    return job
+    return handles.read(handle, _SCHEME, 2)[1]
 
 
 @contextlib.contextmanager
@@ -608,8 +606,3 @@ def _write(path: Path, data: bytes) -> None:
     new = path.with_suffix(".new")
     new.write_bytes(data)
     new.replace(path)
-
-
-def _seconds(moment: str) -> float:
-    text = moment.replace("Z", "+00:00")
-    return datetime.fromisoformat(text).astimezone(timezone.utc).timestamp()

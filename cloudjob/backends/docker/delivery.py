@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cloudjob.backends import entry as entries
+from cloudjob.backends import delivery as deliveries
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.request import GROUP_ID, USER_ID, NodeRequest
 from jobentry.contract import node_end, paths, variables
@@ -72,7 +72,7 @@ def report(node: int, exit_code: int) -> bytes:
 
 def entry() -> bytes:
     """Return the entry of this cloudjob."""
-    return entries.files()[paths.ENTRY]
+    return deliveries.files()[paths.ENTRY]
 
 
 def entry_digest() -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudjob.backends.words import file_path, is_utf8
+from cloudjob.backends.encoding import file_path, is_utf8
 from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission

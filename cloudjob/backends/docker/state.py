@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cloudjob import times
 from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.docker.request import MEMORY_LABEL, NODE_LABEL
 from cloudjob.model.status import JobState
@@ -25,8 +26,6 @@ _STATES = {
 }
 _OVER = ("exited", "stopped", "dead", "removing")
 _NEW = ("created", "initialized")
-# Docker's way to say that something has not happened.
-_NEVER = "0001-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,8 @@ class Container:
         return replace(
             self,
             native=str(state["Status"]),
-            started_at=_moment(state["StartedAt"]),
-            ended_at=_moment(state["FinishedAt"]),
+            started_at=times.normalised(state["StartedAt"]),
+            ended_at=times.normalised(state["FinishedAt"]),
             exit_code=state["ExitCode"],
             is_out_of_memory=bool(state.get("OOMKilled")),
             error=str(state.get("Error") or ""),
@@ -132,11 +131,3 @@ def _reason(found: list[Container]) -> str:
     nodes = ", ".join(f"node {item.node} ({item.host})" for item in full)
     limit = float(full[0].labels.get(MEMORY_LABEL, "0"))
     return f"out of memory: {nodes}" + (f", which may use {limit:g} GiB" if limit else "")
-
-
-def _moment(text: str) -> str:
-    """Return the engine's time in RFC 3339 with milliseconds; empty for never."""
-    if not text or text.startswith(_NEVER):
-        return ""
-    whole, _, fraction = text.rstrip("Z").partition(".")
-    return f"{whole}.{(fraction + '000')[:3]}Z"

@@ -20,13 +20,14 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from cloudjob import locks
+from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Event, Metric, NativeStatus
-from cloudjob.backends.keys import new_key
-from cloudjob.backends.kubernetes import events, logs, refusals, state
+from cloudjob.backends.delivery import new_ssh_key
+from cloudjob.backends.kubernetes import errors, events, kubeconfig, logs, state
 from cloudjob.backends.kubernetes import request as requests
-from cloudjob.backends.kubernetes import site as sites
 from cloudjob.backends.kubernetes.client import POD, Client
 from cloudjob.backends.kubernetes.engine import Engine, no_services
+from cloudjob.backends.kubernetes.kubeconfig import Cluster
 from cloudjob.backends.kubernetes.logs import Place
 from cloudjob.backends.kubernetes.pod import JOB_LABEL, MANAGER_LABEL, Names
 from cloudjob.backends.kubernetes.request import (
@@ -36,7 +37,6 @@ from cloudjob.backends.kubernetes.request import (
     SERVICE,
     KubernetesRequest,
 )
-from cloudjob.backends.kubernetes.site import Site
 from cloudjob.backends.kubernetes.state import Pod
 from cloudjob.errors import (
     BackendError,
@@ -55,7 +55,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
-_SCHEME = "kubernetes://"
+_SCHEME = "kubernetes"
 _POLL_S = 1.0
 _LOCK = "lock"
 # How long a cancel waits for logs: for those that are there when it asks, and at the job's end.
@@ -72,7 +72,7 @@ _DEFAULT_FILE = str(Path.home() / ".kube" / "config")
 
 
 class _Handle(NamedTuple):
-    site: Site
+    cluster: Cluster
     engine: Engine
     called: Names
 
@@ -98,11 +98,11 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         self._user_home = user_home or Path.home()
         self._limits = limits
         self._pause = pause
-        self._found: Site | None = None
+        self._found: Cluster | None = None
         self._chosen: Engine | None = None
         # The checks before a submit look at what was built for it.
         self._built: KubernetesRequest | None = None
-        self._clients: dict[Site, Client] = {}
+        self._clients: dict[Cluster, Client] = {}
         self._keeper: threading.Thread | None = None
         self._waits = Waits()
         self._waiting_s: dict[str, float] = {}
@@ -114,13 +114,13 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
         chosen = None if spec is None else self._engine
         built = None if spec is None else self._built
-        return checks.look(self._client(self._site), self._site, spec, chosen, built)
+        return checks.look(self._client(self._cluster), spec, chosen, built)
 
     # -- forward ------------------------------------------------------------------------------
 
     def build(self, submission: Submission) -> KubernetesRequest:
         """Return the request for ``submission``."""
-        self._built = requests.build(submission, self._engine, self._site.namespace)
+        self._built = requests.build(submission, self._engine, self._cluster.namespace)
         return self._built
 
     def show(self, request: KubernetesRequest) -> dict[str, Any]:
@@ -137,14 +137,14 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     def handle(self, request: KubernetesRequest) -> str:
         """Return the handle of the job, which is the same before and after it is sent."""
-        return _handle(_Handle(self._site, request.engine, request.called), request.job)
+        return _handle(_Handle(self._cluster, request.engine, request.called), request.job)
 
     def send(self, request: KubernetesRequest) -> str:
         """Make the job with what it needs, and return its handle."""
-        site = self._site
-        client = self._client(site)
-        where = _Handle(site, request.engine, request.called)
-        key = new_key() if request.has_key else b""
+        cluster = self._cluster
+        client = self._client(cluster)
+        where = _Handle(cluster, request.engine, request.called)
+        key = new_ssh_key() if request.has_key else b""
         *items, body = requests.objects(request, key)
         namespace = request.called.namespace
 
@@ -207,7 +207,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         def adopt(item: dict[str, Any]) -> None:
             kind, name = item["kind"], item["metadata"]["name"]
             path = _OF_KIND[kind].path(where.called.namespace, name)
-            with contextlib.suppress(refusals.Missing):
+            with contextlib.suppress(errors.Missing):
                 client.patch(path, body, f"binding the {kind} {name} to its job")
 
         _for_each(items, adopt)
@@ -231,7 +231,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             is_brief: Whether only the state counts, and not what keeps the job from running.
         """
         where = _parted(handle)
-        client = self._client(where.site)
+        client = self._client(where.cluster)
         job = self._job(client, where)
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
         now = where.engine.stage(job, is_cancelled).state
@@ -251,15 +251,15 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
         """Return where many jobs stand: in each namespace one list of jobs, and one of pods."""
-        groups: dict[tuple[Site, str, Engine], dict[str, Names]] = {}
+        groups: dict[tuple[Cluster, str, Engine], dict[str, Names]] = {}
         for handle in handles:
-            site, engine, called = _parted(handle)
-            groups.setdefault((site, called.namespace, engine), {})[handle] = called
+            cluster, engine, called = _parted(handle)
+            groups.setdefault((cluster, called.namespace, engine), {})[handle] = called
         found: dict[str, NativeStatus | None] = {}
-        for (site, namespace, engine), wanted in groups.items():
+        for (cluster, namespace, engine), wanted in groups.items():
             # Users who may look at a job need not be allowed to list them.
-            with contextlib.suppress(refusals.Denied):
-                found |= _listed(self._client(site), namespace, engine, wanted)
+            with contextlib.suppress(errors.Denied):
+                found |= _listed(self._client(cluster), namespace, engine, wanted)
         return found
 
     def _look(
@@ -286,7 +286,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
         where = _parted(handle)
-        client = self._client(where.site)
+        client = self._client(where.cluster)
         place = self._place(where, node)
         if not follow:
             yield from logs.read_all(client, place)
@@ -303,7 +303,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Ask the job to end; the cluster gives its pods their grace, and deletes them."""
         where = _parted(handle)
-        client = self._client(where.site)
+        client = self._client(where.cluster)
         job = self._job(client, where)
         if where.engine.stage(job, False).state.is_final:
             return
@@ -343,7 +343,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
     def remove(self, handle: str) -> None:
         """Leave nothing of the job in the cluster and here."""
         where = _parted(handle)
-        self._delete(self._client(where.site), where)
+        self._delete(self._client(where.cluster), where)
         shutil.rmtree(self._home / where.called.job, ignore_errors=True)
 
     def sweep(self, handles: Iterable[str]) -> list[str]:
@@ -352,7 +352,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     def _swept(self, handle: str) -> bool:
         where = _parted(handle)
-        client, called = self._client(where.site), where.called
+        client, called = self._client(where.cluster), where.called
         if locks.is_held(self._home / called.job / _LOCK):
             return False
         path = CONFIG_MAP.path(called.namespace, called.entry)
@@ -374,7 +374,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
     def events(self, handle: str) -> list[Event]:
         """Return what happened to the job and its pods, the first first."""
         where = _parted(handle)
-        found = events.of_job(self._client(where.site), where.called)
+        found = events.of_job(self._client(where.cluster), where.called)
         return [
             Event(
                 at=events.moment(item),
@@ -399,9 +399,9 @@ class KubernetesBackend(Backend[KubernetesRequest]):
     # -- the cluster --------------------------------------------------------------------------
 
     @property
-    def _site(self) -> Site:
+    def _cluster(self) -> Cluster:
         if self._found is None:
-            self._found = sites.find(self._options, self._environ, self._user_home)
+            self._found = kubeconfig.find(self._options, self._environ, self._user_home)
         return self._found
 
     @property
@@ -416,21 +416,21 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         from cloudjob.backends.kubernetes import checks
 
         try:
-            found = checks.engines(self._client(self._site))
+            found = checks.engines(self._client(self._cluster))
         except BackendError as error:
             error.hint = f"{error.hint}; with kubernetes.engine named, a dry run asks nothing"
             raise
         if not found:
             raise BackendError(
-                f"looking for an operator in {self._site.context}: there is none that we know",
+                f"looking for an operator in {self._cluster.context}: there is none that we know",
                 hint=f"install one of {', '.join(ENGINES)}; `cloudjob docs kubernetes` shows how",
             )
         return found[0]
 
-    def _client(self, site: Site) -> Client:
-        if site not in self._clients:
-            self._clients[site] = Client(site, limits=self._limits, pause=self._pause)
-        return self._clients[site]
+    def _client(self, cluster: Cluster) -> Client:
+        if cluster not in self._clients:
+            self._clients[cluster] = Client(cluster, limits=self._limits, pause=self._pause)
+        return self._clients[cluster]
 
     def _job(self, client: Client, where: _Handle) -> dict[str, Any]:
         path = where.engine.resource.path(where.called.namespace, where.called.name)
@@ -470,7 +470,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         doing = f"removing the services of job {called.job}"
         query = {"labelSelector": f"{JOB_LABEL}={called.job}"}
         # Users who may not list them may still remove jobs: these go with the job.
-        with contextlib.suppress(refusals.Denied):
+        with contextlib.suppress(errors.Denied):
             for item in client.list(SERVICE.path(called.namespace), doing, query)["items"]:
                 client.delete(SERVICE.path(called.namespace, item["metadata"]["name"]), doing)
 
@@ -487,7 +487,7 @@ def _listed(
     ours = {"labelSelector": f"{MANAGER_LABEL}=cloudjob"}
     try:
         jobs = client.list(engine.resource.path(namespace), doing, ours)["items"]
-    except refusals.Missing:
+    except errors.Missing:
         # The operator is no longer installed, and its jobs went with it.
         return dict.fromkeys(wanted)
     by_name = {job["metadata"]["name"]: job for job in jobs}
@@ -523,24 +523,19 @@ def _for_each(items: list[dict[str, Any]], act: Callable[[dict[str, Any]], None]
 
 
 def _handle(where: _Handle, job: str) -> str:
-    site = where.site
-    file = f"+{quote(site.kubeconfig, safe='')}" if site.is_named else ""
-    parts = (
-        f"{quote(site.context, safe='')}{file}",
-        where.called.namespace,
-        where.engine.name,
-        job,
-    )
-    return _SCHEME + "/".join(parts)
+    cluster = where.cluster
+    files = f"+{quote(cluster.kubeconfig, safe='')}" if cluster.is_named else ""
+    context = quote(cluster.context, safe="")
+    return handles.write(_SCHEME, context + files, where.called.namespace, where.engine.name, job)
 
 
 def _parted(handle: str) -> _Handle:
-    parts = handle.removeprefix(_SCHEME).split("/")
-    if handle.startswith(_SCHEME) and len(parts) == 4 and parts[2] in ENGINES:
-        context, plus, file = parts[0].partition("+")
-        name = unquote(context)
-        is_inside = name == sites.IN_CLUSTER and not plus
-        files = unquote(file) if plus else "" if is_inside else _DEFAULT_FILE
-        site = Site(files, name, parts[1], is_named=bool(plus))
-        return _Handle(site, ENGINES[parts[2]], Names(parts[3], parts[1]))
-    raise JobNotFound(f"looking for {handle}: this is no handle of kubernetes")
+    place, namespace, engine, job = handles.read(handle, _SCHEME, 4)
+    if engine not in ENGINES:
+        raise JobNotFound(f"looking for {handle}: there is no operator {engine}")
+    context, plus, file = place.partition("+")
+    name = unquote(context)
+    is_inside = name == kubeconfig.IN_CLUSTER and not plus
+    files = unquote(file) if plus else "" if is_inside else _DEFAULT_FILE
+    cluster = Cluster(files, name, namespace, is_named=bool(plus))
+    return _Handle(cluster, ENGINES[engine], Names(job, namespace))

@@ -8,7 +8,7 @@ from typing import Any
 from cloudjob.backends.base import Check
 from cloudjob.backends.kubernetes.client import Client
 from cloudjob.backends.kubernetes.engine import Engine, Resource, no_services
-from cloudjob.backends.kubernetes.refusals import Missing, Refused
+from cloudjob.backends.kubernetes.errors import Missing, Refused
 from cloudjob.backends.kubernetes.request import (
     CONFIG_MAP,
     ENGINES,
@@ -16,7 +16,6 @@ from cloudjob.backends.kubernetes.request import (
     SERVICE,
     KubernetesRequest,
 )
-from cloudjob.backends.kubernetes.site import Site
 from cloudjob.errors import BackendError
 
 TYPE_CHECKING = False
@@ -37,7 +36,6 @@ def engines(client: Client) -> list[Engine]:
 
 def look(
     client: Client,
-    site: Site,
     spec: JobSpec | None,
     engine: Engine | None,
     request: KubernetesRequest | None = None,
@@ -48,18 +46,19 @@ def look(
         request: What will be sent, where it is known.
     """
     try:
-        version = client.get("/version", f"asking {site.context} for its version")
+        version = client.get("/version", f"asking {client.cluster.context} for its version")
         found = engines(client)
     except BackendError as error:
         return [Check("cluster", False, error.message, error.hint)]
-    checks = [Check("cluster", True, f"{site.context}, Kubernetes {version.get('gitVersion')}")]
+    reached = f"{client.cluster.context}, Kubernetes {version.get('gitVersion')}"
+    checks = [Check("cluster", True, reached)]
     listed = ", ".join(item.name for item in found) or "none"
     is_there = bool(found) if engine is None else engine in found
     wanted = f", and the job asks for {engine.name}" if engine and not is_there else ""
     checks.append(Check("operator", is_there, listed + wanted, _CRDS))
     if not is_there:
         return checks
-    checks += _rights(client, site, engine or found[0])
+    checks += _rights(client, engine or found[0])
     if request is not None and all(check.is_ok for check in checks):
         checks += _manifest(client, request)
     return checks + _queue(client, spec, engine or found[0])
@@ -74,7 +73,7 @@ def _has(client: Client, resource: Resource) -> bool:
     return any(item.get("name") == resource.plural for item in found.get("resources") or ())
 
 
-def _rights(client: Client, site: Site, engine: Engine) -> list[Check]:
+def _rights(client: Client, engine: Engine) -> list[Check]:
     """Ask the cluster what it would refuse."""
     wanted = [
         ("create", engine.resource, ""),
@@ -90,16 +89,17 @@ def _rights(client: Client, site: Site, engine: Engine) -> list[Check]:
     missing = [
         f"{verb} {resource.plural}{'/' + part if part else ''}"
         for verb, resource, part in wanted
-        if not _may(client, site, verb, resource, part)
+        if not _may(client, verb, resource, part)
     ]
-    found = f"not allowed in {site.namespace}: {', '.join(missing)}" if missing else site.namespace
+    namespace = client.cluster.namespace
+    found = f"not allowed in {namespace}: {', '.join(missing)}" if missing else namespace
     hint = "`cloudjob docs kubernetes` has a Role with everything that is needed"
     return [Check("namespace", not missing, found, hint)]
 
 
-def _may(client: Client, site: Site, verb: str, resource: Resource, part: str) -> bool:
+def _may(client: Client, verb: str, resource: Resource, part: str) -> bool:
     asked: dict[str, Any] = {
-        "namespace": site.namespace,
+        "namespace": client.cluster.namespace,
         "verb": verb,
         "group": resource.group,
         "resource": resource.plural,

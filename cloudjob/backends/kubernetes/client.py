@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from cloudjob.backends.kubernetes import login, refusals
+from cloudjob.backends.kubernetes import errors, kubeconfig
 from cloudjob.backends.kubernetes.engine import Resource
-from cloudjob.backends.kubernetes.refusals import Refused
-from cloudjob.backends.kubernetes.site import Site
+from cloudjob.backends.kubernetes.errors import Refused
+from cloudjob.backends.kubernetes.kubeconfig import Cluster
 from cloudjob.errors import BackendError, CloudJobError
 from cloudjob.waits import LIMITS, Limits, retried
 
@@ -51,24 +51,24 @@ class _Ask(NamedTuple):
 
 
 class Client:
-    """The API server of one site; any number of threads may use it."""
+    """The API server of one cluster; any number of threads may use it."""
 
     def __init__(
         self,
-        site: Site,
+        cluster: Cluster,
         *,
         limits: Limits = LIMITS,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._site = site
+        self._cluster = cluster
         self._limits = limits
         self._pause = pause
-        self._opened: login.Login | None = None
+        self._opened: kubeconfig.Login | None = None
 
     @property
-    def site(self) -> Site:
+    def cluster(self) -> Cluster:
         """The cluster."""
-        return self._site
+        return self._cluster
 
     # -- objects ------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class Client:
         try:
             return self._json(_Ask("POST", resource.path(namespace), doing, body=body))
         except Refused as error:
-            if error.status != refusals.CONFLICT or not name:
+            if error.status != errors.CONFLICT or not name:
                 raise
             found = self.get(resource.path(namespace, name), doing)
             wanted = body["metadata"].get("labels", {}).get(label)
@@ -112,7 +112,7 @@ class Client:
         body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
         try:
             self._json(_Ask("DELETE", path, doing, query, body))
-        except refusals.Missing:
+        except errors.Missing:
             return False
         return True
 
@@ -128,7 +128,7 @@ class Client:
             except Refused as error:
                 # The rest of the list is older than what the server keeps: once more from its
                 # beginning.
-                if error.status != refusals.GONE or not more:
+                if error.status != errors.GONE or not more:
                     raise
                 more, items = "", []
                 continue
@@ -149,11 +149,11 @@ class Client:
         """
         answer = self._asked(_Ask("GET", path, doing, query, read_s=_SILENCE_S))
         try:
-            if answer.status == refusals.UNAUTHORISED:
+            if answer.status == errors.UNAUTHORISED:
                 # As for every request: the next one logs in again.
                 self._opened = None
             if answer.status >= 400:
-                raise refusals.refused(doing, answer.status, answer.data)
+                raise errors.refused(doing, answer.status, answer.data)
             yield _pieces(answer, doing)
         finally:
             answer.close()
@@ -174,14 +174,14 @@ class Client:
     def _json_once(self, ask: _Ask) -> dict[str, Any]:
         answer = self._asked(ask)
         data = _read(answer, ask.doing)
-        if answer.status == refusals.UNAUTHORISED:
+        if answer.status == errors.UNAUTHORISED:
             # A token that has expired: the files, or the plugin, may have a new one.
             self._opened = None
             answer = self._asked(ask)
             data = _read(answer, ask.doing)
         if answer.status < 400:
             return _loaded(data, ask.doing)
-        error = refusals.refused(ask.doing, answer.status, data, is_made=ask.method == "POST")
+        error = errors.refused(ask.doing, answer.status, data, is_made=ask.method == "POST")
         error.retry_after_s = _seconds(answer.headers.get("Retry-After"))
         raise error
 
@@ -189,7 +189,7 @@ class Client:
         import urllib3
 
         if self._opened is None:
-            self._opened = login.opened(self._site)
+            self._opened = kubeconfig.opened(self._cluster)
         way = self._opened
         query = f"?{urlencode(ask.query)}" if ask.query else ""
         headers = urllib3.HTTPHeaderDict(way.headers(ask.doing))
@@ -212,8 +212,8 @@ class Client:
 
 def _may_pass(ask: _Ask, status: int) -> bool:
     """Whether a refusal may be another one next time."""
-    is_conflict = status == refusals.CONFLICT and ask.method == "PATCH"
-    return status in refusals.MAY_PASS or is_conflict
+    is_conflict = status == errors.CONFLICT and ask.method == "PATCH"
+    return status in errors.MAY_PASS or is_conflict
 
 
 def _read(answer: Any, doing: str) -> bytes:

@@ -1,13 +1,19 @@
-"""What an operator is to us: its resource, what it is told of a job, and what its words mean."""
+"""What the operators have in common: their resources, their manifests and their states."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from cloudjob.backends.kubernetes import pod as pods
 from cloudjob.backends.kubernetes.pod import CONTAINER, JOB_LABEL, Names
+from cloudjob.backends.kubernetes.strategic_merge import merged
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 
 class Resource(NamedTuple):
@@ -111,3 +117,95 @@ def numbered(pod: str, prefix: str) -> int | None:
     if pod.startswith(prefix) and number.isascii() and number.isdecimal():
         return int(number)
     return None
+
+
+def job_manifest(
+    resource: Resource, submission: Submission, called: Names, body: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the object that an operator takes, with what the job file adds to it.
+
+    Args:
+        body: What stands under ``spec``.
+    """
+    options = submission.spec.section("kubernetes")
+    metadata = {"name": called.name, "namespace": called.namespace}
+    made = {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {**metadata, **pods.metadata(submission, options)},
+        "spec": body,
+    }
+    patched = dict(merged(made, options["job"]))
+    # Whatever a patch replaces: by these the job is found again.
+    patched["metadata"] = pods.with_own_labels(patched.get("metadata"), submission) | metadata
+    return patched
+
+
+def run_policy(
+    spec: JobSpec, options: Mapping[str, object], own: Mapping[str, Any], *, deadline_s: int = 0
+) -> dict[str, Any]:
+    """Return the ``runPolicy`` of an operator of Kubeflow's kind.
+
+    Args:
+        own: What the operator's own policy begins with.
+        deadline_s: When the operator ends the job; 0 is never.
+    """
+    policy: dict[str, Any] = dict(own)
+    minutes = options["keep_min"]
+    assert isinstance(minutes, (int, float))
+    if minutes:
+        policy["ttlSecondsAfterFinished"] = round(minutes * 60)
+    if deadline_s:
+        policy["activeDeadlineSeconds"] = deadline_s
+    scheduling: dict[str, Any] = {"minAvailable": spec.nodes}
+    if options["queue"]:
+        scheduling["queue"] = options["queue"]
+    if options["priority_class"]:
+        scheduling["priorityClass"] = options["priority_class"]
+    policy["schedulingPolicy"] = scheduling
+    return policy
+
+
+def stage_of_conditions(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
+    """Return where a job stands by the conditions that Kubeflow's operators write."""
+    status = job.get("status") or {}
+    held = [item for item in status.get("conditions") or [] if item.get("status") == "True"]
+    # The last to come true comes last; these stay true beside those that follow.
+    by_type = {str(item.get("type")): item for item in held}
+    for name, state in (
+        ("Failed", JobState.FAILED),
+        ("Succeeded", JobState.SUCCEEDED),
+        ("Suspended", JobState.CANCELLED),
+        ("Running", JobState.RUNNING),
+        ("Restarting", JobState.RUNNING),
+        ("Created", JobState.PENDING),
+    ):
+        if name in by_type:
+            return _stage(name, state, by_type[name], status, is_cancelled)
+    if by_type:
+        return Stage(JobState.UNKNOWN, ", ".join(by_type))
+    return Stage(JobState.PENDING, "new")
+
+
+def _stage(
+    name: str,
+    state: JobState,
+    condition: Mapping[str, Any],
+    status: Mapping[str, Any],
+    is_cancelled: bool,
+) -> Stage:
+    if name == "Suspended" and not is_cancelled:
+        # Somebody has put it aside; it may go on.
+        state = JobState.PENDING
+    if name == "Failed" and is_cancelled:
+        state = JobState.CANCELLED
+    words = [str(condition.get(key) or "") for key in ("reason", "message")]
+    ended_at = status.get("completionTime") or condition.get("lastTransitionTime") or ""
+    return Stage(
+        state=state,
+        native=name,
+        message=": ".join(word for word in words if word) if state is JobState.FAILED else "",
+        ended_at=str(ended_at) if state.is_final else "",
+        started_at=str(status.get("startTime") or "") if state is JobState.RUNNING else "",
+        has_asked=name == "Suspended",
+    )

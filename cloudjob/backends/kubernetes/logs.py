@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import threading
 import time
 from collections import Counter, deque
@@ -18,18 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudjob.backends.kubernetes import refusals
+from cloudjob import times
+from cloudjob.backends.follow import Piece, Streams, whole_lines
+from cloudjob.backends.kubernetes import errors
 from cloudjob.backends.kubernetes.client import POD, Broken, Client
-from cloudjob.backends.kubernetes.refusals import Refused
+from cloudjob.backends.kubernetes.errors import Refused
 from cloudjob.backends.kubernetes.state import Pod, pod_of
 from cloudjob.errors import BackendError
 from cloudjob.home import writing
 from cloudjob.waits import Waits
 
-Piece = tuple[int, bytes]
-
-# How long a follower waits before it says that nothing is new.
-_IDLE_S = 0.2
 # Between two looks at a job of which no pod is read, and of one whose pods are silent.
 _LOOK_S = 1.0
 _LOOK_SILENT_S = 10.0
@@ -138,7 +135,7 @@ def follow(client: Client, place: Place, has_ended: Callable[[], bool]) -> Itera
         follower.start()
         looks = _Looks(time.monotonic())
         while True:
-            piece = follower.next()
+            piece = follower.streams.next()
             yield piece
             now = time.monotonic()
             if not looks.is_due(now, has_data=bool(piece[1]), is_idle=follower.is_idle):
@@ -147,7 +144,7 @@ def follow(client: Client, place: Place, has_ended: Callable[[], bool]) -> Itera
             if looks.ended_at is not None and follower.is_drained(looks.silent_s(now)):
                 return
     finally:
-        follower.stop()
+        follower.streams.stop()
 
 
 @dataclass(slots=True)
@@ -229,7 +226,7 @@ class _Follower:
     def __init__(self, client: Client, place: Place) -> None:
         self._client = client
         self._place = place
-        self._news: queue.Queue[Piece | BackendError] = queue.Queue(maxsize=1000)
+        self.streams = Streams()
         self._lock = threading.Lock()
         self._seen: set[str] = set()
         self._over: set[str] = set()
@@ -239,29 +236,18 @@ class _Follower:
         self._errors: dict[str, BackendError] = {}
         self._since_s: dict[str, float] = {}
         self._waits = Waits()
-        self._stopped = threading.Event()
 
     def start(self) -> None:
         """Begin with what is there."""
         found, version = pods(self._client, self._place)
         self._take(found)
-        self._thread(lambda: self._watch(version))
-
-    def next(self) -> Piece:
-        """Return what is new."""
-        try:
-            news = self._news.get(timeout=_IDLE_S)
-        except queue.Empty:
-            return 0, b""
-        if isinstance(news, BackendError):
-            raise news
-        return news
+        self.streams.add(lambda: self._watch(version))
 
     @property
     def is_idle(self) -> bool:
         """Whether no stream is open, and everything that was read has been taken."""
         with self._lock:
-            return not self._open and self._news.empty()
+            return not self._open and self.streams.is_taken
 
     def is_drained(self, silent_s: float) -> bool:
         """Whether there is nothing more to read; what the watch has missed is read now.
@@ -276,8 +262,8 @@ class _Follower:
         self._take(found)
         running = {pod.uid for pod in found if not (pod.is_over or pod.is_cut_off)}
         with self._lock:
-            if not (self._reading and self._news.empty()):
-                return self._news.empty()
+            if not (self._reading and self.streams.is_taken):
+                return self.streams.is_taken
             unread = [
                 self._errors.get(uid) or _endless(pod)
                 for uid, pod in self._reading.items()
@@ -286,26 +272,6 @@ class _Follower:
         if unread and silent_s > _LAST_S:
             raise _unread(unread)
         return silent_s > _LAST_RUNNING_S
-
-    def stop(self) -> None:
-        """Let the threads end."""
-        self._stopped.set()
-
-    def _thread(self, work: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                work()
-            except BackendError as error:
-                self._put(error)
-
-        # A stream that says nothing cannot be told to end; the process may end before it does.
-        threading.Thread(target=run, daemon=True).start()
-
-    def _put(self, news: Piece | BackendError) -> None:
-        while not self._stopped.is_set():
-            with contextlib.suppress(queue.Full):
-                self._news.put(news, timeout=_IDLE_S)
-                return
 
     def _take(self, found: list[Pod]) -> None:
         for pod in found:
@@ -318,15 +284,15 @@ class _Follower:
                     continue
                 self._seen.add(pod.uid)
                 self._reading[pod.uid] = pod
-            self._thread(lambda pod=pod: self._read(pod))  # type: ignore[misc]
+            self.streams.add(lambda pod=pod: self._read(pod))  # type: ignore[misc]
 
-    def _read(self, pod: Pod) -> None:
+    def _read(self, pod: Pod) -> Iterator[Piece]:
         assert pod.node is not None
         try:
             with _keeping(self._place, pod) as keep:
                 for data in self._lines(pod):
                     keep(data)
-                    self._put((pod.node, data))
+                    yield pod.node, data
         finally:
             with self._lock:
                 self._reading.pop(pod.uid, None)
@@ -335,16 +301,16 @@ class _Follower:
         """Yield what a pod writes until it has ended, or is gone; each line once."""
         window = _Window()
         is_last = is_again = False
-        while not self._stopped.is_set():
+        while not self.streams.is_stopped:
             is_last = is_last or pod.uid in self._over
             try:
                 yield from self._opened(pod, window, is_last=is_last, is_again=is_again)
                 if is_last:
                     return
-            except refusals.Missing:
+            except errors.Missing:
                 return
             except Refused as error:
-                if error.status not in (_STARTING, *refusals.MAY_PASS, refusals.UNAUTHORISED):
+                if error.status not in (_STARTING, *errors.MAY_PASS, errors.UNAUTHORISED):
                     raise
                 self._note(pod, error)
             except Broken as error:
@@ -356,7 +322,7 @@ class _Follower:
             window.reopen()
             is_again = True
             if not self._is_over(pod) or pod.uid in self._errors:
-                self._stopped.wait(_AGAIN_S)
+                self.streams.wait(_AGAIN_S)
 
     def _note(self, pod: Pod, error: BackendError) -> None:
         """Keep why a log cannot be read now, and report it when that lasts."""
@@ -375,7 +341,7 @@ class _Follower:
         with self._client.stream(path, query, doing) as pieces:
             # A log is asked for by name, and an operator gives a new pod the old name.
             if is_again and self._now(pod) is None:
-                raise refusals.Missing(f"{doing}: it is gone", status=404, reason="NotFound")
+                raise errors.Missing(f"{doing}: it is gone", status=404, reason="NotFound")
             with self._lock:
                 self._open.add(pod.uid)
                 self._errors.pop(pod.uid, None)
@@ -396,14 +362,14 @@ class _Follower:
         path = POD.path(self._place.namespace, pod.name)
         try:
             found = self._client.get(path, f"looking at node {pod.node}")
-        except refusals.Missing:
+        except errors.Missing:
             return None
         now = self._place.pod(found)
         return now if now.uid == pod.uid else None
 
-    def _watch(self, version: str) -> None:
-        """Take pods as they come, from this moment on."""
-        while not self._stopped.is_set():
+    def _watch(self, version: str) -> Iterator[Piece]:
+        """Take pods as they come, from this moment on; it yields nothing itself."""
+        while not self.streams.is_stopped:
             if not version:
                 # The server has forgotten the moment from which we would go on.
                 found, version = pods(self._client, self._place)
@@ -411,11 +377,12 @@ class _Follower:
             try:
                 version = self._watched(version)
             except Refused as error:
-                if error.status == refusals.GONE:
+                if error.status == errors.GONE:
                     version = ""
-                elif error.status not in (*refusals.MAY_PASS, refusals.UNAUTHORISED):
+                elif error.status not in (*errors.MAY_PASS, errors.UNAUTHORISED):
                     raise
-            self._stopped.wait(_AGAIN_S)
+            self.streams.wait(_AGAIN_S)
+        yield from ()
 
     def _watched(self, version: str) -> str:
         """Watch until the server ends it, and return the last moment that we know."""
@@ -432,9 +399,9 @@ class _Follower:
             contextlib.suppress(Broken, ValueError),
             self._client.stream(self._place.pods, query, doing) as pieces,
         ):
-            for line in _split(pieces):
+            for line in (line for lines in whole_lines(pieces) for line in lines.splitlines()):
                 version = self._heard(json.loads(line), version)
-                if not version or self._stopped.is_set():
+                if not version or self.streams.is_stopped:
                     break
         return version
 
@@ -458,11 +425,11 @@ def _read(client: Client, place: Place, pod: Pod) -> Iterator[Piece]:
     with _keeping(place, pod) as keep:
         try:
             with client.stream(place.log(pod.name), query, doing) as pieces:
-                for data in _whole_lines(pieces):
+                for data in whole_lines(pieces):
                     keep(data)
                     yield pod.node, data
         except Refused as error:
-            if error.status not in (_STARTING, refusals.NOT_FOUND):
+            if error.status not in (_STARTING, errors.NOT_FOUND):
                 raise
 
 
@@ -477,21 +444,6 @@ def _unread(errors: list[BackendError]) -> BackendError:
         f"{errors[0].message}{more}",
         hint="this log is not complete; `cloudjob logs` reads the rest when the machine answers",
     )
-
-
-def _whole_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for piece in pieces:
-        whole, newline, rest = (rest + piece).rpartition(b"\n")
-        if newline:
-            yield whole + newline
-    if rest:
-        yield rest + b"\n"
-
-
-def _split(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    for whole in _whole_lines(pieces):
-        yield from whole.split(b"\n")[:-1]
 
 
 def _new_lines(pieces: Iterator[bytes], window: _Window, *, is_last: bool) -> Iterator[bytes]:
@@ -514,13 +466,8 @@ def _new_lines(pieces: Iterator[bytes], window: _Window, *, is_last: bool) -> It
 
 def _earlier(moment: str, seconds: float) -> str:
     """Return a time of the API, so many seconds earlier, in whole seconds."""
-    try:
-        whole = time.strptime(moment[:19], "%Y-%m-%dT%H:%M:%S")
-    except ValueError:
-        return ""
-    import calendar
-
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(calendar.timegm(whole) - seconds))
+    at = times.rfc3339(times.seconds_of(moment) - seconds)
+    return f"{at[:19]}Z" if at else ""
 
 
 # -- what is kept here ----------------------------------------------------------------------------

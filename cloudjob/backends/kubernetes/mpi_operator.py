@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cloudjob.backends.kubernetes import conditions, pod
-from cloudjob.backends.kubernetes import manifest as manifests
+from cloudjob.backends.kubernetes import engine as engines
+from cloudjob.backends.kubernetes import pod
 from cloudjob.backends.kubernetes.engine import Engine, Resource, numbered
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.model.submission import Submission
@@ -65,12 +65,12 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
         "sshAuthMountPath": SSH_PATH,
         "launcherCreationPolicy": options["launcher_creation"],
         "mpiImplementation": "OpenMPI",
-        "runPolicy": manifests.run_policy(
+        "runPolicy": engines.run_policy(
             spec, options, _RUN_POLICY, deadline_s=pod.deadline_s(spec)
         ),
         "mpiReplicaSpecs": replicas,
     }
-    return manifests.of_job(RESOURCE, submission, called, body)
+    return engines.job_manifest(RESOURCE, submission, called, body)
 
 
 def environment(submission: Submission, called: Names, node: int) -> dict[str, str]:
@@ -113,7 +113,7 @@ ENGINE = Engine(
     environment=environment,
     makes_key=True,
     node_of=node_of,
-    stage=conditions.stage,
+    stage=engines.stage_of_conditions,
     stop=stop,
     no_retries="the MPI operator starts only its launcher again, and the workers of a job that "
     "failed have ended",

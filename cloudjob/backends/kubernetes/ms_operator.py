@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cloudjob.backends.kubernetes import conditions, pod
-from cloudjob.backends.kubernetes import manifest as manifests
+from cloudjob.backends.kubernetes import engine as engines
+from cloudjob.backends.kubernetes import pod
 from cloudjob.backends.kubernetes.engine import Engine, Resource, Stage, numbered
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.model.status import JobState
@@ -80,11 +80,11 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
             "Worker": replica(spec.nodes - 1, _WORKER, is_head=False),
         }
     body: dict[str, Any] = {
-        "runPolicy": manifests.run_policy(spec, options, _RUN_POLICY),
+        "runPolicy": engines.run_policy(spec, options, _RUN_POLICY),
         "successPolicy": "AllWorkers",
         "msReplicaSpecs": replicas,
     }
-    made = manifests.of_job(RESOURCE, submission, called, body)
+    made = engines.job_manifest(RESOURCE, submission, called, body)
     _name_containers(made, _port(spec))
     return made
 
@@ -138,7 +138,7 @@ def selector(called: Names) -> str:
 
 def stage(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
     """Return where a job stands."""
-    found = conditions.stage(job, is_cancelled)
+    found = engines.stage_of_conditions(job, is_cancelled)
     has_begun = bool((job.get("status") or {}).get("startTime"))
     if is_cancelled and not has_begun and not found.state.is_final:
         # It waits in a queue; should its turn come, the operator ends it at once.

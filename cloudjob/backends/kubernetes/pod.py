@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cloudjob.backends.kubernetes.merge import merged
-from cloudjob.backends.words import is_utf8
+from cloudjob.backends.encoding import is_utf8
+from cloudjob.backends.kubernetes.strategic_merge import merged
 from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission
 from jobentry.contract import env, names

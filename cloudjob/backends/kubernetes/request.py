@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudjob.backends import entry
-from cloudjob.backends.kubernetes import mpi_operator, ms_operator, pod, problems, volcano
+from cloudjob.backends import delivery
+from cloudjob.backends.kubernetes import mpi_operator, ms_operator, pod, validation, volcano
 from cloudjob.backends.kubernetes.engine import Engine, Resource
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.errors import SpecError
@@ -61,7 +61,7 @@ def build(submission: Submission, engine: Engine, namespace: str) -> KubernetesR
     Raises:
         SpecError: The job asks for what this backend cannot do.
     """
-    found = list(problems.find(submission, engine, namespace))
+    found = list(validation.find(submission, engine, namespace))
     if found:
         raise SpecError(found)
     spec = submission.spec
@@ -142,7 +142,7 @@ def _config_map(submission: Submission, called: Names) -> dict[str, Any]:
         "kind": CONFIG_MAP.kind,
         "metadata": _metadata(submission, called, called.entry),
         "immutable": True,
-        "binaryData": {name: _base64(data) for name, data in entry.files().items()},
+        "binaryData": {name: _base64(data) for name, data in delivery.files().items()},
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cloudjob import times
 from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.kubernetes.engine import Engine, Stage
 from cloudjob.backends.kubernetes.pod import CONTAINER
@@ -77,12 +78,12 @@ def pod_of(
         uid=metadata["uid"],
         node=node_of(found),
         phase=phase,
-        created_at=_moment(metadata.get("creationTimestamp")),
+        created_at=_time(metadata.get("creationTimestamp")),
         machine=str(spec.get("nodeName") or ""),
         waits_for=_waits_for(status, state),
         has_started=bool(began),
-        started_at=_moment(began.get("startedAt")),
-        ended_at=_moment(ended.get("finishedAt")),
+        started_at=_time(began.get("startedAt")),
+        ended_at=_time(ended.get("finishedAt")),
         exit_code=ended.get("exitCode"),
         reason=str(status.get("reason") or _own_reason(ended)),
         message=_words(status.get("message") or ended.get("message") or ""),
@@ -129,8 +130,8 @@ def status_of(
     status = NativeStatus(
         state=stage.state,
         native=_native(stage, nodes, said),
-        started_at=min(starts, default="") or _moment(stage.started_at) or None,
-        attempt_at=_moment(stage.attempt_at),
+        started_at=min(starts, default="") or _time(stage.started_at) or None,
+        attempt_at=_time(stage.attempt_at),
         has_asked=stage.has_asked,
     )
     return _ended(status, stage, nodes) if stage.state.is_final else status
@@ -154,7 +155,7 @@ def _ended(status: NativeStatus, stage: Stage, nodes: list[Pod]) -> NativeStatus
     head = next((pod for pod in nodes if pod.node == 0), None)
     blamed = _blamed(nodes)
     ends = [pod.ended_at for pod in nodes if pod.ended_at]
-    ended_at = (head.ended_at if head else "") or _moment(stage.ended_at) or max(ends, default="")
+    ended_at = (head.ended_at if head else "") or _time(stage.ended_at) or max(ends, default="")
     code = head.exit_code if head else None
     has_failed = stage.state is JobState.FAILED
     message = _failure(stage, head, blamed) if has_failed else ""
@@ -252,10 +253,5 @@ def _words(text: object) -> str:
     return words if len(words) <= _MAX_WORDS else f"{words[: _MAX_WORDS - 3]}..."
 
 
-def _moment(text: object) -> str:
-    """Return the API's time, which has whole seconds, in RFC 3339 with milliseconds."""
-    word = str(text or "")
-    if not word:
-        return ""
-    whole, _, fraction = word.rstrip("Z").partition(".")
-    return f"{whole}.{(fraction + '000')[:3]}Z"
+def _time(text: object) -> str:
+    return times.normalised(str(text or ""))

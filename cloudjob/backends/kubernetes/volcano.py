@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cloudjob.backends.kubernetes import manifest as manifests
+from cloudjob.backends.kubernetes import engine as engines
 from cloudjob.backends.kubernetes import pod
 from cloudjob.backends.kubernetes.engine import Engine, Resource, Stage, numbered
 from cloudjob.backends.kubernetes.pod import Names
@@ -66,7 +66,7 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
         body["priorityClassName"] = options["priority_class"]
     if options["keep_min"]:
         body["ttlSecondsAfterFinished"] = round(_number(options["keep_min"]) * 60)
-    return manifests.of_job(RESOURCE, submission, called, body)
+    return engines.job_manifest(RESOURCE, submission, called, body)
 
 
 def environment(submission: Submission, called: Names, node: int) -> dict[str, str]:

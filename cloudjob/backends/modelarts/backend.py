@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Event, Metric, NativeStatus
-from cloudjob.backends.modelarts import delivery, refusals, state
-from cloudjob.backends.modelarts import follow as following
+from cloudjob.backends.modelarts import delivery, logs, refusals, state
 from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts import site as sites
 from cloudjob.backends.modelarts.client import Client
@@ -35,7 +35,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
-_SCHEMES = {"https": "modelarts://", "http": "modelarts+http://"}
+_SCHEMES = {"https": "modelarts", "http": "modelarts+http"}
 # Between two looks at a job: the service allows only so many requests a minute.
 _POLL_S, _LOCAL_POLL_S = 5.0, 0.2
 _LOG_POLL_S = 2.0
@@ -181,7 +181,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
         where = self._where(handle)
-        yield from following.follow(
+        yield from logs.follow(
             self._client(where),
             where.id,
             node,
@@ -286,7 +286,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
 
 def _handle(client: Client, job: str, name: str) -> str:
     scheme, _, host = client.site.endpoint.partition("://")
-    return f"{_SCHEMES[scheme]}{host}/{client.project_id()}/{job}/{name}"
+    return handles.write(_SCHEMES[scheme], host, client.project_id(), job, name)
 
 
 def _searched(
@@ -311,11 +311,9 @@ def _searched(
 
 
 def _parted(handle: str) -> _Handle:
-    for scheme, prefix in _SCHEMES.items():
-        parts = handle.removeprefix(prefix).split("/")
-        if handle.startswith(prefix) and len(parts) == 4:
-            return _Handle(f"{scheme}://{parts[0]}", *parts[1:])
-    raise JobNotFound(f"looking for {handle}: this is no handle of ModelArts")
+    scheme = "http" if handle.startswith(f"{_SCHEMES['http']}:") else "https"
+    host, project, number, job = handles.read(handle, _SCHEMES[scheme], 4)
+    return _Handle(f"{scheme}://{host}", project, number, job)
 
 
 def _values(metric: Mapping[str, Any]) -> tuple[float | None, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cloudjob.backends import entry
-from cloudjob.backends.keys import new_key
+from cloudjob.backends import delivery as deliveries
+from cloudjob.backends.delivery import new_ssh_key
 from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts.request import ModelArtsRequest
 from jobentry.contract import names, paths
@@ -17,17 +17,17 @@ here = os.path.dirname(os.path.abspath(__file__))
 with open(os.path.join(here, "{paths.DELIVERED_WORDS}"), "rb") as file:
     words = [os.fsdecode(word) for word in file.read().split(b"\\0")[:-1]]
 os.environ["{names.CLOUDJOB_DELIVERY}"] = here
-os.execv("/bin/sh", ["sh", os.path.join(here, "{entry.BOOT}"), *words, *sys.argv[1:]])
+os.execv("/bin/sh", ["sh", os.path.join(here, "{deliveries.BOOT}"), *words, *sys.argv[1:]])
 """
 
 
 def companions(request: ModelArtsRequest) -> dict[str, bytes]:
     """Return what lies beside the code, by name; secrets are among it."""
-    found = entry.files()
+    found = deliveries.files()
     if request.env:
         found[paths.DELIVERED_ENV] = requests.delivered_env(request)
     if request.has_key:
-        found[paths.DELIVERED_SSH_KEY] = new_key()
+        found[paths.DELIVERED_SSH_KEY] = new_ssh_key()
     if request.words:
         found[requests.BOOT_FILE] = _BOOT_PY.encode("ascii")
         words = (word.encode("utf-8") + b"\0" for word in request.words)

@@ -1,4 +1,4 @@
-"""The log of a task, followed through a window on its end.
+"""The logs of a job's tasks, followed until the job has ended and then to their very end.
 
 The service shows the last 5 MB of a log and takes no offset. So each look has to find out where
 the window lies on what was seen before: by the sizes that come with it, and by the text itself
@@ -7,8 +7,23 @@ where bytes that are no UTF-8 have made the sizes useless.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from typing import Any, NamedTuple
 
+from cloudjob.backends import follow as following
+from cloudjob.backends.follow import Piece
+from cloudjob.backends.modelarts import state
+from cloudjob.backends.modelarts.client import Client
+
+_AT_ONCE = 8
+# How many nodes a look at a running job asks for, each with a request: of more they take turns.
+_A_LOOK = 64
+# While nothing is new, the looks become rarer, to a third.
+_SLOWEST = 3.0
+# How often a gap is looked for in the exported log before it is given up.
+_GAP_TRIES = 20
 # How many characters of what was seen are kept to recognise it, of each of a thousand logs.
 _KEPT = 256 * 1024
 # A window may begin within a character, whose rest then reads as this.
@@ -16,6 +31,180 @@ _REPLACED = "�"
 _BROKEN = 3
 # What is taken for proof that a window continues what was seen, where sizes say nothing.
 _PROOF = 64
+
+
+def follow(
+    client: Client,
+    job: str,
+    node: int | None,
+    *,
+    is_live: bool,
+    poll_s: float,
+    pause: Callable[[float], object],
+) -> Iterator[Piece]:
+    """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new.
+
+    Args:
+        is_live: Whether to stay until the job has ended; else what is there now is given once.
+    """
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        tails = _Tails(client, job, node, pool, is_live=is_live)
+
+        def wait(wait_s: float) -> None:
+            pause(min(wait_s, 1.0) if tails.is_over else wait_s)
+
+        def look() -> Iterator[Piece]:
+            if tails.has_news:
+                # The service allows only so many requests a minute.
+                wait(poll_s)
+            yield from tails.look()
+
+        if is_live:
+            pause_s = (poll_s, poll_s * _SLOWEST)
+            yield from following.poll(
+                look, tails.has_ended, follow=True, pause_s=pause_s, pause=wait
+            )
+        else:
+            yield from tails.look()
+        yield from tails.rest()
+
+
+class _Tails:
+    """The logs of all tasks of a job.
+
+    A large job is sampled while it runs: each look asks for the head and for some of the others in
+    their turn. What a look leaves out comes with a later one, at last with those after the end.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        job: str,
+        node: int | None,
+        pool: ThreadPoolExecutor,
+        *,
+        is_live: bool,
+    ) -> None:
+        self._client = client
+        self._job = job
+        self._node = node
+        self._pool = pool
+        self._is_live = is_live
+        self._tails: dict[str, _Tail] = {}
+        self._turn = 0
+        # How many looks in a row have found nothing in any log.
+        self._quiet = 0
+        self.is_over = self.has_news = False
+
+    def has_ended(self) -> bool:
+        """Whether the job has ended, and a look after that has found nothing."""
+        return self.is_over and self._quiet > 0
+
+    def look(self) -> Iterator[Piece]:
+        """Yield what is new."""
+        shown = self._client.show(self._job)
+        self.is_over = state.status_of(shown).state.is_final
+        for task in state.tasks(shown):
+            if self._node in (None, state.node_of(task)):
+                self._tails.setdefault(task, _Tail(self._client, self._job, task))
+        # The state is from before the look: what was written before the end is in it.
+        is_done = self.has_ended()
+        asked = list(self._tails.values())
+        if self._is_live and not self.is_over:
+            asked = _sample(asked, self._turn)
+        self._turn += 1
+        found = list(self._pool.map(_Tail.look, asked, repeat(is_done)))
+        is_behind = any(tail.is_behind for tail in self._tails.values())
+        self.has_news = any(found) or is_behind
+        is_quiet = not self.has_news and len(asked) == len(self._tails)
+        self._quiet = self._quiet + 1 if is_quiet else 0
+        yield from ((tail.node, data) for tail, data in zip(asked, found, strict=True) if data)
+        if is_behind:
+            yield 0, b""
+
+    def rest(self) -> Iterator[Piece]:
+        """Yield what is left when nobody looks again."""
+        yield from ((t.node, data) for t in self._tails.values() if (data := t.rest()))
+
+
+def _sample(tails: list[_Tail], turn: int) -> list[_Tail]:
+    """Return those that this look asks: all of few; of many the head, and others in their turn."""
+    if len(tails) <= _A_LOOK:
+        return tails
+    head, others = tails[0], tails[1:]
+    first = turn * (_A_LOOK - 1) % len(others)
+    return [head, *(others[first:] + others[:first])[: _A_LOOK - 1]]
+
+
+class _Tail:
+    """The log of one task, as far as it was given out."""
+
+    def __init__(self, client: Client, job: str, task: str) -> None:
+        self._client = client
+        self._job = job
+        self._task = task
+        self._stitcher = Stitcher()
+        self._window: Window | None = None
+        self._gap_tries = 0
+
+    @property
+    def node(self) -> int:
+        """The node's number."""
+        return state.node_of(self._task)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something is known to be there that has not been given out."""
+        return 0 < self._gap_tries < _GAP_TRIES
+
+    def look(self, is_done: bool) -> bytes:
+        """Return the whole lines that are new."""
+        found = self._client.log_preview(self._job, self._task)
+        if found is None:
+            return b""
+        window = _window(found)
+        added = self._add(window, is_last=is_done)
+        # Of a thousand nodes it would be 5 GB.
+        self._window = window if self._stitcher.seen_bytes < window.full_bytes else None
+        return added
+
+    def rest(self) -> bytes:
+        """Return what is left when nobody looks again: a line that has no end."""
+        return self._add(self._window, is_last=True) if self._window else b""
+
+    def _add(self, window: Window, *, is_last: bool) -> bytes:
+        added = self._stitcher.add(window, is_last=is_last)
+        if isinstance(added, bytes):
+            self._gap_tries = 0
+            return added
+        return self._filled(added, window, is_last=is_last)
+
+    def _filled(self, gap: Gap, window: Window, *, is_last: bool) -> bytes:
+        """Return what the window does not show any more, from the log as it is exported."""
+        doing = f"reading the exported log of {self._task}"
+        url = self._client.log_url(self._job, self._task)
+        got = self._client.fetch(url, gap.first, doing) if url else None
+        if got:
+            self._gap_tries = 0
+            return self._stitcher.give(got, is_last=is_last)
+        self._gap_tries += 1
+        if self._gap_tries < _GAP_TRIES and not is_last:
+            return b""
+        lost = self._stitcher.skip(window)
+        note = f"cloudjob: {lost} bytes of this log are lost: the service does not show them\n"
+        return note.encode("ascii")
+
+
+def _window(found: dict[str, Any]) -> Window:
+    text = str(found.get("content") or "")
+    size_bytes = len(text.encode("utf-8", "surrogatepass"))
+    current = found.get("current_size")
+    full = found.get("full_size")
+    current = current if isinstance(current, int) else size_bytes
+    return Window(text, current, full if isinstance(full, int) and full >= current else current)
+
+
+# -- one log through its windows -----------------------------------------------------------------
 
 
 class Window(NamedTuple):

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from cloudjob.backends.encoding import is_utf8
 from cloudjob.backends.modelarts.site import Site
-from cloudjob.backends.words import is_utf8
 from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from typing import Any
 
 from cloudjob.backends.base import NativeStatus
 from cloudjob.model.status import JobState
+from cloudjob.times import rfc3339
 
 _STATES = {
     "Creating": JobState.PENDING,
@@ -47,7 +47,7 @@ def status_of(job: Mapping[str, Any]) -> NativeStatus:
     return NativeStatus(
         state=state,
         native=f"{phase} ({second})" if phase == "Abnormal" and second else phase,
-        started_at=_rfc3339(started_s) if started_s else None,
+        started_at=rfc3339(started_s) if started_s else None,
         ended_at=_ended_at(status, started_s) if state.is_final else None,
         exit_code=0 if state is JobState.SUCCEEDED else code,
         message=_message(phase, second, failed) if state is JobState.FAILED else "",
@@ -96,20 +96,15 @@ def _ended_at(status: Mapping[str, Any], started_s: float) -> str | None:
     last_s = max(ends, default=0.0)
     duration_ms = _number(status.get("duration"))
     if started_s and duration_ms:
-        return _rfc3339(started_s + duration_ms / 1000)
-    return _rfc3339(last_s) if last_s else None
+        return rfc3339(started_s + duration_ms / 1000)
+    return rfc3339(last_s) if last_s else None
 
 
 def _attempt_at(status: Mapping[str, Any]) -> str:
     """Return when the last attempt began; empty while there was only one."""
     begins = [_number(record.get("start_at")) for record in status.get("running_records") or []]
-    return _rfc3339(max(begins)) if len(begins) > 1 else ""
+    return rfc3339(max(begins)) if len(begins) > 1 else ""
 
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
-
-
-def _rfc3339(seconds: float) -> str:
-    moment = datetime.fromtimestamp(seconds, timezone.utc)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

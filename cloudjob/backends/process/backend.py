@@ -14,13 +14,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import cloudjob
-from cloudjob.backends import interpreters
+from cloudjob import times
+from cloudjob.backends import handles, interpreters
 from cloudjob.backends.base import Backend, NativeStatus
+from cloudjob.backends.follow import PIECE_BYTES, poll
 from cloudjob.backends.process import devices, isolation, running
 from cloudjob.backends.process.node import NodeRequest
 from cloudjob.backends.process.state_file import STATE
@@ -34,11 +35,10 @@ from jobentry.contract import names
 from jobentry.contract.launchers import LAUNCHERS
 from jobentry.trees import remove_tree
 
-_SCHEME = "process://local/"
+_SCHEME = "process"
 # The key of the job, in its run folder.
 KEY = "key"
 _POLL_S = 0.01
-_PIECE_BYTES = 1 << 20
 # A Unix socket's path has at most 107 bytes, and scripts and Open MPI make sockets below TMPDIR.
 _LONGEST_TMPDIR = 40
 # How long the processes of a job that is removed may take to end before they are killed.
@@ -135,7 +135,7 @@ class ProcessBackend(Backend[ProcessRequest]):
 
     def handle(self, request: ProcessRequest) -> str:
         """Return the handle of the job, which is the same before and after it is sent."""
-        return _SCHEME + request.job
+        return handles.write(_SCHEME, "local", request.job)
 
     def send(self, request: ProcessRequest) -> str:
         """Start the job and return its handle."""
@@ -205,7 +205,7 @@ class ProcessBackend(Backend[ProcessRequest]):
             return _ended(state)
         if is_alive:
             return NativeStatus(
-                JobState.RUNNING, "running", started_at=_rfc3339(state["started_at"])
+                JobState.RUNNING, "running", started_at=times.rfc3339(state["started_at"])
             )
         with contextlib.suppress(OSError):
             running.sweep_job(self._home.parent, job)
@@ -214,21 +214,19 @@ class ProcessBackend(Backend[ProcessRequest]):
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
         job, folder = self._found(handle)
-        logs = [_Log(path) for path in _logs(folder) if node is None or _index(path) == node]
-        is_last = not follow
-        while True:
-            # Ask before reading: what was written before the end is then read after it.
-            is_last = is_last or self._has_ended(job, folder)
-            found = False
-            for log in logs:
-                for piece in log.pieces(is_last=is_last):
-                    found = True
-                    yield log.node, piece
-            if is_last:
-                return
-            if not found:
-                yield -1, b""
-                time.sleep(_POLL_S)
+        paths = [path for path in _logs(folder) if node is None or _index(path) == node]
+        offsets = dict.fromkeys(paths, 0)
+
+        def look() -> Iterator[tuple[int, bytes]]:
+            for path in paths:
+                while data := _read(path, offsets[path]):
+                    offsets[path] += len(data)
+                    yield _index(path), data
+
+        def has_ended() -> bool:
+            return self._has_ended(job, folder)
+
+        yield from poll(look, has_ended, follow=follow, pause_s=(_POLL_S, _POLL_S))
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Ask the job to end."""
@@ -283,9 +281,9 @@ class ProcessBackend(Backend[ProcessRequest]):
 
     def _found(self, handle: str) -> tuple[str, Path]:
         """Return a job's id and folder."""
-        job = handle.removeprefix(_SCHEME)
+        job = handles.read(handle, _SCHEME, 2)[1]
         folder = self._home / job
-        if not handle.startswith(_SCHEME) or "/" in job or not folder.is_dir():
+        if not folder.is_dir():
             raise JobNotFound(f"looking for {handle}: this machine knows nothing of it")
         return job, folder
 
@@ -520,11 +518,11 @@ def _lost(folder: Path, state: dict[str, Any] | None, message: str) -> NativeSta
     return NativeStatus(
         JobState.FAILED,
         "lost",
-        None if started_at is None else _rfc3339(started_at),
-        _rfc3339(ended) if ended > begun else None,
+        None if started_at is None else times.rfc3339(started_at),
+        times.rfc3339(ended) if ended > begun else None,
         137,
         message=message,
-        attempt_at=_rfc3339(state["nodes"][0]["started_at"]) if state else "",
+        attempt_at=times.rfc3339(state["nodes"][0]["started_at"]) if state else "",
         # An entry is sent SIGTERM when its keeper is gone: that is no cancel.
         has_asked=not (state and state["is_cancelled"]),
         is_unwatched=True,
@@ -532,17 +530,17 @@ def _lost(folder: Path, state: dict[str, Any] | None, message: str) -> NativeSta
 
 
 def _ended(state: dict[str, Any]) -> NativeStatus:
-    started_at = _rfc3339(state["started_at"])
+    started_at = times.rfc3339(state["started_at"])
     code = state["exit_code"]
     has_asked = state.get("has_asked_head", False)
-    ended_at = _rfc3339(state["ended_at"])
+    ended_at = times.rfc3339(state["ended_at"])
     # The first node that ended badly took the others with it.
     bad = [(node["ended_at"], i) for i, node in enumerate(state["nodes"]) if node["exit_code"]]
     first = min(bad)[1] if bad else 0
     if has_asked:
         # The head was asked to end for the sake of that node.
         code = state["nodes"][first]["exit_code"]
-    since = _rfc3339(state["nodes"][0]["started_at"])
+    since = times.rfc3339(state["nodes"][0]["started_at"])
     if state["is_cancelled"]:
         return NativeStatus(
             JobState.CANCELLED, "cancelled", started_at, ended_at, code, attempt_at=since
@@ -578,11 +576,6 @@ def _signal(process: int, number: int) -> None:
         os.kill(process, number)
 
 
-def _rfc3339(seconds: float) -> str:
-    moment = datetime.fromtimestamp(seconds, tz=timezone.utc)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def _index(path: Path) -> int:
     return int(path.stem.partition("-")[2])
 
@@ -596,37 +589,10 @@ def _logs(folder: Path) -> list[Path]:
     return [folder / f"node-{index}.log" for index in range(count)]
 
 
-class _Log:
-    """The log of one node, and how far it has been read."""
-
-    def __init__(self, path: Path) -> None:
-        self.node = _index(path)
-        self._path = path
-        self._descriptor = -1
-        self._rest = b""
-
-    def pieces(self, *, is_last: bool) -> Iterator[bytes]:
-        """Yield the whole lines that are new."""
-        while True:
-            data = self._read()
-            if not data:
-                break
-            end = data.rfind(b"\n") + 1
-            if end:
-                yield self._rest + data[:end]
-                self._rest = data[end:]
-            else:
-                self._rest += data
-            if len(data) < _PIECE_BYTES and not is_last:
-                break
-        if is_last and self._rest:
-            yield self._rest + b"\n"
-            self._rest = b""
-
-    def _read(self) -> bytes:
-        if self._descriptor < 0:
-            try:
-                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                return b""
-        return os.read(self._descriptor, _PIECE_BYTES)
+def _read(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(PIECE_BYTES)
+    except FileNotFoundError:
+        return b""

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from cloudjob.backends import entry as entries
+from cloudjob.backends import delivery as deliveries
+from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, NativeStatus
-from cloudjob.backends.slurm import checks, mirror, refusals, script, state
+from cloudjob.backends.follow import poll
+from cloudjob.backends.slurm import checks, errors, local_store, script, state
+from cloudjob.backends.slurm import cluster as clusters
 from cloudjob.backends.slurm import request as requests
-from cloudjob.backends.slurm import site as sites
+from cloudjob.backends.slurm.cluster import Cluster, Host, quoted
 from cloudjob.backends.slurm.request import SlurmRequest
-from cloudjob.backends.slurm.site import Done, Place, Site
 from cloudjob.backends.slurm.state import is_settled
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
 from cloudjob.model.status import JobState
@@ -31,7 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
-_SCHEME = "slurm://"
+_SCHEME = "slurm"
 # The folder is asked often and Slurm's controller seldom: it serves a whole cluster.
 _POLL_S, _FAR_POLL_S = 0.1, 1.0
 _ASK_S = 2.0
@@ -39,9 +41,8 @@ _ASK_S = 2.0
 _ASK_LAST_S = 0.25
 # How long a controller may be silent while somebody waits for a job.
 _PATIENCE_S = 900.0
-# Between two looks at a log: a hundredth of the time that it has been followed, within these.
+# The shortest and the longest wait between two looks at a log.
 _LOG_POLL_S = (0.02, 0.1)
-_LOG_POLL_SHARE = 0.01
 _END_POLL_S = 0.25
 # How long a job that is removed may take to be gone from Slurm.
 _END_S = 120.0
@@ -54,14 +55,9 @@ _HAS_ENDED = ("already completing or completed", *_NO_JOB)
 
 
 class _Handle(NamedTuple):
-    host: str
+    host: Host
     folder: str
     job: str
-
-    @property
-    def place(self) -> Place:
-        """The machine with the job's folder."""
-        return sites.place_of(self.host)
 
 
 class _Look(NamedTuple):
@@ -84,7 +80,7 @@ class SlurmBackend(Backend[SlurmRequest]):
     def __init__(self, home: Path, options: dict[str, Any]) -> None:
         self._home = home
         self._options = options
-        self._found: Site | None = None
+        self._found: Cluster | None = None
         # What Slurm said of a job, when it was asked and when it last answered.
         self._facts: dict[str, _Answer] = {}
         # What a job's folder on another machine had, and when.
@@ -99,13 +95,13 @@ class SlurmBackend(Backend[SlurmRequest]):
 
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
         """Look for what a job needs, before anything is packed or sent."""
-        return checks.look(self._site, spec)
+        return checks.look(self._cluster, spec)
 
     # -- forward ------------------------------------------------------------------------------
 
     def build(self, submission: Submission) -> SlurmRequest:
         """Return the request for ``submission``."""
-        return requests.build(submission, self._site)
+        return requests.build(submission, self._cluster)
 
     def show(self, request: SlurmRequest) -> dict[str, Any]:
         """Return ``request`` as plain JSON values, secrets as ``***``."""
@@ -117,22 +113,22 @@ class SlurmBackend(Backend[SlurmRequest]):
 
     def send(self, request: SlurmRequest) -> str:
         """Start the job and return its handle."""
-        place = sites.place_of(self._site.host)
-        folder = place.put(request.folder, self._files(request))
+        host = self._cluster.host
+        folder = host.put(request.folder, self._files(request))
         try:
-            self._submit(request, place, folder)
+            self._submit(request, host, folder)
         except Unanswered:
             # The folder is what finds a job that Slurm has taken.
             raise
         except BackendError:
-            place.run("", f"rm -rf {sites.quoted(folder)}")
+            host.run("", f"rm -rf {quoted(folder)}")
             raise
         return self.handle(request)
 
     def handle(self, request: SlurmRequest) -> str:
         """Return the handle of the job, which is the same before and after it is sent."""
         folder = request.folder if request.folder.startswith("/") else "/" + request.folder
-        return f"{_SCHEME}{self._site.host}{quote(folder, safe='/~')}"
+        return handles.write(_SCHEME, self._cluster.host.name, quote(folder, safe="/~")[1:])
 
     def _files(self, request: SlurmRequest) -> dict[str, bytes]:
         files = {
@@ -141,34 +137,34 @@ class SlurmBackend(Backend[SlurmRequest]):
             Path(request.entry).name: Path(request.entry).read_bytes(),
             paths.DELIVERED_ENV: variables.dump(request.env),
         }
-        if not self._site.entry_python:
-            files["boot.sh"] = entries.files()[entries.BOOT]
+        if not self._cluster.entry_python:
+            files["boot.sh"] = deliveries.files()[deliveries.BOOT]
         if request.local:
-            files.update(mirror.package(request.local, request.job, request.layers))
+            files.update(local_store.package(request.local, request.job, request.layers))
         return files
 
-    def _submit(self, request: SlurmRequest, place: Place, folder: str) -> None:
+    def _submit(self, request: SlurmRequest, host: Host, folder: str) -> None:
         if request.folder != folder:
             # Places below the folder are known now.
             env = variables.dump(requests.located(request, folder))
-            done = place.run(folder, f"cat >{paths.DELIVERED_ENV}", env)
+            done = host.run(folder, f"cat >{paths.DELIVERED_ENV}", env)
             if done.code:
                 raise BackendError(f"writing the variables of {request.job}: {done.words}")
-        sbatch = sites.clean(
+        sbatch = clusters.clean(
             f"sbatch --parsable --export=ALL {script.JOB_SCRIPT}", request.inherited
         )
         # By the shell, so that the number is kept whatever becomes of us.
         try:
-            done = place.run(folder, f"{sbatch} >{script.ID}.new && mv {script.ID}.new {script.ID}")
+            done = host.run(folder, f"{sbatch} >{script.ID}.new && mv {script.ID}.new {script.ID}")
         except BackendError as error:
             raise Unanswered(error.message, hint=error.hint) from error
-        if done.code and refusals.may_be_done(done.words):
+        if done.code and errors.may_be_done(done.words):
             words = f"submitting job {request.job} to Slurm: {done.words}"
             raise Unanswered(words, hint="squeue --me shows whether it was submitted")
         if done.code:
-            raise refusals.refused(f"submitting job {request.job} to Slurm", done.words)
+            raise errors.refused(f"submitting job {request.job} to Slurm", done.words)
         if request.local:
-            mirror.remember(self._home, request.job, request.local)
+            local_store.remember(self._home, request.job, request.local)
         # Nobody needs to ask at once for what was sent just now.
         now = time.monotonic()
         self._facts[request.job] = _Answer(state.Facts(state="PENDING"), now, now)
@@ -201,13 +197,13 @@ class SlurmBackend(Backend[SlurmRequest]):
         wanted = [_parted(handle) for handle in handles]
         if not wanted:
             return {}
-        place = wanted[0].place
-        looks = dict(zip(handles, _looks(place, [item.folder for item in wanted]), strict=True))
+        host = wanted[0].host
+        looks = dict(zip(handles, _looks(host, [item.folder for item in wanted]), strict=True))
         found: dict[str, NativeStatus | None] = {h: None for h, look in looks.items() if not look}
         unsettled = {h: look for h, look in looks.items() if look and not is_settled(look.marks)}
         if unsettled:
             try:
-                queue = state.read_queue(_said(place, _QUEUE, "listing your jobs on Slurm"))
+                queue = state.read_queue(_said(host, _QUEUE, "listing your jobs on Slurm"))
             except BackendError as error:
                 unknown = NativeStatus(JobState.UNKNOWN, error.message)
                 return found | dict.fromkeys(unsettled, unknown)
@@ -219,27 +215,19 @@ class SlurmBackend(Backend[SlurmRequest]):
         where = _parted(handle)
         self._look(where)
         offsets: dict[int, int] = {}
-        rests: dict[int, bytes] = {}
-        begun = time.monotonic()
-        is_last = not follow
-        while True:
-            # Ask before reading: what was written before the end is then read after it.
-            is_last = is_last or self.status(handle).state.is_final
-            found = where.place.tails(where.folder, offsets)
-            for index, data in sorted(found.items()):
+
+        def look() -> Iterator[tuple[int, bytes]]:
+            for index, data in sorted(where.host.tails(where.folder, offsets).items()):
                 offsets[index] = offsets.get(index, 0) + len(data)
-                lines, mark, rest = (rests.pop(index, b"") + data).rpartition(b"\n")
-                rests[index] = rest
-                if mark and node in (None, index):
-                    yield index, lines + mark
-            if is_last and not found:
-                break
-            if not found:
-                yield -1, b""
-                time.sleep(_pause_s(time.monotonic() - begun, is_far=bool(where.host)))
-        for index, rest in sorted(rests.items()):
-            if rest and node in (None, index):
-                yield index, rest + b"\n"
+                yield index, data
+
+        def has_ended() -> bool:
+            return self.status(handle).state.is_final
+
+        pause_s = (_FAR_POLL_S, _FAR_POLL_S) if where.host.name else _LOG_POLL_S
+        for index, data in poll(look, has_ended, follow=follow, pause_s=pause_s):
+            if node in (None, index) or not data:
+                yield index, data
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Cancel the job; its ranks have their grace unless it is suspended."""
@@ -248,7 +236,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         facts = self._ask(where, look, is_fresh=True)
         if not facts.id or state.status_of(look.marks, facts, is_cancelled=False).state.is_final:
             return
-        where.place.run(where.folder, f": >{_CANCELLED}")
+        where.host.run(where.folder, f": >{_CANCELLED}")
         if state.is_waiting(facts):
             self._scancel(where, f"--state=PENDING {facts.id}")
             # It may have started in the meantime.
@@ -258,14 +246,14 @@ class SlurmBackend(Backend[SlurmRequest]):
         # The script passes the signal on to the head: a signal to all that Slurm has started would
         # end mpirun before the ranks. A job whose processes are stopped cannot receive it.
         if is_urgent:
-            where.place.run(where.folder, f": >{_NOW}")
+            where.host.run(where.folder, f": >{_NOW}")
         is_heard = state.is_running(facts)
         self._scancel(where, f"--batch --signal=USR2 {facts.id}" if is_heard else facts.id)
 
     def _scancel(self, where: _Handle, words: str) -> None:
-        done = where.place.run(where.folder, sites.clean(f"scancel {words}"))
+        done = where.host.run(where.folder, clusters.clean(f"scancel {words}"))
         if done.code and not any(text in done.words for text in _HAS_ENDED):
-            raise refusals.refused(f"cancelling {where.job}", done.words)
+            raise errors.refused(f"cancelling {where.job}", done.words)
 
     def remove(self, handle: str) -> None:
         """Leave nothing of the job; one that runs is ended first."""
@@ -274,17 +262,17 @@ class SlurmBackend(Backend[SlurmRequest]):
             self._end(where)
         except JobNotFound:
             return
-        done = where.place.run("", f"rm -rf {sites.quoted(where.folder)}")
+        done = where.host.run("", f"rm -rf {quoted(where.folder)}")
         if done.code:
             raise BackendError(f"removing {where.folder}: {done.words}")
-        mirror.forget(self._home, where.job)
+        local_store.forget(self._home, where.job)
 
     # -- the cluster --------------------------------------------------------------------------
 
     @property
-    def _site(self) -> Site:
+    def _cluster(self) -> Cluster:
         if self._found is None:
-            self._found = sites.find(self._options, self._home)
+            self._found = clusters.find(self._options, self._home)
         return self._found
 
     def _look(self, where: _Handle) -> _Look:
@@ -294,10 +282,10 @@ class SlurmBackend(Backend[SlurmRequest]):
             JobNotFound: There is no such folder.
         """
         looked_at, look = self._looks.get(where.job) or (0.0, None)
-        if look is None or not where.host or time.monotonic() - looked_at > _FAR_POLL_S / 2:
-            look = _looks(where.place, [where.folder])[0]
+        if look is None or not where.host.name or time.monotonic() - looked_at > _FAR_POLL_S / 2:
+            look = _looks(where.host, [where.folder])[0]
             if look is None:
-                on = f" on {where.host}" if where.host else ""
+                on = f" on {where.host.name}" if where.host.name else ""
                 raise JobNotFound(f"looking for {where.folder}{on}: there is no such folder")
             self._looks[where.job] = (time.monotonic(), look)
         return look
@@ -324,22 +312,22 @@ class SlurmBackend(Backend[SlurmRequest]):
         if not number:
             # Its submitter was killed before it could write it down.
             named = f"squeue -h -t all --name=cloudjob-{where.job} -o %A"
-            number = _first(_said(where.place, named, doing))
+            number = _first(_said(where.host, named, doing))
             if not number:
                 return state.Facts()
-            where.place.run(where.folder, f"echo {number} >{script.ID}")
+            where.host.run(where.folder, f"echo {number} >{script.ID}")
         # "123;cluster", where there are several.
         number = number.partition(";")[0]
         # An older cloudjob, or a hand, may have written there.
         if not number.isdecimal():
             return state.Facts()
         show = f"SLURM_TIME_FORMAT=%s scontrol --oneliner show job {number}"
-        text = _said(where.place, show, doing)
+        text = _said(where.host, show, doing)
         facts = state.read_facts(text)
         if facts.state:
             return facts
         text = _said(
-            where.place,
+            where.host,
             f"SLURM_TIME_FORMAT=%s sacct -n -P -X -j {number}"
             " -o JobIDRaw,State,Reason,Start,End 2>/dev/null || :",
             doing,
@@ -349,16 +337,16 @@ class SlurmBackend(Backend[SlurmRequest]):
     def _is_new(self, where: _Handle) -> bool:
         """Whether its submitter may still be at it."""
         text = f"find {script.JOB_SCRIPT} -mmin -{_SUBMIT_MIN}"
-        return bool(where.place.run(where.folder, text).out)
+        return bool(where.host.run(where.folder, text).out)
 
     def _settle(self, where: _Handle) -> None:
         """Bring home what the job has left, and let its secrets go."""
         if where.job in self._settled:
             return
-        if mirror.bring_home(where.place, where.folder, self._home, where.job):
-            mirror.forget(self._home, where.job)
+        if local_store.bring_home(where.host, where.folder, self._home, where.job):
+            local_store.forget(self._home, where.job)
         key = paths.DELIVERED_SSH_KEY
-        where.place.remove(where.folder, (paths.DELIVERED_ENV, key, f"{key}.pub"))
+        where.host.remove(where.folder, (paths.DELIVERED_ENV, key, f"{key}.pub"))
         self._settled.add(where.job)
 
     def _end(self, where: _Handle) -> None:
@@ -368,7 +356,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         has_cancelled = False
         while facts.id and not state.is_over(facts):
             if not has_cancelled:
-                where.place.run(where.folder, f"scancel {facts.id}")
+                where.host.run(where.folder, f"scancel {facts.id}")
                 has_cancelled = True
             if time.monotonic() > deadline:
                 raise BackendError(
@@ -393,14 +381,6 @@ _LOOK = """while IFS= read -r folder; do
 done"""
 
 
-def _pause_s(followed_s: float, *, is_far: bool) -> float:
-    """Return how long to wait before the next look at a log: a job that is short is told soon."""
-    if is_far:
-        return _FAR_POLL_S
-    shortest, longest = _LOG_POLL_S
-    return min(max(_LOG_POLL_SHARE * followed_s, shortest), longest)
-
-
 def _queued(
     queue: Mapping[str, state.Facts], looks: Mapping[str, _Look]
 ) -> Iterator[tuple[str, NativeStatus]]:
@@ -413,12 +393,12 @@ def _queued(
                 yield handle, status
 
 
-def _looks(place: Place, folders: Sequence[str]) -> list[_Look | None]:
+def _looks(host: Host, folders: Sequence[str]) -> list[_Look | None]:
     """Return what lies in folders of jobs; None for each that is not there."""
-    if isinstance(place, sites.Here):
+    if not host.name:
         return [_look_here(Path(folder)) for folder in folders]
     text = "".join(f"{folder}\n" for folder in folders)
-    done = place.run("", _LOOK, os.fsencode(text), is_reading=True)
+    done = host.run("", _LOOK, os.fsencode(text), is_reading=True)
     if done.code:
         raise BackendError(f"looking at the folders of jobs: {done.words}")
     found: list[_Look | None] = []
@@ -454,11 +434,11 @@ def _read(path: Path) -> str:
         raise BackendError(f"reading {path}: {error.strerror}") from error
 
 
-def _said(place: Place, text: str, doing: str) -> str:
+def _said(host: Host, text: str, doing: str) -> str:
     """Return what one of Slurm's commands says; nothing for a job that it does not know."""
-    done: Done = place.run("", text, is_reading=True)
+    done = host.run("", text, is_reading=True)
     if done.code and not any(words in done.words for words in _NO_JOB):
-        raise refusals.refused(doing, done.words)
+        raise errors.refused(doing, done.words)
     return done.out.decode("utf-8", "replace")
 
 
@@ -467,9 +447,8 @@ def _first(text: str) -> str:
 
 
 def _parted(handle: str) -> _Handle:
-    host, slash, folder = handle.removeprefix(_SCHEME).partition("/")
-    job = unquote(folder.rpartition("/")[2])
-    if not handle.startswith(_SCHEME) or not slash or not job:
-        raise JobNotFound(f"looking for {handle}: this is no handle of Slurm")
-    folder = unquote(folder)
-    return _Handle(host, folder if folder.startswith("~/") else "/" + folder, job)
+    host, *names = handles.read(handle, _SCHEME)
+    folder = unquote("/".join(names))
+    return _Handle(
+        Host(host), folder if folder.startswith("~/") else "/" + folder, unquote(names[-1])
+    )

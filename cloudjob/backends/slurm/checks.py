@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cloudjob.backends.base import Check
-from cloudjob.backends.slurm.site import Place, Site, place_of, quoted
+from cloudjob.backends.slurm.cluster import Cluster, Host, quoted
 from cloudjob.errors import BackendError
 
 TYPE_CHECKING = False
@@ -13,30 +13,30 @@ if TYPE_CHECKING:
 _OLDEST = (20, 11)
 
 
-def look(site: Site, spec: JobSpec | None) -> list[Check]:
+def look(cluster: Cluster, spec: JobSpec | None) -> list[Check]:
     """Return what is there; before a submit only what costs next to nothing.
 
     Args:
         spec: The job; None for `cloudjob doctor`, which looks at everything.
     """
-    place = place_of(site.host)
+    host = cluster.host
     if spec is not None and spec.script:
         return []
-    where = f" on {site.host}" if site.host else ""
+    where = f" on {host.name}" if host.name else ""
     try:
         return [
-            _version(place, where),
-            _controller(place),
-            *_nodes(place),
-            _folder(place, site.folder),
-            _sacct(place),
+            _version(host, where),
+            _controller(host),
+            *_nodes(host),
+            _folder(host, cluster.folder),
+            _sacct(host),
         ]
     except BackendError as error:
         return [Check("Slurm", False, error.message, error.hint)]
 
 
-def _version(place: Place, where: str) -> Check:
-    done = place.run("", "sbatch --version")
+def _version(host: Host, where: str) -> Check:
+    done = host.run("", "sbatch --version")
     hint = "run this on a login node, or name one: slurm.host"
     if done.code:
         return Check("sbatch", False, f"none{where}: {done.words}", hint)
@@ -50,8 +50,8 @@ def _version(place: Place, where: str) -> Check:
     )
 
 
-def _controller(place: Place) -> Check:
-    done = place.run("", "scontrol ping")
+def _controller(host: Host) -> Check:
+    done = host.run("", "scontrol ping")
     text = done.out.decode("utf-8", "replace")
     lines = [line for line in text.splitlines() if " at " in line or "UP" in line or "DOWN" in line]
     hint = "the controller is down, or this machine may not speak to it"
@@ -59,8 +59,8 @@ def _controller(place: Place) -> Check:
     return Check("controller", is_up, "; ".join(lines) or done.words, hint)
 
 
-def _nodes(place: Place) -> list[Check]:
-    done = place.run("", "sinfo -h -o '%P %a %l %D %T %G'")
+def _nodes(host: Host) -> list[Check]:
+    done = host.run("", "sinfo -h -o '%P %a %l %D %T %G'")
     if done.code:
         return [Check("partitions", False, done.words, "see the controller")]
     lines = done.out.decode("utf-8", "replace").splitlines()
@@ -69,9 +69,9 @@ def _nodes(place: Place) -> list[Check]:
     return [Check("partitions", bool(lines), found or "none", hint)]
 
 
-def _folder(place: Place, folder: str) -> Check:
+def _folder(host: Host, folder: str) -> Check:
     path = quoted(folder)
-    done = place.run(
+    done = host.run(
         "", f"umask 077; mkdir -p {path} && t=$(mktemp {path}/probe-XXXXXX) && rm $t && echo {path}"
     )
     hint = "slurm.folder names another; it must be on a disk that all nodes share"
@@ -80,8 +80,8 @@ def _folder(place: Place, folder: str) -> Check:
     return Check("folder", True, done.out.decode("utf-8", "replace").strip(), hint)
 
 
-def _sacct(place: Place) -> Check:
-    done = place.run("", "sacct -n -X -S now")
+def _sacct(host: Host) -> Check:
+    done = host.run("", "sacct -n -X -S now")
     return Check(
         "accounting",
         done.code == 0,

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cloudjob.backends.encoding import file_path, file_uri
 from cloudjob.backends.slurm import script
-from cloudjob.backends.slurm.site import Site
-from cloudjob.backends.words import file_path, file_uri
+from cloudjob.backends.slurm.cluster import Cluster
 from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission
@@ -88,7 +88,7 @@ class SlurmRequest:
     environments: tuple[Mapping[str, str], ...] = field(repr=False)
 
 
-def build(submission: Submission, site: Site) -> SlurmRequest:
+def build(submission: Submission, cluster: Cluster) -> SlurmRequest:
     """Return the request for ``submission``.
 
     Raises:
@@ -98,10 +98,10 @@ def build(submission: Submission, site: Site) -> SlurmRequest:
     problems = list(_problems(spec))
     if problems:
         raise SpecError(problems)
-    folder = f"{site.folder}/{submission.job}"
+    folder = f"{cluster.folder}/{submission.job}"
     # With a host the store's folder is another machine's: its files travel with the job.
-    local = file_path(submission.code.uri) if site.host else ""
-    variables = _variables(submission, site, folder, is_local=bool(local))
+    local = file_path(submission.code.uri) if cluster.host.name else ""
+    variables = _variables(submission, cluster, folder, is_local=bool(local))
     return SlurmRequest(
         job=submission.job,
         folder=folder,
@@ -111,23 +111,23 @@ def build(submission: Submission, site: Site) -> SlurmRequest:
                 job=submission.job,
                 scratch=str(spec.section("slurm")["scratch"]).rstrip("/"),
                 setup=_words(spec, "setup"),
-                python=site.entry_python,
-                entry=posixpath.basename(site.entry),
+                python=cluster.entry_python,
+                entry=posixpath.basename(cluster.entry),
                 words=(spec.script, *spec.args),
-                paths=site.paths,
+                paths=cluster.paths,
                 keeps_record=bool(local),
                 cpus_per_rank=_cpus_per_rank(spec) if _is_srun(spec) else 0,
             )
         ),
         env=variables,
-        entry=site.entry,
+        entry=cluster.entry,
         local=posixpath.dirname(posixpath.dirname(local)) if local else "",
         layers=tuple(file_path(uri) for uri in submission.code.layers) if local else (),
         secret_names=submission.hidden_names,
         inherited=tuple(
             f"SBATCH_{name.upper()}" for name in _SITE_DEFAULTS if not spec.section("slurm")[name]
         ),
-        environments=tuple(_environments(submission, site, variables)),
+        environments=tuple(_environments(submission, cluster, variables)),
     )
 
 
@@ -170,12 +170,12 @@ _WITH_PLACES = (names.CLOUDJOB_OUTPUTS,)
 
 
 def _variables(
-    submission: Submission, site: Site, folder: str, *, is_local: bool
+    submission: Submission, cluster: Cluster, folder: str, *, is_local: bool
 ) -> dict[str, str]:
     """Return what all entries are told; the script of the nodes adds what is each one's own."""
     spec = submission.spec
     node = submissions.node_env(submission, 0, submissions.host_names(submission))
-    node = node._replace(interpreter=site.python)
+    node = node._replace(interpreter=cluster.python)
     if is_local:
         # The descriptor and the record are found by their names in the job's folder.
         node = node._replace(code_uri="", record_uri="")
@@ -196,7 +196,7 @@ def _variables(
 
 
 def _environments(
-    submission: Submission, site: Site, variables: Mapping[str, str]
+    submission: Submission, cluster: Cluster, variables: Mapping[str, str]
 ) -> Iterator[dict[str, str]]:
     """Yield what each entry is given: host names and addresses are known when the job starts."""
     hosts = submissions.host_names(submission)
@@ -206,7 +206,7 @@ def _environments(
         home = f"{scratch}/cloudjob-{submission.job.rpartition('-')[2]}/home"
         whole = submissions.variables(submission, node, home=home, address="0.0.0.0")
         own = {name: whole[name] for name in _OF_NODE if name in whole}
-        yield {"PATH": os.defpath, **site.paths, **own, **variables}
+        yield {"PATH": os.defpath, **cluster.paths, **own, **variables}
 
 
 def _options(submission: Submission) -> tuple[str, ...]:

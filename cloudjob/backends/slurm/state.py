@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 
 from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.slurm.script import EARLY_S
 from cloudjob.model.status import JobState
+from cloudjob.times import rfc3339
 from jobentry.contract.exits import ENTRY_FAILED, TIMED_OUT
 
 # Slurm's word -> where the job stands; any other word is UNKNOWN. (squeue(1), JOB STATE CODES)
@@ -381,14 +381,6 @@ def waits(reason: str) -> str:
         if reason.lstrip("(").startswith(beginning):
             return words
     return "waits"
-
-
-def rfc3339(seconds: float) -> str:
-    """Return a time in RFC 3339 UTC with milliseconds; empty for never."""
-    if not 0 < seconds < 253_402_300_800:
-        return ""
-    moment = datetime.fromtimestamp(seconds, tz=timezone.utc)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _said(reason: str) -> str:

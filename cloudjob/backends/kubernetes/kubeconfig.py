@@ -1,20 +1,118 @@
-"""How a site is reached and logged in to: what the kubeconfig says, as kubectl reads it."""
+"""Which cluster and namespace jobs go to, and how to log in there, as kubectl does.
+
+The job file, the kubeconfig, or the pod that cloudjob runs in say so.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from cloudjob.backends.kubernetes import site as sites
-from cloudjob.backends.kubernetes.site import IN_CLUSTER, Site
-from cloudjob.errors import BackendError, NotAuthorised
+from cloudjob.errors import BackendError, NotAuthorised, UsageError
+from cloudjob.model.text import nearest
 
+# The context of a cloudjob that itself runs in a pod.
+IN_CLUSTER = "in-cluster"
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_KUBECONFIG = "KUBECONFIG"
+_DEFAULT_NAMESPACE = "default"
 # More streams than a person watches; each takes a connection.
 _CONNECTIONS = 256
 _HINT = "does `kubectl get pods` work?"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A cluster and a namespace.
+
+    Args:
+        kubeconfig: The files that say how to reach it, joined as in ``$KUBECONFIG``; empty within
+            a pod, and when there is none.
+        is_named: Whether the files are others than kubectl would use with an empty environment.
+        context: The name of the context in them; empty when there is none.
+    """
+
+    kubeconfig: str
+    context: str
+    namespace: str
+    is_named: bool = False
+
+
+def find(options: Mapping[str, object], environ: Mapping[str, str], user_home: Path) -> Cluster:
+    """Return where jobs go; nothing is asked.
+
+    Raises:
+        UsageError: The kubeconfig cannot be read, or has no such context.
+    """
+    named = _absolute(str(options.get("kubeconfig") or "") or environ.get(_KUBECONFIG, ""))
+    wanted = str(options.get("context") or "")
+    namespace = str(options.get("namespace") or "")
+    default = str(user_home / ".kube" / "config")
+    files = named or (default if Path(default).exists() else "")
+    if wanted == IN_CLUSTER or (not files and (_SERVICE_ACCOUNT / "token").exists()):
+        return Cluster("", IN_CLUSTER, namespace or _own_namespace())
+    contexts = entries(files, "contexts")
+    currents = (str(loaded.get("current-context") or "") for loaded in _loaded(files))
+    context = wanted or next(filter(None, currents), "")
+    if context and context not in contexts:
+        guess = nearest(context, contexts)
+        raise UsageError(
+            f"looking for the context {context} in {files or 'a kubeconfig'}: there is none{guess}",
+            hint=f"it has {', '.join(sorted(contexts))}" if contexts else "is the file right?",
+        )
+    own = str((contexts.get(context) or {}).get("namespace") or "")
+    return Cluster(files, context, namespace or own or _DEFAULT_NAMESPACE, is_named=bool(named))
+
+
+def _absolute(files: str) -> str:
+    """Return files that mean the same from any folder: they stand in the job's handle."""
+    paths = filter(None, files.split(os.pathsep))
+    return os.pathsep.join(str(Path(path).expanduser().absolute()) for path in paths)
+
+
+def entries(files: str, kind: str) -> dict[str, Any]:
+    """Return ``contexts`` or ``users`` of a kubeconfig by name; the first file that has one wins.
+
+    Raises:
+        UsageError: A file cannot be read, or is no kubeconfig.
+    """
+    found: dict[str, Any] = {}
+    for loaded in _loaded(files):
+        own = {item["name"]: item.get(kind[:-1]) or {} for item in loaded.get(kind) or ()}
+        found = {**own, **found}
+    return found
+
+
+def _loaded(files: str) -> Iterator[dict[str, Any]]:
+    import yaml
+
+    for path in filter(None, files.split(os.pathsep)):
+        try:
+            loaded = yaml.safe_load(Path(path).read_bytes()) or {}
+            for kind in ("contexts", "users"):
+                _ = [item["name"] for item in loaded.get(kind) or ()]
+        except FileNotFoundError:
+            # As kubectl: a file of the list that is not there yet.
+            continue
+        except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "this is no kubeconfig"
+            raise UsageError(
+                f"reading the kubeconfig {path}: {why}", hint="`kubectl config view` reads it, too"
+            ) from error
+        yield loaded
+
+
+def _own_namespace() -> str:
+    try:
+        return (_SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
+    except OSError:
+        return _DEFAULT_NAMESPACE
 
 
 class Login(NamedTuple):
@@ -49,8 +147,8 @@ class Login(NamedTuple):
         yield from self.acts_as
 
 
-def opened(site: Site) -> Login:
-    """Return the way to the API server of a site.
+def opened(cluster: Cluster) -> Login:
+    """Return the way to the API server of a cluster.
 
     Of the client library we take what is hard to do right: kubeconfig, plugins, certificates. The
     requests are our own: its models know no operator, and its calls differ between its versions.
@@ -68,21 +166,21 @@ def opened(site: Site) -> Login:
         ) from error
     configuration = client.Configuration()
     configuration.connection_pool_maxsize = _CONNECTIONS
-    if not site.context:
+    if not cluster.context:
         raise NotAuthorised(
             "looking for a cluster: there is no kubeconfig",
             hint="set KUBECONFIG, or kubernetes.kubeconfig in the job file",
         )
-    doing = f"reading how to reach the cluster ({site.context})"
+    doing = f"reading how to reach the cluster ({cluster.context})"
     user: Mapping[str, Any] = {}
     with _logged_in(doing):
-        if site.context == IN_CLUSTER and not site.kubeconfig:
+        if cluster.context == IN_CLUSTER and not cluster.kubeconfig:
             config.load_incluster_config(client_configuration=configuration)
         else:
-            user = _user(site, doing)
+            user = _user(cluster, doing)
             config.load_kube_config(
-                config_file=site.kubeconfig,
-                context=site.context,
+                config_file=cluster.kubeconfig,
+                context=cluster.context,
                 client_configuration=configuration,
                 persist_config=False,
             )
@@ -90,13 +188,13 @@ def opened(site: Site) -> Login:
     return Login(pool, configuration, tuple(_acting_as(user, doing)))
 
 
-def _user(site: Site, doing: str) -> Mapping[str, Any]:
+def _user(cluster: Cluster, doing: str) -> Mapping[str, Any]:
     """Return what the kubeconfig says of the context's user; it may name none."""
-    context = sites.entries(site.kubeconfig, "contexts").get(site.context) or {}
+    context = entries(cluster.kubeconfig, "contexts").get(cluster.context) or {}
     name = context.get("user")
     if not name:
         return {}
-    users = sites.entries(site.kubeconfig, "users")
+    users = entries(cluster.kubeconfig, "users")
     if name not in users:
         raise NotAuthorised(
             f"{doing}: the context has the user {name}, and the kubeconfig has no such user",

@@ -1,4 +1,4 @@
-"""What the API says against us, as errors with a hint."""
+"""The errors of the API server, each with what to try."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Slurm's commands say when they refuse, and what to try."""
+"""The errors of Slurm's commands, each with what to try."""
 
 from __future__ import annotations
 

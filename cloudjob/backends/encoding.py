@@ -1,4 +1,4 @@
-"""Words that several backends read and write: the URIs of folders, and bytes that are no UTF-8."""
+"""How paths are written as URIs, and which text JSON can hold."""
 
 from __future__ import annotations
 

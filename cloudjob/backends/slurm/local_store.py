@@ -1,8 +1,7 @@
-"""With a login node elsewhere: the package goes with the job, and what it leaves comes home.
+"""A store that is a folder of this machine, for jobs of a login node elsewhere.
 
-A store that is a folder of this machine is none that the nodes could reach. So what a job needs of
-it lies in the job's own folder on the cluster, and when it has ended, its record and its outputs
-are copied to where the store has them.
+The nodes cannot reach such a store. So the package is copied to the job's folder on the cluster,
+and when the job has ended, its record and its outputs are copied back to the store.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import tarfile
 from pathlib import Path
 
-from cloudjob.backends.slurm.site import Place
+from cloudjob.backends.slurm.cluster import Host
 from cloudjob.errors import BackendError
 from jobentry.contract import paths
 from jobentry.contract.paths import JobPaths
@@ -42,7 +41,7 @@ def forget(home: Path, job: str) -> None:
     _note(home, job).unlink(missing_ok=True)
 
 
-def bring_home(place: Place, folder: str, home: Path, job: str) -> bool:
+def bring_home(host: Host, folder: str, home: Path, job: str) -> bool:
     """Copy what a job that has ended has left to its store, if that is a folder of this machine.
 
     Returns:
@@ -56,7 +55,7 @@ def bring_home(place: Place, folder: str, home: Path, job: str) -> bool:
     except FileNotFoundError:
         return False
     names = " ".join(_LEFT)
-    done = place.run(
+    done = host.run(
         folder, f'for d in {names}; do [ ! -d "$d" ] || echo "$d"; done | tar -cf - -T -'
     )
     if done.code:

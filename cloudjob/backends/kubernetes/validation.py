@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cloudjob.backends.encoding import file_path, is_utf8
 from cloudjob.backends.kubernetes import pod
 from cloudjob.backends.kubernetes.engine import Engine
-from cloudjob.backends.kubernetes.merge import unknown_directives
 from cloudjob.backends.kubernetes.pod import Names
-from cloudjob.backends.words import file_path, is_utf8
+from cloudjob.backends.kubernetes.strategic_merge import unknown_directives
 from cloudjob.model.rules import MAX_WORD_BYTES
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import given

@@ -1,0 +1,31 @@
+"""What every platform delivers to the nodes: the entry, its start script, and a key for ssh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cloudjob
+from jobentry.contract.paths import ENTRY
+
+BOOT = "boot.sh"
+
+
+def files() -> dict[str, bytes]:
+    """Return the entry of this cloudjob and what starts it, by name; they lie side by side."""
+    package = Path(cloudjob.__file__).parent
+    boot = package / BOOT
+    if not boot.exists():
+        boot = package.parent / "entrypoints" / BOOT
+    return {ENTRY: (package / ENTRY).read_bytes(), BOOT: boot.read_bytes()}
+
+
+def new_ssh_key() -> bytes:
+    """Return a fresh ed25519 private key in OpenSSH's own format."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )

@@ -1,0 +1,179 @@
+"""Following logs: the whole lines of several nodes, in the order in which they come.
+
+Every follower keeps the same promise: each line once, none cut. ``Lines`` joins what was read to
+whole lines. ``poll`` looks at logs again and again, for platforms that keep them as files;
+``Streams`` reads each in a thread of its own, for platforms that send them.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+# The number of a node, and whole lines of its log.
+Piece = tuple[int, bytes]
+NOTHING_NEW: Piece = (-1, b"")
+PIECE_BYTES = 1 << 20
+# How long a reader of streams waits before it is given NOTHING_NEW.
+_IDLE_S = 0.1
+# Pieces of all nodes that wait to be shown: a slow reader must not fill the memory.
+_WAITING = 64
+_GROWTH = 1.2
+
+
+class Lines:
+    """Joins pieces of one log to whole lines."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> bytes:
+        """Take in what was read, and return the lines that are whole now."""
+        end = data.rfind(b"\n") + 1
+        whole = bytes(self._rest) + data[:end] if end else b""
+        if end:
+            self._rest.clear()
+        self._rest += data[end:]
+        return whole
+
+    def finish(self) -> bytes:
+        """Return what is left when the log has ended, with the newline that it lacks."""
+        rest = bytes(self._rest)
+        self._rest.clear()
+        return rest + b"\n" if rest else b""
+
+
+def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the pieces of one log as whole lines."""
+    lines = Lines()
+    for piece in pieces:
+        if whole := lines.feed(piece):
+            yield whole
+    if rest := lines.finish():
+        yield rest
+
+
+def read_file(path: Path, offset: int = 0) -> Iterator[bytes]:
+    """Yield the whole lines of a file from a byte on; nothing where there is no file."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        return
+    with file:
+        file.seek(offset)
+        yield from whole_lines(iter(lambda: file.read(PIECE_BYTES), b""))
+
+
+def poll(
+    look: Callable[[], Iterable[Piece]],
+    has_ended: Callable[[], bool],
+    *,
+    follow: bool,
+    pause_s: tuple[float, float],
+    pause: Callable[[float], object] = time.sleep,
+) -> Iterator[Piece]:
+    """Yield the lines of logs that grow, until the job has ended and nothing more is found.
+
+    Args:
+        look: Returns what has been written since the last look, in pieces of any size; an empty
+            one says that more is known to be there.
+        follow: Whether to wait for the end of the job; else what is there now is yielded.
+        pause_s: How long the shortest and the longest wait between two looks is.
+    """
+    lines: dict[int, Lines] = {}
+    shortest_s, longest_s = pause_s
+    wait_s = shortest_s
+    while True:
+        # Asked before the look: what was written before the end is then found after it.
+        is_last = not follow or has_ended()
+        is_new = False
+        for node, data in look():
+            is_new = True
+            if whole := lines.setdefault(node, Lines()).feed(data):
+                yield node, whole
+        if is_last and not is_new:
+            break
+        wait_s = shortest_s if is_new else min(wait_s * _GROWTH, longest_s)
+        if not is_new:
+            yield NOTHING_NEW
+            pause(wait_s)
+    for node, rest in sorted(lines.items()):
+        if data := rest.finish():
+            yield node, data
+
+
+class Streams:
+    """Reads several logs at once, each in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._news: queue.Queue[Piece | Exception] = queue.Queue(_WAITING)
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._running = 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nobody waits for more."""
+        return self._stopped.is_set()
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether everything that was read has been taken."""
+        return self._news.empty()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every thread has ended, and everything has been taken."""
+        with self._lock:
+            return not self._running and self.is_taken
+
+    def add(self, read: Callable[[], Iterable[Piece]]) -> None:
+        """Start a thread that reads; what it raises, ``next`` raises."""
+        with self._lock:
+            self._running += 1
+        # A stream that is silent cannot be interrupted; the process may end before it does.
+        threading.Thread(target=self._run, args=(read,), name="log", daemon=True).start()
+
+    def next(self) -> Piece:
+        """Return the next piece; NOTHING_NEW after a moment without one."""
+        try:
+            news = self._news.get(timeout=_IDLE_S)
+        except queue.Empty:
+            return NOTHING_NEW
+        if isinstance(news, Exception):
+            raise news
+        return news
+
+    def stop(self) -> None:
+        """Let the threads end."""
+        self._stopped.set()
+
+    def wait(self, seconds: float) -> None:
+        """Pause a thread, at most until the reader has left."""
+        self._stopped.wait(seconds)
+
+    def put(self, news: Piece | Exception) -> bool:
+        """Hand on what was read; False when nobody waits for it any more."""
+        while not self.is_stopped:
+            try:
+                self._news.put(news, timeout=_IDLE_S)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def _run(self, read: Callable[[], Iterable[Piece]]) -> None:
+        last: Piece | Exception = NOTHING_NEW
+        try:
+            for piece in read():
+                if not self.put(piece):
+                    break
+        except Exception as error:  # noqa: BLE001 (raised in the thread of the reader)
+            last = error
+        with self._lock:
+            self._running -= 1
+        # The reader looks again whether all have ended.
+        self.put(last)

@@ -1,0 +1,268 @@
+"""The cluster: the machine with Slurm's commands and the folders of jobs, here or behind ssh."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import cloudjob
+from cloudjob.backends import interpreters
+from cloudjob.backends.follow import PIECE_BYTES
+from cloudjob.errors import BackendError
+from jobentry.contract.paths import ENTRY
+
+# How long one of Slurm's commands may take: a busy controller answers late.
+LIMIT_S = 60.0
+_SSH_DOWN = 255
+_AGAIN_S = 3.0
+_DEFAULT_REMOTE = "~/.cloudjob/slurm"
+_PASSED = ("HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
+
+
+class Done(NamedTuple):
+    """A command that has ended."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+    @property
+    def words(self) -> str:
+        """The last of what it said on stderr, in one line."""
+        lines = (self.err or self.out).decode("utf-8", "replace").split("\n")
+        return "; ".join(line.strip() for line in lines if line.strip())[-600:] or "no word"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The machine with Slurm's commands and the folders of jobs.
+
+    Args:
+        name: What the user's own ssh calls it; empty for this machine.
+    """
+
+    name: str = ""
+
+    def run(self, folder: str, text: str, stdin: bytes = b"", *, is_reading: bool = False) -> Done:
+        """Run a line of POSIX shell in a folder.
+
+        Args:
+            is_reading: Whether it may be run again when nobody knows whether it was.
+
+        Raises:
+            BackendError: The machine cannot be reached, or gives no answer in time.
+        """
+        if not self.name:
+            return _run(["/bin/sh", "-c", text], stdin, cwd=folder, doing="asking Slurm")
+        # Whatever the login shell is, it runs sh, and that reads one word of ours.
+        line = f"cd {quoted(folder)} && {text}" if folder else text
+        words = [*_ssh(self.name), f"sh -c {shlex.quote(line)}"]
+        doing = f"asking Slurm on {self.name}"
+        done = _run(words, stdin, doing=doing)
+        deadline = time.monotonic() + LIMIT_S
+        # A line that broke ends nobody's wait; what only reads may be asked again.
+        while done.code == _SSH_DOWN and is_reading and time.monotonic() < deadline:
+            time.sleep(_AGAIN_S)
+            done = _run(words, stdin, doing=doing)
+        if done.code == _SSH_DOWN:
+            raise BackendError(
+                f"reaching {self.name} by ssh: {done.words}",
+                hint=f"try: ssh -o BatchMode=yes {self.name} sinfo",
+            )
+        return done
+
+    def put(self, folder: str, files: Mapping[str, bytes]) -> str:
+        """Write files, for their owner alone, to a new folder.
+
+        Returns:
+            The folder's absolute path.
+
+        Raises:
+            BackendError: It is there already, or there is no room.
+        """
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w") as archive:
+            for name, content in files.items():
+                member = tarfile.TarInfo(name)
+                member.mode, member.size = _mode(name), len(content)
+                archive.addfile(member, io.BytesIO(content))
+        word = quoted(folder)
+        text = (
+            f'umask 077; mkdir -p "$(dirname {word})" && mkdir {word} && cd {word}'
+            " && tar --no-same-owner -xf - && pwd"
+        )
+        done = self.run("", text, data.getvalue())
+        if done.code:
+            on = f" on {self.name}" if self.name else ""
+            raise BackendError(
+                f"making the job's folder {folder}{on}: {done.words}",
+                hint="is there room, and may you write there? slurm.folder names another",
+            )
+        return os.fsdecode(done.out.rstrip(b"\n"))
+
+    def remove(self, folder: str, names: Sequence[str]) -> None:
+        """Delete files of a folder, as far as they are there."""
+        self.run(folder, f"rm -f {' '.join(names)}", is_reading=True)
+
+    def tails(self, folder: str, offsets: Mapping[int, int]) -> dict[int, bytes]:
+        """Return what is new in the log of each node, from an offset on; 0 for a log not known."""
+        if self.name:
+            return read_tails(self.run(folder, tails_text(offsets), is_reading=True).out)
+        # A follower looks many times a second, and each of these commands would start a process.
+        found = {}
+        for path in Path(folder).glob("node-*.log"):
+            index = int(path.stem.removeprefix("node-"))
+            # Opened anew each time: on NFS that is when another node's writing becomes visible.
+            with path.open("rb") as file:
+                file.seek(offsets.get(index, 0))
+                data = file.read(PIECE_BYTES)
+            if data:
+                found[index] = data
+        return found
+
+
+class Cluster(NamedTuple):
+    """What the cluster has, as far as it is known here.
+
+    Args:
+        host: The login node.
+        folder: Where the folders of jobs lie.
+        paths: PATH and the like of the nodes, empty where they have their own.
+        python: The interpreter of the script, empty for the one on PATH of a node.
+        entry_python: The interpreter of the entry, empty to look for one on the node.
+        entry: The file of the entry on this machine.
+    """
+
+    host: Host
+    folder: str
+    paths: Mapping[str, str]
+    python: str
+    entry_python: str
+    entry: str
+
+
+def find(options: Mapping[str, object], home: Path) -> Cluster:
+    """Return what the section ``slurm`` of a job file says, and this machine.
+
+    Raises:
+        BackendError: It names an interpreter that is not there.
+    """
+    host, folder = str(options.get("host") or ""), str(options.get("folder") or "").rstrip("/")
+    asked = str(options.get("python") or "")
+    entry = str(Path(cloudjob.__file__).parent / ENTRY)
+    if host:
+        return Cluster(Host(host), folder or _DEFAULT_REMOTE, {}, asked, "", entry)
+    python = interpreters.python_of(asked, "slurm.python")
+    path = os.environ.get("PATH", os.defpath)
+    own = str(Path(sys.executable).parent)
+    if shutil.which("mpirun", path=path) is None and shutil.which("mpirun", path=own):
+        # The wheel of Open MPI lies beside the interpreter that runs us.
+        path = f"{path}{os.pathsep}{own}"
+    paths = {
+        "PATH": path,
+        "LANG": "C.UTF-8",
+        "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
+        "MPI4PY_LIBMPI": interpreters.libmpi_of(shutil.which("mpirun", path=path) or "", python),
+    }
+    return Cluster(
+        host=Host(),
+        folder=str(Path(folder).expanduser()) if folder else str(home / "slurm"),
+        paths={name: value for name, value in paths.items() if value},
+        python=python,
+        entry_python=sys.executable,
+        entry=entry,
+    )
+
+
+def tails_text(offsets: Mapping[int, int]) -> str:
+    """Return the lines of shell that write what is new in the log of each node."""
+    known = " ".join(f"{index}:{offset}" for index, offset in offsets.items())
+    return _TAILS.format(known=shlex.quote(f" {known} "), limit=PIECE_BYTES)
+
+
+def read_tails(data: bytes) -> dict[int, bytes]:
+    """Return what these lines wrote, by node; what is cut is left for the next time."""
+    found: dict[int, bytes] = {}
+    while data:
+        line, _, data = data.partition(b"\n")
+        index, size = (int(word) for word in line.split())
+        found[index], data = data[:size], data[size:]
+    return found
+
+
+# For each log: its node, how much is new, and that much of it.
+_TAILS = """known={known}
+for log in node-*.log; do
+    [ -f "$log" ] || continue
+    node=${{log#node-}} node=${{node%.log}} from=0
+    case $known in *" $node:"*) from=${{known#*" $node:"}} from=${{from%% *}} ;; esac
+    new=$(($(wc -c <"$log") - from))
+    [ "$new" -gt 0 ] || continue
+    [ "$new" -lt {limit} ] || new={limit}
+    echo "$node $new"
+    tail -c "+$((from + 1))" "$log" | head -c "$new"
+done"""
+
+
+def quoted(path: str) -> str:
+    """Return a path as one word of sh, but for the ``~`` that it may begin with."""
+    if path.startswith("~/"):
+        return "~/" + shlex.quote(path[2:])
+    return shlex.quote(path)
+
+
+def clean(text: str, more: Sequence[str] = ()) -> str:
+    """Return a line of shell that runs ``text`` with next to no environment.
+
+    sbatch takes what it is started in along to the nodes, unless it is told not to; and then it
+    has the node log the user in, which takes its time and may fail.
+
+    Args:
+        more: The names of variables that it keeps, if they are set.
+    """
+    names = " ".join(f'${{{name}+{name}="${name}"}}' for name in (*_PASSED, *more))
+    return f'env -i PATH="$PATH" {names} {text}'
+
+
+def _mode(name: str) -> int:
+    return 0o700 if name.endswith(".sh") else 0o600
+
+
+def _ssh(host: str) -> list[str]:
+    """The user's own ssh and configuration; one connection serves all that we ask in a minute."""
+    folder = Path(tempfile.gettempdir(), f"cloudjob-ssh-{os.getuid()}")
+    words = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"]
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        is_ours = folder.stat().st_uid == os.getuid() and not folder.is_symlink()
+    except OSError:
+        is_ours = False
+    if is_ours:
+        words += ["-o", "ControlMaster=auto", "-o", f"ControlPath={folder}/%C"]
+        words += ["-o", "ControlPersist=60"]
+    return [*words, "--", host]
+
+
+def _run(words: Sequence[str], stdin: bytes, *, doing: str, cwd: str | None = None) -> Done:
+    try:
+        done = subprocess.run(
+            words, input=stdin, cwd=cwd or None, capture_output=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BackendError(
+            f"{doing}: no answer in {LIMIT_S:g} s", hint="is the controller up? scontrol ping"
+        ) from error
+    except OSError as error:
+        raise BackendError(f"{doing}: {error.filename or words[0]}: {error.strerror}") from error
+    return Done(done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,36 @@
+"""Points in time: RFC 3339 in UTC with milliseconds as text, seconds since the epoch as numbers."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+
+_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
+# The first second of the year 10000.
+_TOO_LATE_S = 253_402_300_800
+
+
+def rfc3339(seconds: float) -> str:
+    """Return a point in time as text; empty when it is 0, which stands for never."""
+    if not 0 < seconds < _TOO_LATE_S:
+        return ""
+    moment = datetime.fromtimestamp(seconds, tz=timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def seconds_of(text: str) -> float:
+    """Return the point in time that a text of RFC 3339 names; 0 when it is something else."""
+    found = _RFC3339.fullmatch(text)
+    if found is None:
+        return 0.0
+    date, time, fraction, zone = found.groups()
+    moment = datetime.fromisoformat(f"{date}T{time}{zone.replace('Z', '+00:00')}")
+    return moment.timestamp() + float(fraction or 0)
+
+
+def normalised(text: str) -> str:
+    """Return a time of any zone and precision as ``rfc3339`` writes it.
+
+    Empty for what is not a time, and for the year 1, with which Docker writes never.
+    """
+    return rfc3339(seconds_of(text))

@@ -1,0 +1,113 @@
+"""What every follower of logs relies on: each line once, none cut."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from itertools import chain, repeat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudjob.backends import follow
+from cloudjob.backends.follow import NOTHING_NEW, Lines, Piece, Streams
+
+
+@given(st.binary(max_size=200).map(lambda data: data.replace(b"a", b"\n")), st.integers(1, 20))
+def test_lines_come_whole_and_once_in_whatever_pieces_they_were_read(data: bytes, step: int):
+    lines = Lines()
+
+    got = [lines.feed(data[at : at + step]) for at in range(0, len(data), step)]
+    rest = lines.finish()
+
+    assert all(piece.endswith(b"\n") for piece in [*got, rest] if piece)
+    ended = data if data.endswith(b"\n") or not data else data + b"\n"
+    assert b"".join(got) + rest == ended
+
+
+def test_what_was_written_before_the_end_is_read_after_it():
+    """A job that ends between a look and the question has written more in the meantime."""
+    written = [b"one\ntw"]
+    late: list[bool] = []
+    has_ended = chain([False, False], repeat(True))
+
+    def look() -> Iterator[Piece]:
+        while written:
+            yield 0, written.pop()
+
+    def ask() -> bool:
+        if (ended := next(has_ended)) and not late:
+            late.append(True)
+            written.append(b"o\nlast")
+        return ended
+
+    pieces = follow.poll(look, ask, follow=True, pause_s=(0, 0), pause=lambda _: None)
+
+    assert [piece for piece in pieces if piece != NOTHING_NEW] == [
+        (0, b"one\n"),
+        (0, b"two\n"),
+        (0, b"last\n"),
+    ]
+
+
+def test_looks_become_rarer_while_nothing_is_written():
+    pauses: list[float] = []
+    looks = itertools.count()
+
+    def look() -> Iterator[Piece]:
+        if next(looks) == 20:
+            yield 0, b"x\n"
+
+    def ask() -> bool:
+        return len(pauses) >= 22
+
+    list(follow.poll(look, ask, follow=True, pause_s=(1.0, 2.0), pause=pauses.append))
+
+    assert pauses[:3] == [pytest.approx(1.2), pytest.approx(1.44), pytest.approx(1.728)]
+    assert pauses[4:20] == [2.0] * 16
+    assert pauses[20] == pytest.approx(1.2)
+
+
+def test_streams_hand_on_everything_and_then_have_ended():
+    streams = Streams()
+    for node in range(3):
+        streams.add(lambda node=node: ((node, b"%d\n" % line) for line in range(200)))  # type: ignore[misc]
+
+    found: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
+    while not streams.has_ended:
+        node, data = streams.next()
+        if data:
+            found[node].append(data)
+
+    assert found == {node: [b"%d\n" % line for line in range(200)] for node in range(3)}
+
+
+def test_what_a_stream_raises_reaches_the_reader_after_its_lines():
+    streams = Streams()
+
+    def read() -> Iterator[Piece]:
+        yield 0, b"a line\n"
+        raise ZeroDivisionError
+
+    streams.add(read)
+
+    assert streams.next() == (0, b"a line\n")
+    with pytest.raises(ZeroDivisionError):
+        streams.next()
+
+
+def test_a_reader_that_leaves_lets_the_threads_end():
+    streams = Streams()
+    before = threading.active_count()
+    streams.add(lambda: ((0, b"x\n") for _ in itertools.count()))
+    streams.next()
+
+    streams.stop()
+
+    deadline = time.monotonic() + 60
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,34 @@
+"""Times as platforms write them, and as cloudjob does."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudjob import times
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("2026-11-21T10:00:01Z", "2026-11-21T10:00:01.000Z"),
+        ("2026-11-21T10:00:01.123456789Z", "2026-11-21T10:00:01.123Z"),
+        ("2026-11-21T11:00:01.5+01:00", "2026-11-21T10:00:01.500Z"),
+        ("0001-01-01T00:00:00Z", ""),
+        ("", ""),
+        ("soon", ""),
+    ],
+)
+def test_a_time_of_a_platform_becomes_utc_with_milliseconds(text: str, wanted: str):
+    assert times.normalised(text) == wanted
+
+
+@pytest.mark.parametrize("milliseconds", range(0, 1000, 7))
+def test_a_time_survives_its_text(milliseconds: int):
+    text = f"2026-11-21T10:00:01.{milliseconds:03}Z"
+
+    assert times.rfc3339(times.seconds_of(text)) == text
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 1e12, float("nan")])
+def test_what_is_no_time_of_a_job_has_no_text(seconds: float):
+    assert times.rfc3339(seconds) == ""
