@@ -155,7 +155,7 @@ class Streams:
         """Pause a thread, at most until the reader has left."""
         self._stopped.wait(seconds)
 
-    def put(self, news: Piece | Exception) -> bool:
+    def _put(self, news: Piece | Exception) -> bool:
         """Hand on what was read; False when nobody waits for it any more."""
         while not self.is_stopped:
             try:
@@ -169,11 +169,11 @@ class Streams:
         last: Piece | Exception = NOTHING_NEW
         try:
             for piece in read():
-                if not self.put(piece):
+                if not self._put(piece):
                     break
         except Exception as error:  # noqa: BLE001 (raised in the thread of the reader)
             last = error
         with self._lock:
             self._running -= 1
         # The reader looks again whether all have ended.
-        self.put(last)
+        self._put(last)
