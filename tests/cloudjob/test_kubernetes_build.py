@@ -436,7 +436,7 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
             "launcher: kubernetes.engine ms-operator starts MindSpore's cluster and nothing else "
             "(given torchrun; allowed dynamic-cluster, msrun; or another engine)",
         ),
-        ("volcano", {"args": ("a\udce9",)}, "args[0]: holds bytes that are no UTF-8"),
+        ("volcano", {"args": ("a\udce9",)}, "args[0]: holds bytes that are not UTF-8"),
         ("volcano", {"inputs": {"D": "file:///data/x"}}, "inputs.D: no pod has the folder"),
         ("volcano", {"options": {"user": "me"}}, "kubernetes.user: is not UID:GID"),
         ("volcano", {"options": {"volumes": [{"name": "x"}]}}, "volumes[0]: has no mountPath"),

@@ -9,7 +9,7 @@
 #SBATCH --no-requeue
 
 # cloudjob's job train-2k83xnf2: 2 nodes of 4
-# It runs one entry on each node (node.sh). What that is told, variables and secrets, lies in the
+# It runs one entry on each node (node.sh). The variables and secrets of the entries lie in the
 # file env beside this script, for its owner alone: nothing of it passes through --export.
 umask 077
 nodes=2 retries=0 requeue=0
@@ -68,7 +68,7 @@ done
 wait
 
 # A head that has ended is followed by its workers; one that stays longer hangs. A worker that has
-# ended badly and was never heard of is one that the head would wait for.
+# failed before it answered the head is one that the head would wait for.
 watch() {
     trap - TERM
     trap '' USR1 USR2

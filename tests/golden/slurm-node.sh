@@ -12,7 +12,7 @@ done
 unset IFS
 exec >>"node-$index.log" 2>&1 </dev/null
 
-# leave CODE: say how this node has ended. Slurm is told nothing: the job ends as its head does.
+# leave CODE: note how this node has ended. Slurm sees no failure: the job ends as its head does.
 leave() {
     echo "$1" >"end-$index.new"
     mv "end-$index.new" "end-$index"
@@ -79,7 +79,7 @@ if [ "$index" = 0 ]; then
     (umask 077 && echo "$entry" >entry.pid)
     [ ! -e asked ] || kill -TERM "$entry"
 fi
-# Slurm signals every process of a node: the entry hears it by itself, and ends in its own time.
+# Slurm signals every process of a node: the entry receives it as well, and ends when it is done.
 trap : TERM INT HUP USR1 USR2
 code=0
 wait "$entry" || code=$?

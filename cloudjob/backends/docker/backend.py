@@ -298,7 +298,7 @@ class DockerBackend(Backend[DockerRequest]):
                 self._kill(alive, "SIGKILL")
 
     def _end_who_waits(self, found: list[Container], folder: Path) -> None:
-        """Ask those to end who wait for a node that is gone and was never heard of."""
+        """Ask nodes to end that wait for one that ended before it could join."""
         head, over = found[0], [item for item in found if not item.is_alive]
         if head.node == 0 and not head.is_alive:
             # A worker that the head has spoken to leaves by itself, and minds no signal by now.
@@ -471,8 +471,8 @@ def _share(client: Any, request: DockerRequest) -> None:
 def _make_network(client: Any, request: DockerRequest) -> list[str]:
     """Make the network of the job and return an address for each node.
 
-    A node is told its address before it starts, and the engine takes our word on addresses only in
-    a network whose range we named. So it chooses a free range, and then hears it back from us.
+    A node has to know its address before it starts, and the engine lets us choose addresses only in
+    a network whose range we chose. So the engine picks a free range, which we then choose.
     """
     doing = f"making the network of job {request.job}"
     for attempt in range(3):

@@ -1,4 +1,4 @@
-"""The engine's socket: opened here, and whatever it says against us becomes one of our errors."""
+"""The connection to the engine, and its errors as ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine is told of a job: one network, and one container a node. No I/O."""
+"""What the engine gets for a job: one network, and one container for each node. No I/O."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class NodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class DockerRequest:
-    """What the engine is told.
+    """What the engine gets.
 
     Args:
         network: The body of ``POST /networks/create``.
@@ -328,7 +328,7 @@ def _problems(spec: JobSpec) -> Iterator[str]:
     for index, word in enumerate((spec.script, *spec.args)):
         if not is_utf8(word):
             key = f"args[{index - 1}]" if index else "script"
-            yield f"{key}: holds bytes that are no UTF-8, which an engine cannot be told"
+            yield f"{key}: holds bytes that are not UTF-8, which the API of an engine cannot carry"
 
 
 def _number(value: object) -> float:

@@ -1,4 +1,4 @@
-"""A folder of this machine that the user of the containers shall write to, and we shall read.
+"""Folders of this machine to which the user of the containers writes and from which we read.
 
 Containers run as uid 1000, gid 100, whoever we are, and they see a mounted folder with the owners
 and modes that it has here. What they leave there (the record, outputs) is private to its writer,

@@ -1,4 +1,4 @@
-"""What the engine says of a job's containers, and what that means for the job. No I/O."""
+"""Where a job stands, from the state of its containers. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job on a cluster needs, looked for before anything is packed or sent."""
+"""Checks of the cluster, before anything is packed or sent."""
 
 from __future__ import annotations
 

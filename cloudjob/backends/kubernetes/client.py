@@ -24,7 +24,7 @@ EVENT = Resource("", "v1", "events", "Event")
 
 _JSON, _MERGE = "application/json", "application/merge-patch+json"
 _CONNECT_S = 10.0
-# A stream that says nothing for so long is opened again: it may be dead without anybody knowing.
+# A stream that is silent for this long is opened again: its connection may be dead.
 _SILENCE_S = 300.0
 
 

@@ -222,16 +222,16 @@ def _acting_as(user: Mapping[str, Any], doing: str) -> Iterator[tuple[str, str]]
             yield f"Impersonate-Extra-{quote(str(key).lower(), safe='')}", str(value)
 
 
-class _Heard(logging.Handler):
+class _RootErrors(logging.Handler):
     """Keeps what is logged on the root logger, as the client library does with plugins' errors."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == "root":
-            self.said.append(record.getMessage())
+            self.messages.append(record.getMessage())
 
 
 @contextlib.contextmanager
@@ -242,9 +242,9 @@ def _logged_in(doing: str) -> Iterator[None]:
     """
     import kubernetes.config
 
-    heard = _Heard()
+    errors = _RootErrors()
     root = logging.getLogger()
-    root.addHandler(heard)
+    root.addHandler(errors)
     try:
         yield
     except (
@@ -258,6 +258,6 @@ def _logged_in(doing: str) -> Iterator[None]:
         said = " ".join(str(error).split()) or type(error).__name__
         raise NotAuthorised(f"{doing}: {said}", hint=_HINT) from error
     finally:
-        root.removeHandler(heard)
-    if heard.said:
-        raise NotAuthorised(f"{doing}: {' '.join(heard.said[0].split())}", hint=_HINT)
+        root.removeHandler(errors)
+    if errors.messages:
+        raise NotAuthorised(f"{doing}: {' '.join(errors.messages[0].split())}", hint=_HINT)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
 RESOURCE = Resource("mindspore.gitee.com", "v1", "msjobs", "MSJob")
-# Only a container of this name is told of the scheduler, and only its exit code counts.
+# Only a container of this name gets the scheduler's address, and only its exit code counts.
 CONTAINER = "mindspore"
 # Of labels and annotations of pods its CRD keeps nothing, so they are found by the operator's own.
 _LABEL = "training.kubeflow.org/job-name"

@@ -1,4 +1,4 @@
-"""What the cluster is told of a job: a ConfigMap, a Secret and the operator's manifest. No I/O."""
+"""What the cluster gets for a job: a ConfigMap, a Secret and the operator's manifest. No I/O."""
 
 from __future__ import annotations
 

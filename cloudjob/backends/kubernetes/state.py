@@ -1,4 +1,4 @@
-"""What a job's pods say of it, beside its operator. No I/O."""
+"""Where a job stands, from the status of its operator and of its pods. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a job for a cluster, found before anything is sent. No I/O."""
+"""The faults of a job for Kubernetes, found before anything is sent. No I/O."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def find(submission: Submission, engine: Engine, namespace: str) -> Iterator[str
     for index, word in enumerate((spec.script, *spec.args)):
         if not is_utf8(word):
             key = f"args[{index - 1}]" if index else "script"
-            yield f"{key}: holds bytes that are no UTF-8, which a manifest cannot hold"
+            yield f"{key}: holds bytes that are not UTF-8, which a manifest cannot hold"
     if options["presigned_h"]:
         yield from _signing_problems(submission)
     yield from _name_problems(options, namespace)

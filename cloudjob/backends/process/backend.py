@@ -72,7 +72,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRequest:
-    """What the controller of a job is told.
+    """What the controller of a job gets.
 
     Args:
         is_led: Whether the job ends with its head; else it ends when every node has, or one badly.

@@ -23,7 +23,7 @@ from cloudjob.backends.process.state_file import STATE, StateFile
 from jobentry.contract import node_end
 from jobentry.trees import remove_tree
 
-# What it is told by; blocked until it listens.
+# The signals that it handles; blocked until it can.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
 _POLL_S = 0.05
 # How long workers may take to leave by themselves when the head has ended.

@@ -78,7 +78,7 @@ class Keeper:
         # When the controller dies this node is to end with it.
         prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
         if os.getppid() != self._controller:
-            # It died before we had asked to be told.
+            # It died before we had asked for a signal at its end.
             return _SWITCHED_OFF
         self._listen_to_signals()
         if self._hosts:

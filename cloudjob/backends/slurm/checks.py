@@ -1,4 +1,4 @@
-"""What a cluster has of what jobs need: `cloudjob doctor --backend slurm`, and each submit."""
+"""Checks of the cluster, for `cloudjob doctor --backend slurm` and for each submit."""
 
 from __future__ import annotations
 

@@ -225,8 +225,8 @@ def quoted(path: str) -> str:
 def clean(text: str, more: Sequence[str] = ()) -> str:
     """Return a line of shell that runs ``text`` with next to no environment.
 
-    sbatch takes what it is started in along to the nodes, unless it is told not to; and then it
-    has the node log the user in, which takes its time and may fail.
+    sbatch passes its own environment to the nodes unless an option forbids that, and with that
+    option the node logs the user in, which takes time and may fail.
 
     Args:
         more: The names of variables that it keeps, if they are set.

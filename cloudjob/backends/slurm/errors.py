@@ -30,13 +30,16 @@ _HINTS = (
     ("requested reservation", "scontrol show reservation lists them; slurm.reservation"),
     ("Unable to contact slurm controller", "scontrol ping; the controller may be down for a while"),
     ("Socket timed out", "the controller is busy; try again in a minute"),
-    ("Access/permission denied", "your account may not do this: see the words of your site"),
+    (
+        "Access/permission denied",
+        "your account may not do this: ask the administrator of the cluster",
+    ),
     ("unrecognized option", "slurm.sbatch holds an option that this version of Slurm has not"),
 )
 _DEFAULT = "--dry-run shows what is submitted; cloudjob doctor --backend slurm looks at the cluster"
 
 
-# sbatch has sent the job and was not told whether the controller has taken it.
+# sbatch sent the job and received no answer: the controller may have accepted it.
 _MAY_BE_DONE = ("Socket timed out", "Zero Bytes were transmitted")
 
 

@@ -1,4 +1,4 @@
-"""What Slurm is told of a job: two scripts, and the files that lie beside them. No I/O."""
+"""What Slurm gets for a job: two scripts, and the files beside them. No I/O."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ _WITH_PLACES = (names.CLOUDJOB_OUTPUTS,)
 def _variables(
     submission: Submission, cluster: Cluster, folder: str, *, is_local: bool
 ) -> dict[str, str]:
-    """Return what all entries are told; the script of the nodes adds what is each one's own."""
+    """Return the variables of all entries; the script of the nodes adds those of each node."""
     spec = submission.spec
     node = submissions.node_env(submission, 0, submissions.host_names(submission))
     node = node._replace(interpreter=cluster.python)

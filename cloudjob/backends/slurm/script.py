@@ -116,7 +116,7 @@ _JOB = """\
 #!/bin/sh
 {head}
 # {title}
-# It runs one entry on each node (node.sh). What that is told, variables and secrets, lies in the
+# It runs one entry on each node (node.sh). The variables and secrets of the entries lie in the
 # file env beside this script, for its owner alone: nothing of it passes through --export.
 umask 077
 nodes={nodes} retries={retries} requeue={requeue}
@@ -175,7 +175,7 @@ done
 wait
 
 # A head that has ended is followed by its workers; one that stays longer hangs. A worker that has
-# ended badly and was never heard of is one that the head would wait for.
+# failed before it answered the head is one that the head would wait for.
 watch() {{
     trap - TERM
     trap '' USR1 USR2
@@ -337,7 +337,7 @@ done
 unset IFS
 exec >>"node-$index.log" 2>&1 </dev/null
 
-# leave CODE: say how this node has ended. Slurm is told nothing: the job ends as its head does.
+# leave CODE: note how this node has ended. Slurm sees no failure: the job ends as its head does.
 leave() {{
     echo "$1" >"end-$index.new"
     mv "end-$index.new" "end-$index"
@@ -402,7 +402,7 @@ if [ "$index" = 0 ]; then
     (umask 077 && echo "$entry" >entry.pid)
     [ ! -e asked ] || kill -TERM "$entry"
 fi
-# Slurm signals every process of a node: the entry hears it by itself, and ends in its own time.
+# Slurm signals every process of a node: the entry receives it as well, and ends when it is done.
 trap : TERM INT HUP USR1 USR2
 code=0
 wait "$entry" || code=$?

@@ -1,4 +1,4 @@
-"""What the job's folder and Slurm say of a job, and what that means. No I/O."""
+"""Where a job stands, from the notes in its folder and from Slurm's commands. No I/O."""
 
 from __future__ import annotations
 
