@@ -10,6 +10,6 @@ for python in python3 /usr/bin/python3 /usr/local/bin/python3 /opt/conda/bin/pyt
         exec "$python" -I -S "$entry" "$@"
     fi
 done
-echo "jobentry: looking for python3: there is none in this image" >&2
+echo "jobentry: looking for python3: not found in this image" >&2
 echo "jobentry: hint: install Python 3.8 or later (cloudjob docs images)" >&2
 exit 127

@@ -1,4 +1,4 @@
-"""Shows what the ranks of this node write: from their logs to our own output, whole lines only."""
+"""The log of a node: messages of the entry, and the ranks' logs, copied line by line to stdout."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import time
 
 from jobentry.contract import lines
 
-# How soon a line shows up, and how long a piece without a newline (a progress bar) may wait for it.
+# The polling interval, and how long an incomplete line (a progress bar) waits for its newline.
 POLL_S = 0.01
 PATIENCE_S = 0.3
 _PIECE_BYTES = 1 << 20
-# A line longer than this is shown in parts, so that memory has a limit.
+# A longer line is written in parts, to limit memory.
 _LONGEST_LINE_BYTES = 16 << 20
 
 _lock = threading.Lock()
 
 
 def say(text: str) -> None:
-    """Write a line of our own, never into the middle of a rank's.
+    """Write a message of the entry, never within a line of a rank.
 
-    On a full disk the line is lost, and the job ends as it would have.
+    On a full disk the message is lost, but the job goes on.
     """
     with _lock, contextlib.suppress(OSError):
         sys.stderr.write("jobentry: {}\n".format(text.replace("\n", "\n          ")))
@@ -31,7 +31,7 @@ def say(text: str) -> None:
 
 
 class Relay:
-    """Follows the logs of the ranks of this node and writes them, marked, to ``descriptor``."""
+    """Copies the logs of this node's ranks to ``descriptor``, with a prefix for each rank."""
 
     def __init__(self, log_dir: str, descriptor: int = 1) -> None:
         self._log_dir = log_dir
@@ -42,15 +42,15 @@ class Relay:
         self._is_broken = False
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start the thread."""
         self._thread.start()
 
     def add(self, rank: int) -> None:
-        """Follow the log of ``rank`` from its beginning."""
+        """Copy the log of ``rank`` from its beginning."""
         self._logs.setdefault(rank, _Log(rank, os.path.join(self._log_dir, "rank-%d.log" % rank)))
 
     def finish(self) -> None:
-        """Write all that is left, and stop."""
+        """Write the rest of all logs and stop."""
         self._ended.set()
         self._thread.join()
 
@@ -63,7 +63,7 @@ class Relay:
         self._pass(is_last=True)
 
     def _pass(self, *, is_last: bool) -> bool:
-        """Write what is new; return whether any log has grown."""
+        """Write new output; return whether any log has grown."""
         found = False
         for log in list(self._logs.values()):
             found = log.grow() or found
@@ -80,12 +80,12 @@ class Relay:
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
-            # Nobody reads any more, or the disk is full; the ranks' own logs go on.
+            # No reader, or a full disk; the ranks' own logs are not affected.
             self._is_broken = True
 
 
 class _Log:
-    """One rank's log, and how far it has been shown."""
+    """The log of one rank, and what of it is not yet written."""
 
     def __init__(self, rank: int, path: str) -> None:
         self._rank = rank
@@ -95,7 +95,7 @@ class _Log:
         self._since = 0.0
 
     def grow(self) -> bool:
-        """Take in what was written since the last call; return whether anything was."""
+        """Read what was added since the last call; return whether there was anything."""
         data = self._read()
         if data and not self._waiting:
             self._since = time.monotonic()
@@ -103,7 +103,7 @@ class _Log:
         return bool(data)
 
     def pieces(self, is_last: bool) -> list[bytes]:
-        """Return the stream text of what was taken in and can be shown."""
+        """Return the stream text that can be written now."""
         text, taken = lines.write(self._rank, self._waiting)
         self._waiting = self._waiting[taken:]
         if taken:
@@ -114,7 +114,7 @@ class _Log:
         return pieces
 
     def _is_due(self) -> bool:
-        """Whether what waits for its newline has waited, or grown, for long enough."""
+        """Whether an incomplete line has waited long enough or is too long."""
         return (
             time.monotonic() - self._since >= PATIENCE_S or len(self._waiting) > _LONGEST_LINE_BYTES
         )
@@ -133,7 +133,7 @@ class _Log:
 
 
 def last_lines(path: str, count: int = 20, limit_bytes: int = 16384) -> list[str]:
-    """Return the last lines of a log as text; of a progress bar only what a person would see."""
+    """Return the last lines of a log as text; of a progress bar, only the last state."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""The entry of a node: reads its environment, makes a plan, acts on it, leaves a record.
+"""The entry of a node: reads its environment, makes a plan, runs it and writes a record.
 
 jobentry [--dry-run] [--json] SCRIPT [ARGS]...
 """
@@ -30,13 +30,13 @@ from jobentry.node.prepare import (
     code_folder,
     control_port,
     empty,
+    keep_existing_tune_file,
     leave_environment,
     listen,
     make_node_dir,
     node_environment,
     read_key,
     remove,
-    spare_tune_file,
     stage,
     start_sshd,
     tidy,
@@ -64,23 +64,23 @@ Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, 
   --json      print it as one JSON object
   --help      print this
 """
-# How long a head that cannot start the job waits for workers that come up, to tell them why.
+# Seconds that a head that cannot start the job waits for its workers, to report why.
 CALL_OFF_S = 30.0
 # The signals that cancel a job.
 _CANCELS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# For how long the record of a cancelled job is tried to be stored.
+# Seconds to retry writing the record of a cancelled job.
 _RECORD_LIMIT_S = 5
 
 
 class _Means(NamedTuple):
-    """What a node works with.
+    """The environment and helper processes of a node.
 
     Args:
-        version: mpirun, asked for its version.
-        module: The interpreter of the script, asked for what the launcher needs of it.
-        server: Its sshd, where the job needs one.
-        entrance: Where a worker waits for its head; None on the head.
-        outputs: What keeps its outputs, where the job has any.
+        version: The running ``mpirun --version``.
+        module: The script's interpreter, which looks up the launcher's module.
+        server: The sshd, if the job needs one.
+        entrance: The listening socket of a worker; None on the head.
+        outputs: The outputs to upload, if the job has any.
     """
 
     environment: Mapping[str, str]
@@ -92,24 +92,24 @@ class _Means(NamedTuple):
 
     @property
     def child_ids(self) -> tuple[int, ...]:
-        """The process ids of what runs beside the ranks."""
+        """The process ids of the helper processes."""
         return tuple(process.pid for process in self.children)
 
     @property
     def children(self) -> list[subprocess.Popen[bytes]]:
-        """What runs beside the ranks."""
+        """The helper processes."""
         return [process for process in (self.version, self.module, self.server) if process]
 
 
 class _End(NamedTuple):
-    """How this node has ended; ``is_over`` says that the job has run to its own end."""
+    """How this node has ended; ``is_over`` is true if the job itself is complete."""
 
     code: int
     is_over: bool
 
 
 class Options(NamedTuple):
-    """What the command line asks for."""
+    """The parsed command line."""
 
     words: tuple[str, ...]
     is_dry_run: bool = False
@@ -132,7 +132,7 @@ def main(argv: Sequence[str]) -> int:
         for problem in error.problems:
             say(f"reading the environment: {problem}")
         say(f"hint: {error.hint}")
-        # The head's record is the one that counts; a worker is what says so, and not what cannot.
+        # Only the head writes a record. An unreadable index counts as the head.
         if not os.environ.get(names.VC_TASK_INDEX, "").strip("0").isdecimal():
             record = _entry_record(os.environ.get(names.CLOUDJOB_JOB, ""), str(error))
             _leave_record(os.environ.get(names.CLOUDJOB_RECORD_URI, ""), record)
@@ -142,14 +142,14 @@ def main(argv: Sequence[str]) -> int:
     if options.is_dry_run:
         return _show(node, options)
     end = _run(node, options)
-    # A node that was stopped, or has lost another, may be started again in place and needs it then.
+    # Not if the node was stopped or lost another: it may be restarted in place and needs the files.
     if node.delivered_dir and end.is_over:
         empty(node.delivered_dir)
     return end.code
 
 
 def _take_variables() -> None:
-    """Take in what the platform has brought, and variables that came in a file, secrets too."""
+    """Add the variables in the platform's delivery folder and in the delivered file."""
     if names.CLOUDJOB_DELIVERY in os.environ:
         from jobentry.staging import delivered
 
@@ -157,18 +157,18 @@ def _take_variables() -> None:
         try:
             delivered.take(os.environ)
         except OSError as error:
-            say(f"looking at what was delivered: {folder}: {error.strerror}")
+            say(f"reading the delivered files: {folder}: {error.strerror}")
     path = os.environ.pop(names.CLOUDJOB_ENV_FILE, "")
     if path:
         try:
             with open(path, "rb") as file:
                 os.environ.update(variables.load(file.read()))
         except OSError as error:
-            say(f"reading the variables that were delivered: {path}: {error.strerror}")
+            say(f"reading the delivered variables: {path}: {error.strerror}")
 
 
 def _options(argv: Sequence[str]) -> Options | None:
-    """Read our own options, which stand before the script; all after it is the script's."""
+    """Parse the entry's options, which come before the script; None if they are invalid."""
     words = list(argv)
     given = set()
     while words and words[0] in ("--dry-run", "--json"):
@@ -202,13 +202,13 @@ def _show(node: NodeEnv, options: Options) -> int:
 
 
 def _run(node: NodeEnv, options: Options) -> _End:
-    """Run this node's part of the job; whatever happens, the head leaves a record."""
+    """Run this node's part of the job; the head writes a record in every case."""
     started_at = time.time()
     try:
         _listen(lambda number, _: _stop(node, number))
         return _act(node, options, started_at)
     except (EntryError, ArgsError, OSError) as error:
-        # The record is on its way: a signal could only stop that.
+        # Ignore signals, which could only interrupt writing the record.
         _listen(signal.SIG_IGN)
         is_cancelled = isinstance(error, EntryError) and error.cause == "cancelled"
         code = error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
@@ -226,7 +226,7 @@ def _run(node: NodeEnv, options: Options) -> _End:
 
 @contextlib.contextmanager
 def _limited(*, is_cancelled: bool) -> Iterator[None]:
-    """Give a store that does not answer only seconds once the job is cancelled."""
+    """Limit the wait for the store to a few seconds once the job is cancelled."""
 
     def hurry(*_: object) -> None:
         signal.signal(signal.SIGALRM, _give_up)
@@ -255,7 +255,7 @@ def _listen(handler: Callable[[int, FrameType | None], None] | signal.Handlers) 
 
 
 def _explain(error: Exception) -> None:
-    """Say what went wrong, and what to try where we know it."""
+    """Log the error and its hint, if it has one."""
     say(str(error))
     hint = getattr(error, "hint", "")
     if hint:
@@ -263,22 +263,22 @@ def _explain(error: Exception) -> None:
 
 
 def _stop(node: NodeEnv, number: int) -> None:
-    """End what goes on before there are ranks: staging can take long."""
-    # The first process of a container is not even ended by a signal that it does not listen to.
+    """Handle a signal before there are ranks: staging can take long."""
+    # A handler is needed: a signal without one does not end the first process of a container.
     for index in range(1, node.nodes if node.is_head else 0):
         failure = early_ends.reported(node, index)
         if failure is not None:
             raise EntryError.of(failure, early_ends.cause_of(failure))
     name = signal.Signals(number).name
-    # A worker cannot know what ended the job: perhaps the loss of another node.
+    # A worker cannot know why the job ends; it may be the loss of another node.
     message = f"cancelled: the job was sent {name}" if node.is_head else f"ended by {name}"
     raise EntryError(message, exits.code_of_signal(number), cause="cancelled")
 
 
 def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
-    """Bring this node up, run its part, and return how it ended."""
+    """Prepare this node, run its part of the job, and return how it ended."""
     launcher = launcher_of(node)
-    node = spare_tune_file(node)
+    node = keep_existing_tune_file(node)
     where = paths.node_paths(os.environ, node)
     version = start_version(os.environ.get("PATH", "")) if launcher.needs_mpi else None
     folder, kept = stage(node, where)
@@ -315,12 +315,12 @@ def _serve(
     means: _Means,
     options: Options,
 ) -> _End:
-    """Do a worker's part; its sshd stays until it has left."""
+    """Run a worker; its sshd stays up until the worker has left."""
     from jobentry.control.worker import Worker
 
     assert means.entrance is not None
 
-    # What mpirun is on this node the head learns from the facts.
+    # Without mpirun's version, which only the head checks, from the worker's facts.
     tools = find_tools(node, means.environment, None, needs_mpi=False)
     made = plan.make(node, means.environment, where, tools, options.words)
     written = write_files(made.files)
@@ -349,14 +349,14 @@ def _lead(
     options: Options,
     begun: tuple[float, float],
 ) -> _End:
-    """Do the head's part: run the job, and leave its record."""
+    """Run the head: run the job and write its record."""
     from jobentry.control.head import Head, WorkersAt
 
     at = WorkersAt(read_key(node), control_port(node, where))
     try:
         made, facts, written = _ready(node, where, means, options)
     except (EntryError, ArgsError, OSError) as error:
-        # Bad variables every node refuses by itself.
+        # Every node refuses invalid variables by itself, so a short wait is enough.
         patience_s = 5.0 if isinstance(error, ArgsError) else CALL_OFF_S
         head = Head(node, where, plan.empty(where.code), {}, at, means.child_ids)
         head.call_off(str(error), patience_s)
@@ -391,7 +391,7 @@ def _lead(
 def _ready(
     node: NodeEnv, where: NodePaths, means: _Means, options: Options
 ) -> tuple[plan.LaunchPlan, dict[str, Any], list[str]]:
-    """Return what the head will do, what it has, and the files that it has written."""
+    """Return the head's plan and facts, and the paths of the files that it wrote."""
     needs_mpi = launcher_of(node).needs_mpi
     tools = find_tools(node, means.environment, means.version, needs_mpi=needs_mpi)
     made = plan.make(node, means.environment, where, tools, options.words)
@@ -403,7 +403,7 @@ def _ready(
 
 
 def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:
-    """Return how the job ended, now that its outputs are kept, or are not."""
+    """Return ``outcome``, turned into a failure if its outputs could not be stored."""
     if not problem or outcome.exit_code:
         return outcome
     failure = exits.Failure(0, node.host, exit_code=exits.ENTRY_FAILED, message=problem)
@@ -413,14 +413,14 @@ def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:
 def _upload(
     node: NodeEnv, kept: Outputs | None, stopped_at: float | None, bad_end: BadEnd | None
 ) -> str:
-    """Upload the outputs of this node; return what went wrong, in words."""
+    """Upload the outputs of this node; return an error message or ``""``."""
     if kept is None:
         return ""
     if stopped_at is None:
         return kept.finish(node.output_limit_s, bad_end)
     from jobentry.control.event_loop import STOPPED_LIMIT_S
 
-    # Who has stopped the job will not wait for long: what the ranks have left of the grace period.
+    # The platform will soon kill a stopped job: use what is left of the grace period.
     left_s = node.grace_s - (time.monotonic() - stopped_at)
     return kept.finish(max(STOPPED_LIMIT_S, left_s), bad_end)
 
@@ -448,7 +448,7 @@ def _leave_record(uri: str, record: exits.ExitRecord, *, is_cancelled: bool = Fa
         with _limited(is_cancelled=is_cancelled):
             objects.write(exits.dump(record), uri)
     except (objects.ObjectError, OSError, EntryError) as error:
-        say(f"leaving the record: {error}")
+        say(f"writing the record: {error}")
 
 
 def _rfc3339(seconds: float) -> str:

@@ -372,7 +372,7 @@ def test_a_job_without_a_rank_table_is_told_what_to_do(cloud):
     )
 
     assert done.code == 125, done
-    assert b"none.json: not there in 1.2 s" in done.err + done.out, done
+    assert b"none.json: it does not exist after 1.2 s" in done.err + done.out, done
     assert b"mindspore.devices" in done.err + done.out, done
 
 

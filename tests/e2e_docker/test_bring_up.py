@@ -187,8 +187,8 @@ def test_nodes_with_different_open_mpis_are_refused_with_their_versions(cloud, f
 @pytest.mark.parametrize(
     ("launcher", "name", "code", "message"),
     [
-        ("command", "sshd", 125, "looking for sshd: there is none in this image"),
-        ("mpirun", "mpirun", 127, "looking for mpirun: there is none on PATH"),
+        ("command", "sshd", 125, "looking for sshd: not found in this image"),
+        ("mpirun", "mpirun", 127, "looking for mpirun: not found on PATH"),
     ],
 )
 def test_an_image_that_lacks_something_is_named(cloud, derive, launcher, name, code, message):
@@ -221,7 +221,7 @@ def test_an_image_without_python_is_named(cloud, derive):
     assert (status["state"], status["cause"]) == ("FAILED", "platform")
     assert status["failure"]["node"] == 0
     assert status["failure"]["last_lines"] == [
-        "jobentry: looking for python3: there is none in this image",
+        "jobentry: looking for python3: not found in this image",
         "jobentry: hint: install Python 3.8 or later (cloudjob docs images)",
     ]
 

@@ -172,7 +172,7 @@ def test_each_node_chooses_an_interface_that_it_has(nodes):
             f" node {node} "
         ) in ended[node][2]
         assert f", which has lo, {name}; using {name}\n" in ended[node][2]
-        assert "Open MPI is kept off docker0, which leads to no other node" in ended[node][2]
+        assert "Open MPI will not use docker0, which leads to no other node" in ended[node][2]
 
 
 def test_a_users_interface_that_is_not_there_is_said(cloud):

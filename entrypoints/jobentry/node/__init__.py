@@ -1,4 +1,4 @@
-"""What one node has: its tools, its network interfaces, its sshd, the platform's rank table.
+"""The resources of one node: tools, network interfaces, sshd, the platform's rank table.
 
-Start with ``prepare.py``, which makes a node ready for its ranks.
+Start with ``prepare.py``, which prepares a node for its ranks.
 """

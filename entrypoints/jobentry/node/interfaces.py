@@ -1,6 +1,6 @@
-"""Which network interfaces NCCL, Gloo and Open MPI are told to use, and whether they are here.
+"""Choose the network interfaces for NCCL, Gloo and Open MPI, and report those that do not exist.
 
-With a name that no interface has, both end in the middle of a start, with words that say little.
+With the name of a missing interface, NCCL and Gloo fail while starting, with obscure messages.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.launchers import mpi
 
-# What the platform sets on a flavor with GPUs. That, and the default of OPENMPI_X_ARGS, is nobody's
-# wish, so it may be mended; every other value is somebody's word.
+# Set by the platform on a flavor with GPUs. This value and the default of OPENMPI_X_ARGS are not
+# the user's choice, so they may be replaced; any other value is.
 PRESET_SOCKET_IFNAME = "bond0,eth0"
 
-# Networks of one machine's own containers and virtual machines: no other node is reached there.
-_OWN_NETWORKS = (
+# Interfaces of a machine's local containers and virtual machines, which do not lead to other nodes.
+_LOCAL_NETWORKS = (
     *("docker", "podman", "br-", "virbr", "veth", "cni", "cbr", "flannel", "cali", "lxc", "lxd"),
     *("kube-", "ifb", "dummy", "tunl"),
 )
-# What its own default leaves out, which a value of ours replaces.
+# Open MPI's default for btl_tcp_if_exclude, which a value of ours replaces.
 _EXCLUDED_BY_OPEN_MPI = "127.0.0.1/8,sppp"
-# From linux/sockios.h and linux/if.h: as addresses and flags of this network namespace, which
-# /sys/class/net need not show.
+# From linux/sockios.h and linux/if.h. These requests give the flags and addresses in this network
+# namespace, which /sys/class/net may not.
 _GET_FLAGS, _GET_ADDRESS = 0x8913, 0x8915
 _IS_UP, _IS_LOOPBACK = 0x1, 0x8
 _INFINIBAND = "/sys/class/infiniband"
@@ -42,11 +42,11 @@ class Interface(NamedTuple):
 
 
 class Here(NamedTuple):
-    """What this node has.
+    """The network hardware of this node.
 
     Args:
         devices: The names of its InfiniBand devices.
-        toward: The name of the interface on which the other nodes are, empty when not known.
+        toward: The name of the interface that leads to the other nodes, empty if not known.
     """
 
     interfaces: tuple[Interface, ...]
@@ -55,18 +55,18 @@ class Here(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What the ranks of this node are told.
+    """The choice of interfaces for the ranks of this node.
 
     Args:
-        variables: Interfaces by variable, for this node only.
-        notes: What people should know.
-        asks_way: Whether an interface is to take the place of one that is not here, so that it
-            matters on which one the other nodes are.
+        variables: The variables to set, for this node only.
+        notes: Messages for the log.
+        needs_route: Whether a missing interface was replaced, so that the interface that leads to
+            the other nodes must be known.
     """
 
     variables: Mapping[str, str]
     notes: tuple[str, ...] = ()
-    asks_way: bool = False
+    needs_route: bool = False
 
 
 class Names(NamedTuple):
@@ -77,7 +77,7 @@ class Names(NamedTuple):
     is_exclude: bool = False
 
     def has(self, name: str) -> bool:
-        """Whether the list stands for ``name``; a port is not looked at."""
+        """Whether the list selects the interface ``name``; ports are ignored."""
         if not self.items:
             return True
         found = any(
@@ -87,7 +87,7 @@ class Names(NamedTuple):
 
 
 def parse(text: str) -> Names:
-    """Read ``[^][=]NAME[:PORT],…``: beginnings of names, ``=`` whole ones, ``^`` not those."""
+    """Parse ``[^][=]NAME[:PORT],…``: name prefixes, or full names after ``=``; ``^`` excludes."""
     is_exclude = text.startswith("^")
     rest = text[is_exclude:]
     is_exact = rest.startswith("=")
@@ -96,7 +96,7 @@ def parse(text: str) -> Names:
 
 
 def choose(node: NodeEnv, environ: Mapping[str, str], here: Here) -> Choice:
-    """Return what the ranks of this node are told, and what is wrong with it.
+    """Return the variables for the ranks of this node, with messages about problems.
 
     Args:
         environ: The environment of this node.
@@ -110,19 +110,19 @@ def choose(node: NodeEnv, environ: Mapping[str, str], here: Here) -> Choice:
     return Choice(
         {name: value for choice in choices for name, value in choice.variables.items()},
         tuple(note for choice in choices for note in choice.notes),
-        any(choice.asks_way for choice in choices),
+        any(choice.needs_route for choice in choices),
     )
 
 
 def _sockets_of_nccl(node: NodeEnv, environ: Mapping[str, str], here: Here) -> Choice:
     name = names.NCCL_SOCKET_IFNAME
-    value, is_users = _asked(node, environ, name)
+    value, is_users = _value(node, environ, name)
     if value is None:
         return Choice({})
     wanted = parse(value)
     if any(wanted.has(interface.name) for interface in here.interfaces):
         return Choice({name: value})
-    fault = _fault(node, name, value, "network interface", _shown(here))
+    fault = _problem(node, name, value, "network interface", _shown(here))
     if is_users:
         return Choice({name: value}, (f"{fault}; left as it is, since it is not a default",))
     best = _best(node, here)
@@ -132,54 +132,55 @@ def _sockets_of_nccl(node: NodeEnv, environ: Mapping[str, str], here: Here) -> C
 
 
 def _sockets_of_gloo(node: NodeEnv, environ: Mapping[str, str], here: Here) -> Choice:
-    """Gloo takes whole names, and needs every one of them."""
+    """Check Gloo's list: it has full names, all of which must exist."""
     name = names.GLOO_SOCKET_IFNAME
-    value, _ = _asked(node, environ, name)
+    value, _ = _value(node, environ, name)
     if not value:
         return Choice({})
     known = {interface.name for interface in here.interfaces}
     if known.issuperset(value.split(",")):
         return Choice({name: value})
-    fault = _fault(node, name, value, "network interface", _shown(here))
+    fault = _problem(node, name, value, "network interface", _shown(here))
     return Choice({name: value}, (f"{fault}; left as it is, since it is not a default",))
 
 
 def _devices_of_nccl(node: NodeEnv, environ: Mapping[str, str], here: Here) -> Choice:
-    """Without its devices NCCL goes over sockets, which may be a hundred times slower."""
+    """Check NCCL's devices: without them it uses sockets, which can be a hundred times slower."""
     name = names.NCCL_IB_HCA
-    value, _ = _asked(node, environ, name)
+    value, _ = _value(node, environ, name)
     if value is None:
         return Choice({})
     wanted = parse(value)
-    # Devices that are left out need not be here.
+    # Excluded devices need not exist.
     if wanted.is_exclude or any(wanted.has(device) for device in here.devices):
         return Choice({name: value})
-    fault = _fault(node, name, value, "InfiniBand device", here.devices)
-    return Choice({name: value}, (f"{fault}: NCCL will go over sockets",))
+    fault = _problem(node, name, value, "InfiniBand device", here.devices)
+    return Choice({name: value}, (f"{fault}: NCCL will use sockets",))
 
 
 def _sockets_of_open_mpi(node: NodeEnv, environ: Mapping[str, str], here: Here) -> Choice:
-    """Keep ranks off the networks that every node has for itself, with the same addresses.
+    """Exclude networks that are local to each node and have the same addresses on all nodes.
 
-    A rank takes such an address of its peer's for a way to it, and an allreduce hangs (4.1.4 and
+    Otherwise a rank tries to reach its peer at such an address, and an allreduce hangs (4.1.4 and
     5.0.11, each node with a docker0).
     """
-    own = [interface.name for interface in here.interfaces if _is_own(interface)]
-    is_asked = any(name in environ for name in (names.OMPI_TCP_INCLUDE, names.OMPI_TCP_EXCLUDE))
-    is_asked = is_asked or any(
+    local = [interface.name for interface in here.interfaces if _is_local(interface)]
+    is_chosen = any(name in environ for name in (names.OMPI_TCP_INCLUDE, names.OMPI_TCP_EXCLUDE))
+    is_chosen = is_chosen or any(
         name.startswith("btl_tcp_if_") for name in mpi.given_parameters(node)
     )
-    if node.nodes == 1 or not own or is_asked:
+    if node.nodes == 1 or not local or is_chosen:
         return Choice({})
     note = (
-        "choosing the network: node %d (%s): Open MPI is kept off %s, which lead%s to no other node"
+        "choosing the network: node %d (%s): Open MPI will not use %s, which lead%s"
+        " to no other node"
     )
-    note %= (node.node, node.host, ", ".join(own), "s" * (len(own) == 1))
-    return Choice({names.OMPI_TCP_EXCLUDE: ",".join((_EXCLUDED_BY_OPEN_MPI, *own))}, (note,))
+    note %= (node.node, node.host, ", ".join(local), "s" * (len(local) == 1))
+    return Choice({names.OMPI_TCP_EXCLUDE: ",".join((_EXCLUDED_BY_OPEN_MPI, *local))}, (note,))
 
 
-def _asked(node: NodeEnv, environ: Mapping[str, str], name: str) -> tuple[str | None, bool]:
-    """Return what the ranks would be told, and whether that is somebody's own word."""
+def _value(node: NodeEnv, environ: Mapping[str, str], name: str) -> tuple[str | None, bool]:
+    """Return the value that the ranks would get, and whether it is the user's choice."""
     given = mpi.exported_values(node).get(name)
     if given is not None and node.open_mpi.x_args is not None:
         return given, True
@@ -189,7 +190,7 @@ def _asked(node: NodeEnv, environ: Mapping[str, str], name: str) -> tuple[str | 
     return given, False
 
 
-def _fault(node: NodeEnv, name: str, value: str, what: str, known: Sequence[str]) -> str:
+def _problem(node: NodeEnv, name: str, value: str, what: str, known: Sequence[str]) -> str:
     return "choosing the network: %s=%s: no such %s on node %d (%s), which has %s" % (
         *(name, value[:80], what, node.node, node.host),
         ", ".join(known) or "none",
@@ -197,10 +198,10 @@ def _fault(node: NodeEnv, name: str, value: str, what: str, known: Sequence[str]
 
 
 def _best(node: NodeEnv, here: Here) -> str:
-    """Return the interface for NCCL on this node, as it reads it; empty when there is none."""
-    usable = [item.name for item in here.interfaces if not item.is_loopback and not _is_own(item)]
+    """Return the interface for NCCL on this node, in NCCL's syntax; empty if there is none."""
+    usable = [item.name for item in here.interfaces if not item.is_loopback and not _is_local(item)]
     loopback = [item.name for item in here.interfaces if item.is_loopback]
-    # The others are on this very machine when they are reached on its loopback.
+    # If the loopback leads to the other nodes, they are on this machine.
     if (node.nodes > 1 and here.toward in loopback) or here.toward in usable:
         usable = [here.toward]
     elif node.nodes == 1:
@@ -212,24 +213,24 @@ def _best(node: NodeEnv, here: Here) -> str:
 
 
 def _shown(here: Here) -> list[str]:
-    return [interface.name for interface in here.interfaces if not _is_own(interface)]
+    return [interface.name for interface in here.interfaces if not _is_local(interface)]
 
 
-def _is_own(interface: Interface) -> bool:
-    return interface.name.startswith(_OWN_NETWORKS)
+def _is_local(interface: Interface) -> bool:
+    return interface.name.startswith(_LOCAL_NETWORKS)
 
 
-# -- what is there ------------------------------------------------------------------------------
+# -- detection ----------------------------------------------------------------------------------
 
 
-def look() -> Here:
-    """Return what this node has, but for the way to the others."""
+def detect() -> Here:
+    """Return the network hardware of this node, without ``toward``."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        wide = _wide_addresses()
+        ipv6 = _ipv6_addresses()
         for name in _names():
             flags = _flags(probe, name)
-            addresses = (*_address(probe, name), *wide.get(name, ()))
+            addresses = (*_address(probe, name), *ipv6.get(name, ()))
             if flags & _IS_UP and addresses:
                 found.append(Interface(name, addresses, bool(flags & _IS_LOOPBACK)))
     devices: list[str] = []
@@ -246,54 +247,54 @@ def _names() -> list[str]:
 
 
 def toward_others(node: NodeEnv, environ: Mapping[str, str], here: Here) -> str:
-    """Return the interface on which the other nodes are, empty when that cannot be found out.
+    """Return the interface that leads to the other nodes, empty if that cannot be determined.
 
-    The lookup of a name may take seconds, so this is only for a node that has to choose.
+    Looking up a name may take seconds, so call this only if the node has to choose.
     """
     if node.nodes == 1:
         return ""
     peer = node.hosts[0 if not node.is_head else 1]
-    ways: tuple[Callable[[], str], ...] = (
+    sources: tuple[Callable[[], str], ...] = (
         lambda: environ.get(names.MA_CURRENT_IP, ""),
         lambda: socket.gethostbyname(node.host),
         lambda: _source_address(peer),
     )
-    for way in ways:
+    for source in sources:
         with contextlib.suppress(OSError, UnicodeError):
-            name = holder(way(), here.interfaces)
+            name = interface_with(source(), here.interfaces)
             if name:
                 return name
     return ""
 
 
-def holder(address: str, interfaces: Sequence[Interface]) -> str:
-    """Return the name of the interface with this address, empty when none has it."""
+def interface_with(address: str, interfaces: Sequence[Interface]) -> str:
+    """Return the name of the interface with this address, empty if there is none."""
     for interface in interfaces:
-        # All of 127.0.0.0/8 is the loopback's.
+        # All of 127.0.0.0/8 belongs to the loopback interface.
         if address in interface.addresses or (interface.is_loopback and address.startswith("127.")):
             return interface.name
     return ""
 
 
 def _source_address(peer: str) -> str:
-    """Return the address from which this node speaks to ``peer``; nothing is sent."""
+    """Return the source address for packets to ``peer``; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((peer, 9))
         return str(probe.getsockname()[0])
 
 
 def _flags(probe: socket.socket, name: str) -> int:
-    data = _asked_of_kernel(probe, _GET_FLAGS, name)
+    data = _request(probe, _GET_FLAGS, name)
     return int(struct.unpack_from("=H", data, 16)[0]) if data else 0
 
 
 def _address(probe: socket.socket, name: str) -> tuple[str, ...]:
-    data = _asked_of_kernel(probe, _GET_ADDRESS, name)
+    data = _request(probe, _GET_ADDRESS, name)
     return (socket.inet_ntoa(data[20:24]),) if data else ()
 
 
-def _asked_of_kernel(probe: socket.socket, request: int, name: str) -> bytes:
-    """Return the ``struct ifreq`` that the kernel fills in, empty when it has no answer."""
+def _request(probe: socket.socket, request: int, name: str) -> bytes:
+    """Return the ``struct ifreq`` filled in by the kernel, empty on an error."""
     import fcntl
 
     try:
@@ -302,8 +303,8 @@ def _asked_of_kernel(probe: socket.socket, request: int, name: str) -> bytes:
         return b""
 
 
-def _wide_addresses() -> dict[str, list[str]]:
-    """Return the IPv6 addresses of each interface, as 32 digits, but for those of its link only."""
+def _ipv6_addresses() -> dict[str, list[str]]:
+    """Return the IPv6 addresses of each interface as 32 digits, without link-local ones."""
     found: dict[str, list[str]] = {}
     with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
         for line in file:

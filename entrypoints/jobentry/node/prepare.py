@@ -1,4 +1,4 @@
-"""What a node makes ready before there are ranks, and takes away after them."""
+"""Prepare a node before its ranks start, and clean up after them."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
 
 
 def code_folder(node: NodeEnv, where: NodePaths) -> str:
-    """The folder of the code: ours, the platform's, or the one we stand in."""
+    """Return the folder of the code: ours, the platform's, or the working directory."""
     if node.code_uri:
         return where.code
     return os.environ.get("WORKSPACE") or os.getcwd()
 
 
 def node_environment(node: NodeEnv, where: NodePaths, folder: str) -> dict[str, str]:
-    """Return the environment that the ranks here begin with."""
+    """Return the initial environment of this node's ranks."""
     environment = plan.node_environment(private_environ.environ(), node, where, folder)
     if os.geteuid() == 0:
-        # Who runs a container as root has decided so; mpirun would refuse.
+        # Running the container as root was a choice, but mpirun would refuse it.
         environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
         environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
     return environment
 
 
 def choose_interfaces(node: NodeEnv, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Return what the ranks here are told of interfaces; say what is wrong with it.
+    """Return the variables for network interfaces, and log problems with them.
 
-    Not in a dry run: that may be on another machine.
+    Not for dry runs, which may take place on another machine.
     """
     from jobentry.node import interfaces
 
-    here = interfaces.look()
+    here = interfaces.detect()
     choice = interfaces.choose(node, environment, here)
-    if choice.asks_way:
+    if choice.needs_route:
         here = here._replace(toward=interfaces.toward_others(node, environment, here))
         choice = interfaces.choose(node, environment, here)
     for note in choice.notes:
@@ -59,10 +59,10 @@ def choose_interfaces(node: NodeEnv, environment: Mapping[str, str]) -> Mapping[
 
 
 def check_script(folder: str, script: str) -> None:
-    """See that there is a script that can be started.
+    """Check that the script exists and can be started.
 
     Raises:
-        EntryError: There is none.
+        EntryError: It does not exist or is not executable.
     """
     path = os.path.join(folder, script)
     if not os.path.isfile(path):
@@ -76,13 +76,13 @@ def check_script(folder: str, script: str) -> None:
 
 
 def stage(node: NodeEnv, where: NodePaths) -> tuple[str, Outputs | None]:
-    """Bring code and inputs here, make room for outputs; return the folder of the code, and them.
+    """Fetch code and inputs, prepare the outputs; return the code folder and the outputs.
 
     Raises:
-        EntryError: Something cannot be brought, or an output could not be kept.
+        EntryError: Code or an input cannot be fetched, or an output cannot be stored.
     """
     folder = code_folder(node, where)
-    # Each is imported only where it is needed: without bytecode they cost a tenth of a second.
+    # Imported only when needed: without cached bytecode they take a tenth of a second.
     if node.code_uri:
         from jobentry.staging import code_package
 
@@ -107,7 +107,7 @@ def stage(node: NodeEnv, where: NodePaths) -> tuple[str, Outputs | None]:
 
 @contextlib.contextmanager
 def _staging(kind: type[Exception]) -> Iterator[None]:
-    """Translate what a piece of the staging raises."""
+    """Turn an error of this class into an ``EntryError``."""
     try:
         yield
     except kind as error:
@@ -116,7 +116,7 @@ def _staging(kind: type[Exception]) -> Iterator[None]:
 
 
 def needs_sshd(node: NodeEnv, where: NodePaths) -> bool:
-    """Whether the nodes of this job speak ssh with each other; every node decides it alike."""
+    """Whether the nodes of this job use ssh between them; the result is the same on every node."""
     if node.nodes == 1 or node.control_dir:
         return False
     launcher = launchers.LAUNCHERS[node.launcher]
@@ -125,7 +125,7 @@ def needs_sshd(node: NodeEnv, where: NodePaths) -> bool:
 
 
 def start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | None:
-    """Start the sshd of this node, where the job needs one."""
+    """Start the sshd of this node if the job needs one."""
     if not needs_sshd(node, where):
         return None
     from jobentry.node import sshd
@@ -139,7 +139,7 @@ def start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | Non
 
 
 def listen(node: NodeEnv, where: NodePaths) -> Entrance | None:
-    """Listen for the head, on a worker."""
+    """Listen for the head on a worker; return None on the head."""
     if node.is_head:
         return None
     from jobentry.control import listener
@@ -151,7 +151,7 @@ def listen(node: NodeEnv, where: NodePaths) -> Entrance | None:
         if not node.control_dir:
             return Entrance(listener.listen(port), key)
         address = os.environ.get(names.MA_CURRENT_IP, "")
-        # Nobody but this machine is to reach a port of an emulated node.
+        # A port of an emulated node must not be reachable from other machines.
         server = listener.listen(port, address if address.startswith("127.") else "127.0.0.1")
         listener.announce(server, node.control_dir, node.node)
         return Entrance(server, key)
@@ -163,7 +163,7 @@ def listen(node: NodeEnv, where: NodePaths) -> Entrance | None:
 
 
 def control_port(node: NodeEnv, where: NodePaths) -> int:
-    """Return the port on which workers listen for the head; every node comes to the same."""
+    """Return the port on which workers listen for the head; the same on every node."""
     if not needs_sshd(node, where):
         return node.sshd_port
     # Not the next one, which may be the port of another job on this machine.
@@ -171,7 +171,7 @@ def control_port(node: NodeEnv, where: NodePaths) -> int:
 
 
 def read_key(node: NodeEnv) -> bytes:
-    """Return the private key of the job; none for a job of one node."""
+    """Return the private key of the job; empty for a job of one node."""
     from jobentry import objects
 
     if node.nodes == 1:
@@ -179,7 +179,7 @@ def read_key(node: NodeEnv) -> bytes:
     if not node.ssh_key:
         raise EntryError(
             f"looking for the key of the job: {names.CLOUDJOB_SSH_KEY} is not set",
-            hint="cloudjob delivers it; by hand: ssh-keygen -t ed25519 -N '' -f KEY",
+            hint="cloudjob sets it; without cloudjob, run ssh-keygen -t ed25519 -N '' -f KEY",
         )
     try:
         return objects.read(node.ssh_key if "://" in node.ssh_key else "file://" + node.ssh_key)
@@ -191,15 +191,15 @@ _IMAGE = "`cloudjob docs images` lists what an image must have"
 
 
 def check_sshd(server: subprocess.Popen[bytes], where: NodePaths) -> None:
-    """Say why the sshd of this node has ended by itself, which may be why nobody came."""
+    """Log why the sshd of this node has ended early, as then no node can reach this one."""
     from jobentry.node import sshd
 
     if server.poll():
-        say(f"the sshd of this node has ended: {sshd.words(where)}")
+        say(f"the sshd of this node has ended: {sshd.last_lines(where)}")
 
 
 def make_node_dir(where: NodePaths) -> None:
-    """Make what entry and ranks leave for each other; a restart finds and replaces it."""
+    """Create the folder and FIFOs shared by entry and ranks, replacing those of an earlier run."""
     os.makedirs(where.log_dir, exist_ok=True)
     for name in os.listdir(where.log_dir):
         if re.match(r"rank-\d+\.log$", name):
@@ -207,7 +207,7 @@ def make_node_dir(where: NodePaths) -> None:
     os.makedirs(where.node_dir, mode=0o700, exist_ok=True)
     for mark in (os.path.join(where.node_dir, "stopping"), where.waiting):
         remove(mark)
-    # What agents of mpirun had asked for when this node was killed.
+    # Requests of mpirun's agents from before this node was killed.
     for name in os.listdir(where.node_dir):
         if name.startswith("ask-"):
             remove(os.path.join(where.node_dir, name))
@@ -217,7 +217,7 @@ def make_node_dir(where: NodePaths) -> None:
 
 
 def leave_environment(where: NodePaths, environment: Mapping[str, str]) -> None:
-    """Write down, for the ranks of this node, the environment that they begin with."""
+    """Write the file with the initial environment of this node's ranks."""
     pairs = (
         os.fsencode(name) + b"=" + os.fsencode(value) + b"\0" for name, value in environment.items()
     )
@@ -225,18 +225,18 @@ def leave_environment(where: NodePaths, environment: Mapping[str, str]) -> None:
 
 
 def tidy(where: NodePaths) -> None:
-    """Take away what is of no use once the job has ended, and everything that is a secret."""
+    """Remove the node's folder at the end of the job, including all secrets in it."""
     with contextlib.suppress(OSError):
         remove_tree(where.node_dir)
     above = os.path.dirname(where.node_dir)
     if os.path.basename(above) == ".cloudjob":
-        # Only when it is empty: there may be other jobs.
+        # Only if it is empty, as there may be other jobs.
         with contextlib.suppress(OSError):
             os.rmdir(above)
 
 
-def spare_tune_file(node: NodeEnv) -> NodeEnv:
-    """Return the node without a tune file that is there already: it is somebody else's."""
+def keep_existing_tune_file(node: NodeEnv) -> NodeEnv:
+    """Return the node without its tune file if that file exists, as it is not ours."""
     path = node.open_mpi.tune_file
     if not path or not os.path.lexists(path):
         return node
@@ -245,7 +245,7 @@ def spare_tune_file(node: NodeEnv) -> NodeEnv:
 
 
 def write_files(files: Sequence[File], keep: str = "") -> list[str]:
-    """Write the files of a plan and return their paths; ``keep`` is the platform's own."""
+    """Write the files of a plan and return their paths; do not replace ``keep`` if it exists."""
     written = []
     for file in files:
         if file.path == keep and os.path.exists(keep):
@@ -256,8 +256,8 @@ def write_files(files: Sequence[File], keep: str = "") -> list[str]:
         except OSError as error:
             raise EntryError(
                 f"writing a file for mpirun: {file.path}: {error.strerror}",
-                hint="is there room, and may you write there? "
-                f"{names.OPENMPI_HOST_FILE_PATH} and {names.TUNE_ENV_FILE} say where",
+                hint="free some space, or choose another path with "
+                f"{names.OPENMPI_HOST_FILE_PATH} and {names.TUNE_ENV_FILE}",
             ) from error
     return written
 
@@ -270,13 +270,13 @@ def _write_private(path: str, data: bytes) -> None:
 
 
 def empty(folder: str) -> None:
-    """Take away the files in a folder."""
+    """Remove the files in a folder."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             os.unlink(os.path.join(folder, name))
 
 
 def remove(path: str) -> None:
-    """Take away a file that may be gone already."""
+    """Remove a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)

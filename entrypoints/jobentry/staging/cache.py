@@ -1,8 +1,8 @@
-"""What the jobs of one machine share of their inputs: each version of an object once.
+"""The cache of inputs that the jobs of one machine share, with one copy of each object version.
 
-A version is known by where it came from and what its server says of it, so nothing is read to
-find it. A file of the cache has the time of its object; one that a job has written to all the same
-(root may) has another, and is fetched anew.
+A version is identified by the object's URI and metadata, so the data is not read to find it. A
+cached file has its object's modification time. If a job running as root writes to the file, the
+time changes and the object is fetched again.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from jobentry import objects
 from jobentry.objects.base import Progress
 
 _READ_ONLY = 0o444
-# A file whose name ends like this is on its way; who fetches it holds a lock on it.
+# The suffix of lock files; a process that fetches an object holds its lock.
 _PART = ".part"
-# 2001-09-09: for objects of which nobody says when they were written.
-_SOME_TIME_NS = 10**18
+# 2001-09-09, for objects whose modification time is not known.
+_UNKNOWN_TIME_NS = 10**18
 
 
 class Cache:
-    """Copies of objects below one folder; without a folder every object is simply fetched."""
+    """Copies of objects below a folder; without a folder, every object is fetched."""
 
     def __init__(self, folder: str, limit_bytes: int) -> None:
         self._folder = folder
@@ -32,7 +32,7 @@ class Cache:
 
     @classmethod
     def of(cls, folder: str, limit_bytes: int) -> Cache:
-        """Return the cache in ``folder``, or one that keeps nothing where that cannot be used."""
+        """Return the cache in ``folder``, or one that stores nothing if that cannot be used."""
         try:
             if folder:
                 os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -41,38 +41,38 @@ class Cache:
         return cls(folder, limit_bytes)
 
     def fetch(self, entry: objects.Entry, path: str, progress: Progress) -> None:
-        """Make ``path`` a file with the bytes of the object.
+        """Create the file ``path`` with the bytes of the object.
 
         Raises:
-            objects.ObjectError: It cannot be fetched.
-            OSError: The file cannot be made.
+            objects.ObjectError: The object cannot be fetched.
+            OSError: The file cannot be created.
         """
-        is_kept = self._folder and entry.tag and 0 <= entry.size_bytes <= self._limit_bytes // 2
-        if not is_kept:
+        is_cached = self._folder and entry.tag and 0 <= entry.size_bytes <= self._limit_bytes // 2
+        if not is_cached:
             objects.fetch(entry.uri, path, progress=progress)
             return
-        kept = os.path.join(self._folder, _key(entry))
+        cached = os.path.join(self._folder, _key(entry))
         while True:
-            if not _is_good(kept, entry):
-                self._add(entry, kept, progress)
+            if not _is_good(cached, entry):
+                self._add(entry, cached, progress)
             try:
-                _link(kept, path)
+                _link(cached, path)
             except FileNotFoundError:
-                # Another job has just made room.
+                # Another job has just removed the file to make room.
                 continue
             return
 
-    def _add(self, entry: objects.Entry, kept: str, progress: Progress) -> None:
-        os.makedirs(os.path.dirname(kept), mode=0o700, exist_ok=True)
-        with _locked(kept + _PART) as is_ours:
-            if not is_ours or _is_good(kept, entry):
+    def _add(self, entry: objects.Entry, cached: str, progress: Progress) -> None:
+        os.makedirs(os.path.dirname(cached), mode=0o700, exist_ok=True)
+        with _locked(cached + _PART) as is_ours:
+            if not is_ours or _is_good(cached, entry):
                 return
-            objects.fetch(entry.uri, kept + _PART + "-new", progress=progress)
-            _seal(kept + _PART + "-new", kept, entry)
+            objects.fetch(entry.uri, cached + _PART + "-new", progress=progress)
+            _seal(cached + _PART + "-new", cached, entry)
         self._make_room()
 
     def _make_room(self) -> None:
-        """Remove what was not used for the longest time until the rest is small enough."""
+        """Remove the least recently used files until the cache is within its limit."""
         found = sorted(self._files())
         total = sum(size for _, size, _ in found)
         for _, size, path in found:
@@ -93,7 +93,7 @@ class Cache:
 
 
 def _key(entry: objects.Entry) -> str:
-    """Return the name of this version; what signs a URI is no part of what it names."""
+    """Return the cache key of this version; the signature of a URI is not part of it."""
     where = entry.uri.partition("?")[0]
     facts = "\n".join((where, entry.tag, str(entry.size_bytes), str(entry.modified_ns)))
     digest = hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()
@@ -101,27 +101,27 @@ def _key(entry: objects.Entry) -> str:
 
 
 def _time_ns(entry: objects.Entry) -> int:
-    return entry.modified_ns or _SOME_TIME_NS
+    return entry.modified_ns or _UNKNOWN_TIME_NS
 
 
-def _is_good(kept: str, entry: objects.Entry) -> bool:
+def _is_good(cached: str, entry: objects.Entry) -> bool:
     try:
-        facts = os.stat(kept)
+        facts = os.stat(cached)
     except FileNotFoundError:
         return False
     return facts.st_size == entry.size_bytes and facts.st_mtime_ns == _time_ns(entry)
 
 
-def _seal(fresh: str, kept: str, entry: objects.Entry) -> None:
+def _seal(fresh: str, cached: str, entry: objects.Entry) -> None:
     os.chmod(fresh, _READ_ONLY)
     os.utime(fresh, ns=(_now_ns(), _time_ns(entry)))
     if not _is_good(fresh, entry):
         os.unlink(fresh)
         raise objects.ObjectError(
-            f"fetch object: {entry.uri}: it is no longer as it was listed",
-            "give every version of it a name of its own",
+            f"fetch object: {entry.uri}: it has changed since it was listed",
+            "store each version under its own name",
         )
-    os.replace(fresh, kept)
+    os.replace(fresh, cached)
 
 
 def _now_ns() -> int:
@@ -130,22 +130,22 @@ def _now_ns() -> int:
     return time.time_ns()
 
 
-def _link(kept: str, path: str) -> None:
-    # When it was used last, for who makes room; reading it need not change that everywhere.
-    facts = os.stat(kept)
-    os.utime(kept, ns=(_now_ns(), facts.st_mtime_ns))
+def _link(cached: str, path: str) -> None:
+    # Set the access time for ``_make_room``, as not every file system updates it on a read.
+    facts = os.stat(cached)
+    os.utime(cached, ns=(_now_ns(), facts.st_mtime_ns))
     try:
-        os.link(kept, path)
+        os.link(cached, path)
     except FileNotFoundError:
         raise
     except OSError:
-        # Another file system, or one without links.
-        objects.fetch(objects.uri_of(kept), path)
+        # Another file system, or one without hard links.
+        objects.fetch(objects.uri_of(cached), path)
 
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[bool]:
-    """Yield whether we hold the lock; when not, who held it has just ended."""
+    """Yield whether we hold the lock; if not, its holder has just finished."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     is_ours = False
     try:

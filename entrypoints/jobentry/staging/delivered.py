@@ -1,4 +1,4 @@
-"""What a platform has brought to this node by itself: the code, the key for ssh, variables."""
+"""Use the files that a platform copied to this node: the code, the ssh key, variables."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import MutableMapping
 
 from jobentry.contract import names, paths, variables
 
-# File -> the variable that says where such a thing is, and whether as a URI.
-_PLACES = (
+# Delivered file -> the variable for its URI.
+_VARIABLES = (
     (paths.DELIVERED_CODE, names.CLOUDJOB_CODE_URI),
     (paths.DELIVERED_SSH_KEY, names.CLOUDJOB_SSH_KEY),
 )
 
 
 def take(environ: MutableMapping[str, str]) -> None:
-    """Take in what lies in the folder that the environment names; what is set already stays.
+    """Set variables for the files in ``$CLOUDJOB_DELIVERY``; variables that are set already stay.
 
-    The files stay: a container that is started again in place needs them once more, and they go
-    with it.
+    The files are not removed: a container that is restarted in place needs them again.
 
     Raises:
         OSError: The folder cannot be read.
@@ -30,10 +29,12 @@ def take(environ: MutableMapping[str, str]) -> None:
     if os.path.exists(os.path.join(folder, paths.DELIVERED_ENV)):
         with open(os.path.join(folder, paths.DELIVERED_ENV), "rb") as file:
             environ.update(variables.load(file.read()))
-    for name, variable in _PLACES:
+    for name, variable in _VARIABLES:
         path = os.path.join(folder, name)
         if os.path.exists(path):
             environ.setdefault(variable, uri_of(path))
-    kept = environ.pop(names.CLOUDJOB_RECORD_DIR, "")
-    if kept:
-        environ.setdefault(names.CLOUDJOB_RECORD_URI, uri_of(os.path.join(kept, paths.RECORD)))
+    record_dir = environ.pop(names.CLOUDJOB_RECORD_DIR, "")
+    if record_dir:
+        environ.setdefault(
+            names.CLOUDJOB_RECORD_URI, uri_of(os.path.join(record_dir, paths.RECORD))
+        )

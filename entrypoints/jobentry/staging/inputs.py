@@ -1,7 +1,7 @@
-"""Inputs brought to a node: single objects, and all that lie below a prefix.
+"""Fetch inputs to a node: single objects, and all objects below a prefix.
 
-What is brought is always a copy, so no job can damage what others read. Copies that jobs of one
-machine have in common lie in a cache and are hard links from there, without the right to write.
+An input is always a copy, so no job can damage what others read. The jobs of one machine share
+copies through a cache; these are read-only hard links to its files.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from jobentry.trees import remove_tree
 if TYPE_CHECKING:
     from jobentry.staging.cache import Cache
 
-# How often a slow input reports how far it is.
+# The interval of progress reports.
 _REPORT_S = 10.0
 _THREADS = 8
-# How long to wait for running transfers when one has failed.
+# Seconds to wait for running transfers after a failure.
 _LEAVE_S = 2.0
-# Large ones come one after the other, each in ranges: more at once would not be faster.
+# Larger objects are fetched one after another, each in parallel ranges.
 _LARGE_BYTES = 32 * 1024 * 1024
 _DEFAULT_CACHE_GB = 50.0
 
 
 class InputError(Exception):
-    """An input cannot be brought.
+    """An input cannot be fetched.
 
     Args:
         hint: What to try.
@@ -47,17 +47,17 @@ class InputError(Exception):
 
 
 class _File(NamedTuple):
-    """One object and the file that it becomes."""
+    """An object and the path of its file."""
 
     entry: objects.Entry
     path: str
 
 
 def stage(node: NodeEnv, paths: NodePaths, environ: Mapping[str, str]) -> None:
-    """Bring every input that this node needs; one that is there already (a restart) stays.
+    """Fetch every input that this node needs; inputs that exist, after a restart, stay.
 
     Raises:
-        InputError: With the input and what is wrong with it.
+        InputError: An input cannot be fetched.
     """
     from jobentry.staging.cache import Cache
 
@@ -67,10 +67,10 @@ def stage(node: NodeEnv, paths: NodePaths, environ: Mapping[str, str]) -> None:
         if os.path.lexists(target):
             continue
         try:
-            _bring(name, uri, target, cache)
+            _fetch_input(name, uri, target, cache)
         except (objects.ObjectError, OSError) as error:
             hint = getattr(error, "hint", "")
-            raise InputError(f"bringing the input {name}: {error}", hint) from error
+            raise InputError(f"fetching the input {name}: {error}", hint) from error
 
 
 def _limit_bytes(environ: Mapping[str, str]) -> int:
@@ -81,8 +81,8 @@ def _limit_bytes(environ: Mapping[str, str]) -> int:
     return int(limit_gb * 10**9)
 
 
-def _bring(name: str, uri: str, target: str, cache: Cache) -> None:
-    """Bring one input as a whole: it appears under its name when all of it is there."""
+def _fetch_input(name: str, uri: str, target: str, cache: Cache) -> None:
+    """Fetch one input, which appears under its name only once it is complete."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
     fresh = f"{target}.new-{os.urandom(4).hex()}"
     try:
@@ -99,7 +99,7 @@ def _bring(name: str, uri: str, target: str, cache: Cache) -> None:
 
 
 def _files(uri: str, target: str) -> Iterator[_File]:
-    """Yield what the URI names: an object under it, or else all below it as a prefix."""
+    """Yield the object at the URI, or else all objects below it as a prefix."""
     if not uri.endswith("/"):
         try:
             yield _File(objects.look(uri), target)
@@ -112,7 +112,7 @@ def _files(uri: str, target: str) -> Iterator[_File]:
     is_empty = True
     for entry in objects.list(uri):
         is_empty = False
-        # Some tools leave an empty object with a name like a folder's.
+        # Some tools create an empty object with the name of a folder.
         if not entry.name or entry.name.endswith("/"):
             continue
         yield _File(entry, _path_below(target, entry))
@@ -122,7 +122,7 @@ def _files(uri: str, target: str) -> Iterator[_File]:
 
 
 def _path_below(folder: str, entry: objects.Entry) -> str:
-    """Return where an object goes, and refuse a name that would go anywhere else."""
+    """Return the path of an object's file; refuse a name that leads out of the folder."""
     segments = entry.name.split("/")
     if any(segment in ("", ".", "..") for segment in segments) or "\0" in entry.name:
         raise objects.ObjectError(
@@ -150,7 +150,7 @@ def _fetch_all(files: Sequence[_File], cache: Cache, progress: _Progress) -> Non
         cache.fetch(file.entry, file.path, report)
         progress.add_file()
 
-    # Whoever removes what has come must not do so while more comes.
+    # On a failure, wait for running transfers, so that no files appear after the clean-up.
     for _ in in_parallel([partial(fetch, file) for file in small], _THREADS, stop, _LEAVE_S):
         pass
     stop.clear()
@@ -159,7 +159,7 @@ def _fetch_all(files: Sequence[_File], cache: Cache, progress: _Progress) -> Non
 
 
 class _Progress:
-    """Reports every now and then how far a slow input is."""
+    """Reports the progress of a slow input at intervals."""
 
     def __init__(self, name: str, files: Sequence[_File]) -> None:
         self._name = name
@@ -170,7 +170,7 @@ class _Progress:
         self._done_bytes = self._done_files = 0
 
     def add_bytes(self, moved_bytes: int) -> None:
-        """Count bytes that have come."""
+        """Count transferred bytes."""
         with self._lock:
             self._done_bytes += moved_bytes
             self._show()
@@ -182,7 +182,7 @@ class _Progress:
             self._show()
 
     def _show(self) -> None:
-        """Report how far it is, if the last report is old."""
+        """Report the progress if the interval has passed."""
         now = time.monotonic()
         if now - self._shown < _REPORT_S:
             return
@@ -196,12 +196,12 @@ class _Progress:
         )
 
     def finish(self) -> None:
-        """Report what a long wait has brought."""
+        """Report the total after a long transfer."""
         took_s = time.monotonic() - self._begun
         if took_s >= _REPORT_S:
             say(
                 f"input {self._name}: {_size(self._total_bytes)} in {self._files} files"
-                f" came in {took_s:.0f} s"
+                f" fetched in {took_s:.0f} s"
             )
 
 

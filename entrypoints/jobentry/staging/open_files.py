@@ -1,4 +1,4 @@
-"""Which files of a folder some process has open for writing, as far as /proc shows it."""
+"""Find the files of a folder that a process has open for writing, using /proc."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Iterator
 
 
 def open_for_writing(folder: str) -> set[str]:
-    """Return the names, relative to ``folder``, of the files below it that are open for writing.
+    """Return the paths, relative to ``folder``, of files below it that are open for writing.
 
-    Processes of other users, which this one may not look into, are left out.
+    Processes of other users, whose files this process may not list, are left out.
     """
     top = os.path.join(os.path.realpath(folder), "")
     return {

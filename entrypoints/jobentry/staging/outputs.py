@@ -1,14 +1,14 @@
-"""Outputs kept: while the ranks run, and at the end, so that what a reader is told of is whole.
+"""Upload outputs while the ranks run and at the end, so that manifests list only complete objects.
 
-A thread of low priority looks at the output folders every now and then. What has changed, and is
-not being written right now, is stored; the manifest that names it comes last. A file whose plain
-name holds the version of the last manifest goes under another key first, so that the set of the
-last manifest stays as it was until the next one is there.
+A low-priority thread scans the output folders at intervals. It stores files that have changed and
+are not being written, then writes the manifest that lists them. If the object with a file's plain
+name is in the current manifest, the new version is first stored under another key, so that the
+files of the current manifest stay as they are until the next manifest is written.
 
-A *unit* is a file directly in the output folder, or a folder there with all below it: a unit waits
-as a whole while one of its files changes, and no unit waits for another. A file that a process has
-open for writing, or that was being written when the ranks of this node ended badly, is kept as
-well, and the manifest calls it incomplete.
+A *unit* is a file directly in the output folder, or a folder there with everything below it. A unit
+waits as a whole while one of its files changes, but not for other units. A file that a process has
+open for writing, or that was being written when a rank of this node failed, is also stored, and
+marked as incomplete in the manifest.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ from jobentry.log import say
 from jobentry.objects.base import TEMPORARY, came_back, in_parallel, scheme_of, translated
 from jobentry.staging.open_files import open_for_writing
 
-# A file that has not changed for so long is taken for whole.
+# Seconds without a change after which a file counts as complete.
 SETTLE_S = 2.0
-# How often in a row a folder may be left alone because one of its files is being written.
+# Scans in a row for which a unit may wait because one of its files is being written.
 _PATIENCE = 10
-# The least time between two manifests of one pass.
+# The minimum time between two manifests of one scan.
 _COMMIT_S = 5.0
-# What a link that leads nowhere, or to itself, ends with.
+# The errors of a symbolic link that leads nowhere or to itself.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _SMALL_BYTES = 4 * 1024 * 1024
-# What is added to the name of a file that was being written at the end, where the name stands for
-# a whole version.
+# Suffix for a file that was being written at the end, if its name belongs to a complete version.
 ASIDE = ".incomplete"
-# So many small files are stored before the time is looked at.
+# Small files to store between two checks of the time.
 _BATCH = 64
 _CHUNK_BYTES = 1024 * 1024
 _THREADS = 4
@@ -53,14 +52,14 @@ _LOWEST_PRIORITY = 19
 
 
 class OutputError(EntryError):
-    """An output cannot be used, or not kept."""
+    """An output cannot be prepared or uploaded."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
 
 
 class _Stamp(NamedTuple):
-    """What differs when a file has been written to."""
+    """The metadata by which a change of a file is detected."""
 
     size_bytes: int
     modified_ns: int
@@ -68,7 +67,7 @@ class _Stamp(NamedTuple):
 
 
 class Outputs:
-    """The outputs of one node: made ready, kept while the ranks run, and kept at the end."""
+    """The outputs of one node: prepared, uploaded while the ranks run, and uploaded at the end."""
 
     def __init__(self, node: NodeEnv, paths: NodePaths) -> None:
         self._node = node
@@ -79,10 +78,10 @@ class Outputs:
         self._faults: list[str] = []
 
     def prepare(self) -> None:
-        """Make the folders, bring back what is asked for, and see that all can be kept.
+        """Create the folders, restore earlier files if wanted, and check that uploads work.
 
         Raises:
-            OutputError: An output cannot be kept: told now, and not after hours of training.
+            OutputError: An output cannot be uploaded; reported now, not after hours of training.
         """
         for output in self._all:
             try:
@@ -92,10 +91,10 @@ class Outputs:
                 raise OutputError(f"preparing the output {output.name}: {error}", hint) from error
 
     def start(self) -> None:
-        """Begin to keep what the ranks write.
+        """Start uploading what the ranks write.
 
         Raises:
-            OutputError: There is no room for another thread.
+            OutputError: The thread cannot be started.
         """
         if not self._all:
             return
@@ -108,26 +107,26 @@ class Outputs:
             ) from error
 
     def look_for_writers(self) -> None:
-        """Note which files are being written, as those who write are about to be killed."""
+        """Note which files are being written, before their writers are killed."""
         for output in self._all:
             output.look_for_writers()
 
     def hurry(self, bad_end: BadEnd | None = None) -> None:
-        """Begin to keep all that is there: nobody writes any more.
+        """Start the final upload of all files, as the ranks have ended.
 
         Args:
-            bad_end: How the ranks of this node ended badly: what was being written then is
-                incomplete. None when all have ended well.
+            bad_end: How the ranks of this node failed, if they did: files that were being written
+                then are incomplete.
         """
         if not self._has_ended.is_set():
             self._bad_end = bad_end
             self._has_ended.set()
 
     def finish(self, limit_s: float, bad_end: BadEnd | None = None) -> str:
-        """Keep all that is there now; return what could not be kept, in words, within the limit.
+        """Upload all files within ``limit_s``; return an error message or ``""``.
 
         Args:
-            bad_end: As ``hurry`` has it.
+            bad_end: As for ``hurry``.
         """
         self.hurry(bad_end)
         if self._thread.ident is None:
@@ -138,7 +137,7 @@ class Outputs:
         if self._thread.is_alive():
             problems.append(
                 f"uploading the output {left}: not done after {limit_s:g} s;"
-                " what was kept before is whole"
+                " the files uploaded before are complete"
             )
         elif left and not problems:
             problems.append(f"uploading the output {left}: its thread ended before it was done")
@@ -147,7 +146,7 @@ class Outputs:
         return "; ".join(problems)
 
     def clashes(self) -> str:
-        """Say which files several nodes have kept under one name; one of them alone is left."""
+        """Return a message about files that several nodes stored under one name, or ``""``."""
         problems = []
         for output in self._all:
             try:
@@ -164,12 +163,12 @@ class Outputs:
         for problem in problems:
             say(problem)
         if problems:
-            say("hint: let each node write names of its own, VC_TASK_INDEX in them")
+            say("hint: use file names that differ between nodes, for example with VC_TASK_INDEX")
         return "; ".join(problems)
 
     def _follow(self) -> None:
         with contextlib.suppress(OSError):
-            # Of this thread alone: the training comes first.
+            # Only for this thread, so that training has priority.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         wait_s = self._node.output_sync_s or None
         while not self._has_ended.wait(wait_s):
@@ -180,10 +179,9 @@ class Outputs:
 
 
 class _Output:
-    """One output of this node, and what of it is kept.
+    """One output of this node.
 
-    What is *kept* stands in the last manifest; what is *stored* is in the store, and in no manifest
-    yet.
+    *Kept* files are in the last manifest; *stored* files are in the store but in no manifest yet.
     """
 
     def __init__(self, node: NodeEnv, name: str, uri: str, folder: str) -> None:
@@ -195,26 +193,26 @@ class _Output:
         self._kept: dict[str, Kept] = {}
         self._stamps: dict[str, _Stamp] = {}
         self._stored: dict[str, tuple[_Stamp, Kept]] = {}
-        # What an earlier run kept and this one has not: it stays.
+        # Files that an earlier run kept and this one has not written: they stay.
         self._earlier: set[str] = set()
-        # What other nodes had kept, and was brought here.
+        # Files that were restored from other nodes' manifests.
         self._foreign: dict[str, _Stamp] = {}
         self._patience: dict[str, int] = {}
-        # The files that were open for writing since the last look, and how they were then.
+        # Files that were open for writing at the last check, with their stamps.
         self._open: dict[str, _Stamp | None] = {}
         self._looked_at = 0.0
-        # Where a file lies that has another name here.
+        # Output name -> local name, where the two differ.
         self._local: dict[str, str] = {}
-        self._last_words = ""
+        self._last_error = ""
 
     # -- before the ranks -------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Make the folder, bring back what is asked for, and write a first manifest."""
+        """Create the folder, restore earlier files if wanted, and write a first manifest."""
         objects.check(self._uri)
         if scheme_of(self._uri) in ("http", "https"):
             raise objects.ObjectError(
-                f"{objects.shown(self._uri)}: a folder cannot be kept on a web server",
+                f"{objects.shown(self._uri)}: outputs cannot be stored on a web server",
                 "give a file://, s3:// or obs:// URI",
             )
         with translated("make folder", self._folder):
@@ -227,7 +225,7 @@ class _Output:
         self._write_manifest(self._kept)
 
     def manifests(self, nodes: range) -> list[Manifest]:
-        """Return the manifests of these nodes, as far as they are there."""
+        """Return the manifests of these nodes; an empty one for a node without."""
         return list(in_parallel([partial(self._read, node) for node in nodes], 16))
 
     def _read(self, node: int) -> Manifest:
@@ -238,18 +236,18 @@ class _Output:
             return Manifest(node=node)
         except manifest.ManifestError as error:
             raise objects.ObjectError(
-                f"read manifest: {uri}: {error}", "give the output a URI of its own"
+                f"read manifest: {uri}: {error}", "give the output its own URI"
             ) from error
 
     def _restore(self) -> None:
-        """Bring back what was kept, each file as it was; a file that is there already stays."""
+        """Restore the files of an earlier run; a file that exists locally stays."""
         found = [Manifest(node=self._node.node, files=tuple(self._kept.values()))]
         if self._node.restore_outputs == env.RESTORE_ALL:
             found += self._others()
         files: dict[str, tuple[int, Kept]] = {}
         for one in found:
             for file in one.files:
-                # A script would take what is cut off for a checkpoint.
+                # A script could take an incomplete file for a checkpoint.
                 if not file.is_incomplete:
                     files.setdefault(file.name, (one.node, file))
 
@@ -259,7 +257,7 @@ class _Output:
         self._earlier = {name for name, file in self._kept.items() if file.is_incomplete}
         if files:
             total = sum(file.size_bytes for _, file in files.values())
-            say(f"output {self.name}: {len(files)} files of {total} bytes are back")
+            say(f"output {self.name}: {len(files)} files of {total} bytes restored")
 
     def _others(self) -> list[Manifest]:
         names = (entry.name for entry in objects.list(self._below(manifest.FOLDER) + "/node-"))
@@ -282,22 +280,22 @@ class _Output:
     # -- while the ranks run ----------------------------------------------------------------------
 
     def keep_now(self, has_ended: threading.Event) -> None:
-        """Keep what has changed and is quiet; what goes wrong is tried again the next time."""
+        """Upload changed files that are not being written; errors are retried at the next scan."""
         try:
             self._keep_quiet(has_ended)
-            self._last_words = ""
-        # Whatever it is (no memory, no thread), this is one look of many, and the last one counts.
+            self._last_error = ""
+        # Any error (no memory, no thread) is retried at the next scan; only the last scan counts.
         except Exception as error:  # noqa: BLE001
-            words = f"keeping the output {self.name} meanwhile: {_came_back(error)}"
-            if words != self._last_words:
-                say(words + "; it is tried again")
-            self._last_words = words
+            message = f"uploading the output {self.name} while the job runs: {_came_back(error)}"
+            if message != self._last_error:
+                say(message + "; trying again")
+            self._last_error = message
 
     def _keep_quiet(self, has_ended: threading.Event) -> None:
-        """Keep the units in which nothing changes for a while.
+        """Upload the units in which nothing changes for a while.
 
         Raises:
-            OutputError: Some files could not be stored; the others are.
+            OutputError: Some files could not be stored; the others were.
         """
         seen = self._scan([])
         if self._is_as_kept(seen) or has_ended.wait(SETTLE_S):
@@ -326,7 +324,7 @@ class _Output:
             raise OutputError("; ".join(faults))
 
     def look_for_writers(self) -> None:
-        """Note which files are open for writing, beside those that were before."""
+        """Add the files that are open for writing to those noted before."""
         with contextlib.suppress(OSError):
             looked_at = time.time()
             names = open_for_writing(self._folder)
@@ -338,15 +336,14 @@ class _Output:
         return seen == self._stamps and not self._stored and not incomplete
 
     def _held(self, busy: set[str]) -> set[str]:
-        """Return the units that are left alone; not for ever: a log is always being written."""
+        """Return the units that wait; not forever, as a log is always being written."""
         self._patience = {unit: self._patience.get(unit, 0) + 1 for unit in busy}
         return {unit for unit, count in self._patience.items() if count <= _PATIENCE}
 
     def _batches(self, seen: dict[str, _Stamp]) -> list[list[str]]:
-        """Return the files that have changed, in lists to be stored one after the other.
+        """Return the files that have changed, in batches to store one after another.
 
-        Each folder that is a unit is one list; of files that are units of their own, small ones
-        share a list.
+        Each folder that is a unit is one batch. Small files that are units share batches.
         """
         folders: dict[str, list[str]] = {}
         small: list[str] = []
@@ -364,29 +361,29 @@ class _Output:
         return [*shared, *folders.values(), *large]
 
     def _written_to(self, seen: dict[str, _Stamp]) -> set[str]:
-        """Return the files that are as they were when they were last seen open for writing."""
+        """Return the files that have not changed since they were last seen open for writing."""
         return {name for name, stamp in self._open.items() if seen.get(name, stamp) == stamp}
 
     def _store_all(self, names: list[str], seen: dict[str, _Stamp]) -> list[str]:
-        """Store these files; return what could not be stored, in words."""
+        """Store these files; return the error messages."""
         small = [name for name in names if seen[name].size_bytes <= _SMALL_BYTES]
         large = [name for name in names if seen[name].size_bytes > _SMALL_BYTES]
 
         tasks = [partial(self._store, name, seen[name]) for name in small]
         faults = list(in_parallel(tasks, _THREADS))
-        # One after the other: each goes in parts, and several together would take much memory.
+        # One after another: each is uploaded in parts, and several at once would need much memory.
         faults += [self._store(name, seen[name]) for name in large]
         return [fault for fault in faults if fault]
 
     def _store(self, name: str, stamp: _Stamp) -> str:
-        """Store one file under a key that no manifest names; return what went wrong, in words."""
+        """Store one file under a key that is in no manifest; return an error message or ``""``."""
         if name in self._stored and self._stored[name][0] == stamp:
             return ""
         path = self._path(name)
         try:
             kept = self._put(name, path, stamp)
         except (objects.ObjectError, OSError) as error:
-            # It may have been a temporary file, renamed meanwhile.
+            # It may have been a temporary file that has been renamed.
             return "" if _stamp(path) is None else _came_back(error)
         if _stamp(path) == stamp:
             self._forget(name, but=kept.key)
@@ -420,7 +417,7 @@ class _Output:
         return manifest.version_key(self._node.node, sha256)
 
     def _commit(self, seen: dict[str, _Stamp], held: set[str], incomplete: set[str]) -> None:
-        """Write a manifest of what is stored and quiet, and remove what it no longer names."""
+        """Write a manifest of the stored units that do not wait, and remove unlisted objects."""
         files = {
             name: kept
             for name, kept in self._kept.items()
@@ -449,7 +446,7 @@ class _Output:
             del self._stamps[name]
 
     def _forget(self, name: str, but: str = "") -> None:
-        """Remove what was stored of a file and never named."""
+        """Remove a stored version of a file that is in no manifest."""
         pair = self._stored.pop(name, None)
         if pair is not None and pair[1].key != but and pair[1] != self._kept.get(name):
             self._delete(pair[1].key)
@@ -458,7 +455,7 @@ class _Output:
         ordered = tuple(files[name] for name in sorted(files))
         data = manifest.dump(Manifest(self._node.job, self._node.node, ordered))
         objects.write(data, self._below(manifest.key(self._node.node)))
-        # The old version under a plain name stays until the next one takes its place.
+        # The old version under the plain name stays until the next one replaces it.
         gone = {kept.key for name, kept in self._kept.items() if kept.key != name}
         gone |= set(self._kept) - set(files)
         named = {kept.key for kept in files.values()}
@@ -468,22 +465,22 @@ class _Output:
             self._delete(key)
 
     def _delete(self, key: str) -> None:
-        # What stays only takes room.
+        # An object that cannot be removed only takes space.
         with contextlib.suppress(objects.ObjectError):
             objects.delete(self._below(key))
 
     # -- at the end -------------------------------------------------------------------------------
 
     def keep_all(self, bad_end: BadEnd | None = None) -> list[str]:
-        """Keep everything, as nobody writes any more; return what could not be kept, in words.
+        """Upload all files after the ranks have ended; return the error messages.
 
         Args:
-            bad_end: How the ranks of this node ended badly; None when all ended well.
+            bad_end: How the ranks of this node failed; None if they succeeded.
         """
         faults: list[str] = []
         try:
             self._keep_rest(bad_end, faults)
-        # Whatever it is (no memory, no thread), it is the reason for outputs that are not kept.
+        # Any error (no memory, no thread) means that outputs were not uploaded.
         except Exception as error:  # noqa: BLE001
             faults.append(_came_back(error))
         self.is_kept = not faults
@@ -504,10 +501,10 @@ class _Output:
         self._settle(seen)
 
     def _incomplete(self, seen: dict[str, _Stamp], bad_end: BadEnd | None) -> set[str]:
-        """Return the files that may have been open when the ranks of this node ended badly.
+        """Return the files that may be incomplete because the ranks of this node failed.
 
-        A script that ends itself closes its files, and cuts off the one that it writes to. One that
-        is killed may have had any file open for long, unless a look has shown that it was closed.
+        A script that exits may truncate only the file that it is writing. A script that is killed
+        may have had any file open for a long time, unless a check has shown that it was closed.
         """
         if bad_end is None:
             return set()
@@ -521,9 +518,9 @@ class _Output:
         }
 
     def _set_aside(self, seen: dict[str, _Stamp], incomplete: set[str]) -> None:
-        """Give another name to what is incomplete, and would replace a whole version that is kept.
+        """Rename incomplete files that would replace a complete version in the manifest.
 
-        Not to what has only grown, as a log does.
+        A file that has only grown, such as a log, keeps its name.
         """
         for name in sorted(incomplete & set(self._kept)):
             kept, aside = self._kept[name], name + ASIDE
@@ -531,8 +528,8 @@ class _Output:
             if kept.is_incomplete or is_older or name not in seen or aside in seen:
                 continue
             say(
-                f"output {self.name}: {name} was being written at the end: the whole version"
-                f" that was kept before stays, and this one is {aside}"
+                f"output {self.name}: {name} was being written at the end: the complete version"
+                f" uploaded before stays, and this one is {aside}"
             )
             seen[aside] = seen.pop(name)
             self._local[aside] = name
@@ -540,7 +537,7 @@ class _Output:
             incomplete.add(aside)
 
     def _settle(self, seen: dict[str, _Stamp]) -> None:
-        """Give every file its plain name, for readers who know nothing of manifests."""
+        """Copy every file to its plain name, for readers that do not use manifests."""
         moved = {}
         for name, kept in self._kept.items():
             if kept.key != name and self._copy(kept, is_here=name in seen):
@@ -560,14 +557,14 @@ class _Output:
     # -- the folder -------------------------------------------------------------------------------
 
     def _scan(self, faults: list[str]) -> dict[str, _Stamp]:
-        """Return the files of the folder; a link to a file is that file, links to folders are not.
+        """Return the files of the folder, following links to files but not to folders.
 
         Raises:
-            OSError: The folder itself is not to be read: not the same as an empty one.
+            OSError: The folder itself cannot be read, which must not look like an empty one.
         """
         os.listdir(self._folder)
         found = {}
-        # Without recursion, which ends at a thousand folders.
+        # Not recursive, as Python's recursion limit is about a thousand folders.
         waiting = [""]
         while waiting:
             parent = waiting.pop()
@@ -598,12 +595,12 @@ class _Output:
 
 
 def _unit(name: str) -> str:
-    """Return what is kept as a whole with this file: the first folder of its path, or it alone."""
+    """Return the unit of a file: the first folder of its path, or the file itself."""
     return name.partition("/")[0]
 
 
 def _is_due(committed_at: float, batches: list[list[str]], seen: dict[str, _Stamp]) -> bool:
-    """Whether what is stored is named at once: time may be short, and a large file takes long."""
+    """Whether to write a manifest now: some time has passed, or a large file comes next."""
     following = batches[0] if batches else []
     is_late = time.monotonic() - committed_at > _COMMIT_S
     return is_late or any(seen[name].size_bytes > _SMALL_BYTES for name in following)
@@ -614,7 +611,7 @@ def _units(batches: list[list[str]]) -> set[str]:
 
 
 def _children(folder: str) -> tuple[list[str], list[str]]:
-    """Return the names of the folders in a folder, and those of everything else there."""
+    """Return the names of the folders in a folder, and the names of everything else in it."""
     folders, others = [], []
     with os.scandir(folder) as found:
         for entry in found:
@@ -626,7 +623,7 @@ def _children(folder: str) -> tuple[list[str], list[str]]:
 
 
 def _is_renamed(path: str) -> bool:
-    """Whether a file got its name after it was last written to, as one that is whole does."""
+    """Whether a file was renamed after its last write, as complete files often are."""
     try:
         facts = os.stat(path)
     except OSError:
@@ -635,7 +632,7 @@ def _is_renamed(path: str) -> bool:
 
 
 def _stamp(path: str) -> _Stamp | None:
-    """Return the stamp of a file; None when there is none, or another thing."""
+    """Return the stamp of a file; None if it does not exist or is not a regular file."""
     try:
         return _stamped(path)
     except OSError:
@@ -643,10 +640,10 @@ def _stamp(path: str) -> _Stamp | None:
 
 
 def _stamped(path: str) -> _Stamp | None:
-    """Return the stamp of a file; None when there is none, or another thing.
+    """Return the stamp of a file; None if it does not exist or is not a regular file.
 
     Raises:
-        OSError: There is something, and it is not to be looked at: its path is too long, perhaps.
+        OSError: The file exists but cannot be accessed; its path may be too long.
     """
     import stat
 
@@ -662,7 +659,7 @@ def _stamped(path: str) -> _Stamp | None:
 
 
 def _digest(path: str, size_bytes: int | None = None) -> str:
-    """Return the digest of a file, or of as much as it begins with."""
+    """Return the digest of a file, or of its first ``size_bytes``."""
     sha256 = hashlib.sha256()
     left = os.stat(path).st_size if size_bytes is None else size_bytes
     with open(path, "rb") as file:

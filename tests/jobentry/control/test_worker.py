@@ -115,13 +115,13 @@ def test_a_worker_stays_until_the_head_has_heard_that_its_outputs_are_stored(wat
 
 def test_a_worker_repeats_why_its_head_leaves_before_there_are_ranks(watch: Any):
     head = watch()
-    head.say("end", code=125, is_over=False, reason="looking for mpirun: there is none on PATH")
+    head.say("end", code=125, is_over=False, reason="looking for mpirun: not found on PATH")
     head.hear("left")
     head.say("bye")
 
     assert head.process.wait(60) == 125
     assert head.err == (
-        "jobentry: the head (head) ends the job: looking for mpirun: there is none on PATH\n"
+        "jobentry: the head (head) ends the job: looking for mpirun: not found on PATH\n"
     )
 
 

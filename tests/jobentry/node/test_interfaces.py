@@ -142,7 +142,7 @@ def test_a_default_that_is_not_here_is_mended(value: str, environ: dict[str, str
             f"choosing the network: NCCL_SOCKET_IFNAME={value}: no such network interface on"
             " node 1 (b), which has lo, ens1, net1; using net1",
         ),
-        asks_way=True,
+        needs_route=True,
     )
 
 
@@ -174,7 +174,7 @@ def test_when_nothing_leads_to_other_nodes_that_is_said(found: Here):
 
     assert choice.variables["NCCL_SOCKET_IFNAME"] == DEFAULT
     assert choice.notes[0].endswith("on node 1 (b), which has lo, and none leads to other nodes")
-    assert choice.asks_way
+    assert choice.needs_route
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_users_word_is_left_alone(node: NodeEnv, environ: dict[str, str]):
         f"choosing the network: NCCL_SOCKET_IFNAME={value}: no such network interface on"
         " node 1 (b), which has lo, net1; left as it is, since it is not a default",
     )
-    assert not choice.asks_way
+    assert not choice.needs_route
 
 
 @pytest.mark.parametrize("value", ["net1", "net", "=net1", "^docker0,lo", "^=lo", "x,net1", ""])
@@ -258,7 +258,7 @@ def test_devices_of_infiniband_are_checked(value: str, devices: tuple[str, ...],
     choice = choose(TWO, here(ETH0, devices=devices), NCCL_IB_HCA=value)
 
     assert choice.variables["NCCL_IB_HCA"] == value
-    assert [note.endswith(": NCCL will go over sockets") for note in choice.notes] == (
+    assert [note.endswith(": NCCL will use sockets") for note in choice.notes] == (
         [] if is_there else [True]
     )
 
@@ -272,7 +272,7 @@ def test_open_mpi_is_kept_off_the_networks_of_one_machine():
 
     assert choice.variables[EXCLUDE] == "127.0.0.1/8,sppp,docker0,br-1f"
     assert choice.notes == (
-        "choosing the network: node 1 (b): Open MPI is kept off docker0, br-1f, which lead to no"
+        "choosing the network: node 1 (b): Open MPI will not use docker0, br-1f, which lead to no"
         " other node",
     )
 
@@ -307,7 +307,7 @@ def test_open_mpi_is_left_alone(node: NodeEnv, found: Here, environ: dict[str, s
 
 def test_the_loopback_of_this_machine_is_found():
     """From the kernel, with its address."""
-    found = {interface.name: interface for interface in interfaces.look().interfaces}
+    found = {interface.name: interface for interface in interfaces.detect().interfaces}
 
     assert found["lo"].is_loopback
     assert "127.0.0.1" in found["lo"].addresses
@@ -317,7 +317,7 @@ def test_the_loopback_of_this_machine_is_found():
 
 def test_the_way_to_nodes_on_this_machine_is_the_loopback():
     """By the address that the backend names, by the node's own name, and by its peer's."""
-    found = interfaces.look()
+    found = interfaces.detect()
     for environ, hosts in (
         ({"MA_CURRENT_IP": "127.0.3.4"}, ("no.invalid", "neither.invalid")),
         ({"MA_CURRENT_IP": "203.0.113.7"}, ("localhost", "no.invalid")),
@@ -340,4 +340,4 @@ def test_a_way_that_cannot_be_found_out_is_none():
 )
 def test_who_has_an_address(address: str, expected: str):
     """All of 127.0.0.0/8 is the loopback's."""
-    assert interfaces.holder(address, (LO, ETH0)) == expected
+    assert interfaces.interface_with(address, (LO, ETH0)) == expected

@@ -303,7 +303,11 @@ def test_the_platform_s_table_is_waited_for(tmp_path, until):
 
 @pytest.mark.parametrize(
     ("text", "trouble"),
-    [(None, "not there"), ("{", "no JSON object"), (v0(status="initializing"), "'initializing'")],
+    [
+        (None, "it does not exist"),
+        ("{", "not a JSON object"),
+        (v0(status="initializing"), "'initializing'"),
+    ],
 )
 def test_a_table_that_never_comes_is_told(tmp_path, text, trouble):
     """With its place and what there was."""

@@ -234,19 +234,19 @@ def test_a_port_that_is_taken_is_said(node: Node, tmp_path: Path, until: Callabl
         assert node.server is not None
         assert node.server.wait(60) != 0
 
-    assert "Address already in use" in sshd.words(node.where)
+    assert "Address already in use" in sshd.last_lines(node.where)
 
 
 def test_an_image_without_ssh_is_named(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What is missing is named."""
     monkeypatch.setattr(sshd, "_search_path", lambda: str(tmp_path))
 
-    with pytest.raises(sshd.SshError, match=r"looking for sshd: there is none in this image"):
+    with pytest.raises(sshd.SshError, match=r"looking for sshd: not found in this image"):
         sshd.start(node.where)
-    with pytest.raises(sshd.SshError, match="looking for ssh-keygen: there is none"):
+    with pytest.raises(sshd.SshError, match="looking for ssh-keygen: not found"):
         sshd.prepare(node.env, node.where, b"key")
 
 
 def test_an_sshd_that_never_ran_has_no_words(node: Node):
     """And that is no fault."""
-    assert sshd.words(node.where) == ""
+    assert sshd.last_lines(node.where) == ""

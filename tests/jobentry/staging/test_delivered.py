@@ -85,5 +85,5 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path):
         check=False,
     )
 
-    assert f"looking at what was delivered: {tmp_path / 'gone'}: No such file" in done.stderr
+    assert f"reading the delivered files: {tmp_path / 'gone'}: No such file" in done.stderr
     assert "Traceback" not in done.stderr

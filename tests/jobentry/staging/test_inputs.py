@@ -90,7 +90,7 @@ def test_what_is_not_there_is_named(tmp_path: Path):
         bring(tmp_path / "node", f"file://{tmp_path}/none")
 
     assert str(caught.value) == (
-        f"bringing the input DATA: find object: file://{tmp_path}/none: no such file or directory"
+        f"fetching the input DATA: find object: file://{tmp_path}/none: no such file or directory"
     )
     assert tree(tmp_path / "node") == {}
 
@@ -209,7 +209,7 @@ def test_a_long_wait_says_how_far_it_is(
     assert "jobentry: input DATA: " in slow
     assert " of 206 B, " in slow
     assert "s left" in slow
-    assert "input DATA: 206 B in 4 files came in 0 s" in slow
+    assert "input DATA: 206 B in 4 files fetched in 0 s" in slow
 
 
 # -- the cache ----------------------------------------------------------------------------------

@@ -227,7 +227,7 @@ def test_the_end_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     hangs.set()
 
     assert problem == (
-        "uploading the output OUT: not done after 0.2 s; what was kept before is whole"
+        "uploading the output OUT: not done after 0.2 s; the files uploaded before are complete"
     )
     assert node.seen() == {"a": b"1"}
 
@@ -237,7 +237,7 @@ def test_an_output_that_nobody_can_keep_is_told_at_once(tmp_path: Path):
     (tmp_path / "file").touch()
     uris = {
         f"file://{tmp_path}/file/below": "not a directory",
-        "https://host/x": "cannot be kept on a web server",
+        "https://host/x": "cannot be stored on a web server",
         "s3://b/x": "not a URI of the form s3://bucket/key",
         "gs://bucket/x": "there is no store for gs://",
     }
@@ -602,7 +602,10 @@ def test_a_fault_meanwhile_is_told_once_and_mended_later(
     node.keep_now()
 
     said = capfd.readouterr().err
-    assert said.count("keeping the output OUT meanwhile: write object: x: 503 SlowDown") == 1
+    assert (
+        said.count("uploading the output OUT while the job runs: write object: x: 503 SlowDown")
+        == 1
+    )
     assert node.seen() == {"a": b"1"}
 
 
