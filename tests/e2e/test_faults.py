@@ -54,7 +54,7 @@ while [ ! -e {results}/go ]; do sleep 0.05; done
 exec {real} "$@"
 """
 LIMIT_S = 150.0
-WORDS = ("--nodes", "2", "--grace-s", "1", "--output", "model=")
+WORDS = ("--nodes", "2", "--grace-s", "1", "--output", "model=", "--output-sync-s", "1")
 
 
 class End(NamedTuple):

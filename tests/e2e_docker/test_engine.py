@@ -209,7 +209,7 @@ def test_an_image_is_built_once(cloud, base_image):
 
 
 def test_an_image_on_another_base_gets_a_tag_of_its_own(cloud, engine, base_image, derive):
-    """It leaves `latest` to all others; and an image on our base leaves a `latest` of that, too."""
+    """`latest` of the image stays what it was."""
     other = derive("other-base", "RUN true")
     latest = engine.inspect_image("cloudjob/base:latest")["Id"]
     tag = f"cloudjob/base:on-{other.replace('/', '-')}"
@@ -252,6 +252,33 @@ RUN sleep 0.2
 FROM ${BASE}
 COPY --from=packages /build /opt/build
 """
+
+
+def test_an_image_on_our_base_leaves_latest_of_both(engine, base_image, tmp_path, monkeypatch):
+    # Not the repository of the real images: a job of another test may need its `latest` now.
+    repository = f"cloudjob-test-{os.urandom(4).hex()}"
+    monkeypatch.setattr(images, "REPOSITORY", repository)
+    monkeypatch.setattr(images, "_folder", lambda: tmp_path)
+    (tmp_path / "pip-install.sh").write_text("#!/bin/sh\n")
+    for name, base in (("base", base_image), ("examples", f"{repository}/base:latest")):
+        text = f"ARG BASE={base}\nFROM ${{BASE}}\nLABEL name={name}\n"
+        (tmp_path / f"{name}.Dockerfile").write_text(text)
+
+    try:
+        built = images.build("examples")
+
+        inner, outer = (
+            engine.inspect_image(f"{repository}/{name}:latest") for name in ("base", "examples")
+        )
+        assert outer["Id"] == built.id
+        assert inner["Config"]["Labels"]["name"] == "base"
+        assert (
+            outer["RootFS"]["Layers"][: len(inner["RootFS"]["Layers"])] == inner["RootFS"]["Layers"]
+        )
+    finally:
+        for name in ("examples", "base"):
+            for image in engine.images(f"{repository}/{name}"):
+                engine.remove_image(image["Id"], force=True)
 
 
 def test_builds_at_the_same_time(engine, base_image, tmp_path, monkeypatch):

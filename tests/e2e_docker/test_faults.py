@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,12 +88,13 @@ def holding(derive):
 class Case:
     """A submit of two nodes that is held at a stage."""
 
-    def __init__(self, cloud, image: str, stage: str, path: Path) -> None:
+    def __init__(self, cloud, image: str, stage: str, path: Path, settings: str) -> None:
         self.cloud = cloud
         self.stage = stage
         cloud.script(SCRIPT)
         cloud.image = image
         words = ("submit", "--backend", "docker", "--nodes", "2", "--grace-s", "1")
+        (cloud.source / "cloudjob.yaml").write_text(settings)
         with path.open("wb") as file:
             process = cloud.start(*words, "-e", f"HOLD={stage}", "train.py", out=file)
         self.submit = Followed(process, path)
@@ -142,12 +144,12 @@ class Case:
 
 
 @pytest.fixture
-def case(cloud, holding: str, tmp_path: Path) -> Iterator[Callable[[str], Case]]:
+def case(cloud, holding: str, tmp_path: Path) -> Iterator[Callable[..., Case]]:
     """Return what submits a job that is held at a stage."""
     cases = []
 
-    def make(stage: str) -> Case:
-        cases.append(Case(cloud, holding, stage, tmp_path / "submit.log"))
+    def make(stage: str, settings: str = "{}") -> Case:
+        cases.append(Case(cloud, holding, stage, tmp_path / "submit.log", settings))
         return cases[-1]
 
     yield make
@@ -191,6 +193,22 @@ def test_a_paused_node_does_not_outlive_a_cancel(case, stage: str, who: str):
     status = held.cloud.status(held.job)
     assert (status["state"], status["cause"]) == ("CANCELLED", "cancelled"), status
     assert held.submit.process.wait(LIMIT_S) != 0
+    check_next(held.cloud)
+
+
+def test_an_attached_submit_ends_with_its_job_after_a_partition(case):
+    """The nodes give each other up, and nobody waits for the one that was cut off."""
+    held = case("running", "network: {stall_min: 0.25}")
+    [network] = held.cloud.networks()
+    held.cloud.engine.disconnect_container_from_network(held.nodes[1], network["Id"])
+
+    code = held.submit.process.wait(LIMIT_S)
+    seen_at = datetime.now(timezone.utc)
+
+    status = held.cloud.status(held.job)
+    assert (code, status["cause"], status["failure"]["node"]) == (137, "platform", 1), status
+    # A container that stays after the head is ended after 30 s.
+    assert (seen_at - datetime.fromisoformat(status["ended_at"])).total_seconds() < 25
     check_next(held.cloud)
 
 
