@@ -36,6 +36,7 @@ FAULTS = {
     "down": Fault(cut_request_at=0),
     "500": INTERNAL,
     "mute": HANG,
+    "cut": Fault(cut_request_at=0),
     "slow": Fault(bytes_per_s=2000),
 }
 SCRIPT = """
@@ -109,7 +110,7 @@ class Case:
         self.store = ("--store", f"s3://{bucket}/jobs")
         self.gate = Gate(proxy, *GATES[self.stage])
 
-    def begin(self) -> None:
+    def begin(self, *words: str) -> None:
         """Submit, and wait until the job is at its stage."""
         cloud = self.cloud
         hold = {"packing": "git", "bring-up": "mpirun"}.get(self.stage)
@@ -117,7 +118,7 @@ class Case:
             self._put_before_path(hold)
         (cloud.source / ".git").mkdir()
         script = cloud.script(f"HOLD = {self.stage == 'running'}\n{SCRIPT}")
-        self.submit = cloud.start_submit(*WORDS, *self.store, script)
+        self.submit = cloud.start_submit(*WORDS, *words, *self.store, script)
         if self.gate:
             self.gate.await_all()
         elif hold:
@@ -127,13 +128,17 @@ class Case:
         if self.stage in SENT:
             self.job = self.submit.job
 
-    def break_store(self, fault: str) -> None:
+    def break_store(self, fault: str, *words: str) -> None:
         """Let the store fail from the stage on, for good."""
         assert self.gate
         self.gate.breaks_with(FAULTS[fault])
-        self.begin()
+        self.begin(*words)
         if fault == "down":
             self.proxy.close()
+
+    def repair_store(self) -> None:
+        """Let the store work again."""
+        self.proxy.choose = None
 
     def heal(self) -> None:
         """Reach the store without the proxy."""
@@ -220,7 +225,9 @@ def case(
     folder = Path(tempfile.mkdtemp(prefix="cf-", dir="/tmp"))
     cases = []
 
-    def make(stage: str, *, fault: str = "", disk: Path | None = None) -> Case:
+    def make(
+        stage: str, *, fault: str = "", disk: Path | None = None, words: tuple[str, ...] = ()
+    ) -> Case:
         if disk is not None:
             cloud.home.symlink_to(disk / "home")
         made = Case(cloud, stage, disk / "tmp" if disk else folder)
@@ -229,9 +236,9 @@ def case(
             server: Server = request.getfixturevalue("seaweedfs")
             made.use(server, new_bucket(server), fault_proxy(server))
         if fault:
-            made.break_store(fault)
+            made.break_store(fault, *words)
         else:
-            made.begin()
+            made.begin(*words)
         return made
 
     yield make
@@ -329,6 +336,27 @@ def test_a_job_whose_store_fails_is_cancelled_at_once(case, stage: str, fault: s
     # A record may have been stored though its answer never came.
     is_done = fault == "mute" and stage == "ending"
     assert ended[:2] in (CANCELLED[:2], *([SUCCEEDED[:2]] if is_done else [])), held.submit
+    held.check_next()
+
+
+# How a job ends whose store fails from a stage on, for good; its record cannot be stored either.
+FAILED_STORE = {
+    "staging": End("FAILED", "platform", 125),
+    "storing outputs": End("FAILED", "platform", 125),
+    "ending": SUCCEEDED,
+}
+
+
+@pytest.mark.parametrize("fault", ["500", "cut", "mute"])
+@pytest.mark.parametrize("stage", FAILED_STORE)
+def test_a_job_whose_store_fails_for_good_ends(case, stage: str, fault: str):
+    """After `CLOUDJOB_STORE_PATIENCE_S` without progress; its log says why."""
+    held = case(stage, fault=fault, words=("-e", "CLOUDJOB_STORE_PATIENCE_S=2"))
+    poll(lambda: held.cloud.state(held.job)["ended_at"], "end of the job", LIMIT_S)
+    held.repair_store()
+
+    assert held.ended() == FAILED_STORE[stage], held.submit
+    assert b"for 2 s" in held.submit.err, f"{held.submit}"
     held.check_next()
 
 
