@@ -35,8 +35,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = "`ulimit -v` shows this shell's limit"
         tell_error(CloudJobError("running cloudjob: there is not enough memory", hint=hint))
         return CloudJobError.exit_code
+    except (RuntimeError, BlockingIOError) as error:
+        if isinstance(error, RuntimeError) and "can't start new thread" not in str(error):
+            raise
+        hint = "`ulimit -u` shows this shell's limit on processes"
+        tell_error(CloudJobError(f"running cloudjob: {_lowered(error)}", hint=hint))
+        return CloudJobError.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def _lowered(error: Exception) -> str:
+    return (getattr(error, "strerror", "") or str(error)).lower()
 
 
 def _run(words: list[str]) -> int:

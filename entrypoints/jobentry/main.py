@@ -206,7 +206,8 @@ def _run(node: NodeEnv, options: Options) -> _End:
     started_at = time.time()
     try:
         _listen(lambda number, _: _stop(node, number))
-        return _act(node, options, started_at)
+        with _translated():
+            return _act(node, options, started_at)
     except (EntryError, ArgsError, OSError) as error:
         # Ignore signals, which could only interrupt writing the record.
         _listen(signal.SIG_IGN)
@@ -222,6 +223,21 @@ def _run(node: NodeEnv, options: Options) -> _End:
             record = record._replace(started_at=_rfc3339(started_at))
             _leave_record(node.record_uri, record, is_cancelled=is_cancelled)
         return _End(code, is_over=False)
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Turn what Python raises where a node is too small into an ``EntryError``."""
+    try:
+        yield
+    except MemoryError as error:
+        raise EntryError("running this node's part of the job: not enough memory") from error
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            raise
+        message = "running this node's part of the job: it can't start new threads"
+        hint = "raise the limit on processes: `ulimit -u`, or that of the container (pids)"
+        raise EntryError(message, hint=hint) from error
 
 
 @contextlib.contextmanager

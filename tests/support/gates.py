@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 
 from tests.support.servers import Fault, FaultProxy, Request
 
@@ -26,9 +28,12 @@ class Gate:
         """Let this happen to the first request that matches and to all later ones; hold none."""
         self._fault = fault
 
-    def await_all(self) -> None:
-        """Wait until a request for each of the texts is held."""
-        assert self._reached.wait(LIMIT_S), f"held so far: {self._waiting}"
+    def await_all(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Wait until a request for each of the texts is held; give up when ``is_over``."""
+        deadline = time.monotonic() + LIMIT_S
+        while not self._reached.wait(0.2):
+            is_late = is_over() or time.monotonic() > deadline
+            assert not is_late or self._reached.is_set(), f"held so far: {self._waiting}"
 
     def open(self) -> None:
         """Let everything pass that waits, and whatever comes."""

@@ -192,6 +192,7 @@ class S3Store:
             names.CLOUDJOB_S3_ACCESS_KEY: credentials.access_key,
             names.CLOUDJOB_S3_SECRET_KEY: credentials.secret_key,
             names.CLOUDJOB_S3_SESSION_TOKEN: credentials.token,
+            names.CLOUDJOB_STORE_PATIENCE_S: self._environ.get(names.CLOUDJOB_STORE_PATIENCE_S, ""),
         }
         return {name: value for name, value in variables.items() if value}
 
