@@ -338,7 +338,7 @@ def test_all_is_well(service: FakeModelArts, backend: ModelArtsBackend):
             (
                 "engine",
                 {"image": "", "modelarts": {"engine": item["engine_id"]}},
-                f"{item['engine_id']} ({item['engine_name']}) calls mpirun itself",
+                f"{item['engine_id']} ({item['engine_name']}) starts mpirun itself",
             )
             for item in MPI_ENGINES
         ),

@@ -230,18 +230,18 @@ def test_what_lies_beside_the_code():
         ({"image": ""}, "image: is missing"),
         ({"flavor": ""}, "flavor: is missing"),
         ({"retries": 4}, "retries: is out of range"),
-        ({"outputs": {"O": "file:///x"}}, "outputs.O: ModelArts keeps outputs in OBS only"),
-        ({"inputs": {"I": "file:///x"}}, "inputs.I: no node has the files of this machine"),
-        ({"restore_outputs": "own"}, "restore_outputs: ModelArts keeps the outputs"),
-        ({"args": ("\udcff",)}, "args[0]: holds bytes that are no UTF-8"),
+        ({"outputs": {"O": "file:///x"}}, "outputs.O: ModelArts stores outputs in OBS only"),
+        ({"inputs": {"I": "file:///x"}}, "inputs.I: nodes cannot read files of this machine"),
+        ({"restore_outputs": "own"}, "restore_outputs: ModelArts does not copy outputs back"),
+        ({"args": ("\udcff",)}, "args[0]: has bytes that are not UTF-8"),
         (
             {"inputs": {"I": "obs://b/k"}, "input_nodes": {"I": "0"}},
-            "input_nodes.I: ModelArts brings an input to every node",
+            "input_nodes.I: ModelArts copies an input to every node",
         ),
         *(
             (
                 {"image": "", "modelarts": {"engine": engine}},
-                "modelarts.engine: this engine calls mpirun itself",
+                "modelarts.engine: this engine starts mpirun itself",
             )
             for engine in (
                 "Horovod:horovod_0.22",
@@ -277,7 +277,7 @@ def test_a_store_that_is_not_obs_is_refused():
     with pytest.raises(SpecError) as caught:
         request.build(other, SITE)
 
-    assert caught.value.problems[0].startswith("store: ModelArts takes code from OBS only")
+    assert caught.value.problems[0].startswith("store: ModelArts copies code from OBS only")
 
 
 def test_a_null_in_the_body_takes_a_key_away():

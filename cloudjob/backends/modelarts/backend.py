@@ -1,9 +1,9 @@
 """The modelarts backend: Huawei Cloud's training jobs, or an emulator of them on this machine.
 
-The platform brings code and inputs to the nodes and keeps outputs, with its own right to the
-bucket, so the keys of the user stay where they are. A handle says all that is needed to find a job
-again: ``modelarts://host/project/id/job``, with ``modelarts+http`` for an emulator. Before a job is
-created its id is ``-``: then it is looked for by its name, which is unique.
+The platform copies code and inputs to the nodes and outputs to the bucket, with permissions of its
+own, so the user's keys stay on this machine. A handle is ``modelarts://host/project/id/job``, with
+``modelarts+http`` for an emulator. Before a job is created, its id is ``-``; such a job is found by
+its name, which is unique.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
 _SCHEMES = {"https": "modelarts", "http": "modelarts+http"}
-# Between two looks at a job: the service allows only so many requests a minute.
+# Seconds between two requests for a job's status: the service limits the requests in a minute.
 _POLL_S, _LOCAL_POLL_S = 5.0, 0.2
 _LOG_POLL_S = 2.0
-# How long a job that is asked to end may take before it can be deleted.
+# Seconds that a job may take to end before it is deleted.
 _END_S = 300.0
 _AT_ONCE = 8
-# What the service says of a job that has ended when it is asked to end it.
+# Statuses with which the service refuses to end a job that has ended.
 _OVER = (400, 404, 409)
-# Stands in a handle for the id of a job that was not created yet when the handle was made.
+# In a handle: the id of a job that was not created yet.
 _NO_ID = "-"
 
 
@@ -82,11 +82,11 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
 
     @property
     def poll_s(self) -> float:
-        """How long to wait between two looks at a job."""
+        """How long to wait between two requests for a job's status."""
         return _LOCAL_POLL_S if self._site.is_local else _POLL_S
 
     def store(self) -> tuple[str, Mapping[str, str]]:
-        """Return the store that the section names, or that of the emulator."""
+        """Return the store that the job file names, or the emulator's."""
         keys = self._site.keys
         if keys is None:
             return self._site.store_uri, {}
@@ -98,7 +98,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         return self._site.store_uri, {name: value for name, value in variables.items() if value}
 
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
-        """Look for what a job needs, before anything is packed or sent."""
+        """Check what a job needs, before anything is packed or sent."""
         from cloudjob.backends.modelarts import checks
 
         return checks.look(self._client(), spec, store)
@@ -114,15 +114,15 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         return requests.show(request)
 
     def environments(self, request: ModelArtsRequest) -> tuple[Mapping[str, str], ...]:
-        """Return the variables that the entry of each node would be given."""
+        """Return the variables of each node's entry."""
         return request.environments
 
     def companions(self, request: ModelArtsRequest) -> Mapping[str, bytes]:
-        """Return what the platform brings to each node beside the code."""
+        """Return the files that the platform copies to each node beside the code."""
         return delivery.companions(request)
 
     def handle(self, request: ModelArtsRequest) -> str:
-        """Return the handle of the job before it is created: it says the name and no id."""
+        """Return the handle of a job that is not created yet, with its name and no id."""
         return _handle(self._client(), _NO_ID, request.job)
 
     def send(self, request: ModelArtsRequest) -> str:
@@ -131,24 +131,24 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         made = client.create(request.body)
         job = str((made.get("metadata") or {}).get("id") or "")
         if not job:
-            raise Unanswered(f"creating the job {request.job}: the answer does not say its id")
+            raise Unanswered(f"creating the job {request.job}: the answer has no id")
         if request.tags:
             try:
                 client.tag(job, request.tags)
             except BackendError as error:
-                # The job is there: it has to be removed, or else found again.
+                # The job exists, so the submit must remove it or keep its record.
                 raise Unanswered(error.message, hint=error.hint) from error
         return _handle(client, job, request.job)
 
     # -- back ---------------------------------------------------------------------------------
 
     def status(self, handle: str) -> NativeStatus:
-        """Say where the job stands."""
+        """Return the status of the job."""
         where = self._where(handle)
         client = self._client(where)
         found = state.status_of(client.show(where.id))
         if found.state is JobState.FAILED and found.exit_code is None:
-            # No node has come so far that it could say why; then the first bad event does.
+            # No node has got so far as to report a failure; the first error event does.
             with suppress(BackendError):
                 events = client.events(where.id)
                 bad = next((event for event in events if event.get("level") == "Error"), {})
@@ -191,7 +191,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         )
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
-        """Ask the job to end; how long it may take, the service decides."""
+        """Ask the job to end; the service decides how long it may take."""
         where = self._where(handle)
         try:
             self._client(where).terminate(where.id)
@@ -203,7 +203,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
                 raise
 
     def remove(self, handle: str) -> None:
-        """Leave nothing of the job on the service."""
+        """Delete the job, after it has ended."""
         try:
             where = self._where(handle)
             client = self._client(where)
@@ -215,7 +215,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
             return
 
     def events(self, handle: str) -> list[Event]:
-        """Return what happened to the job, the first first."""
+        """Return the events of the job, oldest first."""
         where = self._where(handle)
         return [
             Event(
@@ -259,10 +259,10 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         return self._clients[key]
 
     def _where(self, handle: str) -> _Handle:
-        """Return what a handle says, with the job's id.
+        """Return the parts of a handle, with the job's id.
 
         Raises:
-            JobNotFound: It says no id, and the service has no job of this name.
+            JobNotFound: The handle has no id, and the service has no job of this name.
         """
         where = _parted(handle)
         if where.id != _NO_ID:
@@ -279,7 +279,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         while not self.status(handle).state.is_final:
             if time.monotonic() > deadline:
                 raise BackendError(
-                    f"removing {handle}: it does not end", hint="try again in some minutes"
+                    f"removing {handle}: it does not end", hint="try again in a few minutes"
                 )
             self._pause(self.poll_s)
 
@@ -317,6 +317,6 @@ def _parted(handle: str) -> _Handle:
 
 
 def _values(metric: Mapping[str, Any]) -> tuple[float | None, ...]:
-    """The service writes -1 for a minute that it has not measured."""
+    """Return the values by minute; the service writes -1 for one that it has not measured."""
     values = (float(value) for value in metric.get("value") or ())
     return tuple(None if value < 0 else value for value in values)

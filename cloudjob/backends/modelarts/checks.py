@@ -153,7 +153,7 @@ def _engine(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     yield Check(
         "engine",
         not calls_mpirun(*known[wanted]),
-        f"{wanted} ({name}) calls mpirun itself, and would start a job at each rank"
+        f"{wanted} ({name}) starts mpirun itself, and would start a job for each rank"
         if calls_mpirun(*known[wanted])
         else wanted,
         "choose another engine, or name its image with --image and no engine",

@@ -1,4 +1,4 @@
-"""What ModelArts is told of a job: the body of its create, and what lies beside it. No I/O."""
+"""Builds the request that creates a job on ModelArts, and the files beside its code. No I/O."""
 
 from __future__ import annotations
 
@@ -27,34 +27,35 @@ if TYPE_CHECKING:
 
 HOME = "/home/ma-user"
 _JOB_DIR = f"{HOME}/modelarts/user-job-dir"
-# The output by which the record of the head reaches the store. Its variable says where it lies.
+# The output with the head's record. Its variable holds the path on the node.
 RECORD_OUTPUT = names.CLOUDJOB_RECORD_DIR
 BOOT_FILE = "boot.py"
 
-# What the service takes as variables of a job; the rest goes another way.
+# Limits of the service; variables beyond them are delivered in a file beside the code.
 MAX_VARIABLES = 100
 MAX_NAME = 8192
 MAX_VALUE = 4096
 MAX_DESCRIPTION = 256
 MAX_RETRIES = 3
 _HOUR_MIN = 60
-# Who names a node, or is true on one node only, is the platform, and the user may not set MA_*.
+# The platform sets these itself, on each node; a user may not set MA_*.
 _PLATFORMS = ("MA_", "VC_", "VK_")
-# Names, versions and ids of engines whose own command is mpirun: it would start the entry at every
-# rank. The engine MPI has MindSpore for GPUs, and its id does not say mpi.
+# Names, versions and ids of engines whose own command is mpirun: it would start the entry for every
+# rank. The engine MPI contains MindSpore for GPUs, and its id does not contain "mpi".
 _MPI_ENGINES = re.compile(r"horovod|(?<![a-z])mpi(?![a-z])|mindspore.*(gpu|cuda)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelArtsRequest:
-    """What is sent.
+    """A job as ModelArts gets it.
 
     Args:
         body: Of ``POST /v2/{project}/training-jobs``.
-        env: Variables that do not stand in ``body``: secrets, and what the service does not take.
-        words: What the entry is called with, where the platform's own command leaves it no room.
-        tags: Put on the job when it is there.
+        env: Variables that are not in ``body``: secrets, and what the service does not accept.
+        words: The entry's arguments, for a preset engine, whose command takes none.
+        tags: Put on the job after it was created.
         has_key: Whether the nodes get a key for ssh.
+        environments: The variables of each node, for a dry run.
     """
 
     job: str
@@ -71,7 +72,7 @@ def build(submission: Submission, site: Site) -> ModelArtsRequest:
     """Return the request for ``submission``.
 
     Raises:
-        SpecError: The job asks for what this backend cannot do.
+        SpecError: This backend cannot run the job.
     """
     spec = submission.spec
     options = spec.section("modelarts")
@@ -88,7 +89,7 @@ def build(submission: Submission, site: Site) -> ModelArtsRequest:
                 {"name": name, "value": value} for name, value in _map(options, "parameters")
             ],
             "policies": {"auto_search": None},
-            "inputs": [_input(name, uri, options) for name, uri in _brought(spec)],
+            "inputs": [_input(name, uri, options) for name, uri in _copied_inputs(spec)],
             "outputs": [
                 *(_output(name, uri, options) for name, uri in submission.outputs),
                 _record(submission),
@@ -125,17 +126,17 @@ def show(request: ModelArtsRequest) -> dict[str, Any]:
 
 
 def calls_mpirun(*words: str) -> bool:
-    """Whether the start command of an engine is mpirun, by its id, name or version."""
+    """Return whether an engine starts mpirun itself, by its id, name or version."""
     return any(_MPI_ENGINES.search(word) for word in words)
 
 
 def delivered_env(request: ModelArtsRequest) -> bytes:
-    """Return the file of the variables that do not stand in the body."""
+    """Return the file with the variables that are not in the body."""
     return variables.dump(request.env)
 
 
 def folder_url(uri: str) -> str:
-    """Return a folder of OBS as the service writes it: ``/bucket/folder/``."""
+    """Return the URL of a folder in OBS in the service's form: ``/bucket/folder/``."""
     return "/" + unquote(_bucket_path(uri)).strip("/") + "/"
 
 
@@ -147,11 +148,11 @@ def _metadata(submission: Submission, options: Mapping[str, object]) -> dict[str
     annotations = dict(_map(options, "annotations"))
     if spec.retries:
         annotations["fault-tolerance/job-retry-num"] = str(spec.retries)
-        # Without it only the platform's own faults count, and not those of the script.
+        # Without it the service retries only after faults of the platform.
         annotations["fault-tolerance/job-unconditional-retry"] = "true"
     if options["hang_retry"] == "true":
         annotations["fault-tolerance/hang-retry"] = "true"
-    # The id is the name: no other job has it, so a job that was created can always be found again.
+    # The name is cloudjob's own id, which is unique, so the job can be found by it.
     metadata: dict[str, Any] = {"name": submission.job}
     metadata["workspace_id"] = str(options["workspace_id"])
     metadata["description"] = str(options["description"] or spec.name)
@@ -175,10 +176,10 @@ def _engine(
 
 
 def command(spec: JobSpec) -> str:
-    """Return the command of a custom image.
+    """Return the command of a custom image, which works with and without a shell.
 
-    The entry is the last command in it: the platform appends `` --name=value`` for each parameter,
-    and these are the script's. It runs on every node, with or without a shell around it.
+    The platform appends `` --name=value`` for each parameter of the job; because the entry comes
+    last, the script gets them.
     """
     folder = f'"${{MA_JOB_DIR:-{_JOB_DIR}}}/{_NODE}"'
     start = f'd={folder}; {names.CLOUDJOB_DELIVERY}="$d" exec sh "$d/boot.sh" "$@"'
@@ -237,7 +238,7 @@ def _spec(submission: Submission, site: Site, options: Mapping[str, object]) -> 
 
 
 def _auto_stop_hours(spec: JobSpec, options: Mapping[str, object]) -> int:
-    """The entry ends a job in time; this ends one whose entry cannot."""
+    """Return when the service ends a job whose entry has failed to; 0 for never."""
     hours = options["auto_stop_hours"]
     assert isinstance(hours, int)
     if hours or not spec.timeout_min:
@@ -263,65 +264,62 @@ def _schedule_policy(options: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _variables(submission: Submission) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the variables that stand in the body, and those that lie beside the code.
+    """Return the variables in the body, and those in a file beside the code.
 
-    What is in the body can be read in the console by everybody who may see the job, for as long as
-    the service keeps it.
+    Everybody who may see the job can read the body in the console, for as long as the service
+    stores it.
     """
     spec = submission.spec
-    told = _node(submission, 0, ("localhost",))
-    own = {
-        name: value for name, value in env.write(told).items() if not name.startswith(_PLATFORMS)
-    }
-    wanted = {**own, **spec.env}
+    node = env.write(_node(submission, 0, ("localhost",)))
+    own = {name: value for name, value in node.items() if not name.startswith(_PLATFORMS)}
     shown: dict[str, str] = {}
     delivered: dict[str, str] = {}
-    for name, value in wanted.items():
-        is_taken = len(shown) < MAX_VARIABLES and _is_taken(name, value)
-        (shown if is_taken else delivered)[name] = value
+    for name, value in {**own, **spec.env}.items():
+        is_accepted = len(shown) < MAX_VARIABLES and _is_accepted(name, value)
+        (shown if is_accepted else delivered)[name] = value
     delivered.update(spec.secrets)
     if _entry_fetches(submission):
         delivered.update(submission.access)
     return shown, delivered
 
 
-def _is_taken(name: str, value: str) -> bool:
-    """Whether the service takes this variable, exactly as it is."""
+def _is_accepted(name: str, value: str) -> bool:
+    """Return whether the service accepts this variable and does not change it."""
     if len(name) > MAX_NAME or len(value) > MAX_VALUE or "$" in value:
         return False
-    # What an empty value becomes, and a line's end, nothing says.
+    # What happens to an empty value and to line ends is not documented.
     return bool(value) and value.isprintable()
 
 
 def _node(submission: Submission, index: int, hosts: tuple[str, ...]) -> env.NodeEnv:
-    """Return what a node is told: what the platform brings by itself is left out."""
+    """Return a node's variables, without those for what the platform copies itself."""
     spec = submission.spec
-    brought = dict(_brought(spec))
+    copied = dict(_copied_inputs(spec))
     return submissions.node_env(submission, index, hosts)._replace(
         code_uri="",
         record_uri="",
-        inputs=tuple((name, uri) for name, uri in spec.inputs.items() if name not in brought),
+        inputs=tuple((name, uri) for name, uri in spec.inputs.items() if name not in copied),
         outputs=(),
     )
 
 
-def _brought(spec: JobSpec) -> list[tuple[str, str]]:
-    """The inputs that the platform brings; others are fetched by the entry."""
+def _copied_inputs(spec: JobSpec) -> list[tuple[str, str]]:
+    """Return the inputs that the platform copies to the nodes; the entry fetches the others."""
     return [(name, uri) for name, uri in spec.inputs.items() if _is_obs(uri)]
 
 
 def _entry_fetches(submission: Submission) -> bool:
-    """Whether an entry needs the keys of the store, because it has to fetch from one like it."""
+    """Whether the entry needs the store's keys, to fetch an input that the platform cannot copy."""
     return any(uri.startswith("s3://") for uri in submission.spec.inputs.values())
 
 
 def _environments(submission: Submission, given: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """Yield what each node would be given, for a dry run."""
+    """Yield the variables of each node, for a dry run."""
     hosts = submissions.host_names(submission)
     for index in range(len(hosts)):
         node = _node(submission, index, hosts)
-        told = submissions.variables(submission, node, home=HOME, address="0.0.0.0")
-        yield {**told, **given, **env.write(node)}
+        common = submissions.variables(submission, node, home=HOME, address="0.0.0.0")
+        yield {**common, **given, **env.write(node)}
 
 
 # -- what is wrong ------------------------------------------------------------------------------
@@ -331,7 +329,7 @@ def _problems(submission: Submission, site: Site, options: Mapping[str, object])
     spec = submission.spec
     if not _is_obs(submission.code.uri):
         yield (
-            f"store: ModelArts takes code from OBS only (given {given(spec.store)}; "
+            f"store: ModelArts copies code from OBS only (given {given(spec.store)}; "
             "allowed obs://bucket/folder, or modelarts.bucket)"
         )
     if spec.retries > MAX_RETRIES:
@@ -348,24 +346,24 @@ def _problems(submission: Submission, site: Site, options: Mapping[str, object])
 def _place_problems(submission: Submission) -> Iterator[str]:
     if submission.spec.restore_outputs != "none":
         yield (
-            "restore_outputs: ModelArts keeps the outputs and does not bring them back (allowed "
-            "none; make what an earlier job left an --input)"
+            "restore_outputs: ModelArts does not copy outputs back to nodes (allowed none; "
+            "make the outputs of an earlier job an --input)"
         )
     for name, uri in submission.outputs:
         if not _is_obs(uri):
-            yield f"outputs.{name}: ModelArts keeps outputs in OBS only (given {given(uri)})"
+            yield f"outputs.{name}: ModelArts stores outputs in OBS only (given {given(uri)})"
     for name, uri in submission.spec.inputs.items():
         if name in submission.spec.input_nodes and _is_obs(uri):
-            yield f"input_nodes.{name}: ModelArts brings an input to every node"
+            yield f"input_nodes.{name}: ModelArts copies an input to every node"
         if uri.startswith("file:"):
-            yield f"inputs.{name}: no node has the files of this machine (given {given(uri)})"
+            yield f"inputs.{name}: nodes cannot read files of this machine (given {given(uri)})"
 
 
 def _engine_problems(spec: JobSpec, options: Mapping[str, object]) -> Iterator[str]:
     engine = str(options["engine"])
     if calls_mpirun(engine):
         yield (
-            "modelarts.engine: this engine calls mpirun itself, and so would start a job at each "
+            "modelarts.engine: this engine starts mpirun itself, and so would start a job for each "
             f"rank (given {given(engine)}; allowed: another, or an image of yours and no engine)"
         )
     if engine and spec.image and ":" not in engine:
@@ -378,7 +376,7 @@ def _word_problems(spec: JobSpec, options: Mapping[str, object]) -> Iterator[str
     for index, word in enumerate(_entry_words(spec)):
         if not is_utf8(word):
             key = f"args[{index - 1}]" if index else "script"
-            yield f"{key}: holds bytes that are no UTF-8, which ModelArts cannot be told"
+            yield f"{key}: has bytes that are not UTF-8, which ModelArts does not accept"
 
 
 # -- small things -------------------------------------------------------------------------------
@@ -399,7 +397,7 @@ def _is_obs(uri: str) -> bool:
 
 
 def _url(uri: str) -> str:
-    """Return a place in OBS as the service writes it; what ends in a slash is a folder."""
+    """Return a URL in OBS in the service's form; one that ends in a slash is a folder."""
     return "/" + unquote(_bucket_path(uri))
 
 
@@ -429,7 +427,7 @@ def _tree(options: Mapping[str, object], key: str) -> Any:
 
 
 def _merged(body: Any, more: Any) -> Any:
-    """Return ``body`` with what the user says of it himself; None takes a key away."""
+    """Return ``body`` merged with ``modelarts.body`` of the job file; None removes a key."""
     if not (isinstance(body, dict) and isinstance(more, Mapping)):
         return more
     merged = dict(body)

@@ -1,4 +1,4 @@
-"""Where the service is and who we are there: options, environment, the vendor's own files."""
+"""Finds the service and the credentials: in the job file, variables and the vendor's files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import configparser
 import json
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,25 @@ from urllib.parse import urlsplit
 from cloudjob.errors import NotAuthorised, UsageError
 from jobentry.contract.sigv4 import Keys
 
-# What `cloudjob emulator up` leaves for the other commands, below the folder of cloudjob's state.
+# Written by `cloudjob emulator up` for the other commands, below the folder of cloudjob's state.
 EMULATOR_FILE = "emulator/address.json"
-# What a job runs in there that says nothing of it.
-_LOCAL = {"bucket": "cloudjob", "image": "cloudjob/base:latest", "flavor": "modelarts.vm.cpu.2u"}
-# Given as the endpoint: the emulator, whatever else is said.
-EMULATOR = "emulator"
+# As the endpoint: the emulator on this machine, also where there are credentials.
+_EMULATOR = "emulator"
+_EMULATOR_NEEDS = (
+    "endpoint",
+    "iam_endpoint",
+    "s3_endpoint",
+    "access_key",
+    "secret_key",
+    "project_id",
+)
+# What the emulator's file need not say.
+_EMULATOR_DEFAULTS = {
+    "region": "",
+    "bucket": "cloudjob",
+    "image": "cloudjob/base:latest",
+    "flavor": "modelarts.vm.cpu.2u",
+}
 
 _KEY_VARIABLES = (
     ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN"),
@@ -28,6 +41,7 @@ _KEY_VARIABLES = (
     ("HW_ACCESS_KEY", "HW_SECRET_KEY", "HW_SECURITY_TOKEN"),
 )
 _FILE_VARIABLE = "HUAWEICLOUD_SDK_CREDENTIALS_FILE"
+# Setting -> the variables that set it where the job file does not.
 _VARIABLES = {
     "endpoint": ("CLOUDJOB_MODELARTS_ENDPOINT",),
     "iam_endpoint": ("HUAWEICLOUD_SDK_IAM_ENDPOINT",),
@@ -36,7 +50,7 @@ _VARIABLES = {
     "registry": ("CLOUDJOB_SWR_ENDPOINT",),
 }
 _REGION_IN_HOST = re.compile(r"(?:modelarts|iam|obs)[.-]([a-z]{2,}(?:-[a-z0-9]+)+)\.")
-KEYS_HINT = (
+_KEYS_HINT = (
     "set HUAWEICLOUD_SDK_AK and HUAWEICLOUD_SDK_SK, or write them to ~/.huaweicloud/credentials; "
     "without an account: cloudjob emulator up"
 )
@@ -44,7 +58,7 @@ KEYS_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A user's name and password, for a token."""
+    """A user's name and password, with which IAM gives a token."""
 
     user: str
     domain: str
@@ -53,19 +67,20 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where the service is and who we are there.
+    """Where the service is, and who the user is there.
 
     Args:
         endpoint: ``https://host`` or ``http://host:port`` of ModelArts.
         iam_endpoint: The same of IAM.
-        project_id: Empty when it has to be asked for.
-        keys: None where a token is asked for with ``login``.
-        wants_token: Whether the keys are used to ask for a token, too, and sign nothing else.
-        file: Where the keys were read, to read them again when they are over.
-        store_uri: Where code and outputs are kept when no store is named.
-        default_image: The image of a job that names none; only an emulator has one.
-        default_flavor: The same of the flavor.
-        registry: ``https://host`` of the service that keeps images; empty when nobody knows.
+        project_id: Empty if IAM has to be asked for it.
+        keys: None where ``login`` gives a token.
+        wants_token: Whether the keys, too, are only used to get a token.
+        file: The file with the keys, which is read again when they have expired.
+        store_uri: The store of jobs that name none; empty if there is none.
+        default_image: The image of jobs that name none; only an emulator has one.
+        default_flavor: The same for the flavor.
+        registry: ``https://host`` of SWR, the registry of images; empty if it is not known.
+        origin: Where the credentials come from.
     """
 
     endpoint: str
@@ -84,7 +99,7 @@ class Site:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine."""
+        """Whether the service runs on this machine."""
         host = urlsplit(self.endpoint).hostname or ""
         return host == "localhost" or host == "::1" or host.startswith("127.")
 
@@ -92,102 +107,107 @@ class Site:
 def find(
     options: Mapping[str, Any], environ: Mapping[str, str], state: Path, user_home: Path
 ) -> Site:
-    """Return where the service is and who we are there.
+    """Return where the service is, and who the user is there.
 
-    The job file's section wins over variables, these over the vendor's files, these over an
-    emulator that runs on this machine, which counts only where nothing else is said at all.
+    The job file's section takes precedence over variables, these over the vendor's files, and
+    these over an emulator on this machine, which is used only where nothing else is set.
 
     Args:
         options: The section ``modelarts`` of the job file.
         state: The folder of cloudjob's state.
 
     Raises:
-        NotAuthorised: Nothing says who we are.
-        UsageError: Nothing says where the service is, or a file cannot be read.
+        NotAuthorised: There are no credentials.
+        UsageError: Nothing names the service, or a file cannot be read.
     """
-    said = {name: str(options.get(name) or "") for name in _VARIABLES}
-    for name, variables in _VARIABLES.items():
-        said[name] = said[name] or next((environ[v] for v in variables if environ.get(v)), "")
-    site = _found(options, said, environ, state, user_home)
-    if options.get("auth") == "token" and site.keys is not None and site.keys.token:
+    settings = {
+        name: str(options.get(name) or "")
+        or next((environ[variable] for variable in variables if environ.get(variable)), "")
+        for name, variables in _VARIABLES.items()
+    }
+    site = _found(options, settings, environ, state, user_home)
+    if options.get("auth") != "token" or site.keys is None:
+        return site
+    if site.keys.token:
         raise UsageError(
             "modelarts.auth: token: IAM gives none for temporary keys", hint="leave it at sign"
         )
-    return replace(site, wants_token=options.get("auth") == "token" and site.keys is not None)
+    return replace(site, wants_token=True)
 
 
 def _found(
     options: Mapping[str, Any],
-    said: dict[str, str],
+    settings: Mapping[str, str],
     environ: Mapping[str, str],
     state: Path,
     user_home: Path,
 ) -> Site:
     emulator = _emulator(state)
-    if emulator and said["endpoint"] in (EMULATOR, emulator["endpoint"]):
-        return _local(emulator, said, environ)
-    keys, login = _keys_of(environ), _login(environ)
-    path = _vendors_file(environ, user_home)
-    written = _read_file(path) if keys is None and login is None else {}
-    if keys is None and login is None and not written:
-        if emulator and not said["endpoint"]:
-            return _local(emulator, said, environ)
-        raise NotAuthorised("opening the backend modelarts: no credentials", hint=KEYS_HINT)
-    for name in ("iam_endpoint", "region", "project_id"):
-        said[name] = said[name] or written.get(name, "")
-    if written:
-        return _remote(said, _keys_in(written), None, path, str(options.get("bucket") or ""))
-    return _remote(said, keys, login, None, str(options.get("bucket") or ""))
+    if emulator and settings["endpoint"] in (_EMULATOR, emulator["endpoint"]):
+        return _local(emulator, settings, environ)
+    bucket = str(options.get("bucket") or "")
+    keys, login = _keys_in_environment(environ), _login(environ)
+    if keys or login:
+        site = _remote(settings, bucket)
+        return replace(site, keys=keys, login=login, origin="environment")
+    file = Path(environ.get(_FILE_VARIABLE) or user_home / ".huaweicloud" / "credentials")
+    section = _read_file(file)
+    if section:
+        names = ("iam_endpoint", "region", "project_id")
+        in_file = {name: settings[name] or section.get(name, "") for name in names}
+        site = _remote({**settings, **in_file}, bucket)
+        return replace(site, keys=_keys_in(section), file=file, origin=str(file))
+    if emulator and not settings["endpoint"]:
+        return _local(emulator, settings, environ)
+    raise NotAuthorised("opening the backend modelarts: no credentials", hint=_KEYS_HINT)
 
 
-def _remote(
-    said: Mapping[str, str], keys: Keys | None, login: Login | None, file: Path | None, bucket: str
-) -> Site:
-    in_host = _REGION_IN_HOST.match(urlsplit(_url(said["endpoint"])).hostname or "")
-    region = said["region"] or (in_host[1] if in_host else "")
-    if not (said["endpoint"] or region):
+def _remote(settings: Mapping[str, str], bucket: str) -> Site:
+    """Return the site of a region, or of an endpoint that may be another cloud's."""
+    endpoint = _url(settings["endpoint"])
+    in_host = _REGION_IN_HOST.match(urlsplit(endpoint).hostname or "")
+    region = settings["region"] or (in_host[1] if in_host else "")
+    if not (endpoint or region):
         raise UsageError(
-            "opening the backend modelarts: nothing says in which region it is",
+            "opening the backend modelarts: no region is set",
             hint="set HW_REGION_NAME, or modelarts.region in the job file, to cn-north-4 for "
             "example",
         )
-    # Another endpoint may be another cloud, whose registry nobody knows.
-    is_known = bool(region and not said["endpoint"])
     domain = "myhuaweicloud.eu" if region.startswith("eu-") else "myhuaweicloud.com"
+    # The registry of another cloud is not known.
+    registry = settings["registry"] or ("" if endpoint else f"swr-api.{region}.{domain}")
     return Site(
-        endpoint=_url(said["endpoint"] or f"modelarts.{region}.{domain}"),
-        iam_endpoint=_url(said["iam_endpoint"] or f"iam.{region}.{domain}"),
+        endpoint=endpoint or f"https://modelarts.{region}.{domain}",
+        iam_endpoint=_url(settings["iam_endpoint"] or f"iam.{region}.{domain}"),
         region=region,
-        project_id=said["project_id"],
-        keys=keys,
-        login=login,
-        file=file,
+        project_id=settings["project_id"],
+        keys=None,
         store_uri=f"obs://{bucket}" + (f"?region={region}" if region else "") if bucket else "",
-        registry=_url(said["registry"] or f"swr-api.{region}.{domain}" * is_known),
-        origin=str(file) if file else "environment",
+        registry=_url(registry),
     )
 
 
 def _local(
-    emulator: Mapping[str, str], said: Mapping[str, str], environ: Mapping[str, str]
+    emulator: Mapping[str, str], settings: Mapping[str, str], environ: Mapping[str, str]
 ) -> Site:
+    own_keys = Keys(emulator["access_key"], emulator["secret_key"])
     return Site(
         endpoint=_url(emulator["endpoint"]),
         iam_endpoint=emulator["iam_endpoint"],
-        region=said["region"] or emulator.get("region", ""),
-        project_id=said["project_id"] or emulator["project_id"],
-        keys=_keys_of(environ) or Keys(emulator["access_key"], emulator["secret_key"]),
+        region=settings["region"] or emulator["region"],
+        project_id=settings["project_id"] or emulator["project_id"],
+        keys=_keys_in_environment(environ) or own_keys,
         store_uri=f"obs://{emulator['bucket']}?endpoint={emulator['s3_endpoint']}"
-        f"&region={emulator.get('region') or 'local'}&addressing=path",
+        f"&region={emulator['region'] or 'local'}&addressing=path",
         default_image=emulator["image"],
         default_flavor=emulator["flavor"],
         registry=_url(emulator["endpoint"]),
-        origin="emulator",
+        origin=_EMULATOR,
     )
 
 
 def renewed(site: Site) -> Keys | None:
-    """Return the keys that the file of ``site`` holds now, None where it has no file."""
+    """Return the keys that the file of ``site`` holds now; None if it has no file."""
     return _keys_in(_read_file(site.file)) if site.file else None
 
 
@@ -197,7 +217,7 @@ def _url(text: str) -> str:
     return text.rstrip("/")
 
 
-def _keys_of(environ: Mapping[str, str]) -> Keys | None:
+def _keys_in_environment(environ: Mapping[str, str]) -> Keys | None:
     for access, secret, token in _KEY_VARIABLES:
         if environ.get(access) and environ.get(secret):
             return Keys(environ[access], environ[secret], environ.get(token, ""))
@@ -205,23 +225,18 @@ def _keys_of(environ: Mapping[str, str]) -> Keys | None:
 
 
 def _login(environ: Mapping[str, str]) -> Login | None:
-    """Return the user of OpenStack's variables, which Huawei's tools read, too."""
+    """Return the user that OpenStack's variables name, which Huawei's tools also read."""
     user, password = environ.get("OS_USERNAME", ""), environ.get("OS_PASSWORD", "")
     if not (user and password):
         return None
     return Login(user, environ.get("OS_DOMAIN_NAME") or user, password)
 
 
-def _vendors_file(environ: Mapping[str, str], user_home: Path) -> Path:
-    named = environ.get(_FILE_VARIABLE)
-    return Path(named) if named else user_home / ".huaweicloud" / "credentials"
-
-
 def _read_file(path: Path) -> dict[str, str]:
-    """Return what the file of Huawei's SDKs says; nothing where there is none.
+    """Return the contents of the credentials file of Huawei's SDKs; nothing if there is none.
 
     Raises:
-        UsageError: It cannot be read, or others can.
+        UsageError: It cannot be read, or others can read it.
     """
     parser = configparser.RawConfigParser()
     try:
@@ -232,10 +247,10 @@ def _read_file(path: Path) -> dict[str, str]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError, configparser.Error, KeyError) as error:
-        what = getattr(error, "strerror", None) or "it is not what Huawei's SDKs write"
+        what = getattr(error, "strerror", None) or "it is not a file of Huawei's SDKs"
         raise UsageError(
             f"reading credentials: {path}: {what}",
-            hint="[basic], and below it lines: ak = ..., sk = ..., project_id = ...",
+            hint="[basic], followed by lines: ak = ..., sk = ..., project_id = ...",
         ) from error
     if mode & 0o077:
         raise UsageError(
@@ -248,25 +263,19 @@ def _read_file(path: Path) -> dict[str, str]:
 def _keys_in(section: Mapping[str, str]) -> Keys:
     if not (section.get("ak") and section.get("sk")):
         raise NotAuthorised(
-            "opening the backend modelarts: the file has no ak and sk", hint=KEYS_HINT
+            "opening the backend modelarts: the file has no ak and sk", hint=_KEYS_HINT
         )
     return Keys(section["ak"], section["sk"], section.get("security_token", ""))
 
 
 def _emulator(state: Path) -> dict[str, str]:
-    """Return what a running emulator has left."""
-    path = state / EMULATOR_FILE
+    """Return what the emulator on this machine has written; nothing if there is none."""
     try:
-        said = json.loads(path.read_bytes())
-        return {**_LOCAL, **{name: str(value) for name, value in _needed(said)}}
-    except (OSError, ValueError, KeyError, AttributeError):
+        written = json.loads((state / EMULATOR_FILE).read_bytes())
+        needed = {name: str(written[name]) for name in _EMULATOR_NEEDS}
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
-
-
-def _needed(said: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name in ("endpoint", "iam_endpoint", "s3_endpoint", "access_key", "secret_key"):
-        yield name, said[name]
-    yield "project_id", said["project_id"]
-    yield from (
-        (name, said[name]) for name in ("region", "bucket", "image", "flavor") if name in said
-    )
+    return {
+        **needed,
+        **{name: str(written.get(name, value)) for name, value in _EMULATOR_DEFAULTS.items()},
+    }
