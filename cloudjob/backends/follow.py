@@ -10,8 +10,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
+
+from cloudjob.errors import Unreachable
+from cloudjob.waits import Patience
 
 # The number of a node, and whole lines of its log.
 Piece = tuple[int, bytes]
@@ -77,6 +80,8 @@ def poll(
 ) -> Iterator[Piece]:
     """Yield the lines of logs that grow, until the job has ended and nothing more is found.
 
+    With ``follow``, a platform that does not answer for some minutes does not end this.
+
     Args:
         look: Returns what has been written since the last look, in pieces of any size; an empty
             one says that more is known to be there.
@@ -86,14 +91,18 @@ def poll(
     lines: dict[int, Lines] = {}
     shortest_s, longest_s = pause_s
     wait_s = shortest_s
+    patience = Patience()
     while True:
-        # Asked before the look: what was written before the end is then found after it.
-        is_last = not follow or has_ended()
-        is_new = False
-        for node, data in look():
-            is_new = True
-            if whole := lines.setdefault(node, Lines()).feed(data):
-                yield node, whole
+        try:
+            # Asked before the look: what was written before the end is then found after it.
+            is_last = not follow or has_ended()
+            is_new = yield from _new_lines(look(), lines)
+        except Unreachable as error:
+            if not follow:
+                raise
+            patience.bear(error)
+            continue
+        patience.renew()
         if is_last and not is_new:
             break
         wait_s = shortest_s if is_new else min(wait_s * _GROWTH, longest_s)
@@ -103,6 +112,16 @@ def poll(
     for node, rest in sorted(lines.items()):
         if data := rest.finish():
             yield node, data
+
+
+def _new_lines(pieces: Iterable[Piece], lines: dict[int, Lines]) -> Generator[Piece, None, bool]:
+    """Yield the lines that pieces make whole, and return whether there was any piece."""
+    is_new = False
+    for node, data in pieces:
+        is_new = True
+        if whole := lines.setdefault(node, Lines()).feed(data):
+            yield node, whole
+    return is_new
 
 
 class Streams:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from cloudjob.backends import follow
 from cloudjob.backends.follow import NOTHING_NEW, Lines, Piece, Streams
+from cloudjob.errors import Unreachable
 
 
 @given(st.binary(max_size=200).map(lambda data: data.replace(b"a", b"\n")), st.integers(1, 20))
@@ -51,6 +52,30 @@ def test_what_was_written_before_the_end_is_read_after_it():
         (0, b"two\n"),
         (0, b"last\n"),
     ]
+
+
+def test_a_platform_that_does_not_answer_for_a_while_ends_no_follower():
+    looks = iter([[(0, b"one\n")], Unreachable("asking: no answer"), [(0, b"two\n")], []])
+
+    def look() -> Iterator[Piece]:
+        found = next(looks)
+        if isinstance(found, Exception):
+            raise found
+        yield from found
+
+    pieces = follow.poll(look, lambda: True, follow=True, pause_s=(0, 0))
+    once = follow.poll(
+        lambda: iter_of(Unreachable("asking: no answer")), bool, follow=False, pause_s=(0, 0)
+    )
+
+    assert list(pieces) == [(0, b"one\n"), (0, b"two\n")]
+    with pytest.raises(Unreachable):
+        list(once)
+
+
+def iter_of(error: Exception) -> Iterator[Piece]:
+    raise error
+    yield
 
 
 def test_looks_become_rarer_while_nothing_is_written():

@@ -17,7 +17,7 @@ from cloudjob.backends.kubernetes import backend as backends
 from cloudjob.backends.kubernetes import checks, logs
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
-from cloudjob.errors import BackendError, NotAuthorised
+from cloudjob.errors import BackendError, NotAuthorised, Unreachable
 from cloudjob.model.status import JobState
 from cloudjob.waits import Limits
 from tests.cloudjob.test_kubernetes_build import submission
@@ -295,6 +295,30 @@ def test_a_log_that_fails_for_a_while_is_reported_and_followed_to_its_end(
     lab.phase("Completed")
 
     assert in_time(lambda: b"".join(data for _, data in pieces)) == b"[0] late\n"
+
+
+def test_followers_and_waits_outlast_an_api_server_that_does_not_answer(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    """The job goes on without it; each request gives up earlier than these commands do."""
+    monkeypatch.setattr(lab.backend, "_limits", QUICK._replace(total_s=0.2))
+    lab.backend._clients.clear()
+    lab.api.logs = dict.fromkeys(lab.pods, 500)
+    pieces = lab.backend.logs(lab.handle, None, follow=True)
+    next(pieces)
+    lab.api.is_down = True
+    with pytest.raises(Unreachable):
+        lab.backend.status(lab.handle)
+    seen = len(lab.api.seen)
+    while len(lab.api.asked("GET", lab.path)[seen:]) < 3 and len(lab.api.seen) < seen + 20:
+        next(pieces)
+    lab.api.logs = dict.fromkeys(lab.pods, b"2026-11-21T10:00:02Z [0] late\n")
+    lab.finish(0)
+    lab.finish(1)
+    lab.phase("Completed")
+    lab.api.is_down = False
+
+    assert in_time(lambda: b"".join(data for _, data in pieces)) == 2 * b"[0] late\n"
 
 
 def test_a_refused_log_is_not_asked_for_without_a_pause(lab: Lab):

@@ -38,6 +38,8 @@ class FakeApi:
         # Fields that are dropped from objects, and the answer to each dry run.
         self.dropped: tuple[str, ...] = ()
         self.dry_run: tuple[int, Object] = (201, {})
+        # Whether it closes each connection without an answer.
+        self.is_down = False
         # Called with each object that is patched or made, as an operator that watches.
         self.on_change: Callable[[str, Object], object] = lambda path, body: None
         self._is_over = threading.Event()
@@ -82,6 +84,9 @@ class FakeApi:
         return [target for name, target in self.seen if name == method and text in target]
 
     def _answer(self, handler: http.server.BaseHTTPRequestHandler, body: Object) -> None:
+        if self.is_down:
+            handler.close_connection = True
+            return
         where = urlsplit(handler.path)
         query = {name: values[0] for name, values in parse_qs(where.query).items()}
         if where.path.endswith("/log"):

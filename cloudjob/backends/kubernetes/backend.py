@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 
 from cloudjob import locks
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Check, Event, Metric, NativeStatus
+from cloudjob.backends.base import Backend, Check, Event, NativeStatus
 from cloudjob.backends.delivery import new_ssh_key
 from cloudjob.backends.kubernetes import errors, events, kubeconfig, logs, state
 from cloudjob.backends.kubernetes import request as requests
@@ -44,12 +44,12 @@ from cloudjob.errors import (
     JobNotFound,
     NotAuthorised,
     Unanswered,
-    UsageError,
+    Unreachable,
 )
 from cloudjob.home import writing
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
-from cloudjob.waits import LIMITS, Limits, Waits
+from cloudjob.waits import LIMITS, Limits, Patience, Waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -292,11 +292,18 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             yield from logs.read_all(client, place)
             return
 
+        patience = Patience()
+
         def has_ended() -> bool:
             try:
-                return self._status(handle, is_brief=True).state.is_final
+                ended = self._status(handle, is_brief=True).state.is_final
             except JobNotFound:
                 return True
+            except Unreachable as error:
+                patience.bear(error)
+                return False
+            patience.renew()
+            return ended
 
         yield from logs.follow(client, place, has_ended)
 
@@ -384,17 +391,6 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             )
             for item in sorted(found, key=events.moment)
         ]
-
-    def metrics(self, handle: str) -> list[Metric]:
-        """Say that there are none.
-
-        Raises:
-            UsageError: Always.
-        """
-        raise UsageError(
-            f"reading metrics of {handle}: the backend kubernetes keeps none",
-            hint="`kubectl top pods` shows what is used now",
-        )
 
     # -- the cluster --------------------------------------------------------------------------
 

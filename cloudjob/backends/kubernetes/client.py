@@ -15,7 +15,7 @@ from cloudjob.backends.kubernetes import errors, kubeconfig
 from cloudjob.backends.kubernetes.engine import Resource
 from cloudjob.backends.kubernetes.errors import Refused
 from cloudjob.backends.kubernetes.kubeconfig import Cluster
-from cloudjob.errors import BackendError, CloudJobError
+from cloudjob.errors import BackendError, CloudJobError, Unreachable
 from cloudjob.waits import LIMITS, Limits, retried
 
 Query = Mapping[str, str]
@@ -28,7 +28,7 @@ _CONNECT_S = 10.0
 _SILENCE_S = 300.0
 
 
-class Broken(BackendError):
+class Broken(Unreachable):
     """A connection broke, or was never made."""
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import cloudjob
 from cloudjob.backends import interpreters
 from cloudjob.backends.follow import PIECE_BYTES
-from cloudjob.errors import BackendError
+from cloudjob.errors import BackendError, Unreachable
 from jobentry.contract.paths import ENTRY
 
 # How long one of Slurm's commands may take: a busy controller answers late.
@@ -76,7 +76,7 @@ class Host:
             time.sleep(_AGAIN_S)
             done = _run(words, stdin, doing=doing)
         if done.code == _SSH_DOWN:
-            raise BackendError(
+            raise Unreachable(
                 f"reaching {self.name} by ssh: {done.words}",
                 hint=f"try: ssh -o BatchMode=yes {self.name} sinfo",
             )
@@ -260,7 +260,7 @@ def _run(words: Sequence[str], stdin: bytes, *, doing: str, cwd: str | None = No
             words, input=stdin, cwd=cwd or None, capture_output=True, timeout=LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise BackendError(
+        raise Unreachable(
             f"{doing}: no answer in {LIMIT_S:g} s", hint="is the controller up? scontrol ping"
         ) from error
     except OSError as error:
