@@ -121,7 +121,7 @@ def build(submission: Submission, owner: str) -> DockerRequest:
         JOB_LABEL: submission.job,
         OWNER_LABEL: owner,
         GRACE_LABEL: repr(spec.grace_s),
-        MEMORY_LABEL: repr(spec.section("docker")["memory_gib"]),
+        MEMORY_LABEL: repr(spec.docker.memory_gib),
         **({ELASTIC_LABEL: "1"} if LAUNCHERS[spec.launcher].is_elastic else {}),
     }
     network = f"cloudjob-{submission.job}"
@@ -240,20 +240,19 @@ def _node(
 
 def _limits(spec: JobSpec) -> dict[str, Any]:
     """What one container may use, and what it may not do."""
-    options = spec.section("docker")
     limits: dict[str, Any] = {
-        "ShmSize": int(_number(options["shm_gib"]) * _GIB),
+        "ShmSize": int(spec.docker.shm_gib * _GIB),
         "LogConfig": LOG_CONFIG,
         "RestartPolicy": {"Name": "no"},
         # As on the platform: nothing in a container may become root.
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges:true"],
     }
-    memory_bytes = int(_number(options["memory_gib"]) * _GIB)
+    memory_bytes = int(spec.docker.memory_gib * _GIB)
     if memory_bytes:
         # Swap counts with memory, or the limit would only make the job slow.
         limits.update(Memory=memory_bytes, MemorySwap=memory_bytes)
-    cpus = _number(options["cpus"])
+    cpus = spec.docker.cpus
     if cpus:
         limits["NanoCpus"] = int(cpus * 1e9)
     return limits
@@ -261,7 +260,7 @@ def _limits(spec: JobSpec) -> dict[str, Any]:
 
 def _devices(spec: JobSpec, node: int) -> dict[str, Any]:
     """The GPUs of one node: by a number alone the engine would give all nodes the same ones."""
-    gpus = int(_number(spec.section("docker")["gpus"]))
+    gpus = spec.docker.gpus
     if not gpus:
         return {}
     own = [str(gpu) for gpu in range(node * gpus, (node + 1) * gpus)]
@@ -270,7 +269,7 @@ def _devices(spec: JobSpec, node: int) -> dict[str, Any]:
 
 def _gpus(spec: JobSpec) -> dict[str, str]:
     """What ModelArts says on a flavor with GPUs."""
-    gpus = int(_number(spec.section("docker")["gpus"]))
+    gpus = spec.docker.gpus
     if not gpus:
         return {}
     return {
@@ -329,8 +328,3 @@ def _problems(spec: JobSpec) -> Iterator[str]:
         if not is_utf8(word):
             key = f"args[{index - 1}]" if index else "script"
             yield f"{key}: holds bytes that are not UTF-8, which the API of an engine cannot carry"
-
-
-def _number(value: object) -> float:
-    assert isinstance(value, (int, float))
-    return float(value)

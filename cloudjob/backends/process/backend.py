@@ -293,8 +293,7 @@ def build(
 ) -> ProcessRequest:
     """Return the request for ``submission`` on ``machine``; it does no I/O."""
     hosts = submissions.host_names(submission)
-    gpus = submission.spec.section("process")["gpus"]
-    assert isinstance(gpus, int)
+    gpus = submission.spec.process.gpus
     nodes = []
     for index, host in enumerate(hosts):
         home = f"{folder}/node-{index}"

@@ -109,14 +109,14 @@ def build(submission: Submission, cluster: Cluster) -> SlurmRequest:
         node_script=script.node_script(
             script.NodeText(
                 job=submission.job,
-                scratch=str(spec.section("slurm")["scratch"]).rstrip("/"),
-                setup=_words(spec, "setup"),
+                scratch=spec.slurm.scratch.rstrip("/"),
+                setup=spec.slurm.setup,
                 python=cluster.entry_python,
                 entry=posixpath.basename(cluster.entry),
                 words=(spec.script, *spec.args),
                 paths=cluster.paths,
                 keeps_record=bool(local),
-                cpus_per_rank=_cpus_per_rank(spec) if _is_srun(spec) else 0,
+                cpus_per_rank=spec.slurm.cpus_per_rank if _is_srun(spec) else 0,
             )
         ),
         env=variables,
@@ -125,7 +125,7 @@ def build(submission: Submission, cluster: Cluster) -> SlurmRequest:
         layers=tuple(file_path(uri) for uri in submission.code.layers) if local else (),
         secret_names=submission.hidden_names,
         inherited=tuple(
-            f"SBATCH_{name.upper()}" for name in _SITE_DEFAULTS if not spec.section("slurm")[name]
+            f"SBATCH_{name.upper()}" for name in _SITE_DEFAULTS if not getattr(spec.slurm, name)
         ),
         environments=tuple(_environments(submission, cluster, variables)),
     )
@@ -138,7 +138,7 @@ def _job_text(submission: Submission) -> script.JobText:
         title=f"cloudjob's job {submission.job}: {spec.nodes} nodes of {spec.procs_per_node}",
         nodes=spec.nodes,
         retries=spec.retries,
-        requeues=spec.section("slurm")["requeue"] == "true",
+        requeues=spec.slurm.requeue == "true",
         warn_s=_warn_s(spec),
         needs_shell=_needs_shell(spec),
     )
@@ -202,7 +202,7 @@ def _environments(
     hosts = submissions.host_names(submission)
     for index in range(len(hosts)):
         node = submissions.node_env(submission, index, hosts)
-        scratch = submission.spec.section("slurm")["scratch"]
+        scratch = submission.spec.slurm.scratch
         home = f"{scratch}/cloudjob-{submission.job.rpartition('-')[2]}/home"
         whole = submissions.variables(submission, node, home=home, address="0.0.0.0")
         own = {name: whole[name] for name in _OF_NODE if name in whole}
@@ -212,42 +212,42 @@ def _environments(
 def _options(submission: Submission) -> tuple[str, ...]:
     """Return what stands behind each ``#SBATCH``."""
     spec = submission.spec
-    options = spec.section("slurm")
+    options = spec.slurm
     found = {
         "job-name": f"cloudjob-{submission.job}",
         "output": script.SLURM_LOG,
         "open-mode": "append",
         "nodes": str(spec.nodes),
         "ntasks-per-node": str(spec.procs_per_node),
-        "cpus-per-task": str(options["cpus_per_rank"]),
+        "cpus-per-task": str(options.cpus_per_rank),
         "time": str(_time_min(spec) or ""),
-        "mem": _megabytes(float(str(options["memory_gib"]))),
-        "gpus-per-node": str(options["gpus"] or ""),
+        "mem": _megabytes(options.memory_gib),
+        "gpus-per-node": str(options.gpus or ""),
         "signal": f"B:USR1@{_warn_s(spec)}",
     }
     names_of_site = ("partition", "account", "qos", "reservation", "constraint", "nodelist")
     for name in (*names_of_site, "exclude", "gres"):
-        found[name] = str(options[name])
-    flags = ["exclusive"] if options["exclusive"] == "true" else []
+        found[name] = getattr(options, name)
+    flags = ["exclusive"] if options.exclusive == "true" else []
     # Said either way: a site may requeue by itself, and then a job would run twice.
-    flags.append("requeue" if options["requeue"] == "true" else "no-requeue")
+    flags.append("requeue" if options.requeue == "true" else "no-requeue")
     return (
         *(f"--{name}={value}" for name, value in found.items() if value),
         *(f"--{name}" for name in flags),
-        *_words(spec, "sbatch"),
+        *spec.slurm.sbatch,
     )
 
 
 def _time_min(spec: JobSpec) -> int:
     """The job's time on Slurm: its own limit, with room for what comes before and after."""
-    asked = int(str(spec.section("slurm")["time_min"]))
+    asked = spec.slurm.time_min
     if asked or not spec.timeout_min:
         return asked
     return math.ceil(spec.timeout_min + spec.grace_s / 60) + _ROOM_MIN
 
 
 def _warn_s(spec: JobSpec) -> int:
-    asked = int(str(spec.section("slurm")["warn_s"])) or math.ceil(spec.grace_s) + _OUTPUTS_S
+    asked = spec.slurm.warn_s or math.ceil(spec.grace_s) + _OUTPUTS_S
     # A warning that is due before the job begins comes at once.
     return min(asked, 30 * (_time_min(spec) or _MOST_WARN_S), _MOST_WARN_S)
 
@@ -256,12 +256,8 @@ def _megabytes(gib: float) -> str:
     return f"{math.ceil(gib * 1024)}M" if gib else ""
 
 
-def _cpus_per_rank(spec: JobSpec) -> int:
-    return int(str(spec.section("slurm")["cpus_per_rank"]))
-
-
 def _is_srun(spec: JobSpec) -> bool:
-    is_pmix = spec.launcher == "mpirun" and spec.section("slurm")["mpi"] == "pmix"
+    is_pmix = spec.launcher == "mpirun" and spec.slurm.mpi == "pmix"
     return is_pmix or spec.launcher == "srun"
 
 
@@ -271,16 +267,16 @@ def _needs_shell(spec: JobSpec) -> bool:
 
 
 def _problems(spec: JobSpec) -> Iterator[str]:
-    options = spec.section("slurm")
+    options = spec.slurm
     for key, beginnings in (("scratch", ("/",)), ("folder", ("/", "~/"))):
-        value = str(options[key])
+        value = getattr(options, key)
         if value and not value.startswith(beginnings):
             yield f"slurm.{key}: is not an absolute path (given {value!r})"
     for key in (*_SITE_DEFAULTS, "constraint", "nodelist", "exclude", "gres"):
-        value = str(options[key])
+        value = getattr(options, key)
         if value.split() not in ([], [value]):
             yield f"slurm.{key}: holds a blank (given {value!r})"
-    yield from _option_problems(_words(spec, "sbatch"))
+    yield from _option_problems(spec.slurm.sbatch)
 
 
 def _option_problems(lines: tuple[str, ...]) -> Iterator[str]:
@@ -313,9 +309,3 @@ def _reserved(word: str) -> str:
         if letter not in _SHORT_FLAGS:
             break
     return ""
-
-
-def _words(spec: JobSpec, key: str) -> tuple[str, ...]:
-    value = spec.section("slurm")[key]
-    assert isinstance(value, (list, tuple))
-    return tuple(str(word) for word in value)
