@@ -13,9 +13,11 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     ValidationError,
     ValidationInfo,
@@ -45,6 +47,18 @@ Priority = Annotated[int, Field(ge=1, le=3)]
 Offset = Annotated[int, Field(ge=0, le=1 << 31)]
 Time = Annotated[int, Field(ge=0, le=1 << 53)]
 M = TypeVar("M", bound="Model")
+T = TypeVar("T")
+# A list is refused at its first fault: a body may contain millions.
+Items = Annotated[list[T], FailFast()]
+
+
+def _texts(given: dict[str, Any]) -> dict[str, Any]:
+    if not all(isinstance(value, str) for value in given.values()):
+        raise ValueError("names and strings are needed")
+    return given
+
+
+Texts = Annotated[dict[str, Any], AfterValidator(_texts)]
 
 
 class Model(BaseModel):
@@ -90,12 +104,12 @@ def parse(model: type[M], given: Any, context: Any = None) -> M:
         return model.model_validate(given, context=context)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
-        documented = fault.get("ctx", {}).get("error")
-        if isinstance(documented, ApiError):
-            raise documented from error
+        cause = fault.get("ctx", {}).get("error")
+        if isinstance(cause, ApiError):
+            raise cause from error
         where = ".".join(map(str, fault["loc"]))
         code = model.codes.get(str(next(iter(fault["loc"]), "")), model.code)
-        raise ApiError(code, f"{where}: {fault['msg']}") from error
+        raise ApiError(code, f"{where}: {cause or fault['msg']}") from error
 
 
 class Place(NamedTuple):
@@ -150,7 +164,7 @@ class _Metadata(Model):
     name: Name
     description: Description = ""
     workspace_id: str = "0"
-    annotations: dict[str, str] = {}
+    annotations: Texts = {}
     training_experiment_reference: _ExperimentReference | None = None
 
     @model_validator(mode="after")
@@ -206,10 +220,10 @@ class _Algorithm(Model):
     command: str = ""
     local_code_dir: str = ""
     working_dir: str = ""
-    parameters: list[Parameter] = []
-    inputs: list[_Channel] = []
-    outputs: list[_Channel] = []
-    environments: dict[str, str] = {}
+    parameters: Items[Parameter] = []
+    inputs: Items[_Channel] = []
+    outputs: Items[_Channel] = []
+    environments: Texts = {}
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> _Algorithm:
@@ -283,7 +297,7 @@ class _Spec(Model):
     log_export_path: _ObsUrl = _ObsUrl()
     auto_stop: _AutoStop | None = None
     schedule_policy: SchedulePolicy | None = None
-    volumes: list[dict[str, Any]] | None = None
+    volumes: Items[dict[str, Any]] = []
 
     @model_validator(mode="after")
     def _check(self) -> _Spec:
@@ -353,7 +367,7 @@ def retries(whole: Mapping[str, Any]) -> int:
 
 
 class _Parameters(Model):
-    parameters: list[Parameter] = []
+    parameters: Items[Parameter] = []
 
 
 def _with_algorithm(given: dict[str, Any], algorithm: Mapping[str, Any]) -> dict[str, Any]:
@@ -431,7 +445,7 @@ class Tag(Model):
 class TagList(Model):
     """The tags of a request."""
 
-    tags: list[Tag] = []
+    tags: Items[Tag] = []
 
     def by_key(self) -> dict[str, str]:
         """Return the tags.

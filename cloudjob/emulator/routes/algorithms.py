@@ -9,7 +9,7 @@ from typing import Any
 from cloudjob.emulator import models
 from cloudjob.emulator.app import Endpoint, Request
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import Description, Model, Name, Page, Parameter
+from cloudjob.emulator.models import Description, Items, Model, Name, Page, Parameter
 from cloudjob.emulator.service import PROJECT, Service, page_of
 
 _ALGORITHMS = PROJECT + "/algorithms"
@@ -25,9 +25,9 @@ class _Metadata(Model):
 class _Config(Model):
     engine: dict[str, Any] = {}
     code_dir: str = ""
-    parameters: list[Parameter] = []
-    inputs: list[dict[str, Any]] = []
-    outputs: list[dict[str, Any]] = []
+    parameters: Items[Parameter] = []
+    inputs: Items[dict[str, Any]] = []
+    outputs: Items[dict[str, Any]] = []
 
 
 class _Algorithm(Model):

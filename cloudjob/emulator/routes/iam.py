@@ -9,7 +9,7 @@ from typing import Any
 from cloudjob.emulator.app import Answer, Endpoint, Request
 from cloudjob.emulator.auth import rfc3339
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import Model, parse
+from cloudjob.emulator.models import Items, Model, parse
 from cloudjob.emulator.service import Service
 
 _SHORTEST_S, _LONGEST_S = 900, 86_400
@@ -45,7 +45,7 @@ class _Token(Model):
 
 
 class _Identity(Model):
-    methods: list[str] = []
+    methods: Items[str] = []
     password: _Password = _Password()
     hw_ak_sk: _AccessKey = _AccessKey()
     token: _Token = _Token()

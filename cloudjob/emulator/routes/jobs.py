@@ -14,7 +14,15 @@ from cloudjob.emulator import models, views
 from cloudjob.emulator.app import Endpoint, Request
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import Description, Model, Offset, Query, SchedulePolicy, TagList
+from cloudjob.emulator.models import (
+    Description,
+    Items,
+    Model,
+    Offset,
+    Query,
+    SchedulePolicy,
+    TagList,
+)
 from cloudjob.emulator.obs import ObsError
 from cloudjob.emulator.routes import experiments
 from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service
@@ -215,7 +223,7 @@ class _Deleted(Model):
 
 
 class _Batch(Model):
-    jobs: Annotated[list[_Deleted], Field(min_length=1)]
+    jobs: Annotated[Items[_Deleted], Field(min_length=1)]
 
 
 def delete_many(service: Service, request: Request) -> Any:

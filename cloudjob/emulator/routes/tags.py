@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from cloudjob.emulator.app import Endpoint, Request
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import TAGS, Model, Page, Tag, TagList
+from cloudjob.emulator.models import TAGS, Items, Model, Page, Tag, TagList
 from cloudjob.emulator.routes.jobs import TagFilters, tag_conditions
 from cloudjob.emulator.service import PROJECT, Service
 
@@ -34,7 +34,7 @@ def all_tags(service: Service, request: Request) -> Any:
 
 
 class _Tags(TagList):
-    tags: Annotated[list[Tag], Field(min_length=1)]
+    tags: Annotated[Items[Tag], Field(min_length=1)]
 
 
 def add(service: Service, request: Request) -> Any:
@@ -51,7 +51,7 @@ class _Key(Model):
 
 
 class _Keys(Model):
-    tags: Annotated[list[_Key], Field(min_length=1)]
+    tags: Annotated[Items[_Key], Field(min_length=1)]
 
 
 def remove(service: Service, request: Request) -> Any:

@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,6 +200,27 @@ def test_searches_with_more_conditions_than_sqlite_takes_are_refused(held: tuple
     filters = {"tags": [{"key": f"k{number}"} for number in range(3000)]}
     path = "{p}/modelarts-training-job/resource-instances/filter"
     assert api.ask("POST", path, filters)[0] == 400
+
+
+def test_a_million_faults_in_one_body_do_not_fill_the_memory(held: tuple[Api, str]):
+    api, job = held
+    before = peak_mib(api)
+    for path, body in (
+        ("{p}/modelarts-training-job/JOB/tags/create", {"tags": [1] * 1_000_000}),
+        ("{p}/training-jobs", {**JOB, "algorithm": {"parameters": [{}] * 1_000_000}}),
+        ("{p}/training-jobs", {**JOB, "algorithm": {"environments": dict.fromkeys(KEYS, 1)}}),
+    ):
+        assert api.ask("POST", path.replace("JOB", job), body)[0] == 400
+    assert peak_mib(api) - before < 400
+
+
+KEYS = [str(number) for number in range(500_000)]
+
+
+def peak_mib(api: Api) -> int:
+    text = Path(f"/proc/{api.address.pid}/status").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) // 1024
 
 
 def test_an_algorithm_with_nameless_parameters_is_refused(held: tuple[Api, str]):
