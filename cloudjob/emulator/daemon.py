@@ -165,7 +165,7 @@ def _start(place: Path, port: int) -> None:
     root = str(Path(cloudjob.__file__).parent.parent)
     code = (
         f"import sys; sys.path.insert(0, {root!r}); "
-        "from cloudjob.emulator.server import main; main()"
+        "from cloudjob.emulator.process import main; main()"
     )
     with (place / state.LOG).open("ab") as log:
         process = subprocess.Popen(

@@ -82,6 +82,7 @@ class SeaweedFS:
         self._account = account
         self._bucket = bucket
         self._process: subprocess.Popen[bytes] | None = None
+        self._program = ""
         self.port = 0
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
@@ -97,22 +98,35 @@ class SeaweedFS:
         Raises:
             BackendError: It does not.
         """
-        words = program()
+        self.launch()
+        self.await_ready()
+
+    def launch(self) -> None:
+        """Start it, with new keys and certificates.
+
+        Raises:
+            BackendError: There is no such program.
+        """
+        self._program = program()
         (self._folder / "data").mkdir(exist_ok=True)
         self._write_keys()
         self._write_certificate()
+        self._spawn()
+
+    def await_ready(self) -> None:
+        """Wait until it answers; start it again, on other ports, if it ends before.
+
+        Raises:
+            BackendError: It does not answer.
+        """
         end = time.monotonic() + _START_S
-        while time.monotonic() < end:
-            self._remove_sockets()
-            self.port = _free_ports()
-            self._write(_PORT, str(self.port).encode("ascii"))
-            self._spawn(words)
-            if self._await_answer(end):
-                return
+        while not self._await_answer(end):
             self.stop()
-        raise BackendError(
-            f"starting SeaweedFS: {self._last_line()}", hint=f"see {self._folder / 'log'}"
-        )
+            if time.monotonic() > end:
+                raise BackendError(
+                    f"starting SeaweedFS: {self._last_line()}", hint=f"see {self._folder / 'log'}"
+                )
+            self._spawn()
 
     def is_alive(self) -> bool:
         """Whether it runs."""
@@ -157,12 +171,15 @@ class SeaweedFS:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
 
-    def _spawn(self, words: str) -> None:
+    def _spawn(self) -> None:
+        self._remove_sockets()
+        self.port = _free_ports()
+        self._write(_PORT, str(self.port).encode("ascii"))
         folder = self._folder
         with (folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    words,
+                    self._program,
                     "mini",
                     "-dir=data",
                     "-ip=127.0.0.1",

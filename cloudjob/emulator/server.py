@@ -1,4 +1,4 @@
-"""The process of the emulator: puts its parts together, and serves until it is stopped."""
+"""The emulator: puts its parts together, and serves until it is stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import threading
 import time
 from pathlib import Path
 
-from cloudjob import locks
 from cloudjob.emulator import state
 from cloudjob.emulator.app import Api
 from cloudjob.emulator.auth import Access
@@ -42,9 +41,9 @@ from cloudjob.emulator.routes import (
 from cloudjob.emulator.scheduler import Scheduler
 from cloudjob.emulator.seaweedfs import SeaweedFS
 from cloudjob.emulator.service import Service
-from cloudjob.emulator.settings import Settings, load
-from cloudjob.emulator.state import READY, Address
-from cloudjob.errors import BackendError, CloudJobError
+from cloudjob.emulator.settings import Settings
+from cloudjob.emulator.state import Account, Address
+from cloudjob.errors import BackendError
 
 ENDPOINTS = (
     *jobs.ENDPOINTS,
@@ -58,32 +57,36 @@ ENDPOINTS = (
     *control.ENDPOINTS,
 )
 _SKEW_S, _SLOW_S = 3600.0, 1.0
-BUCKET = "cloudjob"
 
 
 class Emulator:
-    """An emulator with its state in ``folder``, created and closed by the main thread."""
+    """An emulator with its state in ``folder``, created and closed by the main thread.
 
-    def __init__(self, folder: Path, port: int) -> None:
+    Args:
+        seaweedfs: It was launched, and may not answer yet.
+    """
+
+    def __init__(
+        self, folder: Path, settings: Settings, account: Account, seaweedfs: SeaweedFS
+    ) -> None:
         self._folder = folder
-        self._port = port
-        path = folder / state.SETTINGS
-        self._settings = load(path if path.exists() else None)
-        self._account = state.account(folder, self._settings)
+        self._settings = settings
+        self._account = account
+        self._seaweedfs = seaweedfs
         self._database = Database(folder / state.DATABASE)
-        # In this bucket, the backend modelarts stores code and outputs if no store is configured.
-        self._seaweedfs = SeaweedFS(folder / state.OBS, self._account, BUCKET)
         self._stop = threading.Event()
         self._scheduler: Scheduler | None = None
         self._server = HttpServer()
 
-    def start(self) -> Address:
+    def start(self, port: int) -> Address:
         """Start everything, and return where it listens.
+
+        Args:
+            port: The port of the API; 0 for the same as before.
 
         Raises:
             CloudJobError: A part of it does not start.
         """
-        self._seaweedfs.start()
         kind, bridge, note = _kind(self._settings)
         old = state.address(self._folder)
         s3 = [_bind(_port_of(old.s3_endpoint) if old else 0)]
@@ -91,7 +94,7 @@ class Emulator:
             # Both containers and this machine reach this address: one endpoint for both.
             s3.append(bind(bridge, port_of(s3[0])))
         s3_endpoint = f"http://{bridge or LOOPBACK}:{port_of(s3[0])}"
-        api = self._api_socket(_port_of(old.endpoint) if old else 0)
+        api = _api_socket(port, _port_of(old.endpoint) if old else 0)
         # Through the proxy, so that injected faults of OBS affect the platform, too.
         obs = Obs(s3_endpoint, self._account, self._settings.region)
         self._scheduler = Scheduler(self._context(obs, self._machines(kind, s3_endpoint)))
@@ -103,6 +106,7 @@ class Emulator:
         self._server.add(Api(ENDPOINTS, service, token, self._clock), [api])
         hosts = (LOOPBACK, bridge) if bridge else (LOOPBACK,)
         self._server.add(Proxy(self._seaweedfs.socket, hosts, self._inject, access.sign_again), s3)
+        self._seaweedfs.await_ready()
         self._server.start()
         self._scheduler.start()
         found = self._address(port_of(api), s3_endpoint, kind, note, token)
@@ -120,19 +124,7 @@ class Emulator:
         made = DockerMachines if kind == "docker" else ProcessMachines
         return made(home, self._settings, self._account, s3_endpoint)
 
-    def _api_socket(self, old: int) -> socket.socket:
-        if not self._port:
-            # The same port as before, so that addresses that users have stored stay valid.
-            return _bind(old)
-        try:
-            return bind(LOOPBACK, self._port)
-        except OSError as error:
-            raise BackendError(
-                f"listening on {LOOPBACK}:{self._port}: {error.strerror}",
-                hint="give another --port",
-            ) from error
-
-    def _address(self, port: int, s3: str, kind: str, note: str, word: str) -> Address:
+    def _address(self, port: int, s3: str, kind: str, note: str, token: str) -> Address:
         account, settings = self._account, self._settings
         endpoint = f"http://{LOOPBACK}:{port}"
         return Address(
@@ -149,7 +141,7 @@ class Emulator:
             password=account.password,
             engine=kind,
             note=note,
-            control=word,
+            control=token,
         )
 
     def wait(self) -> None:
@@ -205,6 +197,18 @@ def _kind(settings: Settings) -> tuple[str, str, str]:
     return "docker", bridge, ""
 
 
+def _api_socket(port: int, old: int) -> socket.socket:
+    if not port:
+        # The same port as before, so that addresses that users have stored stay valid.
+        return _bind(old)
+    try:
+        return bind(LOOPBACK, port)
+    except OSError as error:
+        raise BackendError(
+            f"listening on {LOOPBACK}:{port}: {error.strerror}", hint="give another --port"
+        ) from error
+
+
 def _bind(wanted: int) -> socket.socket:
     """Listen on this port, or on another one if it is in use."""
     try:
@@ -213,37 +217,5 @@ def _bind(wanted: int) -> socket.socket:
         return bind(LOOPBACK, 0)
 
 
-def _lock(folder: Path) -> int | None:
-    """Take the lock; a command that checks it holds it for a moment, too."""
-    for _ in range(40):
-        taken = locks.take(folder / state.LOCK)
-        if taken is not None:
-            return taken
-        time.sleep(0.05)
-    return None
-
-
 def _port_of(endpoint: str) -> int:
     return int(endpoint.rpartition(":")[2])
-
-
-def main() -> None:
-    """Run an emulator (``FOLDER PORT``); print ``ready`` or the error."""
-    folder, port = Path(sys.argv[1]), int(sys.argv[2])
-    os.umask(0o077)
-    taken = _lock(folder)
-    try:
-        if taken is None:
-            raise BackendError(f"starting the emulator in {folder}: it is already running")
-        emulator = Emulator(folder, port)
-        emulator.start()
-    except CloudJobError as error:
-        os.write(1, f"{error.message}\n{error.hint}\n".encode())
-        os._exit(1)
-    os.write(1, READY)
-    # The process that started us ends now; further output goes to the log.
-    os.dup2(2, 1)
-    emulator.wait()
-    emulator.close()
-    # Threads of jobs end in the middle of their work, which the next emulator resumes.
-    os._exit(0)

@@ -16,7 +16,6 @@ class _Flavors(Query):
 
 
 def flavors(service: Service, request: Request) -> Any:
-    """Return the flavors of the public pool."""
     kind = request.parsed_query(_Flavors).flavor_type
     found = [
         views.flavor(item)
@@ -36,7 +35,6 @@ def pool_flavor(service: Service, request: Request) -> Any:
 
 
 def engines(service: Service, request: Request) -> Any:
-    """Return the preset engines."""
     found = [views.engine(item) for item in service.settings.engines]
     return {"total": len(found), "items": found}
 
@@ -54,13 +52,11 @@ def quotas(service: Service, request: Request) -> Any:
 
 
 def pools(service: Service, request: Request) -> Any:
-    """Return the dedicated resource pools."""
     found = [_pool(service, name) for name in service.settings.pools]
     return {"apiVersion": "v2", "kind": "PoolList", "items": found}
 
 
 def pool(service: Service, request: Request) -> Any:
-    """Return a dedicated resource pool."""
     name = request.path_params["pool"]
     if name not in service.settings.pools:
         raise ApiError("ModelArts.2788", f"pool: {name}")

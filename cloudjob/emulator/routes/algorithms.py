@@ -38,7 +38,6 @@ class _Algorithm(Model):
 
 
 def create(service: Service, request: Request) -> Any:
-    """Create an algorithm."""
     made = _made(service, request.body(_Algorithm), str(uuid.uuid4()))
     with service.database.transaction():
         names = [item["metadata"]["name"] for item in service.database.things(_KIND)]
@@ -108,7 +107,6 @@ def algorithms(service: Service, request: Request) -> Any:
 
 
 def algorithm(service: Service, request: Request) -> Any:
-    """Return an algorithm."""
     found = service.database.thing(_KIND, request.path_params["algorithm_id"])
     if found is None:
         raise ApiError("ModelArts.2755")
@@ -116,7 +114,6 @@ def algorithm(service: Service, request: Request) -> Any:
 
 
 def remove(service: Service, request: Request) -> Any:
-    """Delete an algorithm."""
     algorithm(service, request)
     service.database.remove_thing(_KIND, request.path_params["algorithm_id"])
     return ""

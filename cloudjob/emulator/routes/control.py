@@ -19,14 +19,12 @@ _FAULTS = CONTROL_PREFIX + "faults"
 
 
 def status(service: Service, request: Request) -> Any:
-    """Return how many jobs there are, and the faults."""
     phases = Counter(item[1] for item in service.database.unfinished())
     total, _ = service.database.find_jobs("1", (), order="id", limit=0, skip=0)
     return {"jobs": total, "unfinished": dict(phases), **faults(service, request)}
 
 
 def faults(service: Service, request: Request) -> Any:
-    """Return the faults that are active."""
     return {"faults": [asdict(fault) for fault in service.database.faults()]}
 
 
@@ -41,7 +39,6 @@ class _Fault(Model):
 
 
 def add_fault(service: Service, request: Request) -> Any:
-    """Inject a fault."""
     asked = request.body(_Fault)
     if asked.job:
         service.job_of(asked.job)
@@ -57,7 +54,6 @@ def add_fault(service: Service, request: Request) -> Any:
 
 
 def clear_faults(service: Service, request: Request) -> Any:
-    """End all faults."""
     count = service.database.clear_faults()
     service.scheduler.wake()
     return {"cleared": count}

@@ -29,7 +29,6 @@ class _Experiment(Model):
 
 
 def create(service: Service, request: Request) -> Any:
-    """Create an experiment."""
     return _create(service.database, request.body(_Experiment).metadata)
 
 
@@ -46,7 +45,6 @@ def _create(database: Database, metadata: _Metadata) -> dict[str, Any]:
 
 
 def change(service: Service, request: Request) -> Any:
-    """Change name and description of an experiment."""
     found = _found(service, request)
     asked = request.json()
     # The reference has both keys at the top; some clients send them as they create.
@@ -75,12 +73,10 @@ def experiments(service: Service, request: Request) -> Any:
 
 
 def experiment(service: Service, request: Request) -> Any:
-    """Return an experiment."""
     return _counted(service.database, _found(service, request))
 
 
 def remove(service: Service, request: Request) -> Any:
-    """Delete an experiment."""
     service.database.remove_thing(_KIND, _found(service, request)["metadata"]["id"])
     return ""
 

@@ -167,7 +167,6 @@ def projects(service: Service, request: Request) -> Any:
 
 
 def domains(service: Service, request: Request) -> Any:
-    """Return the account."""
     service.access.check_identity(request)
     domain = {
         "id": service.account.domain_id,

@@ -43,7 +43,6 @@ class _Registration(Model):
 
 
 def register(service: Service, request: Request) -> Any:
-    """Register an image."""
     path = request.body(_Registration).swr_path
     made = _image(service, path, "DEDICATED")
     service.database.put_thing("image", made["id"], path, made)

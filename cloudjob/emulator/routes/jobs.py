@@ -151,7 +151,6 @@ def _row(service: Service, whole: dict[str, Any]) -> JobRow:
 
 
 def show(service: Service, request: Request) -> Any:
-    """Return a job."""
     return views.job(service.job(request), service.settings)
 
 

@@ -17,7 +17,6 @@ _TAGGED = PROJECT + "/modelarts-training-job"
 
 
 def tags(service: Service, request: Request) -> Any:
-    """Return the tags of a job."""
     return {"tags": _tags(service, service.job(request).id)}
 
 
@@ -38,7 +37,6 @@ class _Tags(TagList):
 
 
 def add(service: Service, request: Request) -> Any:
-    """Put tags on a job."""
     row, asked = service.job(request), request.body(_Tags).by_key()
     with service.database.transaction():
         if len({**dict(service.database.tags(row.id)), **asked}) > TAGS:
@@ -55,7 +53,6 @@ class _Keys(Model):
 
 
 def remove(service: Service, request: Request) -> Any:
-    """Take tags off a job."""
     row, asked = service.job(request), request.body(_Keys)
     service.database.remove_tags(row.id, [tag.key for tag in asked.tags])
 
@@ -95,7 +92,6 @@ def tagged(service: Service, request: Request) -> Any:
 
 
 def count(service: Service, request: Request) -> Any:
-    """Return how many jobs have these tags."""
     return {"total_count": _found(service, request, 0, 0)[0]}
 
 
