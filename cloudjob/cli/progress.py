@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import sys
 import threading
 import time
 
@@ -34,7 +34,7 @@ class Transfers:
     def __init__(self, verb: str, *, is_shown: bool = True) -> None:
         self._verb = verb
         self._is_shown = is_shown
-        self._is_live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._is_live = os.isatty(2) and os.environ.get("TERM") != "dumb"
         self._lock = threading.Lock()
         self._bar: Progress | None = None
         self._started_s = self._next_s = 0.0
@@ -69,7 +69,10 @@ class Transfers:
                 return
             self._next_s = now_s + (_FRAME_S if self._is_live else _LINE_S)
             if self._is_live:
-                self._show_bar(total_bytes)
+                try:
+                    self._show_bar(total_bytes)
+                except OSError:
+                    self._is_shown = False
             else:
                 rate = int(self._done_bytes / (now_s - self._started_s))
                 of = f" of {size(total_bytes)}" if total_bytes else ""
@@ -81,9 +84,11 @@ class Transfers:
             self._remove_bar()
 
     def _remove_bar(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            # A terminal may be closed; the transfer goes on.
+            with contextlib.suppress(OSError):
+                bar.stop()
 
     def _show_bar(self, total_bytes: int) -> None:
         if self._bar is None:

@@ -59,7 +59,8 @@ def say(text: str) -> None:
 
 def show(text: str) -> None:
     """Write to stderr, whether or not anybody reads it."""
-    if not text:
+    # There is no stderr in a process that was started with it closed.
+    if not text or sys.stderr is None:
         return
     try:
         sys.stderr.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))

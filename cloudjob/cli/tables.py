@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 
 from cloudjob.cli.say import printable
 
@@ -34,7 +34,7 @@ def print_table(
         numbers: The headers of the columns that are aligned to the right.
     """
     cells = [[printable(str(cell)) for cell in row] for row in rows]
-    if sys.stdout.isatty() and len(cells) <= _MOST_ROWS:
+    if os.isatty(1) and len(cells) <= _MOST_ROWS:
         _print_folded(cells, headers, numbers)
     else:
         _print_plain([list(headers), *cells] if headers else cells, headers, numbers)

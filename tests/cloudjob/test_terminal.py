@@ -130,6 +130,19 @@ def test_a_transfer_with_json_shows_nothing(
     assert capsys.readouterr().err == ""
 
 
+def test_a_terminal_that_is_closed_does_not_end_a_transfer():
+    code = TRANSFER.replace("logging.", "import os; os.close(2)\n    logging.") + "\nprint('done')"
+
+    assert on_terminal(code, 80).endswith("done\r\n")
+
+
+def test_a_command_without_stderr_works():
+    code = f"import sys; sys.stderr = None\n{TRANSFER}\nprint('done')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+    assert done.stdout == b"done\n"
+
+
 def test_a_quick_transfer_imports_no_rich():
     code = TRANSFER.replace("_QUIET_S = 0.0", "_QUIET_S = 60.0") + (
         "\nimport sys; print([name for name in sys.modules if name.startswith('rich')])"
