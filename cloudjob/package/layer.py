@@ -233,4 +233,4 @@ def _checked(job: Job, findings: Sequence[Finding]) -> frozenset[str]:
 
 def _text(name: str) -> str:
     """Return a name as a package has it: its bytes, whatever the locale here is."""
-    return os.fsencode(name).decode("utf-8", "surrogateescape")
+    return name if name.isascii() else os.fsencode(name).decode("utf-8", "surrogateescape")
