@@ -154,7 +154,7 @@ def _dropped(sent: Any, kept: Any, where: str = "") -> Iterator[str]:
 
 def _queue(client: Client, spec: JobSpec | None, engine: Engine) -> list[Check]:
     """Volcano refuses no job whose queue is not there: it only never runs."""
-    wanted = str(spec.section("kubernetes")["queue"]) if spec else ""
+    wanted = spec.kubernetes.queue if spec else ""
     if not wanted or engine.name != "volcano":
         return []
     try:

@@ -127,23 +127,20 @@ def job_manifest(
     Args:
         body: What stands under ``spec``.
     """
-    options = submission.spec.section("kubernetes")
     metadata = {"name": called.name, "namespace": called.namespace}
     made = {
         "apiVersion": resource.api_version,
         "kind": resource.kind,
-        "metadata": {**metadata, **pods.metadata(submission, options)},
+        "metadata": {**metadata, **pods.metadata(submission)},
         "spec": body,
     }
-    patched = dict(merged(made, options["job"]))
+    patched = dict(merged(made, submission.spec.kubernetes.job))
     # Whatever a patch replaces: by these the job is found again.
     patched["metadata"] = pods.with_own_labels(patched.get("metadata"), submission) | metadata
     return patched
 
 
-def run_policy(
-    spec: JobSpec, options: Mapping[str, object], own: Mapping[str, Any], *, deadline_s: int = 0
-) -> dict[str, Any]:
+def run_policy(spec: JobSpec, own: Mapping[str, Any], *, deadline_s: int = 0) -> dict[str, Any]:
     """Return the ``runPolicy`` of an operator of Kubeflow's kind.
 
     Args:
@@ -151,17 +148,16 @@ def run_policy(
         deadline_s: When the operator ends the job; 0 is never.
     """
     policy: dict[str, Any] = dict(own)
-    minutes = options["keep_min"]
-    assert isinstance(minutes, (int, float))
-    if minutes:
-        policy["ttlSecondsAfterFinished"] = round(minutes * 60)
+    options = spec.kubernetes
+    if options.keep_min:
+        policy["ttlSecondsAfterFinished"] = round(options.keep_min * 60)
     if deadline_s:
         policy["activeDeadlineSeconds"] = deadline_s
     scheduling: dict[str, Any] = {"minAvailable": spec.nodes}
-    if options["queue"]:
-        scheduling["queue"] = options["queue"]
-    if options["priority_class"]:
-        scheduling["priorityClass"] = options["priority_class"]
+    if options.queue:
+        scheduling["queue"] = options.queue
+    if options.priority_class:
+        scheduling["priorityClass"] = options.priority_class
     policy["schedulingPolicy"] = scheduling
     return policy
 

@@ -42,7 +42,7 @@ def hosts(name: str, nodes: int) -> tuple[str, ...]:
 def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[str, Any]:
     """Return the job's manifest."""
     spec = submission.spec
-    options = spec.section("kubernetes")
+    options = spec.kubernetes
     given = pod.variables(submission, hosts(called.name, spec.nodes), called.name, ())
     key = {names.CLOUDJOB_SSH_KEY: f"file://{SSH_PATH}/id_rsa"} if spec.nodes > 1 else {}
 
@@ -63,11 +63,9 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
         "slotsPerWorker": spec.procs_per_node,
         "runLauncherAsWorker": True,
         "sshAuthMountPath": SSH_PATH,
-        "launcherCreationPolicy": options["launcher_creation"],
+        "launcherCreationPolicy": options.launcher_creation,
         "mpiImplementation": "OpenMPI",
-        "runPolicy": engines.run_policy(
-            spec, options, _RUN_POLICY, deadline_s=pod.deadline_s(spec)
-        ),
+        "runPolicy": engines.run_policy(spec, _RUN_POLICY, deadline_s=pod.deadline_s(spec)),
         "mpiReplicaSpecs": replicas,
     }
     return engines.job_manifest(RESOURCE, submission, called, body)

@@ -55,7 +55,6 @@ def hosts(name: str, nodes: int) -> tuple[str, ...]:
 def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[str, Any]:
     """Return the job's manifest."""
     spec = submission.spec
-    options = spec.section("kubernetes")
     given = pod.variables(submission, hosts(called.name, spec.nodes), called.name, ())
 
     def replica(count: int, shell: str, *, is_head: bool) -> dict[str, Any]:
@@ -80,7 +79,7 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
             "Worker": replica(spec.nodes - 1, _WORKER, is_head=False),
         }
     body: dict[str, Any] = {
-        "runPolicy": engines.run_policy(spec, options, _RUN_POLICY),
+        "runPolicy": engines.run_policy(spec, _RUN_POLICY),
         "successPolicy": "AllWorkers",
         "msReplicaSpecs": replicas,
     }
@@ -91,7 +90,7 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
 
 def services(submission: Submission, called: Names) -> list[dict[str, Any]]:
     """Return a service for each worker: the head reaches them by name, and pods have none here."""
-    own = pod.metadata(submission, {**submission.spec.section("kubernetes"), "annotations": {}})
+    own = pod.labels(submission)
     given = pod.environment(submission, ("localhost",), 0, "")
     return [
         {

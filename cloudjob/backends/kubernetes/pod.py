@@ -130,7 +130,7 @@ def template(
         has_delivery: Whether the job has a Secret.
     """
     spec = submission.spec
-    options = spec.section("kubernetes")
+    options = spec.kubernetes
     shown = {**given.shown, **(own or {})}
     if not has_delivery:
         shown.pop(names.CLOUDJOB_DELIVERY)
@@ -152,34 +152,35 @@ def template(
         "volumeMounts": mounts,
     }
     container.update(_resources(spec))
-    if options["image_pull_policy"]:
-        container["imagePullPolicy"] = options["image_pull_policy"]
+    if options.image_pull_policy:
+        container["imagePullPolicy"] = options.image_pull_policy
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": math.ceil(spec.grace_s) + PATIENCE_S,
         # Variables of other services would only be in the way, and a token is a secret.
         "enableServiceLinks": False,
-        "automountServiceAccountToken": bool(options["service_account"]),
+        "automountServiceAccountToken": bool(options.service_account),
         "containers": [container],
         "volumes": [volume for volume, _ in found],
     }
-    pod.update(_place(options))
-    _secure(pod, container, str(options["user"]))
-    made = {"metadata": metadata(submission, options), "spec": pod}
-    patched = dict(merged(made, options["pod"]))
+    pod.update(_place(spec))
+    _secure(pod, container, options.user)
+    made = {"metadata": metadata(submission), "spec": pod}
+    patched = dict(merged(made, options.pod))
     patched["metadata"] = with_own_labels(patched.get("metadata"), submission)
     return patched
 
 
-def metadata(submission: Submission, options: Mapping[str, object]) -> dict[str, Any]:
-    """Return the labels and annotations of the job's objects."""
-    labels, annotations = options["labels"], options["annotations"]
-    assert isinstance(labels, Mapping)
-    assert isinstance(annotations, Mapping)
-    made = with_own_labels({"labels": labels}, submission)
-    if annotations:
-        made["annotations"] = dict(annotations)
-    return made
+def metadata(submission: Submission) -> dict[str, Any]:
+    """Return the labels and annotations of the job and its pods."""
+    annotations = submission.spec.kubernetes.annotations
+    own = {"annotations": dict(annotations)} if annotations else {}
+    return {**labels(submission), **own}
+
+
+def labels(submission: Submission) -> dict[str, Any]:
+    """Return the metadata of the job's other objects: its labels."""
+    return with_own_labels({"labels": submission.spec.kubernetes.labels}, submission)
 
 
 def with_own_labels(found: Mapping[str, Any] | None, submission: Submission) -> dict[str, Any]:
@@ -203,20 +204,20 @@ def exact(text: str) -> str:
 
 def _gpus(spec: JobSpec) -> dict[str, str]:
     """What ModelArts says on a flavor with GPUs; which interfaces to use the entry finds out."""
-    gpus = spec.section("kubernetes")["gpus"]
+    gpus = spec.kubernetes.gpus
     return {names.MA_NUM_GPUS: str(gpus), "NCCL_DEBUG": "INFO"} if gpus else {}
 
 
 def _resources(spec: JobSpec) -> dict[str, Any]:
     """What one pod asks for, and may use: the same, so that no other pod can take it away."""
-    options = spec.section("kubernetes")
+    options = spec.kubernetes
     limits: dict[str, Any] = {}
-    if options["cpus"]:
-        limits["cpu"] = _quantity(_number(options["cpus"]), 1000, "", "m")
-    if options["memory_gib"]:
-        limits["memory"] = _quantity(_number(options["memory_gib"]), 1024, "Gi", "Mi")
-    if options["gpus"]:
-        limits[str(options["gpu_resource"])] = str(options["gpus"])
+    if options.cpus:
+        limits["cpu"] = _quantity(options.cpus, 1000, "", "m")
+    if options.memory_gib:
+        limits["memory"] = _quantity(options.memory_gib, 1024, "Gi", "Mi")
+    if options.gpus:
+        limits[options.gpu_resource] = str(options.gpus)
     return {"resources": {"limits": limits, "requests": dict(limits)}} if limits else {}
 
 
@@ -231,9 +232,9 @@ def volumes(
     spec: JobSpec, called: Names, *, has_delivery: bool
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Return each volume with its mount: those that every pod has, then those of the job file."""
-    options = spec.section("kubernetes")
+    options = spec.kubernetes
     # All of it is the platform's in ModelArts' own images, and there only this is fresh.
-    home = HOME if options["home"] == "empty" else f"{HOME}/modelarts"
+    home = HOME if options.home == "empty" else f"{HOME}/modelarts"
     found: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (
             {"name": "entry", "configMap": {"name": called.entry}},
@@ -244,18 +245,16 @@ def volumes(
     ]
     if has_delivery:
         # Its group is the pod's fsGroup; without one only that of root is left.
-        mode = 0o440 if options["user"] else 0o444
+        mode = 0o440 if options.user else 0o444
         secret = {"secretName": called.delivery, "defaultMode": mode}
         found.append(
             ({"name": "delivery", "secret": secret}, {"mountPath": DELIVERY_PATH, "readOnly": True})
         )
-    if options["shm_gib"]:
-        size = _quantity(_number(options["shm_gib"]), 1024, "Gi", "Mi")
+    if options.shm_gib:
+        size = _quantity(options.shm_gib, 1024, "Gi", "Mi")
         memory = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
         found.append((memory, {"mountPath": "/dev/shm"}))
-    wanted = options["volumes"]
-    assert isinstance(wanted, (list, tuple))
-    return [*found, *(parted(volume) for volume in wanted)]
+    return [*found, *(parted(volume) for volume in options.volumes)]
 
 
 _OF_MOUNT = ("mountPath", "subPath", "readOnly", "mountPropagation")
@@ -267,19 +266,15 @@ def parted(volume: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return {key: value for key, value in volume.items() if key not in mount}, mount
 
 
-def _place(options: Mapping[str, object]) -> dict[str, Any]:
+def _place(spec: JobSpec) -> dict[str, Any]:
     """Where the pods may run, and by whose right."""
-    selector, tolerations = options["node_selector"], options["tolerations"]
-    secrets = options["image_pull_secrets"]
-    assert isinstance(selector, Mapping)
-    assert isinstance(tolerations, (list, tuple))
-    assert isinstance(secrets, (list, tuple))
+    options = spec.kubernetes
     wanted = {
-        "nodeSelector": dict(selector),
-        "tolerations": list(tolerations),
-        "serviceAccountName": options["service_account"],
-        "imagePullSecrets": [{"name": name} for name in secrets],
-        "priorityClassName": options["priority_class"],
+        "nodeSelector": dict(options.node_selector),
+        "tolerations": list(options.tolerations),
+        "serviceAccountName": options.service_account,
+        "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
+        "priorityClassName": options.priority_class,
     }
     return {key: value for key, value in wanted.items() if value}
 
@@ -298,8 +293,3 @@ def _secure(pod: dict[str, Any], container: dict[str, Any], user: str) -> None:
     if user and int(uid):
         # The image's user may be root, whose sshd needs capabilities.
         container["securityContext"]["capabilities"] = {"drop": ["ALL"]}
-
-
-def _number(value: object) -> float:
-    assert isinstance(value, (int, float))
-    return float(value)

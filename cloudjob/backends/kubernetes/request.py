@@ -157,9 +157,7 @@ def _secret(submission: Submission, called: Names) -> dict[str, Any]:
 
 
 def _metadata(submission: Submission, called: Names, name: str) -> dict[str, Any]:
-    options = submission.spec.section("kubernetes")
-    own = pod.metadata(submission, {**options, "annotations": {}})
-    return {"name": name, "namespace": called.namespace, **own}
+    return {"name": name, "namespace": called.namespace, **pod.labels(submission)}
 
 
 def _base64(data: bytes) -> str:

@@ -21,6 +21,7 @@ from jobentry.contract import names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
+    from cloudjob.model.sections import Kubernetes
 
 MAX_SECRET_BYTES = 1_048_576
 
@@ -35,23 +36,23 @@ _OWN_METADATA = ("name", "generateName", "namespace", "uid")
 def find(submission: Submission, engine: Engine, namespace: str) -> Iterator[str]:
     """Yield everything that is wrong, each with its key."""
     spec = submission.spec
-    options = spec.section("kubernetes")
+    options = spec.kubernetes
     if not spec.image:
         yield "image: is missing (allowed: an image that the cluster can pull)"
     yield from _engine_problems(spec, engine)
-    user = str(options["user"])
+    user = options.user
     if user and not _USER.fullmatch(user):
         yield f"kubernetes.user: is not UID:GID (given {given(user)}; allowed like 1000:100)"
     for index, word in enumerate((spec.script, *spec.args)):
         if not is_utf8(word):
             key = f"args[{index - 1}]" if index else "script"
             yield f"{key}: holds bytes that are not UTF-8, which a manifest cannot hold"
-    if options["presigned_h"]:
+    if options.presigned_h:
         yield from _signing_problems(submission)
     yield from _name_problems(options, namespace)
     yield from _patch_problems(options)
-    yield from _volume_problems(spec, options["volumes"])
-    yield from _place_problems(submission, options["volumes"])
+    yield from _volume_problems(spec, options.volumes)
+    yield from _place_problems(submission, options.volumes)
     yield from _size_problems(submission, engine)
 
 
@@ -59,8 +60,8 @@ def _engine_problems(spec: JobSpec, engine: Engine) -> Iterator[str]:
     """Yield what the operator cannot do."""
     if spec.retries and engine.no_retries:
         yield f"retries: {engine.no_retries} (given {spec.retries}; allowed 0; volcano can)"
-    patch = spec.section("kubernetes")["pod"]
-    if engine.name == "ms-operator" and isinstance(patch, Mapping) and patch.get("metadata"):
+    patch = spec.kubernetes.pod
+    if engine.name == "ms-operator" and patch.get("metadata"):
         yield (
             "kubernetes.pod.metadata: the MindSpore operator keeps no labels and annotations of "
             "pods (allowed: spec)"
@@ -90,7 +91,7 @@ def _is_of_store(uri: str) -> bool:
     return uri.startswith(("s3://", "obs://"))
 
 
-def _name_problems(options: Mapping[str, Any], namespace: str) -> Iterator[str]:
+def _name_problems(options: Kubernetes, namespace: str) -> Iterator[str]:
     """Yield names that the API server would refuse."""
     if not (_DNS_LABEL.fullmatch(namespace) and len(namespace) <= _MAX_PART):
         yield (
@@ -98,10 +99,10 @@ def _name_problems(options: Mapping[str, Any], namespace: str) -> Iterator[str]:
             "small letters, digits and dashes, at most 63)"
         )
     for key in ("labels", "node_selector"):
-        yield from _label_problems(f"kubernetes.{key}", options[key])
-    yield from _key_problems("kubernetes.annotations", options["annotations"])
+        yield from _label_problems(f"kubernetes.{key}", getattr(options, key))
+    yield from _key_problems("kubernetes.annotations", options.annotations)
     for patch in ("pod", "job"):
-        metadata = _mapping(_mapping(options[patch]).get("metadata"))
+        metadata = _mapping(getattr(options, patch).get("metadata"))
         where = f"kubernetes.{patch}.metadata"
         yield from _label_problems(f"{where}.labels", metadata.get("labels"))
         yield from _key_problems(f"{where}.annotations", metadata.get("annotations"))
@@ -134,32 +135,30 @@ def _is_label_key(key: str) -> bool:
     return bool(name and _LABEL_VALUE.fullmatch(name)) and (is_domain or not slash)
 
 
-def _patch_problems(options: Mapping[str, Any]) -> Iterator[str]:
+def _patch_problems(options: Kubernetes) -> Iterator[str]:
     """Yield what a patch must not say, and directives that would be sent as they are."""
     for patch in ("pod", "job"):
         where = f"kubernetes.{patch}"
-        for key in unknown_directives(options[patch], where):
+        for key in unknown_directives(getattr(options, patch), where):
             yield (
                 f"{key}: is no directive that is known here (allowed $patch: delete, merge or "
                 "replace; $retainKeys)"
             )
-        metadata = _mapping(_mapping(options[patch]).get("metadata"))
+        metadata = _mapping(getattr(options, patch).get("metadata"))
         labels = _mapping(metadata.get("labels"))
         for label in (pod.JOB_LABEL, pod.MANAGER_LABEL):
             if label in labels:
                 yield f"{where}.metadata.labels.{label}: is cloudjob's own (allowed: other labels)"
-    job = _mapping(options["job"])
-    metadata = _mapping(job.get("metadata"))
+    metadata = _mapping(options.job.get("metadata"))
     own = [f"metadata.{key}" for key in _OWN_METADATA if key in metadata]
-    for key in (*own, *(key for key in ("apiVersion", "kind") if key in job)):
+    for key in (*own, *(key for key in ("apiVersion", "kind") if key in options.job)):
         yield (
             f"kubernetes.job.{key}: cloudjob finds the job again by it (allowed: name and "
             "kubernetes.namespace in the job file)"
         )
 
 
-def _volume_problems(spec: JobSpec, wanted: object) -> Iterator[str]:
-    assert isinstance(wanted, (list, tuple))
+def _volume_problems(spec: JobSpec, wanted: list[Any]) -> Iterator[str]:
     faults = [
         f"kubernetes.volumes[{index}]: has no {key} (allowed: a volume of Kubernetes with its "
         "name, and mountPath beside it)"
@@ -190,7 +189,7 @@ def _mapping(found: object) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _place_problems(submission: Submission, volumes: object) -> Iterator[str]:
+def _place_problems(submission: Submission, volumes: list[Any]) -> Iterator[str]:
     """Yield the folders of this machine that no volume brings into the pods."""
     spec = submission.spec
     uris = {
@@ -198,7 +197,6 @@ def _place_problems(submission: Submission, volumes: object) -> Iterator[str]:
         **{f"inputs.{name}": uri for name, uri in spec.inputs.items()},
         **{f"outputs.{name}": uri for name, uri in spec.outputs.items()},
     }
-    assert isinstance(volumes, (list, tuple))
     mounted = [str(item.get("mountPath")) for item in volumes if isinstance(item, Mapping)]
     for key, uri in uris.items():
         path = file_path(uri)

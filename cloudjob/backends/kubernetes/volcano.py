@@ -43,7 +43,7 @@ def hosts(name: str, nodes: int) -> tuple[str, ...]:
 def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[str, Any]:
     """Return the job's manifest."""
     spec = submission.spec
-    options = spec.section("kubernetes")
+    options = spec.kubernetes
     given = pod.variables(submission, hosts(called.name, spec.nodes), called.name, _GIVEN)
     command = ["sh", f"{pod.ENTRY_PATH}/boot.sh"]
     template = pod.template(submission, called, given, command, has_delivery=has_delivery)
@@ -60,12 +60,12 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
         "policies": _policies(spec.retries),
         "tasks": [{"name": TASK, "replicas": spec.nodes, "template": template}],
     }
-    if options["queue"]:
-        body["queue"] = options["queue"]
-    if options["priority_class"]:
-        body["priorityClassName"] = options["priority_class"]
-    if options["keep_min"]:
-        body["ttlSecondsAfterFinished"] = round(_number(options["keep_min"]) * 60)
+    if options.queue:
+        body["queue"] = options.queue
+    if options.priority_class:
+        body["priorityClassName"] = options.priority_class
+    if options.keep_min:
+        body["ttlSecondsAfterFinished"] = round(options.keep_min * 60)
     return engines.job_manifest(RESOURCE, submission, called, body)
 
 
@@ -143,11 +143,6 @@ def _policies(retries: int) -> list[dict[str, str]]:
         {"event": "PodEvicted", "action": "RestartJob"},
         {"event": "PodFailed", "action": "RestartJob"},
     ]
-
-
-def _number(value: object) -> float:
-    assert isinstance(value, (int, float))
-    return float(value)
 
 
 ENGINE = Engine(
