@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cloudjob.backends.base import Check
+from cloudjob.backends.modelarts import bucket, state
 from cloudjob.backends.modelarts import request as requests
-from cloudjob.backends.modelarts import state
 from cloudjob.backends.modelarts.backend import ModelArtsBackend
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
@@ -417,6 +417,20 @@ def test_a_bucket_that_refuses_this_machines_clock_is_reported(
 
     assert check.found == "asking for obs://bucket/jobs: OBS refuses: RequestTimeTooSkewed"
     assert "clock" in check.hint
+
+
+@pytest.mark.parametrize("endpoint", ["http://[::1", "not a url", "http://127.0.0.1:1"])
+def test_an_endpoint_of_the_store_that_cannot_be_used_is_reported(
+    endpoint: str,
+    service: FakeModelArts,
+    backend: ModelArtsBackend,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(bucket, "_TRIES", 1)
+    check = looked(service, backend, f"obs://bucket?endpoint={endpoint}&region=r")["bucket"]
+
+    assert not check.is_ok
+    assert check.found.startswith("asking for obs://bucket: ")
 
 
 def test_a_full_quota_is_said(service: FakeModelArts, backend: ModelArtsBackend):

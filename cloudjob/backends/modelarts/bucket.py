@@ -42,27 +42,23 @@ class Bucket:
     """The bucket of an ``obs://`` URI, with the options of its store."""
 
     def __init__(self, store: str, keys: Keys, region: str) -> None:
-        parts = urlsplit(store)
-        options = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        region = options.get("region") or region
-        endpoint = options.get("endpoint") or f"https://obs.{region}.myhuaweicloud.com"
-        is_address = _ADDRESS.fullmatch(urlsplit(endpoint).hostname or "") is not None
-        is_path = is_address or options.get("addressing") == "path"
-        self.name = parts.netloc
-        self._doing = f"asking for {store.partition('?')[0]}"
-        self._client = _client(endpoint, region, "path" if is_path else "virtual", keys)
+        uri, _, self._options = store.partition("?")
+        self.name = uri.removeprefix("obs://").partition("/")[0]
+        self._doing = f"asking for {uri}"
+        self._keys = keys
+        self._region = region
 
     def region(self) -> str:
         """Return the region of the bucket; empty where OBS does not say."""
-        with self._translated():
-            answer = self._client.get_bucket_location(Bucket=self.name)
+        with self._client() as client:
+            answer = client.get_bucket_location(Bucket=self.name)
             return str(answer.get("LocationConstraint") or "").strip()
 
     def is_encrypted(self) -> bool:
         """Return whether OBS encrypts what is stored there; no answer counts as no."""
-        with contextlib.suppress(BucketError), self._translated():
-            answer: dict[str, Any] = self._client.get_bucket_encryption(Bucket=self.name)
-            rules = answer["ServerSideEncryptionConfiguration"]["Rules"]
+        with contextlib.suppress(BucketError), self._client() as client:
+            answer = client.get_bucket_encryption(Bucket=self.name)
+            rules = answer.get("ServerSideEncryptionConfiguration", {}).get("Rules", [])
             return any("ApplyServerSideEncryptionByDefault" in rule for rule in rules)
         return False
 
@@ -74,31 +70,36 @@ class Bucket:
 
     def _first(self, prefix: str) -> str:
         """Return the first key that starts with ``prefix``; empty when there is none."""
-        with self._translated():
-            answer = self._client.list_objects(Bucket=self.name, Prefix=prefix, MaxKeys=1)
+        with self._client() as client:
+            answer = client.list_objects(Bucket=self.name, Prefix=prefix, MaxKeys=1)
             return str(next((item["Key"] for item in answer.get("Contents", ())), ""))
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _client(self) -> Iterator[Any]:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            yield
+            yield _client(self._options, self._keys, self._region)
         except ClientError as error:
             status = error.response["ResponseMetadata"]["HTTPStatusCode"]
             code = str(error.response["Error"].get("Code") or f"HTTP {status}")
             raise BucketError(f"{self._doing}: OBS refuses: {code}", code) from error
-        except BotoCoreError as error:
+        except (BotoCoreError, ValueError) as error:
             what = " ".join(str(error).split())
             raise BucketError(f"{self._doing}: {what}", what) from error
 
 
 # To make a client takes longer than a request.
 @functools.lru_cache(maxsize=4)
-def _client(endpoint: str, region: str, addressing: str, keys: Keys) -> Any:
+def _client(store_options: str, keys: Keys, region: str) -> Any:
     import boto3
     from botocore.config import Config
 
+    options = {name: values[0] for name, values in parse_qs(store_options).items()}
+    region = options.get("region") or region
+    endpoint = options.get("endpoint") or f"https://obs.{region}.myhuaweicloud.com"
+    is_address = _ADDRESS.fullmatch(urlsplit(endpoint).hostname or "") is not None
+    is_path = is_address or options.get("addressing") == "path"
     return boto3.Session().client(
         "s3",
         endpoint_url=endpoint,
@@ -108,7 +109,10 @@ def _client(endpoint: str, region: str, addressing: str, keys: Keys) -> Any:
         aws_session_token=keys.token or None,
         config=Config(
             signature_version="s3v4",
-            s3={"addressing_style": addressing, "payload_signing_enabled": False},
+            s3={
+                "addressing_style": "path" if is_path else "virtual",
+                "payload_signing_enabled": False,
+            },
             connect_timeout=_CONNECT_S,
             read_timeout=_ANSWER_S,
             retries={"total_max_attempts": _TRIES, "mode": "standard"},
