@@ -66,6 +66,8 @@ Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, 
 """
 # Seconds that a head that cannot start the job waits for its workers, to report why.
 CALL_OFF_S = 30.0
+# The same where it cannot stage its code or inputs: mostly no worker can, and none comes up.
+_STAGING_CALL_OFF_S = 10.0
 # The signals that cancel a job.
 _CANCELS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Seconds to retry writing the record of a cancelled job.
@@ -297,9 +299,10 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
     node = keep_existing_tune_file(node)
     where = paths.node_paths(os.environ, node)
     version = start_version(os.environ.get("PATH", "")) if launcher.needs_mpi else None
-    folder, kept = stage(node, where)
-    if not launcher.takes_command:
-        check_script(folder, options.words[0])
+    with _workers_informed(node, where):
+        folder, kept = stage(node, where)
+        if not launcher.takes_command:
+            check_script(folder, options.words[0])
     make_node_dir(where)
     # First, as the head waits for each node.
     entrance = listen(node, where)
@@ -323,6 +326,29 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
             server.terminate()
             server.wait()
         tidy(where)
+
+
+@contextlib.contextmanager
+def _workers_informed(node: NodeEnv, where: NodePaths) -> Iterator[None]:
+    """Tell the workers when the head cannot stage its code or inputs: they would wait for it."""
+    try:
+        yield
+    except (EntryError, OSError) as error:
+        is_own = getattr(error, "cause", "entry") == "entry"
+        if node.is_head and node.nodes > 1 and is_own:
+            with contextlib.suppress(EntryError, OSError):
+                make_node_dir(where)
+                _call_off(node, where, str(error), _STAGING_CALL_OFF_S)
+        raise
+
+
+def _call_off(
+    node: NodeEnv, where: NodePaths, reason: str, patience_s: float, own: tuple[int, ...] = ()
+) -> None:
+    from jobentry.control.head import Head, WorkersAt
+
+    at = WorkersAt(read_key(node), control_port(node, where))
+    Head(node, where, plan.empty(where.code), {}, at, own).call_off(reason, patience_s)
 
 
 def _serve(
@@ -374,8 +400,7 @@ def _lead(
     except (EntryError, ArgsError, OSError) as error:
         # Every node refuses invalid variables by itself, so a short wait is enough.
         patience_s = 5.0 if isinstance(error, ArgsError) else CALL_OFF_S
-        head = Head(node, where, plan.empty(where.code), {}, at, means.child_ids)
-        head.call_off(str(error), patience_s)
+        _call_off(node, where, str(error), patience_s, means.child_ids)
         raise
     head = Head(node, where, made, facts, at, means.child_ids)
     if means.outputs is not None:

@@ -318,3 +318,14 @@ def test_a_worker_that_cannot_start_its_part_is_named_at_once(cloud, tmp_path):
     assert b"cancelled" not in done.err, done
     assert missing.encode() in done.err, done
     assert cloud.status(done.job)["cause"] == "entry"
+
+
+def test_a_head_that_cannot_stage_its_inputs_tells_the_workers_why(cloud, tmp_path):
+    missing = f"file://{tmp_path}/missing"
+    words = ("--nodes", "2", "--input", f"X={missing}", "--input-nodes", "X=0")
+
+    done = cloud.submit(*words, cloud.script("print('never')"))
+
+    assert done.code == 125, done
+    [line] = re.findall(rb"(?m)^jobentry: the head \(\S+\) ends the job: (.*)$", done.err)
+    assert missing.encode() in line, done
