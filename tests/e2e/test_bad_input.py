@@ -37,8 +37,7 @@ def script(cloud):
     return "job.py"
 
 
-def test_no_words_print_help(cloud):
-    """A bare `cloudjob` shows what there is."""
+def test_cloudjob_without_arguments_prints_help(cloud):
     assert cloud.cli().code == 2
     assert cloud.cli("--help").code == 0
     assert b"submit" in cloud.cli("--help").out
@@ -104,8 +103,7 @@ WORDS = [
     WORDS,
     ids=lambda value: None if isinstance(value, int | str) else " ".join(value)[:60],
 )
-def test_words_that_make_no_sense(cloud, script, words, code, told):
-    """Each is refused, and nothing is started."""
+def test_invalid_arguments_are_refused_and_start_nothing(cloud, script, words, code, told):
     (cloud.source / "folder").mkdir()
 
     done = cloud.cli(*words, limit_s=20)
@@ -114,8 +112,7 @@ def test_words_that_make_no_sense(cloud, script, words, code, told):
     assert cloud.jobs() == []
 
 
-def test_every_refusal_has_a_hint(cloud, script):
-    """What to try next stands behind each error."""
+def test_every_error_has_a_hint(cloud, script):
     (cloud.source / "folder").mkdir()
 
     without = [words for words, _, _ in WORDS if b"hint: " not in cloud.cli(*words, limit_s=20).err]
@@ -126,25 +123,21 @@ def test_every_refusal_has_a_hint(cloud, script):
 @pytest.mark.parametrize(
     ("word", "near"), [("--backend=proccess", "process"), ("--launcher=mpi-run", "mpirun")]
 )
-def test_the_nearest_name_is_told(cloud, script, word, near):
-    """A typing error is answered with what was meant."""
+def test_a_mistyped_command_gets_a_suggestion(cloud, script, word, near):
     refused(cloud.cli("submit", word, script), 2, f"'{near}'", hint=False)
 
 
-def test_the_nearest_option_is_told(cloud, script):
-    """So is one in an option."""
+def test_a_mistyped_option_gets_a_suggestion(cloud, script):
     done = cloud.cli("submit", "--nodse", "2", script)
     assert b"--nodes" in done.err, done
 
 
-def test_the_nearest_script_is_told(cloud, script):
-    """So is one in the script's name."""
+def test_a_mistyped_script_name_gets_a_suggestion(cloud, script):
     done = cloud.cli("submit", "jbo.py")
     assert b"job.py" in done.err, done
 
 
-def test_every_fault_is_told_at_once(cloud, script):
-    """Not the first only."""
+def test_all_errors_in_a_job_are_reported_together(cloud, script):
     done = cloud.cli(
         "submit", "--nodes", "0", "--backend", "x", "--name", "a b", "-e", "MA_A=1", script
     )
@@ -161,8 +154,7 @@ def test_every_fault_is_told_at_once(cloud, script):
         ("a: b: c\n", ":1:"),
     ],
 )
-def test_broken_yaml(cloud, script, text, place):
-    """File, line and column are told."""
+def test_a_yaml_syntax_error_is_reported_with_file_line_and_column(cloud, script, text, place):
     cloud.write("job.yaml", text)
 
     done = cloud.cli("submit", "--config", "job.yaml")
@@ -187,15 +179,15 @@ def test_broken_yaml(cloud, script, text, place):
         ("!!python/object:os.system {}\n", "job.yaml"),
     ],
 )
-def test_yaml_that_makes_no_sense(cloud, script, text, told):
-    """Unknown keys and wrong types are told with where they stand."""
+def test_unknown_keys_and_wrong_types_in_yaml_are_reported_with_their_path(
+    cloud, script, text, told
+):
     (cloud.source / "job.yaml").write_bytes(text.encode("latin-1"))
 
     refused(cloud.cli("submit", "--config", "job.yaml", script), 2, told, hint=False)
 
 
-def test_more_gpus_than_there_are(cloud, script):
-    """Before anything is sent, with what this machine has for us."""
+def test_a_job_with_more_gpus_than_the_machine_has_is_refused(cloud, script):
     cloud.environ["CUDA_VISIBLE_DEVICES"] = "3"
     cloud.write("job.yaml", "process: {gpus: 1}\n")
 
@@ -205,7 +197,7 @@ def test_more_gpus_than_there_are(cloud, script):
     assert cloud.jobs() == []
 
 
-def test_no_mpirun_anywhere(cloud, script):
+def test_a_missing_mpirun_is_reported_with_what_to_install(cloud, script):
     """The message says what to install; launchers that need none do without."""
     tools = cloud.folder / "tools"
     tools.mkdir()
@@ -250,8 +242,7 @@ def test_no_mpirun_anywhere(cloud, script):
     ],
     ids=["mpich", "3.1", "6.0", "fails", "dies", "noise"],
 )
-def test_an_mpirun_that_cannot_be_driven(cloud, script, text, told):
-    """It is named, with what it says; the job ends, or is not begun."""
+def test_an_unsupported_mpirun_is_reported_with_its_version(cloud, script, text, told):
     tools = cloud.folder / "tools"
     tools.mkdir()
     (tools / "mpirun").write_text(f"#!/bin/sh\n{text}\n")
@@ -267,8 +258,7 @@ def test_an_mpirun_that_cannot_be_driven(cloud, script, text, told):
     assert b"hint: " in done.err, done
 
 
-def test_a_source_over_the_limit(cloud, script):
-    """The largest paths are listed."""
+def test_a_source_over_the_size_limit_is_refused_with_its_largest_files(cloud, script):
     with (cloud.source / "big.bin").open("wb") as file:
         file.truncate(3_000_000)
     cloud.write("middle.bin", b"x" * 500_000)
@@ -280,8 +270,7 @@ def test_a_source_over_the_limit(cloud, script):
     refused(cloud.cli("submit", script), 3, "over the limit of 1.9 MiB", "big.bin")
 
 
-def test_files_that_look_like_secrets_are_left_out_with_a_word(cloud):
-    """.env, keys and AK/SK do not travel, and the user hears of it."""
+def test_files_that_usually_hold_secrets_are_skipped_with_a_message(cloud):
     cloud.write(".env", "TOKEN=1\n")
     cloud.write(
         "id_rsa", "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
@@ -305,8 +294,7 @@ def test_files_that_look_like_secrets_are_left_out_with_a_word(cloud):
 
 
 @pytest.mark.parametrize("name", [".env", "id_rsa", ".env.py"])
-def test_a_script_that_looks_like_a_secret_is_refused(cloud, name):
-    """What the user named is not left out silently."""
+def test_a_script_with_the_name_of_a_secret_file_is_refused(cloud, name):
     cloud.write(name, "print(1)\n" if name != "id_rsa" else "-----BEGIN OPENSSH PRIVATE KEY-----\n")
 
     done = cloud.cli("submit", name)
@@ -316,8 +304,7 @@ def test_a_script_that_looks_like_a_secret_is_refused(cloud, name):
     refused(done, 3, name)
 
 
-def test_a_script_that_holds_a_key_is_refused(cloud):
-    """A private key in the script itself would travel with it."""
+def test_a_script_that_contains_a_private_key_is_refused(cloud):
     cloud.write(
         "job.py",
         'KEY = """-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\n'
@@ -350,7 +337,7 @@ def run(cloud, command, script="job.py"):
     return cloud.cli(*words, limit_s=40)
 
 
-def test_records_that_are_locked_are_waited_for(cloud, records, poll):
+def test_a_command_waits_for_locked_records(cloud, records, poll):
     connection = sqlite3.connect(records)
     try:
         connection.execute("BEGIN EXCLUSIVE")
@@ -369,7 +356,7 @@ def test_records_that_are_locked_are_waited_for(cloud, records, poll):
     [b"no database at all", b"", b"SQLite format 3\0" + b"\0" * 5000],
     ids=["text", "empty", "header"],
 )
-def test_records_that_are_damaged(cloud, records, command, data):
+def test_damaged_records_are_reported_with_a_hint(cloud, records, command, data):
     """They are named with what to do; an empty file is an empty database."""
     for path in cloud.home.glob("records.db-*"):
         path.unlink()
@@ -385,8 +372,7 @@ def test_records_that_are_damaged(cloud, records, command, data):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_records_that_are_cut_off(cloud, records, command):
-    """Half a database is no database."""
+def test_truncated_records_are_reported(cloud, records, command):
     with contextlib.closing(sqlite3.connect(records)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     data = records.read_bytes()
@@ -402,8 +388,7 @@ def test_records_that_are_cut_off(cloud, records, command):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_records_of_a_newer_version(cloud, records, command):
-    """They are left alone, and the message says which version is needed."""
+def test_records_of_a_newer_version_are_refused_and_left_as_they_are(cloud, records, command):
     with contextlib.closing(sqlite3.connect(records)) as connection:
         connection.execute("PRAGMA user_version = 99")
         connection.commit()
@@ -412,8 +397,7 @@ def test_records_of_a_newer_version(cloud, records, command):
 
 
 @pytest.mark.parametrize("command", ["list", "submit"])
-def test_a_state_folder_that_is_a_file(cloud, script, command):
-    """The file is named."""
+def test_a_state_folder_that_is_a_file_is_reported(cloud, script, command):
     cloud.home.write_text("a file")
     cloud.job = ""
 
@@ -425,8 +409,7 @@ def test_a_state_folder_that_is_a_file(cloud, script, command):
 
 
 @pytest.mark.parametrize("command", ["list", "submit"])
-def test_a_state_folder_that_cannot_be_made(cloud, script, command):
-    """The folder is named."""
+def test_a_state_folder_that_cannot_be_created_is_reported(cloud, script, command):
     cloud.job = ""
     cloud.environ["CLOUDJOB_HOME"] = "/proc/nowhere/home"
 
@@ -452,8 +435,7 @@ def small_disk(cloud):
     subprocess.run(["umount", "-l", cloud.home], check=True)
 
 
-def test_a_full_disk_at_submit(cloud, small_disk):
-    """There is no room for the code: it is told, and nothing is left half done."""
+def test_a_full_disk_at_submit_is_reported_and_leaves_nothing_behind(cloud, small_disk):
     cloud.write("big.bin", b"x" * 1_000_000)
 
     done = cloud.cli("submit", cloud.script(""))
@@ -464,8 +446,7 @@ def test_a_full_disk_at_submit(cloud, small_disk):
     assert cloud.cli("list", "--json").out.strip() == b"[]"
 
 
-def test_a_disk_that_fills_while_the_job_runs(cloud, small_disk):
-    """The ranks' log has no room: the job still ends, and its end is told."""
+def test_a_job_ends_and_reports_it_when_the_disk_fills(cloud, small_disk):
     script = cloud.script(
         "try:\n    for n in range(40000): os.write(1, b'x' * 99 + b'\\n')\n"
         "except OSError as error: leave('error', str(error))\nleave('end')"
@@ -480,8 +461,7 @@ def test_a_disk_that_fills_while_the_job_runs(cloud, small_disk):
 
 
 @pytest.mark.parametrize("limit_bytes", [2000, 20_000, 60_000])
-def test_no_file_may_grow(cloud, script, limit_bytes):
-    """As under `ulimit -f`: the write that fails is told."""
+def test_a_write_beyond_the_file_size_limit_is_reported(cloud, script, limit_bytes):
     running = cloud.start(
         "submit",
         script,
@@ -495,8 +475,7 @@ def test_no_file_may_grow(cloud, script, limit_bytes):
         assert b"error: " in done.err or b"job " in done.err, done
 
 
-def test_a_record_whose_job_folder_is_gone(cloud, records):
-    """The job is unknown to the machine; its state is not guessed to be a success."""
+def test_a_job_whose_folder_is_gone_is_unknown_and_not_a_success(cloud, records):
     import shutil
 
     with contextlib.closing(sqlite3.connect(records)) as connection:
@@ -512,8 +491,7 @@ def test_a_record_whose_job_folder_is_gone(cloud, records):
     assert b"Traceback" not in waited.err
 
 
-def test_waiting_for_a_job_that_is_lost_ends(cloud, records):
-    """`wait` does not wait for ever for what nobody knows."""
+def test_wait_ends_when_the_job_is_unknown(cloud, records):
     import shutil
 
     with contextlib.closing(sqlite3.connect(records)) as connection:
@@ -528,7 +506,7 @@ def test_waiting_for_a_job_that_is_lost_ends(cloud, records):
     assert b"Traceback" not in done.err
 
 
-def test_a_head_that_cannot_start_the_job_tells_its_workers_why(cloud):
+def test_a_head_that_cannot_start_the_job_reports_why_to_its_workers(cloud):
     hosts = "OPENMPI_HOST_FILE_PATH=/no/folder/hosts"
     done = cloud.submit("--nodes", "2", "-e", hosts, cloud.script(""))
 

@@ -48,8 +48,7 @@ PREFIXES = ("UGLY_", "S3_", "SHARED_", "VC_WORKER_X", "SCC", "CRED")
 
 
 @pytest.mark.every_mpi
-def test_variables_by_option_are_exact(cloud, ugly_values):
-    """-e carries any bytes to every rank on every node."""
+def test_variables_given_by_option_keep_every_byte(cloud, ugly_values):
     expected = {
         f"{PREFIXES[index % len(PREFIXES)]}{name}": value
         for index, (name, value) in enumerate(ugly_values.items())
@@ -66,7 +65,7 @@ def test_variables_by_option_are_exact(cloud, ugly_values):
 
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("prefix", ["S3_", "UGLY_"])
-def test_every_value_is_exact_under_one_prefix(cloud, ugly_values, prefix):
+def test_every_carried_value_keeps_every_byte(cloud, ugly_values, prefix):
     """Carried by name pattern or because the user gave it: no value is damaged."""
     expected = {f"{prefix}{name}": value for name, value in ugly_values.items()}
     options = [
@@ -80,7 +79,7 @@ def test_every_value_is_exact_under_one_prefix(cloud, ugly_values, prefix):
 
 
 @pytest.mark.every_mpi
-def test_variables_by_file_are_exact(cloud, ugly_values):
+def test_variables_in_a_file_keep_every_byte(cloud, ugly_values):
     """--env-file carries the same, the ones that need it in double quotes."""
     expected = {f"FILE_{name}": value for name, value in ugly_values.items()}
     text = b"# a comment\n"
@@ -104,7 +103,7 @@ def test_variables_by_file_are_exact(cloud, ugly_values):
 
 
 @pytest.mark.every_mpi
-def test_secrets_are_exact(cloud, ugly_values):
+def test_secrets_keep_every_byte(cloud, ugly_values):
     """--secret carries a value of the caller's environment, and a file's exact bytes."""
     by_name = {f"NAMED_{name}": value for name, value in list(ugly_values.items())[:-2]}
     by_file = {f"FILED_{name}": value for name, value in ugly_values.items()}
@@ -139,8 +138,7 @@ def test_five_hundred_variables_arrive(cloud):
 
 
 @pytest.mark.every_mpi
-def test_many_large_values_arrive(cloud):
-    """A megabyte of variables is no more than Linux allows."""
+def test_a_megabyte_of_variables_arrives(cloud):
     expected = {f"LARGE_{index}": b"%d " % index * 30_000 for index in range(10)}
     path = cloud.folder / "large.env"
     path.write_bytes(
@@ -154,7 +152,7 @@ def test_many_large_values_arrive(cloud):
 
 
 @pytest.mark.every_mpi
-def test_path_is_exact(cloud):
+def test_ranks_have_the_heads_path(cloud):
     """Every rank has the PATH of the head, without what Open MPI puts in front of it."""
     done = cloud.submit("--nodes", "2", cloud.script(DUMP))
 
@@ -163,8 +161,7 @@ def test_path_is_exact(cloud):
 
 
 @pytest.mark.every_mpi
-def test_the_users_path_and_library_path_are_exact(cloud):
-    """-e PATH and -e LD_LIBRARY_PATH are what ranks see."""
+def test_the_users_path_and_library_path_reach_the_ranks(cloud):
     expected = {
         "PATH": f"/opt/my tools:{cloud.mpi.path}".encode(),
         "LD_LIBRARY_PATH": b"/opt/a b:/opt/c",
@@ -181,8 +178,7 @@ def test_the_users_path_and_library_path_are_exact(cloud):
 
 @pytest.mark.every_mpi
 @pytest.mark.parametrize(("options", "expected"), [((), b"1"), (("-e", "YIELD=0"), b"0")])
-def test_ranks_that_wait_give_way(cloud, options, expected):
-    """Nodes that share a machine cannot know that they do; the user's word goes before ours."""
+def test_idle_ranks_yield_the_processor_unless_the_user_sets_otherwise(cloud, options, expected):
     name = "OMPI_MCA_mpi_yield_when_idle"
     words = [word.replace("YIELD", name) for word in options]
 
@@ -193,8 +189,7 @@ def test_ranks_that_wait_give_way(cloud, options, expected):
 
 
 @pytest.mark.parametrize(("gpus", "expected"), [(0, ["5,GPU-a", "5,GPU-a"]), (1, ["5", "GPU-a"])])
-def test_ranks_use_no_other_gpus_than_the_shell_may(cloud, gpus, expected):
-    """Those of a shell on a shared machine are those of the nodes, shared or each node's own."""
+def test_ranks_use_only_the_gpus_visible_to_the_shell(cloud, gpus, expected):
     cloud.environ["CUDA_VISIBLE_DEVICES"] = "5,GPU-a"
     cloud.write("job.yaml", f"process: {{gpus: {gpus}}}\n")
 
@@ -206,8 +201,7 @@ def test_ranks_use_no_other_gpus_than_the_shell_may(cloud, gpus, expected):
     assert [rank["MA_NUM_GPUS"].decode() for rank in found] == [str(gpus)] * 2
 
 
-def test_the_users_own_word_on_gpus_is_exact(cloud):
-    """-e goes before what the shell says and before what the nodes are given."""
+def test_the_users_choice_of_gpus_reaches_the_ranks(cloud):
     cloud.environ["CUDA_VISIBLE_DEVICES"] = "5,6"
     cloud.write("job.yaml", "process: {gpus: 1}\n")
     expected = {"CUDA_VISIBLE_DEVICES": b"1, 2"}
@@ -265,8 +259,7 @@ MEANINGFUL = [
 ]
 
 
-def test_names_with_a_meaning_are_still_the_users(cloud):
-    """What the user sets is set, also where a shell, Python or a default would set it otherwise."""
+def test_variables_with_a_special_meaning_can_be_set_by_the_user(cloud):
     expected = {name: b"/my own " + name.encode() for name in MEANINGFUL}
     options = [
         word for name, value in expected.items() for word in (b"-e", name.encode() + b"=" + value)
@@ -279,8 +272,7 @@ def test_names_with_a_meaning_are_still_the_users(cloud):
 
 
 @pytest.mark.parametrize("name", ["HOME", "TMPDIR", "_"])
-def test_names_that_a_node_needs_can_be_set_or_are_refused(cloud, name):
-    """A user's own HOME or TMPDIR is what every rank sees, or the job is refused: never half."""
+def test_variables_that_a_node_needs_are_set_on_every_rank_or_refused(cloud, name):
     folder = cloud.folder / "own"
     folder.mkdir()
 
@@ -312,8 +304,7 @@ def test_documented_defaults_reach_every_rank(cloud):
     assert differences(environments(cloud, 2), expected) == []
 
 
-def test_interfaces_that_are_not_there_are_said_before_the_run(cloud):
-    """The user's word stays, on every node, and each says what it has instead."""
+def test_missing_network_interfaces_are_reported_before_the_run(cloud):
     words = ("-e", "NCCL_SOCKET_IFNAME=none7,none8", "-e", "GLOO_SOCKET_IFNAME=lo")
 
     done = cloud.submit("--nodes", "2", *words, cloud.script(DUMP))
@@ -327,8 +318,7 @@ def test_interfaces_that_are_not_there_are_said_before_the_run(cloud):
     assert b"GLOO_SOCKET_IFNAME" not in done.err
 
 
-def test_ranks_get_nothing_of_the_submitters_environment(cloud):
-    """A node starts clean: only what was asked for crosses."""
+def test_ranks_do_not_inherit_the_submitters_environment(cloud):
     done = cloud.submit("--nodes", "2", cloud.script(DUMP), env={"STRAY": "1", "S3_STRAY": "2"})
 
     assert done.code == 0, done
@@ -374,8 +364,7 @@ def argvs_with(text):
 
 
 @pytest.mark.every_mpi
-def test_no_value_stands_in_any_argv_and_no_secret_in_any_file(cloud):
-    """While a job runs and after it, a secret is only in the memory of those who need it."""
+def test_no_value_is_in_an_argv_and_no_secret_in_a_file(cloud):
     script = cloud.script(WAIT)
     (cloud.folder / "value.env").write_bytes(b"PLAIN=" + VALUE + b"\nS3_PLAIN=" + VALUE + b"\n")
     (cloud.folder / "second").write_bytes(b"file-" + SECRET)
@@ -446,8 +435,7 @@ def test_no_value_stands_in_any_argv_and_no_secret_in_any_file(cloud):
     assert files_with(cloud.home, SECRET) == []
 
 
-def test_a_secret_that_is_not_set_is_refused(cloud):
-    """The name is told, and nothing is started."""
+def test_a_secret_whose_variable_is_not_set_is_refused(cloud):
     done = cloud.submit("--secret", "NOT_SET_ANYWHERE", cloud.script(""))
 
     assert done.code == 2, done
@@ -455,7 +443,7 @@ def test_a_secret_that_is_not_set_is_refused(cloud):
     assert cloud.jobs() == []
 
 
-def test_a_failing_job_does_not_tell_its_secrets(cloud):
+def test_a_failing_job_does_not_reveal_its_secrets(cloud):
     """Nor does its record, unless the rank itself printed them."""
     done = cloud.submit(
         "--nodes", "2", "--secret", "TOKEN", cloud.script("sys.exit(3)"), env={"TOKEN": SECRET}
@@ -478,8 +466,7 @@ def short_folder():
 
 
 @pytest.mark.every_mpi
-def test_the_heads_variables_reach_ranks_of_a_bare_worker(cloud, ugly_values, short_folder):
-    """Ranks of a worker that has not got them get the head's, and keep what is their node's own."""
+def test_the_heads_variables_reach_ranks_of_a_worker_without_them(cloud, ugly_values, short_folder):
     hosts = ("127.0.0.1", "127.0.0.2")
     folder = short_folder
     script = cloud.script(DUMP).encode()
@@ -559,8 +546,7 @@ leave(f"ok-{rank}")
 
 
 @pytest.mark.every_mpi
-def test_extra_args_have_an_effect(cloud):
-    """OPENMPI_EXTRA_ARGS=--report-bindings makes mpirun tell."""
+def test_extra_args_are_passed_to_mpirun(cloud):
     done = cloud.submit(
         "--nodes",
         "2",
@@ -576,8 +562,7 @@ def test_extra_args_have_an_effect(cloud):
 
 
 @pytest.mark.every_mpi
-def test_repeated_mca_parameters_are_no_fault(cloud):
-    """The last one wins; 4.1 alone would refuse two."""
+def test_the_last_of_repeated_mca_parameters_wins(cloud):
     args = "-mca btl ^openib -mca btl tcp,self -mca pml ob1 --mca btl_tcp_if_include lo"
     done = cloud.submit(
         "--nodes",
@@ -594,8 +579,7 @@ def test_repeated_mca_parameters_are_no_fault(cloud):
 
 
 @pytest.mark.every_mpi
-def test_x_args_are_split_as_a_shell_would(cloud):
-    """Quotes hold a value together, what is not set is passed over, per-node ones stay."""
+def test_x_args_are_split_as_in_a_shell(cloud):
     args = """-x FOO="a b" -x 'BAR=it'"'"'s $HOME' -x UNSET_NAME -x EMPTY= -x EQ=a=b"""
     args += " -x MA_CURRENT_IP"
     done = cloud.submit("--nodes", "2", "-e", f"OPENMPI_X_ARGS={args}", cloud.script(DUMP))
@@ -611,8 +595,7 @@ def test_x_args_are_split_as_a_shell_would(cloud):
 
 
 @pytest.mark.every_mpi
-def test_bind_args_place_ranks(cloud):
-    """OPENMPI_BIND_ARGS="-map-by node" deals ranks out node by node."""
+def test_bind_args_control_the_placement_of_ranks(cloud):
     done = cloud.submit(
         "--nodes",
         "2",
@@ -664,8 +647,7 @@ def test_fewer_ranks_than_slots(cloud, np):
         ("OPENMPI_EXTRA_ARGS", "--no-such-option", b"no-such-option"),
     ],
 )
-def test_words_for_mpirun_that_make_no_sense_end_the_job(cloud, variable, value, told):
-    """The job ends soon, not with the user's code, and the message names what was wrong."""
+def test_invalid_options_for_mpirun_end_the_job_with_a_message(cloud, variable, value, told):
     done = cloud.submit(
         "--nodes",
         "2",
@@ -687,8 +669,7 @@ def test_words_for_mpirun_that_make_no_sense_end_the_job(cloud, variable, value,
         assert status["failure"]["message"], status
 
 
-def test_words_for_mpirun_never_reach_a_shell(cloud):
-    """; and $() are words like any other."""
+def test_options_for_mpirun_are_never_run_by_a_shell(cloud):
     mark = cloud.folder / "pwned"
     for variable in (
         "OPENMPI_EXTRA_ARGS",
@@ -714,8 +695,7 @@ def test_words_for_mpirun_never_reach_a_shell(cloud):
     assert b"Traceback" not in done.err, done
 
 
-def test_a_dry_run_shows_the_plan_and_does_nothing(cloud):
-    """--dry-run --json holds the command of the head, masked, and starts nothing."""
+def test_a_dry_run_prints_the_masked_plan_and_starts_nothing(cloud):
     done = cloud.submit(
         "--dry-run",
         "--json",

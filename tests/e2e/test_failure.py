@@ -87,8 +87,7 @@ def check(cloud, done, rank, way):
 
 @pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
 @pytest.mark.parametrize("way", WAYS)
-def test_before_mpi_init(cloud, way, rank):
-    """Scripts that know nothing of MPI end the job by ending badly."""
+def test_a_script_that_fails_before_mpi_init_ends_the_job(cloud, way, rank):
     script = cloud.script(WITHOUT_MPI % (rank, WAYS[way][0]))
 
     done = cloud.submit("--nodes", "2", "--procs-per-node", "2", script)
@@ -99,7 +98,7 @@ def test_before_mpi_init(cloud, way, rank):
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
 @pytest.mark.parametrize("way", WAYS | MPI_WAYS)
-def test_after_mpi_init(cloud, way, rank):
+def test_a_script_that_fails_after_mpi_init_ends_the_job(cloud, way, rank):
     """The others wait for this rank in MPI, and bare mpirun would hang with some of these."""
     script = cloud.script(WITH_MPI % (rank, (WAYS | MPI_WAYS)[way][0]))
 
@@ -109,8 +108,7 @@ def test_after_mpi_init(cloud, way, rank):
 
 
 @pytest.mark.every_mpi
-def test_a_shell_script_that_fails(cloud):
-    """What is no Python ends the job just so."""
+def test_a_failing_shell_script_ends_the_job(cloud):
     cloud.write(
         "job.sh",
         'echo up >"$RESULTS/up-$OMPI_COMM_WORLD_RANK"\n'
@@ -128,8 +126,7 @@ def test_a_shell_script_that_fails(cloud):
 @pytest.mark.every_mpi
 @pytest.mark.parametrize(("first", "second"), [(3, 0), (0, 3), (2, 3)])
 @pytest.mark.parametrize("apart_s", [0.05, 0.3])
-def test_the_first_of_two_failing_ranks_is_blamed(cloud, first, second, apart_s):
-    """Also when they are on different nodes, and the second fails because of the first."""
+def test_the_record_names_the_first_of_two_failing_ranks(cloud, first, second, apart_s):
     script = cloud.script(
         f"""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -153,8 +150,7 @@ def test_the_first_of_two_failing_ranks_is_blamed(cloud, first, second, apart_s)
 
 
 @pytest.mark.every_mpi
-def test_all_ranks_fail_at_once(cloud):
-    """One of them is blamed, and the code is theirs."""
+def test_the_record_names_one_rank_when_all_fail_together(cloud):
     script = cloud.script(
         'leave(f"up-{rank}")\nfor other in range(size): await_file(f"up-{other}")\nsys.exit(9)'
     )
@@ -167,8 +163,7 @@ def test_all_ranks_fail_at_once(cloud):
     assert failure["exit_code"] == 9
 
 
-def test_a_script_that_does_not_compile(cloud):
-    """A syntax error is the user's, and its place is told."""
+def test_a_syntax_error_is_reported_with_its_place(cloud):
     cloud.write("job.py", "import os\nx = = 1\n")
 
     done = cloud.submit("--nodes", "2", "job.py")
@@ -181,8 +176,7 @@ def test_a_script_that_does_not_compile(cloud):
     assert "SyntaxError" in status["failure"]["message"]
 
 
-def test_a_traceback_shows_the_users_frames_only(cloud):
-    """It looks as if Python had been started with the script."""
+def test_a_traceback_shows_only_frames_of_the_user(cloud):
     cloud.write("job.py", "def inner():\n    raise KeyError('k')\ninner()\n")
 
     done = cloud.submit("job.py")
@@ -220,8 +214,7 @@ def test_exit_handlers_run_and_output_is_kept_when_a_script_fails(cloud):
     assert b"no newline at the end" in done.out
 
 
-def test_children_of_a_rank_do_not_speak_for_it(cloud):
-    """A forked child that fails is the script's affair."""
+def test_a_failing_child_process_of_a_rank_does_not_end_the_job(cloud):
     script = cloud.script(
         """
         import multiprocessing, subprocess
@@ -244,7 +237,7 @@ def test_children_of_a_rank_do_not_speak_for_it(cloud):
     assert len(cloud.left("ok-*")) == 2
 
 
-def test_nothing_that_a_rank_has_started_is_left(cloud, poll):
+def test_processes_that_ranks_started_end_with_the_job(cloud, poll):
     """Grandchildren in sessions of their own, that ignore every signal, end with the job."""
     script = cloud.script(
         """
@@ -266,8 +259,7 @@ def test_nothing_that_a_rank_has_started_is_left(cloud, poll):
         poll(lambda: not cloud.leftovers(), lambda: f"end of {cloud.leftovers()}", 5)
 
 
-def test_a_late_rank_log_line_is_in_the_record(cloud):
-    """The last lines hold what was printed just before the end, and no more than is read."""
+def test_the_record_has_the_last_lines_of_the_failed_rank(cloud):
     script = cloud.script('for n in range(1000): print("line", n)\nos._exit(7)')
 
     done = cloud.submit(script)
@@ -277,8 +269,7 @@ def test_a_late_rank_log_line_is_in_the_record(cloud):
     assert 5 <= len(lines) <= 50
 
 
-def test_wait_and_status_tell_the_same_later(cloud):
-    """The code is the job's for every shell that asks, as often as it asks."""
+def test_wait_and_status_report_the_jobs_exit_code_later(cloud):
     script = cloud.script("sys.exit(7)")
     job = cloud.detach("--nodes", "2", script)
 
@@ -292,8 +283,7 @@ def test_wait_and_status_tell_the_same_later(cloud):
 
 
 @pytest.mark.every_mpi
-def test_failing_at_different_times_of_the_start(cloud):
-    """A rank that fails while others are still being started does not hang the job."""
+def test_a_rank_that_fails_while_others_start_ends_the_job(cloud):
     script = cloud.script(
         "if rank == 0: os._exit(7)\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()"
     )
@@ -305,7 +295,7 @@ def test_failing_at_different_times_of_the_start(cloud):
     assert time.monotonic() - began < 20
 
 
-def test_a_worker_that_cannot_start_its_part_is_named_at_once(cloud, tmp_path):
+def test_the_record_names_a_worker_that_cannot_start(cloud, tmp_path):
     missing = f"file://{tmp_path}/missing"
     words = ("--nodes", "2", "--input", f"X={missing}", "--input-nodes", "X=1")
 

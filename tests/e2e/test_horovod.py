@@ -69,7 +69,7 @@ def test_the_example_trains_the_same_model_on_all_ranks(cloud, submit, controlle
     assert ("MEMCPY_IN_FUSION_BUFFER" in names) == (not fusion)
 
 
-def test_ranks_know_their_place(cloud, submit, controller):
+def test_ranks_know_their_numbers_on_their_node_and_overall(cloud, submit, controller):
     """By node and among all; with Gloo also after a second meeting, which MPI does not know."""
     cloud.write(
         "train.py",
@@ -94,8 +94,7 @@ print("total", total, place, os.environ["VC_TASK_INDEX"])
 
 
 @pytest.mark.parametrize(("how", "code"), [("os._exit(7)", 7), ("raise ValueError('bad')", 1)])
-def test_a_rank_that_fails_in_training_ends_the_job(cloud, submit, how, code):
-    """With its code; the others, which wait for it in an allreduce, are ended."""
+def test_a_rank_that_fails_while_training_ends_the_job_with_its_exit_code(cloud, submit, how, code):
     cloud.write(
         "train.py",
         PRELUDE
@@ -119,8 +118,7 @@ for step in range(1000):
 
 
 @pytest.mark.parametrize("controller", ["gloo"], indirect=True)
-def test_a_port_that_is_taken_ends_the_job_at_once(cloud, submit):
-    """Ranks would wait for the others until their time is up."""
+def test_a_port_in_use_ends_the_job_at_once(cloud, submit):
     cloud.write("cloudjob.yaml", "process: {isolation: none}\n")
     cloud.write("train.py", PRELUDE)
 

@@ -83,7 +83,7 @@ def done(cloud) -> dict[str, list]:
     return {name: json.loads(text) for name, text in cloud.left("done-*").items()}
 
 
-def test_training_goes_on_without_a_node_that_is_lost(cloud, words):
+def test_training_continues_after_the_loss_of_a_node(cloud, words):
     """From the step that was reached, with one model on all ranks that are left."""
     text = "def is_done(steps, newcomers): return hvd.size() == 2 and steps >= 10"
     job = cloud.detach(*words(text, "--min-nodes", "2"))
@@ -106,8 +106,7 @@ def test_training_goes_on_without_a_node_that_is_lost(cloud, words):
     assert cloud.status(job)["state"] == "SUCCEEDED"
 
 
-def test_a_node_that_comes_later_takes_part(cloud, words):
-    """It gets the model of the others, and all go on together."""
+def test_a_node_that_joins_later_takes_part(cloud, words):
     text = "def is_done(steps, newcomers): return newcomers == 1 and steps >= 10"
     job = cloud.detach(*words(text, "--min-nodes", "2", "--retries", "1"))
     cloud.await_left(*(f"up-{slot}" for slot in range(3)), limit_s=LIMIT_S)
@@ -128,8 +127,7 @@ def test_a_node_that_comes_later_takes_part(cloud, words):
     assert re.search(rb"node 2 \(\S+\) takes part", log.err + log.out), log
 
 
-def test_training_goes_on_without_a_node_whose_rank_fails(cloud, words):
-    """The others of that node are ended; the failure is told, and is not the job's."""
+def test_training_continues_without_a_node_whose_rank_failed(cloud, words):
     text = """
 def is_done(steps, newcomers): return hvd.size() == 4 and steps >= 10
 def each_step():
@@ -160,8 +158,7 @@ def each_step():
     assert (status["failure"]["exit_code"], status["failure"]["signal"]) == (7, None), status
 
 
-def test_too_few_nodes_end_the_job_when_none_comes_back(cloud, words):
-    """After as long as nodes may take to start, with what was lost and how many there must be."""
+def test_the_job_ends_when_too_few_nodes_are_left(cloud, words):
     text = "def is_done(steps, newcomers): return False"
     job = cloud.detach(*words(text, "--min-nodes", "3", "--start-timeout-min", "0.5"))
     cloud.await_left(*(f"up-{slot}" for slot in range(3)), limit_s=LIMIT_S)
@@ -177,8 +174,7 @@ def test_too_few_nodes_end_the_job_when_none_comes_back(cloud, words):
     assert status["failure"]["node"] == 1, status
 
 
-def test_the_example_goes_on_where_it_was(cloud, poll):
-    """With the epochs that are left."""
+def test_the_example_resumes_with_the_epochs_that_are_left(cloud, poll):
     shutil.copy(EXAMPLES / "horovod_elastic" / "train.py", cloud.source)
     cloud.write("job.yaml", f"process: {{python: {os.environ['CLOUDJOB_TEST_HOROVOD']}}}\n")
     size = ("--nodes", "2", "--min-nodes", "1", "-e", "HOROVOD_GLOO_TIMEOUT_SECONDS=20")

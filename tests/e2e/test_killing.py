@@ -50,8 +50,7 @@ def ends(cloud, job, cause, limit_s=15):
 
 @pytest.mark.every_mpi
 @both
-def test_a_workers_keeper(cloud, job):
-    """The node is gone, its ranks with it, and the record names it."""
+def test_killing_a_workers_keeper_ends_the_job_and_names_the_node(cloud, job):
     os.kill(cloud.state(job)["nodes"][1]["process"], signal.SIGKILL)
 
     status = ends(cloud, job, "platform")
@@ -62,7 +61,7 @@ def test_a_workers_keeper(cloud, job):
 
 @pytest.mark.every_mpi
 @both
-def test_the_heads_keeper(cloud, job):
+def test_killing_the_heads_keeper_ends_the_job(cloud, job):
     """Nobody is left to leave a record, so the backend tells; workers do not wait for ever."""
     os.kill(cloud.state(job)["nodes"][0]["process"], signal.SIGKILL)
 
@@ -72,16 +71,14 @@ def test_the_heads_keeper(cloud, job):
 
 
 @both
-def test_the_controller(cloud, job):
-    """Its nodes end with it, and every shell is told so."""
+def test_killing_the_controller_ends_its_nodes(cloud, job):
     os.kill(cloud.state(job)["controller"], signal.SIGKILL)
 
     ends(cloud, job, "platform")
 
 
 @pytest.mark.every_mpi
-def test_the_controller_and_all_keepers(cloud, job):
-    """As if the machine had been switched off, but for the ranks."""
+def test_killing_controller_and_keepers_ends_the_ranks(cloud, job):
     state = cloud.state(job)
     for pid in (state["controller"], *(node["process"] for node in state["nodes"])):
         os.kill(pid, signal.SIGKILL)
@@ -91,7 +88,7 @@ def test_the_controller_and_all_keepers(cloud, job):
 
 @pytest.mark.every_mpi
 @both
-def test_mpirun(cloud, job):
+def test_killing_mpirun_ends_all_ranks(cloud, job):
     """The job ends, and also the ranks that mpirun 5.0 leaves on the head."""
     for pid in cloud.mpiruns():
         with contextlib.suppress(OSError):
@@ -107,8 +104,7 @@ def test_mpirun(cloud, job):
 
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
-def test_the_door_of_a_rank(cloud, job, rank):
-    """Its program dies with it, and the rank is named."""
+def test_killing_a_rank_wrapper_ends_its_program_and_names_the_rank(cloud, job, rank):
     os.kill(cloud.doors()[rank], signal.SIGKILL)
 
     status = ends(cloud, job, "user")
@@ -119,7 +115,7 @@ def test_the_door_of_a_rank(cloud, job, rank):
 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["head", "worker"])
-def test_the_program_of_a_rank(cloud, job, rank):
+def test_killing_the_program_of_a_rank_names_the_rank(cloud, job, rank):
     """As the kernel does when memory is short."""
     os.kill(int(cloud.left(f"up-{rank}")[f"up-{rank}"]), signal.SIGKILL)
 
@@ -131,8 +127,7 @@ def test_the_program_of_a_rank(cloud, job, rank):
 
 
 @pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
-def test_the_process_group_of_a_rank(cloud, job, rank):
-    """Door and program at once."""
+def test_killing_the_process_group_of_a_rank_names_the_rank(cloud, job, rank):
     os.killpg(os.getpgid(int(cloud.left(f"up-{rank}")[f"up-{rank}"])), signal.SIGKILL)
 
     status = ends(cloud, job, "user")
@@ -142,7 +137,7 @@ def test_the_process_group_of_a_rank(cloud, job, rank):
 
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("node", [0, 1], ids=["head", "worker"])
-def test_the_entry_of_a_node(cloud, job, node):
+def test_killing_the_entry_ends_its_node(cloud, job, node):
     """The entry is the node's first process: its end is the node's end."""
     os.kill(entry(cloud, job, node), signal.SIGKILL)
 
@@ -191,8 +186,7 @@ def is_open(pid, name):
 
 @pytest.mark.every_mpi
 @both
-def test_the_daemon_of_mpirun_on_a_worker(cloud, job):
-    """The remote daemon is gone: the job ends."""
+def test_killing_mpiruns_daemon_on_a_worker_ends_the_job(cloud, job):
     daemons = cloud.find(lambda _, words: bool(words) and Path(words[0]).name in ("orted", "prted"))
     assert daemons
 
@@ -207,7 +201,7 @@ def test_the_daemon_of_mpirun_on_a_worker(cloud, job):
     assert status["failure"]["message"], status
 
 
-def test_submit_with_sigkill(cloud):
+def test_a_job_outlives_its_killed_submit(cloud):
     """The job goes on, and every other shell can ask, follow, wait."""
     running = cloud.start_submit(*SIZE, cloud.script(STAYS))
     cloud.await_left(*UP)
@@ -228,8 +222,7 @@ def test_submit_with_sigkill(cloud):
     ]
 
 
-def test_submit_with_sigkill_and_cancel(cloud):
-    """The job can be cancelled from another shell."""
+def test_a_job_with_a_killed_submit_can_be_cancelled(cloud):
     running = cloud.start_submit(*SIZE, cloud.script(STAYS))
     cloud.await_left(*UP)
     job = running.job
@@ -241,8 +234,7 @@ def test_submit_with_sigkill_and_cancel(cloud):
 
 
 @pytest.mark.parametrize("options", [(), ("--detach",)], ids=["attached", "detached"])
-def test_the_terminal_is_closed(cloud, options):
-    """The job lives on when the terminal of its submitter is gone."""
+def test_a_job_outlives_the_terminal_of_its_submit(cloud, options):
     master, slave = pty.openpty()
     running = cloud.start_submit(
         *options,
@@ -266,7 +258,7 @@ def test_the_terminal_is_closed(cloud, options):
     assert cloud.cli("wait", job).code == 0
 
 
-def test_the_reader_of_the_log_is_gone(cloud):
+def test_a_job_outlives_the_reader_of_its_log(cloud):
     """`submit | head -1` does not hurt the job."""
     read, write = os.pipe()
     running = cloud.start_submit(*SIZE, cloud.script(STAYS), stdout=write)
@@ -281,8 +273,7 @@ def test_the_reader_of_the_log_is_gone(cloud):
     assert b"Traceback" not in done.err, done
 
 
-def test_a_worker_that_is_stopped_does_not_outlive_a_cancel(cloud):
-    """SIGSTOP on a rank is no way to stay."""
+def test_a_worker_stopped_by_sigstop_does_not_outlive_a_cancel(cloud):
     job = cloud.detach(*SIZE, "--grace-s", "1", cloud.script(STAYS))
     cloud.await_left(*UP)
     os.kill(int(cloud.left("up-3")["up-3"]), signal.SIGSTOP)

@@ -101,8 +101,9 @@ def words(cloud, launcher):
 
 
 @each(["size"], lambda slots: [((nodes, slots),) for nodes in (1, 2)])
-def test_each_rank_has_what_the_job_says(cloud, words, launcher, ugly_values, size):
-    """Arguments and variables byte for byte, the code as its folder, and a log of its own."""
+def test_each_rank_has_the_jobs_arguments_variables_code_and_log(
+    cloud, words, launcher, ugly_values, size
+):
     text = """
 leave(f"args-{rank}", b"\\0".join(os.fsencode(word) for word in sys.argv[1:]))
 for name, value in os.environb.items():
@@ -173,8 +174,7 @@ while True: time.sleep(0.05)
 
 
 @each([])
-def test_a_node_that_is_lost_ends_the_job(cloud, words, launcher):
-    """The others do not wait for it."""
+def test_the_loss_of_a_node_ends_the_job(cloud, words, launcher):
     job = cloud.detach(*words(STAYS))
     ranks = range(2 * slots_of(launcher))
     cloud.await_left(*(f"up-{rank}" for rank in ranks), limit_s=LIMIT_S)
@@ -189,8 +189,7 @@ def test_a_node_that_is_lost_ends_the_job(cloud, words, launcher):
 
 
 @each([])
-def test_cancel_gives_every_rank_its_grace(cloud, words, launcher):
-    """SIGTERM first; what a rank does then is waited for."""
+def test_cancel_gives_every_rank_its_grace_period(cloud, words, launcher):
     text = (
         """
 def end(number, frame):
@@ -214,8 +213,7 @@ signal.signal(signal.SIGTERM, end)
 
 
 @each([])
-def test_a_rank_that_ignores_sigterm_ends_all_the_same(cloud, words, launcher):
-    """When its grace is over."""
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(cloud, words, launcher):
     text = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" + STAYS
     job = cloud.detach("--grace-s", "0.5", *words(text))
     ranks = range(2 * slots_of(launcher))
@@ -228,8 +226,7 @@ def test_a_rank_that_ignores_sigterm_ends_all_the_same(cloud, words, launcher):
             os.kill(json.loads(cloud.left()[f"up-{rank}"])[1], 0)
 
 
-def test_tensorflow_is_told_of_its_cluster(cloud):
-    """All workers by name, and which one this is."""
+def test_tensorflow_gets_the_list_of_workers_and_its_own_index(cloud):
     cloud.write("job.py", PRELUDE + 'leave(f"config-{node}", os.environ["TF_CONFIG"])')
 
     done = cloud.submit("--nodes", "2", "--launcher", "tensorflow", "job.py")
@@ -244,7 +241,7 @@ def test_tensorflow_is_told_of_its_cluster(cloud):
     assert len(set(configs[0]["cluster"]["worker"])) == 2
 
 
-def test_workers_and_parameter_servers_are_told_of_each_other(cloud):
+def test_workers_and_parameter_servers_get_each_others_addresses(cloud):
     """By options as the platform's, and by TF_CONFIG; the job ends with its workers."""
     text = """
 import json, os, sys, time
@@ -302,8 +299,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("launcher", EVERY_NODE)
-def test_no_mpirun_is_needed(cloud, words, launcher):
-    """A launcher that starts the ranks itself asks no mpirun, not even for its version."""
+def test_launchers_without_mpi_do_not_start_mpirun(cloud, words, launcher):
     folder = cloud.folder / "bin"
     folder.mkdir()
     trap = folder / "mpirun"
@@ -322,8 +318,7 @@ def test_no_mpirun_is_needed(cloud, words, launcher):
 @pytest.mark.parametrize(
     "name", sorted(name for name in LAUNCHERS if LAUNCHERS[name].is_one_a_node)
 )
-def test_several_ranks_a_node_are_refused_where_there_is_one(cloud, name):
-    """With a word on why."""
+def test_several_ranks_per_node_are_refused_for_launchers_with_one(cloud, name):
     cloud.write("job.py", "")
 
     done = cloud.submit("--procs-per-node", "2", "--launcher", name, "job.py")
@@ -332,16 +327,14 @@ def test_several_ranks_a_node_are_refused_where_there_is_one(cloud, name):
     assert b"starts one process a node" in done.err, done
 
 
-def test_a_command_that_is_not_there(cloud):
-    """The job ends with 127 and says what was not found."""
+def test_a_missing_command_ends_the_job_with_127(cloud):
     done = cloud.submit("--launcher", "command", "no-such-program")
 
     assert done.code == 127, done
     assert b"no-such-program: not found on PATH" in done.err + done.out, done
 
 
-def test_a_job_that_names_no_launcher_is_told_which_it_gets(cloud):
-    """By what its script imports; a copy of the job keeps it."""
+def test_the_launcher_chosen_by_the_imports_is_reported_and_recorded(cloud):
     cloud.write("net.py", "from mpi4py import MPI")
     cloud.write("job.py", "import net\nprint(net.MPI.COMM_WORLD.size)")
 
@@ -357,8 +350,7 @@ def test_a_job_that_names_no_launcher_is_told_which_it_gets(cloud):
     assert b"launcher " not in copied.err, copied
 
 
-def test_a_dry_run_shows_the_launcher_that_is_chosen(cloud):
-    """As the job would have it; what is named is not looked for."""
+def test_a_dry_run_shows_the_chosen_launcher(cloud):
     cloud.write("job.py", "import torch.distributed")
 
     found = cloud.submit("--dry-run", "--json", "job.py")
@@ -372,8 +364,7 @@ def test_a_dry_run_shows_the_launcher_that_is_chosen(cloud):
 
 
 @pytest.mark.parametrize("controller", ["mpi", "gloo"])
-def test_a_framework_that_is_not_there_is_named(cloud, controller):
-    """Before any rank starts, with the interpreter that lacks it."""
+def test_a_missing_framework_is_reported_before_any_rank_starts(cloud, controller):
     cloud.write("job.py", "import horovod.torch as hvd")
 
     done = cloud.submit("--nodes", "2", "-e", f"HOROVOD_CONTROLLER={controller}", "job.py")

@@ -35,7 +35,7 @@ while rest: rest = rest[os.write(1, rest):]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_rank_is_kept_byte_for_byte(cloud, case):
+def test_the_log_of_a_rank_keeps_every_byte(cloud, case):
     """`logs --raw --rank R` gives what rank R wrote, and attached or later nothing else."""
     cloud.write("data", CASES[case])
     done = cloud.submit("--nodes", "2", "--procs-per-node", "2", cloud.script(WRITE), "data")
@@ -45,8 +45,7 @@ def test_a_rank_is_kept_byte_for_byte(cloud, case):
         assert cloud.raw(done.job, rank) == b"%d:" % rank + CASES[case]
 
 
-def test_pieces_with_pauses_are_put_together(cloud):
-    """A line that is written in pieces over seconds is one line, whoever else writes meanwhile."""
+def test_a_line_written_in_pieces_is_one_line(cloud):
     script = cloud.script(
         """
         for piece in ("one ", "two ", "three"):
@@ -99,7 +98,7 @@ def test_many_lines_of_many_ranks_stay_whole(cloud):
     )
 
 
-def test_lines_are_shown_while_the_rank_goes_on(cloud):
+def test_lines_appear_while_the_rank_runs(cloud):
     """A line shows within a second, at submit and at `logs -f`, from the head and from a worker."""
     script = cloud.script('leave(f"at-{rank}", time.time())\nprint("now", rank)\nawait_file("go")')
     running = cloud.start_submit("--nodes", "2", script)
@@ -120,8 +119,7 @@ def test_lines_are_shown_while_the_rank_goes_on(cloud):
     assert took < 2, took
 
 
-def test_a_progress_bar_is_seen_before_its_newline(cloud):
-    """`logs --raw -f` shows what stands in an open line."""
+def test_a_progress_bar_appears_before_its_newline(cloud):
     script = cloud.script(
         'os.write(1, b"\\r 10%")\nleave("wrote")\nawait_file("go")\nos.write(1, b"\\r100%\\n")'
     )
@@ -187,8 +185,7 @@ def test_the_log_outlives_a_node(cloud):
     assert cloud.raw(job, 0) == b"before 0\n"
 
 
-def test_filters(cloud):
-    """--node and --rank show that node's and that rank's lines, and no others."""
+def test_node_and_rank_filters_select_lines(cloud):
     done = cloud.submit(
         "--nodes", "2", "--procs-per-node", "2", cloud.script('print("line of", rank)')
     )
@@ -209,8 +206,7 @@ def test_filters(cloud):
 
 
 @pytest.mark.parametrize("words", [("--node", "2"), ("--rank", "4"), ("--rank", "99999999999")])
-def test_a_node_or_rank_that_is_not_there_is_told(cloud, words):
-    """It is no empty success."""
+def test_an_unknown_node_or_rank_is_an_error(cloud, words):
     done = cloud.submit("--nodes", "2", "--procs-per-node", "2", cloud.script(""))
 
     shown = cloud.cli("logs", *words, done.job)
@@ -220,8 +216,7 @@ def test_a_node_or_rank_that_is_not_there_is_told(cloud, words):
     assert b"Traceback" not in shown.err
 
 
-def test_grandchildren_write_to_the_same_log(cloud):
-    """Also after the program of the rank has ended, as long as the job goes on."""
+def test_output_of_grandchildren_is_in_the_log(cloud):
     script = cloud.script(
         """
         import subprocess
@@ -238,8 +233,7 @@ def test_grandchildren_write_to_the_same_log(cloud):
     assert b"[0] late words" in done.lines, done
 
 
-def test_stderr_and_stdout_are_in_one_order(cloud):
-    """What a rank writes to either is in its log in the order of writing."""
+def test_stdout_and_stderr_keep_their_common_order(cloud):
     script = cloud.script(
         'for n in range(50):\n    print("out", n)\n    print("err", n, file=sys.stderr)'
     )
@@ -249,8 +243,7 @@ def test_stderr_and_stdout_are_in_one_order(cloud):
     assert cloud.raw(done.job, 0) == b"".join(b"out %d\nerr %d\n" % (n, n) for n in range(50))
 
 
-def test_rank_output_on_stdout_and_our_words_on_stderr(cloud):
-    """Standard output holds nothing but lines of ranks."""
+def test_rank_output_goes_to_stdout_and_messages_to_stderr(cloud):
     done = cloud.submit("--nodes", "2", cloud.script('print("x")\nsys.exit(3)'))
 
     assert done.code == 3
@@ -258,8 +251,7 @@ def test_rank_output_on_stdout_and_our_words_on_stderr(cloud):
     assert b"FAILED" in done.err
 
 
-def test_json_owns_stdout(cloud):
-    """With --json the log goes to stderr and one object to stdout."""
+def test_with_json_only_one_object_goes_to_stdout(cloud):
     done = cloud.submit("--json", "--nodes", "2", cloud.script('print("x")'))
 
     assert done.code == 0, done
@@ -267,15 +259,13 @@ def test_json_owns_stdout(cloud):
     assert b"[0] x" in done.err
 
 
-def test_following_a_job_that_has_ended_ends(cloud):
-    """`logs -f` is then the same as `logs`."""
+def test_following_the_log_of_an_ended_job_ends(cloud):
     done = cloud.submit(cloud.script('print("x")'))
 
     assert cloud.cli("logs", "-f", done.job, limit_s=10).out == b"[0] x\n"
 
 
-def test_a_closed_stdout_of_a_rank_is_its_own_affair(cloud):
-    """A script that closes its output ends as it says."""
+def test_a_rank_may_close_its_stdout(cloud):
     done = cloud.submit("--nodes", "2", cloud.script("os.close(1); os.close(2); os._exit(0)"))
 
     assert done.code == 0, done

@@ -97,7 +97,7 @@ time.sleep(600)
 
 @pytest.mark.long
 @mindspore
-def test_retries_recover_a_job(cloud, submit):
+def test_retries_recover_a_failed_job(cloud, submit):
     """Also with MindSpore's recovery on, which waits for a rank that nobody else would start."""
     done = submit(
         "msrun",
@@ -124,8 +124,7 @@ print("sum", all_sum(rank + 1))
 
 
 @mindspore
-def test_a_scheduler_that_dies_is_no_rank_that_fails(cloud, poll):
-    """The job ends, and its record names the scheduler."""
+def test_the_record_names_a_scheduler_that_died(cloud, poll):
     python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
     cloud.write("train.py", PRELUDE + 'open(f"{results}/up-{rank}", "w").close(); time.sleep(600)')
     cloud.write("job.yaml", f"process: {{python: {python}}}\n")
@@ -146,7 +145,7 @@ def test_a_scheduler_that_dies_is_no_rank_that_fails(cloud, poll):
 
 
 @mindspore
-def test_cancel_reaches_every_rank_with_its_grace(cloud):
+def test_cancel_reaches_every_rank_with_its_grace_period(cloud):
     """Through msrun, which would kill them at once."""
     python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
     text = """
@@ -173,7 +172,7 @@ while True: time.sleep(0.05)
 
 @pytest.mark.long
 @mindspore
-def test_the_quick_start_learns_the_same_on_every_rank(cloud):
+def test_the_quick_start_has_the_same_losses_on_every_rank(cloud):
     """Four ranks on two nodes, data-parallel: the losses of the document's table, 0.37 to 0.24."""
     python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
     text = (EXAMPLE / "job.yaml").read_text()
@@ -199,8 +198,7 @@ def test_the_quick_start_learns_the_same_on_every_rank(cloud):
 
 
 @mindspore
-def test_the_quick_start_learns_alone(cloud):
-    """One rank, which meets nobody: the mode stand_alone."""
+def test_the_quick_start_trains_on_a_single_rank(cloud):
     python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
     text = (EXAMPLE / "job.yaml").read_text().replace("data_parallel", "stand_alone")
     job = cloud.write("job.yaml", f"{text}  python: {python}\n")
@@ -256,8 +254,7 @@ def test_modes_that_need_an_accelerator_are_refused_on_a_cpu(cloud):
 
 
 @mindspore
-def test_the_refusal_is_mindspore_s_own(cloud):
-    """The flag starts it all the same, and the framework says that it cannot."""
+def test_an_unsupported_mode_can_be_forced_and_mindspore_reports_it(cloud):
     python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
     text = (EXAMPLE / "job.yaml").read_text().replace("data_parallel", "semi_auto_parallel")
     job = cloud.write("job.yaml", f"{text}  python: {python}\n")
@@ -287,7 +284,7 @@ open(path, "w").write(json.dumps([told, table, os.environ["VC_TASK_INDEX"]]))
 """
 
 
-def test_ranks_of_a_table_are_told_who_they_are(cloud):
+def test_each_rank_in_a_rank_table_gets_its_number(cloud):
     """On two nodes with two devices each, which the job file lists."""
     cloud.write("train.py", TOLD)
     cloud.write(
@@ -323,7 +320,7 @@ mindspore:
     assert [server["server_id"] for server in tables[0]["server_list"]] == ["10.0.0.1", "10.0.0.2"]
 
 
-def test_the_platform_s_table_is_used_where_there_is_one(cloud):
+def test_the_platforms_rank_table_is_used(cloud):
     """``RANK_TABLE_FILE`` names it, or its folder."""
     cloud.write("train.py", TOLD)
     instance = {
@@ -344,7 +341,7 @@ def test_the_platform_s_table_is_used_where_there_is_one(cloud):
     assert table["version"] == "1.0"
 
 
-def test_a_dry_run_needs_no_table(cloud):
+def test_a_dry_run_needs_no_rank_table(cloud):
     """It shows the ranks, and a table without the addresses that only the platform knows."""
     cloud.write("train.py", "")
     cloud.write("job.yaml", "launcher: rank-table\nmindspore: {device_target: Ascend}\n")
@@ -361,8 +358,7 @@ def test_a_dry_run_needs_no_table(cloud):
     assert '"device_ip": "?"' in plans[0]["files"][0]["text"]
 
 
-def test_a_job_without_a_rank_table_is_told_what_to_do(cloud):
-    """When the platform has given none in time."""
+def test_a_missing_rank_table_is_reported_with_a_hint(cloud):
     cloud.write("train.py", "")
     cloud.write("job.yaml", "launcher: rank-table\nmindspore: {device_target: Ascend}\n")
 
@@ -377,8 +373,7 @@ def test_a_job_without_a_rank_table_is_told_what_to_do(cloud):
 
 
 @pytest.mark.parametrize("device", ["CPU", "GPU"])
-def test_a_rank_table_is_refused_where_there_is_no_ascend(cloud, device):
-    """With the launcher to use; a flag overrides."""
+def test_the_launcher_rank_table_is_refused_without_ascend(cloud, device):
     cloud.write("train.py", TOLD)
     text = f"mindspore: {{device_target: {device}, devices: [s 0=1.1.1.1]}}\n"
     cloud.write("job.yaml", "launcher: rank-table\n" + text)

@@ -95,7 +95,7 @@ def test_the_readme_runs(arts: Any):
     assert [phase["name"] for phase in status["phases"]] == ["stage", "bring-up", "run"]
 
 
-def test_every_word_and_variable_arrives(arts: Any, ugly_values: dict[str, bytes]):
+def test_every_argument_and_variable_arrives_exactly(arts: Any, ugly_values: dict[str, bytes]):
     """In the body, beside the code, or in the command: exact bytes on each node."""
     script = arts.script(
         """
@@ -121,8 +121,7 @@ def test_every_word_and_variable_arrives(arts: Any, ugly_values: dict[str, bytes
         assert json.loads(arts.left()[f"argv-{rank}"]) == args
 
 
-def test_outputs_come_back_and_inputs_are_brought(arts: Any):
-    """The platform moves both; the script finds them in its variables."""
+def test_the_platform_copies_inputs_and_outputs(arts: Any):
     first = submitted(
         arts,
         *("--output", "OUT=", "--nodes", "2"),
@@ -155,8 +154,7 @@ def test_outputs_come_back_and_inputs_are_brought(arts: Any):
     assert b"there is nothing at obs://cloudjob/nope/" in misspelt.err
 
 
-def test_parameters_are_appended_to_the_words_of_the_script(arts: Any):
-    """The last command of ours is the script, so what the platform appends is the script's."""
+def test_parameters_of_the_platform_are_appended_to_the_scripts_arguments(arts: Any):
     script = arts.script('import json; leave("argv", json.dumps(sys.argv[1:]))')
     (arts.source / "job.yaml").write_text("modelarts: {parameters: {epochs: 3}}\n")
     done = submitted(arts, "--config", "job.yaml", script, "--lr", "0.1")
@@ -177,8 +175,7 @@ def test_a_preset_engine_runs_the_job_through_our_boot_file(arts: Any):
     assert arts.left("rank-*") == {"rank-0": b"2 word", "rank-1": b"2 word"}
 
 
-def test_a_long_log_is_complete_though_the_window_is_small(arts: Any):
-    """Each line of each rank once and in order, also what the window has passed over."""
+def test_a_log_longer_than_the_platforms_window_is_complete(arts: Any):
     script = arts.script(
         """
         for number in range(4000):
@@ -201,7 +198,7 @@ def test_a_long_log_is_complete_though_the_window_is_small(arts: Any):
 # -- what fails, and what ends --------------------------------------------------------------------
 
 
-def test_the_rank_to_blame_is_named(arts: Any):
+def test_the_status_names_the_rank_that_failed(arts: Any):
     """By the head's record, which the platform keeps as an output."""
     script = arts.script(
         """
@@ -221,8 +218,7 @@ def test_the_rank_to_blame_is_named(arts: Any):
     assert any("the reason" in line for line in status["failure"]["last_lines"])
 
 
-def test_cancel_ends_the_job_and_its_secrets(arts: Any, emulator: Path):
-    """The state is ours, and what lay beside the code for the nodes is gone from the store."""
+def test_cancel_ends_the_job_and_deletes_its_secrets(arts: Any, emulator: Path):
     script = arts.script('leave(f"up-{rank}"); time.sleep(120)')
     job = detach(arts, "--secret", "TOKEN", "--nodes", "2", script, env={"TOKEN": "s3cret"})
     arts.await_left("up-0", "up-1")
@@ -273,7 +269,7 @@ def test_rm_leaves_nothing(arts: Any):
     assert arts.cli("status", done.job).code == 6
 
 
-def test_a_failed_job_is_started_again_by_the_platform(arts: Any):
+def test_a_failed_job_restarted_by_the_platform_runs_again(arts: Any):
     """In place: the code and the variables must still be there, and the last record counts."""
     script = arts.script(
         """
@@ -302,7 +298,9 @@ def test_a_failed_job_is_started_again_by_the_platform(arts: Any):
     ],
     ids=lambda words: words[0],
 )
-def test_a_job_runs_in_spite_of(words: tuple[str, ...], arts: Any, fault: Callable[..., str]):
+def test_a_job_survives_transient_failures(
+    words: tuple[str, ...], arts: Any, fault: Callable[..., str]
+):
     """What users meet and should not notice; there is one job after it, and not two."""
     fault(*words)
     name = f"once-{words[0]}"
@@ -313,8 +311,7 @@ def test_a_job_runs_in_spite_of(words: tuple[str, ...], arts: Any, fault: Callab
     assert len(jobs_of(arts, name)) == 1
 
 
-def test_a_create_whose_answer_is_lost_makes_one_job(arts: Any, fault: Callable[..., str]):
-    """The request was done; only its answer did not come."""
+def test_a_create_request_with_a_lost_answer_creates_one_job(arts: Any, fault: Callable[..., str]):
     fault("lost-answer", "--path", "/training-jobs", "--count", "1")
     done = submitted(arts, "--name", "lost-create", arts.script("pass"))
 
@@ -323,8 +320,7 @@ def test_a_create_whose_answer_is_lost_makes_one_job(arts: Any, fault: Callable[
 
 
 @pytest.mark.long
-def test_faults_in_mid_run_do_not_end_the_following(arts: Any, fault: Callable[..., str]):
-    """The log goes on where it was."""
+def test_following_a_log_survives_failed_requests(arts: Any, fault: Callable[..., str]):
     script = arts.script(
         """
         leave("up")
@@ -354,10 +350,7 @@ def jobs_of(arts: Any, name: str) -> list[dict[str, Any]]:
     return list(Client(site).search([{"key": "name", "operator": "like", "value": [name]}]))
 
 
-def test_an_image_that_cannot_be_pulled_is_a_failure_of_the_platform(
-    arts: Any, fault: Callable[..., str]
-):
-    """There is no record, and the status says what the platform does."""
+def test_an_image_that_cannot_be_pulled_is_a_platform_failure(arts: Any, fault: Callable[..., str]):
     fault("image-pull", "--count", "1")
     done = submitted(arts, arts.script("pass"))
     status = arts.status(done.job)
@@ -369,7 +362,7 @@ def test_an_image_that_cannot_be_pulled_is_a_failure_of_the_platform(
     assert re.search(rb"(?i)pull", events.out), events
 
 
-def test_a_lost_node_is_a_failure_of_the_platform(
+def test_a_lost_node_is_a_platform_failure(
     arts: Any, fault: Callable[..., str], poll: Callable[..., Any]
 ):
     """Without fault tolerance the job is over."""
@@ -386,8 +379,7 @@ def test_a_lost_node_is_a_failure_of_the_platform(
 # -- before the submit ----------------------------------------------------------------------------
 
 
-def test_what_would_fail_is_said_before_anything_is_sent(arts: Any):
-    """All of it at once, each with what to do; and nothing is left."""
+def test_everything_that_would_fail_is_reported_before_the_submit(arts: Any):
     done = submitted(arts, "--nodes", "99", "--flavor", "modelarts.vm.cpu.2u", arts.script("pass"))
 
     assert done.code == 5, done
@@ -396,8 +388,7 @@ def test_what_would_fail_is_said_before_anything_is_sent(arts: Any):
     assert json.loads(arts.cli("list", "--json").out) == []
 
 
-def test_an_emulator_that_is_not_there_is_told(arts: Any):
-    """With what to do."""
+def test_a_missing_emulator_is_reported_with_a_hint(arts: Any):
     address = arts.home / "emulator" / "address.json"
     values = json.loads(address.read_text())
     address.write_text(json.dumps({**values, "endpoint": "http://127.0.0.1:9"}))
@@ -407,8 +398,7 @@ def test_an_emulator_that_is_not_there_is_told(arts: Any):
     assert b"hint: cloudjob emulator up" in done.err
 
 
-def test_doctor_looks_at_the_service(arts: Any):
-    """And exits as it should."""
+def test_doctor_checks_the_service(arts: Any):
     done = arts.cli("doctor", "--backend", "modelarts", "--json")
     found = {check["name"]: check for check in json.loads(done.out)}
 
@@ -469,8 +459,7 @@ def test_jobs_of_several_backends_are_listed_copied_compared_and_cancelled(arts:
         (("events", "nothing"), b"finding 'nothing': no such job"),
     ],
 )
-def test_what_is_asked_wrongly_is_told(words: tuple[str, ...], said: bytes, cloud: Any):
-    """In one line, with what to try."""
+def test_invalid_requests_are_reported_in_one_line(words: tuple[str, ...], said: bytes, cloud: Any):
     done = cloud.cli(*words)
 
     assert said in done.err
@@ -478,8 +467,7 @@ def test_what_is_asked_wrongly_is_told(words: tuple[str, ...], said: bytes, clou
     assert done.code in (2, 6)
 
 
-def test_events_of_a_backend_without_any_are_told(cloud: Any):
-    """Not an empty list, which would look like a quiet job."""
+def test_events_of_a_backend_that_records_none_are_an_error(cloud: Any):
     done = cloud.submit(cloud.script("pass"))
     found = cloud.cli("events", done.job)
 

@@ -72,8 +72,7 @@ MPI.COMM_WORLD.Barrier()
         ("OPENMPI_BIND_ARGS", "-bind-to core -map-by ppr:1:node", "map-by ppr:1:node"),
     ],
 )
-def test_an_option_of_open_mpi_alone_is_refused(cloud, submit, name, words, told):
-    """It would mean something else, or nothing."""
+def test_an_option_that_only_open_mpi_has_is_refused(cloud, submit, name, words, told):
     cloud.write("job.py", "")
 
     done = submit("-e", f"{name}={words}", "--launcher", "mpirun", "job.py")
@@ -82,8 +81,7 @@ def test_an_option_of_open_mpi_alone_is_refused(cloud, submit, name, words, told
     assert f"{told}: MPICH 4.0 has no such mpirun option" in done.err.decode(), done
 
 
-def test_options_that_both_have_are_passed_on(cloud, submit):
-    """Binding, and a variable by name and by value."""
+def test_options_that_mpich_has_too_are_passed_on(cloud, submit):
     cloud.write("job.py", "import os\nprint(len(os.sched_getaffinity(0)), os.environ['ASKED'])")
 
     done = submit(

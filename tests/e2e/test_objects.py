@@ -96,7 +96,7 @@ def test_inputs_and_outputs_in_a_bucket(cloud, bucket, tmp_path):
     assert bucket.keys["AWS_SECRET_ACCESS_KEY"].encode() not in done.out + done.err
 
 
-def test_what_is_kept_while_a_job_runs_survives_its_end(cloud, bucket):
+def test_a_checkpoint_uploaded_while_the_job_runs_survives_a_crash(cloud, bucket):
     """The machine goes down in the middle of a second checkpoint: the first one is whole."""
     script = cloud.script(
         """
@@ -132,8 +132,7 @@ def test_what_is_kept_while_a_job_runs_survives_its_end(cloud, bucket):
     assert bucket.kept() == first
 
 
-def test_a_job_that_is_cancelled_keeps_what_it_saves_at_the_last_moment(cloud, bucket):
-    """The ranks save when they are told to end, and that is uploaded within the grace period."""
+def test_files_saved_during_the_grace_period_are_uploaded(cloud, bucket):
     script = cloud.script(
         """
         def save(*_):
@@ -157,8 +156,7 @@ def test_a_job_that_is_cancelled_keeps_what_it_saves_at_the_last_moment(cloud, b
     assert bucket.kept(node=1) == {"last-1": b"saved"}
 
 
-def test_a_second_attempt_goes_on_where_the_first_one_was(cloud, bucket):
-    """Its outputs are back before the script starts, on every node."""
+def test_a_second_attempt_starts_with_the_restored_outputs(cloud, bucket):
     script = cloud.script(
         """
         path = os.environ["OUT"] + "/step"
@@ -197,8 +195,7 @@ def test_outputs_that_the_store_refuses_fail_the_job(cloud, seaweedfs, new_bucke
     assert "right to do so" in message
 
 
-def test_one_file_of_two_nodes_is_told(cloud, tmp_path):
-    """One of the two is lost: the job does not end well, and says which."""
+def test_two_nodes_that_write_the_same_output_file_fail_the_job(cloud, tmp_path):
     script = cloud.script('open(os.environ["OUT"] + "/log", "w").write(str(rank))')
     done = cloud.submit("--nodes", "2", "--output", f"OUT=file://{tmp_path}/kept", script)
 
@@ -253,7 +250,7 @@ def poll(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
 
 
 @pytest.mark.parametrize("end", ["sys.exit(3)", "os.kill(os.getpid(), 9)", "time.sleep(600)"])
-def test_what_was_being_written_when_a_job_failed_is_listed_as_incomplete(cloud, tmp_path, end):
+def test_files_being_written_when_a_job_failed_are_listed_as_incomplete(cloud, tmp_path, end):
     script = cloud.script(f"""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         out = os.environ["OUT"] + "/"

@@ -52,7 +52,7 @@ def is_cancelled(cloud, job):
 
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_submit_gives_every_rank_its_grace(cloud, number):
+def test_a_signal_to_submit_gives_every_rank_its_grace_period(cloud, number):
     """Ctrl-C and SIGTERM reach all four ranks at once; each saves for two seconds."""
     running = cloud.start_submit(*SIZE, saves(cloud))
     cloud.await_left(*UP)
@@ -78,7 +78,7 @@ def test_a_signal_to_submit_gives_every_rank_its_grace(cloud, number):
     ("mpi_init", "early"),
     [(False, -1), (False, 0), (False, 3), (True, 0), (True, 3)],
 )
-def test_cancel_from_another_shell_gives_every_rank_its_grace(cloud, early, mpi_init):
+def test_cancel_from_another_shell_gives_every_rank_its_grace_period(cloud, early, mpi_init):
     """Also when one rank has ended at once while others still save."""
     job = cloud.detach(*SIZE, saves(cloud, early, mpi=mpi_init))
     cloud.await_left(*UP)
@@ -93,8 +93,7 @@ def test_cancel_from_another_shell_gives_every_rank_its_grace(cloud, early, mpi_
     assert cloud.leftovers() == []
 
 
-def test_cancel_now_leaves_out_the_grace(cloud):
-    """`cancel --now` ends a job whose ranks would take their time."""
+def test_cancel_now_skips_the_grace_period(cloud):
     job = cloud.detach(*SIZE, "--grace-s", "60", cloud.script(IGNORES))
     cloud.await_left(*UP)
     began = time.monotonic()
@@ -107,8 +106,7 @@ def test_cancel_now_leaves_out_the_grace(cloud):
 
 
 @pytest.mark.every_mpi
-def test_a_script_that_ignores_sigterm_ends_after_the_grace(cloud):
-    """--grace-s 1 is kept, on both lines of Open MPI."""
+def test_a_script_that_ignores_sigterm_is_killed_after_the_grace_period(cloud):
     running = cloud.start_submit(*SIZE, "--grace-s", "1", cloud.script(IGNORES))
     cloud.await_left(*UP)
     began = time.monotonic()
@@ -121,7 +119,7 @@ def test_a_script_that_ignores_sigterm_ends_after_the_grace(cloud):
     is_cancelled(cloud, running.job)
 
 
-def test_the_grace_is_as_long_as_it_was_set(cloud):
+def test_the_grace_period_is_as_long_as_configured(cloud):
     """A rank that needs 4 s has them under --grace-s 6, though Open MPI's own grace is shorter."""
     script = cloud.script(
         SAVES.replace("EARLY", "2").replace("MPI", "").replace("sleep(2)", "sleep(4)")
@@ -134,8 +132,7 @@ def test_the_grace_is_as_long_as_it_was_set(cloud):
     assert sorted(cloud.left("saved-*")) == ["saved-0", "saved-1", "saved-3"]
 
 
-def test_ctrl_c_twice_ends_at_once(cloud):
-    """The second one does not wait for the grace."""
+def test_a_second_ctrl_c_skips_the_grace_period(cloud):
     running = cloud.start_submit(*SIZE, "--grace-s", "60", cloud.script(IGNORES))
     cloud.await_left(*UP)
     began = time.monotonic()
@@ -151,8 +148,7 @@ def test_ctrl_c_twice_ends_at_once(cloud):
 
 
 @pytest.mark.every_mpi
-def test_ctrl_c_while_the_job_starts(cloud):
-    """A cancel that comes before the first rank leaves nothing behind."""
+def test_ctrl_c_while_the_job_starts_leaves_nothing_behind(cloud):
     script = cloud.script("time.sleep(60)")
     running = cloud.start_submit("--nodes", "4", script)
     job = running.job
@@ -184,7 +180,7 @@ sys.exit(main(sys.argv[4:]))
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("step", [1, -1])
 @pytest.mark.parametrize("words", [(), ("--detach",)])
-def test_a_signal_while_the_platform_is_asked_for_the_job(cloud, number, step, words):
+def test_a_signal_while_the_job_is_being_submitted_cancels_it(cloud, number, step, words):
     """The job was on its way and could not be taken back: it is cancelled when it is there."""
     text = SIGNALLED.format(number=int(number), step=step)
     cloud.prefix = (cloud.python, "-c", text)
@@ -196,8 +192,7 @@ def test_a_signal_while_the_platform_is_asked_for_the_job(cloud, number, step, w
     is_cancelled(cloud, done.job)
 
 
-def test_ctrl_c_on_a_terminal(cloud):
-    """A real ^C byte through a real terminal."""
+def test_ctrl_c_on_a_terminal_cancels_the_job(cloud):
     master, slave = pty.openpty()
     running = cloud.start_submit(
         *SIZE,
@@ -218,7 +213,7 @@ def test_ctrl_c_on_a_terminal(cloud):
     is_cancelled(cloud, running.job)
 
 
-def test_time_is_up(cloud):
+def test_a_job_over_its_timeout_ends_with_124(cloud):
     """--timeout-min ends the job with 124 and the cause timeout; ranks have their grace."""
     done = cloud.submit(*SIZE, "--timeout-min", "0.04", "--grace-s", "6", saves(cloud))
 
@@ -229,13 +224,11 @@ def test_time_is_up(cloud):
     assert len(cloud.left("saved-*")) == 4
 
 
-def test_a_job_that_ends_in_time_is_not_disturbed(cloud):
-    """A time-out that is not reached changes nothing."""
+def test_a_timeout_that_is_not_reached_changes_nothing(cloud):
     assert cloud.submit("--timeout-min", "1", cloud.script("")).code == 0
 
 
-def test_cancel_of_a_job_that_has_ended_changes_nothing(cloud):
-    """It stays as it was."""
+def test_cancelling_an_ended_job_changes_nothing(cloud):
     done = cloud.submit(cloud.script("sys.exit(3)"))
 
     cancelled = cloud.cli("cancel", done.job)
@@ -244,8 +237,7 @@ def test_cancel_of_a_job_that_has_ended_changes_nothing(cloud):
     assert cloud.status(done.job)["state"] == "FAILED"
 
 
-def test_a_job_that_succeeds_while_it_is_cancelled(cloud):
-    """All ranks end with 0 in their grace: it is still cancelled, and no rank has failed."""
+def test_a_cancelled_job_whose_ranks_succeed_is_cancelled(cloud):
     job = cloud.detach(*SIZE, saves(cloud))
     cloud.await_left(*UP)
 
@@ -256,7 +248,7 @@ def test_a_job_that_succeeds_while_it_is_cancelled(cloud):
     assert (status["failure"] or {}).get("rank") is None
 
 
-def test_two_shells_cancel_at_once(cloud):
+def test_two_cancels_at_once_cancel_the_job_once(cloud):
     """It is cancelled once, and both hear of it; the grace is kept."""
     job = cloud.detach(*SIZE, saves(cloud))
     cloud.await_left(*UP)
@@ -270,7 +262,7 @@ def test_two_shells_cancel_at_once(cloud):
 
 
 @pytest.mark.every_mpi
-def test_usr1_reaches_every_rank(cloud):
+def test_sigusr1_reaches_every_rank(cloud):
     """A signal that means nothing to us is for the script: it is passed on to all nodes."""
     script = cloud.script(
         """

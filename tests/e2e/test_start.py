@@ -44,7 +44,7 @@ def hang(cloud, times):
 
 
 @pytest.mark.every_mpi
-def test_a_start_that_hangs_once_is_only_late(cloud):
+def test_a_start_that_hangs_once_is_repeated(cloud):
     """The second mpirun runs every rank, once; the log says what happened."""
     hang(cloud, 1)
     script = cloud.script("""
@@ -66,7 +66,7 @@ def test_a_start_that_hangs_once_is_only_late(cloud):
     assert cloud.status(done.job)["failure"] is None
 
 
-def test_a_start_that_always_hangs_is_given_up(cloud):
+def test_a_start_that_hangs_twice_ends_the_job(cloud):
     """Long before the time for a start is over; the record names who has not started."""
     hang(cloud, 9)
     script = cloud.script("leave(f'run-{rank}')")

@@ -39,7 +39,7 @@ def bucket(seaweedfs: Server, new_bucket: Callable[[Server], str]) -> str:
 
 
 @pytest.mark.parametrize("scheme", ["s3", "obs"])
-def test_a_job_lives_in_a_bucket(
+def test_a_job_keeps_code_inputs_outputs_and_record_in_a_bucket(
     cloud,
     seaweedfs: Server,
     bucket: str,
@@ -47,7 +47,6 @@ def test_a_job_lives_in_a_bucket(
     fault_proxy: Callable[[Server], FaultProxy],
     tmp_path: Path,
 ):
-    """Code and input come from it, outputs and the record go to it, and nobody learns the keys."""
     proxy = fault_proxy(seaweedfs)
     environ = seaweedfs.environ
     if scheme == "obs":
@@ -114,8 +113,7 @@ def _objects(server: Server, bucket: str) -> dict[str, bytes]:
     }
 
 
-def test_a_store_that_refuses_is_one_line_and_a_hint(cloud, seaweedfs: Server, bucket: str):
-    """Nothing was started, and the exit code is the store's."""
+def test_a_store_error_is_one_line_with_a_hint(cloud, seaweedfs: Server, bucket: str):
     cloud.environ.update({**seaweedfs.environ, "AWS_SECRET_ACCESS_KEY": "wrong"})
 
     done = cloud.submit("--store", f"s3://{bucket}/jobs", cloud.script("print(1)"))
@@ -128,8 +126,7 @@ def test_a_store_that_refuses_is_one_line_and_a_hint(cloud, seaweedfs: Server, b
     assert cloud.cli("list").out == b""
 
 
-def test_the_doctor_looks_at_the_configured_store(cloud, seaweedfs: Server, bucket: str):
-    """Reached, written to, and its clock compared; or what is wrong with it."""
+def test_doctor_checks_the_configured_store(cloud, seaweedfs: Server, bucket: str):
     cloud.environ.update({**seaweedfs.environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
     section = f"{{endpoint: '{seaweedfs.endpoint}', addressing: path}}"
     cloud.write("cloudjob.yaml", f"store: s3://{bucket}/jobs\ns3: {section}\n")

@@ -33,8 +33,7 @@ leave(f"rank-{rank}", json.dumps({
 
 @pytest.mark.every_mpi
 @pytest.mark.parametrize(("nodes", "procs"), [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)])
-def test_allreduce_is_right_on_every_rank(cloud, nodes, procs):
-    """Ranks of all nodes form one world and add up."""
+def test_allreduce_has_the_right_result_on_every_rank(cloud, nodes, procs):
     script = cloud.script(ALLREDUCE)
 
     done = cloud.submit("--nodes", str(nodes), "--procs-per-node", str(procs), script)
@@ -54,8 +53,7 @@ def test_allreduce_is_right_on_every_rank(cloud, nodes, procs):
 
 
 @pytest.mark.every_mpi
-def test_eight_nodes_run(cloud):
-    """Eight nodes start and end."""
+def test_a_job_runs_on_eight_nodes(cloud):
     script = cloud.script('leave(f"rank-{rank}", node)')
 
     done = cloud.submit("--nodes", "8", script)
@@ -64,8 +62,7 @@ def test_eight_nodes_run(cloud):
     assert cloud.left() == {f"rank-{rank}": b"%d" % rank for rank in range(8)}
 
 
-def test_each_node_has_a_place_and_variables_of_its_own(cloud):
-    """Home, TMPDIR, name, address and index differ; the platform's words do not."""
+def test_each_node_has_its_own_folders_name_and_address(cloud):
     cloud.write("data/words.txt", "hello")
     script = cloud.script(FACTS)
 
@@ -178,8 +175,7 @@ def test_arguments_arrive_byte_for_byte(cloud, nodes):
         assert cloud.left()[f"rank-{rank}"].split(b"\0") == [b"job.py", *UGLY_ARGS]
 
 
-def test_arguments_without_a_colon_arrive_too(cloud):
-    """The path without percent signs is exact as well."""
+def test_arguments_without_a_colon_arrive_byte_for_byte(cloud):
     args = [arg for arg in UGLY_ARGS if arg != b":"]
     script = cloud.script('leave(f"rank-{rank}", b"\\0".join(os.fsencode(a) for a in sys.argv))')
 
@@ -190,7 +186,7 @@ def test_arguments_without_a_colon_arrive_too(cloud):
         assert cloud.left()[f"rank-{rank}"].split(b"\0") == [b"job.py", *args]
 
 
-def test_a_script_is_run_as_python_runs_it(cloud):
+def test_a_script_runs_as_under_plain_python(cloud):
     """Its folder is importable, it is ``__main__``, and pickling and multiprocessing find it."""
     cloud.write("pkg/helper.py", "VALUE = 42\n")
     script = cloud.script(
@@ -238,8 +234,7 @@ def test_shell_scripts_and_programs_run(cloud):
 
 
 @pytest.mark.every_mpi
-def test_two_jobs_at_once_do_not_meet(cloud):
-    """Jobs of one user on one machine have nothing in common."""
+def test_two_jobs_of_one_user_do_not_interfere(cloud):
     script = cloud.script(
         'leave(f"{sys.argv[1]}-{rank}", os.environ["HOME"])\n'
         'for name in ("a", "b"):\n'
@@ -254,7 +249,7 @@ def test_two_jobs_at_once_do_not_meet(cloud):
     assert len(set(cloud.left().values())) == 4
 
 
-def test_a_failed_job_is_tried_again(cloud):
+def test_a_failed_job_is_retried(cloud):
     """With two retries a script that fails twice ends well, and its log tells of every try."""
     script = cloud.script(
         """
@@ -289,8 +284,7 @@ def test_retries_that_are_not_enough_keep_the_last_code(cloud):
     assert cloud.status(done.job)["failure"]["exit_code"] == 11
 
 
-def test_inputs_come_and_outputs_go(cloud, tmp_path):
-    """An input is on every node before the start; every node's outputs are fetched afterwards."""
+def test_inputs_are_fetched_before_and_outputs_uploaded_after_the_run(cloud, tmp_path):
     data = tmp_path / "data" / "part"
     data.mkdir(parents=True)
     (data / "one.bin").write_bytes(bytes(range(256)))
@@ -319,8 +313,7 @@ def test_inputs_come_and_outputs_go(cloud, tmp_path):
         assert fetched == bytes(range(256)) * (rank + 1)
 
 
-def test_an_input_may_be_one_file(cloud, tmp_path):
-    """The variable holds the path of the file itself."""
+def test_an_input_may_be_a_single_file(cloud, tmp_path):
     (tmp_path / "one.bin").write_bytes(bytes(range(256)))
     script = cloud.script('leave(f"rank-{rank}", open(os.environ["data"], "rb").read())')
 
@@ -346,8 +339,7 @@ def test_outputs_of_a_failed_job_are_kept(cloud, tmp_path):
     assert [line.partition(b"  ")[0] for line in listed] == [b"model/0", b"model/1"]
 
 
-def test_outputs_that_cannot_be_kept_are_told_before_the_start(cloud):
-    """Not after hours of training: nothing of the script has run."""
+def test_outputs_that_cannot_be_uploaded_are_reported_before_the_start(cloud):
     script = cloud.script('leave(f"ran-{rank}")')
 
     done = cloud.submit("--nodes", "2", "--output", "model=file:///proc/nowhere", script)
@@ -358,8 +350,7 @@ def test_outputs_that_cannot_be_kept_are_told_before_the_start(cloud):
 
 
 @pytest.mark.parametrize("writer", [0, 1], ids=["head", "worker"])
-def test_outputs_that_cannot_be_kept_fail_the_job(cloud, tmp_path, writer):
-    """The ranks ended well, but what they made is lost: on which node, and why."""
+def test_outputs_that_cannot_be_uploaded_fail_the_job(cloud, tmp_path, writer):
     (tmp_path / "kept").mkdir()
     script = cloud.script(
         f"""
@@ -379,8 +370,7 @@ def test_outputs_that_cannot_be_kept_fail_the_job(cloud, tmp_path, writer):
     assert "deep/weights" in failure["message"]
 
 
-def test_an_input_that_is_not_there_is_named(cloud, tmp_path):
-    """The job ends with 125 and the record says which object was missing."""
+def test_a_missing_input_ends_the_job_with_125(cloud, tmp_path):
     script = cloud.script("")
 
     done = cloud.submit("--nodes", "2", "--input", f"data=file://{tmp_path}/absent", script)
@@ -390,8 +380,7 @@ def test_an_input_that_is_not_there_is_named(cloud, tmp_path):
     assert b"Traceback" not in done.err, done
 
 
-def test_a_job_file_says_what_options_say(cloud):
-    """A job from YAML alone runs."""
+def test_a_job_runs_from_a_job_file_alone(cloud):
     cloud.script('leave(f"rank-{rank}", " ".join(sys.argv[1:]) + os.environ["COLOUR"])')
     cloud.write(
         "job.yaml",
@@ -405,8 +394,7 @@ def test_a_job_file_says_what_options_say(cloud):
     assert cloud.left() == {"rank-0": b"a b blue", "rank-1": b"a b blue"}
 
 
-def test_the_source_is_not_touched(cloud):
-    """Neither the pack nor the run leaves anything in the source folder."""
+def test_a_job_changes_nothing_in_the_source_folder(cloud):
     script = cloud.script("open('made-by-the-job', 'w').close()")
     before = sorted(path.name for path in cloud.source.iterdir())
 
@@ -415,7 +403,7 @@ def test_the_source_is_not_touched(cloud):
     assert sorted(path.name for path in cloud.source.iterdir()) == before
 
 
-def test_a_job_waits_for_what_its_shell_script_left_in_the_background(cloud, poll):
+def test_a_job_waits_for_background_processes_of_its_shell_script(cloud, poll):
     wait = 'while [ ! -e "$RESULTS/go" ]; do sleep 0.1; done'
     cloud.write("run.sh", f"({wait}; echo trained; exit 4) &\nexit 0\n")
     run = cloud.start_submit("run.sh")

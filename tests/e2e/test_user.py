@@ -70,8 +70,7 @@ def user(cloud, user_python):
 
 
 @pytest.mark.every_mpi
-def test_the_core_path(user):
-    """Two nodes, two ranks each, an allreduce, a log, a status."""
+def test_a_job_with_an_allreduce_runs_on_two_nodes(user):
     script = user.script(
         """
         from mpi4py import MPI
@@ -89,8 +88,7 @@ def test_the_core_path(user):
     assert user.status(done.job)["state"] == "SUCCEEDED"
 
 
-def test_host_names_are_those_of_the_nodes(user):
-    """Where the kernel allows namespaces, an ordinary user's nodes have names that resolve."""
+def test_each_node_has_its_host_name_in_a_namespace(user):
     script = user.script(
         """
         import json, socket
@@ -118,8 +116,7 @@ def test_host_names_are_those_of_the_nodes(user):
 
 
 @pytest.mark.every_mpi
-def test_without_isolation(user):
-    """Where namespaces are not allowed the nodes share a name, and MPI works all the same."""
+def test_mpi_works_on_nodes_without_namespaces(user):
     user.write("job.yaml", "process: {isolation: none}\n")
     script = user.script(
         """
@@ -134,8 +131,7 @@ def test_without_isolation(user):
     assert set(user.left().values()) == {b"4"}
 
 
-def test_a_failure(user):
-    """The code, the rank and no leftovers."""
+def test_a_failing_job_reports_code_and_rank_and_leaves_no_process(user):
     script = user.script(
         "leave(f'up-{rank}')\nfor o in range(size): await_file(f'up-{o}')\n"
         "if rank == 3: sys.exit(7)\ntime.sleep(60)"
@@ -148,8 +144,7 @@ def test_a_failure(user):
 
 
 @pytest.mark.every_mpi
-def test_a_cancel_with_its_grace(user):
-    """Ranks of both nodes save."""
+def test_a_cancelled_job_saves_on_both_nodes(user):
     script = user.script(
         """
         def told(*_):
@@ -170,8 +165,7 @@ def test_a_cancel_with_its_grace(user):
     assert user.status(job)["state"] == "CANCELLED"
 
 
-def test_a_worker_that_is_killed(user):
-    """Its ranks end with it."""
+def test_ranks_end_with_their_killed_worker(user):
     script = user.script("leave(f'up-{rank}')\ntime.sleep(60)")
     job = user.detach("--nodes", "2", script)
     user.await_left("up-0", "up-1")
@@ -182,8 +176,7 @@ def test_a_worker_that_is_killed(user):
     assert user.status(job)["cause"] == "platform"
 
 
-def test_a_script_that_cannot_be_read(user):
-    """It is named in a line."""
+def test_an_unreadable_script_is_reported_in_one_line(user):
     script = user.script("")
     (user.source / script).chmod(0)
     if os.geteuid() == 0:
@@ -197,8 +190,7 @@ def test_a_script_that_cannot_be_read(user):
     assert b"hint: " in done.err
 
 
-def test_a_file_that_cannot_be_read(user):
-    """So is any other file of the source."""
+def test_an_unreadable_source_file_is_reported_in_one_line(user):
     script = user.script("")
     path = user.write("data.bin", "x")
     path.chmod(0)
@@ -212,8 +204,7 @@ def test_a_file_that_cannot_be_read(user):
     assert b"Traceback" not in done.err
 
 
-def test_a_state_folder_that_is_read_only(user):
-    """The folder is named in a line, with a hint."""
+def test_a_read_only_state_folder_is_reported_with_a_hint(user):
     script = user.script("")
     user.home.mkdir()
     user.home.chmod(0o555)

@@ -102,8 +102,7 @@ def refused(cloud, done, *, node, message, code=125, most=1):
     assert 1 <= done.err.count(f"jobentry: {failure['message']}\n") <= most, done
 
 
-def test_a_worker_that_comes_late_is_waited_for(cloud, faulty, until):
-    """A node whose container starts long after the head's takes part all the same."""
+def test_the_head_waits_for_a_late_worker(cloud, faulty, until):
     cloud.script("import os; print('rank', os.environ['OMPI_COMM_WORLD_RANK'])")
     job = cloud.detached("--nodes", "2", "--image", faulty, "-e", "FAULT=late:1")
     head, worker = (item["Id"] for item in cloud.containers(job))
@@ -120,8 +119,7 @@ def test_a_worker_that_comes_late_is_waited_for(cloud, faulty, until):
     assert sorted(cloud.run("logs", job).out.split(b"\n")) == [b"", b"[0] rank 0", b"[1] rank 1"]
 
 
-def test_a_worker_that_never_comes_is_named(cloud, faulty):
-    """One table says what each node has; the one that does not listen is named, with a hint."""
+def test_a_missing_worker_is_reported_in_a_table(cloud, faulty):
     cloud.script("print('never')")
 
     done = cloud.submit("--nodes", "3", *SOON, "--image", faulty, "-e", "FAULT=never:2")
@@ -139,8 +137,7 @@ def test_a_worker_that_never_comes_is_named(cloud, faulty):
     assert done.err.count("jobentry: the nodes after") == 1
 
 
-def test_a_worker_that_breaks_before_it_was_found_ends_the_job(cloud, faulty):
-    """Nobody waits ten minutes for a container that has ended; its own words are shown."""
+def test_a_worker_that_ends_before_it_connects_ends_the_job(cloud, faulty):
     cloud.script("print('never')")
 
     done = cloud.submit("--nodes", "2", "--image", faulty, "-e", "FAULT=broken:1")
@@ -153,8 +150,7 @@ def test_a_worker_that_breaks_before_it_was_found_ends_the_job(cloud, faulty):
     assert status["failure"]["last_lines"] == ["a fault of this node"]
 
 
-def test_a_wrong_key_on_one_node_is_refused(cloud, faulty):
-    """A node with another key is no node of this job, and the table says so."""
+def test_a_node_with_another_key_is_refused(cloud, faulty):
     cloud.script("print('never')")
 
     done = cloud.submit("--nodes", "2", *SOON, "--image", faulty, "-e", "FAULT=key:1")
@@ -164,8 +160,7 @@ def test_a_wrong_key_on_one_node_is_refused(cloud, faulty):
     assert "hint: node 1: every node of a job must be given the same key" in done.err
 
 
-def test_a_hung_node_is_named(cloud, faulty):
-    """A node that accepts connections and sends nothing does not hang the job."""
+def test_a_node_that_accepts_connections_but_never_answers_is_reported(cloud, faulty):
     cloud.script("print('never')")
 
     done = cloud.submit("--nodes", "2", *SOON, "--image", faulty, "-e", "FAULT=hung:1")
@@ -191,8 +186,9 @@ def test_nodes_with_different_open_mpis_are_refused_with_their_versions(cloud, f
         ("mpirun", "mpirun", 127, "looking for mpirun: not found on PATH"),
     ],
 )
-def test_an_image_that_lacks_something_is_named(cloud, derive, launcher, name, code, message):
-    """What the image lacks is said in one line, with what to do, and at once."""
+def test_missing_programs_in_an_image_are_reported_at_once(
+    cloud, derive, launcher, name, code, message
+):
     cloud.script("print('never')")
 
     begun = time.monotonic()
@@ -205,8 +201,7 @@ def test_an_image_that_lacks_something_is_named(cloud, derive, launcher, name, c
     assert time.monotonic() - begun < 20
 
 
-def test_an_image_without_python_is_named(cloud, derive):
-    """Where the entry cannot run it leaves no record; its door's words say why."""
+def test_an_image_without_python_is_reported_from_its_log(cloud, derive):
     cloud.script("print('never')")
 
     done = cloud.submit(
@@ -226,7 +221,7 @@ def test_an_image_without_python_is_named(cloud, derive):
     ]
 
 
-def test_a_container_is_started_again_in_place(cloud, base_image):
+def test_containers_restart_after_a_crash_of_all_nodes(cloud, base_image):
     """After a crash of all nodes, as with `docker restart`, what is stale is no hindrance."""
     cloud.script(TWICE)
     job = cloud.detached("--nodes", "2")
@@ -245,7 +240,7 @@ def test_a_container_is_started_again_in_place(cloud, base_image):
     assert {b"[0] again 0", b"[1] again 1"} <= set(cloud.run("logs", job).out.split(b"\n"))
 
 
-def test_containers_that_were_stopped_are_started_again(cloud):
+def test_stopped_containers_can_be_restarted(cloud):
     """`docker restart` asks for the end first: the nodes keep what they need for another start."""
     cloud.script(TWICE)
     job = cloud.detached("--nodes", "2")
@@ -265,7 +260,7 @@ def test_containers_that_were_stopped_are_started_again(cloud):
     assert cloud.status(job)["state"] == "SUCCEEDED"
 
 
-def test_the_entry_runs_again_beside_what_it_left(cloud, faulty):
+def test_the_entry_runs_again_beside_processes_of_its_first_run(cloud, faulty):
     """The command runs again in a container where its sshd, mpirun and ranks were left alive."""
     cloud.script(TWICE)
 
@@ -316,7 +311,7 @@ ALONE = ("--nodes", "2", "--launcher", "python")
 @pytest.mark.parametrize(
     ("launcher", "user"), [("python", "sed -i /ma-user/d /etc/passwd"), ("mpirun", "true")]
 )
-def test_nodes_need_no_ssh(cloud, derive, launcher, user):
+def test_nodes_of_most_launchers_need_no_ssh(cloud, derive, launcher, user):
     """Nor, but for Open MPI, a user in /etc/passwd; the nodes find each other all the same."""
     image = derive(
         f"no-ssh-{launcher}",
@@ -330,7 +325,7 @@ def test_nodes_need_no_ssh(cloud, derive, launcher, user):
     assert sorted(done.out.splitlines()) == [b"[0] hello from 0", b"[1] hello from 1"]
 
 
-def test_a_node_that_is_lost_ends_the_job(cloud):
+def test_the_loss_of_a_node_ends_the_job(cloud):
     cloud.script("import time\nprint('up', flush=True)\ntime.sleep(600)")
     job = cloud.detached(*ALONE)
     cloud.await_log(job, b"[0] up", b"[1] up")
@@ -355,7 +350,7 @@ print("went on", flush=True)
 
 
 @pytest.mark.parametrize(("way", "launcher"), [("pause", "mpirun"), ("disconnect", "python")])
-def test_a_job_survives_a_node_that_is_silent(cloud, until, way, launcher):
+def test_a_job_survives_a_silent_node(cloud, until, way, launcher):
     """The head names it while it waits; then the job goes on, and loses nothing."""
     cloud.script(WAITS)
     job = cloud.detached("--nodes", "2", "--launcher", launcher)

@@ -87,7 +87,7 @@ def containers(job: str) -> list[str]:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_a_custom_image_on_two_containers(api: Api, s3: Any, base_image: str):
+def test_a_custom_image_runs_in_two_containers(api: Api, s3: Any, base_image: str):
     """As the vendor's guide has it: an image, `bash run.sh` as the command, data in and out."""
     name = new_name()
     job = api.create(
@@ -109,7 +109,7 @@ def test_a_custom_image_on_two_containers(api: Api, s3: Any, base_image: str):
     ["pytorch_2.1.0-cuda_12.1-py_3.10.6", "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"],
 )
 @pytest.mark.parametrize("has_image", [False, True])
-def test_a_preset_on_two_containers(
+def test_a_preset_image_runs_in_two_containers(
     api: Api, s3: Any, base_image: str, preset: str, has_image: bool
 ):
     """With its own image, and with one of the user's."""
@@ -137,16 +137,14 @@ def test_a_preset_on_two_containers(
         assert f"modelarts-job-{job}-worker-{index}\n" in log
 
 
-def test_an_image_that_the_engine_does_not_have(api: Api):
-    """The job fails, and its events say why."""
+def test_a_job_with_a_missing_image_fails_with_an_event(api: Api):
     job = api.create("true", algorithm={"engine": {"image_url": "nobody/has:it"}})
 
     assert api.await_phase(job)["status"]["phase"] == "Failed"
     assert any("Failed to pull image" in event for event in api.events(job))
 
 
-def test_any_image_will_do(api: Api):
-    """The platform asks nothing of an image, and neither do we."""
+def test_the_emulator_runs_any_image(api: Api):
     image = {"engine": {"image_url": "debian:bookworm-slim"}}
     job = api.create("cat /etc/volcano/worker.host; id -u", nodes=2, algorithm=image)
 
@@ -155,7 +153,7 @@ def test_any_image_will_do(api: Api):
     assert f"modelarts-job-{job}-worker-1.modelarts-job-{job}\n" in api.log(job)
 
 
-def test_a_container_has_no_folder_of_the_host_uploaded(
+def test_a_container_cannot_have_host_folders_uploaded(
     api: Api, s3: Any, base_image: str, tmp_path: Path
 ):
     """The emulator reads more than the container does, and may be root."""
@@ -200,7 +198,7 @@ def test_a_lost_container_is_replaced(api: Api, base_image: str):
     assert containers(job) == []
 
 
-def test_terminate_and_obs_from_a_container(api: Api, base_image: str):
+def test_a_container_reaches_obs_and_gets_sigterm_on_terminate(api: Api, base_image: str):
     """A container reaches OBS at the address that the laptop has; SIGTERM reaches the command."""
     job = api.create(
         'python3 -c "import urllib.request as u, urllib.error, os\n'
@@ -217,7 +215,7 @@ def test_terminate_and_obs_from_a_container(api: Api, base_image: str):
     assert containers(job) == []
 
 
-def test_a_failed_job_is_started_again_in_the_same_containers(api: Api, base_image: str):
+def test_a_failed_job_is_restarted_in_the_same_containers(api: Api, base_image: str):
     """What it has left outside all folders of the platform's is still there."""
     job = api.create(
         "echo x >> /tmp/n; echo line $(wc -l < /tmp/n); [ $(wc -l < /tmp/n) = 2 ]",
@@ -236,7 +234,7 @@ def test_a_failed_job_is_started_again_in_the_same_containers(api: Api, base_ima
     assert containers(job) == []
 
 
-def test_kill_9_while_containers_run(base_image: str):
+def test_containers_and_logs_survive_a_kill_of_the_emulator(base_image: str):
     """They go on, and their logs are taken up where they stopped."""
     with running(SETTINGS.format(image=base_image)) as api:
         job = api.create(

@@ -32,8 +32,7 @@ def objects_of_jobs(cloud):
     return [path for path in found if path.parent.name != "layers"]
 
 
-def test_no_engine_is_said_in_one_line(cloud):
-    """A submit fails with exit code 5 and a hint, before it sends anything."""
+def test_a_missing_engine_is_reported_before_anything_is_sent(cloud):
     cloud.environ["DOCKER_HOST"] = f"unix://{cloud.folder}/nobody.sock"
     cloud.script("print(1)")
 
@@ -81,8 +80,7 @@ def test_a_start_that_fails_leaves_nothing(cloud):
     assert not objects_of_jobs(cloud)
 
 
-def test_retries_are_refused(cloud):
-    """What this backend does not do it refuses by name."""
+def test_unsupported_options_are_refused_by_name(cloud):
     cloud.script("print(1)")
 
     done = cloud.submit("--retries", "2")
@@ -91,7 +89,7 @@ def test_retries_are_refused(cloud):
     assert "retries: the docker backend does not start a job again" in done.err
 
 
-def test_rm_leaves_nothing_of_a_job(cloud):
+def test_rm_removes_everything_of_an_ended_job(cloud):
     """A job that has ended is removed with log, record and package; one that runs is not."""
     cloud.script("import time; time.sleep(600)")
     job = cloud.detached()
@@ -106,7 +104,7 @@ def test_rm_leaves_nothing_of_a_job(cloud):
     assert not objects_of_jobs(cloud)
 
 
-def test_orphans_are_swept_and_jobs_are_not(cloud, base_image):
+def test_orphans_are_removed_but_running_jobs_stay(cloud, base_image):
     """What no record knows of is removed; a job that runs and other people's things stay."""
     cloud.script("import time; time.sleep(600)")
     job = cloud.detached()
@@ -132,9 +130,7 @@ def test_orphans_are_swept_and_jobs_are_not(cloud, base_image):
         cloud.run("cancel", "--now", job)
 
 
-def test_the_entry_of_this_cloudjob_runs_whatever_the_image_has(
-    cloud, engine, base_image, tmp_path
-):
+def test_this_versions_entry_runs_in_any_image(cloud, engine, base_image, tmp_path):
     """An image with another entry gets ours: both halves of a job are of one version."""
     dockerfile = (
         f'FROM {base_image}\nUSER 0\nRUN printf "raise SystemExit(9)" '
@@ -153,7 +149,7 @@ def test_the_entry_of_this_cloudjob_runs_whatever_the_image_has(
     assert done.out == b"[0] ran\n", done
 
 
-def test_the_image_runs_by_hand(engine, base_image, tmp_path):
+def test_the_image_runs_a_job_without_cloudjob(engine, base_image, tmp_path):
     """`docker run IMAGE SCRIPT` is a job of one node: the image's ENTRYPOINT needs no cloudjob."""
     made = engine.create_container(base_image, ["--dry-run", "--json", "train.py"])["Id"]
     try:
@@ -167,7 +163,7 @@ def test_the_image_runs_by_hand(engine, base_image, tmp_path):
     assert plan["role"] == "head"
 
 
-def test_doctor_knows_a_good_image_from_a_bare_one(cloud, base_image):
+def test_doctor_reports_what_an_image_lacks(cloud, base_image):
     """The base has everything; a bare Debian is told what to install."""
     good = cloud.run("doctor", "--image", base_image)
     bare = cloud.run("doctor", "--image", "debian:bookworm-slim")
@@ -179,7 +175,7 @@ def test_doctor_knows_a_good_image_from_a_bare_one(cloud, base_image):
         assert hint in bare.out
 
 
-def test_doctor_shows_a_shell_that_prints_something_or_runs_nothing(cloud, derive):
+def test_doctor_reports_a_shell_that_prints_text_or_runs_nothing(cloud, derive):
     """What it prints would come before the answer of every command over ssh."""
     loud = "#!/bin/sh\necho 'Welcome to this node'\nexec /bin/sh \"$@\"\n"
     lines = "COPY loud /bin/loud\nRUN usermod --shell /bin/loud ma-user"
@@ -190,7 +186,7 @@ def test_doctor_shows_a_shell_that_prints_something_or_runs_nothing(cloud, deriv
     assert b"/usr/sbin/nologin runs no commands" in cloud.run("doctor", "--image", mute).out
 
 
-def test_doctor_of_this_machine(cloud):
+def test_doctor_checks_this_machine(cloud):
     """The machine's own check finds the engine, and fails when neither it nor mpirun is there."""
     done = cloud.run("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(done.out)}
@@ -208,8 +204,8 @@ def test_an_image_is_built_once(cloud, base_image):
     assert "it is there already" in done.err
 
 
-def test_an_image_on_another_base_gets_a_tag_of_its_own(cloud, engine, base_image, derive):
-    """`latest` of the image stays what it was."""
+def test_an_image_on_another_base_gets_its_own_tag(cloud, engine, base_image, derive):
+    """The tag `latest` of the image stays unchanged."""
     other = derive("other-base", "RUN true")
     latest = engine.inspect_image("cloudjob/base:latest")["Id"]
     tag = f"cloudjob/base:on-{other.replace('/', '-')}"
@@ -226,8 +222,7 @@ def test_an_image_on_another_base_gets_a_tag_of_its_own(cloud, engine, base_imag
             engine.remove_image(name, force=True)
 
 
-def test_no_image_has_host_keys_or_runs_as_root(engine, base_image):
-    """The base carries no key of anybody, and its user is the platform's."""
+def test_images_have_no_host_keys_and_do_not_run_as_root(engine, base_image):
     made = engine.create_container(base_image, ["x"])["Id"]
     try:
         with tarfile.open(fileobj=io.BytesIO(b"".join(engine.export(made)))) as files:
@@ -281,7 +276,7 @@ def test_an_image_on_our_base_leaves_latest_of_both(engine, base_image, tmp_path
                 engine.remove_image(image["Id"], force=True)
 
 
-def test_builds_at_the_same_time(engine, base_image, tmp_path, monkeypatch):
+def test_concurrent_builds_do_not_interfere(engine, base_image, tmp_path, monkeypatch):
     """None takes another's stage away, or waits in vain to remove its own."""
     names = [f"test-{number}-{os.urandom(4).hex()}" for number in range(8)]
     config = tmp_path / "pip.conf"
@@ -323,7 +318,9 @@ def own_engine(cloud, engine, base_image) -> Iterator[Dockerd]:
 
 
 @pytest.mark.long
-def test_an_engine_is_restarted(cloud, own_engine, tmp_path):
+def test_a_restart_of_the_engine_ends_jobs_unless_it_restores_containers(
+    cloud, own_engine, tmp_path
+):
     """With live-restore the job goes on; without, it has failed: nobody has cancelled it."""
     cloud.script(TICKS)
     with (tmp_path / "submit").open("wb") as file:

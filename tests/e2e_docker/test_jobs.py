@@ -47,8 +47,7 @@ def said(done):
     return {int(line["rank"]): line for line in lines}
 
 
-def test_one_node_runs_as_on_the_platform(cloud):
-    """A job of one node has ModelArts' user, folders and variables, and its script's own words."""
+def test_a_job_of_one_node_has_modelarts_user_folders_and_variables(cloud):
     cloud.script(SAY)
 
     done = cloud.run("submit", "--backend", "docker", "train.py", "--a=b", "ü x")
@@ -67,8 +66,7 @@ def test_one_node_runs_as_on_the_platform(cloud):
 
 
 @pytest.mark.parametrize(("nodes", "procs"), [(2, 2), (4, 1)])
-def test_several_nodes_speak_real_ssh(cloud, nodes, procs):
-    """Every rank runs, on its own node, and knows its node's own variables."""
+def test_ranks_on_several_nodes_connect_through_ssh(cloud, nodes, procs):
     cloud.script(SAY)
 
     done = cloud.submit("--nodes", str(nodes), "--procs-per-node", str(procs))
@@ -137,7 +135,7 @@ def test_a_secret_is_gone_from_the_container_when_the_job_has_ended(cloud):
     assert cloud.run("wait", job).code == 0
 
 
-def test_logs_are_exact(cloud):
+def test_logs_keep_every_byte(cloud):
     """A line of a megabyte, bytes that are no UTF-8 and a last line without newline come whole."""
     cloud.script("""\
         import sys
@@ -158,8 +156,7 @@ def test_logs_are_exact(cloud):
     assert kept == exact
 
 
-def test_many_lines_come_in_order(cloud):
-    """Nothing is lost and nothing comes twice while the log is followed and then kept."""
+def test_many_lines_arrive_once_and_in_order(cloud):
     cloud.script("for i in range(20_000): print(i)")
 
     done = cloud.submit("--nodes", "2")
@@ -171,8 +168,7 @@ def test_many_lines_come_in_order(cloud):
         assert lines == [b"%d" % i for i in range(20_000)]
 
 
-def test_the_exit_code_is_the_scripts(cloud):
-    """A script that fails on one node fails the job with its own code, and is named."""
+def test_a_failing_script_sets_the_exit_code_and_is_named(cloud):
     cloud.script("""\
         import os, sys
         if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
@@ -204,8 +200,7 @@ def test_a_detached_job_is_seen_from_any_shell(cloud):
     assert set(cloud.run("logs", job, "--node", "1").out.splitlines()) == {b"[1] a", b"[1] b"}
 
 
-def test_cancel_gives_every_rank_its_grace(cloud):
-    """Ranks on all nodes hear SIGTERM and may save; the job is CANCELLED and all is freed."""
+def test_cancel_gives_every_rank_its_grace_period(cloud):
     cloud.script(SLEEP)
     job = cloud.detached("--nodes", "2")
     cloud.await_log(job, b"ready 0", b"ready 1")
@@ -216,8 +211,7 @@ def test_cancel_gives_every_rank_its_grace(cloud):
     assert cloud.run("logs", job).out.count(b"saved") == 2
 
 
-def test_an_urgent_cancel_asks_nobody(cloud):
-    """With --now the containers are killed."""
+def test_an_urgent_cancel_kills_the_containers(cloud):
     cloud.script(SLEEP.replace("sys.exit(0)", "pass"))
     job = cloud.detached("--grace-s", "600")
     cloud.await_log(job, b"ready")
@@ -228,8 +222,7 @@ def test_an_urgent_cancel_asks_nobody(cloud):
     assert b"saved" not in cloud.run("logs", job).out
 
 
-def test_running_out_of_memory_is_told_apart(cloud):
-    """A node at its limit fails the job, and the message says that it was memory, and where."""
+def test_a_node_over_its_memory_limit_is_reported_as_such(cloud):
     cloud.script("""\
         import os, time
         if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
@@ -247,8 +240,7 @@ def test_running_out_of_memory_is_told_apart(cloud):
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_node_that_is_killed_ends_the_job(cloud, node):
-    """When a container is gone the others see it within seconds, and nothing hangs."""
+def test_a_killed_node_ends_the_job(cloud, node):
     cloud.script(SLEEP)
     job = cloud.detached("--nodes", "2")
     cloud.await_log(job, b"ready 0", b"ready 1")
@@ -311,8 +303,7 @@ def test_a_killed_submit_leaves_a_job_that_goes_on(cloud):
     assert b"[0] b" in cloud.run("logs", listed["job"]).out
 
 
-def test_who_may_not_write_has_an_output_folder_refused_at_once(cloud, tmp_path):
-    """An output folder that the containers cannot write to is refused before anything starts."""
+def test_an_output_folder_without_write_permission_is_refused(cloud, tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir(mode=0o700)
     if os.geteuid() == 1000:
@@ -325,8 +316,7 @@ def test_who_may_not_write_has_an_output_folder_refused_at_once(cloud, tmp_path)
     assert "chown 1000:100" in done.err
 
 
-def test_outputs_and_inputs_of_this_machine(cloud, tmp_path):
-    """A file:// input is seen by every node, and a file:// output is kept where it should be."""
+def test_file_uris_work_for_inputs_and_outputs(cloud, tmp_path):
     (tmp_path / "data.txt").write_text("42")
     (tmp_path / "data.txt").chmod(0o644)
     cloud.script("""\

@@ -111,8 +111,9 @@ def begin(cloud, words):
 
 
 @each(["size"], lambda slots: [((nodes, ranks),) for nodes in (1, 2) for ranks in {1, slots}])
-def test_each_rank_has_what_the_job_says(cloud, submit, launcher, ugly_values, size):
-    """Its number and node; arguments and variables byte for byte; the code as its folder; a log."""
+def test_each_rank_has_the_jobs_arguments_variables_code_and_log(
+    cloud, submit, launcher, ugly_values, size
+):
     text = """
 values = {name[5:].decode(): hashlib.sha256(value).hexdigest()
           for name, value in os.environb.items() if name.startswith(b"UGLY_")}
@@ -175,8 +176,7 @@ while True: time.sleep(0.05)
 
 
 @each()
-def test_a_node_that_is_lost_ends_the_job(cloud, begin, launcher):
-    """The others do not wait for it."""
+def test_the_loss_of_a_node_ends_the_job(cloud, begin, launcher):
     job = begin('say("up")\nwhile True: time.sleep(0.05)', launcher)
 
     cloud.engine.kill(cloud.containers(job)[1]["Id"], "SIGKILL")
@@ -189,8 +189,7 @@ def test_a_node_that_is_lost_ends_the_job(cloud, begin, launcher):
 
 
 @each()
-def test_cancel_gives_every_rank_its_grace(cloud, begin, launcher):
-    """SIGTERM first, and what a rank does then is waited for; one that minds it not is ended."""
+def test_cancel_gives_every_rank_its_grace_period(cloud, begin, launcher):
     text = f"""
 def end(number, frame):
     time.sleep(0.3)

@@ -71,7 +71,7 @@ def test_a_job_runs_in_two_containers(arts: Any, base_image: str):
     assert arts.status("two")["state"] == "SUCCEEDED"
 
 
-def test_an_image_that_is_not_there_is_told_before_anything_is_sent(arts: Any):
+def test_a_missing_image_is_reported_before_anything_is_sent(arts: Any):
     """The registry has others of that name; one that it does not list at all may be shared."""
     arts.script("pass")
     words = ("submit", "--backend", "modelarts", "--image")
@@ -85,8 +85,7 @@ def test_an_image_that_is_not_there_is_told_before_anything_is_sent(arts: Any):
     assert "Failed to pull image" in warned.err, warned
 
 
-def test_a_failed_rank_in_a_container_is_named(arts: Any, base_image: str):
-    """By the record that the platform kept as an output."""
+def test_the_status_names_a_failed_rank_in_a_container(arts: Any, base_image: str):
     arts.script("import os, sys\nsys.exit(7 if os.environ['VC_TASK_INDEX'] == '1' else 0)\n")
     done = arts.run(
         *("submit", "--backend", "modelarts", "--image", base_image, "--nodes", "2"),

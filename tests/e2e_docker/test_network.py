@@ -144,7 +144,7 @@ print(os.environ["NCCL_SOCKET_IFNAME"], os.environ["NCCL_IB_HCA"])
 """
 
 
-def test_each_node_chooses_an_interface_that_it_has(nodes):
+def test_each_node_chooses_an_existing_interface(nodes):
     """Where the documented names are not there, NCCL is told of the one that leads to the others.
 
     Each node decides for itself, and the head's choice does not overwrite the worker's.
@@ -175,8 +175,7 @@ def test_each_node_chooses_an_interface_that_it_has(nodes):
         assert "Open MPI will not use docker0, which leads to no other node" in ended[node][2]
 
 
-def test_a_users_interface_that_is_not_there_is_said(cloud):
-    """It stays as it is, and every node says so before the run."""
+def test_a_missing_interface_set_by_the_user_is_reported_and_kept(cloud):
     cloud.script("import os; print(os.environ['NCCL_SOCKET_IFNAME'])")
 
     done = cloud.submit("--nodes", "2", "-e", "NCCL_SOCKET_IFNAME=none7")

@@ -74,8 +74,7 @@ print(f"node {node} is done with {hvd.size()} at step {state.step}", flush=True)
 """
 
 
-def test_an_elastic_job_goes_on_without_a_container_and_takes_it_back(cloud, image):
-    """It is not ended when it has long lost one; started again, that one takes part."""
+def test_an_elastic_job_survives_a_lost_container_and_takes_it_back(cloud, image):
     cloud.script(ELASTIC)
     done = cloud.run(
         *("submit", "--backend", "docker", "--image", image, "--detach"),
