@@ -144,7 +144,7 @@ header_texts = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), ma
     at_s=st.integers(0, 2**32),
     payload=st.sampled_from([sigv4.UNSIGNED, hashlib.sha256(b"x").hexdigest()]),
 )
-def test_signatures_are_those_of_botocore(  # noqa: PLR0913
+def test_signatures_equal_those_of_botocore(  # noqa: PLR0913
     method: str,
     key: str,
     query: list[tuple[str, str]],
@@ -206,8 +206,7 @@ def test_an_object_of_any_name(bucket: Bucket, tmp_path: Path, key: str):
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(key=st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cn", "Co"]), min_size=1))
-def test_names_that_nobody_thinks_of(bucket: Bucket, key: str):
-    """They come back from a list as they went in."""
+def test_unusual_names_survive_a_list(bucket: Bucket, key: str):
     # SeaweedFS keeps its objects in folders, and takes a backslash for a slash.
     if "\\" in key or any(part in ("", ".", "..") for part in key.split("/")):
         return
@@ -220,7 +219,7 @@ def test_names_that_nobody_thinks_of(bucket: Bucket, key: str):
 
 
 @pytest.mark.parametrize("size", [0, 1, 2 * 1024 * 1024, 8 * 1024 * 1024, LARGE])
-def test_an_object_of_any_size(bucket: Bucket, tmp_path: Path, size: int):
+def test_objects_of_every_size_are_transferred(bucket: Bucket, tmp_path: Path, size: int):
     """In one request or in parts, read at once or in ranges."""
     data = os.urandom(size)
     (tmp_path / "in").write_bytes(data)
@@ -234,7 +233,7 @@ def test_an_object_of_any_size(bucket: Bucket, tmp_path: Path, size: int):
     assert bucket.uploads() == []
 
 
-def test_a_list_of_more_than_a_page(bucket: Bucket):
+def test_a_list_spans_several_pages(bucket: Bucket):
     """Every key once, in order, and only those with the prefix."""
     names = [f"p/{i:04}" for i in range(1100)]
     threads = [
@@ -254,8 +253,7 @@ def test_a_list_of_more_than_a_page(bucket: Bucket):
     assert list(objects.list(bucket.uri + "/none/")) == []
 
 
-def test_what_is_not_there(bucket: Bucket):
-    """An object, and a bucket, told apart."""
+def test_missing_objects_and_buckets_are_distinguished(bucket: Bucket):
     with pytest.raises(ObjectMissing, match=f"{bucket.uri}/none: 404"):
         objects.read(bucket.uri + "/none")
     with pytest.raises(ObjectMissing):
@@ -266,7 +264,7 @@ def test_what_is_not_there(bucket: Bucket):
 
 
 @pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
-def test_names_by_host(
+def test_virtual_hosted_addressing_works(
     bucket: Bucket,
     proxy: Callable[[], FaultProxy],
     monkeypatch: pytest.MonkeyPatch,
@@ -285,7 +283,7 @@ def test_names_by_host(
     assert made.requests[0].headers["host"] == f"{bucket.name}.{OBS_DOMAIN}"
 
 
-def test_what_obs_is_sent(
+def test_requests_to_obs_are_those_that_obs_accepts(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """No digest in the signature but an MD5, no chunks, and lists of version 1."""
@@ -320,7 +318,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_fetch_that_breaks(
+def test_a_fetch_survives_faults(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, fault: Fault
 ):
     """Each of its requests meets the fault once; what comes in the end is whole."""
@@ -335,10 +333,9 @@ def test_a_fetch_that_breaks(
     assert sum(request.fault is not None for request in made.requests) == 2
 
 
-def test_bytes_that_change_on_their_way_back(
+def test_an_object_damaged_in_transit_is_fetched_again(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path
 ):
-    """The digest tells; the object is fetched anew."""
     objects.write(b"x" * 1_000_000, bucket.uri + "/a")
     made = proxy()
     made.add(Fault(corrupt_response_at=500_000), when=lambda request: request.method == "GET")
@@ -352,10 +349,9 @@ def test_bytes_that_change_on_their_way_back(
 
 
 @pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
-def test_bytes_that_change_on_their_way_there(
+def test_a_part_damaged_in_transit_is_sent_again(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path
 ):
-    """The server compares the digest, and the part is sent again."""
     data = os.urandom(LARGE)
     (tmp_path / "in").write_bytes(data)
     made = proxy()
@@ -377,7 +373,7 @@ def test_bytes_that_change_on_their_way_there(
     ],
     ids=str,
 )
-def test_a_put_that_breaks(
+def test_a_put_survives_faults(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, fault: Fault
 ):
     """At the start, in a part or at the end, the answer lost or not: it is there, and once."""
@@ -392,10 +388,9 @@ def test_a_put_that_breaks(
     assert sum(request.fault is not None for request in made.requests) == 3
 
 
-def test_a_put_that_is_refused_leaves_no_parts(
+def test_a_refused_put_leaves_no_parts(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path
 ):
-    """Nor is there anything under the name."""
     (tmp_path / "in").write_bytes(b"x" * LARGE)
     made = proxy()
     made.add(Fault(status=403, code="AccessDenied"), when=lambda r: "partNumber=3" in r.target)
@@ -408,8 +403,9 @@ def test_a_put_that_is_refused_leaves_no_parts(
 
 
 @pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
-def test_a_clock_that_is_wrong(bucket: Bucket, proxy: Callable[[], FaultProxy]):
-    """The server says what time it is, and that is believed."""
+def test_a_wrong_clock_is_corrected_from_the_servers_date(
+    bucket: Bucket, proxy: Callable[[], FaultProxy]
+):
     made = proxy()
     date = "Fri, 02 Jan 2032 03:04:05 GMT"
     made.add(Fault(status=403, code="RequestTimeTooSkewed", headers={"Date": date}))
@@ -422,7 +418,7 @@ def test_a_clock_that_is_wrong(bucket: Bucket, proxy: Callable[[], FaultProxy]):
     assert bucket.get("a") == b"x"
 
 
-def test_temporary_keys_that_are_over(
+def test_expired_temporary_keys_are_read_again(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Fresh ones are read from where the platform keeps them."""
@@ -460,8 +456,7 @@ class Role(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def test_keys_of_a_role(bucket: Bucket, monkeypatch: pytest.MonkeyPatch):
-    """The container's own endpoint gives them."""
+def test_credentials_of_a_role_are_fetched(bucket: Bucket, monkeypatch: pytest.MonkeyPatch):
     with http.server.HTTPServer(("127.0.0.1", 0), Role) as made:
         thread = threading.Thread(target=made.serve_forever, args=(0.05,))
         thread.start()
@@ -479,8 +474,9 @@ def test_keys_of_a_role(bucket: Bucket, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
 @pytest.mark.parametrize("case", ["none", "wrong"])
-def test_keys_that_are_refused(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, case: str):
-    """What to try depends on whether there are any; they are not shown."""
+def test_refused_keys_are_reported_with_a_hint(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, case: str
+):
     if case == "none":
         monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-right-one")
@@ -493,9 +489,7 @@ def test_keys_that_are_refused(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, 
     assert "not-the-right-one" not in str(caught.value) + caught.value.hint
 
 
-def test_presigned_uris(bucket: Bucket, server: Server, tmp_path: Path):
-    """Read and written without keys."""
-
+def test_presigned_uris_need_no_keys(bucket: Bucket, server: Server, tmp_path: Path):
     def presigned(act: str) -> str:
         words = {"Bucket": bucket.name, "Key": "a"}
         uri: str = boto3_client(server.endpoint).generate_presigned_url(act, Params=words)
@@ -529,7 +523,7 @@ def signed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str
 
 
 @pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
-def test_an_object_is_reached_by_a_signed_address(
+def test_an_object_is_reached_by_its_presigned_url(
     bucket: Bucket, signed: Callable[..., str], tmp_path: Path
 ):
     """Under its own URI and without keys: read whole and in part, and written."""
@@ -545,8 +539,9 @@ def test_an_object_is_reached_by_a_signed_address(
 
 
 @pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
-def test_a_signed_address_whose_time_is_over_says_so(bucket: Bucket, signed: Callable[..., str]):
-    """What was signed, when and for how long; and not the signature."""
+def test_an_expired_presigned_url_is_reported_without_its_signature(
+    bucket: Bucket, signed: Callable[..., str]
+):
     bucket.put("a", b"x")
     uri = signed("GET", "a", 1)
     deadline = time.monotonic() + 60
@@ -565,8 +560,7 @@ def test_a_signed_address_whose_time_is_over_says_so(bucket: Bucket, signed: Cal
 
 
 @pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
-def test_an_object_without_a_signed_address_needs_keys(bucket: Bucket, signed: Callable[..., str]):
-    """The address of one object opens no other."""
+def test_an_object_without_a_presigned_url_needs_keys(bucket: Bucket, signed: Callable[..., str]):
     bucket.put("b", b"x")
     signed("GET", "a")
 
@@ -575,7 +569,7 @@ def test_an_object_without_a_signed_address_needs_keys(bucket: Bucket, signed: C
 
 
 @pytest.mark.long
-def test_little_memory_for_a_gigabyte(
+def test_a_gigabyte_is_transferred_in_little_memory(
     seaweedfs: Server, new_bucket: Callable[[Server], str], tmp_path: Path
 ):
     """Up and down; at the most 100 MB."""

@@ -128,10 +128,9 @@ def test_a_large_object_comes_back_as_it_was(
     assert {found[1] for found in numbers if found} == {"1", "2", "3", "4"}
 
 
-def test_what_others_have_put_is_read(
+def test_objects_written_by_boto3_are_read(
     given: Given, store: ObjectStore, proxy: FaultProxy, tmp_path: Path
 ):
-    """Objects of boto3, in parts of another length or in one piece, are whole."""
     client = boto3_client(proxy.endpoint)
     one, many = (
         os.urandom(6000 * KIB),
@@ -155,10 +154,9 @@ def test_what_others_have_put_is_read(
     assert store.get_bytes("key-many") == whole == (tmp_path / "many").read_bytes()
 
 
-def test_an_object_that_is_replaced_meanwhile_is_never_a_mixture(
+def test_an_object_replaced_during_a_fetch_is_never_mixed(
     store: ObjectStore, proxy: FaultProxy, big: Path, tmp_path: Path
 ):
-    """Never the beginning of one and the end of the other."""
     store.put(big, "key")
     other = tmp_path / "other"
     other.write_bytes(os.urandom(SIZE))
@@ -185,10 +183,9 @@ def test_an_object_that_is_replaced_meanwhile_is_never_a_mixture(
         assert (tmp_path / "out").read_bytes() in (other.read_bytes(), big.read_bytes())
 
 
-def test_a_file_that_changes_meanwhile_is_not_stored(
+def test_a_file_that_changes_during_a_put_is_not_stored(
     given: Given, store: ObjectStore, proxy: FaultProxy, big: Path
 ):
-    """The error says so, and nothing is left on the server."""
     proxy.add(Fault(delay_s=1), when=is_part, times=6)
     errors: list[StoreError] = []
 
@@ -331,7 +328,7 @@ def test_a_long_list_is_complete_and_in_order(store: ObjectStore):
 
 
 @pytest.mark.parametrize("kind", ["obs on SeaweedFS", "obs on moto"])
-def test_obs_is_spoken_to_as_it_wants(s3_given: S3Given, kind: str, big: Path):
+def test_requests_to_obs_use_only_what_obs_supports(s3_given: S3Given, kind: str, big: Path):
     """Virtual hosts, unsigned bodies, no checksums of newer kinds, lists of the first version."""
     given = s3_given(kind)
     assert given.proxy is not None
@@ -383,10 +380,9 @@ def test_obs_is_spoken_to_as_it_wants(s3_given: S3Given, kind: str, big: Path):
     ],
     ids=str,
 )
-def test_a_refusal_says_what_to_try(
+def test_an_error_is_one_line_with_a_hint(
     given: Given, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], message: str, hint: str
 ):
-    """One line of what was done, to what, and what came back."""
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
 
@@ -424,10 +420,9 @@ def test_a_refusal_says_what_to_try(
     ],
     ids=str,
 )
-def test_what_the_service_refuses_is_said(
+def test_error_codes_of_the_service_are_explained(
     given: Given, proxy: FaultProxy, fault: Fault, message: str, hint: str
 ):
-    """In words, and with the service's own beside them."""
     late = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() - 3600))
     headers = {name: value.replace("LATE", late) for name, value in fault.headers.items()}
     proxy.add(replace(fault, headers=headers), times=100)
@@ -441,8 +436,7 @@ def test_what_the_service_refuses_is_said(
 
 
 @pytest.mark.parametrize("verb", ["put", "get", "list", "delete"])
-def test_a_bucket_that_is_not_there_is_named(s3_given: S3Given, verb: str):
-    """Nobody makes buckets by the way."""
+def test_a_missing_bucket_is_reported(s3_given: S3Given, verb: str):
     store = replace(s3_given("s3 on moto"), uri="s3://no-such-bucket/x").open()
     verbs: dict[str, Callable[[], object]] = {
         "put": lambda: store.put_bytes(b"x", "key"),
@@ -454,10 +448,7 @@ def test_a_bucket_that_is_not_there_is_named(s3_given: S3Given, verb: str):
         verbs[verb]()
 
 
-def test_tls_to_a_plain_port_and_a_page_that_is_no_store_are_named(
-    given: Given, proxy: FaultProxy, seaweedfs: Server
-):
-    """Two ways to have the wrong endpoint."""
+def test_wrong_endpoints_are_reported(given: Given, proxy: FaultProxy, seaweedfs: Server):
     plain = replace(given, uri=f"{given.uri}?endpoint=https://127.0.0.1:{seaweedfs.port}")
     with pytest.raises(StoreError, match=r"the TLS handshake failed") as caught:
         plain.open(BRIEF_S).put_bytes(b"x", "key")
@@ -468,8 +459,7 @@ def test_tls_to_a_plain_port_and_a_page_that_is_no_store_are_named(
         list(given.open().list())
 
 
-def test_many_threads_share_a_store(store: ObjectStore, proxy: FaultProxy):
-    """A storm, and every object is what its own thread put."""
+def test_threads_share_a_store(store: ObjectStore, proxy: FaultProxy):
     storm(proxy)
     numbers = range(100)
     in_parallel(lambda i: store.put_bytes(b"%d" % i * 1000, f"key-{i}"), numbers)
@@ -501,10 +491,7 @@ def fill(store: ObjectStore) -> dict[str, bytes]:
     ],
     ids=["storm", "hang", "internal", "throttled", "lost answer", "cut"],
 )
-def test_many_small_objects_come_whole_through_faults(
-    given: Given, proxy: FaultProxy, fault: Fault | None
-):
-    """What does not come at the first try comes at a later one."""
+def test_many_small_objects_survive_faults(given: Given, proxy: FaultProxy, fault: Fault | None):
     store = given.open()
     wanted = fill(store)
     if fault is None:
@@ -515,8 +502,7 @@ def test_many_small_objects_come_whole_through_faults(
     assert dict(store.get_each(list(wanted))) == wanted
 
 
-def test_many_from_nowhere_are_one_error(given: Given):
-    """Nobody listens: said as for one of them."""
+def test_many_objects_from_an_unreachable_store_are_one_error(given: Given):
     nowhere = replace(given, uri=f"{given.uri}?endpoint=http://127.0.0.1:1").open(BRIEF_S)
 
     with pytest.raises(StoreError, match=r"get key-\d+ in s3://.*connection refused"):

@@ -45,8 +45,7 @@ keys = st.lists(segments, min_size=1, max_size=3).map("/".join)
 # ---- 1 and 3: whole or not there, and read as it was written
 
 
-def test_what_is_put_is_read_back(store: ObjectStore, tmp_path: Path, entry_environ: None):
-    """Bytes and files come back as they were, by key and by URI."""
+def test_written_objects_are_read_back(store: ObjectStore, tmp_path: Path, entry_environ: None):
     data = bytes(range(256)) * 20_000
     (tmp_path / "in").write_bytes(data)
 
@@ -63,7 +62,7 @@ def test_what_is_put_is_read_back(store: ObjectStore, tmp_path: Path, entry_envi
     assert store.get_range("job/empty", 0, 10) == b""
 
 
-def test_many_small_objects_come_in_whatever_order(store: ObjectStore):
+def test_many_small_objects_arrive_in_any_order(store: ObjectStore):
     """Each once with its key, the empty and the longer ones too, however they are called."""
     wanted = {f"a b/ü+%/{n}": bytes(range(n)) * n * n for n in range(50)}
     wanted["page"] = b"<Error><Code>SlowDown</Code></Error>"
@@ -77,8 +76,7 @@ def test_many_small_objects_come_in_whatever_order(store: ObjectStore):
     assert list(store.get_each([])) == []
 
 
-def test_one_of_many_that_is_missing_is_an_error(store: ObjectStore):
-    """With its key, and one that is no key is refused before anything is asked for."""
+def test_one_missing_object_among_many_is_an_error(store: ObjectStore):
     store.put_bytes(b"x", "here")
 
     with pytest.raises(StoreError, match=r"get gone in .*: no such object"):
@@ -107,16 +105,14 @@ def test_a_copy_is_the_same_object_under_another_key(store: ObjectStore, name: s
     assert store.get_bytes(name) == b"\0data\xff"
 
 
-def test_a_copy_of_nothing_is_refused(store: ObjectStore):
-    """And leaves nothing."""
+def test_copying_a_missing_object_is_refused(store: ObjectStore):
     with pytest.raises(StoreError):
         store.copy("gone", "copy")
 
     assert not store.exists("copy")
 
 
-def test_a_fetch_that_breaks_leaves_no_file(store: ObjectStore, tmp_path: Path):
-    """The file that was there before is still there, whole."""
+def test_a_failed_fetch_leaves_the_old_file(store: ObjectStore, tmp_path: Path):
     store.put_bytes(b"x" * 100_000, "key")
     (tmp_path / "out").write_bytes(b"old")
 
@@ -145,7 +141,7 @@ def file_size_limit(limit_bytes: int) -> Iterator[None]:
 
 
 @given(key=keys, data=st.binary(max_size=100), root=segments)
-def test_the_container_reads_what_the_store_wrote_and_back(key: str, data: bytes, root: str):
+def test_both_halves_read_each_others_objects(key: str, data: bytes, root: str):
     """The pair agrees on every name a file can have: URI and key mean the same object."""
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(DirectoryStore(Path(folder, root)).uri("x")[: -len("/x")])
@@ -160,8 +156,7 @@ def test_the_container_reads_what_the_store_wrote_and_back(key: str, data: bytes
         assert list(store.list()) == [key]
 
 
-def test_a_uri_is_percent_encoded():
-    """Spaces, signs with a meaning and other letters are written as their bytes."""
+def test_uris_are_percent_encoded():
     store = DirectoryStore(Path("/a b"))
 
     assert store.uri("50%/é#?") == "file:///a%20b/50%25/%C3%A9%23%3F"
@@ -170,7 +165,7 @@ def test_a_uri_is_percent_encoded():
 # ---- list, exists, delete
 
 
-def test_list_gives_the_keys_with_a_prefix_in_the_order_of_their_bytes(store: ObjectStore):
+def test_list_yields_keys_with_a_prefix_sorted_by_bytes(store: ObjectStore):
     """A prefix is a string, not a folder."""
     for key in ("b", "a/c", "a.txt", "a/b/c", "ab", "é"):
         store.put_bytes(b"", key)
@@ -182,8 +177,7 @@ def test_list_gives_the_keys_with_a_prefix_in_the_order_of_their_bytes(store: Ob
     assert list(store.list("a/c/d")) == list(store.list("x/y")) == list(store.list("..")) == []
 
 
-def test_a_deleted_object_is_gone(store: ObjectStore):
-    """Deleting it again, or what never was, is no error."""
+def test_deleting_twice_is_no_error(store: ObjectStore):
     store.put_bytes(b"", "a/b")
 
     for key in ("a/b", "a/b", "never", "a", "a/b/c"):
@@ -193,8 +187,7 @@ def test_a_deleted_object_is_gone(store: ObjectStore):
     assert list(store.list()) == []
 
 
-def test_an_empty_store_has_no_objects(store: ObjectStore):
-    """Nobody needs to have made its root, and looking does not make it."""
+def test_a_store_without_a_root_is_empty(store: ObjectStore):
     assert list(store.list()) == []
     assert not store.exists("a")
 
@@ -272,8 +265,7 @@ def test_a_damaged_layer_is_sent_again(store: ObjectStore, tmp_path: Path, entry
 NO_KEYS = ["", "/etc/passwd", "..", "a/../../b", "a//b", "a/", "./a", "a\0b", ".cloudjob-tmp-1"]
 
 
-def test_a_key_that_is_none_is_refused_by_every_verb(store: ObjectStore, tmp_path: Path):
-    """No key leaves the root, names a folder, or names a half-written object."""
+def test_every_method_refuses_an_invalid_key(store: ObjectStore, tmp_path: Path):
     (tmp_path / "in").touch()
     verbs: list[Callable[[str], object]] = [
         lambda key: store.put(tmp_path / "in", key),
@@ -293,8 +285,7 @@ def test_a_key_that_is_none_is_refused_by_every_verb(store: ObjectStore, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_what_is_not_there_is_an_error(store: ObjectStore, tmp_path: Path):
-    """A missing object and a missing file are named."""
+def test_missing_objects_and_files_are_errors(store: ObjectStore, tmp_path: Path):
     with pytest.raises(StoreError, match=r"get job/a in .*: no such object"):
         store.get_bytes("job/a")
     with pytest.raises(StoreError, match=r"get job/a in .*: no such object"):
@@ -315,8 +306,7 @@ def test_what_is_not_there_is_an_error(store: ObjectStore, tmp_path: Path):
         ("file:///a%00b", ""),
     ],
 )
-def test_a_uri_that_no_store_has_is_refused(uri: str, hint: str):
-    """The hint says what would do."""
+def test_an_invalid_store_uri_is_refused(uri: str, hint: str):
     with pytest.raises(StoreError) as caught:
         open_store(uri)
 
@@ -328,8 +318,7 @@ def test_a_uri_that_no_store_has_is_refused(uri: str, hint: str):
 # ---- the directory store's own
 
 
-def test_a_writer_that_is_killed_leaves_no_object(directory: DirectoryStore, tmp_path: Path):
-    """Killed with half of the bytes written, it has changed nothing that anybody can see."""
+def test_a_killed_writer_changes_no_object(directory: DirectoryStore, tmp_path: Path):
     store, store_uri = directory, f"file://{directory.root}"
     store.put_bytes(b"old", "job/replaced")
     pipe = tmp_path / "pipe"
@@ -368,8 +357,7 @@ def until(is_true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_write_that_breaks_leaves_no_object(directory: DirectoryStore, tmp_path: Path):
-    """When the disk takes no more, the error says so and nothing is left, not even in part."""
+def test_a_failed_write_leaves_nothing(directory: DirectoryStore, tmp_path: Path):
     (tmp_path / "in").write_bytes(b"x" * 100_000)
 
     with file_size_limit(1000):
@@ -395,8 +383,7 @@ def test_nobody_else_may_read_the_objects(directory: DirectoryStore):
     assert (directory.root / "job" / "a").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_where_a_folder_should_be_is_named(directory: DirectoryStore):
-    """A root that is a file, a key below an object, a key that is a folder."""
+def test_a_file_in_place_of_a_folder_is_reported(directory: DirectoryStore):
     directory.put_bytes(b"", "a/b")
 
     with pytest.raises(StoreError, match=r"put a/b/c/d in .*: not a directory"):
@@ -411,8 +398,7 @@ def test_a_file_where_a_folder_should_be_is_named(directory: DirectoryStore):
         list(DirectoryStore(directory.root / "a" / "b").list())
 
 
-def test_a_store_that_this_user_may_not_write_is_named():
-    """A folder of somebody else refuses, and the hint asks about the right to it."""
+def test_a_store_without_write_permission_is_reported():
     before = os.geteuid()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "store")
@@ -430,14 +416,13 @@ def test_a_store_that_this_user_may_not_write_is_named():
     assert caught.value.hint == "may this user read and write there?"
 
 
-def test_a_file_system_that_takes_no_files_is_named():
+def test_a_file_system_without_files_is_reported():
     """``/proc`` takes them from nobody, root included."""
     with pytest.raises(StoreError, match="put a in /proc/store: no such"):
         DirectoryStore(Path("/proc/store")).put_bytes(b"", "a")
 
 
-def test_what_killed_writers_have_left_is_swept(directory: DirectoryStore):
-    """When it is old enough to be nobody's; objects stay."""
+def test_sweep_removes_unfinished_writes(directory: DirectoryStore):
     directory.put_bytes(b"x", "job/a")
     left = directory.root / "job" / ".cloudjob-tmp-0123"
     left.write_bytes(b"half")
@@ -450,8 +435,7 @@ def test_what_killed_writers_have_left_is_swept(directory: DirectoryStore):
     assert list(directory.list()) == ["job/a"]
 
 
-def test_an_output_elsewhere_is_reached_as_the_jobs_store_is():
-    """Its URI has no options, and those of the job's store fit when both are of one scheme."""
+def test_an_output_uri_gets_the_options_of_the_jobs_store():
     store = "s3://bucket/jobs?endpoint=https://minio:9000"
 
     assert (

@@ -26,7 +26,7 @@ def unpacked(zipapp: str, tmp_path: Path) -> Path:
     return folder
 
 
-def test_unpacked_files_do_what_the_archive_does(zipapp: str, unpacked: Path):
+def test_unpacked_files_work_like_the_archive(zipapp: str, unpacked: Path):
     expected = _run(sys.executable, "-I", "-S", zipapp, "--help")
     assert expected.stdout.startswith("usage: jobentry")
 
@@ -99,7 +99,7 @@ def test_a_safe_path_stays_safe(zipapp: str, unpacked: Path, tmp_path: Path, kin
     assert path_of(entry, "--script", script) == path_of(script)
 
 
-def test_unpacking_where_nothing_can_be_written_is_one_line(zipapp: str):
+def test_unpacking_to_an_unwritable_folder_is_one_line(zipapp: str):
     made = _run(sys.executable, zipapp, "--unpack", "/proc/nowhere")
 
     assert made.returncode == 1

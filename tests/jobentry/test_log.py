@@ -54,8 +54,7 @@ def stream(tmp_path: Path) -> Iterator[Stream]:
     os.close(stream.descriptor)
 
 
-def test_a_line_shows_up_at_once(stream: Stream, until: Callable[..., None]):
-    """Nobody waits for the end of a job to see its first line."""
+def test_a_line_is_shown_at_once(stream: Stream, until: Callable[..., None]):
     stream.relay.add(0)
     stream.append(0, b"hello\nwor")
     until(lambda: stream.text.startswith(b"[0] hello\n"))
@@ -65,8 +64,7 @@ def test_a_line_shows_up_at_once(stream: Stream, until: Callable[..., None]):
     assert stream.read() == {0: b"hello\nworld\n"}
 
 
-def test_a_progress_bar_shows_up_before_its_line_ends(stream: Stream, until: Callable[..., None]):
-    """A piece without a newline is shown after a short wait, and its bytes are not changed."""
+def test_a_progress_bar_is_shown_before_its_line_ends(stream: Stream, until: Callable[..., None]):
     stream.relay.add(3)
     stream.append(3, b"\r 10 %")
     until(lambda: stream.text == b"[3]+ \r 10 %\n")
@@ -92,8 +90,7 @@ def test_a_progress_bar_shows_up_before_its_line_ends(stream: Stream, until: Cal
     ],
     ids=["nothing", "newline", "no newline", "bytes", "crlf", "long", "longer", "many"],
 )
-def test_a_log_comes_back_exactly(stream: Stream, data: bytes):
-    """Also what was written only just before the end."""
+def test_a_log_is_copied_exactly(stream: Stream, data: bytes):
     stream.append(1, data)
     stream.relay.add(1)
     stream.relay.finish()
@@ -101,8 +98,7 @@ def test_a_log_comes_back_exactly(stream: Stream, data: bytes):
     assert stream.read().get(1, b"") == data
 
 
-def test_a_line_beyond_every_limit_comes_back_exactly(stream: Stream):
-    """A line that is too long to wait for is shown in parts."""
+def test_a_very_long_line_is_copied_exactly(stream: Stream):
     data = b"x" * 40_000_000 + b"\nend\n"
     stream.append(1, data)
     stream.relay.add(1)
@@ -134,8 +130,7 @@ def test_lines_of_many_ranks_are_never_mixed(stream: Stream):
     assert stream.read() == written
 
 
-def test_a_log_that_is_deleted_is_shown_to_its_end(stream: Stream, until: Callable[..., None]):
-    """A script may tidy up its log folder; what its rank writes still shows."""
+def test_a_deleted_log_is_shown_to_its_end(stream: Stream, until: Callable[..., None]):
     with stream.log(0).open("wb", buffering=0) as log:
         log.write(b"before\n")
         stream.relay.add(0)
@@ -147,8 +142,7 @@ def test_a_log_that_is_deleted_is_shown_to_its_end(stream: Stream, until: Callab
     assert stream.read() == {0: b"before\nafter\n"}
 
 
-def test_a_log_that_never_comes_is_no_fault(stream: Stream):
-    """A rank may be killed before it writes."""
+def test_a_missing_log_is_ignored(stream: Stream):
     stream.relay.add(0)
     stream.relay.finish()
 
@@ -165,8 +159,7 @@ def test_a_rank_that_starts_twice_is_shown_once(stream: Stream):
     assert stream.text == b"[0] a\n"
 
 
-def test_a_reader_that_goes_does_not_end_the_job(tmp_path: Path):
-    """The ranks' own logs go on when nobody listens any more."""
+def test_a_closed_stdout_does_not_end_the_job(tmp_path: Path):
     reading, writing = os.pipe()
     os.close(reading)
     relay = Relay(str(tmp_path), writing)
@@ -177,15 +170,13 @@ def test_a_reader_that_goes_does_not_end_the_job(tmp_path: Path):
     os.close(writing)
 
 
-def test_our_own_words_have_a_mark(capfd: pytest.CaptureFixture[str]):
-    """Every line of what we say can be told from a rank's."""
+def test_messages_of_the_entry_have_a_prefix(capfd: pytest.CaptureFixture[str]):
     say("one\ntwo")
 
     assert capfd.readouterr().err == "jobentry: one\n          two\n"
 
 
-def test_the_last_lines_are_what_a_person_would_see(tmp_path: Path):
-    """Of a progress bar only its last state, and bytes that are no text as a sign of that."""
+def test_the_last_lines_show_the_last_state_of_a_progress_bar(tmp_path: Path):
     log = tmp_path / "log"
     log.write_bytes(b"first\n 1 %\r 2 %\r\nbad \xff\n\nlast\n")
 
@@ -205,8 +196,7 @@ def test_the_last_lines_of_a_long_log_are_quick(tmp_path: Path):
     assert time.monotonic() - begun < 1
 
 
-def test_a_log_that_is_not_there_has_no_lines(tmp_path: Path):
-    """Nor has one that is empty."""
+def test_a_missing_log_has_no_last_lines(tmp_path: Path):
     (tmp_path / "empty").touch()
 
     assert last_lines(str(tmp_path / "none")) == []

@@ -116,8 +116,7 @@ def test_help_is_printed(machine: Machine):
 
 
 @pytest.mark.parametrize("words", [[], ["--json"], ["--verbose", "x.py"], ["-x"], ["--dry-run"]])
-def test_who_does_not_know_how_is_told(machine: Machine, words: list[str]):
-    """Words that make no sense end with the usage, on stderr."""
+def test_invalid_arguments_print_the_usage(machine: Machine, words: list[str]):
     assert machine.run(*words) == Ended(125, "", USAGE)
 
 
@@ -145,8 +144,7 @@ def test_a_dry_run_prints_the_plan(machine: Machine):
     assert {path.name for path in machine.folder.iterdir()} == {"bin", "code"}
 
 
-def test_a_dry_run_of_a_worker(machine: Machine):
-    """It starts nothing itself."""
+def test_a_dry_run_of_a_worker_starts_nothing(machine: Machine):
     ended = machine.run("--dry-run", "--json", "x.py", VC_WORKER_HOSTS="a,b", VC_TASK_INDEX="1")
     shown = json.loads(ended.out)
 
@@ -160,8 +158,7 @@ def test_a_dry_run_needs_no_open_mpi(machine: Machine):
     assert shown["argv"][:3] == ["mpirun", "-np", "1"]
 
 
-def test_a_dry_run_for_people(machine: Machine):
-    """The same, a word a line."""
+def test_a_dry_run_without_json_prints_one_word_per_line(machine: Machine):
     ended = machine.run("--dry-run", "x.py", OPENMPI_X_ARGS="")
 
     assert ended.code == 0
@@ -170,8 +167,7 @@ def test_a_dry_run_for_people(machine: Machine):
     assert "hostfile (0600):\n  localhost slots=1\n" in ended.out
 
 
-def test_a_dry_run_of_words_that_cannot_be_read(machine: Machine):
-    """It ends as the run itself would."""
+def test_a_dry_run_reports_invalid_options(machine: Machine):
     ended = machine.run("--dry-run", "x.py", OPENMPI_MCA_ARGS="-mca a")
 
     assert ended == Ended(
@@ -181,8 +177,7 @@ def test_a_dry_run_of_words_that_cannot_be_read(machine: Machine):
     )
 
 
-def test_all_problems_of_the_environment_are_said(machine: Machine):
-    """On stderr, a line each, and in the record."""
+def test_all_errors_in_the_environment_are_reported(machine: Machine):
     ended = machine.run("x.py", VC_TASK_INDEX="x", SSHD_PORT="ssh", CLOUDJOB_GRACE_S="soon")
     problems = [
         "VC_TASK_INDEX='x' is not a whole number",
@@ -257,10 +252,9 @@ def test_all_problems_of_the_environment_are_said(machine: Machine):
         ),
     ],
 )
-def test_what_cannot_be_run_is_said_and_recorded(
+def test_errors_before_the_start_are_reported_and_recorded(
     machine: Machine, script: str, environ: dict[str, str], code: int, message: str, hint: str
 ):
-    """The exit code of a shell, what was tried, what to try, and a record with the same words."""
     machine.add_mpirun()
     machine.write("x.py")
     machine.write("plain", "#!/bin/sh\n")
@@ -277,8 +271,7 @@ def test_what_cannot_be_run_is_said_and_recorded(
     assert record["started_at"] <= record["ended_at"]
 
 
-def test_a_machine_without_open_mpi(machine: Machine):
-    """127, and which package has one."""
+def test_a_missing_open_mpi_is_reported_with_a_hint(machine: Machine):
     machine.write("x.py")
     ended = machine.run("x.py")
 
@@ -304,8 +297,7 @@ def test_a_machine_without_open_mpi(machine: Machine):
         ),
     ],
 )
-def test_an_mpirun_that_we_cannot_drive(machine: Machine, says: str, message: str):
-    """125, what it is, and what to install."""
+def test_an_unsupported_mpirun_is_reported_with_a_hint(machine: Machine, says: str, message: str):
     mpirun = machine.add("mpirun", f'echo "{says}"')
     machine.write("x.py")
     ended = machine.run("x.py")
@@ -317,7 +309,7 @@ def test_an_mpirun_that_we_cannot_drive(machine: Machine, says: str, message: st
     assert machine.record()["failure"]["message"] == message.format(mpirun=mpirun)
 
 
-def test_an_mpirun_that_cannot_be_started(machine: Machine):
+def test_an_mpirun_that_cannot_be_started_is_reported(machine: Machine):
     """A program for another machine is said to be one, without a traceback."""
     (machine.programs / "mpirun").write_bytes(b"\x7fELF not for this machine")
     (machine.programs / "mpirun").chmod(0o755)
@@ -330,8 +322,7 @@ def test_an_mpirun_that_cannot_be_started(machine: Machine):
     assert machine.record()["cause"] == "entry"
 
 
-def test_a_dry_run_with_an_mpirun_that_cannot_be_started(machine: Machine):
-    """It is said there, too, without a traceback."""
+def test_a_dry_run_reports_an_mpirun_that_cannot_be_started(machine: Machine):
     (machine.programs / "mpirun").write_bytes(b"\x7fELF not for this machine")
     (machine.programs / "mpirun").chmod(0o755)
     ended = machine.run("--dry-run", "x.py")
@@ -341,8 +332,7 @@ def test_a_dry_run_with_an_mpirun_that_cannot_be_started(machine: Machine):
     assert str(machine.programs / "mpirun") in ended.err
 
 
-def test_variables_come_in_a_file(machine: Machine):
-    """What must not, or cannot, stand in a container's configuration; they are the node's."""
+def test_variables_are_read_from_a_delivered_file(machine: Machine):
     (machine.folder / "variables").write_bytes(b"CLOUDJOB_JOB=other\0A=\xff\nb\0")
     ended = machine.run(
         "--dry-run", "--json", "x.py", CLOUDJOB_ENV_FILE=str(machine.folder / "variables")
@@ -355,8 +345,7 @@ def test_variables_come_in_a_file(machine: Machine):
     assert "CLOUDJOB_ENV_FILE" not in shown["env"]
 
 
-def test_a_file_of_variables_that_is_not_there_is_said(machine: Machine):
-    """A container that was started again may lack it; a rank without a secret says so itself."""
+def test_a_missing_file_of_variables_is_reported(machine: Machine):
     ended = machine.run("--dry-run", "x.py", CLOUDJOB_ENV_FILE="/no/file")
 
     assert (ended.code, ended.err) == (
@@ -365,8 +354,7 @@ def test_a_file_of_variables_that_is_not_there_is_said(machine: Machine):
     )
 
 
-def test_a_record_that_cannot_be_written_is_said(machine: Machine):
-    """The exit code is what it would have been."""
+def test_a_record_that_cannot_be_written_is_reported(machine: Machine):
     ended = machine.run("no.py", CLOUDJOB_RECORD_URI="s3:/nowhere")
 
     assert ended.code == 127
@@ -429,8 +417,7 @@ def test_a_head_that_is_ended_for_a_lost_worker_is_not_cancelled(machine: Machin
     assert (record["cause"], record["failure"]["node"]) == ("platform", 1)
 
 
-def test_a_home_that_cannot_be_written_is_said(machine: Machine):
-    """Without a traceback, and with a record."""
+def test_an_unwritable_home_folder_is_reported_and_recorded(machine: Machine):
     machine.add_mpirun()
     machine.write("x.py")
     (machine.folder / "file").touch()
@@ -470,8 +457,7 @@ def test_an_entry_that_fails_leaves_nothing_in_its_home(machine: Machine):
     assert not (machine.code / ".cloudjob").exists()
 
 
-def test_nothing_stays_behind(machine: Machine):
-    """Files with the environment of the job are gone when the entry is."""
+def test_the_entry_removes_its_files_at_the_end(machine: Machine):
     machine.add_mpirun()
     machine.write("x.py")
     machine.run("x.py", SECRET="hidden", CLOUDJOB_SECRET_NAMES="SECRET")

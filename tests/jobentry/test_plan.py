@@ -24,7 +24,7 @@ TOOLS = Tools(
 )
 
 
-def test_a_worker_starts_nothing_itself():
+def test_a_worker_of_an_mpirun_job_starts_nothing():
     """A node other than 0 serves the head; mpirun's daemon wants to see its file."""
     made = plan.make(NODE._replace(node=1), {"PWD": "/code", "A": "b"}, PATHS, TOOLS, ("x.py",))
 
@@ -55,8 +55,7 @@ def test_every_node_refuses_the_same_options(launcher: str, fault: dict[str, Any
     assert len(refusals) == 1
 
 
-def test_the_head_starts_mpirun():
-    """The whole plan of a small job, down to the last letter of each file."""
+def test_the_head_starts_mpirun_with_its_files():
     environment = {"PWD": "/code", "MA_VJ_NAME": "j", "A": "b"}
 
     assert plan.make(NODE, environment, PATHS, TOOLS, ("x.py", "--lr", "1")) == LaunchPlan(
@@ -98,8 +97,7 @@ def test_every_launcher_makes_a_plan(launcher: str):
     assert made.processes
 
 
-def test_what_was_left_out_is_noted():
-    """The notes of the command are the plan's."""
+def test_options_that_were_left_out_are_noted():
     node = NODE._replace(open_mpi=OpenMpi(x_args="-x NONE"))
 
     assert plan.make(node, {"PWD": "/"}, PATHS, TOOLS, ("x.py",)).notes == (
@@ -117,15 +115,13 @@ def test_what_was_left_out_is_noted():
         ("x.pyc", ("./x.pyc", "a:b", ":")),
     ],
 )
-def test_the_program_is_what_the_name_of_the_script_says(script: str, expected: tuple[str, ...]):
-    """Python runs through our door, a shell script needs no x bit, all else is started itself."""
+def test_the_suffix_of_the_script_decides_how_it_is_started(script: str, expected: tuple[str, ...]):
     site = common.Site(NODE, {}, PATHS, TOOLS.interpreter, TOOLS.entry)
 
     assert common.program(site, (script, "a:b", ":")) == expected
 
 
-def test_the_ranks_have_the_nodes_environment():
-    """The node's own variables, and where its code, logs, inputs and outputs lie."""
+def test_ranks_have_their_nodes_environment():
     node = NODE._replace(inputs=(("DATA", "s3://b/d"),), outputs=(("MODEL", "s3://b/m"),))
 
     assert plan.node_environment({"A": "b", "PWD": "/"}, node, PATHS, "/code") == {
@@ -138,7 +134,7 @@ def test_the_ranks_have_the_nodes_environment():
     }
 
 
-def test_the_keys_of_the_entry_are_not_the_ranks():
+def test_the_credentials_of_the_entry_do_not_reach_the_ranks():
     """Those with which it reaches the store; what the user gave by names of his own stays."""
     environ = {**dict.fromkeys(names.STORE_ACCESS, "k3y"), "AWS_SECRET_ACCESS_KEY": "own"}
 
@@ -172,7 +168,7 @@ def test_secrets_are_masked():
     assert json.loads(json.dumps(shown)) == shown
 
 
-def test_srun_on_the_head_starts_the_doors_of_all_nodes():
+def test_srun_on_the_head_starts_the_wrappers_of_all_nodes():
     """Variables by their names alone, and none of what is one node's own or secret."""
     node = NODE._replace(launcher="srun", slots=2, env_names=("A",), secret_names=("TOKEN",))
     environment = {"PWD": "/code", "A": "b", "TOKEN": "t", "MA_X": "1", "HOME": "/h", "B": "c"}

@@ -75,11 +75,11 @@ def test_folders_without_permissions_are_removed(tmp_path: Path):
     assert not top.exists()
 
 
-def test_nothing_there_is_nothing_to_do(tmp_path: Path):
+def test_removing_a_missing_folder_does_nothing(tmp_path: Path):
     remove_tree(tmp_path / "missing")
 
 
-def test_what_cannot_be_removed_is_reported_after_the_rest_is_gone(tmp_path: Path):
+def test_errors_are_reported_after_everything_else_is_removed(tmp_path: Path):
     (tmp_path / "file").touch()
 
     with pytest.raises(NotADirectoryError):

@@ -81,22 +81,19 @@ def problems(environ: dict[str, str]) -> list[str]:
 
 
 @given(nodes())
-def test_what_is_written_is_read(node: NodeEnv):
-    """A node survives its way through environment variables."""
+def test_written_settings_are_read_back(node: NodeEnv):
     assert env.read(env.write(node)) == node
 
 
 @given(nodes())
-def test_what_is_written_can_be_an_environment(node: NodeEnv):
-    """Every name can name a variable, and no value holds what ends one."""
+def test_written_settings_are_a_valid_environment(node: NodeEnv):
     written = env.write(node)
 
     assert all(env.is_name(name) for name in written)
     assert not any("\0" in value for value in written.values())
 
 
-def test_words_and_lists_that_are_not_known_are_told():
-    """With what is allowed."""
+def test_invalid_choices_and_lists_are_reported():
     given_ = {
         "CLOUDJOB_RESTORE_OUTPUTS": "some",
         "CLOUDJOB_INPUT_NODES": '{"DATA": "first"}',
@@ -110,8 +107,7 @@ def test_words_and_lists_that_are_not_known_are_told():
     ]
 
 
-def test_a_line_that_lists_no_devices_is_told():
-    """With the line."""
+def test_an_invalid_line_of_devices_is_reported():
     assert problems({"CLOUDJOB_DEVICES": "s 0=1.1.1.1\ns"}) == [
         "CLOUDJOB_DEVICES: 's' names no devices"
     ]
@@ -122,8 +118,7 @@ def test_an_empty_environment_is_one_node():
     assert env.read({}) == NodeEnv(job="job", node=0, hosts=("localhost",), slots=1)
 
 
-def test_the_variables_of_the_platform_are_enough():
-    """A training container of the platform, which says nothing of cloudjob."""
+def test_the_platforms_variables_are_enough():
     node = env.read(
         {
             "MA_VJ_NAME": "modelarts-job-7f3c",
@@ -147,14 +142,13 @@ def test_the_variables_of_the_platform_are_enough():
     assert (node.nodes, node.host, node.is_head) == (2, "worker-1.job.ns.svc", False)
 
 
-def test_hosts_are_made_from_the_names_of_job_and_task():
-    """Where no list is set, the hosts have the names that the platform gives them."""
+def test_host_names_follow_the_platforms_pattern():
     node = env.read({"MA_VJ_NAME": "ma-job", "MA_NUM_HOSTS": "2", "MA_TASK_INDEX": "1"})
 
     assert node.hosts == ("ma-job-worker-0.ma-job", "ma-job-worker-1.ma-job")
 
 
-def test_the_first_variable_that_is_set_counts():
+def test_the_first_variable_that_is_set_wins():
     """MA_TASK_INDEX comes before VC_TASK_INDEX, our word on slots before the platform's."""
     node = env.read(
         {
@@ -190,30 +184,26 @@ def test_a_node_without_gpus_has_one_slot():
         "OPENMPI_NP",
     ],
 )
-def test_a_number_that_is_none_is_named(name: str, text: str):
-    """The variable and what it holds stand in the message, long text shortened."""
+def test_an_invalid_number_is_reported(name: str, text: str):
     shown = text if len(text) <= 80 else text[:80] + "…"
 
     assert problems({name: text}) == ["%s=%r is not a whole number" % (name, shown)]
 
 
 @pytest.mark.parametrize("text", ["0", "00", "000000000"])
-def test_a_job_of_no_ranks_is_named(text: str):
-    """OPENMPI_NP=0 is no way to ask for the default; leaving it empty is."""
+def test_zero_ranks_are_refused(text: str):
     assert problems({"OPENMPI_NP": text}) == ["OPENMPI_NP=%r: a job has at least 1 rank" % text]
     assert env.read({"OPENMPI_NP": ""}).open_mpi.np is None
 
 
 @pytest.mark.parametrize("text", ["hostfile", "./hostfile", " /tmp/x", "/tmp/folder/"])
 @pytest.mark.parametrize("name", ["OPENMPI_HOST_FILE_PATH", "TUNE_ENV_FILE"])
-def test_a_path_that_is_none_is_named(name: str, text: str):
-    """The entry and mpirun run in different folders, so a relative path means two files."""
+def test_a_relative_path_is_refused(name: str, text: str):
     assert problems({name: text}) == ["%s=%r is not the absolute path of a file" % (name, text)]
 
 
 @pytest.mark.parametrize("text", ["0", "65536", "999999999"])
-def test_a_port_that_cannot_be_is_named(text: str):
-    """A port is a number from 1 to 65535."""
+def test_an_invalid_port_is_reported(text: str):
     assert problems({"SSHD_PORT": text}) == ["SSHD_PORT='%s' is not a port" % text]
 
 
@@ -221,15 +211,13 @@ def test_a_port_that_cannot_be_is_named(text: str):
 @pytest.mark.parametrize(
     "name", ["CLOUDJOB_GRACE_S", "CLOUDJOB_TIMEOUT_S", "CLOUDJOB_START_TIMEOUT_S"]
 )
-def test_seconds_that_are_none_are_named(name: str, text: str):
-    """Only a number that is not negative and not endless is a time."""
+def test_an_invalid_number_of_seconds_is_reported(name: str, text: str):
     assert problems({name: text}) == ["%s=%r is not a number of seconds" % (name, text)]
 
 
 @pytest.mark.parametrize("text", ["1A", "A-B", "A=1", "Ä"])
 @pytest.mark.parametrize("name", ["CLOUDJOB_ENV_NAMES", "CLOUDJOB_SECRET_NAMES"])
-def test_a_name_that_cannot_name_a_variable_is_named(name: str, text: str):
-    """Names go into options of mpirun and into environments."""
+def test_an_invalid_variable_name_is_reported(name: str, text: str):
     assert problems({name: "GOOD %s" % text}) == ["%s: %r is not a variable name" % (name, text)]
 
 
@@ -237,8 +225,7 @@ def test_a_name_that_cannot_name_a_variable_is_named(name: str, text: str):
     "text", ["x", "[]", '"a"', "null", "1", '{"A": 1}', '{"A": null}', "{", "[" * 100_000]
 )
 @pytest.mark.parametrize("name", ["CLOUDJOB_INPUTS", "CLOUDJOB_OUTPUTS"])
-def test_pairs_that_are_none_are_named(name: str, text: str):
-    """Inputs and outputs are a JSON object whose values are text."""
+def test_invalid_json_is_reported(name: str, text: str):
     shown = text if len(text) <= 80 else text[:80] + "…"
 
     assert problems({name: text}) == ["%s=%r is not a JSON object of strings" % (name, shown)]
@@ -246,7 +233,7 @@ def test_pairs_that_are_none_are_named(name: str, text: str):
 
 @pytest.mark.parametrize("key", ["", "a=b", "../../etc", "a b", "a\\u0000b"])
 @pytest.mark.parametrize("name", ["CLOUDJOB_INPUTS", "CLOUDJOB_OUTPUTS"])
-def test_an_input_that_cannot_be_a_variable_is_named(name: str, key: str):
+def test_an_input_must_be_a_variable_name(name: str, key: str):
     """The name of an input becomes a variable of the ranks, and a part of a path."""
     found = problems({name: '{"%s": "file:///x"}' % key})
 
@@ -255,16 +242,14 @@ def test_an_input_that_cannot_be_a_variable_is_named(name: str, key: str):
 
 @pytest.mark.parametrize("text", ["-a", "a b", "a/b", "../x", "a;b", "a\nb", "a:b", "é"])
 @pytest.mark.parametrize("name", ["CLOUDJOB_JOB", "MA_VJ_NAME"])
-def test_a_job_that_cannot_be_is_named(name: str, text: str):
-    """The name of the job becomes a part of paths and of a shell's words."""
+def test_an_invalid_job_id_is_reported(name: str, text: str):
     assert problems({name: text}) == ["%s=%r is not a job id" % (name, text)]
 
 
 @pytest.mark.parametrize(
     "text", ["-oProxyCommand=x", "a,", ",", "a b", "a:22", "a,b\nc", "a slots=9"]
 )
-def test_hosts_that_cannot_be_are_named(text: str):
-    """A host becomes a word of ssh and a line of Open MPI's host file."""
+def test_invalid_host_names_are_reported(text: str):
     assert problems({"VC_WORKER_HOSTS": text})[0] == (
         "VC_WORKER_HOSTS=%r is not a list of hosts" % text
     )
@@ -273,8 +258,7 @@ def test_hosts_that_cannot_be_are_named(text: str):
 @pytest.mark.parametrize(
     "made", [{"MA_VJ_NAME": "-oProxyCommand=x"}, {"MA_VJ_NAME": "j", "MA_TASK_NAME": "a b"}]
 )
-def test_hosts_that_are_made_from_bad_names_are_named(made: dict[str, str]):
-    """Also when the job has another, good name."""
+def test_invalid_host_names_made_from_the_pattern_are_reported(made: dict[str, str]):
     found = problems({"CLOUDJOB_JOB": "good", "MA_NUM_HOSTS": "2", **made})
 
     assert found == [
@@ -283,28 +267,25 @@ def test_hosts_that_are_made_from_bad_names_are_named(made: dict[str, str]):
     ]
 
 
-def test_a_host_twice_is_named():
+def test_a_repeated_host_is_reported():
     """Open MPI would start a node's ranks twice."""
     assert problems({"VC_WORKER_HOSTS": "a,b,a"}) == ["VC_WORKER_HOSTS names a host twice"]
 
 
-def test_a_count_that_differs_from_the_list_is_named():
-    """The list of hosts and the number of hosts must agree."""
+def test_a_count_that_differs_from_the_list_is_reported():
     assert problems({"VC_WORKER_HOSTS": "a,b", "MA_NUM_HOSTS": "3"}) == [
         "VC_WORKER_HOSTS lists 2 hosts, but there should be 3"
     ]
 
 
-def test_an_index_beyond_the_last_node_is_named():
-    """A node must be one of the nodes."""
+def test_an_index_beyond_the_last_node_is_reported():
     assert problems({"VC_WORKER_HOSTS": "a,b", "VC_TASK_INDEX": "2"}) == [
         "this node has the index 2, but there are 2 nodes in VC_WORKER_HOSTS"
     ]
 
 
 @pytest.mark.parametrize("count", ["2", "999999999"])
-def test_nodes_without_names_are_named(count: str):
-    """More than one node needs names by which they find each other."""
+def test_nodes_without_host_names_are_reported(count: str):
     assert problems({"MA_NUM_HOSTS": count}) == [
         "%s nodes, but neither VC_WORKER_HOSTS nor MA_VJ_NAME gives their names" % count
     ]
@@ -347,8 +328,7 @@ VALUES = TEXT | st.sampled_from(["0", "1", "2", "a,b", "{}", '{"a": "b"}', "[]",
 
 
 @given(st.dictionaries(st.sampled_from(VARIABLES), VALUES))
-def test_whatever_the_environment_holds_only_problems_are_raised(environ: dict[str, str]):
-    """No text in any variable is a traceback; what can be read can be written and read again."""
+def test_any_environment_is_read_or_reported(environ: dict[str, str]):
     try:
         node = env.read(environ)
     except EnvError as error:
@@ -360,7 +340,7 @@ def test_whatever_the_environment_holds_only_problems_are_raised(environ: dict[s
     assert all(found)
 
 
-def test_the_head_carries_what_is_the_same_on_all_nodes():
+def test_the_head_carries_variables_that_are_the_same_on_all_nodes():
     """The documented prefixes, PATH and the user's names go to all ranks; the rest stays."""
     node = NodeEnv(env_names=("LR", "HOME"), secret_names=("TOKEN", "S3_KEY"))
     carried = {
@@ -394,8 +374,7 @@ def test_the_head_carries_what_is_the_same_on_all_nodes():
 
 
 @given(TEXT)
-def test_what_is_a_name_can_be_an_option(text: str):
-    """A name is letters, digits and underscores, and does not begin with a digit."""
+def test_valid_variable_names_are_recognised(text: str):
     assert env.is_name(text) == (
         text.isascii() and text.replace("_", "a").isalnum() and not text[0].isdigit()
     )

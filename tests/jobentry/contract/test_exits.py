@@ -66,8 +66,7 @@ def test_what_is_dumped_is_loaded(record: ExitRecord):
     assert exits.load(exits.dump(record)) == record
 
 
-def test_a_record_is_text_that_a_person_can_read():
-    """One value a line, in a known order, so two records can be compared."""
+def test_a_record_is_readable_text():
     assert exits.dump(ExitRecord("j", 3, "user", Failure(0, "a", 1, None, 3, "m", ("x",)))) == (
         b'{\n "cause": "user",\n "damaged_layers": [],\n "ended_at": "",\n "exit_code": 3,\n'
         b' "failure": {\n'
@@ -77,8 +76,7 @@ def test_a_record_is_text_that_a_person_can_read():
     )
 
 
-def test_keys_of_a_later_version_are_passed_over():
-    """An old laptop half reads what a new container half left."""
+def test_unknown_keys_in_a_record_are_ignored():
     assert exits.load(b'{"job": "j", "exit_code": 0, "colour": "red"}') == ExitRecord("j", 0)
 
 
@@ -106,15 +104,13 @@ def test_keys_of_a_later_version_are_passed_over():
         b"[" * 100_000,
     ],
 )
-def test_what_is_no_record_is_refused(data: bytes):
-    """A half-written or foreign file is an error of its own, never a traceback."""
+def test_an_invalid_record_is_refused(data: bytes):
     with pytest.raises(RecordError, match="reading an exit record: it is not valid"):
         exits.load(data)
 
 
 @given(st.binary() | st.dictionaries(KEYS, JSON).map(lambda value: json.dumps(value).encode()))
-def test_whatever_a_file_holds_it_is_a_record_or_refused(data: bytes):
-    """Nothing but RecordError comes back."""
+def test_any_bytes_are_a_record_or_refused(data: bytes):
     try:
         record = exits.load(data)
     except RecordError:
@@ -122,6 +118,5 @@ def test_whatever_a_file_holds_it_is_a_record_or_refused(data: bytes):
     assert exits.load(exits.dump(record)) == record
 
 
-def test_the_code_of_a_signal_is_that_of_a_shell():
-    """128 and the number of the signal."""
+def test_the_exit_code_of_a_signal_is_128_plus_its_number():
     assert exits.code_of_signal(9) == 137

@@ -39,7 +39,7 @@ def split(stream: bytes) -> list[bytes]:
 
 
 @given(HAPPENINGS)
-def test_every_ranks_bytes_come_back(happenings: list[tuple[int, bytes, bool]]):
+def test_the_bytes_of_every_rank_are_recovered(happenings: list[tuple[int, bytes, bool]]):
     """However the streams of several ranks are cut and mixed, each can be had back exactly."""
     written: dict[int, bytes] = {}
     for rank, data, _ in happenings:
@@ -54,20 +54,17 @@ def test_every_ranks_bytes_come_back(happenings: list[tuple[int, bytes, bool]]):
     assert read == written
 
 
-def test_each_line_has_its_mark():
-    """The newline is the rank's; what follows the last one is not taken yet."""
+def test_each_line_has_its_prefix():
     assert lines.write(3, b"a\n\nb\r\nrest") == (b"[3] a\n[3] \n[3] b\r\n", 6)
     assert lines.write(3, b"rest") == (b"", 0)
 
 
-def test_a_part_says_that_its_newline_is_ours():
-    """A progress bar that waits can be shown without a change to its bytes."""
+def test_an_incomplete_line_is_marked():
     assert lines.write_part(12, b"50 %\r") == b"[12]+ 50 %\r\n"
     assert lines.read(b"[12]+ 50 %\r\n") == Line(12, b"50 %\r")
 
 
-def test_other_lines_are_the_entrys():
-    """What has no mark comes from no rank."""
+def test_lines_without_a_prefix_are_the_entrys():
     for line in (b"jobentry: hello\n", b"[x] a\n", b" [1] a\n", b"[1]a\n", b"[-1] a\n", b""):
         assert lines.read(line) == Line(None, line)
 

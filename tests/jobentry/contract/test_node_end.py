@@ -13,5 +13,5 @@ def test_an_exit_code_is_read_as_it_was_written(code: int):
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"13", b"-9\n", b"x\n", b"\xff\n", b"1\n2\n"])
-def test_a_file_that_is_not_whole_reports_nothing(data: bytes):
+def test_an_incomplete_file_reports_nothing(data: bytes):
     assert node_end.load(data) is None

@@ -6,8 +6,7 @@ from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import JobPaths, NodePaths, node_paths
 
 
-def test_the_objects_of_a_job_lie_under_its_name():
-    """One folder of the store holds all that a job leaves."""
+def test_the_objects_of_a_job_are_below_its_id():
     paths = JobPaths("train-1")
 
     assert (paths.code, paths.submission, paths.record, paths.outputs) == (
@@ -29,8 +28,7 @@ def test_the_documented_layout_is_the_default():
     )
 
 
-def test_the_platforms_words_come_first():
-    """Each folder can be moved by the variable that names it."""
+def test_the_platforms_variables_take_precedence():
     environ = {
         "HOME": "/home/me",
         "MA_HOME": "/h",
@@ -42,8 +40,7 @@ def test_the_platforms_words_come_first():
     assert node_paths(environ, NodeEnv(node_dir="/n")) == NodePaths("/h", "/j", "/m", "/l", "/n")
 
 
-def test_the_home_is_the_users_where_the_platform_says_nothing():
-    """An empty variable is none."""
+def test_the_home_folder_defaults_to_the_users():
     environ = {"HOME": "/home/me", "MA_HOME": "", "MA_LOG_DIR": ""}
 
     assert node_paths(environ, NodeEnv(job="j")) == NodePaths(
@@ -55,8 +52,7 @@ def test_the_home_is_the_users_where_the_platform_says_nothing():
     )
 
 
-def test_the_files_of_a_node():
-    """What entry and ranks leave for each other lies in one folder, logs and data in theirs."""
+def test_the_files_of_a_node_are_in_its_folder():
     paths = NodePaths("/h", "/j", "/m", "/l", "/n")
 
     assert {

@@ -15,8 +15,7 @@ def signature(request: sigv4.Request) -> str:
     return headers["authorization"].rpartition("Signature=")[2]
 
 
-def test_the_get_of_the_documentation():
-    """A part of an object."""
+def test_the_documented_get_request_has_its_signature():
     headers = {"Host": "examplebucket.s3.amazonaws.com", "Range": "bytes=0-9"}
 
     found = signature(sigv4.Request("GET", "/test.txt", (), headers))
@@ -24,8 +23,7 @@ def test_the_get_of_the_documentation():
     assert found == "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"
 
 
-def test_the_list_of_the_documentation():
-    """A query of two words."""
+def test_the_documented_list_request_has_its_signature():
     headers = {"Host": "examplebucket.s3.amazonaws.com"}
     query = (("prefix", "J"), ("max-keys", "2"))
 
@@ -34,8 +32,7 @@ def test_the_list_of_the_documentation():
     assert found == "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7"
 
 
-def test_a_word_of_a_query_may_have_no_value():
-    """The documentation's question for the life cycle of a bucket."""
+def test_a_query_parameter_may_have_no_value():
     headers = {"Host": "examplebucket.s3.amazonaws.com"}
 
     found = signature(sigv4.Request("GET", "/", (("lifecycle", ""),), headers))
@@ -43,8 +40,7 @@ def test_a_word_of_a_query_may_have_no_value():
     assert found == "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543"
 
 
-def test_another_day_is_signed_with_another_key():
-    """What is remembered of a key is remembered for one day, one region and one key."""
+def test_each_day_region_and_key_has_its_own_signing_key():
     request = sigv4.Request("GET", "/", (), {"Host": "host"})
     made = {
         sigv4.headers(request, sigv4.Keys("AK", secret), sigv4.Scope(region, at))["authorization"]
@@ -56,6 +52,5 @@ def test_another_day_is_signed_with_another_key():
     assert len(made) == 8
 
 
-def test_keys_do_not_show_their_secret():
-    """Not in a message, not in a traceback."""
+def test_the_repr_of_keys_hides_the_secret():
     assert "secret" not in repr(sigv4.Keys("AK", "secret", "secret"))

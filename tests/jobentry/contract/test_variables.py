@@ -17,6 +17,5 @@ def test_what_is_dumped_is_loaded(values: dict[str, str]):
     assert list(variables.load(variables.dump(values)).items()) == list(values.items())
 
 
-def test_the_file_is_that_of_the_kernel():
-    """As in /proc/PID/environ, so other programs can read and write it."""
+def test_the_format_is_that_of_proc_environ():
     assert variables.dump({"A": "1", "B": "x=y", "C": ""}) == b"A=1\0B=x=y\0C=\0"

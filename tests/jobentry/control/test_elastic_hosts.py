@@ -27,7 +27,7 @@ def told(tmp_path):
     return lambda: json.loads(Path(tmp_path, "members").read_bytes())
 
 
-def test_the_driver_is_told_who_is_there(members, told):
+def test_the_driver_gets_the_available_nodes(members, told):
     """By a name of its own, with the node's number and host."""
     members.come(0)
     few = members.are_enough
@@ -37,7 +37,7 @@ def test_the_driver_is_told_who_is_there(members, told):
     assert told() == {"a": [0, "a"], "c": [2, "c"]}
 
 
-def test_a_node_that_comes_back_has_another_name(members, told):
+def test_a_returning_node_gets_a_new_name(members, told):
     """The driver takes none again that it had struck off."""
     for index in range(3):
         members.come(index)
@@ -51,8 +51,7 @@ def test_a_node_that_comes_back_has_another_name(members, told):
     assert told() == {"a": [0, "a"], "b~3": [1, "b"], "c": [2, "c"]}
 
 
-def test_a_node_whose_rank_has_failed_counts_no_more(members, told):
-    """Until it comes back; the driver, which strikes it off itself, may end its other ranks."""
+def test_a_node_with_a_failed_rank_is_left_out_until_it_returns(members, told):
     for index in range(3):
         members.come(index)
     before = told()

@@ -277,8 +277,7 @@ def pending(entry: Entry) -> int:
 # -- one node -----------------------------------------------------------------------------------
 
 
-def test_a_job_that_succeeds(job: Job):
-    """Its output with the marks of its ranks, code 0, a record, and nothing left behind."""
+def test_a_successful_job_ends_with_0_and_leaves_nothing(job: Job):
     job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
     job.script("print('hello', rank)\nprint('err', file=sys.stderr)\n")
     (ended,) = job.run()
@@ -343,8 +342,7 @@ def test_a_rank_that_fails_ends_the_job(
     assert job.left() == []
 
 
-def test_the_first_failure_is_the_reason(job: Job):
-    """What fails on other ranks because of it comes later, and is not to blame."""
+def test_the_record_names_the_first_failure(job: Job):
     job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
     job.script("time.sleep(0.3 * (2 - rank))\nsys.exit(10 + rank)\n")
     (ended,) = job.run()
@@ -352,8 +350,7 @@ def test_the_first_failure_is_the_reason(job: Job):
     assert (ended.code, job.failure["rank"]) == (12, 2)
 
 
-def test_a_program_that_is_not_found(job: Job):
-    """127, as a shell has it."""
+def test_a_missing_program_ends_with_127(job: Job):
     (job.code / "x.py").write_text("")
     (ended,) = job.run(MA_SCRIPT_INTERPRETER="/no/python")
 
@@ -361,15 +358,14 @@ def test_a_program_that_is_not_found(job: Job):
     assert "/no/python" in job.failure["last_lines"][0]
 
 
-def test_bytes_come_through(job: Job):
-    """Whatever a rank writes, one line of the stream holds one line of it."""
+def test_output_keeps_every_byte(job: Job):
     job.script("sys.stdout.buffer.write(b'\\xff\\r\\n' + b'x' * 100000 + b'\\nend')")
     (ended,) = job.run()
 
     assert ended.out == "[0] \\xff\r\n[0] " + "x" * 100000 + "\n[0]+ end\n"
 
 
-def test_a_job_that_takes_too_long(job: Job):
+def test_a_job_over_its_timeout_ends_with_124(job: Job):
     """Every rank is asked to end and has its grace; 124, and the record says why."""
     job.environ.update(CLOUDJOB_TIMEOUT_S="1.5", CLOUDJOB_PROCS_PER_NODE="2")
     job.script(SAVES + UP + WAIT)
@@ -384,8 +380,9 @@ def test_a_job_that_takes_too_long(job: Job):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_job_that_is_cancelled(job: Job, until: Callable[..., None], number: int):
-    """Every rank has the time to save, also when the others are done sooner."""
+def test_a_cancelled_job_gives_every_rank_its_grace_period(
+    job: Job, until: Callable[..., None], number: int
+):
     job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
     job.script("os.environ['SAVE_S'] = str(0.4 * rank)\n" + SAVES + UP + WAIT)
     entry = job.start()
@@ -403,8 +400,9 @@ def test_a_job_that_is_cancelled(job: Job, until: Callable[..., None], number: i
     assert job.left() == []
 
 
-def test_a_rank_that_will_not_end_is_ended(job: Job, until: Callable[..., None]):
-    """When the grace is over; a rank that was quicker has saved."""
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(
+    job: Job, until: Callable[..., None]
+):
     job.environ.update(CLOUDJOB_PROCS_PER_NODE="2", CLOUDJOB_GRACE_S="1")
     job.script(
         "if rank:\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\nelse:"
@@ -471,8 +469,7 @@ def test_a_repeated_sigterm_leaves_the_ranks_their_grace(job: Job, until: Callab
     assert job.left() == []
 
 
-def test_a_signal_that_means_nothing_to_us_reaches_the_ranks(job: Job, until: Callable[..., None]):
-    """A platform may tell a training with SIGUSR1 that its time is short."""
+def test_other_signals_are_passed_on_to_the_ranks(job: Job, until: Callable[..., None]):
     job.environ["CLOUDJOB_PROCS_PER_NODE"] = "2"
     job.script("signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n" + UP + WAIT)
     entry = job.start()
@@ -482,8 +479,7 @@ def test_a_signal_that_means_nothing_to_us_reaches_the_ranks(job: Job, until: Ca
     assert entry.wait().code == 0
 
 
-def test_an_mpirun_that_refuses(job: Job):
-    """No rank was started, so it is not the user's script that failed."""
+def test_an_mpirun_that_starts_no_rank_is_an_error_of_the_entry(job: Job):
     job.script("")
     (ended,) = job.run(FAKE_CODE="213")
 
@@ -494,7 +490,7 @@ def test_an_mpirun_that_refuses(job: Job):
     assert job.failure["last_lines"] == ["it is not to be"]
 
 
-def test_an_mpirun_that_hangs(job: Job):
+def test_an_mpirun_that_hangs_twice_ends_the_job(job: Job):
     """It is ended when nothing happens for too long, tried once more, and then given up."""
     job.script("")
     (ended,) = job.run(FAKE_HANG="always", CLOUDJOB_START_TIMEOUT_S="1")
@@ -512,8 +508,7 @@ def test_an_mpirun_that_hangs(job: Job):
     assert job.left() == []
 
 
-def test_an_mpirun_that_hangs_once(job: Job):
-    """The second one does the job, and the user is told."""
+def test_an_mpirun_that_hangs_once_is_started_again(job: Job):
     job.script("print('ran', rank)\n")
     (ended,) = job.run(FAKE_HANG="first", CLOUDJOB_START_TIMEOUT_S="2")
 
@@ -524,8 +519,7 @@ def test_an_mpirun_that_hangs_once(job: Job):
     assert len(job.mpiruns()) == 2
 
 
-def test_an_mpirun_that_is_killed(job: Job, until: Callable[..., None]):
-    """The platform is to blame, and its ranks are ended."""
+def test_a_killed_mpirun_ends_its_ranks(job: Job, until: Callable[..., None]):
     job.script(UP + WAIT)
     entry = job.start()
     until(up(job, 1))
@@ -542,7 +536,7 @@ def test_an_mpirun_that_is_killed(job: Job, until: Callable[..., None]):
     assert job.left() == []
 
 
-def test_what_ranks_leave_behind_is_ended(job: Job):
+def test_processes_left_by_ranks_are_killed(job: Job):
     """Also what has left every group and session."""
     job.script(
         "subprocess.Popen(['setsid', '-f', 'sleep', '60'])\n"
@@ -554,15 +548,14 @@ def test_what_ranks_leave_behind_is_ended(job: Job):
     assert job.left() == []
 
 
-def test_a_second_run_begins_anew(job: Job):
-    """A container that was restarted shows nothing of its first life."""
+def test_a_second_run_shows_nothing_of_the_first(job: Job):
     job.script("print('hello')")
 
     assert job.run()[0].out == "[0] hello\n"
     assert job.run()[0].out == "[0] hello\n"
 
 
-def test_an_entry_that_was_killed_can_be_started_again(job: Job, until: Callable[..., None]):
+def test_a_killed_entry_can_be_restarted(job: Job, until: Callable[..., None]):
     """What it left is replaced, and a stop that it was at is forgotten."""
     job.script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + UP + WAIT)
     entry = job.start()
@@ -580,8 +573,7 @@ def test_an_entry_that_was_killed_can_be_started_again(job: Job, until: Callable
     assert (ended.code, ended.out) == (0, "[0] again\n")
 
 
-def test_outputs_are_uploaded(job: Job):
-    """Also those of a job that failed; its exit code stays its own."""
+def test_outputs_of_failed_jobs_are_uploaded_too(job: Job):
     target = job.folder / "store"
     job.environ["CLOUDJOB_OUTPUTS"] = json.dumps({"MODEL": target.as_uri()})
     job.script("open(os.environ['MODEL'] + '/a.txt', 'w').write('x')\nsys.exit(3)\n")
@@ -591,8 +583,7 @@ def test_outputs_are_uploaded(job: Job):
     assert (target / "a.txt").read_text() == "x"
 
 
-def test_outputs_that_could_not_be_uploaded_are_told_before_the_start(job: Job):
-    """Not when hours of training are to be kept."""
+def test_outputs_that_cannot_be_uploaded_are_reported_before_the_start(job: Job):
     (job.folder / "store").touch()
     job.environ["CLOUDJOB_OUTPUTS"] = json.dumps({"MODEL": (job.folder / "store").as_uri()})
     job.script(UP)
@@ -617,7 +608,7 @@ def test_outputs_that_cannot_be_uploaded_fail_the_job(job: Job):
 # -- two nodes ----------------------------------------------------------------------------------
 
 
-def test_a_job_on_two_nodes(pair: Job):
+def test_a_job_runs_on_two_nodes(pair: Job):
     """Each node shows the output of its own ranks, and ends with the code of the job."""
     pair.environ["CLOUDJOB_PROCS_PER_NODE"] = "2"
     pair.script("print('hello', rank)\n")
@@ -662,7 +653,7 @@ def test_each_rank_has_the_right_environment(pair: Job):
         assert not [name for name in environ if name.startswith("CLOUDJOB_EXACT_")]
 
 
-def test_a_rank_of_a_worker_that_fails(pair: Job):
+def test_the_record_names_a_failed_rank_of_a_worker(pair: Job):
     """The head's record names node, host and rank, and the last lines of a log it cannot see."""
     pair.script("print('line of', rank)\nif rank:\n    sys.exit(3)\n" + WAIT)
     head, worker = pair.run()
@@ -676,8 +667,7 @@ def test_a_rank_of_a_worker_that_fails(pair: Job):
     assert pair.left() == []
 
 
-def test_each_node_has_its_own_interfaces(pair: Job):
-    """Each decides for itself, before the run; the head's choice is no other node's."""
+def test_each_node_chooses_its_own_interfaces(pair: Job):
     pair.environ["OPENMPI_X_ARGS"] = "-x NCCL_SOCKET_IFNAME -x HOME"
     pair.script("print(os.environ['NCCL_SOCKET_IFNAME'])\n")
     entries = [pair.start(0, NCCL_SOCKET_IFNAME="none7"), pair.start(1, NCCL_SOCKET_IFNAME="lo")]
@@ -702,8 +692,7 @@ def test_a_users_interfaces_reach_every_node(pair: Job):
         assert f"NCCL_SOCKET_IFNAME=none7: no such network interface on node {node}" in ended.err
 
 
-def test_the_second_start_finds_no_daemon_of_the_first(pair: Job):
-    """What a hung mpirun has left on any node is ended before the next one starts."""
+def test_daemons_of_a_hung_start_are_killed_before_the_next(pair: Job):
     daemons = "[f for f in os.listdir('/proc') if f.isdecimal() and is_daemon(f)]"
     pair.script(
         "def is_daemon(process):\n"
@@ -722,7 +711,7 @@ def test_the_second_start_finds_no_daemon_of_the_first(pair: Job):
     assert len(pair.mpiruns()) == 2
 
 
-def test_a_start_that_hangs_half_way_is_not_tried_again(pair: Job):
+def test_a_start_with_running_ranks_is_not_repeated(pair: Job):
     """A rank that has started runs the script, which nobody asked to have run twice."""
     pair.script("with open(os.environ['ALL'] + '/runs', 'a') as f: f.write('x')\n" + WAIT)
     head, worker = pair.run(FAKE_HANG="worker", CLOUDJOB_START_TIMEOUT_S="5")
@@ -736,8 +725,7 @@ def test_a_start_that_hangs_half_way_is_not_tried_again(pair: Job):
     assert pair.left() == []
 
 
-def test_all_nodes_are_cancelled(pair: Job, until: Callable[..., None]):
-    """The grace is the same for the ranks of a worker."""
+def test_cancelling_reaches_all_nodes(pair: Job, until: Callable[..., None]):
     pair.script(SAVES + UP + WAIT)
     entries = [pair.start(node) for node in range(2)]
     until(up(pair, 2))
@@ -751,8 +739,7 @@ def test_all_nodes_are_cancelled(pair: Job, until: Callable[..., None]):
     assert pair.left() == []
 
 
-def test_a_worker_that_is_told_to_end_cancels_the_job(pair: Job, until: Callable[..., None]):
-    """A platform may begin with any node."""
+def test_a_signal_to_a_worker_cancels_the_job(pair: Job, until: Callable[..., None]):
     pair.script(SAVES + UP + WAIT)
     entries = [pair.start(node) for node in range(2)]
     until(up(pair, 2))
@@ -766,8 +753,7 @@ def test_a_worker_that_is_told_to_end_cancels_the_job(pair: Job, until: Callable
     assert pair.failure["node"] == 1
 
 
-def test_a_signal_reaches_the_ranks_of_all_nodes(pair: Job, until: Callable[..., None]):
-    """SIGUSR1 to the head, and the ranks of the worker have it."""
+def test_sigusr1_reaches_the_ranks_of_all_nodes(pair: Job, until: Callable[..., None]):
     pair.script("signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n" + UP + WAIT)
     entries = [pair.start(node) for node in range(2)]
     until(up(pair, 2))
@@ -776,8 +762,7 @@ def test_a_signal_reaches_the_ranks_of_all_nodes(pair: Job, until: Callable[...,
     assert [entry.wait().code for entry in entries] == [0, 0]
 
 
-def test_a_worker_that_is_lost_ends_the_job(pair: Job, until: Callable[..., None]):
-    """Its machine is gone: everything on it dies at once."""
+def test_the_loss_of_a_worker_ends_the_job(pair: Job, until: Callable[..., None]):
     pair.script(UP + WAIT)
     head, _ = (pair.start(node) for node in range(2))
     until(up(pair, 2))
@@ -808,8 +793,7 @@ def test_a_job_with_a_frozen_worker_can_be_cancelled(
     assert (ended.code, pair.record["cause"]) == (143, "cancelled")
 
 
-def test_a_head_that_is_lost_ends_the_worker(pair: Job, until: Callable[..., None]):
-    """Its ranks do not compute for nobody."""
+def test_the_loss_of_the_head_ends_a_worker(pair: Job, until: Callable[..., None]):
     pair.script(UP + WAIT)
     head, worker = (pair.start(node) for node in range(2))
     until(up(pair, 2))
@@ -820,8 +804,7 @@ def test_a_head_that_is_lost_ends_the_worker(pair: Job, until: Callable[..., Non
     assert "the head (node0) is gone" in ended.err
 
 
-def test_a_worker_that_never_comes(pair: Job, until: Callable[..., None]):
-    """The head says which node it waited for."""
+def test_a_missing_worker_is_named_by_the_head(pair: Job, until: Callable[..., None]):
     pair.script("")
     ended = pair.start(0, CLOUDJOB_START_TIMEOUT_S="1").wait()
 
@@ -831,8 +814,7 @@ def test_a_worker_that_never_comes(pair: Job, until: Callable[..., None]):
     until(lambda: pair.left() == [])
 
 
-def test_a_head_that_never_comes(pair: Job):
-    """The worker says whom it waited for, and ends."""
+def test_a_worker_ends_without_its_head(pair: Job):
     pair.script("")
     ended = pair.start(1, CLOUDJOB_START_TIMEOUT_S="1").wait()
 
@@ -841,8 +823,7 @@ def test_a_head_that_never_comes(pair: Job):
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_nodes_come_up_in_any_order(pair: Job, first: int, until: Callable[..., None]):
-    """A node that is early waits for the other."""
+def test_nodes_start_in_any_order(pair: Job, first: int, until: Callable[..., None]):
     pair.script("print('hello')\n")
     early = pair.start(first)
     until(lambda: (early.folder / "node" / "events").exists())
@@ -851,7 +832,7 @@ def test_nodes_come_up_in_any_order(pair: Job, first: int, until: Callable[..., 
     assert (early.wait().code, late.wait().code) == (0, 0)
 
 
-def test_a_job_that_is_cancelled_while_it_is_staged(job: Job, until: Callable[..., None]):
+def test_a_job_cancelled_while_staging_has_a_record(job: Job, until: Callable[..., None]):
     """Inputs can be large; whoever cancels then has a record, and nothing stays behind."""
     job.script("")
     # It takes what is asked, and never says a word.
@@ -869,8 +850,7 @@ def test_a_job_that_is_cancelled_while_it_is_staged(job: Job, until: Callable[..
     until(lambda: job.left() == [])
 
 
-def test_a_job_that_is_cancelled_while_it_waits(pair: Job, until: Callable[..., None]):
-    """No rank was started, and nobody waits for a grace."""
+def test_a_job_cancelled_before_its_ranks_start_ends_at_once(pair: Job, until: Callable[..., None]):
     pair.script("")
     head = pair.start(0, CLOUDJOB_GRACE_S="60")
     until(lambda: (head.folder / "node" / "events").exists())
@@ -883,8 +863,7 @@ def test_a_job_that_is_cancelled_while_it_waits(pair: Job, until: Callable[..., 
     until(lambda: pair.left() == [])
 
 
-def test_more_than_one_worker_fails_only_once(job: Job):
-    """On four nodes every rank fails at its own time; the record has the first."""
+def test_the_record_names_the_first_of_many_failing_nodes(job: Job):
     job.nodes = 4
     job.script("time.sleep(1.0 if rank != 2 else 0.2)\nsys.exit(20 + rank)\n")
     ended = job.run()
@@ -928,8 +907,7 @@ os._exit(0)
 """
 
 
-def test_the_end_of_a_door_is_seen_at_once(tmp_path: Path):
-    """And not at the next look, which here never comes: of two the first is to blame."""
+def test_the_end_of_a_rank_wrapper_is_noticed_at_once(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-c", DOOR_DIES, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -41,7 +41,9 @@ def start(processes: list[subprocess.Popen[bytes]], command: str = "exec sleep 6
     return process.pid
 
 
-def test_what_a_rank_waits_for_is_reported(ranks: Ranks, capsys: pytest.CaptureFixture[str]):
+def test_processes_that_a_rank_waits_for_are_reported(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+):
     assert ranks.hear("waits 3 2 python train.py; sleep 9") == ("waits", None)
     assert capsys.readouterr().err == (
         "jobentry: rank 3: its script has ended, and 2 process(es) that it started still run"
@@ -49,13 +51,12 @@ def test_what_a_rank_waits_for_is_reported(ranks: Ranks, capsys: pytest.CaptureF
     )
 
 
-def test_a_rank_that_starts_runs(ranks: Ranks):
-    """Its door and its program are known by number."""
+def test_a_started_rank_is_known_by_its_processes(ranks: Ranks):
     assert ranks.hear("start 3 100 101") == ("start", None)
     assert (ranks.doors, ranks.running) == ({3: 100}, [3])
 
 
-def test_a_rank_that_ends_is_told_of(ranks: Ranks):
+def test_the_end_of_a_rank_is_reported(ranks: Ranks):
     """The line holds all there is to know; the message may have blanks."""
     ranks.hear("start 3 100 101")
 
@@ -73,7 +74,7 @@ def test_a_rank_that_ends_is_told_of(ranks: Ranks):
         "end " + "9" * 10_000, "\udcff\udcfe 3 4",
     ],
 )  # fmt: skip
-def test_a_line_that_makes_no_sense_is_ignored(ranks: Ranks, line: str):
+def test_an_invalid_line_is_ignored(ranks: Ranks, line: str):
     """Any script can write to the FIFO."""
     ranks.hear("start 3 100 101")
 
@@ -88,8 +89,7 @@ def test_a_line_without_an_end_is_dropped():
     assert lines.feed(b"x\nstart 1 2 3\n")[-1] == b"start 1 2 3"
 
 
-def test_a_rank_that_failed_runs_until_it_is_gone(ranks: Ranks):
-    """Its exit handlers take their time; it counts as running, and is told of once."""
+def test_a_failed_rank_counts_as_running_until_it_has_exited(ranks: Ranks):
     ranks.hear("start 0 100 101")
     word, end = ranks.hear("fail 0 1 0 0 1.5 ValueError: a  b")
 
@@ -99,10 +99,9 @@ def test_a_rank_that_failed_runs_until_it_is_gone(ranks: Ranks):
     assert (ranks.running, ranks.ends) == ([], {0: end})
 
 
-def test_a_door_that_is_killed_is_noticed(
+def test_a_killed_rank_wrapper_is_noticed(
     ranks: Ranks, processes: list[subprocess.Popen[bytes]], until: Callable[..., None]
 ):
-    """It says nothing any more, so it is looked for; its program is ended too."""
     door, program = start(processes, "exit 0"), start(processes)
     ranks.hear("start 2 %d %d" % (door, program))
     until(lambda: ranks.missing)
@@ -113,10 +112,9 @@ def test_a_door_that_is_killed_is_noticed(
     assert processes[1].wait(20) == -signal.SIGKILL
 
 
-def test_a_door_that_is_killed_after_a_failure_is_no_second_failure(
+def test_killing_a_wrapper_after_a_failure_is_no_second_failure(
     ranks: Ranks, processes: list[subprocess.Popen[bytes]], until: Callable[..., None]
 ):
-    """What it said before it was killed is how it ended."""
     door = start(processes, "exit 0")
     ranks.hear("start 2 %d %d" % (door, door))
     end = ranks.hear("fail 2 1 0 0 1.0 Error")[1]
@@ -126,10 +124,9 @@ def test_a_door_that_is_killed_after_a_failure_is_no_second_failure(
     assert ranks.ends == {2: end}
 
 
-def test_a_stop_reaches_what_a_rank_has_started(
+def test_a_stop_reaches_all_processes_of_a_rank(
     ranks: Ranks, processes: list[subprocess.Popen[bytes]], tmp_path: Path
 ):
-    """The whole group of the door has the signal, and the doors know that they should stay."""
     out = tmp_path / "out"
     door = start(
         processes,
@@ -150,10 +147,9 @@ def test_a_stop_reaches_what_a_rank_has_started(
     ranks.release()
 
 
-def test_a_stop_reaches_a_rank_that_is_heard_after_it(
+def test_a_stop_reaches_a_rank_that_reports_later(
     ranks: Ranks, processes: list[subprocess.Popen[bytes]]
 ):
-    """It was about to start when the job was stopped; it has its grace like the others."""
     door = start(processes)
     ranks.stop()
     ranks.hear("start 0 %d %d" % (door, door))
@@ -161,8 +157,9 @@ def test_a_stop_reaches_a_rank_that_is_heard_after_it(
     assert processes[0].wait(20) == -signal.SIGTERM
 
 
-def test_a_signal_is_passed_on_to_who_runs(ranks: Ranks, processes: list[subprocess.Popen[bytes]]):
-    """Ranks that ended, or are on their way out, are not disturbed."""
+def test_signals_are_passed_on_to_running_ranks(
+    ranks: Ranks, processes: list[subprocess.Popen[bytes]]
+):
     doors = [start(processes) for _ in range(3)]
     for rank, door in enumerate(doors):
         ranks.hear("start %d %d %d" % (rank, door, door))
@@ -174,8 +171,7 @@ def test_a_signal_is_passed_on_to_who_runs(ranks: Ranks, processes: list[subproc
     assert [processes[0].poll(), processes[1].poll()] == [None, None]
 
 
-def test_a_kill_ends_all(ranks: Ranks, processes: list[subprocess.Popen[bytes]]):
-    """Doors that hold, and programs that left their door's group."""
+def test_a_kill_ends_all_processes_of_ranks(ranks: Ranks, processes: list[subprocess.Popen[bytes]]):
     door, program, held = (start(processes) for _ in range(3))
     ranks.hear("start 0 %d %d" % (door, program))
     ranks.hear("start 1 %d %d" % (held, held))
@@ -185,10 +181,9 @@ def test_a_kill_ends_all(ranks: Ranks, processes: list[subprocess.Popen[bytes]])
     assert [process.wait(20) for process in processes] == [-signal.SIGKILL] * 3
 
 
-def test_a_kill_spares_who_has_the_number_of_a_door_that_went(
+def test_a_kill_spares_a_process_with_a_reused_id(
     ranks: Ranks, processes: list[subprocess.Popen[bytes]]
 ):
-    """A process that is gone is no fault."""
     door = start(processes, "exit 0")
     processes[0].wait(20)
     ranks.hear("start 0 %d %d" % (door, door))
@@ -211,8 +206,9 @@ def test_a_kill_spares_who_has_the_number_of_a_door_that_went(
         (End(1, 178, 50, False, 0.0, ""), "killed by signal 50"),
     ],
 )
-def test_a_failure_tells_all(ranks: Ranks, tmp_path: Path, end: End, message: str):
-    """Where it happened, how, and the last lines of that rank's log."""
+def test_a_failure_names_place_reason_and_last_lines(
+    ranks: Ranks, tmp_path: Path, end: End, message: str
+):
     (tmp_path / "rank-1.log").write_text("a\nb\n")
 
     assert ranks.failure(end, 2, "host") == Failure(

@@ -37,7 +37,7 @@ def send(number: int) -> None:
     signal.pthread_kill(threading.get_ident(), number)
 
 
-def test_a_signal_is_heard_though_its_python_handler_is_late(loop: NodeLoop):
+def test_a_signal_is_handled_although_its_python_handler_is_late(loop: NodeLoop):
     """An interpreter may call the handler some time after the byte has woken the loop (PyPy does).
 
     The byte says which signal it was, so nothing depends on the handler.
@@ -53,8 +53,7 @@ def test_a_signal_is_heard_though_its_python_handler_is_late(loop: NodeLoop):
     assert heard == [signal.SIGUSR1]
 
 
-def test_each_signal_is_heard_in_the_step_that_it_ends(loop: NodeLoop):
-    """Hundreds of times, so that every order of waking and handling is met."""
+def test_each_signal_is_handled_in_the_step_that_it_ends(loop: NodeLoop):
     heard: list[int] = []
     loop.on_signal = heard.append
     for count in range(1, 301):
@@ -64,7 +63,7 @@ def test_each_signal_is_heard_in_the_step_that_it_ends(loop: NodeLoop):
         assert heard == [signal.SIGUSR2] * count
 
 
-def test_signals_that_come_together_are_all_heard(loop: NodeLoop):
+def test_simultaneous_signals_are_all_handled(loop: NodeLoop):
     """Each once and in their order, also when a child ends between them."""
     heard: list[int] = []
     loop.on_signal = heard.append

@@ -66,7 +66,7 @@ def test_a_large_table_shows_those_that_lack_something():
         ),
     ],
 )
-def test_nodes_that_differ_do_not_fit(facts, trouble):
+def test_nodes_with_different_versions_are_refused(facts, trouble):
     """Code, MPI, framework and the first numbers of Python; each with both versions and a hint."""
     found = node_table.compared(Row(1, "b", facts={**FACTS, **facts}), HEAD)
 
@@ -74,15 +74,13 @@ def test_nodes_that_differ_do_not_fit(facts, trouble):
     assert bool(found.hint) == bool(trouble)
 
 
-def test_a_node_that_has_said_nothing_is_not_compared():
-    """What is wrong with it is said already."""
+def test_a_node_without_an_answer_is_not_compared():
     row = Row(1, "b", trouble="no such name")
 
     assert node_table.compared(row, HEAD) == row
 
 
-def test_a_hint_stands_once_for_all_its_nodes():
-    """A hundred nodes with one trouble need one hint."""
+def test_nodes_with_the_same_problem_share_one_hint():
     rows = [HEAD, *(Row(node, "h", hint="start it") for node in range(1, 12))]
     rows.append(Row(12, "h", hint="stop it"))
 

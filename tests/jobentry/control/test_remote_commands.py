@@ -105,8 +105,7 @@ def test_a_command_goes_to_the_worker_byte_for_byte(head: Head, host: str):
     assert not list(Path(head.where.node_dir).glob("ask-*"))
 
 
-def test_a_host_file_of_the_user_may_name_addresses(head: Head):
-    """Each is the worker whose name leads to it."""
+def test_the_users_host_file_may_contain_addresses(head: Head):
     head.desk.open()
     head.ask("127.0.0.1", "true")
     stranger = head.ask("127.0.0.2", "true")
@@ -117,8 +116,7 @@ def test_a_host_file_of_the_user_may_name_addresses(head: Head):
     assert stranger.returncode == 255
 
 
-def test_nothing_goes_to_a_worker_before_all_are_there(head: Head):
-    """By then mpirun has started, and waits."""
+def test_commands_wait_until_all_workers_are_connected(head: Head):
     first = head.ask("b", "one")
     second = head.ask("b", "two")
     head.until(lambda: len(head.desk._waiting or []) == 2)
@@ -131,8 +129,7 @@ def test_nothing_goes_to_a_worker_before_all_are_there(head: Head):
     assert sorted(values["command"] for _, values in head.far.told) == ["one", "two"]
 
 
-def test_a_host_that_is_no_node_is_told_to_mpirun(head: Head):
-    """As ssh would end when there is no such host."""
+def test_an_unknown_host_is_an_error_for_mpirun(head: Head):
     head.desk.open()
     process = head.ask("c", "true")
 
@@ -141,8 +138,7 @@ def test_a_host_that_is_no_node_is_told_to_mpirun(head: Head):
     assert (process.returncode, process.communicate()[0]) == (255, b"c is no node of this job\n")
 
 
-def test_an_agent_that_is_gone_is_missed_by_nobody(head: Head):
-    """So it is when mpirun was killed while the command ran."""
+def test_a_command_whose_agent_is_gone_does_no_harm(head: Head):
     head.desk.open()
     process = head.ask("b", "true")
     head.until(lambda: head.far.told)
@@ -154,7 +150,7 @@ def test_an_agent_that_is_gone_is_missed_by_nobody(head: Head):
     assert not list(Path(head.where.node_dir).glob("ask-*"))
 
 
-def test_a_session_has_what_sshd_gives_and_nothing_of_the_job():
+def test_a_session_has_the_environment_that_sshd_would_give():
     """No secret, no variable of the platform; the ranks get theirs by other ways."""
     user = pwd.getpwuid(os.geteuid())
     environ = {"PATH": "/opt/bin", "HOME": "/h", "TMPDIR": "/t", "TOKEN": "s", "MA_VJ_NAME": "j"}
@@ -170,8 +166,7 @@ def test_a_session_has_what_sshd_gives_and_nothing_of_the_job():
     }
 
 
-def test_a_user_without_a_shell_that_runs_commands_has_sh(monkeypatch: pytest.MonkeyPatch):
-    """Of nologin mpirun would get a sentence, and no daemon."""
+def test_a_user_without_a_usable_shell_gets_sh(monkeypatch: pytest.MonkeyPatch):
     user = pwd.getpwuid(os.geteuid())
     nologin = pwd.struct_passwd((*user[:6], "/usr/sbin/nologin"))
     monkeypatch.setattr(pwd, "getpwuid", lambda number: nologin)
@@ -185,12 +180,10 @@ def test_a_user_without_a_shell_that_runs_commands_has_sh(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("path", ["/home/ma-user/.cloudjob/j/agent", "/a-b_c.d/agent"])
-def test_a_path_that_mpirun_understands(path: str):
-    """Then it is told to start the agent there."""
+def test_the_agent_is_used_at_a_path_that_mpirun_accepts(path: str):
     assert agent.is_safe_path(path)
 
 
 @pytest.mark.parametrize("path", ["/a b/agent", "/a:b/agent", "/a\nb/agent", "/a'b/agent"])
-def test_a_path_that_mpirun_would_take_apart(path: str):
-    """Then it has ssh."""
+def test_ssh_is_used_at_a_path_that_mpirun_would_split(path: str):
     assert not agent.is_safe_path(path)

@@ -22,7 +22,9 @@ HOSTS = ("a", "b", "c")
         (2, 5.0, 2, 5.0),
     ],
 )
-def test_patience_grows_with_the_nodes(nodes: int, timeout_s: float, attempt: int, expected: float):
+def test_the_startup_timeout_grows_with_the_nodes(
+    nodes: int, timeout_s: float, attempt: int, expected: float
+):
     """It is far below the time for a start, never above it, and twice as long at the second try."""
     assert startup_timeout.patience_s(nodes, timeout_s, attempt) == expected
 
@@ -31,15 +33,13 @@ def test_patience_grows_with_the_nodes(nodes: int, timeout_s: float, attempt: in
     ("attempt", "started", "expected"),
     [(1, {}, True), (2, {}, False), (1, {0: 0}, False), (2, {0: 0}, False)],
 )
-def test_only_a_start_of_nothing_is_tried_again(
+def test_only_a_start_without_ranks_is_repeated(
     attempt: int, started: dict[int, int], expected: bool
 ):
-    """Once, and only when no rank has run a line of the script."""
     assert startup_timeout.may_try_again(attempt, started) is expected
 
 
-def test_a_node_without_a_rank_is_named():
-    """The first of them is to blame."""
+def test_a_node_without_ranks_is_named():
     failure = startup_timeout.hung(
         "mpirun", NodeEnv(hosts=HOSTS, slots=2), 6, {0: 0, 1: 0, 4: 2}, 1, 23.0
     )
@@ -53,8 +53,7 @@ def test_a_node_without_a_rank_is_named():
     )
 
 
-def test_when_no_rank_has_started_no_node_is_to_blame():
-    """All are named, but it is mpirun that hung."""
+def test_when_no_rank_has_started_no_node_is_blamed():
     failure = startup_timeout.hung("mpirun", NodeEnv(hosts=HOSTS, slots=1), 3, {}, 2, 46.0)
 
     assert (failure.node, failure.host) == (None, "")
@@ -82,8 +81,7 @@ def test_a_node_on_which_every_rank_started_is_not_named():
     assert failure.message.endswith("hung for 23 s")
 
 
-def test_many_nodes_are_not_all_named():
-    """A line of a thousand names is none that anybody reads."""
+def test_a_message_names_only_some_of_many_nodes():
     hosts = tuple("h%d" % index for index in range(1000))
     failure = startup_timeout.hung("mpirun", NodeEnv(hosts=hosts, slots=1), 1000, {0: 0}, 1, 600.0)
 

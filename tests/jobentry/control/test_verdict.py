@@ -44,19 +44,17 @@ def decided(*ends: RankEnd, mpirun: Starter = BADLY, ranks: int = 4) -> Outcome:
         (139, 11, False, True),
     ],
 )
-def test_who_did_as_it_was_told_is_not_to_blame(
+def test_a_rank_that_was_stopped_is_not_blamed(
     code: int, number: int | None, was_told: bool, is_failure: bool
 ):
-    """Only a bad end that nobody asked for may be a reason for the job to end."""
     assert end(0, code, number=number, was_told=was_told).is_failure == is_failure
 
 
-def test_a_job_whose_ranks_all_ended_well():
-    """Code 0, and nobody to blame."""
+def test_a_job_whose_ranks_succeed_ends_with_0():
     assert decided(*(end(rank) for rank in range(4)), mpirun=WELL) == Outcome(0)
 
 
-def test_a_rank_that_never_said_its_end_was_lost():
+def test_a_rank_that_never_reported_its_end_is_lost():
     """5.0.11 ends with 0 also when a rank is gone."""
     outcome = decided(end(0), end(1), end(3), mpirun=WELL)
 
@@ -65,22 +63,19 @@ def test_a_rank_that_never_said_its_end_was_lost():
     assert outcome.failure.rank == 2
 
 
-def test_the_first_to_fail_is_to_blame():
-    """What fails later fails because of it."""
+def test_the_first_rank_to_fail_is_blamed():
     outcome = decided(end(0, 5, at_s=100.2), end(1, 3, at_s=100.1), end(2, 4, at_s=100.3))
 
     assert outcome == Outcome(3, "user", end(1, 3).failure)
 
 
-def test_who_was_told_to_end_follows_who_was_not():
-    """A rank that ends with 1 because of SIGTERM is the second, whatever the clocks say."""
+def test_a_rank_that_got_sigterm_comes_after_one_that_did_not():
     outcome = decided(end(0, 1, at_s=99.0, was_told=True), end(1, 3, at_s=100.0))
 
     assert outcome.exit_code == 3
 
 
-def test_a_door_that_was_killed_comes_last():
-    """Mpirun kills what is left once a rank has failed."""
+def test_a_killed_rank_wrapper_is_blamed_last():
     outcome = decided(
         end(0, 137, at_s=99.0, number=9, is_said=False), end(1, 3, at_s=100.0), mpirun=BADLY
     )
@@ -90,8 +85,7 @@ def test_a_door_that_was_killed_comes_last():
     assert (only.exit_code, only.cause) == (137, "user")
 
 
-def test_a_rank_whose_library_lost_another_is_its_victim():
-    """Open MPI names the process that lost a connection; the one that it lost is the cause."""
+def test_a_rank_that_lost_a_connection_is_not_the_cause():
     lines = ("*** An error occurred in Socket closed", "*** reported by process [3221,2]")
     outcome = decided(
         end(2, 14, at_s=100.0),
@@ -117,22 +111,19 @@ def left(rank: int, *, at_s: float = 100.0, message: str = BY_PEER) -> RankEnd:
 
 
 @pytest.mark.parametrize("message", [BY_PEER, SHUT_DOWN])
-def test_a_rank_whose_connection_was_closed_follows_who_closed_it(message: str):
-    """Its exception may be there before the end of the other rank is seen, by any clock."""
+def test_a_rank_that_closed_a_connection_is_blamed_first(message: str):
     outcome = decided(left(0, at_s=99.99, message=message), end(3, 7, at_s=100.0))
 
     assert outcome == Outcome(7, "user", end(3, 7).failure)
 
 
-def test_a_lost_connection_is_the_cause_when_nobody_else_failed():
-    """It may have been to a server of the script's own; ranks that ended well are not to blame."""
+def test_a_lost_connection_is_the_cause_if_no_other_rank_failed():
     lost = left(0)
 
     assert decided(lost, end(1, 0, at_s=99.0)) == Outcome(1, "user", lost.failure)
 
 
-def test_a_rank_that_left_without_finalize_is_named():
-    """It ended with 0, but others waited for it in vain."""
+def test_a_rank_that_exits_without_finalize_is_blamed():
     lines = ("mpirun has exited due to process rank 2 with PID 77 on node a exiting improperly",)
     outcome = decided(
         end(2, 0, at_s=99.0),
@@ -146,8 +137,7 @@ def test_a_rank_that_left_without_finalize_is_named():
     assert "without MPI_Finalize" in outcome.failure.message
 
 
-def test_an_abort_is_named():
-    """The exit code is the user's, and the message says how it came to be."""
+def test_an_mpi_abort_is_named_in_the_message():
     lines = ("MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD",)
     outcome = decided(end(1, 7), mpirun=Starter("mpirun", 7, lines))
 
@@ -155,8 +145,7 @@ def test_an_abort_is_named():
     assert (outcome.exit_code, outcome.failure.message) == (7, "called MPI_Abort(7)")
 
 
-def test_an_srun_without_pmix():
-    """What to install, or what to do without it, stands beside srun's own words."""
+def test_a_missing_pmix_of_srun_is_reported_with_a_hint():
     lines = (
         "srun: error: MPI: Unable to load any plugin",
         "srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types",
@@ -173,7 +162,7 @@ def test_an_srun_without_pmix():
     )
 
 
-def test_an_mpirun_that_fails_without_a_rank_to_blame():
+def test_a_failing_mpirun_without_a_failed_rank_is_classified():
     """With all ranks started it is the user's, else the entry's."""
     assert decide({}, {0: 0}, 1, Starter("mpirun", 9, ("a", "b"))) == Outcome(
         9,
@@ -225,15 +214,13 @@ def test_a_job_that_failed_is_never_a_success(ends: list[RankEnd], code: int, li
     assert 0 <= outcome.exit_code <= 255
 
 
-def test_a_rank_that_ends_as_one_left_alone_is_known():
-    """With Open MPI's code for it, and no signal: then the cause is still on its way."""
+def test_the_exit_of_a_rank_that_lost_its_peer_is_recognised():
     assert end(3, 14).is_left_alone
     assert not end(3, 7).is_left_alone
     assert left(3).is_left_alone
 
 
-def test_a_rank_that_left_with_0_may_be_gone_after_its_victim():
-    """It closed its connections first, and that was the end of another rank."""
+def test_a_rank_that_exits_with_0_may_be_the_cause_of_an_earlier_failure():
     ends = {1: end(1, 0, at_s=100.005), 3: end(3, 14, at_s=100.0)}
 
     outcome = decide(ends, {0: 0, 1: 0, 2: 1, 3: 1}, 4, Starter("mpirun", 14, ()))
@@ -242,15 +229,13 @@ def test_a_rank_that_left_with_0_may_be_gone_after_its_victim():
     assert outcome.failure.rank == 1
 
 
-def test_what_an_elastic_job_got_over_is_no_failure_of_it():
-    """Its driver says whether it is done."""
+def test_failures_that_an_elastic_job_survived_do_not_fail_it():
     ends = {0: end(0), 1: end(1, 7, at_s=50.0)}
 
     assert decide_elastic(ends, Starter("horovod", 0, ())) == Outcome(0)
 
 
-def test_an_elastic_job_ends_with_the_first_failure_of_its_last_round():
-    """Not with one that it had got over long ago, nor with what followed from the first."""
+def test_an_elastic_job_reports_the_first_failure_of_its_last_round():
     ends = {
         0: end(0, 5, at_s=10.0),
         1: end(1, 1, at_s=99.9),
@@ -265,8 +250,7 @@ def test_an_elastic_job_ends_with_the_first_failure_of_its_last_round():
     assert outcome.failure.rank == 2
 
 
-def test_an_elastic_driver_that_gives_up_says_why_itself():
-    """There is no rank to blame."""
+def test_an_elastic_driver_that_gives_up_reports_why():
     outcome = decide_elastic({0: end(0)}, Starter("horovod", 1, ("no hosts",)))
 
     assert (outcome.exit_code, outcome.cause) == (1, "user")

@@ -86,8 +86,7 @@ def watch(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("first", [[], [("stays", ["sleep", "600"])]], ids=["alone", "second"])
-def test_a_launcher_that_cannot_be_started_is_over(watch: Any, first: Any):
-    """The head hears at once with which code and why, and what was started already is ended."""
+def test_a_launcher_that_cannot_be_started_is_reported_at_once(watch: Any, first: Any):
     head = watch(*first, ("torchrun", ["/no/such/torchrun", "-m", "x"]))
     head.say("launch")
 
@@ -101,7 +100,7 @@ def test_a_launcher_that_cannot_be_started_is_over(watch: Any, first: Any):
     assert head.end(7) == 7
 
 
-def test_a_worker_stays_until_the_head_has_heard_that_its_outputs_are_stored(watch: Any):
+def test_a_worker_stays_until_the_head_knows_that_its_outputs_are_stored(watch: Any):
     head = watch()
     head.say("end", code=0, is_over=True, reason="")
     head.hear("left")
@@ -125,7 +124,7 @@ def test_a_worker_repeats_why_its_head_leaves_before_there_are_ranks(watch: Any)
     )
 
 
-def test_a_worker_whose_head_goes_ends_with_125(watch: Any):
+def test_a_worker_that_loses_its_head_ends_with_125(watch: Any):
     head = watch()
     head.close()
 
@@ -179,8 +178,7 @@ def is_running(process: int) -> bool:
         return False
 
 
-def test_a_launcher_that_ends_is_over_with_its_last_lines(watch: Any):
-    """And its exit code."""
+def test_a_launcher_that_ends_is_reported_with_its_last_lines(watch: Any):
     head = watch(("torchrun", ["sh", "-c", "echo one; echo two >&2; exit 3"]))
     head.say("launch")
 
@@ -188,8 +186,7 @@ def test_a_launcher_that_ends_is_over_with_its_last_lines(watch: Any):
     assert head.end(3) == 3
 
 
-def test_a_worker_runs_what_mpirun_wants_of_it(watch: Any):
-    """As its sshd would: a shell of the user in the home folder, and nothing of the job."""
+def test_a_worker_runs_mpiruns_command_in_the_users_shell(watch: Any):
     head = watch()
     head.say("run", number=4, command='echo "$CLOUDJOB_NODE_DIR" "${PYTHONPATH-none}"; exit 3')
 

@@ -170,7 +170,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- bring-up -----------------------------------------------------------------------------------
 
 
-def test_all_workers_are_greeted(watch: Callable[..., Watch]):
+def test_the_head_connects_to_all_workers(watch: Callable[..., Watch]):
     head = watch("good", "good", "good")
     head.open()
     head.until_all_are_there()
@@ -193,7 +193,7 @@ def test_a_worker_that_comes_late_is_found(watch: Callable[..., Watch]):
     assert head.lost == []
 
 
-def test_a_worker_that_has_ended_before_it_answered_is_lost_at_once(watch: Callable[..., Watch]):
+def test_a_worker_that_ends_before_it_answers_is_lost_at_once(watch: Callable[..., Watch]):
     head = watch("good", "good")
     head.open(2)
     head.until(lambda: len(head.workers.absent) == 1)
@@ -232,7 +232,7 @@ def test_a_worker_that_does_not_answer_is_reported(watch: Callable[..., Watch]):
     assert "what does its own log say" in row.hint
 
 
-def test_a_worker_that_does_not_fit_is_named_with_both_versions(watch: Callable[..., Watch]):
+def test_a_worker_with_another_version_is_reported_with_both(watch: Callable[..., Watch]):
     head = watch("good", "old")
     head.open()
     head.until_all_are_there()
@@ -241,7 +241,7 @@ def test_a_worker_that_does_not_fit_is_named_with_both_versions(watch: Callable[
     assert (row.node, row.trouble) == (2, "another MPI: 5.0, and the head has 4.1")
 
 
-def test_a_clock_that_is_far_off_is_warned_of(watch: Callable[..., Watch]):
+def test_a_wrong_clock_causes_a_warning(watch: Callable[..., Watch]):
     head = watch("good", "ahead")
     head.open()
     head.until_all_are_there()
@@ -252,12 +252,11 @@ def test_a_clock_that_is_far_off_is_warned_of(watch: Callable[..., Watch]):
     assert hint.startswith("hint: ")
 
 
-def test_workers_that_are_late_are_shown_while_the_head_waits(
+def test_late_workers_are_shown_while_the_head_waits(
     watch: Callable[..., Watch],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """The table comes again when the wait has doubled."""
     monkeypatch.setattr(worker_pool, "_LATE_S", 0.2)
     head = watch("good", "silent")
     head.open()
@@ -275,7 +274,7 @@ def test_workers_that_are_late_are_shown_while_the_head_waits(
     assert "all workers are there" not in text
 
 
-def test_nothing_is_shown_in_a_good_run(
+def test_a_normal_start_shows_no_table(
     watch: Callable[..., Watch], capsys: pytest.CaptureFixture[str]
 ):
     head = watch("good")
@@ -286,7 +285,7 @@ def test_nothing_is_shown_in_a_good_run(
     assert capsys.readouterr().err == ""
 
 
-def test_strangers_on_the_port_do_not_keep_the_head_out(watch: Callable[..., Watch]):
+def test_other_connections_do_not_block_the_head(watch: Callable[..., Watch]):
     head = watch("good")
     head.start(1)
     place = head.folder / "address-1"
@@ -310,7 +309,7 @@ def test_strangers_on_the_port_do_not_keep_the_head_out(watch: Callable[..., Wat
 # -- silence, breaks and deaths -----------------------------------------------------------------
 
 
-def test_a_worker_that_is_killed_is_lost_soon(watch: Callable[..., Watch]):
+def test_a_killed_worker_is_lost_soon(watch: Callable[..., Watch]):
     head = watch("good", "good")
     head.open()
     head.until_all_are_there()
@@ -322,7 +321,7 @@ def test_a_worker_that_is_killed_is_lost_soon(watch: Callable[..., Watch]):
     assert [peer.host for peer in head.workers.peers if peer.is_gone] == ["good2"]
 
 
-def test_a_worker_that_was_started_again_is_another_one(watch: Callable[..., Watch]):
+def test_a_restarted_worker_is_a_new_one(watch: Callable[..., Watch]):
     """Its ranks are gone with the first, whatever answers there now."""
     head = watch("good")
     head.open()
@@ -337,7 +336,7 @@ def test_a_worker_that_was_started_again_is_another_one(watch: Callable[..., Wat
     assert head.lost == [("good1", "its entry was started again")]
 
 
-def test_a_broken_connection_is_resumed_without_a_loss(watch: Callable[..., Watch]):
+def test_a_broken_connection_is_resumed_without_loss(watch: Callable[..., Watch]):
     head = watch("good")
     head.open()
     head.until_all_are_there()
@@ -404,7 +403,7 @@ def test_a_silent_worker_that_dies_is_lost_at_once(watch: Callable[..., Watch], 
     head.until(lambda: head.lost)
 
 
-def test_time_in_which_the_head_itself_was_suspended_is_no_silence(
+def test_suspension_of_the_head_does_not_count_as_silence(
     watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
 ):
     head = watch("good", stall_s=60.0)
@@ -420,7 +419,7 @@ def test_time_in_which_the_head_itself_was_suspended_is_no_silence(
     assert head.workers.peers[0].silent_s < connection.SILENT_S
 
 
-def test_a_lost_worker_is_looked_for_again_when_it_may_come_back(
+def test_the_head_looks_again_for_a_lost_worker_that_may_return(
     watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(worker_link, "_PAUSE_S", (0.02, 0.05))

@@ -27,10 +27,9 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
         pytest.param(300, 1024, 9999, (1024, 1024), id="no more than it may have"),
     ],
 )
-def test_the_head_has_files_for_its_workers(
+def test_the_limit_of_open_files_grows_with_the_workers(
     soft: int, hard: int, workers: int, expected: tuple[int, int]
 ):
-    """The soft limit grows as far as the connections need, and the hard one allows."""
     argv = [sys.executable, "-c", SCRIPT, str(soft), str(hard), str(workers)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(argv, env=env, check=True, capture_output=True, text=True)

@@ -28,7 +28,7 @@ def make(mpi, words=("x.py",), environment=(), **node):
     return plan.make(NODE._replace(**node), environ, PATHS, tools, words)
 
 
-def test_mpich_over_ssh():
+def test_mpich_starts_ranks_over_ssh():
     """The host file in its form, each value by its name, and ssh told where and how."""
     environ = {"OMPI_MCA_plm_rsh_args": "-q"}
     made = make(MPICH, ssh_key="file:///key", environment=environ)
@@ -44,7 +44,7 @@ def test_mpich_over_ssh():
     assert (made.ranks, made.is_everywhere) == (4, False)
 
 
-def test_intel_mpi_over_the_control_connection():
+def test_intel_mpi_starts_ranks_over_the_control_connection():
     """It starts its daemons with our agent; pinning is a variable's matter."""
     made = make(INTEL, ssh_key="/key", env_names=("SEED",), environment={"SEED": "=;"})
 
@@ -69,8 +69,7 @@ def test_the_default_variables_of_the_platform_are_carried():
     assert process.env["NCCL_SOCKET_FAMILY"] == "AF_INET"
 
 
-def test_a_word_that_would_start_a_second_program():
-    """A colon is written in another way, as for Open MPI."""
+def test_a_colon_argument_is_encoded():
     (process,) = make(MPICH, ("x.py", ":", "50%")).processes
 
     assert process.argv[-4:] == ("--script", "x.py", "%3A", "50%25")
@@ -89,8 +88,7 @@ def test_a_word_that_would_start_a_second_program():
         ),
     ],
 )
-def test_what_has_no_equal_is_refused(mpi, given, told):
-    """Every word of it."""
+def test_options_without_an_equivalent_are_refused(mpi, given, told):
     with pytest.raises(ArgsError) as caught:
         make(mpi, open_mpi=OpenMpi(x_args="", **given))
 
@@ -98,7 +96,6 @@ def test_what_has_no_equal_is_refused(mpi, given, told):
     assert all(map(str.startswith, caught.value.problems, told))
 
 
-def test_ranks_without_room_are_refused():
-    """As with Open MPI."""
+def test_more_ranks_than_slots_are_refused():
     with pytest.raises(ArgsError, match="have room for 4"):
         make(MPICH, open_mpi=OpenMpi(x_args="", np=5))

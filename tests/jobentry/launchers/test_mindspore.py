@@ -74,7 +74,7 @@ def test_a_worker_has_ranks_and_no_scheduler():
     assert told == [("2", "0", False), ("3", "1", False)]
 
 
-def test_the_user_s_word_on_time_and_log_goes():
+def test_the_users_timeout_and_log_level_take_precedence():
     """``MS_TOPO_TIMEOUT`` for the cluster, ``GLOG_v`` for the scheduler's log."""
     scheduler, *_ = mindspore.dynamic_cluster(
         site(environment={"MS_TOPO_TIMEOUT": "7", "GLOG_v": "1"}), WORDS
@@ -93,8 +93,7 @@ def test_the_user_s_word_on_time_and_log_goes():
         (2, {"MS_RETRY_INTERVAL_UPPER": "9"}, {"MS_RETRY_INTERVAL_UPPER": "9"}),
     ],
 )
-def test_few_ranks_ask_often_whether_all_have_met(slots, told, expected):
-    """On two nodes; of many ranks each asks as seldom as MindSpore would have it."""
+def test_small_clusters_poll_the_scheduler_more_often(slots, told, expected):
     place = site(environment=told)
     place = place._replace(node=place.node._replace(slots=slots))
 
@@ -104,13 +103,12 @@ def test_few_ranks_ask_often_whether_all_have_met(slots, told, expected):
         assert pauses == expected
 
 
-def test_a_port_that_is_none_is_refused():
-    """By the variable that holds it."""
+def test_an_invalid_port_is_refused():
     with pytest.raises(ArgsError, match="MS_SCHED_PORT='x' is not a port"):
         mindspore.dynamic_cluster(site(environment={"MS_SCHED_PORT": "x"}), WORDS)
 
 
-def test_msrun_gets_the_documented_words():
+def test_msrun_gets_the_documented_arguments():
     """With an explicit node rank and ``--join``; it waits for the ranks that it starts."""
     scheduler, msrun = mindspore.msrun(site(node=0), WORDS).processes
     (other,) = mindspore.msrun(site(node=1), WORDS).processes
@@ -149,7 +147,7 @@ def run_door(environ: dict[str, str], tmp_path) -> str:
     return done.stdout.decode()
 
 
-def test_the_door_that_msrun_starts_has_exact_words_and_variables(tmp_path):
+def test_the_wrapper_that_msrun_starts_has_exact_arguments_and_variables(tmp_path):
     """Its own words never meet msrun's parser, and what was changed for msrun is undone."""
     given = {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": "3", "PATH": "/changed", "GLOG_v": "3"}
 
@@ -166,8 +164,7 @@ def test_the_door_that_msrun_starts_has_exact_words_and_variables(tmp_path):
     }
 
 
-def test_a_scheduler_of_msrun_ends_at_once(tmp_path):
-    """There is one already."""
+def test_a_scheduler_started_by_msrun_exits_at_once(tmp_path):
     assert run_door({"MS_ROLE": "MS_SCHED"}, tmp_path) == ""
 
 
@@ -192,8 +189,7 @@ def test_ranks_of_mpirun_form_a_cluster_on_a_cpu():
 
 
 @pytest.mark.parametrize("target", ["GPU", "Ascend"])
-def test_elsewhere_mindspore_asks_open_mpi_itself(target):
-    """No scheduler, no cluster: the documented way."""
+def test_on_other_devices_mindspore_uses_open_mpi_itself(target):
     place = site(open_mpi=OpenMpi(x_args=""), mindspore=MindSpore(device_target=target))
     mpi = Mpi("/usr/bin/mpirun", (4, 1))
 
@@ -212,8 +208,7 @@ def test_the_wrapper_resolves_a_host_name():
     assert environment == {"MS_SCHED_HOST": "127.0.0.1"}
 
 
-def test_a_name_that_is_not_known_is_told():
-    """With the name."""
+def test_an_unknown_host_name_is_reported():
     options = ["--address", "MS_SCHED_HOST"]
     fault = wrapper._apply_options(options, {"MS_SCHED_HOST": "no.such.invalid"}, 0)
 
@@ -245,8 +240,7 @@ def test_the_wrapper_under_mpirun_sets_the_rank_and_device():
         (-9, True, (137, "platform", 9, "was killed by SIGKILL")),
     ],
 )
-def test_a_scheduler_that_ends_badly_is_named(code, have_started, expected):
-    """It is not a rank, and stands on the head."""
+def test_a_failed_scheduler_is_named(code, have_started, expected):
     outcome = served_no_more(Starter("scheduler", code, ["last"]), 0, "a", have_started)
 
     failure = outcome.failure

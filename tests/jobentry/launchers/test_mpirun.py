@@ -71,7 +71,7 @@ def carried(made: Command) -> dict[str, str | None]:
     return {name: made.env.get(name) for name in on_line + in_file}
 
 
-def test_the_documented_command_for_open_mpi_4():
+def test_open_mpi_4_gets_the_documented_command():
     """Each word of the documentation's line, with two dashes, and nothing but names."""
     environ = {
         "MA_VJ_NAME": "j",
@@ -110,7 +110,7 @@ def test_the_documented_command_for_open_mpi_4():
     )
 
 
-def test_the_documented_command_for_open_mpi_5():
+def test_open_mpi_5_gets_the_documented_command():
     """The same line, with the names that 5.0 gave to the parameters of the remote shell."""
     assert command(mpi=MPI_5).argv == (
         *("/opt/bin/mpirun", "-np", "4", "--hostfile", "/n/hostfile"),
@@ -150,12 +150,11 @@ def test_every_variable_can_be_emptied():
     )
 
 
-def test_np_is_the_users():
-    """OPENMPI_NP comes before slots times nodes."""
+def test_openmpi_np_sets_the_number_of_ranks():
     assert command(OpenMpi(np=3)).argv[:3] == ("/usr/bin/mpirun", "-np", "3")
 
 
-def test_bind_args_are_the_users():
+def test_openmpi_bind_args_replace_the_default():
     """OPENMPI_BIND_ARGS replaces the default; of two words for one thing the last counts."""
     made = command(
         OpenMpi(bind_args="-bind-to core --map-by=socket", extra_args="--bind-to hwthread")
@@ -165,7 +164,7 @@ def test_bind_args_are_the_users():
     assert "--map-by socket --bind-to hwthread" in " ".join(made.argv)
 
 
-def test_x_args_are_the_users():
+def test_openmpi_x_args_replace_the_default():
     """OPENMPI_X_ARGS replaces the default, and values stay out of the command."""
     made = command(
         OpenMpi(x_args="-x A -x B='1 2' -x C=x=y -x D="), {"A": "a", "NCCL_DEBUG": "WARN"}
@@ -174,7 +173,7 @@ def test_x_args_are_the_users():
     assert carried(made) == {"A": "a", "B": "1 2", "C": "x=y", "D": ""}
 
 
-def test_mca_args_are_the_users():
+def test_openmpi_mca_args_replace_the_default():
     """OPENMPI_MCA_ARGS replaces the default but for what the entry relies on."""
     made = command(OpenMpi(mca_args="-mca pml ucx"))
 
@@ -188,8 +187,7 @@ def test_extra_args_come_last():
     assert options(made)[-6:] == ["--display-map", "--report-bindings", "-N", "2", "--foo", "bar"]
 
 
-def test_the_port_is_that_of_the_nodes_sshd():
-    """SSHD_PORT stands in the words for the remote shell."""
+def test_sshd_port_is_passed_to_the_remote_shell():
     assert mca(command(node=NODE._replace(sshd_port=22)))["plm_rsh_args"] == "-p 22"
 
 
@@ -202,8 +200,7 @@ def test_the_port_is_that_of_the_nodes_sshd():
         ("-o ConnectTimeout=5", "-p 38888 -o ConnectTimeout=5"),
     ],
 )
-def test_the_users_words_for_the_remote_shell_keep_the_port(given: str, expected: str):
-    """A user's plm_rsh_args are merged with ours, and their port wins."""
+def test_the_users_remote_shell_arguments_are_merged(given: str, expected: str):
     for mpi, name in ((MPI_4, "plm_rsh_args"), (MPI_5, "plm_ssh_args")):
         made = command(OpenMpi(mca_args="-mca plm_rsh_args '%s'" % given), mpi=mpi)
 
@@ -213,7 +210,7 @@ def test_the_users_words_for_the_remote_shell_keep_the_port(given: str, expected
 @pytest.mark.parametrize(
     ("given", "expected"), [("", "-F/n/ssh-config"), ("-p 22 -q", "-F/n/ssh-config -p 22 -q")]
 )
-def test_our_ssh_is_told_in_one_word(given: str, expected: str):
+def test_the_ssh_configuration_is_one_argument(given: str, expected: str):
     """Its file holds the port, and 4.1 takes nothing with a blank along when daemons are a tree."""
     open_mpi = OpenMpi(mca_args="-mca plm_rsh_args '%s'" % given if given else "")
     made = mpirun.command(
@@ -223,8 +220,7 @@ def test_our_ssh_is_told_in_one_word(given: str, expected: str):
     assert mca(made)["plm_rsh_args"] == expected
 
 
-def test_quotes_are_honoured():
-    """A word with blanks is one word, as in a shell."""
+def test_quoted_options_may_contain_spaces():
     made = command(OpenMpi(mca_args="-mca a 'x y' --mca b \"z 'w'\" -mca c d\\ e"))
 
     assert {name: value for name, value in mca(made).items() if len(name) == 1} == {
@@ -232,14 +228,14 @@ def test_quotes_are_honoured():
     }  # fmt: skip
 
 
-def test_a_parameter_is_there_once_and_the_last_word_counts():
+def test_a_repeated_parameter_keeps_its_last_value():
     """On 4.1 the last of two would win, on 5.0 the first."""
     given = OpenMpi(mca_args="-mca btl tcp --mca btl self", extra_args="-mca btl vader,self")
     for mpi in (MPI_4, MPI_5):
         assert mca(command(given, mpi=mpi))["btl"] == "vader,self"
 
 
-def test_parameters_have_the_names_of_the_version():
+def test_parameters_are_renamed_for_the_mpi_version():
     """The words of a job that ran on 4.1 run on 5.0, and what has no name there is left out."""
     given = OpenMpi(
         mca_args="-mca plm_rsh_num_concurrent 8 -mca oob_tcp_if_include eth0"
@@ -261,7 +257,7 @@ def test_parameters_have_the_names_of_the_version():
     assert mca(command(OpenMpi(mca_args="-mca plm_ssh_args -q")))["plm_rsh_args"] == "-p 38888 -q"
 
 
-def test_a_users_variable_comes_before_a_default():
+def test_a_users_variable_wins_over_a_default():
     """``-e NCCL_DEBUG=WARN`` is not undone by the documented default of OPENMPI_X_ARGS."""
     node = NODE._replace(env_names=("NCCL_DEBUG",))
 
@@ -269,14 +265,13 @@ def test_a_users_variable_comes_before_a_default():
     assert command(environ={"NCCL_DEBUG": "WARN"}).env["NCCL_DEBUG"] == "WARN"
 
 
-def test_a_users_word_comes_before_a_variable():
-    """What a user writes into OPENMPI_X_ARGS counts."""
+def test_a_users_x_option_wins_over_a_variable():
     made = command(OpenMpi(x_args="-x NCCL_DEBUG=INFO"), {"NCCL_DEBUG": "WARN"})
 
     assert carried(made) == {"NCCL_DEBUG": "INFO"}
 
 
-def test_a_variable_that_is_not_set_is_left_out():
+def test_variables_that_are_not_set_are_left_out():
     """5.0.11 crashes when it is asked for one; a default that is not set needs no note."""
     made = command(OpenMpi(x_args="-x NONE"))
 
@@ -284,7 +279,7 @@ def test_a_variable_that_is_not_set_is_left_out():
     assert command().notes == ()
 
 
-def test_only_values_that_survive_it_are_named_in_the_tune_file():
+def test_only_safe_values_are_carried_by_the_tune_file():
     """4.1.4 loses a value with "=" there, and an empty one; the command line carries both."""
     environ = {"MA_A": "plain", "MA_B": "k=v", "MA_C": "", "S3_D": "a b;c\n#d", "LR": "1"}
     made = command(OpenMpi(x_args=""), environ, node=NODE._replace(env_names=("LR",)))
@@ -305,7 +300,7 @@ def test_a_secret_is_neither_carried_nor_given_to_mpirun():
     assert made.notes == ("-x TOKEN: left out, as secrets reach every rank without it",)
 
 
-def test_what_open_mpi_changes_has_a_second_name():
+def test_variables_that_open_mpi_changes_are_copied():
     """Open MPI puts its folder in front of PATH, and sets TMPDIR and PWD itself."""
     made = command(OpenMpi(x_args="-x TMPDIR=/t -x PWD -x PATH=/p"), {"PWD": "/w", "PATH": "/bin"})
 
@@ -318,7 +313,7 @@ def test_what_open_mpi_changes_has_a_second_name():
     assert made.env["PWD"] == "/w"
 
 
-def test_a_list_of_variables_for_mpirun_is_taken_away():
+def test_the_variable_mca_base_env_list_is_removed():
     """With OMPI_MCA_mca_base_env_list set, any -x is an error on 4.1."""
     assert (
         command(environ={"OMPI_MCA_mca_base_env_list": "A;B"}).env.get("OMPI_MCA_mca_base_env_list")
@@ -335,8 +330,7 @@ def test_more_ranks_than_slots_are_refused():
 
 
 @pytest.mark.parametrize("words", ["--oversubscribe", "--map-by :OVERSUBSCRIBE", "-oversubscribe"])
-def test_more_ranks_than_slots_can_be_asked_for(words: str):
-    """A user who wants it has a word for it."""
+def test_oversubscription_can_be_enabled(words: str):
     assert command(OpenMpi(np=5, extra_args=words)).argv[2] == "5"
 
 
@@ -358,8 +352,7 @@ def test_more_ranks_than_slots_can_be_asked_for(words: str):
         ("--report-bindings -", "'-' is not an option"),
     ],
 )
-def test_words_that_cannot_be_read_are_named(words: str, problem: str):
-    """The variable and what is wrong with it, for each of the four."""
+def test_invalid_options_are_reported_with_their_variable(words: str, problem: str):
     for field, variable in (
         ("bind_args", "OPENMPI_BIND_ARGS"),
         ("x_args", "OPENMPI_X_ARGS"),
@@ -383,14 +376,13 @@ def test_all_problems_are_said_at_once():
 @pytest.mark.parametrize(
     "words", ["-np 4", "-n 4", "--hostfile f", "-machinefile f", "-tune f", "-am f", "--np=4"]
 )
-def test_what_the_entry_sets_itself_is_refused(words: str):
+def test_options_that_the_entry_sets_are_refused(words: str):
     """Two of them would be an error of mpirun's, or silently the wrong one."""
     with pytest.raises(ArgsError, match="the entry sets this itself"):
         command(OpenMpi(extra_args=words))
 
 
-def test_a_name_that_is_none_is_refused():
-    """``-x`` takes the name of a variable."""
+def test_an_invalid_variable_name_is_refused():
     with pytest.raises(ArgsError) as caught:
         command(OpenMpi(x_args="-x 1A=2"))
 
@@ -455,8 +447,7 @@ ARGS = st.none() | st.text(max_size=20) | st.lists(WORDS, max_size=8).map(" ".jo
     ),
     st.sampled_from([MPI_4, MPI_5]),
 )
-def test_whatever_a_user_writes_is_a_command_or_refused(open_mpi: OpenMpi, mpi: Mpi):
-    """No text is a traceback, and none makes mpirun start a second program."""
+def test_any_user_options_give_a_command_or_an_error(open_mpi: OpenMpi, mpi: Mpi):
     try:
         made = command(open_mpi, {"A": "a", "PATH": "/bin"}, mpi)
     except ArgsError:
@@ -492,13 +483,12 @@ VALUES = st.text("äöü =;\"'\n", min_size=4, max_size=12)
     st.lists(NAMES, max_size=3),
     st.sampled_from([MPI_4, MPI_5]),
 )
-def test_no_value_stands_in_the_command(
+def test_no_value_is_in_the_command(
     environ: dict[str, str],
     words: list[tuple[str, str | None]],
     env_names: list[str],
     mpi: Mpi,
 ):
-    """Whoever may list processes or read our files sees names only."""
     from shlex import quote
 
     x_args = " ".join(
@@ -528,8 +518,7 @@ def test_no_value_stands_in_the_command(
 
 
 @given(st.lists(st.text(":%32A5a", max_size=6) | st.sampled_from([":", "%", "%3A", "%25"])))
-def test_a_program_survives_mpirun(program: list[str]):
-    """Mpirun takes a word ``:`` for the start of another program; no word of ours is one."""
+def test_mpirun_does_not_split_the_program_at_a_colon(program: list[str]):
     made = rank_program(("python3", "entry"), program)
 
     assert made[:3] == ("python3", "entry", "--rank")
@@ -537,8 +526,7 @@ def test_a_program_survives_mpirun(program: list[str]):
     assert wrapper.program(list(made[3:])) == program
 
 
-def test_a_program_without_a_colon_is_as_it_is():
-    """A list of processes shows the words that the user wrote."""
+def test_a_program_without_a_colon_is_not_encoded():
     assert rank_program(("e",), ("a", "100%", "b:c")) == (
         "e",
         "--rank",
@@ -552,8 +540,7 @@ def test_a_program_without_a_colon_is_as_it_is():
     )  # fmt: skip
 
 
-def test_the_host_file_has_a_line_a_node():
-    """Host and slots."""
+def test_the_host_file_has_one_line_per_node():
     assert mpirun.host_file(("a", "b.c"), 8) == "a slots=8\nb.c slots=8\n"
 
 
@@ -588,12 +575,12 @@ def test_a_job_that_configures_ssh_gets_ssh(given: str):
     assert "/bin/sh /n/agent" not in made.values()
 
 
-def test_a_job_with_a_variable_of_open_mpi_about_ssh_gets_ssh():
+def test_an_open_mpi_variable_for_the_remote_shell_selects_ssh():
     assert "plm_rsh_agent" not in reached(OMPI_MCA_plm_rsh_args="-q")
     assert "plm_rsh_agent" in reached(OMPI_MCA_btl="self,tcp")
 
 
-def test_a_tree_of_daemons_has_ssh():
+def test_tree_spawn_uses_ssh():
     """A daemon on a worker has no agent to ask."""
     made = reached(OpenMpi(mca_args="-mca plm_rsh_no_tree_spawn 0"))
 
@@ -601,7 +588,7 @@ def test_a_tree_of_daemons_has_ssh():
     assert "plm_rsh_agent" not in made
 
 
-def test_an_agent_whose_path_mpirun_would_take_apart_is_not_used():
+def test_an_agent_whose_path_mpirun_would_split_is_not_used():
     assert "plm_rsh_agent" not in reached(folder="/a b")
 
 

@@ -49,7 +49,7 @@ def choose(node: NodeEnv, found: Here, **environ: str) -> Choice:
         ("^", Names((), is_exclude=True)),
     ],
 )
-def test_a_list_is_read(text: str, expected: Names):
+def test_a_list_of_interfaces_is_parsed(text: str, expected: Names):
     """``^`` comes before ``=``; a port is no part of a name; empty words are nothing."""
     assert parse(text) == expected
 
@@ -70,7 +70,7 @@ def test_a_list_is_read(text: str, expected: Names):
         ("ETH", "eth0", False),
     ],
 )
-def test_a_list_stands_for_names(text: str, name: str, expected: bool):
+def test_a_list_of_interfaces_matches_names(text: str, name: str, expected: bool):
     """Beginnings of names, unless ``=`` asks for whole ones."""
     assert parse(text).has(name) is expected
 
@@ -100,8 +100,7 @@ def as_nccl_does(text: str, name: str) -> bool:
 
 
 @given(LETTERS, st.text("ab0_", min_size=1, max_size=4))
-def test_any_text_is_read_as_nccl_reads_it(text: str, name: str):
-    """No text is an error, and none stands for other names than it does for NCCL."""
+def test_any_list_is_parsed_as_nccl_does(text: str, name: str):
     assert parse(text).has(name) is as_nccl_does(text, name)
 
 
@@ -109,8 +108,7 @@ def test_any_text_is_read_as_nccl_reads_it(text: str, name: str):
     st.lists(st.text("ab0_", min_size=1, max_size=3), min_size=1, max_size=3),
     st.text("ab0_", min_size=1),
 )
-def test_excluding_is_the_opposite(words: list[str], name: str):
-    """With and without ``^`` a list stands for all names between them, and for none twice."""
+def test_an_excluding_list_is_the_complement(words: list[str], name: str):
     text = ",".join(words)
 
     assert parse(text).has(name) is not parse("^" + text).has(name)
@@ -121,8 +119,7 @@ def test_excluding_is_the_opposite(words: list[str], name: str):
 
 
 @pytest.mark.parametrize("environ", [{}, {"NCCL_SOCKET_IFNAME": "bond0,eth0"}])
-def test_a_default_that_is_here_stays(environ: dict[str, str]):
-    """Each node has it for itself, so the head's choice overwrites nobody's."""
+def test_an_existing_default_interface_stays(environ: dict[str, str]):
     choice = choose(TWO, here(ETH0, NET1), **environ)
 
     assert choice == Choice({"NCCL_SOCKET_IFNAME": environ.get("NCCL_SOCKET_IFNAME", DEFAULT)})
@@ -132,7 +129,7 @@ def test_a_default_that_is_here_stays(environ: dict[str, str]):
     ("value", "environ"),
     [(DEFAULT, {}), ("bond0,eth0", {"NCCL_SOCKET_IFNAME": "bond0,eth0"})],
 )
-def test_a_default_that_is_not_here_is_mended(value: str, environ: dict[str, str]):
+def test_a_missing_default_interface_is_replaced(value: str, environ: dict[str, str]):
     """By the interface on which the other nodes are, and the log says so."""
     choice = choose(TWO, here(ETH0._replace(name="ens1"), NET1, toward="net1"), **environ)
 
@@ -162,14 +159,13 @@ def test_a_default_that_is_not_here_is_mended(value: str, environ: dict[str, str
         (TWO, here(Interface("en0", ("10.0.0.1",)), Interface("en01", ("10.0.0.2",))), "=en0"),
     ],
 )
-def test_what_is_chosen(node: NodeEnv, found: Here, expected: str):
+def test_the_chosen_interface_leads_to_other_nodes(node: NodeEnv, found: Here, expected: str):
     """Never a network of this machine alone, and the loopback only where the others are on it."""
     assert choose(node, found).variables["NCCL_SOCKET_IFNAME"] == expected
 
 
 @pytest.mark.parametrize("found", [here(), here(DOCKER0, toward="docker0")])
-def test_when_nothing_leads_to_other_nodes_that_is_said(found: Here):
-    """The value stays: a wrong choice would say less than NCCL will."""
+def test_a_node_without_a_usable_interface_reports_it(found: Here):
     choice = choose(TWO, found)
 
     assert choice.variables["NCCL_SOCKET_IFNAME"] == DEFAULT
@@ -190,8 +186,7 @@ def test_when_nothing_leads_to_other_nodes_that_is_said(found: Here):
         ),
     ],
 )
-def test_a_users_word_is_left_alone(node: NodeEnv, environ: dict[str, str]):
-    """It is only said that there is no such interface here."""
+def test_a_users_missing_interface_is_kept_and_reported(node: NodeEnv, environ: dict[str, str]):
     choice = choose(node, here(NET1, toward="net1"), **environ)
     value = "ib0" if node.open_mpi.x_args else environ["NCCL_SOCKET_IFNAME"]
 
@@ -204,20 +199,17 @@ def test_a_users_word_is_left_alone(node: NodeEnv, environ: dict[str, str]):
 
 
 @pytest.mark.parametrize("value", ["net1", "net", "=net1", "^docker0,lo", "^=lo", "x,net1", ""])
-def test_a_users_word_that_is_right_is_not_talked_about(value: str):
-    """Also a beginning, and everything but what is left out."""
+def test_a_users_existing_interface_is_not_reported(value: str):
     choice = choose(TWO, here(NET1), NCCL_SOCKET_IFNAME=value)
 
     assert choice == Choice({"NCCL_SOCKET_IFNAME": value})
 
 
-def test_without_a_wish_nothing_is_set():
-    """Who empties OPENMPI_X_ARGS has NCCL look for itself."""
+def test_without_a_setting_nccl_chooses_itself():
     assert choose(TWO._replace(open_mpi=OpenMpi(x_args="")), here(NET1)) == Choice({})
 
 
-def test_words_that_cannot_be_read_are_not_our_matter():
-    """The plan says what is wrong with them."""
+def test_invalid_mpirun_options_are_ignored_here():
     assert choose(TWO._replace(open_mpi=OpenMpi(x_args="'")), here(NET1)) == Choice({})
 
 
@@ -227,8 +219,7 @@ def test_words_that_cannot_be_read_are_not_our_matter():
 @pytest.mark.parametrize(
     ("value", "is_there"), [("net1", True), ("net1,lo", True), ("net", False), ("net1,x", False)]
 )
-def test_gloo_takes_whole_names_and_all_of_them(value: str, is_there: bool):
-    """It is left as it is, as nothing sets it but people."""
+def test_gloo_needs_full_names_of_existing_interfaces(value: str, is_there: bool):
     choice = choose(TWO, here(ETH0, NET1), GLOO_SOCKET_IFNAME=value)
 
     assert choice.variables["GLOO_SOCKET_IFNAME"] == value
@@ -253,7 +244,9 @@ def test_gloo_takes_whole_names_and_all_of_them(value: str, is_there: bool):
         ("mlx5_0:1", (), False),
     ],
 )
-def test_devices_of_infiniband_are_checked(value: str, devices: tuple[str, ...], is_there: bool):
+def test_missing_infiniband_devices_are_reported(
+    value: str, devices: tuple[str, ...], is_there: bool
+):
     """What is to be left out need not be there; without its devices NCCL is only slow."""
     choice = choose(TWO, here(ETH0, devices=devices), NCCL_IB_HCA=value)
 
@@ -266,7 +259,7 @@ def test_devices_of_infiniband_are_checked(value: str, devices: tuple[str, ...],
 EXCLUDE = "OMPI_MCA_btl_tcp_if_exclude"
 
 
-def test_open_mpi_is_kept_off_the_networks_of_one_machine():
+def test_open_mpi_does_not_use_local_networks():
     """Each node names those that it has; what Open MPI leaves out by itself stays left out."""
     choice = choose(TWO, here(ETH0, DOCKER0, Interface("br-1f", ("172.18.0.1",))))
 
@@ -297,16 +290,16 @@ def test_open_mpi_is_kept_off_the_networks_of_one_machine():
         ),
     ],
 )
-def test_open_mpi_is_left_alone(node: NodeEnv, found: Here, environ: dict[str, str]):
-    """Where there is nothing to leave out, nobody to be reached, or somebody has decided."""
+def test_open_mpi_keeps_its_interfaces_if_there_is_nothing_to_exclude(
+    node: NodeEnv, found: Here, environ: dict[str, str]
+):
     assert set(choose(node, found, **environ).variables) == {"NCCL_SOCKET_IFNAME"}
 
 
 # -- what is there ------------------------------------------------------------------------------
 
 
-def test_the_loopback_of_this_machine_is_found():
-    """From the kernel, with its address."""
+def test_the_loopback_interface_is_detected():
     found = {interface.name: interface for interface in interfaces.detect().interfaces}
 
     assert found["lo"].is_loopback
@@ -315,7 +308,7 @@ def test_the_loopback_of_this_machine_is_found():
     assert set(found) <= {path.name for path in Path("/sys/class/net").iterdir()}
 
 
-def test_the_way_to_nodes_on_this_machine_is_the_loopback():
+def test_the_loopback_leads_to_nodes_on_this_machine():
     """By the address that the backend names, by the node's own name, and by its peer's."""
     found = interfaces.detect()
     for environ, hosts in (
@@ -326,8 +319,7 @@ def test_the_way_to_nodes_on_this_machine_is_the_loopback():
         assert interfaces.toward_others(NodeEnv(hosts=hosts), environ, found) == "lo"
 
 
-def test_a_way_that_cannot_be_found_out_is_none():
-    """Names that do not resolve, and an address that no interface has."""
+def test_an_unknown_route_is_empty():
     node = NodeEnv(hosts=("no.invalid", "neither.invalid"))
 
     assert interfaces.toward_others(node, {"MA_CURRENT_IP": "x"}, here(ETH0)) == ""
@@ -338,6 +330,5 @@ def test_a_way_that_cannot_be_found_out_is_none():
     ("address", "expected"),
     [("10.0.0.5", "eth0"), ("127.0.9.9", "lo"), ("10.0.0.6", ""), ("", "")],
 )
-def test_who_has_an_address(address: str, expected: str):
-    """All of 127.0.0.0/8 is the loopback's."""
+def test_an_address_belongs_to_its_interface(address: str, expected: str):
     assert interfaces.interface_with(address, (LO, ETH0)) == expected

@@ -60,7 +60,7 @@ PUBLISHED = v0(
 )
 
 
-def test_the_platform_s_form_becomes_version_1_0():
+def test_the_platforms_table_becomes_version_1_0():
     """As in the published example: pods by their number, ranks through all devices."""
     made = json.loads(rank_table.of_text(PUBLISHED).text)
 
@@ -159,8 +159,7 @@ def test_super_pods_list_their_servers():
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.2"])
-def test_a_table_that_is_ready_stays_as_it_is(version):
-    """With the platform's own ranks, whatever their order in the file."""
+def test_a_table_with_ranks_stays_unchanged(version):
     text = json.dumps(
         {
             "version": version,
@@ -179,8 +178,7 @@ def test_a_table_that_is_ready_stays_as_it_is(version):
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "x", '{"group_list": [{}]}', '{"server_list": [1]}'])
-def test_a_table_that_cannot_be_read_is_told(text):
-    """In one line."""
+def test_an_invalid_table_is_reported(text):
     with pytest.raises(ArgsError) as caught:
         rank_table.of_text(text)
 
@@ -188,8 +186,7 @@ def test_a_table_that_cannot_be_read_is_told(text):
     assert "rank table cannot be read" in caught.value.problems[0]
 
 
-def test_a_line_of_devices_is_read():
-    """Server, super pod, and each device with its address."""
+def test_a_line_of_devices_is_parsed():
     assert devices.parse("10.0.0.1 0=192.168.1.1  1=fe80::1") == Server(
         "10.0.0.1", (Device("0", "192.168.1.1"), Device("1", "fe80::1"))
     )
@@ -207,8 +204,7 @@ def test_a_line_of_devices_is_read():
         ("s 0=1.1.1.1/3", "must name a super pod and every device's number in it, or neither"),
     ],
 )
-def test_what_is_no_line_of_devices_is_told(line, problem):
-    """With what is wrong with it."""
+def test_an_invalid_line_of_devices_is_reported(line, problem):
     with pytest.raises(ValueError, match=r"\S") as caught:
         devices.parse(line)
 
@@ -228,7 +224,7 @@ def site(node: int = 0, **given) -> Site:
     return Site(env, {"A": "b"}, PATHS, "/py", ("/usr/bin/python3", "-I", "/e.pyz"), table)
 
 
-def test_each_device_has_a_rank_that_is_told_who_it_is():
+def test_each_device_has_a_rank_with_its_number():
     """On the second node, whose ranks come after those of the first."""
     launch = rank_table.launch(site(node=1), ["train.py", "--lr", "1"])
 
@@ -264,14 +260,12 @@ def test_all_nodes_write_the_same_table():
 
 
 @pytest.mark.parametrize("given", [{"slots": 1}, {"hosts": ("a", "b", "c")}])
-def test_a_table_of_another_size_is_refused(given):
-    """With both sizes, and the options that would make them equal."""
+def test_a_table_with_another_number_of_devices_is_refused(given):
     with pytest.raises(ArgsError, match=r"2 node\(s\) with 2, 2 device\(s\).*--procs-per-node"):
         rank_table.launch(site()._replace(node=site().node._replace(**given)), ["x.py"])
 
 
-def test_a_job_without_any_table_is_refused():
-    """With the place where devices can be listed."""
+def test_a_job_without_a_table_is_refused():
     with pytest.raises(ArgsError, match=r"mindspore\.devices lists no devices"):
         rank_table.launch(site(mindspore=MindSpore()), ["x.py"])
 
@@ -279,8 +273,7 @@ def test_a_job_without_any_table_is_refused():
 # -- the platform's file ------------------------------------------------------------------------
 
 
-def test_the_platform_s_table_is_waited_for(tmp_path, until):
-    """Until it is completed: before, it is absent, half written, or not filled in."""
+def test_an_incomplete_table_is_waited_for(tmp_path, until):
     import threading
 
     path = tmp_path / "jobstart_hccl.json"
@@ -309,8 +302,7 @@ def test_the_platform_s_table_is_waited_for(tmp_path, until):
         (v0(status="initializing"), "'initializing'"),
     ],
 )
-def test_a_table_that_never_comes_is_told(tmp_path, text, trouble):
-    """With its place and what there was."""
+def test_a_table_that_stays_incomplete_is_reported(tmp_path, text, trouble):
     path = tmp_path / "hccl.json"
     if text is not None:
         path.write_text(text)

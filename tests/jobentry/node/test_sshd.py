@@ -93,7 +93,9 @@ def is_up(node: Node) -> Callable[[], bool]:
 
 
 @needs_ssh
-def test_the_job_s_key_opens_every_node(node: Node, tmp_path: Path, until: Callable[..., None]):
+def test_the_jobs_key_grants_access_to_every_node(
+    node: Node, tmp_path: Path, until: Callable[..., None]
+):
     """The command runs as the user we are, in a clean environment but for one name."""
     node.start(key_pair(tmp_path / "key"))
     until(is_up(node), 60)
@@ -108,8 +110,7 @@ def test_the_job_s_key_opens_every_node(node: Node, tmp_path: Path, until: Calla
 
 
 @needs_ssh
-def test_a_stranger_is_not_let_in(node: Node, tmp_path: Path, until: Callable[..., None]):
-    """Another key, though it knows ours as the host's, opens nothing."""
+def test_another_key_is_refused(node: Node, tmp_path: Path, until: Callable[..., None]):
     node.start(key_pair(tmp_path / "key"))
     until(is_up(node), 60)
     client = Node(tmp_path / "client", node.env.sshd_port)
@@ -124,8 +125,9 @@ def test_a_stranger_is_not_let_in(node: Node, tmp_path: Path, until: Callable[..
 
 
 @needs_ssh
-def test_a_strangers_sshd_is_refused(node: Node, tmp_path: Path, until: Callable[..., None]):
-    """Host keys are pinned: who answers with another key is no node of this job."""
+def test_an_sshd_with_another_host_key_is_refused(
+    node: Node, tmp_path: Path, until: Callable[..., None]
+):
     node.start(key_pair(tmp_path / "key"))
     until(is_up(node), 60)
     client = Node(tmp_path / "client", node.env.sshd_port)
@@ -156,8 +158,7 @@ def test_nothing_is_forwarded(
 
 
 @needs_ssh
-def test_files_are_ours_alone_and_written_anew(node: Node, tmp_path: Path):
-    """A restart in place finds the files of before, also read-only ones, and replaces them."""
+def test_files_are_private_and_replaced_on_a_restart(node: Node, tmp_path: Path):
     for name in ("one", "two"):
         key = key_pair(tmp_path / name)
         sshd.prepare(node.env, node.where, key)
@@ -171,23 +172,20 @@ def test_files_are_ours_alone_and_written_anew(node: Node, tmp_path: Path):
 
 
 @needs_ssh
-def test_a_key_without_its_last_newline_is_taken(node: Node, tmp_path: Path):
-    """An editor, or a secret store, may have cut it off."""
+def test_a_key_without_a_final_newline_is_accepted(node: Node, tmp_path: Path):
     sshd.prepare(node.env, node.where, key_pair(tmp_path / "key").rstrip(b"\n"))
 
 
 @needs_ssh
 @pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
-def test_the_public_key_is_read_off_the_private_one(tmp_path: Path, kind: str):
-    """No program is asked for what stands in clear in it."""
+def test_the_public_key_is_read_from_the_private_key(tmp_path: Path, kind: str):
     key = key_pair(tmp_path / "key", kind)
 
     assert sshd._public_part(key).split() == (tmp_path / "key.pub").read_text().split()[:2]
 
 
 @needs_ssh
-def test_what_stands_in_clear_is_not_taken_for_a_whole_key(node: Node, tmp_path: Path):
-    """One that is cut, or that nobody can open without its password, is refused at once."""
+def test_a_truncated_or_encrypted_key_is_refused(node: Node, tmp_path: Path):
     lines = key_pair(tmp_path / "key").splitlines(keepends=True)
     subprocess.run(
         ["ssh-keygen", "-q", "-p", "-N", "secret", "-f", str(tmp_path / "key")], check=True
@@ -200,8 +198,7 @@ def test_what_stands_in_clear_is_not_taken_for_a_whole_key(node: Node, tmp_path:
 
 
 @needs_ssh
-def test_a_key_of_an_older_format_is_taken(node: Node, tmp_path: Path):
-    """OpenSSL's, which other programs make."""
+def test_a_key_in_openssls_format_is_accepted(node: Node, tmp_path: Path):
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "rsa", "-m", "PEM", "-N", "", "-f", str(tmp_path / "key")],
         check=True,
@@ -214,8 +211,7 @@ def test_a_key_of_an_older_format_is_taken(node: Node, tmp_path: Path):
 
 @needs_ssh
 @pytest.mark.parametrize("key", [b"", b"no key at all", b"\xff\x00"])
-def test_what_is_no_key_is_refused(node: Node, key: bytes):
-    """In one line, and without the key in it."""
+def test_an_invalid_key_is_refused_without_showing_it(node: Node, key: bytes):
     with pytest.raises(sshd.SshError, match="reading the key of the job") as caught:
         sshd.prepare(node.env, node.where, key)
 
@@ -224,8 +220,7 @@ def test_what_is_no_key_is_refused(node: Node, key: bytes):
 
 
 @needs_ssh
-def test_a_port_that_is_taken_is_said(node: Node, tmp_path: Path, until: Callable[..., None]):
-    """What sshd says is kept, for the log."""
+def test_a_port_in_use_is_reported(node: Node, tmp_path: Path, until: Callable[..., None]):
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.create_server(
         ("", node.env.sshd_port), family=family, dualstack_ipv6=family == socket.AF_INET6
@@ -237,8 +232,9 @@ def test_a_port_that_is_taken_is_said(node: Node, tmp_path: Path, until: Callabl
     assert "Address already in use" in sshd.last_lines(node.where)
 
 
-def test_an_image_without_ssh_is_named(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What is missing is named."""
+def test_a_missing_ssh_program_is_reported(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(sshd, "_search_path", lambda: str(tmp_path))
 
     with pytest.raises(sshd.SshError, match=r"looking for sshd: not found in this image"):
@@ -247,6 +243,5 @@ def test_an_image_without_ssh_is_named(node: Node, tmp_path: Path, monkeypatch: 
         sshd.prepare(node.env, node.where, b"key")
 
 
-def test_an_sshd_that_never_ran_has_no_words(node: Node):
-    """And that is no fault."""
+def test_an_sshd_that_never_ran_has_no_log(node: Node):
     assert sshd.last_lines(node.where) == ""

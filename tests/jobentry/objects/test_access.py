@@ -62,20 +62,20 @@ CASES: dict[str, tuple[str, dict[str, str], Access]] = {
 
 
 @pytest.mark.parametrize(("scheme", "environ", "expected"), CASES.values(), ids=CASES)
-def test_where_objects_are(scheme: str, environ: dict[str, str], expected: Access):
-    """Endpoint, region, addressing, whose it is, and whether it must prove it."""
+def test_endpoint_region_and_addressing_are_derived(
+    scheme: str, environ: dict[str, str], expected: Access
+):
     assert access.access(environ, scheme) == expected
 
 
-def test_obs_without_a_region_is_nowhere():
-    """The message says which variable is missing."""
+def test_obs_needs_a_region():
     with pytest.raises(ObjectError) as caught:
         access.access({}, "obs")
 
     assert "CLOUDJOB_S3_REGION" in caught.value.hint
 
 
-def test_the_first_keys_count():
+def test_the_first_complete_credentials_win():
     """Cloudjob's own before the user's before the platform's; half a pair is none."""
     environ = {
         "CLOUDJOB_S3_ACCESS_KEY": "a",
@@ -91,8 +91,7 @@ def test_the_first_keys_count():
     assert access.found(environ)[0] == Keys("a", "s", "")
 
 
-def test_keys_of_a_file(tmp_path: Path):
-    """The profile that is named; a file without it, or of another kind, has none."""
+def test_credentials_are_read_from_the_named_profile(tmp_path: Path):
     path = tmp_path / "credentials"
     path.write_text(
         "[default]\naws_access_key_id=a\naws_secret_access_key=b%c\n"
@@ -107,8 +106,7 @@ def test_keys_of_a_file(tmp_path: Path):
     assert access.found(environ)[0] is None
 
 
-def test_fresh_keys_in_the_environment_are_taken_at_once():
-    """Who puts new temporary keys there need not start anything again."""
+def test_new_keys_in_the_environment_are_used_at_once():
     ring = access.Keyring()
     environ = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
 

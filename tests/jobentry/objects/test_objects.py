@@ -16,8 +16,7 @@ def listed(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_is_put_is_read_back(tmp_path: Path):
-    """Files and bytes, by URIs with and without a host."""
+def test_written_objects_are_read_back(tmp_path: Path):
     (tmp_path / "in").write_bytes(b"\0data" * 1_000_000)
     uri = f"file://{tmp_path}/job/outputs/a%20b"
 
@@ -38,8 +37,7 @@ def test_nobody_else_may_read_the_objects(tmp_path: Path):
     assert (tmp_path / "job" / "a").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_write_that_breaks_changes_nothing(tmp_path: Path):
-    """The old object is still whole, and no part of the new one is left."""
+def test_a_failed_write_changes_nothing(tmp_path: Path):
     uri = f"file://{tmp_path}/job/a"
     objects.write(b"old", uri)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -54,8 +52,7 @@ def test_a_write_that_breaks_changes_nothing(tmp_path: Path):
     assert listed(tmp_path / "job") == ["a"]
 
 
-def test_faults_are_told_apart(tmp_path: Path):
-    """A message names the object when the object is at fault, and the file when the file is."""
+def test_errors_name_the_object_or_the_file(tmp_path: Path):
     missing = f"file://{tmp_path}/missing"
     (tmp_path / "file").touch()
     faults = {
@@ -78,7 +75,6 @@ def test_faults_are_told_apart(tmp_path: Path):
 
 
 @pytest.mark.parametrize("uri", ["/a", "file://a", "file:///a%00", ""])
-def test_a_uri_of_another_kind_is_refused(uri: str):
-    """The message shows what a URI looks like."""
+def test_an_unknown_uri_scheme_is_refused(uri: str):
     with pytest.raises(ObjectError, match="not a URI of the form file:///its/path"):
         objects.read(uri)

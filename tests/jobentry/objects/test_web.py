@@ -117,8 +117,7 @@ def fetched(uri: str, folder: Path) -> bytes:
     return (folder / "got" / "it").read_bytes()
 
 
-def test_an_object_in_ranges(server: Any, tmp_path: Path):
-    """Whole, a part, and what the server says of it."""
+def test_an_object_is_read_in_ranges(server: Any, tmp_path: Path):
     uri = server.uri + "/a/b?" + SECRET
 
     assert fetched(uri, tmp_path) == objects.read(uri) == DATA
@@ -143,15 +142,15 @@ def unknown(handler: Handler, count: int) -> None:
 
 
 @pytest.mark.parametrize("answer", [whole, unknown])
-def test_a_server_without_ranges(server: Any, tmp_path: Path, answer: Callable[..., None]):
-    """All comes at once, of known length or not."""
+def test_a_server_without_ranges_is_supported(
+    server: Any, tmp_path: Path, answer: Callable[..., None]
+):
     server.answer = answer
 
     assert fetched(server.uri + "/a", tmp_path) == objects.read(server.uri + "/a") == DATA
 
 
-def test_an_empty_object(server: Any, tmp_path: Path):
-    """Of which no range can be asked for."""
+def test_an_empty_object_is_read(server: Any, tmp_path: Path):
     server.answer = lambda handler, count: (
         handler.send(416, Content_Range="bytes */0")
         if handler.headers.get("Range")
@@ -174,8 +173,7 @@ def cut(handler: Handler) -> None:
     handler.close_connection = True
 
 
-def test_a_range_that_breaks_goes_on_where_it_broke(server: Any, tmp_path: Path):
-    """Nothing of what has come is asked for again."""
+def test_a_broken_range_is_resumed(server: Any, tmp_path: Path):
     # The first answer is the beginning of the object; it comes from the start again.
     server.answer = lambda handler, count: handler.send_data() if count in (1, 6) else cut(handler)
 
@@ -188,8 +186,7 @@ def test_a_range_that_breaks_goes_on_where_it_broke(server: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-def test_another_try_where_it_may_help(server: Any, tmp_path: Path, status: int):
-    """The server had only too much to do."""
+def test_transient_errors_are_retried(server: Any, tmp_path: Path, status: int):
     server.answer = lambda handler, count: (
         handler.send(status) if count % 2 else handler.send_data()
     )
@@ -198,8 +195,7 @@ def test_another_try_where_it_may_help(server: Any, tmp_path: Path, status: int)
 
 
 @pytest.mark.usefixtures("_at_an_end")
-def test_an_end_to_patience(server: Any, tmp_path: Path):
-    """How long, how often, and what to look at; what signs the URI is not shown."""
+def test_retries_end_with_a_message_after_a_time_limit(server: Any, tmp_path: Path):
     server.answer = lambda handler, count: handler.send(503)
     uri = server.uri + "/a?" + SECRET
     for act in (objects.read, lambda uri: fetched(uri, tmp_path)):
@@ -214,10 +210,9 @@ def test_an_end_to_patience(server: Any, tmp_path: Path):
 
 
 @pytest.mark.usefixtures("_at_an_end")
-def test_who_waits_long_reads_for_what(
+def test_a_long_wait_is_reported_without_signatures(
     server: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Not each time, and never what signs the URI."""
     monkeypatch.setattr(client, "_FIRST_NOTICE_S", 0.2)
     monkeypatch.setattr(client.Retries, "_next_notice_at", 0.0)
     server.answer = lambda handler, count: handler.send(503)
@@ -229,8 +224,7 @@ def test_who_waits_long_reads_for_what(
     assert f"{server.uri}/a?***: 503 Service Unavailable; trying again" in line
 
 
-def test_a_server_that_stops_in_the_middle(server: Any, tmp_path: Path):
-    """Its silence counts as a break."""
+def test_a_server_that_stops_answering_counts_as_broken(server: Any, tmp_path: Path):
     stop = threading.Event()
 
     def answer(handler: Handler, count: int) -> None:
@@ -253,8 +247,7 @@ def test_a_server_that_stops_in_the_middle(server: Any, tmp_path: Path):
 
 
 @pytest.mark.usefixtures("_at_an_end")
-def test_nobody_listens(tmp_path: Path):
-    """The message says what came back."""
+def test_a_refused_connection_is_reported(tmp_path: Path):
     with pytest.raises(ObjectError, match=r"/a: connection refused, for 1 s"):
         fetched("http://127.0.0.1:9/a", tmp_path)
 
@@ -280,8 +273,7 @@ def test_a_server_that_was_given_up_costs_no_patience_again_until_it_answers(
     assert client._down == {}
 
 
-def test_what_is_not_there(server: Any, tmp_path: Path):
-    """It is not asked for twice, and told apart from what is refused."""
+def test_missing_objects_and_buckets_are_distinguished(server: Any, tmp_path: Path):
     server.answer = lambda handler, count: handler.send(404 if "none" in handler.path else 403)
 
     with pytest.raises(ObjectMissing, match=r"read object: .*/none: 404 Not Found$"):
@@ -291,8 +283,7 @@ def test_what_is_not_there(server: Any, tmp_path: Path):
     assert len(server.seen) == 2
 
 
-def test_an_object_that_is_replaced_while_it_is_read(server: Any, tmp_path: Path):
-    """Its halves are never put together; it is fetched anew, a few times."""
+def test_an_object_replaced_while_it_is_read_is_fetched_again(server: Any, tmp_path: Path):
     versions = iter(range(100))
 
     def answer(handler: Handler, count: int) -> None:
@@ -307,15 +298,13 @@ def test_an_object_that_is_replaced_while_it_is_read(server: Any, tmp_path: Path
     assert list((tmp_path / "got").iterdir()) == []
 
 
-def test_the_digest_that_the_caller_knows(server: Any, tmp_path: Path):
-    """Other bytes never get the name."""
+def test_a_wrong_digest_is_refused(server: Any, tmp_path: Path):
     with pytest.raises(ObjectError, match=r"its digest is \w{64}, not 0{64}$"):
         objects.fetch(server.uri + "/a", str(tmp_path / "it"), sha256="0" * 64)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_redirects(server: Any, tmp_path: Path):
-    """They are followed, to a relative place too, but not for ever and not anywhere."""
+def test_redirects_are_followed_within_limits(server: Any, tmp_path: Path):
     uri = server.uri
 
     def answer(handler: Handler, count: int) -> None:
@@ -335,8 +324,7 @@ def test_redirects(server: Any, tmp_path: Path):
         objects.read(uri + "/file")
 
 
-def test_an_object_is_put(server: Any, tmp_path: Path):
-    """From a file or from memory, with its length, again where it breaks."""
+def test_an_object_is_uploaded_from_file_or_memory(server: Any, tmp_path: Path):
     server.answer = lambda handler, count: handler.send(503 if count % 2 else 200)
     (tmp_path / "a").write_bytes(DATA)
     objects.put(str(tmp_path / "a"), server.uri + "/a?" + SECRET)
@@ -352,8 +340,7 @@ def test_an_object_is_put(server: Any, tmp_path: Path):
     ]
 
 
-def test_who_logs_in(server: Any):
-    """The name in the URI goes into a header, and into no message."""
+def test_credentials_in_a_uri_are_sent_but_not_shown(server: Any):
     server.answer = lambda handler, count: handler.send(403)
     uri = server.uri.replace("//", "//user:pass%20word@")
 
@@ -364,8 +351,7 @@ def test_who_logs_in(server: Any):
     assert server.seen[0][2]["Authorization"] == "Basic dXNlcjpwYXNzIHdvcmQ="
 
 
-def test_a_proxy(server: Any, monkeypatch: pytest.MonkeyPatch):
-    """The environment names it, and what goes around it."""
+def test_the_proxy_variables_are_used(server: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("http_proxy", server.uri.replace("//", "//me:secret@"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
@@ -378,8 +364,7 @@ def test_a_proxy(server: Any, monkeypatch: pytest.MonkeyPatch):
     assert server.seen[0][2]["Host"] == "far.example"
 
 
-def test_connections_are_used_again(server: Any):
-    """To open one takes longer than a small object."""
+def test_connections_are_reused(server: Any):
     ports = set()
     server.answer = lambda handler, count: (
         ports.add(handler.client_address[1]),
@@ -392,9 +377,7 @@ def test_connections_are_used_again(server: Any):
     assert not any("Transfer-Encoding" in headers for _, _, headers, _ in server.seen)
 
 
-def test_a_connection_that_the_server_has_closed_meanwhile(server: Any):
-    """It is no fault and costs no pause."""
-
+def test_a_connection_closed_by_the_server_is_replaced(server: Any):
     def answer(handler: Handler, count: int) -> None:
         handler.send_data()
         # Without a word of it in the answer.
@@ -405,9 +388,9 @@ def test_a_connection_that_the_server_has_closed_meanwhile(server: Any):
         assert objects.look(server.uri + "/a").size_bytes == len(DATA)
 
 
-def test_a_full_disk_is_named(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The disk is at fault, not the line: nothing is tried again."""
-
+def test_a_full_disk_is_reported_without_retries(
+    server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def full(*words: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -431,13 +414,11 @@ def test_a_full_disk_is_named(server: Any, tmp_path: Path, monkeypatch: pytest.M
         "http://h\n",
     ],
 )
-def test_what_is_no_uri(uri: str):
-    """It is told before anybody is asked."""
+def test_an_invalid_uri_is_refused_before_any_request(uri: str):
     with pytest.raises(ObjectError, match="not a URI of the form"):
         objects.check(uri)
 
 
-def test_a_web_server_has_no_lists(server: Any):
-    """The message says what has."""
+def test_a_web_server_cannot_list_objects(server: Any):
     with pytest.raises(ObjectError, match="does not list its objects"):
         list(objects.list(server.uri + "/a/"))

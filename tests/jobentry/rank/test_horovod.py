@@ -27,8 +27,7 @@ def make(launcher, node=0, outputs=(), **environment):
     return plan.make(here, {"PWD": "/code", **environment}, PATHS, TOOLS, ("x.py",))
 
 
-def test_with_gloo_each_node_starts_its_ranks_and_the_head_the_store():
-    """Each rank is told who it is and where the others are found."""
+def test_with_gloo_each_node_starts_ranks_and_the_head_the_store():
     head = make("horovod-gloo", MASTER_PORT="2345", GLOO_SOCKET_IFNAME="eth7")
     worker = make("horovod-gloo", 1, MASTER_PORT="2345", HOROVOD_GLOO_TIMEOUT_SECONDS="7")
 
@@ -57,8 +56,7 @@ def test_with_gloo_each_node_starts_its_ranks_and_the_head_the_store():
     assert (head.is_everywhere, head.ranks) == (True, 4)
 
 
-def test_with_mpi_it_is_mpirun_that_carries_what_ranks_are_told():
-    """By name, as everything that it carries."""
+def test_with_mpi_mpirun_carries_the_variables():
     made = make("horovod", HOROVOD_CPU_OPERATIONS="ccl")
 
     (process,) = made.processes
@@ -121,8 +119,7 @@ def test_a_timeline_that_is_an_output_is_a_file_in_it(launcher):
         ("horovod", "nccl", "HOROVOD_CONTROLLER=nccl: the launcher horovod is for mpi"),
     ],
 )
-def test_a_controller_that_is_another_launchers_is_refused(launcher, controller, message):
-    """Ranks would wait for ever for what nobody has started."""
+def test_a_controller_of_another_launcher_is_refused(launcher, controller, message):
     with pytest.raises(ArgsError, match=message):
         make(launcher, HOROVOD_CONTROLLER=controller)
 
@@ -151,8 +148,7 @@ def ask():
     server.server_close()
 
 
-def test_the_store_keeps_bytes_by_scope_and_key(ask):
-    """What is not there yet is asked for again."""
+def test_the_store_keeps_values_by_scope_and_key(ask):
     value = bytes(range(256))
 
     assert ask("GET", "/global/0") == (404, b"")
@@ -164,7 +160,7 @@ def test_the_store_keeps_bytes_by_scope_and_key(ask):
 
 
 @pytest.mark.parametrize("scope", ["global", "local_a.b", "cross_0"])
-def test_a_scope_is_emptied_when_all_its_ranks_have_met(ask, scope):
+def test_a_scope_is_emptied_when_all_ranks_have_finished(ask, scope):
     """A script may call ``hvd.init`` again, and must not meet those of before."""
     size = {"global": 4, "local": 2, "cross": 2}[scope.partition("_")[0]]
     for meeting in (b"one", b"two"):
@@ -176,13 +172,12 @@ def test_a_scope_is_emptied_when_all_its_ranks_have_met(ask, scope):
 
 
 @pytest.mark.parametrize("length", ["", "x", "-1", "1000000000000"])
-def test_a_request_that_makes_no_sense_is_refused(ask, length):
-    """And the next one is served."""
+def test_an_invalid_request_is_refused(ask, length):
     assert ask("PUT", "/global/0", **{"Content-Length": length})[0] == 400
     assert ask("PUT", "/global/0", b"x")[0] == 200
 
 
-def test_a_port_that_is_taken_is_named(ask, capsys):
+def test_a_port_in_use_is_reported(ask, capsys):
     server = horovod_store.Server(("", 0), 1, 1)
 
     code = horovod_store.main([str(server.server_port), "1", "1"])
@@ -193,7 +188,7 @@ def test_a_port_that_is_taken_is_named(ask, capsys):
     assert capsys.readouterr().err.startswith(said)
 
 
-def test_what_a_shell_prints_before_our_mark_is_skipped_and_shown(
+def test_shell_output_before_the_mark_is_skipped_and_shown(
     capsys: pytest.CaptureFixture[str],
 ):
     lines = [b"Welcome to node 1!\n", b"prompt> cloudjob-group 4711\n", b"later\n"]

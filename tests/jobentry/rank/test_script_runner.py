@@ -235,8 +235,7 @@ def written(folder: Path, text: str, name: str = "x.py") -> str:
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_a_script_is_run_as_python_does(tmp_path: Path, door: Door, name: str):
-    """The same output, the same exit code, and no word to the door."""
+def test_a_script_runs_as_under_plain_python(tmp_path: Path, door: Door, name: str):
     script = written(tmp_path, SAME[name])
 
     ended, notes = door(script, "-x", "a b", cwd=tmp_path)
@@ -246,8 +245,7 @@ def test_a_script_is_run_as_python_does(tmp_path: Path, door: Door, name: str):
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_script_that_fails_fails_as_with_python(tmp_path: Path, door: Door, name: str):
-    """The same traceback without a line of ours, the same exit code, and one word to the door."""
+def test_a_script_fails_as_under_plain_python(tmp_path: Path, door: Door, name: str):
     text, message = FAILURES[name]
     script = written(tmp_path, text)
 
@@ -270,8 +268,9 @@ def test_a_script_that_fails_fails_as_with_python(tmp_path: Path, door: Door, na
     ],
     ids=["bom", "cookie", "cookie on line 2", "crlf", "cr"],
 )
-def test_a_script_is_read_as_python_does(tmp_path: Path, door: Door, data: bytes):
-    """With a byte order mark, with a word on its encoding, and with any end of line."""
+def test_source_encodings_and_line_ends_are_read_as_by_python(
+    tmp_path: Path, door: Door, data: bytes
+):
     (tmp_path / "x.py").write_bytes(data)
 
     ended, _ = door("x.py", cwd=tmp_path)
@@ -283,7 +282,7 @@ def test_a_script_is_read_as_python_does(tmp_path: Path, door: Door, data: bytes
 @pytest.mark.parametrize(
     "data", [b"print(\n", b"x = = 1\n", b"def f():\nx\n", b"'\xff'\n", b"# coding: nowhere\n"]
 )
-def test_a_script_that_cannot_be_read_fails_as_with_python(tmp_path: Path, door: Door, data: bytes):
+def test_a_syntax_error_is_reported_as_by_python(tmp_path: Path, door: Door, data: bytes):
     """A SyntaxError, without a line of ours; only on bytes that are no text the words differ."""
     (tmp_path / "x.py").write_bytes(data)
 
@@ -299,8 +298,7 @@ def test_a_script_that_cannot_be_read_fails_as_with_python(tmp_path: Path, door:
     assert notes[0].message.startswith(("SyntaxError: ", "IndentationError: "))
 
 
-def test_a_script_that_is_not_there_is_named(tmp_path: Path, door: Door):
-    """As a missing program: the name, and no traceback."""
+def test_a_missing_script_is_reported(tmp_path: Path, door: Door):
     ended, notes = door("no.py", cwd=tmp_path)
 
     assert ended.code != 0
@@ -343,8 +341,7 @@ def test_a_script_is_ended_by_signals_as_with_python(
         "atexit.register(time.sleep, 60); sys.exit(3)",
     ],
 )
-def test_a_script_that_failed_and_hangs_is_cut_off(tmp_path: Path, door: Door, text: str):
-    """MPI_Finalize would wait for the other ranks for ever."""
+def test_a_failed_script_that_hangs_is_killed(tmp_path: Path, door: Door, text: str):
     script = written(tmp_path, "import atexit, signal, sys, threading, time\n" + text)
     begun = time.monotonic()
 
@@ -356,8 +353,7 @@ def test_a_script_that_failed_and_hangs_is_cut_off(tmp_path: Path, door: Door, t
     assert ended.code in (-signal.SIGALRM, notes[0].code)
 
 
-def test_a_script_that_succeeds_may_take_its_time(tmp_path: Path, door: Door):
-    """Only who failed is cut off."""
+def test_a_successful_script_may_take_long_to_exit(tmp_path: Path, door: Door):
     script = written(
         tmp_path, "import atexit, sys, time\natexit.register(time.sleep, 1)\nsys.exit(0)"
     )
@@ -365,8 +361,7 @@ def test_a_script_that_succeeds_may_take_its_time(tmp_path: Path, door: Door):
     assert door(script, cwd=tmp_path) == (Ended(0, b"", b""), [])
 
 
-def test_a_script_that_fails_has_its_exit_handlers_run(tmp_path: Path, door: Door):
-    """A checkpoint that is saved in one is not lost, and what was printed stands in the log."""
+def test_a_failed_script_runs_its_exit_handlers(tmp_path: Path, door: Door):
     script = written(
         tmp_path,
         "import atexit, sys\natexit.register(print, 'saved')\nprint('x', end='')\nsys.exit(3)",
@@ -375,8 +370,7 @@ def test_a_script_that_fails_has_its_exit_handlers_run(tmp_path: Path, door: Doo
     assert door(script, cwd=tmp_path)[0] == Ended(3, b"xsaved\n", b"")
 
 
-def test_the_word_to_the_door_is_not_inherited(tmp_path: Path, door: Door):
-    """What a script starts, and its variables, know nothing of it."""
+def test_the_descriptor_for_reports_is_not_inherited(tmp_path: Path, door: Door):
     script = written(
         tmp_path,
         """
@@ -393,8 +387,7 @@ def test_the_word_to_the_door_is_not_inherited(tmp_path: Path, door: Door):
     assert ended.out.count(b"pipe:") == 2
 
 
-def test_a_script_runs_without_a_door(tmp_path: Path, zipapp: str):
-    """Somebody may run it by hand."""
+def test_a_script_runs_without_a_wrapper(tmp_path: Path, zipapp: str):
     script = written(tmp_path, "raise SystemExit(3)")
     environ = {name: value for name, value in os.environ.items() if name != "CLOUDJOB_END_FD"}
 
@@ -404,8 +397,7 @@ def test_a_script_runs_without_a_door(tmp_path: Path, zipapp: str):
     )
 
 
-def test_a_long_message_is_cut(tmp_path: Path, door: Door):
-    """One write that no other can be mixed with."""
+def test_a_long_message_is_truncated(tmp_path: Path, door: Door):
     script = written(tmp_path, "raise ValueError('ä' * 100000)")
 
     _, notes = door(script, cwd=tmp_path)
@@ -414,8 +406,7 @@ def test_a_long_message_is_cut(tmp_path: Path, door: Door):
     assert len(notes[0].message) < 2000
 
 
-def test_a_script_that_recurses_for_ever_fails_as_with_python(tmp_path: Path, door: Door):
-    """Only the count of lines that are not shown differs, by the frames of the door."""
+def test_endless_recursion_fails_as_under_plain_python(tmp_path: Path, door: Door):
     script = written(tmp_path, "def f(): f()\nf()")
 
     ended, notes = door(script, cwd=tmp_path)
@@ -439,8 +430,9 @@ asked.set()
 
 
 @pytest.mark.parametrize("end", ["", "sys.exit(0)"])
-def test_threads_of_torch_get_the_lock_before_the_end(door: Door, tmp_path: Path, end: str):
-    """One that waits for it as the interpreter ends would abort the process."""
+def test_threads_of_torch_get_the_interpreter_lock_before_shutdown(
+    door: Door, tmp_path: Path, end: str
+):
     (tmp_path / "torch").mkdir()
     for name in ("__init__.py", "distributed.py"):
         (tmp_path / "torch" / name).write_text("")

@@ -25,7 +25,7 @@ NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,6}", fullmatch=True) | st.sampled_from
 )
 
 
-def test_a_rank_has_the_heads_values_and_its_nodes_own():
+def test_a_rank_has_carried_variables_and_those_of_its_node():
     """What differs from node to node is the node's, all else the head's where it carried it."""
     session = {
         "MA_VJ_NAME": "head",
@@ -67,8 +67,7 @@ def test_a_rank_has_the_heads_values_and_its_nodes_own():
     }
 
 
-def test_without_an_entry_the_session_is_all_there_is():
-    """Somebody who runs the door by hand gets an environment all the same."""
+def test_without_an_entry_a_rank_keeps_the_session_environment():
     assert wrapper.rank_environment({"USER": "me", "PATH": "/bin"}, {}) == {
         "USER": "me",
         "PATH": "/bin",
@@ -76,14 +75,14 @@ def test_without_an_entry_the_session_is_all_there_is():
     }
 
 
-def test_a_user_may_want_buffers():
-    """PYTHONUNBUFFERED is only a default."""
+def test_the_user_may_unset_pythonunbuffered():
     assert wrapper.rank_environment({}, {"PYTHONUNBUFFERED": ""}) == {"PYTHONUNBUFFERED": ""}
 
 
 @given(st.dictionaries(NAMES, TEXT), st.dictionaries(NAMES, TEXT))
-def test_no_per_node_value_crosses(session: dict[str, str], node: dict[str, str]):
-    """Whatever the session holds, a node's own values stay, and nothing of ours is left over."""
+def test_variables_of_other_nodes_do_not_reach_a_rank(
+    session: dict[str, str], node: dict[str, str]
+):
     found = wrapper.rank_environment(session, node)
 
     for name in names.PER_NODE:
@@ -104,7 +103,7 @@ def test_the_environment_of_a_node_is_read_exactly(tmp_path: Path):
     assert wrapper.read_node_env({}) == {}
 
 
-def test_the_program_stands_behind_two_dashes():
+def test_the_program_follows_two_dashes():
     """A second ``--`` is the program's."""
     assert wrapper.program(["--", "a", "--", "b%3A"]) == ["a", "--", "b%3A"]
     assert wrapper.program(["--percent", "--", "%3A", "%253A"]) == [":", "%3A"]
@@ -168,8 +167,7 @@ def node(tmp_path: Path, zipapp: str) -> Iterator[Node]:
     node.close()
 
 
-def test_a_rank_says_that_it_starts_and_ends(node: Node):
-    """Its door and its program by number, then how it ended, not by request and without a word."""
+def test_a_rank_reports_its_start_and_end(node: Node):
     door = node.start("sh", "-c", "echo $$; exit 3", number=7)
 
     assert door.wait(20) == 3
@@ -178,16 +176,14 @@ def test_a_rank_says_that_it_starts_and_ends(node: Node):
     assert end[:5] == ["end", "7", "3", "0", "0"]
 
 
-def test_a_log_holds_every_byte(node: Node):
-    """Both streams, in the order in which they were written, and nothing of ours."""
+def test_a_log_keeps_every_byte(node: Node):
     door = node.start("sh", "-c", "printf 'a\\377\\r'; printf b >&2; printf c")
 
     assert door.wait(20) == 0
     assert node.log() == b"a\xff\rbc"
 
 
-def test_a_program_killed_by_a_signal_says_which(node: Node):
-    """The code is that of a shell, and the signal stands beside it."""
+def test_a_killed_program_is_reported_with_its_signal(node: Node):
     door = node.start("sh", "-c", "kill -SEGV $$")
 
     assert door.wait(20) == 139
@@ -202,7 +198,7 @@ def test_a_program_killed_by_a_signal_says_which(node: Node):
         ("/etc", 126, b"jobentry: starting /etc: Permission denied\n"),
     ],
 )
-def test_a_program_that_cannot_be_started_says_why(
+def test_a_program_that_cannot_be_started_is_reported(
     node: Node, program: str, code: int, text: bytes
 ):
     """As a shell does: 127 not found, 126 cannot execute."""
@@ -212,8 +208,7 @@ def test_a_program_that_cannot_be_started_says_why(
     assert node.log() == text
 
 
-def test_a_signal_of_the_entry_is_told(node: Node, until: Callable[..., None]):
-    """A rank that was asked to end is not the first to blame."""
+def test_a_signal_from_the_entry_is_reported(node: Node, until: Callable[..., None]):
     door = node.start(
         "sh", "-c", "trap 'echo saved; exit 5' TERM; echo up; while :; do sleep 0.05; done"
     )
@@ -226,8 +221,7 @@ def test_a_signal_of_the_entry_is_told(node: Node, until: Callable[..., None]):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_a_program_has_every_signal_as_it_was(node: Node, until: Callable[..., None], number: int):
-    """What the door listens to is at its default in the program."""
+def test_a_program_has_default_signal_handlers(node: Node, until: Callable[..., None], number: int):
     door = node.start("sleep", "60")
     until(lambda: len(node.lines()) == 1)
     program = int(node.lines()[0][3])
@@ -237,8 +231,7 @@ def test_a_program_has_every_signal_as_it_was(node: Node, until: Callable[..., N
     assert door.wait(20) == 128 + number
 
 
-def test_the_program_dies_with_its_door(node: Node, until: Callable[..., None]):
-    """Mpirun may kill the door alone, with a signal that nobody can hear."""
+def test_the_program_dies_with_its_wrapper(node: Node, until: Callable[..., None]):
     door = node.start("sleep", "60")
     until(lambda: len(node.lines()) == 1)
     program = int(node.lines()[0][3])
@@ -253,8 +246,7 @@ def test_the_program_dies_with_its_door(node: Node, until: Callable[..., None]):
     until(is_gone)
 
 
-def test_a_program_whose_door_died_too_early_does_not_start(tmp_path: Path):
-    """The kernel tells of a parent's death only those that had asked before."""
+def test_a_program_whose_wrapper_died_early_does_not_start(tmp_path: Path):
     text = """
 import os, sys
 from jobentry.rank import wrapper
@@ -280,7 +272,7 @@ wrapper._start(["touch", "started"], dict(os.environ))
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_rank_ends_when_what_its_script_left_in_the_background_has(
+def test_a_rank_ends_after_background_processes_of_its_script(
     node: Node, until: Callable[..., None], code: int
 ):
     go = node.folder / "go"
@@ -307,13 +299,13 @@ def test_a_rank_does_not_wait_for_daemons(node: Node):
     os.kill(int(node.log()), signal.SIGKILL)
 
 
-def test_what_a_script_ends_itself_is_no_failure(node: Node):
+def test_processes_that_a_script_kills_are_no_failure(node: Node):
     door = node.start("bash", "-c", "sleep 600 & kill $!; exit 0")
 
     assert door.wait(20) == 0
 
 
-def test_a_cancel_ends_what_a_script_left_in_the_background(node: Node, until: Callable[..., None]):
+def test_a_cancel_ends_background_processes_of_a_script(node: Node, until: Callable[..., None]):
     door = node.start("bash", "-c", "sleep 600 & exit 0")
     until(lambda: len(node.lines()) == 2)
     os.killpg(door.pid, signal.SIGTERM)
@@ -335,16 +327,14 @@ def test_the_wrapper_waits_while_the_job_is_stopped(node: Node, until: Callable[
     assert door.wait(20) == 0
 
 
-def test_a_rank_that_starts_while_the_job_is_stopped_does_not(node: Node):
-    """It ends as if it had been asked to."""
+def test_a_rank_does_not_start_while_the_job_is_stopped(node: Node):
     (node.folder / "stopping").touch()
     door = node.start("echo", "hello")
 
     assert (door.wait(20), node.log()) == (143, b"")
 
 
-def test_a_rank_waits_until_all_workers_are_there(tmp_path: Path):
-    """The head may have started mpirun before; nothing of the user's runs until then."""
+def test_a_rank_waits_until_all_workers_are_connected(tmp_path: Path):
     (tmp_path / "waiting").touch()
     waits = threading.Thread(target=wrapper._wait, args=(str(tmp_path),))
     waits.start()
@@ -367,8 +357,7 @@ def test_a_rank_runs_in_its_nodes_code(node: Node):
     assert node.log() == os.fsencode(code) + b"\n2\n"
 
 
-def test_a_secret_that_is_not_there_is_named(node: Node):
-    """A training without its secret would fail later, and say less."""
+def test_a_missing_secret_is_reported(node: Node):
     door = node.start("true", CLOUDJOB_SECRET_NAMES="TOKEN HOME KEY")
 
     assert door.wait(20) == 125
@@ -388,8 +377,7 @@ def test_the_wrapper_works_without_an_entry(zipapp: str):
     assert (done.returncode, done.stdout) == (0, b": 100%\n")
 
 
-def test_a_script_that_fails_says_so_before_it_is_gone(node: Node, until: Callable[..., None]):
-    """Exit handlers may take their time; the job's end need not wait for them."""
+def test_a_failing_script_reports_before_it_exits(node: Node, until: Callable[..., None]):
     script = node.folder / "x.py"
     script.write_text(
         "import atexit, time\natexit.register(time.sleep, 60)\nraise ValueError('too\\nlong')\n"

@@ -100,11 +100,7 @@ def clear(folder: Path) -> None:
 @pytest.mark.long
 @settings(deadline=None)
 @given(wanted=st.lists(trees, min_size=1, max_size=4), is_compressed=st.booleans())
-def test_what_is_packed_is_unpacked(wanted: list[dict[bytes, Any]], is_compressed: bool):
-    """Any tree, and any tree that it becomes, comes out as it went in.
-
-    Names, bytes, modes, links and empty folders; each time on top of the layers of before.
-    """
+def test_packed_trees_are_unpacked_exactly(wanted: list[dict[bytes, Any]], is_compressed: bool):
     with tempfile.TemporaryDirectory() as scratch:
         source, code = Path(scratch, "source"), Path(scratch, "code")
         store, memory = DirectoryStore(Path(scratch, "store")), Memory()
@@ -250,16 +246,14 @@ def test_names_keep_their_bytes_in_any_locale(tmp_path: Path):
     assert (tmp_path / "code" / "link").is_file()
 
 
-def test_code_that_is_not_there_is_named(tmp_path: Path):
-    """The message goes down to what the store said."""
+def test_missing_code_is_reported(tmp_path: Path):
     with pytest.raises(UnpackError, match=r"fetch code: read object: file:///.*: no such file"):
         code_package.fetch_code(f"file://{tmp_path}/missing", "sha256:0", str(tmp_path / "code"))
 
     assert listed(tmp_path) == []
 
 
-def test_a_layer_that_is_not_there_is_named(tmp_path: Path):
-    """Nothing is left, and what was there stays."""
+def test_a_missing_layer_is_reported(tmp_path: Path):
     package = made(tmp_path, file("a"))
     uri = package.uri()
     (package.store / package.layers[0].key).unlink()
@@ -288,7 +282,7 @@ def test_a_package_with_another_digest_is_not_unpacked(tmp_path: Path):
 
 
 @pytest.mark.parametrize("position", range(0, 5, 2))
-def test_one_wrong_bit_in_a_content_is_found(tmp_path: Path, position: int):
+def test_one_wrong_bit_in_a_content_is_detected(tmp_path: Path, position: int):
     package = made(tmp_path, file("a", b"hello"), body=b"hello")
     path = package.store / package.layers[0].key
     data = bytearray(path.read_bytes())
@@ -577,7 +571,7 @@ def row(**changes: Any) -> bytes:
         b'{"format":2,"files":[],"folders":[],"links":[],"removed":[1]}',
     ],
 )
-def test_a_manifest_that_makes_no_sense_is_refused(tmp_path: Path, data: bytes):
+def test_an_invalid_manifest_is_refused(tmp_path: Path, data: bytes):
     package = Made(tmp_path).raw_layer(data)
 
     with pytest.raises(UnpackError, match="unpack code: file://"):
@@ -677,8 +671,7 @@ def test_ten_thousand_hostile_packages_do_no_harm(tmp_path: Path):
 # ---- unpack replaces
 
 
-def test_a_folder_from_before_is_replaced_as_a_whole(tmp_path: Path):
-    """After a restart nothing of the first run remains, not even where nobody may write."""
+def test_an_existing_folder_is_replaced_completely(tmp_path: Path):
     code = tmp_path / "node" / "code"
     (code / "old" / "locked").mkdir(parents=True)
     (code / "old" / "locked" / "file").touch()
@@ -692,8 +685,7 @@ def test_a_folder_from_before_is_replaced_as_a_whole(tmp_path: Path):
     assert listed(tmp_path / "node") == ["code"]
 
 
-def test_a_folder_from_before_survives_a_failure(tmp_path: Path):
-    """It is only moved aside when the new one is complete."""
+def test_an_existing_folder_survives_a_failure(tmp_path: Path):
     code = tmp_path / "node" / "code"
     code.mkdir(parents=True)
     (code / "old").touch()
@@ -706,8 +698,7 @@ def test_a_folder_from_before_survives_a_failure(tmp_path: Path):
     assert listed(tmp_path / "node") == ["code"]
 
 
-def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path):
-    """One line says which package was to go where."""
+def test_an_unwritable_folder_is_reported(tmp_path: Path):
     package = made(tmp_path, file("a"))
 
     with pytest.raises(UnpackError, match=r"unpack code: .* to /dev/null/code: "):
@@ -729,6 +720,5 @@ def test_the_nodes_of_a_large_job_take_turns(nodes: int, most_in_a_second: int, 
     assert all(sum(0 <= other - turn < 1 for other in turns) <= most_in_a_second for turn in turns)
 
 
-def test_nobody_waits_for_his_turn_for_ever():
-    """Beyond some thousand nodes the last ones ask together."""
+def test_the_wait_for_a_turn_is_limited():
     assert code_package.turn_s(9999, 10_000) == 30

@@ -24,8 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_all_of_it_is_found_by_its_name(folder: Path):
-    """The code, the key, the variables with their exact bytes, and where the record goes."""
+def test_delivered_files_are_found_by_name(folder: Path):
     environ = {
         names.CLOUDJOB_DELIVERY: str(folder),
         names.CLOUDJOB_RECORD_DIR: "/home/ma-user/modelarts/outputs/x",
@@ -41,8 +40,7 @@ def test_all_of_it_is_found_by_its_name(folder: Path):
     }
 
 
-def test_what_is_said_already_stays(folder: Path):
-    """A variable of the job wins over what was found."""
+def test_variables_that_are_set_stay(folder: Path):
     environ = {
         names.CLOUDJOB_DELIVERY: str(folder),
         names.CLOUDJOB_CODE_URI: "obs://b/code.json",
@@ -66,16 +64,14 @@ def test_the_files_stay_for_the_next_attempt(folder: Path):
     assert sorted(path.name for path in folder.rglob("*")) == before
 
 
-def test_an_empty_folder_says_nothing(tmp_path: Path):
-    """A job of one node without secrets, its code fetched by the entry."""
+def test_an_empty_delivery_changes_nothing(tmp_path: Path):
     environ = {names.CLOUDJOB_DELIVERY: str(tmp_path)}
     delivered.take(environ)
 
     assert environ == {}
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path):
-    """In one line of the log, and not as a traceback."""
+def test_a_missing_delivery_folder_is_logged(tmp_path: Path):
     entry = Path(__file__).parents[3] / "entrypoints"
     done = subprocess.run(
         [sys.executable, str(entry), "--dry-run", "train.py"],

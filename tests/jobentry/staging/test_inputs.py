@@ -62,8 +62,9 @@ EXPECTED = {
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["alone", "cached"])
 @pytest.mark.parametrize("end", ["", "/"])
-def test_a_folder_is_copied(tmp_path: Path, data: Path, end: str, is_kept: bool):
-    """Nothing of it leads back to where it came from, so no job can damage that."""
+def test_a_folder_is_copied_without_links_to_the_source(
+    tmp_path: Path, data: Path, end: str, is_kept: bool
+):
     found = bring(tmp_path / "node", data.as_uri() + end, tmp_path / "cache" if is_kept else None)
 
     assert tree(found) == EXPECTED
@@ -72,8 +73,7 @@ def test_a_folder_is_copied(tmp_path: Path, data: Path, end: str, is_kept: bool)
     assert not inodes & {path.stat().st_ino for path in found.rglob("*")}
 
 
-def test_a_file_is_a_file(tmp_path: Path, data: Path):
-    """The path of the input is its own."""
+def test_a_single_file_is_an_input(tmp_path: Path, data: Path):
     assert bring(tmp_path / "node", (data / "a").as_uri()).read_bytes() == b"a" * 100
 
 
@@ -84,8 +84,7 @@ def test_an_empty_folder_is_an_empty_folder(tmp_path: Path):
     assert list(bring(tmp_path / "node", (tmp_path / "empty").as_uri()).iterdir()) == []
 
 
-def test_what_is_not_there_is_named(tmp_path: Path):
-    """Nothing of the input is left."""
+def test_a_missing_input_is_reported(tmp_path: Path):
     with pytest.raises(InputError) as caught:
         bring(tmp_path / "node", f"file://{tmp_path}/none")
 
@@ -95,10 +94,7 @@ def test_what_is_not_there_is_named(tmp_path: Path):
     assert tree(tmp_path / "node") == {}
 
 
-def test_an_input_that_breaks_leaves_nothing(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """A second start must not take half of it for whole."""
+def test_a_failed_input_leaves_nothing(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch):
     fetch = objects.fetch
 
     def break_off(uri: str, path: str, **more: Any) -> None:
@@ -114,10 +110,9 @@ def test_an_input_that_breaks_leaves_nothing(
     assert list((tmp_path / "node" / "mount" / "inputs").iterdir()) == []
 
 
-def test_an_input_that_breaks_while_more_of_it_comes(
+def test_a_failed_input_waits_for_running_transfers(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Who still fetches ends first: under their feet the folder cannot be removed for good."""
     fetch = objects.fetch
     folder = tmp_path / "node" / "mount" / "inputs"
     has_failed = threading.Event()
@@ -150,8 +145,7 @@ def test_an_input_that_breaks_while_more_of_it_comes(
     assert list(folder.iterdir()) == []
 
 
-def test_an_input_that_is_there_stays(tmp_path: Path, data: Path):
-    """The container was started again in place."""
+def test_an_existing_input_stays(tmp_path: Path, data: Path):
     (bring(tmp_path / "node", data.as_uri()) / "a").write_bytes(b"mine")
 
     assert (bring(tmp_path / "node", data.as_uri()) / "a").read_bytes() == b"mine"
@@ -183,22 +177,19 @@ def test_an_input_goes_to_the_nodes_that_need_it(tmp_path: Path, data: Path):
     ("text", "nodes"),
     [("0", {0}), ("0,2-3", {0, 2, 3}), ("4-2", set()), ("1-1,1", {1}), ("0-99", {0, 1, 2, 3, 4})],
 )
-def test_lists_of_nodes(text: str, nodes: set[int]):
-    """Numbers and ranges."""
+def test_lists_of_nodes_contain_numbers_and_ranges(text: str, nodes: set[int]):
     assert env.is_list(text)
     assert {node for node in range(5) if env.is_listed(node, text)} == nodes
 
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1,,2", "1 2", "1\n", "٣", "1-2-3"])
-def test_what_lists_no_nodes(text: str):
-    """It is told before anything is done."""
+def test_an_invalid_list_of_nodes_is_refused(text: str):
     assert not env.is_list(text)
 
 
-def test_a_long_wait_says_how_far_it_is(
+def test_a_slow_input_reports_its_progress(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    """Sizes, files, rate and the time that is left; a quick one says nothing."""
     bring(tmp_path / "quick", data.as_uri())
     quick = capfd.readouterr().err
     monkeypatch.setattr(inputs, "_REPORT_S", 0.0)
@@ -215,10 +206,7 @@ def test_a_long_wait_says_how_far_it_is(
 # -- the cache ----------------------------------------------------------------------------------
 
 
-def test_the_second_job_fetches_nothing(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """What both have is one file on the disk, which neither has the right to write."""
+def test_a_second_job_uses_the_cache(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch):
     first = bring(tmp_path / "first", data.as_uri(), tmp_path / "cache")
     monkeypatch.setattr(objects, "fetch", None)
     second = bring(tmp_path / "second", data.as_uri(), tmp_path / "cache")
@@ -228,8 +216,7 @@ def test_the_second_job_fetches_nothing(
     assert (first / "a").stat().st_mode & 0o777 == 0o444
 
 
-def test_a_new_version_is_fetched(tmp_path: Path, data: Path):
-    """The one that another job has stays as it is."""
+def test_a_new_version_of_an_object_is_fetched(tmp_path: Path, data: Path):
     first = bring(tmp_path / "first", data.as_uri(), tmp_path / "cache")
     (data / "a").write_bytes(b"b" * 100)
     second = bring(tmp_path / "second", data.as_uri(), tmp_path / "cache")
@@ -238,8 +225,7 @@ def test_a_new_version_is_fetched(tmp_path: Path, data: Path):
     assert (second / "a").read_bytes() == b"b" * 100
 
 
-def test_a_file_that_a_job_has_written_to_all_the_same_is_fetched_anew(tmp_path: Path, data: Path):
-    """Root may; the next job must not suffer."""
+def test_a_modified_cache_file_is_fetched_again(tmp_path: Path, data: Path):
     first = bring(tmp_path / "first", data.as_uri(), tmp_path / "cache")
     (first / "a").chmod(0o644)
     (first / "a").write_bytes(b"x" * 100)
@@ -248,8 +234,7 @@ def test_a_file_that_a_job_has_written_to_all_the_same_is_fetched_anew(tmp_path:
     assert tree(second) == EXPECTED
 
 
-def test_the_cache_stays_small(tmp_path: Path):
-    """What was not used for the longest time goes; who has it keeps it."""
+def test_the_cache_removes_the_least_recently_used_files(tmp_path: Path):
     for index in range(6):
         (tmp_path / str(index)).write_bytes(b"%d" % index * 1000)
     kept = cache.Cache.of(str(tmp_path / "cache"), 3500)
@@ -266,8 +251,7 @@ def test_the_cache_stays_small(tmp_path: Path):
     assert (tmp_path / "got-1").read_bytes() == b"1" * 1000
 
 
-def test_an_object_too_large_for_the_cache_is_fetched_without(tmp_path: Path):
-    """One large file must not drive out all others."""
+def test_an_object_too_large_for_the_cache_bypasses_it(tmp_path: Path):
     (tmp_path / "large").write_bytes(b"x" * 3000)
     kept = cache.Cache.of(str(tmp_path / "cache"), 3500)
     kept.fetch(objects.look((tmp_path / "large").as_uri()), str(tmp_path / "got"), lambda _: None)
@@ -276,10 +260,9 @@ def test_an_object_too_large_for_the_cache_is_fetched_without(tmp_path: Path):
     assert list((tmp_path / "cache").rglob("*")) == []
 
 
-def test_nodes_that_start_together_fetch_once(
+def test_nodes_that_start_together_fetch_an_input_once(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The others wait for the first."""
     fetched: list[str] = []
     fetch = objects.fetch
 
@@ -304,8 +287,7 @@ def test_nodes_that_start_together_fetch_once(
     assert sorted(fetched) == sorted(set(fetched))
 
 
-def test_a_job_that_is_killed_while_it_fetches_stops_nobody(tmp_path: Path, data: Path):
-    """Its lock goes with it, and half a file is no file."""
+def test_a_job_killed_while_fetching_blocks_no_other(tmp_path: Path, data: Path):
     code = (
         "import os, sys; sys.path[:0] = sys.argv[4:]\n"
         "from jobentry import objects; from jobentry.staging import cache\n"
@@ -324,8 +306,7 @@ def test_a_job_that_is_killed_while_it_fetches_stops_nobody(tmp_path: Path, data
     assert tree(found) == EXPECTED
 
 
-def test_a_cache_that_cannot_be_used_is_done_without(tmp_path: Path, data: Path):
-    """It only saves time."""
+def test_an_unusable_cache_is_skipped(tmp_path: Path, data: Path):
     (tmp_path / "file").touch()
 
     assert tree(bring(tmp_path / "node", data.as_uri(), tmp_path / "file" / "cache")) == EXPECTED

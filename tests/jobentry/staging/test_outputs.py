@@ -148,7 +148,7 @@ GOOD = {"name": "a", "key": "a", "size_bytes": 1, "sha256": "0" * 64, "modified_
     ],
     ids=str,
 )
-def test_a_manifest_of_bad_names_is_refused(fault: dict[str, Any]):
+def test_a_manifest_with_invalid_names_is_refused(fault: dict[str, Any]):
     """It was written by a node, where anything may run; it must not lead anywhere else."""
     value = {"format": 1, "job": "j", "node": 0, "files": [{**GOOD, **fault}]}
 
@@ -162,8 +162,7 @@ INFINITE = b'{"format": 1, "job": "j", "node": Infinity, "files": []}'
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b"[1]", b'{"format": 2}', b"\xff", b"[" * 10**5, INFINITE]
 )
-def test_what_is_no_manifest_is_refused(data: bytes):
-    """So that it is not taken for an empty one."""
+def test_an_invalid_manifest_is_refused(data: bytes):
     with pytest.raises(manifest.ManifestError):
         manifest.load(data)
 
@@ -171,7 +170,7 @@ def test_what_is_no_manifest_is_refused(data: bytes):
 # -- at the end ---------------------------------------------------------------------------------
 
 
-def test_every_file_is_kept_at_the_end(tmp_path: Path):
+def test_every_file_is_uploaded_at_the_end(tmp_path: Path):
     """Under its own name, whatever bytes that has; what is no file is passed over."""
     node = Node(tmp_path).prepare()
     odd = os.fsdecode(b"50% \xff#?")
@@ -201,7 +200,7 @@ def test_files_that_cannot_be_stored_do_not_stop_the_others(tmp_path: Path):
     assert node.seen() == {"b": b""}
 
 
-def test_a_folder_that_has_gone_is_an_error(tmp_path: Path):
+def test_a_missing_output_folder_is_an_error(tmp_path: Path):
     """No outputs is an empty folder; no folder means that something went wrong."""
     node = Node(tmp_path).prepare()
     node.write(model=b"1")
@@ -213,8 +212,7 @@ def test_a_folder_that_has_gone_is_an_error(tmp_path: Path):
     assert node.seen() == {"model": b"1"}
 
 
-def test_the_end_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whoever stops a job does not wait for ever; what was kept before stays whole."""
+def test_the_final_upload_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     node = Node(tmp_path).prepare()
     node.write(a=b"1")
     node.keep_now()
@@ -232,8 +230,7 @@ def test_the_end_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert node.seen() == {"a": b"1"}
 
 
-def test_an_output_that_nobody_can_keep_is_told_at_once(tmp_path: Path):
-    """Not after hours of training."""
+def test_an_unusable_output_is_reported_before_the_start(tmp_path: Path):
     (tmp_path / "file").touch()
     uris = {
         f"file://{tmp_path}/file/below": "not a directory",
@@ -250,7 +247,9 @@ def test_an_output_that_nobody_can_keep_is_told_at_once(tmp_path: Path):
 # -- while the ranks run ------------------------------------------------------------------------
 
 
-def test_trees_of_any_depth_are_kept_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_trees_of_any_depth_are_uploaded_and_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     # A thousand of these take a minute on a disk that others use.
     monkeypatch.setattr(directory, "_sync_folder", lambda folder: None)
     node = Node(tmp_path).prepare()
@@ -288,7 +287,7 @@ def test_a_path_that_is_too_long_is_an_error(tmp_path: Path):
 @pytest.mark.parametrize(
     "error", [RecursionError("too deep"), MemoryError(), RuntimeError("can't start new thread")]
 )
-def test_whatever_ends_the_storing_of_outputs_is_reported(
+def test_any_failure_of_the_upload_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ):
     node = Node(tmp_path).prepare()
@@ -305,7 +304,7 @@ def test_whatever_ends_the_storing_of_outputs_is_reported(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_is_gone_has_kept_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_dead_upload_thread_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     node = Node(tmp_path).prepare()
     node.write(model=b"1")
 
@@ -352,7 +351,7 @@ def fail(node: Node, *, is_kill: bool = False) -> None:
     assert output.keep_all(BadEnd(time.time(), is_kill)) == []
 
 
-def test_what_was_written_just_before_a_failure_is_incomplete(
+def test_files_written_just_before_a_failure_are_incomplete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(outputs, "SETTLE_S", 60.0)
@@ -371,7 +370,7 @@ def test_what_was_written_just_before_a_failure_is_incomplete(
     assert incomplete(node) == {"half", "ckpt/half"}
 
 
-def test_nothing_is_incomplete_when_all_ranks_ended_well(tmp_path: Path):
+def test_nothing_is_incomplete_when_all_ranks_succeeded(tmp_path: Path):
     node = Node(tmp_path).prepare()
     node.write(model=b"1")
 
@@ -379,7 +378,7 @@ def test_nothing_is_incomplete_when_all_ranks_ended_well(tmp_path: Path):
     assert incomplete(node) == set()
 
 
-def test_what_is_open_for_writing_is_incomplete_until_it_is_closed(tmp_path: Path):
+def test_files_open_for_writing_are_incomplete(tmp_path: Path):
     node = Node(tmp_path).prepare()
     node.write(read=b"1")
     with (node.folder / "written").open("wb", buffering=0) as file, (node.folder / "read").open():
@@ -393,7 +392,7 @@ def test_what_is_open_for_writing_is_incomplete_until_it_is_closed(tmp_path: Pat
     assert incomplete(node) == set()
 
 
-def test_what_a_killed_rank_had_open_is_incomplete(tmp_path: Path):
+def test_files_that_a_killed_rank_had_open_are_incomplete(tmp_path: Path):
     node = Node(tmp_path).prepare()
     node.write(model=b"1")
     with (node.folder / "open").open("wb", buffering=0) as file:
@@ -407,7 +406,7 @@ def test_what_a_killed_rank_had_open_is_incomplete(tmp_path: Path):
     assert incomplete(node) == {"open"}
 
 
-def test_what_a_killed_rank_wrote_since_the_last_look_is_incomplete(tmp_path: Path):
+def test_files_written_since_the_last_check_of_a_killed_rank_are_incomplete(tmp_path: Path):
     nodes = [Node(tmp_path / name).prepare() for name in ("killed", "ended")]
     for node in nodes:
         node.write(before=b"1")
@@ -421,7 +420,7 @@ def test_what_a_killed_rank_wrote_since_the_last_look_is_incomplete(tmp_path: Pa
     assert [incomplete(node) for node in nodes] == [{"since"}, set()]
 
 
-def test_a_whole_version_is_not_replaced_by_an_incomplete_one(
+def test_a_complete_version_is_not_replaced_by_an_incomplete_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     node = Node(tmp_path).prepare()
@@ -438,7 +437,7 @@ def test_a_whole_version_is_not_replaced_by_an_incomplete_one(
     assert node.local() == {"last": b"ha", "log": b"one\ntwo\n"}
 
 
-def test_what_is_incomplete_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_incomplete_files_are_not_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(outputs, "SETTLE_S", 60.0)
     node = Node(tmp_path).prepare()
     node.write(whole=b"1", half=b"1")
@@ -453,7 +452,7 @@ def test_what_is_incomplete_does_not_come_back(tmp_path: Path, monkeypatch: pyte
     assert incomplete(again) == {"half"}
 
 
-def test_what_is_stored_is_named_before_a_large_file(
+def test_stored_files_are_listed_before_a_large_upload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(outputs, "_SMALL_BYTES", 10)
@@ -470,7 +469,7 @@ def test_what_is_stored_is_named_before_a_large_file(
     assert node.seen() == node.local()
 
 
-def test_what_is_new_is_kept_meanwhile(tmp_path: Path):
+def test_changed_files_are_uploaded_while_the_job_runs(tmp_path: Path):
     """And what has not changed is not touched again."""
     node = Node(tmp_path).prepare()
     node.write(a=b"1", ckpt__b=b"2")
@@ -483,10 +482,9 @@ def test_what_is_new_is_kept_meanwhile(tmp_path: Path):
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
-def test_a_folder_with_a_file_that_is_being_written_waits_as_a_whole(
+def test_a_folder_waits_while_one_of_its_files_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Half a checkpoint is none; what lies in other folders does not wait."""
     node = Node(tmp_path).prepare()
     node.write(ckpt__model=b"old", ckpt__state=b"old", log__text=b"1")
     node.keep_now()
@@ -532,7 +530,7 @@ def test_a_file_that_grows_does_not_hold_up_its_neighbours(tmp_path: Path):
     assert node.seen() == node.local()
 
 
-def test_a_log_that_never_rests_holds_up_its_folder_only_for_a_while(tmp_path: Path):
+def test_a_constantly_written_log_delays_its_folder_only_for_a_while(tmp_path: Path):
     node = Node(tmp_path).prepare()
     (output,) = node.outputs._all
     node.write(run__model=b"1", run__log=b"")
@@ -548,10 +546,9 @@ def test_a_log_that_never_rests_holds_up_its_folder_only_for_a_while(tmp_path: P
     assert node.seen() == node.local()
 
 
-def test_a_file_that_changes_while_it_is_read_is_not_taken(
+def test_a_file_that_changes_while_it_is_read_is_not_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It was quiet before, and is written to just then."""
     node = Node(tmp_path).prepare()
     node.write(a=b"old")
     node.keep_now()
@@ -573,7 +570,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(
     assert node.seen() == {"a": b"newest"}
 
 
-def test_a_file_that_is_removed_is_kept_no_longer(tmp_path: Path):
+def test_a_removed_file_leaves_the_manifest(tmp_path: Path):
     """An output is what its folder was; a job that keeps its last three checkpoints has three."""
     node = Node(tmp_path).prepare()
     node.write(a=b"1", b=b"2")
@@ -584,10 +581,9 @@ def test_a_file_that_is_removed_is_kept_no_longer(tmp_path: Path):
     assert node.seen() == plain(node.store) == {"b": b"2"}
 
 
-def test_a_fault_meanwhile_is_told_once_and_mended_later(
+def test_an_upload_error_is_reported_once_and_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    """It is a warning: the training goes on."""
     node = Node(tmp_path).prepare()
     write = objects.write
 
@@ -609,8 +605,9 @@ def test_a_fault_meanwhile_is_told_once_and_mended_later(
     assert node.seen() == {"a": b"1"}
 
 
-def test_the_thread_keeps_what_the_ranks_write(tmp_path: Path, until: Callable[..., None]):
-    """Every so often, by itself, and with the lowest priority."""
+def test_the_thread_uploads_at_intervals_with_low_priority(
+    tmp_path: Path, until: Callable[..., None]
+):
     node = Node(tmp_path, output_sync_s=0.05).prepare()
     node.outputs.start()
     node.write(a=b"1")
@@ -670,7 +667,7 @@ def run(node: Node) -> None:
     output.keep_all()
 
 
-def test_a_reader_never_sees_half_a_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_reader_always_sees_a_complete_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Whenever the node is killed, the manifest names one of the sets, and every object is there.
 
     What comes back at the next start is that set, too.
@@ -693,10 +690,9 @@ def test_a_reader_never_sees_half_a_set(tmp_path: Path, monkeypatch: pytest.Monk
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_whatever_a_script_does_the_end_is_what_it_left(
+def test_after_any_changes_the_final_upload_matches_the_folder(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ):
-    """Files come, change and go, with and without a look in between."""
     node = Node(tmp_path_factory.mktemp("node")).prepare()
     few = st.sampled_from(["a", "b", "deep/a", "deep/b"])
     for _ in range(data.draw(st.integers(1, 8))):
@@ -731,10 +727,7 @@ def test_outputs_of_an_earlier_attempt_stay(tmp_path: Path):
     assert second.seen() == plain(second.store) == {"a": b"1", "b": b"2"}
 
 
-def test_a_file_that_is_there_already_is_not_sent_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """The container was started again in place: the same bytes are known by their digest."""
+def test_an_unchanged_file_is_not_uploaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first = Node(tmp_path).prepare()
     first.write(a=b"1")
     first.finish()
@@ -749,7 +742,7 @@ def test_a_file_that_is_there_already_is_not_sent_again(
 
 
 @pytest.mark.parametrize("which", [env.RESTORE_OWN, env.RESTORE_ALL])
-def test_outputs_come_back(tmp_path: Path, which: str):
+def test_outputs_are_restored(tmp_path: Path, which: str):
     """A node gets what it wrote itself, or what all nodes wrote; times come back, too."""
     for index, data in ((0, b"head"), (1, b"worker")):
         node = Node(tmp_path, index).prepare()
@@ -770,8 +763,7 @@ def test_outputs_come_back(tmp_path: Path, which: str):
     assert again.outputs.clashes() == ""
 
 
-def test_outputs_that_are_damaged_do_not_come_back(tmp_path: Path):
-    """The node says so before the start."""
+def test_damaged_outputs_are_not_restored(tmp_path: Path):
     node = Node(tmp_path).prepare()
     node.write(model=b"good")
     node.finish()
@@ -781,8 +773,7 @@ def test_outputs_that_are_damaged_do_not_come_back(tmp_path: Path):
         Node(tmp_path, restore_outputs=env.RESTORE_OWN).prepare()
 
 
-def test_what_came_back_and_is_removed_is_removed(tmp_path: Path):
-    """A script that cleans up its old checkpoints after a restart gets what it wants."""
+def test_restored_files_that_are_removed_leave_the_manifest(tmp_path: Path):
     node = Node(tmp_path).prepare()
     node.write(a=b"1", b=b"2")
     node.finish()
@@ -793,8 +784,7 @@ def test_what_came_back_and_is_removed_is_removed(tmp_path: Path):
     assert again.seen() == plain(again.store) == {"b": b"2"}
 
 
-def test_one_name_of_two_nodes_is_told(tmp_path: Path):
-    """One of the two files is lost, and that is no success; the same bytes are no loss."""
+def test_two_nodes_that_write_different_files_of_a_name_are_reported(tmp_path: Path):
     nodes = [Node(tmp_path, index).prepare() for index in range(2)]
     for index, node in enumerate(nodes):
         node.write(same=b"x", deep__log=b"%d" % index)
