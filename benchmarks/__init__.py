@@ -1,1 +1,1 @@
-"""Measures cloudjob beside its peers and bare Open MPI; ``benchmarks/run`` is the door."""
+"""Compare cloudjob with its peers and plain Open MPI; start with ``benchmarks/run``."""

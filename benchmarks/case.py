@@ -1,4 +1,4 @@
-"""The cases: which subjects do the same thing, and what is looked at."""
+"""The benchmark cases: the subjects of each comparison and the figures to measure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.subject import Bench
 Figures = dict[str, float]
 Inspect = Callable[[Sample], Figures]
 MANY_LINES_FACTOR = 5
-# How many nodes -> how many rounds at most.
+# Number of nodes -> maximum number of rounds.
 _CONTAINERS = {2: None, 4: None, 8: 5, 16: 3, 32: 3}
 _SUBMITS = {2: 5, 8: 3, 32: 2}
 _WORKERS = (250, 500, 1000, 2000)
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def group(self) -> str:
-        """The name without its number: what --only takes."""
+        """The name without its number, as for --only."""
         return self.name.partition("-")[0]
 
 
@@ -130,7 +130,7 @@ def _in_containers(count: int, way: nodes.Way, bench: Bench) -> Figures:
     try:
         return vars(bench.pool.nodes(count).run(way))
     except Failed:
-        # Something of it may still run there.
+        # A process of it may still be running there.
         bench.pool.close()
         raise
 
@@ -233,7 +233,7 @@ def _store(way: str, size: str) -> Case:
 
 
 def _transfer(sample: Sample) -> Figures:
-    """Return the seconds that the driver says the transfer itself took."""
+    """Return the seconds of the transfer itself, as reported by the driver."""
     return {"transfer_s": float(sample.stdout.read_bytes().split()[-1])}
 
 

@@ -1,4 +1,4 @@
-"""Parses, measures, prints and exits."""
+"""The command line of the benchmarks."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with contextlib.ExitStack() as opened:
         bench = opened.enter_context(_bench(args))
-        # Before we become the parent of every orphan: the server is none of what is measured.
+        # Before this process becomes the parent of orphans, as the server is not measured.
         if any(case.group == _STORE for case in chosen):
             bench = opened.enter_context(_with_store(bench))
         measure.adopt_orphans()
         facts = report.machine(_versions(bench), args.rounds)
         names = frozenset(args.subjects)
-        # Slurm comes last: what a measured command leaves is killed, and its daemons would be too.
+        # Slurm comes last: orphans of a measured command are killed, as its daemons would be.
         chosen.sort(key=lambda case: case.group == _SLURM)
         results = {}
         for case in chosen:
@@ -142,7 +142,7 @@ def _is_chosen(case: Case, only: list[str]) -> bool:
 
 @contextlib.contextmanager
 def _bench(args: argparse.Namespace) -> Iterator[Bench]:
-    """Set out what all subjects share in a scratch folder, and remove it at the end."""
+    """Create the scratch folder that all subjects share, and remove it at the end."""
     scratch = Path(tempfile.mkdtemp(prefix="bench-"))
     pool = None
     try:
@@ -173,7 +173,7 @@ def _bench(args: argparse.Namespace) -> Iterator[Bench]:
 
 @contextlib.contextmanager
 def _with_store(bench: Bench) -> Iterator[Bench]:
-    """Add a server for the clients of S3; without one, their cases say that they did not run."""
+    """Add a server for the S3 clients; without one, their cases are reported as not run."""
     with contextlib.ExitStack() as opened:
         try:
             python = bench.cloudjob.with_name("python")
@@ -186,7 +186,7 @@ def _with_store(bench: Bench) -> Iterator[Bench]:
 
 @contextlib.contextmanager
 def _with_slurm(bench: Bench) -> Iterator[Bench]:
-    """Add a cluster; without one, its case says that it did not run."""
+    """Add a cluster; without one, its case is reported as not run."""
     with contextlib.ExitStack() as opened:
         try:
             bench = replace(bench, slurm=opened.enter_context(slurm.running(bench.cloudjob)))
@@ -196,7 +196,7 @@ def _with_slurm(bench: Bench) -> Iterator[Bench]:
 
 
 def _mpirun(given: Path | None) -> Path:
-    """Return the Open MPI that cloudjob would take, by its absolute path.
+    """Return the absolute path of the Open MPI that cloudjob would use.
 
     By its name a remote node could take another one; a symbolic link to it stays as it is.
     """
@@ -210,7 +210,7 @@ def _mpirun(given: Path | None) -> Path:
 
 
 def _zipapp(scratch: Path) -> Path | None:
-    """Build the container half from its sources; None where that is not possible."""
+    """Build the node half from its sources; None if that is not possible."""
     builder, target = ROOT / "scripts" / "build_zipapp.py", scratch / "jobentry.pyz"
     subprocess.run((sys.executable, str(builder), str(target)), check=False, capture_output=True)
     return target if target.exists() else None

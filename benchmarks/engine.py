@@ -1,4 +1,4 @@
-"""The container engine's socket, with the standard library alone: what the benchmarks ask of it."""
+"""A small client of the container engine's socket, using only the standard library."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from benchmarks.venv import NotRun
 _DEFAULT = "unix:///var/run/docker.sock"
 _VERSION = "v1.41"
 _LIMIT_S = 120.0
-# As many containers at once as cloudjob's backend makes, starts or removes.
+# Containers to create, start or remove at once, as in cloudjob's backend.
 AT_ONCE = 8
 _GONE = (304, 404, 409)
 
 
 class EngineError(Exception):
-    """The engine refused."""
+    """The engine refused a request."""
 
 
 class _Connection(http.client.HTTPConnection):
@@ -55,7 +55,7 @@ class Engine:
             ) from error
 
     def ask(self, method: str, path: str, body: object = None, **query: object) -> Any:
-        """Return the engine's answer, from JSON; None when it says nothing.
+        """Return the engine's JSON response; None if it is empty.
 
         Raises:
             EngineError: It refused.

@@ -1,4 +1,4 @@
-"""The floors: what cloudjob promises against its peers, judged on medians of one run."""
+"""The floors: how cloudjob must compare with its peers, tested with the medians of one run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _LEAST_SPEED = 0.9
 ZIPAPP_LIMIT_BYTES = 400 * 1024
 
 Results = dict[str, CaseResult]
-# Whether the floor holds, and the measured words; None: it could not be judged.
+# Whether the floor holds (None: unknown), and the measured figures as text.
 Judgement = tuple[bool | None, str]
 
 
 @dataclass(frozen=True)
 class Floor:
-    """One promise, about the case that it names."""
+    """One floor, for the case that it names."""
 
     case: str
     claim: str
@@ -27,7 +27,7 @@ class Floor:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How one floor came out."""
+    """The result of one floor."""
 
     claim: str
     outcome: str
@@ -66,12 +66,12 @@ def floors() -> tuple[Floor, ...]:
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """Judge every floor whose case was run."""
+    """Test every floor whose case was run."""
     return [_verdict(each, results) for each in floors() if each.case in results]
 
 
 def size_verdict(size_bytes: int | None) -> Verdict:
-    """Judge the size of the zipapp."""
+    """Test the size of the zipapp."""
     claim = f"size: the zipapp has at most {ZIPAPP_LIMIT_BYTES // 1024} KiB"
     if size_bytes is None:
         return Verdict(claim, "NOT RUN", "there is no zipapp")
@@ -89,7 +89,7 @@ def _verdict(floor: Floor, results: Results) -> Verdict:
 
 
 def _failures(result: CaseResult) -> str:
-    """Say which rounds of ours failed: a figure of the rest proves nothing."""
+    """Return which rounds of cloudjob failed; the figures of the others then prove nothing."""
     ours = ("cloudjob", "jobentry")
     failures = [text for name in ours if name in result.subjects for text in _failed(result, name)]
     return f"{len(failures)} rounds failed: {failures[0]}" if failures else ""
@@ -140,7 +140,7 @@ def _over(
 
 
 def _ahead(count: int) -> Floor:
-    """From 8 nodes on ahead of the serial script, before that not behind."""
+    """From 8 nodes on cloudjob must be faster than the serial script, below that not slower."""
     case, is_strict = f"containers-{count}", count >= 8
 
     def judge(results: Results) -> Judgement:
@@ -226,7 +226,7 @@ def _is_flat(results: Results) -> Judgement:
 
 
 def _median(results: Results, case: str, name: str, figure: str) -> float | str:
-    """Return the median, or why there is none."""
+    """Return the median, or the reason why there is none."""
     subject = results[case].subjects.get(name)
     if subject is None:
         return f"{name} was not chosen"

@@ -1,4 +1,4 @@
-"""The cases of the launchers: a tool started by hand, and the same through the entry.
+"""Benchmark cases of the launchers: a tool started by hand, and the same through the entry.
 
 Frameworks are those of the tests, where their variables name an interpreter that has one.
 """
@@ -22,14 +22,14 @@ from benchmarks.venv import ROOT, NotRun
 
 _NOOP = "noop.py"
 _HOST = "127.0.0.1"
-# What MindSpore's documents have a person write, but that they end when a rank does.
+# The start script in MindSpore's documentation, changed to end when a rank does.
 _CLUSTER = ROOT / "benchmarks" / "peers" / "mindspore-cluster.sh"
 _RANK = ROOT / "benchmarks" / "peers" / "mindspore-mpi-rank.sh"
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """One launcher, and how a person starts the same.
+    """One launcher, and how to start the same by hand.
 
     Args:
         by_hand: Return the command of a person.
@@ -78,7 +78,7 @@ def _by_hand(bench: Bench, run: Path, launcher: _Launcher) -> Command:
 
 
 def _entry(bench: Bench, run: Path, launcher: _Launcher) -> Command:
-    """Start the container half of cloudjob on one node with a launcher."""
+    """Start the node half of cloudjob on one node with a launcher."""
     program = ("python3", _NOOP) if launcher.name == "command" else (launcher.script,)
     port = str(_free_port())
     env = {
@@ -97,7 +97,7 @@ def _entry(bench: Bench, run: Path, launcher: _Launcher) -> Command:
 
 
 def _unpacked(bench: Bench, run: Path, launcher: _Launcher) -> Command:
-    """Start the same entry unpacked, as the process backend and our images have it."""
+    """Start the same entry unpacked, as the process backend and our images do."""
     target = bench.homes / "jobentry"
     if not target.exists():
         argv = [bench.python, "-I", "-S", str(entry_of(bench)), "--unpack", str(target)]
@@ -125,7 +125,7 @@ def _tensorflow(bench: Bench, run: Path, launcher: _Launcher) -> Command:
 
 
 def _each(bench: Bench, run: Path, launcher: _Launcher) -> Command:
-    """Start the script in a shell's loop, as the documents do for a rank table."""
+    """Start the script in a shell loop, as the documentation does for a rank table."""
     text = 'i=0; while [ $i -lt "$1" ]; do RANK_ID=$i DEVICE_ID=$i "$2" "$3" & i=$((i + 1)); done; '
     argv = ("sh", "-c", text + "wait", "sh", str(launcher.ranks))
     words = (launcher.python(bench), launcher.script)
@@ -135,12 +135,12 @@ def _each(bench: Bench, run: Path, launcher: _Launcher) -> Command:
 def _torchrun(bench: Bench, run: Path, launcher: _Launcher) -> Command:
     size = ("--nnodes=1", f"--nproc-per-node={launcher.ranks}")
     argv = (launcher.python(bench), "-m", "torch.distributed.run", *size, launcher.script)
-    # Without it torchrun says at length that it has set it.
+    # If it is not set, torchrun sets it and prints a long message.
     return bench.command(argv, run, launcher.script, OMP_NUM_THREADS="1")
 
 
 def _mpirun(bench: Bench, run: Path, launcher: _Launcher) -> Command:
-    """Start Open MPI's mpirun with the options of Horovod's documents."""
+    """Start Open MPI's mpirun with the options in Horovod's documentation."""
     options = (
         "-bind-to",
         "none",
@@ -179,7 +179,7 @@ def _horovodrun_elastic(bench: Bench, run: Path, launcher: _Launcher) -> Command
 
 def _horovod(bench: Bench, run: Path, launcher: _Launcher, *words: str) -> Command:
     python = launcher.python(bench)
-    # Told of none, it asks a task on every node for its interfaces, and was seen to wait for ever.
+    # Without an interface, it starts a task on every node to list them, which was seen to hang.
     options = ("--network-interface", "lo")
     argv = (python, "-m", "horovod.runner.launch", *options, *words, python, launcher.script)
     return bench.command(argv, run, launcher.script)
@@ -215,7 +215,7 @@ def _with_scheduler(bench: Bench, run: Path, launcher: _Launcher, argv: tuple[st
     return bench.command(("sh", *argv), run, launcher.script, **env)
 
 
-# -- what they need ------------------------------------------------------------------------------
+# -- requirements --------------------------------------------------------------------------------
 
 
 def _framework(name: str) -> str:
@@ -241,7 +241,7 @@ def _mpich_path(bench: Bench) -> dict[str, str]:
 
 
 def _first(bench: Bench, program: str) -> str:
-    """Return a PATH on which the folder of ``program`` comes first: msrun starts ``python``."""
+    """Return a PATH that starts with the folder of ``program``, as msrun starts ``python``."""
     folders = [str(Path(program).parent), str(bench.mpirun.parent), os.environ["PATH"]]
     return os.pathsep.join(folders)
 

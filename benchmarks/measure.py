@@ -18,12 +18,12 @@ _MEMORY_POLL_S = 0.2
 
 
 class Failed(Exception):
-    """One run did not do what it was started for."""
+    """A run failed."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What to run, and where."""
+    """The command to run, its folder and its environment."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -33,7 +33,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Sample:
-    """What one run of a command cost and left.
+    """The figures of one run of a command.
 
     ``rss_mib`` is the high-water mark of the process started, ``other_rss_mib`` that of the largest
     of all others; ``left_behind`` counts processes that had to be killed after it had ended.
@@ -50,7 +50,7 @@ class Sample:
 
 
 def adopt_orphans(*, is_wanted: bool = True) -> None:
-    """Make this process the parent of every orphan below it, so that their CPU is counted too.
+    """Make this process the parent of orphaned descendants, so that their CPU time counts too.
 
     Remote daemons and submitit's controller leave their parents; without this their CPU is lost.
     """
@@ -60,7 +60,7 @@ def adopt_orphans(*, is_wanted: bool = True) -> None:
 
 
 def run(command: Command, folder: Path, *, watches_memory: bool = False) -> Sample:
-    """Run ``command`` to its end, its output going to files in ``folder``."""
+    """Run ``command`` to its end, with its output in files in ``folder``."""
     stdout, stderr = folder / "stdout", folder / "stderr"
     peaks: dict[int, float] = {}
     with stdout.open("wb") as out, stderr.open("wb") as err:
@@ -97,7 +97,7 @@ def run(command: Command, folder: Path, *, watches_memory: bool = False) -> Samp
 
 
 def _wait(pid: int) -> tuple[int, float]:
-    """Wait for ``pid``; its status, and the CPU seconds of all that ended until then.
+    """Wait for ``pid``; return its status and the CPU seconds of all processes ended until then.
 
     Orphans are reaped as they end: as zombies they would look alive to who waits for them.
     """
@@ -110,7 +110,7 @@ def _wait(pid: int) -> tuple[int, float]:
 
 
 def _reap_orphans() -> tuple[float, int]:
-    """Wait for what outlives the command, kill it after a while; CPU seconds and how many."""
+    """Wait for processes that outlive the command, then kill them; return CPU seconds and count."""
     cpu_s, killed = 0.0, 0
     deadline = time.monotonic() + _GRACE_S
     while True:
@@ -137,7 +137,7 @@ def _kill(pids: list[int]) -> int:
 
 
 class _MemoryWatch:
-    """Keeps the high-water mark of each process below this one, in MiB.
+    """Records the peak memory of each descendant of this process, in MiB.
 
     The mark that wait4 gives is no use: it starts from the size of the process that forked.
     """
@@ -171,7 +171,7 @@ def _high_water_mib(pid: int) -> float:
 
 
 def _descendants(root: int) -> list[int]:
-    """Return the living processes below ``root``."""
+    """Return the running descendants of ``root``."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

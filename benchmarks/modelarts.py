@@ -1,4 +1,4 @@
-"""The cases of ModelArts: what its requests cost, against the emulator on this machine."""
+"""Benchmark cases of ModelArts: the cost of requests, measured with the local emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Containers that stay, to start the same work in by several ways and time each."""
+"""Containers that stay, in which the same job is started and timed in several ways."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LIMIT_S = 180.0
 # Theirs to know where the code comes from and goes to; here it lies on every node already.
 _LEFT_OUT = re.compile(r"CLOUDJOB_(CODE_URI|CODE_DIGEST|RECORD_URI|ENV_FILE)=|WORKSPACE=")
 
-# What must be there for the subjects that bring no key and no sshd of their own; nobody times it.
+# Set-up, not timed, for the subjects that do not bring their own key and sshd.
 _SET_UP = f"""
     mkdir -p -m 700 .ssh;
     install -m 600 {_INSIDE}/key .ssh/id_ed25519;
@@ -44,7 +44,7 @@ _SET_UP = f"""
 
 @dataclass(frozen=True)
 class Run:
-    """When things happened, in seconds since all nodes were told to begin."""
+    """Times of events, in seconds since all nodes got the command to start."""
 
     first_line_s: float
     done_s: float
@@ -53,7 +53,7 @@ class Run:
 
 
 class Nodes:
-    """Containers as cloudjob's docker backend makes them, but that each waits for commands."""
+    """Containers as cloudjob's docker backend creates them, except that they wait for commands."""
 
     def __init__(self, count: int, cloudjob: Path, image: str) -> None:
         self.count = count
@@ -76,7 +76,7 @@ class Nodes:
             raise
 
     def run(self, way: Way) -> Run:
-        """Run a job in this way, and leave the nodes as they were.
+        """Run a job in this way, then restore the nodes.
 
         Raises:
             Failed: As ``_tell`` does.
@@ -89,7 +89,7 @@ class Nodes:
                 self._tell([way.clean_up] * self.count, 0)
 
     def _tell(self, commands: list[str], ranks: int) -> Run:
-        """Give each node its command, all at one moment, and wait until each has ended.
+        """Start each node's command at the same time and wait until all have ended.
 
         Raises:
             Failed: Node 0 ended badly, some rank's line is missing, or it took too long.
@@ -107,7 +107,7 @@ class Nodes:
         return Run(heard.first_line_s, heard.ends_s[0], sum(spent), spent[0])
 
     def close(self) -> None:
-        """Leave nothing of them."""
+        """Remove the containers."""
         self._engine.remove(self._label)
         for descriptor in (*self._gates, *self._outs):
             os.close(descriptor)
@@ -115,7 +115,7 @@ class Nodes:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _check(self, image: str, cloudjob: Path) -> None:
-        """An image with another entry than ours would measure something else."""
+        """Refuse an image with another version of the entry, which would be measured instead."""
         script = "from cloudjob.backends.docker.delivery import entry_digest as d; print(d())"
         python = str(cloudjob.parent / "python")
         digest = _output((python, "-c", script)).strip()
@@ -129,7 +129,7 @@ class Nodes:
             raise NotRun(f"the entry in {image} is of another version: cloudjob image build base")
 
     def _request(self, cloudjob: Path, image: str) -> dict[str, Any]:
-        """Return what the backend would tell the engine."""
+        """Return the backend's request to the engine."""
         words = ("--backend", "docker", "--nodes", str(self.count), "--image", image)
         argv = (str(cloudjob), "submit", *words, "--dry-run", "--json", "noop.py")
         env = {**os.environ, "CLOUDJOB_HOME": str(self._folder / "home")}
@@ -138,14 +138,14 @@ class Nodes:
         return request
 
     def _lay_out(self) -> None:
-        # The user in the containers is another one than ours.
+        # The user in the containers is not the current user.
         self._folder.chmod(0o755)
         folder = self._folder / "jobs"
         folder.mkdir(mode=0o755)
         shutil.copy(ROOT / "benchmarks" / "jobs" / "noop.py", folder)
         for script in (ROOT / "benchmarks" / "gate.sh", PEERS / "serial.sh"):
             shutil.copy(script, self._folder)
-        # A key of this run alone; only containers that we make look into this folder.
+        # A key for this run only; only our containers mount this folder.
         key = self._folder / "key"
         _output(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)))
         key.chmod(0o644)
@@ -159,7 +159,7 @@ class Nodes:
         path = self._folder / name
         os.mkfifo(path)
         path.chmod(0o666)
-        # Read and write: it neither waits for the other side nor ends with it.
+        # Opened for reading and writing: neither waits for the other end nor closes with it.
         return os.open(path, os.O_RDWR)
 
     def _start(self, request: dict[str, Any]) -> None:
@@ -179,7 +179,7 @@ class Nodes:
             self._meters.append(_meter(state["Pid"]))
 
     def _config(self, config: dict[str, Any], index: int, labels: dict[str, str]) -> dict[str, Any]:
-        """Return the backend's own configuration of a node, but with the gate and our folder."""
+        """Return the backend's configuration of a node, with the gate and our folder added."""
         (endpoint,) = config["NetworkingConfig"]["EndpointsConfig"].values()
         env = [text for text in config["Env"] if not _LEFT_OUT.match(text)]
         given = [f"CLOUDJOB_SSH_KEY={_INSIDE}/key", f"WORKSPACE={_INSIDE}/jobs"]
@@ -195,12 +195,12 @@ class Nodes:
         }
 
     def _cpu_s(self) -> list[float]:
-        """Return what each node has used so far."""
+        """Return the CPU seconds that each node has used so far."""
         return [_used_s(path) for path in self._meters]
 
 
 class _Heard:
-    """What the nodes say from now on, and when."""
+    """The messages of the nodes from now on, with their times."""
 
     def __init__(self, outs: list[int]) -> None:
         self.outputs = [b""] * len(outs)
@@ -236,7 +236,7 @@ class _Heard:
 
 
 class Pool:
-    """The nodes that are there at the moment: as many as were asked for last."""
+    """The current nodes: as many as were last requested."""
 
     def __init__(self, cloudjob: Path, image: str) -> None:
         self.cloudjob = cloudjob
@@ -256,7 +256,7 @@ class Pool:
         return self._nodes
 
     def close(self) -> None:
-        """Leave nothing in the engine."""
+        """Remove all containers and networks."""
         nodes, self._nodes = self._nodes, None
         if nodes:
             nodes.close()
@@ -264,14 +264,14 @@ class Pool:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to start a job of one rank a node; ``on_all`` puts the words on every node."""
+    """A way to start a job with one rank per node; ``on_all`` runs the command on every node."""
 
     words: str
     on_all: bool = True
     clean_up: str = ""
 
 
-# Bare mpirun on node 0; an sshd waits on each of the others.
+# Plain mpirun on node 0, with an sshd on each other node.
 MPIRUN = Way(
     f"""
     mpirun -np $MA_NUM_HOSTS -hostfile {_INSIDE}/hosts
@@ -287,16 +287,16 @@ SERIAL = Way(_SERIAL, clean_up='kill "$(cat serial/sshd.pid)"')
 ENTRY = Way("/opt/cloudjob/boot.sh noop.py")
 
 
-# The parts of a submit, in its record's words and order.
+# The phases of a submit, as in its record.
 PHASES = ("make_s", "stage_s", "bring_up_s", "run_s", "end_s")
 
 
 def submitted(pool: Pool, source: Path, count: int) -> dict[str, float]:
-    """Submit a no-op to the docker backend; the figures of its parts."""
+    """Submit a no-op to the docker backend; return the figures of its phases."""
     pool.close()
     engine = Engine()
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        # The nodes write to the store, as another user than ours.
+        # The nodes write to the store as another user.
         Path(scratch).chmod(0o755)
         home = Path(scratch, "home")
         env = {**os.environ, "CLOUDJOB_HOME": str(home)}
@@ -307,7 +307,7 @@ def submitted(pool: Pool, source: Path, count: int) -> dict[str, float]:
             ended = time.time()
             listed = _output((str(pool.cloudjob), "list", "--json"), env=env)
         finally:
-            # It cleans up itself, unless it was killed, as when this is.
+            # The job cleans up, unless this process was killed.
             for owner in home.glob("docker/owner"):
                 engine.remove(f"cloudjob.owner={owner.read_text()}")
     if text.count("noop ran") != count:
@@ -326,7 +326,7 @@ def submitted(pool: Pool, source: Path, count: int) -> dict[str, float]:
 
 
 def engine_alone(pool: Pool, count: int) -> dict[str, float]:
-    """Make, start and remove as many containers that do nothing; below this no job can come."""
+    """Create, start and remove containers that do nothing: the lower limit for any job."""
     pool.close()
     engine = Engine()
     label = {LABEL: str(os.getpid())}

@@ -1,4 +1,4 @@
-"""The cases of the package: how a source is packed, packed again, and unpacked."""
+"""Benchmark cases of packages: pack a source, pack it again, and unpack it."""
 
 from __future__ import annotations
 
@@ -120,11 +120,11 @@ def _pack(
     words: tuple[str, ...] = (),
     before: Callable[[Path], None] | None = None,
 ) -> Command:
-    """Pack a tree: for the first time, or, with ``before``, once more after that was done to it."""
+    """Pack a tree for the first time or, with ``before``, again after that change."""
     home = run / "home"
     home.mkdir()
     argv = (python_of(bench), str(_DRIVER), "pack", str(tree()), str(home), *words)
-    # Rules are compiled once for all.
+    # The rules are compiled only once.
     warm = home.parent / "rules"
     kept = CACHE / "rules"
     if kept.exists():
@@ -142,7 +142,7 @@ def _pack(
 
 
 def _pack_only(bench: Bench, run: Path, tree: Tree) -> Command:
-    """Pack for the first time, to the file that would be put into the store."""
+    """Pack for the first time, to the file that would be uploaded."""
     return _pack(bench, run, tree, ("--pack-only",))
 
 
@@ -199,7 +199,7 @@ def told(sample: Sample) -> Figures:
 
 
 def _made(name: str, make: Callable[[Path], None]) -> Path:
-    """Return a tree, made if it is not there yet; the same one on every machine."""
+    """Return a tree, created if it does not exist; the same on every machine."""
     folder = CACHE / "trees" / name
     if not folder.exists():
         new = folder.with_name(f"{name}.new")
@@ -212,7 +212,7 @@ def _made(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _files(count: int, size_bytes: int) -> Path:
-    """Return a tree of files as projects have them: nine in ten are text, most are small."""
+    """Return a tree like a typical project: nine in ten files are text, most are small."""
 
     def make(folder: Path) -> None:
         picked = random.Random(7)

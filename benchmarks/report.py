@@ -1,4 +1,4 @@
-"""Says what was measured: a table to read, the same in Markdown, and JSON with every value."""
+"""Report the results: as text tables, as Markdown, and as JSON with every value."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _UNITS = {
     "grown_mib": ("grown by MiB", 1),
     "is_exact": ("same sha256 (1: yes)", 0),
 }
-# Which groups of cases stand on one page of figures/; the others have a page each.
+# Groups of cases that share one page of figures/; the others have a page each.
 _PAGES = {
     **dict.fromkeys(("help", "version", "noop", "entry", "log", "size"), "jobs"),
     **dict.fromkeys(("containers", "submit", "probe"), "containers"),
@@ -47,7 +47,7 @@ _PAGES = {
 
 
 def machine(versions: dict[str, str], rounds: int) -> dict[str, Any]:
-    """Return what the figures depend on."""
+    """Return the machine's properties on which the figures depend."""
     return {
         "cpus": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -69,7 +69,7 @@ def text(facts: dict[str, Any], results: Results, verdicts: Iterable[Verdict]) -
 
 
 def pages(facts: dict[str, Any], results: Results, verdicts: list[Verdict]) -> dict[str, str]:
-    """Return the same in Markdown, by the names of the pages that it belongs on."""
+    """Return the tables in Markdown, by page name."""
     found: dict[str, Results] = {}
     for name, result in results.items():
         found.setdefault(_page(result.case.group), {})[name] = result
@@ -84,7 +84,7 @@ def _page(group: str) -> str:
 
 
 def _is_of(verdict: Verdict, cases: Results) -> bool:
-    """Whether a floor is about these cases: it begins with the name of one, or of a group."""
+    """Whether a floor belongs to these cases: it starts with the name of a case or group."""
     about = verdict.claim.partition(":")[0]
     words = {word for result in cases.values() for word in (result.case.name, result.case.group)}
     return about in words or _PAGES.get(about) in {_page(r.case.group) for r in cases.values()}
@@ -110,7 +110,7 @@ def _markdown(
 
 
 def as_json(facts: dict[str, Any], results: Results, verdicts: Iterable[Verdict]) -> dict[str, Any]:
-    """Return everything as one object."""
+    """Return all results as one JSON object."""
     return {
         "machine": facts,
         "cases": [_case_json(result) for result in results.values()],

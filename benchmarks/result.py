@@ -1,4 +1,4 @@
-"""Runs a case, its subjects in turn, and keeps what was measured."""
+"""Run a case, its subjects in turn, and collect the measurements."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from benchmarks.measure import Failed
 from benchmarks.subject import Bench
 from benchmarks.venv import NotRun
 
-# Runs without one that is good, before a subject is given up.
+# Failed runs in a row after which a subject is given up.
 _GIVE_UP_AFTER = 2
 
 
 @dataclass
 class SubjectResult:
-    """What was measured of one subject; ``not_run`` says why there is nothing."""
+    """The measurements of one subject; ``not_run`` is the reason if there are none."""
 
     samples: list[Figures] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -29,25 +29,25 @@ class SubjectResult:
     has_only_failed: bool = True
 
     def values(self, figure: str) -> list[float]:
-        """Return the figure of each good run."""
+        """Return the figure of each successful run."""
         return [sample[figure] for sample in self.samples if figure in sample]
 
     def median(self, figure: str) -> float | None:
-        """Return the median of the good runs, None without any."""
+        """Return the median of the successful runs, None without any."""
         values = self.values(figure)
         return statistics.median(values) if values else None
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What was measured of each subject, by its name."""
+    """The measurements of each subject, by name."""
 
     case: Case
     subjects: dict[str, SubjectResult]
 
 
 def run(case: Case, bench: Bench, rounds: int, chosen: frozenset[str]) -> CaseResult:
-    """Run the subjects in turn, A B C A B C, so that noise on the machine hits all alike.
+    """Run the subjects in turn, A B C A B C, so that noise on the machine affects all equally.
 
     Round 0 warms up and does not count, unless it fails.
     """
@@ -99,7 +99,7 @@ def _measure(case: Case, subject: Subject, bench: Bench) -> Figures:
         }
         if case.watches_memory:
             marks = {"rss_mib": sample.rss_mib, "other_rss_mib": sample.other_rss_mib}
-            # Zero: the process was gone before the watch looked.
+            # Zero: the process ended before its memory was read.
             figures |= {name: mark for name, mark in marks.items() if mark > 0}
         return figures | (subject.inspect(sample) if subject.inspect else {})
     finally:

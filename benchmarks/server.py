@@ -1,4 +1,4 @@
-"""One SeaweedFS for all clients of S3, with 200 MB and 2,000 small files in its bucket."""
+"""A SeaweedFS for all S3 clients, with 200 MB and 2,000 small files in its bucket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Server:
-    """A server that runs, and the folder with what is moved: ``big`` and ``small``."""
+    """A running server, and the folder with the test data: ``big`` and ``small``."""
 
     folder: Path
     environ: Mapping[str, str]
@@ -33,7 +33,7 @@ class Server:
 
 @contextlib.contextmanager
 def running(folder: Path, python: Path) -> Iterator[Server]:
-    """Run the server while the context lasts; ``python`` is one that has cloudjob.
+    """Run the server within the context; ``python`` must have cloudjob installed.
 
     It is nobody's child here: what measures waits for every child that it has.
 
@@ -80,7 +80,7 @@ def _started(words: list[str], folder: Path, own: Mapping[str, str]) -> int:
 
 
 def _fill(server: Server, python: Path) -> None:
-    """Put into the bucket what is fetched later; the server may not have made it yet."""
+    """Upload the test data, retrying until the server has created the bucket."""
     env = {**os.environ, **server.environ, "PYTHONPATH": str(ROOT)}
     end = time.monotonic() + _LIMIT_S
     for size in ("big", "small"):

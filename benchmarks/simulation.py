@@ -1,4 +1,4 @@
-"""A job of very many nodes on this machine: the real entry of the head, its workers simulated.
+"""A simulated job with very many nodes: the real entry on the head, and simulated workers.
 
 Each worker has a loopback address of its own, where something answers as a worker's entry does. So
 all that the head does is real, from its start to its record.
@@ -27,7 +27,7 @@ _PLAYERS = ROOT / "benchmarks" / "simulated"
 
 
 def bring_up(bench: Bench, count: int) -> dict[str, float]:
-    """Run a job with ``count`` workers; how long the bring-up took, and what the head used.
+    """Run a job with ``count`` workers; return the start-up time and the resources of the head.
 
     Raises:
         NotRun: This machine allows too few open files.
@@ -82,7 +82,7 @@ def _head(bench: Bench, folder: Path, count: int, port: int) -> dict[str, float]
     begun, ended = (
         datetime.fromisoformat(text.replace("Z", "+00:00")) for text in marks["bring-up"]
     )
-    # See proc(5): user and system time of the process itself, without its children's.
+    # See proc(5): user and system time of the process without its children.
     user, system = stat.read_text().rpartition(")")[2].split()[11:13]
     cpu_s = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
     return {

@@ -1,4 +1,4 @@
-"""A no-op on a real Slurm of two nodes on this machine: srun by hand, and a submit to its end."""
+"""A no-op on a real Slurm with two nodes on this machine: srun by hand, and a submit."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NODES = 2
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LIMIT_S = 120
 _RAN = b"noop ran"
-# Slurm looks at batch jobs at fixed places in a second, so what is measured depends on where in one
-# it begins. Multiples of this lie evenly there, however many there are.
+# Slurm checks batch jobs at fixed times within a second, so the result depends on when a run
+# starts. Multiples of this number are spread evenly over a second, whatever their number.
 _EVENLY = (5**0.5 - 1) / 2
 
 
 class Cluster:
-    """A Slurm whose nodes see the script, and the cloudjob that submits to it."""
+    """A Slurm whose nodes can read the script, and the cloudjob that submits to it."""
 
     def __init__(self, slurm: Slurm, cloudjob: Path) -> None:
         self._slurm = slurm
@@ -42,11 +42,11 @@ class Cluster:
         return self._timed("srun", *words)
 
     def sbatch(self) -> dict[str, float]:
-        """Run that srun in a batch job and wait for it: what queue and batch cost by themselves."""
+        """Run the same srun in a batch job and wait for it, to measure queue and batch alone."""
         python = str(self._cloudjob.with_name("python"))
         line = f"srun --quiet --ntasks={NODES} {python} noop.py"
         words = ("sbatch", "--parsable", f"--nodes={NODES}", "--output=out", f"--wrap={line}")
-        # sbatch --wait looks every other second only.
+        # sbatch --wait polls only every two seconds.
         text = """rm -f out
         "$@" && until [ "$(grep -c ran out 2>/dev/null)" = "$0" ]; do sleep 0.01; done
         cat out"""
@@ -58,7 +58,7 @@ class Cluster:
         return self._timed(launcher, str(self._cloudjob), "submit", *words)
 
     def _timed(self, subject: str, *words: str) -> dict[str, float]:
-        """Return how long a command took on the login node.
+        """Return the seconds that a command took on the login node.
 
         Args:
             subject: Begins its rounds at other places in a second, and each subject at the same.
@@ -66,7 +66,7 @@ class Cluster:
         Raises:
             Failed: It ended badly, or the output of some node did not come out.
         """
-        # What the last one has left of its end is nobody's time.
+        # Let the previous job finish its clean-up first, so that it is not measured.
         self._slurm.await_idle()
         home = self._slurm.folder / "home"
         env = {

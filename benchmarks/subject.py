@@ -1,4 +1,4 @@
-"""How each subject is started: one function makes one command, for one run in a fresh folder."""
+"""The subjects: each function returns the command of one run in a new folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALLOW_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all subjects share.
+    """The settings that all subjects share.
 
     ``jobs`` holds the scripts to run, each in a folder of its own; ``python`` runs them; ``pool``
     has the containers, of a case that runs in some.
@@ -56,7 +56,7 @@ class Bench:
         return self.jobs / script.removesuffix(".py")
 
     def command(self, argv: tuple[str, ...], run: Path, script: str, **env: str) -> Command:
-        """Return ``argv`` with an environment that owes nothing to the caller's shell."""
+        """Return ``argv`` with an environment that is independent of the caller's."""
         home = self.homes / Path(argv[0]).name
         tmp = run / "tmp"
         for folder in (home, tmp):
@@ -67,7 +67,7 @@ class Bench:
 
 
 def python_start(bench: Bench, run: Path) -> Command:
-    """Start an interpreter that does nothing: below this no Python program can come."""
+    """Start an interpreter that does nothing: the lower limit for any Python program."""
     return bench.command((bench.python, "-c", "pass"), run, "noop.py")
 
 
@@ -87,7 +87,7 @@ def cloudjob_start(bench: Bench, run: Path, option: str) -> Command:
 
 
 def mpirun_nodes(bench: Bench, run: Path, nodes: int) -> Command:
-    """Start bare mpirun, one rank on each of ``nodes`` emulated nodes, each behind a remote daemon.
+    """Start plain mpirun with one rank on each of ``nodes`` emulated nodes, each with a daemon.
 
     Open MPI takes 127.0.0.2 and up for other machines; names would cost look-ups in DNS.
     """
@@ -104,13 +104,13 @@ def mpirun_nodes(bench: Bench, run: Path, nodes: int) -> Command:
 
 
 def mpirun_local(bench: Bench, run: Path, ranks: int, script: str, *args: str) -> Command:
-    """Start bare mpirun on this machine."""
+    """Start plain mpirun on this machine."""
     rank = (bench.python, script, *args)
     return bench.command((str(bench.mpirun), "-np", str(ranks), *rank), run, script)
 
 
 def torchx_job(bench: Bench, run: Path, nodes: int, script: str, *args: str) -> Command:
-    """Run N copies of a script the plain way of TorchX, its log streamed to stderr."""
+    """Run N copies of a script with TorchX, with the log streamed to stderr."""
     component = ("utils.python", "--script", script, "--num_replicas", str(nodes))
     words = ("run", "--scheduler", "local_cwd", *component, *(("--", *args) if args else ()))
     return bench.command((_script("torchx", "torchx"), *words), run, script)
@@ -130,21 +130,21 @@ def sagemaker_entry(bench: Bench, run: Path, ranks: int) -> Command:
     base = run / "ml"
     _sagemaker_files(base, ranks, bench.source("noop.py") / "noop.py")
     argv = (str(folder / "python"), str(venv.PEERS / "sagemaker_driver.py"))
-    # Its own Open MPI 4.1, for Open MPI 5 refuses its options.
+    # With its own Open MPI 4.1, as Open MPI 5 refuses its options.
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     env = {"PATH": path, "SAGEMAKER_BASE_DIR": str(base), "AWS_EC2_METADATA_DISABLED": "true"}
     return bench.command(argv, run, "noop.py", **env)
 
 
 def jobentry(bench: Bench, run: Path, ranks: int) -> Command:
-    """Start the container half of cloudjob on one node."""
+    """Start the node half of cloudjob on one node."""
     env = {"MA_NUM_HOSTS": "1", "CLOUDJOB_PROCS_PER_NODE": str(ranks)}
     argv = (bench.python, "-I", "-S", str(entry_of(bench)), "noop.py")
     return bench.command(argv, run, "noop.py", **env)
 
 
 def entry_of(bench: Bench) -> Path:
-    """Return the container half of cloudjob.
+    """Return the zipapp of the node half.
 
     Raises:
         NotRun: There is none.
@@ -155,14 +155,14 @@ def entry_of(bench: Bench) -> Path:
 
 
 def cloudjob_job(bench: Bench, run: Path, nodes: int, script: str, *args: str) -> Command:
-    """Run `cloudjob submit` on the process backend: this machine plays every node."""
+    """Run `cloudjob submit` on the process backend, which emulates all nodes."""
     words = ("submit", "--nodes", str(nodes), "--procs-per-node", "1", script, *args)
     home = str(bench.homes / "cloudjob-home")
     return bench.command((_cloudjob(bench), *words), run, script, CLOUDJOB_HOME=home)
 
 
 def open_mpi_version(mpirun: Path) -> str:
-    """Return the version that ``mpirun`` says it is.
+    """Return the version that ``mpirun`` prints.
 
     Raises:
         NotRun: it says none.
@@ -175,7 +175,7 @@ def open_mpi_version(mpirun: Path) -> str:
 
 
 def store_client(bench: Bench, run: Path, client: str, way: str, size: str) -> Command:
-    """Move ``big`` or ``small`` ``up`` or ``down`` with a client of S3."""
+    """Transfer ``big`` or ``small`` ``up`` or ``down`` with an S3 client."""
     if bench.store is None:
         raise NotRun("there is no server")
     ours = client == "cloudjob"
@@ -198,7 +198,7 @@ def _cloudjob(bench: Bench) -> str:
 
 
 def _sagemaker_files(base: Path, ranks: int, script: Path) -> None:
-    """Write what the platform writes under /opt/ml before it starts a container."""
+    """Write the files that the platform writes under /opt/ml before it starts a container."""
     group = {
         "instance_group_name": "homogeneousCluster",
         "instance_type": "local",

@@ -1,4 +1,4 @@
-"""Puts each peer into a virtual environment of its own, byte-compiled, kept between runs."""
+"""Install each peer in its own virtual environment, byte-compiled and kept between runs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _COMPLETE = "complete"
 
 
 class NotRun(Exception):
-    """A subject cannot be measured here; the text says why."""
+    """A subject cannot be measured here; the message is the reason."""
 
 
 def requirements(peer: str) -> str:
-    """Return the text of the peer's requirement file."""
+    """Return the contents of the peer's requirements file."""
     return (PEERS / f"{peer}.txt").read_text()
 
 
 def version(peer: str) -> str:
-    """Return the version of ``peer`` that its requirement file names."""
+    """Return the version of ``peer`` in its requirements file."""
     for line in requirements(peer).splitlines():
         name, _, pinned = line.partition("==")
         if name.replace("_", "-") == peer:
@@ -35,7 +35,7 @@ def version(peer: str) -> str:
 
 
 def prepare(peer: str) -> Path:
-    """Return the folder of the peer's environment, made if it is not there yet.
+    """Return the folder of the peer's environment, created if it does not exist.
 
     Raises:
         NotRun: it cannot be installed.
@@ -51,14 +51,14 @@ def prepare(peer: str) -> Path:
 
 
 def empty(folder: Path) -> None:
-    """Make an environment with nothing in it, not even pip."""
+    """Create an empty environment, without pip."""
     subprocess.run((sys.executable, "-m", "venv", "--without-pip", str(folder)), check=True)
 
 
 def compile_bytes(python: Path, *folders: Path) -> None:
-    """Byte-compile ``folders``: without it a start costs two or three times as much."""
+    """Byte-compile ``folders``; without that, starts take two or three times as long."""
     argv = (str(python), "-m", "compileall", "-q", *map(str, folders))
-    # Some packages carry templates that are no Python: what does not compile is never imported.
+    # Some packages contain templates that do not compile and are never imported.
     subprocess.run(argv, check=False, capture_output=True, env=_env())
 
 

@@ -12,7 +12,7 @@ FROM ${BASE}
 # hadolint ignore=DL3002
 USER 0
 
-# Host keys that the package makes would be everybody's: every job brings a key of its own.
+# Host keys that the package creates would be the same for all users; each job has its own key.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
@@ -20,14 +20,14 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/archives/*.deb /var/cache/debconf/*-old \
         /var/log/apt /var/log/dpkg.log /etc/ssh/ssh_host_*
 
-# The user of ModelArts: uid 1000, gid 100. Debian has a group 100 by another name, which will do.
+# The user of ModelArts: uid 1000, gid 100. Debian's group 100 has another name, which does not matter.
 RUN getent group 100 >/dev/null || groupadd --gid 100 ma-group; \
     getent passwd 1000 >/dev/null \
     || useradd --uid 1000 --gid 100 --home-dir /home/ma-user --create-home --shell /bin/bash ma-user; \
     mkdir -p /home/ma-user /cache && chown 1000:100 /home/ma-user /cache
 
 COPY cloudjob/jobentry.pyz entrypoints/boot.sh /opt/cloudjob/
-# Unpacked and compiled, so that no node compiles the entry at its start.
+# Unpacked and compiled, so that nodes do not compile the entry when they start.
 RUN rm -rf /opt/cloudjob/jobentry \
     && python3 -I -S /opt/cloudjob/jobentry.pyz --unpack /opt/cloudjob/jobentry \
     && chmod 755 /opt/cloudjob/boot.sh /opt/cloudjob/jobentry.pyz
@@ -36,5 +36,5 @@ USER 1000:100
 WORKDIR /home/ma-user
 ENV HOME=/home/ma-user LANG=C.UTF-8 PYTHONUNBUFFERED=1
 
-# PID 1 reaps. A signal goes to the entry alone, once: the entry tells the ranks (so no `tini -g`).
+# PID 1 reaps orphans. It must send signals only to the entry, which passes them on (so no `tini -g`).
 ENTRYPOINT ["/usr/bin/tini", "--", "/opt/cloudjob/boot.sh"]

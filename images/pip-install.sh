@@ -1,13 +1,13 @@
 #!/bin/sh
-# Makes /opt/venv and installs the requirements of a file into it; a stage of the build runs it.
-# A pip configuration and a CA bundle are used where the build brought them; nothing of them stays.
+# Creates /opt/venv and installs the requirements in a file; run by a stage of the build. Uses the pip
+# configuration and CA bundle of the build, if any; neither stays in the image.
 set -eu
 cd "$(dirname "$0")"
 [ ! -f pip.conf ] || export PIP_CONFIG_FILE="$PWD/pip.conf"
 [ ! -f ca.pem ] || export PIP_CERT="$PWD/ca.pem"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 python3 -m venv /opt/venv
-# A line `# then` parts what must be there before the rest is built.
+# A line `# then` separates the requirements that must be installed before the rest is built.
 rest=$1
 if grep -qx '# then' "$1"; then
     sed '/^# then$/,$d' "$1" >first.txt

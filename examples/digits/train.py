@@ -1,4 +1,4 @@
-"""Train a small network on handwritten digits, the batches shared out among MPI ranks.
+"""Train a small network on handwritten digits, with each batch divided among MPI ranks.
 
 With any number of ranks it does the same steps as with one, within rounding: every batch is the
 same, each rank takes the gradient of its share, and the ranks add their gradients up.
@@ -43,7 +43,7 @@ def forward(weights, hidden, images):
 
 
 def loss_and_gradient(weights, hidden, images, labels):
-    """Return the loss and its gradient, both summed over the images: sums add up over ranks."""
+    """Return the loss and its gradient, summed over the images so that ranks can add them."""
     activity, chances = forward(weights, hidden, images)
     rows = np.arange(len(labels))
     loss = -np.log(chances[rows, labels]).sum()
@@ -58,7 +58,7 @@ def loss_and_gradient(weights, hidden, images, labels):
 
 
 def arguments():
-    """Read the options this program knows and pass over the others."""
+    """Parse the options of this program and ignore others."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")

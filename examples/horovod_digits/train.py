@@ -1,4 +1,4 @@
-"""Train a small network on handwritten digits with Horovod: the batches shared out among ranks.
+"""Train a small network on handwritten digits with Horovod, each batch divided among ranks.
 
 With any number of ranks that divides the batch it does the same steps as with one, within rounding.
 """
@@ -15,7 +15,7 @@ from torch import nn
 
 
 def arguments():
-    """Read the options this program knows and pass over the others."""
+    """Parse the options of this program and ignore others."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")
@@ -25,7 +25,7 @@ def arguments():
 
 
 def data(seed):
-    """Return the images and labels to train with and those to hold out, the same on every rank."""
+    """Return images and labels for training and for validation, the same on every rank."""
     pixels, classes = load_digits(return_X_y=True)
     order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(seed))
     images = torch.tensor(pixels / 16, dtype=torch.float32)[order]
@@ -56,11 +56,11 @@ def train(model, optimizer, images, labels, args):
 
 
 def main():
-    """Train, compare what the ranks have, and report."""
+    """Train, compare the weights of all ranks, and report."""
     args = arguments()
     hvd.init()
     torch.set_num_threads(1)
-    # Each rank begins with weights of its own, until rank 0 hands out its.
+    # Each rank starts with its own weights, until rank 0 broadcasts its weights.
     torch.manual_seed(args.seed + hvd.rank())
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)

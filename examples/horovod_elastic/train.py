@@ -12,7 +12,7 @@ from torch import nn
 
 
 def arguments():
-    """Read the options this program knows and pass over the others."""
+    """Parse the options of this program and ignore others."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")
@@ -21,16 +21,16 @@ def arguments():
 
 
 def batches(images, labels, args, epoch):
-    """Yield the batches of an epoch, the same on every rank however many there are."""
+    """Yield the batches of an epoch, the same on every rank whatever their number."""
     generator = torch.Generator().manual_seed(epoch)
     for batch in torch.randperm(len(images), generator=generator).split(args.batch_size):
         yield images[batch], labels[batch]
 
 
-# Entered again whenever nodes have come or gone: with the state of the last commit, on all ranks.
+# Called again on all ranks, with the last committed state, whenever nodes have joined or left.
 @hvd.elastic.run
 def train(state, images, labels, args):
-    """Train the epochs that are left."""
+    """Train the remaining epochs."""
     if hvd.rank() == 0:
         print(f"{hvd.size()} ranks go on with epoch {state.epoch}", flush=True)
     while state.epoch <= args.epochs:
@@ -38,7 +38,7 @@ def train(state, images, labels, args):
         for pixels, classes in batches(images, labels, args, state.epoch):
             mine = torch.arange(len(pixels)).tensor_split(hvd.size())[hvd.rank()]
             state.optimizer.zero_grad()
-            # Shares differ in size by one at most; the sum of what ranks add is the batch's mean.
+            # Shares differ in size by one at most; the contributions add up to the batch's mean.
             loss = nn.functional.cross_entropy(
                 state.model(pixels[mine]), classes[mine], reduction="sum"
             )
@@ -49,12 +49,12 @@ def train(state, images, labels, args):
         if hvd.rank() == 0:
             print(f"epoch {state.epoch:3d}  loss {mean:.6f}", flush=True)
         state.epoch += 1
-        # What was trained since the last commit is lost with a node; commits cost a copy each.
+        # The loss of a node loses the steps since the last commit; each commit costs a copy.
         state.commit()
 
 
 def main():
-    """Train, compare what the ranks have, and report."""
+    """Train, compare the weights of all ranks, and report."""
     args = arguments()
     hvd.init()
     torch.set_num_threads(1)
@@ -63,7 +63,7 @@ def main():
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    # Rank 0 hands out its state; afterwards each rank keeps a copy to go back to.
+    # Rank 0 broadcasts its state; afterwards each rank keeps a copy to restore.
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=1)
     train(state, images, labels, args)
 

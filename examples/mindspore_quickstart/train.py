@@ -1,4 +1,4 @@
-"""MindSpore's quick start: one hidden layer learns a batch by heart, in the job's parallel mode."""
+"""MindSpore's quick start: a network with one hidden layer, in the job's parallel mode."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ STRATEGY = ((2, 4), (4, 1))
 
 
 def apply_parallel_mode():
-    """Do what the job file says below ``mindspore``; return this rank and how many there are."""
+    """Apply the job file's ``mindspore`` section; return this rank and the number of ranks."""
     mode = os.environ.get("CLOUDJOB_PARALLEL_MODE", "stand_alone")
     target = os.environ.get("CLOUDJOB_DEVICE_TARGET", "CPU")
     ms.set_context(mode=ms.GRAPH_MODE, device_target=target)
@@ -34,7 +34,7 @@ class Net(nn.Cell):
 
     def __init__(self, rng):
         super().__init__()
-        # Drawn by numpy, as MindSpore's own generator starts anew on each rank.
+        # Drawn by numpy, as MindSpore's generator starts with another state on each rank.
         self.into_hidden = ms.Parameter(small(rng, IN, HIDDEN), name="into_hidden")
         self.into_out = ms.Parameter(small(rng, HIDDEN, OUT), name="into_out")
         self.first = ops.MatMul()
@@ -44,7 +44,7 @@ class Net(nn.Cell):
         self.second = ops.MatMul()
 
     def construct(self, inputs):
-        """Return what the network makes of ``inputs``."""
+        """Return the outputs of the network for ``inputs``."""
         hidden = self.relu(self.first(inputs, self.into_hidden))
         return self.second(hidden, self.into_out)
 
@@ -55,14 +55,14 @@ def small(rng, rows, columns):
 
 
 class Told(ms.Callback):
-    """Prints the loss of every step."""
+    """Callback that prints the loss of every step."""
 
     def __init__(self, rank, ranks):
         super().__init__()
         self.name = f"rank {rank} of {ranks}"
 
     def on_train_step_end(self, run_context):
-        """Print it."""
+        """Print the loss."""
         run = run_context.original_args()
         step = (run.cur_step_num - 1) % run.batch_num + 1
         loss = float(run.net_outputs.asnumpy())
@@ -75,7 +75,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=5)
     epochs = parser.parse_known_args()[0].epochs
     rank, ranks = apply_parallel_mode()
-    # Of all seeds some make a loss that falls within five epochs, as the one of the document does.
+    # A seed with which the loss falls within five epochs, as in the documentation.
     rng = np.random.default_rng(153)
     batch = [rng.random((BATCH, size), dtype=np.float32) for size in (IN, OUT)]
     data = GeneratorDataset([tuple(batch)] * STEPS, ["inputs", "labels"], shuffle=False)

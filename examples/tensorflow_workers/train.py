@@ -1,4 +1,4 @@
-"""Fit a line through data of which each node has a share, with MultiWorkerMirroredStrategy.
+"""Fit a line with MultiWorkerMirroredStrategy to data that is divided among the nodes.
 
 The shares alone lead to other lines: all nodes have the true one only when they learn together.
 """
@@ -13,7 +13,7 @@ TRUE = [1.0, 2.0, 3.0, 4.0]
 
 
 def arguments():
-    """Read the options this program knows and pass over the others."""
+    """Parse the options of this program and ignore others."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--lr", type=float, default=0.3)
@@ -21,15 +21,15 @@ def arguments():
 
 
 def share(index, count):
-    """Return the inputs of one node, every ``count``-th, and what they should lead to."""
+    """Return the inputs of one node, every ``count``-th, and the expected outputs."""
     inputs = tf.one_hot(range(index, len(TRUE), count), len(TRUE))
     return inputs, tf.reduce_sum(inputs * tf.constant(TRUE), 1, keepdims=True)
 
 
 def main():
-    """Train, tell of each step, and keep the weights."""
+    """Train, print each step, and save the weights."""
     args = arguments()
-    # It finds the others by TF_CONFIG.
+    # It reads the other workers' addresses from TF_CONFIG.
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     count, index = strategy.num_replicas_in_sync, strategy.cluster_resolver.task_id or 0
     with strategy.scope():

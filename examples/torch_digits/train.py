@@ -16,13 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def arguments():
-    """Read the options this program knows and pass over the others."""
+    """Parse the options of this program and ignore others."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")
     parser.add_argument("--lr", type=float, default=0.3)
     parser.add_argument("--seed", type=int, default=0)
-    # ModelArts' own convention; torchrun says the same by variables, which PyTorch looks for then.
+    # The convention of ModelArts; torchrun sets variables instead, which PyTorch reads by default.
     parser.add_argument("--init_method")
     parser.add_argument("--rank", type=int, default=-1)
     parser.add_argument("--world_size", type=int, default=-1)
@@ -30,7 +30,7 @@ def arguments():
 
 
 def data(seed):
-    """Return the images and labels to train with and those to hold out, the same on every rank."""
+    """Return images and labels for training and for validation, the same on every rank."""
     pixels, classes = load_digits(return_X_y=True)
     order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(seed))
     images = torch.tensor(pixels / 16, dtype=torch.float32)[order]
@@ -63,12 +63,12 @@ def train(model, optimizer, images, labels, args):
 
 
 def main():
-    """Train, compare what the ranks have, and report."""
+    """Train, compare the weights of all ranks, and report."""
     args = arguments()
     place = {"rank": args.rank, "world_size": args.world_size}
     dist.init_process_group("gloo", init_method=args.init_method, **place)
     torch.set_num_threads(1)
-    # Each rank begins with weights of its own; wrapped, all have those of rank 0.
+    # Each rank starts with its own weights; the wrapper broadcasts those of rank 0.
     torch.manual_seed(args.seed + dist.get_rank())
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
     model = DistributedDataParallel(model)
