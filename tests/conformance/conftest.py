@@ -1,4 +1,4 @@
-"""An empty store of each kind, on real servers, and the same behind a network that fails."""
+"""An empty store of each kind on real servers, directly and behind a failing network."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ MakeProxy = Callable[[Server], FaultProxy]
 
 @dataclass(frozen=True)
 class Given:
-    """A store and how another process opens it."""
+    """A store, and the settings with which another process opens it."""
 
     uri: str
     environ: dict[str, str]
     proxy: FaultProxy | None = None
 
     def open(self, patience_s: float = PATIENCE_S) -> ObjectStore:
-        """Open the store, with parts that are short enough for tests."""
+        """Open the store, with small parts."""
         if self.uri.startswith("file:"):
             return open_store(self.uri)
         return S3Store(bucket_uri.read(self.uri), patience_s=patience_s, part_bytes=PART_BYTES)
@@ -67,7 +67,7 @@ def s3_given(
     new_bucket: MakeBucket,
     fault_proxy: MakeProxy,
 ) -> Callable[[str], Given]:
-    """Return what makes an empty store of a kind and sets the environment for it."""
+    """Return a function that creates an empty store of a kind and sets its environment."""
 
     def make(kind: str) -> Given:
         environ = {"CLOUDJOB_HOME": str(tmp_path / "state"), "HOME": str(tmp_path / "user")}
@@ -86,33 +86,33 @@ def s3_given(
 
 @pytest.fixture(params=KINDS)
 def given(request: pytest.FixtureRequest, s3_given: Callable[[str], Given]) -> Given:
-    """Make an empty store of each kind."""
+    """An empty store of each kind."""
     return s3_given(request.param)
 
 
 @pytest.fixture
 def store(given: Given) -> ObjectStore:
-    """Open the empty store."""
+    """The opened empty store."""
     return given.open()
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries do not wait for seconds in between."""
+    """Make the pauses between retries short."""
     monkeypatch.setattr(client, "_FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(client, "_LONGEST_PAUSE_S", 0.1)
 
 
 @pytest.fixture(autouse=True)
 def nothing_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the entry has learnt of one server is not said of the next."""
+    """Reset what the entry's client remembers of a server."""
     monkeypatch.setattr(node_s3, "session", node_s3.Session())
     monkeypatch.setattr(node_client, "_down", {})
 
 
 @pytest.fixture
 def entry_environ(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the entry no other way to the objects than what the store gives it."""
+    """Restrict the entry to the credentials that the store gives it."""
     given = store.access()
     # It uses its keys as long as they are good, whatever becomes of the environment.
     store.exists("any")
@@ -162,7 +162,7 @@ _MOST_IN_A_ROW = 3
 
 
 def storm(proxy: FaultProxy) -> None:
-    """Let every other request fail, each in another way, but none more often than it is tried."""
+    """Make every other request fail in varying ways, but none more often than it is retried."""
     faults = itertools.cycle(
         [
             THROTTLED,

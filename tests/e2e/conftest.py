@@ -1,4 +1,4 @@
-"""Whole jobs through the real command line and a real mpirun, each in a state folder of its own.
+"""Whole jobs through the real command line and a real mpirun, each with its own state folder.
 
 ``CLOUDJOB_TEST_MPIRUNS`` names the mpiruns (colon separated); by default the one beside the
 interpreter and Debian's. With ``CLOUDJOB_REQUIRE_ALL=1`` both a 4.1 and a 5.0 must be among them.
@@ -26,7 +26,7 @@ import pytest
 BIN = Path(sys.executable).parent
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LIMIT_S = 60.0
-# What every script of a test may use without saying so.
+# Prepended to every test script.
 PRELUDE = """\
 import os, sys, time, signal
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
@@ -93,7 +93,7 @@ class Running:
     err_path: Path
 
     def __str__(self) -> str:
-        """Say what it has written."""
+        """Return its output so far."""
         words = repr(self.process.args)[:1000]
         return f"{_tail(self.err)}\n--- out\n{_tail(self.out)}\n--- command\n{words}"
 
@@ -127,7 +127,7 @@ class Running:
 
 @dataclass
 class Cloud:
-    """The command line, with a source folder, a state folder and an mpirun of its own."""
+    """The command line with its own source folder, state folder and mpirun."""
 
     folder: Path
     mpi: Mpi
@@ -161,14 +161,14 @@ class Cloud:
         return self.folder / "results"
 
     def write(self, name: str, text: str | bytes) -> Path:
-        """Put a file into the source as it is."""
+        """Write a file to the source folder, unchanged."""
         path = self.source / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text if isinstance(text, bytes) else textwrap.dedent(text).encode())
         return path
 
     def script(self, text: str, name: str = "job.py") -> str:
-        """Put a Python script into the source, behind the prelude, and return its name."""
+        """Write a Python script after the prelude to the source folder, and return its name."""
         self.write(name, PRELUDE.encode() + textwrap.dedent(text).encode())
         return name
 
@@ -208,14 +208,14 @@ class Cloud:
         limit_s: float = LIMIT_S,
         env: Mapping[str, str | bytes] | None = None,
     ) -> Done:
-        """Submit and stay attached; the ranks know ``RESULTS``."""
+        """Submit and stay attached; the ranks get the variable ``RESULTS``."""
         return self.cli(*self.job_words(words), limit_s=limit_s, env=env)
 
     def start_submit(self, *words: str | bytes, **popen: Any) -> Running:
         return self.start(*self.job_words(words), **popen)
 
     def detach(self, *words: str | bytes, env: Mapping[str, str | bytes] | None = None) -> str:
-        """Submit, return at once, and give the job's id."""
+        """Submit detached and return the job's id."""
         done = self.submit("--detach", *words, env=env)
         assert done.code == 0, done
         return done.out.decode().strip().rpartition("/")[2]
@@ -235,7 +235,7 @@ class Cloud:
     # -- what is there --------------------------------------------------------------------
 
     def left(self, pattern: str = "*") -> dict[str, bytes]:
-        """What ranks left in the folder of results."""
+        """The files that ranks wrote to the folder of results."""
         return {
             path.name: path.read_bytes()
             for path in sorted(self.results.glob(pattern))
@@ -265,7 +265,7 @@ class Cloud:
         return sorted(found | (stored - {"layers", "claims", "sweeps"}))
 
     def processes(self) -> dict[int, tuple[str, ...]]:
-        """Every process of this test's jobs: its environment, words or folder tell."""
+        """All processes of this test's jobs, found by environment, arguments or folder."""
         marks = [os.fsencode(self.home) + b"/process", os.fsencode(self.results)]
         marks += [b"cloudjob-" + os.fsencode(job) for job in self.jobs()]
         found = {}
@@ -285,7 +285,7 @@ class Cloud:
         return sorted(pid for pid, words in self.processes().items() if what(pid, words))
 
     def doors(self) -> dict[int, int]:
-        """The process of each rank's door, by rank."""
+        """The process of each rank wrapper, by rank."""
         found = {}
         for pid in self.find(lambda _, words: "--rank" in words):
             text = read_proc(pid, "environ")
@@ -310,7 +310,7 @@ class Cloud:
         return found
 
     def end(self) -> list[str]:
-        """End what is left, and say what it was; commands of the test itself count as left too."""
+        """Kill all remaining processes and return them, including commands of the test itself."""
         found = [
             f"command {run.process.args!r}" for run in self.started if run.process.poll() is None
         ]
@@ -350,12 +350,12 @@ def run_dir_of(job: str) -> Path:
 
 
 def pids() -> list[int]:
-    """Every process of the machine."""
+    """All processes of the machine."""
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
 
 
 def read_proc(pid: int, name: str) -> bytes:
-    """A file of a process, empty when it is gone."""
+    """A file of a process in /proc, empty if the process is gone."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
@@ -363,7 +363,7 @@ def read_proc(pid: int, name: str) -> bytes:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Whether a process exists and is not a zombie."""
     text = read_proc(pid, "stat")
     return bool(text) and text.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
 
@@ -427,7 +427,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def cloud(tmp_path: Path, mpi: Mpi) -> Iterator[Cloud]:
-    """The command line; when the test has ended, nothing of its jobs may be left."""
+    """The command line; fails if processes of its jobs are left after the test."""
     value = Cloud(tmp_path, mpi)
     yield value
     left = value.end()

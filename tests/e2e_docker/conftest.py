@@ -1,4 +1,4 @@
-"""Whole jobs in real containers, each with a state folder of its own and nothing left behind.
+"""Whole jobs in real containers, each with its own state folder and nothing left behind.
 
 With ``CLOUDJOB_REQUIRE_ALL=1`` a machine without an engine fails these tests instead of skipping.
 """
@@ -49,7 +49,7 @@ class Done:
 
 @dataclass
 class Cloud:
-    """The command line with a source folder and a state folder of its own."""
+    """The command line with its own source folder and state folder."""
 
     folder: Path
     engine: docker.APIClient
@@ -127,7 +127,7 @@ class Cloud:
         return path.read_text() if path.exists() else "nobody"
 
     def await_log(self, job: str, *texts: bytes, limit_s: float = LIMIT_S) -> None:
-        """Wait until each of these stands in the log of a job."""
+        """Wait until all of these texts are in the log of a job."""
         if job not in self.followed:
             path = self.folder / f"{job}.log"
             with path.open("wb") as file:
@@ -147,19 +147,19 @@ class Cloud:
 
 @pytest.fixture
 def until() -> Callable[..., None]:
-    """A function that waits until a claim holds."""
+    """A function that waits until a condition holds."""
     return poll
 
 
 @pytest.fixture(scope="session")
 def examples_image(build: Callable[..., str]) -> str:
-    """The image that examples/ runs in."""
+    """The image for examples/."""
     return build("examples")
 
 
 @pytest.fixture(scope="session")
 def derive(engine: docker.APIClient, base_image: str) -> Iterator[Callable[..., str]]:
-    """Make an image of the base and some lines of a Dockerfile, and return its tag."""
+    """Build an image from the base and some lines of a Dockerfile, and return its tag."""
     made: list[str] = []
 
     def derive(name: str, lines: str, **files: str) -> str:
@@ -175,7 +175,7 @@ def derive(engine: docker.APIClient, base_image: str) -> Iterator[Callable[..., 
 
 @pytest.fixture
 def cloud(tmp_path: Path, engine: docker.APIClient, base_image: str) -> Iterator[Cloud]:
-    """A command line of its own; at the end nothing of its jobs may be left in the engine."""
+    """The command line; fails if anything of its jobs is left in the engine after the test."""
     cloud = Cloud(tmp_path / "cloud", engine)
     yield cloud
     left = cloud.containers(), cloud.networks()

@@ -1,4 +1,4 @@
-"""What the tests of the container half share: the zipapp, and waiting with a deadline."""
+"""Fixtures for the node half: the zipapp, and waiting with a deadline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ collect_ignore = ["staging/test_code_package.py"] if sys.version_info < (3, 10) 
 
 @pytest.fixture(scope="session")
 def zipapp(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The zipapp, built from the sources that are tested."""
+    """The zipapp, built from the current sources."""
     target = tmp_path_factory.mktemp("zipapp") / "jobentry.pyz"
     subprocess.run([sys.executable, ROOT / "scripts" / "build_zipapp.py", target], check=True)
     return str(target)
@@ -26,7 +26,7 @@ def zipapp(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def until() -> Callable[..., None]:
-    """A function that waits until a condition is true, and fails when it never is."""
+    """A function that waits until a condition holds, and fails at its deadline."""
 
     def wait(condition: Callable[[], object], within_s: float = 20.0) -> None:
         deadline = time.monotonic() + within_s

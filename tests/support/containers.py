@@ -1,4 +1,4 @@
-"""A container engine, and images for tests that are laid over others."""
+"""A client of the container engine, and images for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def connect() -> docker.APIClient:
-    """Return a client of the engine of this machine; where there is none, leave the test out."""
+    """Return a client of this machine's engine; skip the test if there is none."""
     try:
         return docker.APIClient(**docker.utils.kwargs_from_env(), version="auto")
     except docker.errors.DockerException as error:
@@ -27,7 +27,7 @@ def connect() -> docker.APIClient:
 def build_on(
     engine: docker.APIClient, image: str, tag: str, lines: str, files: Mapping[str, bytes]
 ) -> None:
-    """Build an image of another, some lines of a Dockerfile and the files that these name."""
+    """Build an image from another, some lines of a Dockerfile and the files that they name."""
     recipe = f"FROM {image}\nUSER 0\n{lines}\nUSER 1000:100\n"
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as members:
@@ -41,7 +41,7 @@ def build_on(
 
 
 def lay_entry(engine: docker.APIClient, image: str) -> str:
-    """Lay the entry of today over that of an image, as images/base.Dockerfile does."""
+    """Add the current entry to an image, as images/base.Dockerfile does."""
     recipe = (ROOT / "images" / "base.Dockerfile").read_text()
     begin = recipe.index("COPY cloudjob/jobentry.pyz")
     lines = recipe[begin : recipe.index("USER 1000:100", begin)]

@@ -1,4 +1,4 @@
-"""A container engine of a test's own, which can be restarted; nobody else notices."""
+"""A separate container engine for a test, which can be restarted without affecting others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LIMIT_S = 60.0
 
 
 class Dockerd:
-    """An engine with files, a socket and a network namespace of its own; root may start one."""
+    """An engine with its own files, socket and network namespace; needs root."""
 
     def __init__(self) -> None:
         # The path of a socket must be short.
@@ -35,14 +35,14 @@ class Dockerd:
         self.keep_containers(True)
 
     def keep_containers(self, is_kept: bool) -> None:
-        """Let containers run on while the engine is away, or end them with it."""
+        """Set whether containers go on while the engine is down."""
         (self.folder / "daemon.json").write_text(json.dumps({"live-restore": is_kept}))
         if self._engine is not None:
             self._engine.send_signal(signal.SIGHUP)
             poll(lambda: self.client.info()["LiveRestoreEnabled"] == is_kept, "new setting")
 
     def start(self) -> None:
-        """Start the engine, and wait until it answers."""
+        """Start the engine and wait until it answers."""
         folder = self.folder
         words = ["nsenter", f"--net=/proc/{self._network.pid}/ns/net", "dockerd"]
         words += [f"--config-file={folder}/daemon.json", f"--host={self.host}"]
@@ -61,13 +61,13 @@ class Dockerd:
         return bool(self.client.ping())
 
     def stop(self) -> None:
-        """End the engine, as the service manager does."""
+        """Stop the engine as the service manager does."""
         assert self._engine is not None
         self._engine.terminate()
         self._engine.wait(_LIMIT_S)
 
     def close(self) -> None:
-        """Leave nothing."""
+        """Stop the engine and remove its files."""
         with contextlib.suppress(
             docker.errors.DockerException, requests.exceptions.RequestException
         ):

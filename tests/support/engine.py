@@ -1,4 +1,4 @@
-"""A proxy in front of a container engine's socket, which cuts connections as a restart does."""
+"""A proxy for a container engine's socket that can cut connections as a restart does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class EngineProxy:
-    """Passes bytes between clients and an engine; ``DOCKER_HOST`` is its ``host``."""
+    """Forwards bytes between clients and an engine; ``host`` is the value for ``DOCKER_HOST``."""
 
     def __init__(self, path: Path, upstream: str) -> None:
         self.host = f"unix://{path}"
@@ -24,14 +24,14 @@ class EngineProxy:
         self.start()
 
     def start(self) -> None:
-        """Take connections."""
+        """Accept connections."""
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self._path))
         self._listener.listen(64)
         threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
 
     def stop(self) -> None:
-        """Refuse connections, and break those that are open."""
+        """Refuse new connections and close open ones."""
         self._path.unlink(missing_ok=True)
         listener, self._listener = self._listener, None
         if listener is not None:
@@ -46,7 +46,7 @@ class EngineProxy:
                 one.shutdown(socket.SHUT_RDWR)
 
     def hold(self, text: bytes) -> threading.Event:
-        """Pass no request with this text from now on; return what is set when one has come."""
+        """Block requests with this text from now on; return an event that the first one sets."""
         self._held = text
         return self._reached
 

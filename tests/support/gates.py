@@ -1,4 +1,4 @@
-"""Requests to a store that wait until a test lets them pass: they hold a job at one stage."""
+"""Hold requests to a store until the test releases them, to stop a job at one stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMIT_S = 120.0
 
 
 class Gate:
-    """Holds the requests that match, until it is opened."""
+    """Holds matching requests until it is opened."""
 
     def __init__(self, proxy: FaultProxy, method: str, *texts: str) -> None:
         """Hold requests with this method and one of these texts in their target."""
@@ -25,7 +25,7 @@ class Gate:
         proxy.choose = self._choose
 
     def breaks_with(self, fault: Fault) -> None:
-        """Let this happen to the first request that matches and to all later ones; hold none."""
+        """Apply this fault to all matching requests instead of holding them."""
         self._fault = fault
 
     def await_all(self, is_over: Callable[[], bool] = lambda: False) -> None:
@@ -36,7 +36,7 @@ class Gate:
             assert not is_late or self._reached.is_set(), f"held so far: {self._waiting}"
 
     def open(self) -> None:
-        """Let everything pass that waits, and whatever comes."""
+        """Release all held requests and hold no more."""
         self._opened.set()
 
     def _choose(self, request: Request) -> Fault | None:

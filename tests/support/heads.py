@@ -1,4 +1,4 @@
-"""A test in the place of the head: its end of the control connection, without a loop."""
+"""The head's end of a control connection, driven by a test instead of an event loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Head:
         self.open()
 
     def open(self) -> None:
-        """Connect, again when there was a connection before."""
+        """Connect or reconnect."""
         deadline = time.monotonic() + 60
         while (place := listener.announced(str(self._folder), self._node)) is None:
             assert time.monotonic() < deadline
@@ -58,12 +58,12 @@ class Head:
                 return messages.load(text)
 
     def hear(self, word: str) -> dict[str, Any]:
-        """Return the values of the next message, which must be this one."""
+        """Return the values of the next message, which must be of this kind."""
         message = self.read()
         assert message.word == word, message
         return message.values
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._file.close()
         self.socket.close()

@@ -1,4 +1,4 @@
-"""Waiting for what a job says or does."""
+"""Wait for a condition or for text in a job's log, with a deadline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass
 class Followed:
-    """The log of a job as it grows. To ask for all of it again and again costs a processor."""
+    """The log of a job, followed by one process, as reading all of it repeatedly is expensive."""
 
     process: subprocess.Popen[bytes] | subprocess.Popen[str]
     path: Path
@@ -23,15 +23,15 @@ class Followed:
         self.end()
 
     def await_all(self, *texts: bytes, limit_s: float) -> None:
-        """Wait until each of these has been said."""
+        """Wait until all of these texts are in the log."""
 
-        def are_said() -> bool:
+        def are_logged() -> bool:
             has_ended, out = self.process.poll() is not None, self.path.read_bytes()
-            said = all(text in out for text in texts)
-            assert said or not has_ended, f"the job ended without {texts!r}: {out!r}"
-            return said
+            is_complete = all(text in out for text in texts)
+            assert is_complete or not has_ended, f"the job ended without {texts!r}: {out!r}"
+            return is_complete
 
-        poll(are_said, f"{texts!r} in the log", limit_s)
+        poll(are_logged, f"{texts!r} in the log", limit_s)
 
     def end(self) -> None:
         self.process.kill()
@@ -39,7 +39,7 @@ class Followed:
 
 
 def poll(claim: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
-    """Wait until ``claim`` holds."""
+    """Wait until ``claim`` returns a true value; ``what`` describes it in the error message."""
     end = time.monotonic() + limit_s
     while not claim():
         assert time.monotonic() < end, f"after {limit_s:g} s there is no {what}"

@@ -1,4 +1,4 @@
-"""One job file and script for every backend: the tests of each change the backend's name alone."""
+"""One job file and script for all backends: their tests change only the backend's name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import json, os, sys
 rank, size = (int(os.environ["OMPI_COMM_WORLD_" + name]) for name in ("RANK", "SIZE"))
 node = int(os.environ["VC_TASK_INDEX"])
 hosts = len(os.environ["VC_WORKER_HOSTS"].split(","))
-# In one piece, as other ranks write, too.
+# A single write, so that lines of different ranks do not mix.
 print(json.dumps([rank, size, node, hosts, os.environ["RATE"], sys.argv[1:]]), flush=True)
 with open(os.path.join(os.environ["model"], "part-%d" % rank), "w") as file:
     file.write(os.environ["RATE"])
@@ -30,7 +30,7 @@ _JOB = {
     "env": {"RATE": _RATE},
     "outputs": {"model": ""},
 }
-# What each backend has to make of it: what the ranks say, and what they leave.
+# The expected output lines and files of the ranks, the same on every backend.
 LINES = [
     f"[{rank}] {json.dumps([rank, 4, rank // 2, 2, _RATE, _JOB['args']])}" for rank in range(4)
 ]
@@ -41,12 +41,12 @@ def write(folder: Path, backend: str, more: Mapping[str, Any]) -> None:
     """Write the script, and the job file for a backend.
 
     Args:
-        more: What this machine needs: image, store and sections. The same for each backend.
+        more: Settings for this machine, the same for all backends: image, store and sections.
     """
     (folder / "train.py").write_text(SCRIPT)
     (folder / "job.yaml").write_text(yaml.safe_dump({**more, **_JOB, "backend": backend}))
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Return what a job has left, as far as it was brought to a folder."""
+    """Return the contents of the job's output files below ``folder``, by name."""
     return {path.name: path.read_text() for path in folder.rglob("part-*")}

