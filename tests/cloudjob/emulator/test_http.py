@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import Response
 
 from cloudjob.backends.process.node import descendants_of
+from cloudjob.emulator import http_server
+from cloudjob.emulator.http_server import HttpServer
 from tests.support.emulator import Api, await_true, bucket_of, new_name, running
 
 MIB = 1 << 20
@@ -227,3 +230,24 @@ def test_an_object_store_that_is_killed_comes_back():
 
 def put_of(endpoint: str, target: str) -> bytes:
     return head(endpoint, f"PUT {target}", "Content-Length: 3", "Connection: close") + b"abc"
+
+
+@pytest.mark.parametrize("parts", [(), (b"GET / HT",), (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",)])
+def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch, parts: tuple[bytes, ...]):
+    """Before a request, within its head and after its answer."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await Response("ok")(scope, receive, send)
+
+    monkeypatch.setattr(http_server, "IDLE_S", 0.2)
+    server, listener = HttpServer(), http_server.bind("127.0.0.1", 0)
+    server.add(app, [listener])
+    server.start()
+    try:
+        with connected(f"http://127.0.0.1:{http_server.port_of(listener)}") as client:
+            for part in parts:
+                client.sendall(part)
+            while client.recv(1000):
+                pass
+    finally:
+        server.close()
