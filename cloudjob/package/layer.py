@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -170,9 +170,18 @@ class _Change:
             sha256.update(piece)
         digest = sha256.hexdigest()
         if digest not in held and digest not in contents:
-            again = pieces(source, seen)
+            again = self._same_pieces(seen, digest)
             self._layer.add_pieces(name, seen.mode, digest, seen.size_bytes, again)
         return digest
+
+    def _same_pieces(self, seen: SourceEntry, digest: str) -> Iterator[bytes]:
+        """Read a file again; ``stat`` does not show a change within one tick of the clock."""
+        sha256 = hashlib.sha256()
+        for piece in pieces(self._job.tree.source, seen):
+            sha256.update(piece)
+            yield piece
+        if sha256.hexdigest() != digest:
+            raise changed(self._job.tree.source, seen.name)
 
     def _entry(self, seen: SourceEntry) -> Entry:
         name = _text(seen.name)

@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ import pytest
 from cloudjob.package import CodePackage, Memory, Options, cache, layer, merging, pack
 from cloudjob.package.cache import with_layers
 from cloudjob.package.check import ignore_line
+from cloudjob.package.reader import pieces
+from cloudjob.package.tree import SourceEntry
 from jobentry.contract import packages
 from jobentry.zip_layer import open_layer
 
@@ -259,6 +262,27 @@ def test_a_large_file_is_sent_once(tmp_path: Path):
 
     assert packed.layers[1].size_bytes < 2000
     source.check(packed)
+
+
+def test_a_large_file_that_changes_while_it_is_stored_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its digest is taken first; a change within a tick of the clock does not show in ``stat``."""
+    source = Source(tmp_path)
+    source.write("a.bin", b"x" * 9_000_000)
+    calls = []
+
+    def changing(folder: Path, entry: SourceEntry) -> Iterator[bytes]:
+        calls.append(entry.name)
+        is_second = entry.name == "a.bin" and calls.count("a.bin") == 2
+        for piece in pieces(folder, entry):
+            yield piece.replace(b"x", b"y", 1) if is_second else piece
+
+    monkeypatch.setattr(layer, "pieces", changing)
+
+    source.check(source.pack())
+
+    assert calls.count("a.bin") == 6
 
 
 def test_an_edit_beside_thousands_of_empty_files_stays_small(tmp_path: Path):
