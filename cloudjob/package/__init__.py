@@ -1,7 +1,9 @@
-"""The user's source folder becomes a package: exactly the right files, and only what has changed.
+"""Packs the source folder of a job into layers, zip files that jobs share through a store.
 
-``scan`` decides what goes in from names, ``stat`` and ignore files alone; ``pack`` reads what is
-not known from the last time and writes it as one layer; ``explain`` says of any path what decided.
+Start with ``pack.py``. ``scan`` decides which files go, from names, ``stat`` and ignore files alone;
+``layer`` reads the files that changed, searches them for secrets and writes one new layer;
+``claims`` puts it into the store, and ``collection`` deletes the layers that no job needs.
+``explain`` reports what decided about a path.
 """
 
 from __future__ import annotations

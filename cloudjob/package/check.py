@@ -1,4 +1,4 @@
-"""What is checked before a byte of the source is read: the script, and the size."""
+"""Checks the script and the size before any file of the source is read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def script(tree: Tree, path: str) -> None:
     """Refuse a script that the job would not find.
 
     Raises:
-        PackageError: It is left out, no file, or nowhere.
+        PackageError: It is left out, is not a file, or does not exist.
     """
     doing = f"pack {shown(tree.source)}: script {shown(path)}"
     name = posixpath.normpath(path)
@@ -43,7 +43,7 @@ def script(tree: Tree, path: str) -> None:
 
 
 def size(tree: Tree, limit_bytes: int) -> None:
-    """Refuse a source over the limit from what ``stat`` said, before a byte of it is read.
+    """Refuse a source over the limit, by the sizes that ``stat`` returned.
 
     Raises:
         PackageError: With the ten largest paths, each written as the line that leaves it out.

@@ -22,7 +22,7 @@ EndedAt = Callable[[str], "str | None"]
 
 
 class Collected(NamedTuple):
-    """What ``collect`` has deleted, or would delete.
+    """What ``collect`` deleted, or would delete.
 
     Args:
         keys: The layers, and the notes of processes that were killed.
@@ -41,8 +41,8 @@ def collect(
     A job needs its package until it has ended, and for ``keep_s`` seconds longer.
 
     Args:
-        ended_at: When a job has ended, in RFC 3339; empty when it lives; None when that is not
-            known here, and the record in the store decides.
+        ended_at: Returns when a job ended, in RFC 3339; empty if it is running; None if that is
+            not known here, so that the record in the store decides.
         dry_run: Delete nothing.
 
     Raises:
@@ -100,7 +100,7 @@ def _needed(store: ObjectStore, keep_s: float, ended_at: EndedAt) -> set[str]:
 
 
 def _is_over(store: ObjectStore, job: str, keep_s: float, ended_at: EndedAt) -> bool:
-    """Whether a job has ended, and so long ago that its package is not kept."""
+    """Whether a job ended more than ``keep_s`` seconds ago."""
     ended = ended_at(job)
     record = JobPaths(job).record
     if ended is None and store.exists(record):

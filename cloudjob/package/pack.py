@@ -1,4 +1,4 @@
-"""The source becomes a package: what is known is named, what is new goes into one new layer."""
+"""Packs a source folder: what the store does not have yet becomes one new layer."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class CodePackage(NamedTuple):
 
     Args:
         digest: ``sha256:`` and the digest of the tree.
-        size_bytes: How long its files are together.
-        layers: What it consists of, from the oldest layer to the newest.
+        size_bytes: The total size of its files.
+        layers: From the oldest to the newest.
         left_out: What of the source is not in it, and why.
-        new: The file of the newest layer; None when nothing has changed.
-        memory: What the next pack should know, once the layers are in the store.
-        is_remembered: Whether that is what it knows already.
+        new: The file of the newest layer; None if nothing has changed.
+        memory: What to remember for the next pack, once the layers are in the store.
+        is_remembered: Whether it is the memory that was given.
     """
 
     digest: str
@@ -50,9 +50,9 @@ class Options(NamedTuple):
     """How a source is packed.
 
     Args:
-        is_compressed: Deflate contents where that makes them smaller.
-        follow_links: Take what links outside the source lead to, instead of refusing them.
-        cache_folder: Where compiled rules are kept; empty: nowhere.
+        is_compressed: Deflate contents that become smaller by it.
+        follow_links: Pack what links outside the source point to, instead of refusing them.
+        cache_folder: Where compiled rules are kept, if anywhere.
     """
 
     is_compressed: bool = False

@@ -1,4 +1,4 @@
-"""Files that are left out because of what they are called, as ``.env`` and keys of ssh."""
+"""Leaves out files with names that usually hold secrets, such as ``.env`` and ssh keys."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ _FILES = re.compile(
     r"|kubeconfig(?:\.ya?ml)?|.*\.kubeconfig",
     re.DOTALL,
 )
-# A name that none of these letters begin or end cannot match the above; most names are told apart
-# by this alone.
+# No other name can match the above, and this is faster.
 _BEGINNINGS = (".env", "id_", ".netrc", "_netrc", ".pypirc", ".git-", ".obs", "cred", "kubec")
 _KEY_SUFFIXES = (".pem", ".key")
 _KEY_LIMIT_BYTES = 1024 * 1024

@@ -1,9 +1,9 @@
-"""Secrets in the contents of files: found before anything is sent, named by file, line and rule.
+"""Finds secrets in the contents of files before anything is sent, by file, line and rule.
 
-The rules are those of detect-secrets that know what a key looks like (not the ones that guess from
-words or randomness), and our own for what it lacks. Python would take most of a minute to look for
-them all in a hundred megabytes; Hyperscan takes a twentieth of a second, but says only that there
-may be something. What it points at is then decided by the rules themselves.
+The rules are those of detect-secrets that match a known format of keys (not the ones that guess
+from words or randomness), and our own for formats it lacks. Python's ``re`` would take most of a
+minute to search a hundred megabytes for all of them. Hyperscan takes a twentieth of a second, but
+reports only that there may be something; the rules themselves then decide.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from cloudjob.home import private_folder
 from cloudjob.package.tree import SourceEntry
 
-# A longer file is data or a model and no text that somebody has typed a key into.
+# A longer file is data or a model and not a text that somebody typed a key into.
 LIMIT_BYTES = 1024 * 1024
-# Goes up when a rule of ours or the choice among theirs changes: all files are searched anew.
+# Increase it when a rule of ours or the choice among theirs changes: all files are searched again.
 _VERSION = 1
 _BINARY_SAMPLE_BYTES = 8000
 
@@ -33,7 +33,7 @@ class Finding(NamedTuple):
     rule: str
 
 
-# Whether the user lets a finding pass.
+# Whether the user permits a finding.
 Allows = Callable[[Finding], bool]
 
 
@@ -101,8 +101,8 @@ _OWN = (
 
 # ---- the rules of detect-secrets -----------------------------------------------------------------
 
-# Theirs that need no guessing, by the modules that they are in. Left out, as hashes and identifiers
-# in ordinary files look the same: basic auth, keywords, entropy, and those of IBM and Azure.
+# Rules of the library, by module. Left out, because hashes and identifiers in ordinary files look
+# the same: basic auth, keywords, entropy, and those of IBM and Azure.
 _THEIRS = {
     "artifactory": "artifactory-key",
     "aws": "aws-access-key",
@@ -144,7 +144,7 @@ def _as_bytes(pattern: Any) -> re.Pattern[bytes]:
 
 
 def _by(detector: Any) -> Callable[[bytes], bool]:
-    """Return what finds a secret as the library does, which may look closer than its pattern."""
+    """Return the library's own check, which may be stricter than its pattern."""
 
     def find(lines: bytes) -> bool:
         text = lines.decode("utf-8", "replace")
@@ -154,7 +154,7 @@ def _by(detector: Any) -> Callable[[bytes], bool]:
 
 
 def version() -> str:
-    """Return what tells these rules from others, cheaply: without importing the library."""
+    """Return the version of the rules, without importing the library."""
     import importlib.util
 
     spec = importlib.util.find_spec("detect_secrets")
@@ -167,7 +167,7 @@ def version() -> str:
 
 # ---- the search ----------------------------------------------------------------------------------
 
-# What a documented example looks like: it says so, or it is one letter again and again.
+# A documented example contains that word, or repeats one letter.
 _EXAMPLE = re.compile(rb"(?i)example|([a-z0-9*])\1{9}")
 _ALLOWED_HERE = re.compile(rb"cloudjob: allow-secret|pragma: allowlist secret")
 
@@ -232,14 +232,14 @@ class Searcher:
 def _engine(folder: Path | None, tag: str) -> Any:
     """Return all rules as one pattern, kept from the last time where possible.
 
-    False where there is no Hyperscan for this machine: then each file goes through every rule, at
-    a few megabytes a second.
+    False if there is no Hyperscan for this machine: every rule then searches every file, at a few
+    megabytes a second.
     """
     try:
         import hyperscan
     except ImportError:
         return False
-    # One of another version, or for another processor, is refused and made anew.
+    # One of another version, or for another processor, is refused and compiled again.
     path = folder / f"secrets-{tag}.hs" if folder is not None else None
     if path is not None:
         with suppress(OSError, hyperscan.error):
@@ -264,7 +264,7 @@ def _compiled(every: Sequence[Rule]) -> Any:
         flag = hyperscan.HS_FLAG_PREFILTER | hyperscan.HS_FLAG_MULTILINE
         if rule.pattern.flags & re.IGNORECASE:
             flag |= hyperscan.HS_FLAG_CASELESS
-        # It knows no beginning of a line among other alternatives: then anything may stand there.
+        # It has no beginning of a line among other alternatives; anything matches there instead.
         expressions.append(rule.pattern.pattern.replace(b"|^)", b"|)"))
         flags.append(flag)
     engine = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
@@ -272,11 +272,11 @@ def _compiled(every: Sequence[Rule]) -> Any:
     return engine
 
 
-# ---- what the user lets pass ---------------------------------------------------------------------
+# ---- what the user permits -----------------------------------------------------------------------
 
 
 def allowed(text: bytes) -> Allows:
-    """Return whether a file of allowed findings lets one pass.
+    """Return what decides whether a file of allowed findings permits one.
 
     A line is a pattern of paths as in ``.gitignore``; after ``[rule]`` it allows that rule only.
     """
