@@ -87,7 +87,7 @@ def _clock(client: Client) -> Check:
 
 def _flavor(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     wanted = spec.flavor if spec else ""
-    if spec is not None and spec.section("modelarts")["pool_id"]:
+    if spec is not None and spec.modelarts.pool_id:
         return
     if spec is not None and not wanted:
         wanted = client.site.default_flavor
@@ -130,7 +130,7 @@ def _most(flavor: Mapping[str, Any]) -> int:
 
 
 def _engine(client: Client, spec: JobSpec | None) -> Iterator[Check]:
-    wanted = str(spec.section("modelarts")["engine"]) if spec else ""
+    wanted = spec.modelarts.engine if spec else ""
     if spec is not None and not wanted:
         return
     engines = client.engines()
@@ -190,7 +190,7 @@ def _image(client: Client, spec: JobSpec | None) -> Iterator[Check]:
 
 
 def _pool(client: Client, spec: JobSpec | None) -> Iterator[Check]:
-    wanted = str(spec.section("modelarts")["pool_id"]) if spec else ""
+    wanted = spec.modelarts.pool_id if spec else ""
     if not wanted:
         return
     try:

@@ -24,6 +24,7 @@ from jobentry.contract.paths import JobPaths
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
+    from cloudjob.model.sections import ModelArts
 
 HOME = "/home/ma-user"
 _JOB_DIR = f"{HOME}/modelarts/user-job-dir"
@@ -75,7 +76,7 @@ def build(submission: Submission, site: Site) -> ModelArtsRequest:
         SpecError: This backend cannot run the job.
     """
     spec = submission.spec
-    options = spec.section("modelarts")
+    options = spec.modelarts
     problems = list(_problems(submission, site, options))
     if problems:
         raise SpecError(problems)
@@ -86,27 +87,29 @@ def build(submission: Submission, site: Site) -> ModelArtsRequest:
         "algorithm": {
             **_engine(spec, site, options, _folder(submission)),
             "parameters": [
-                {"name": name, "value": value} for name, value in _map(options, "parameters")
+                {"name": name, "value": value} for name, value in options.parameters.items()
             ],
             "policies": {"auto_search": None},
-            "inputs": [_input(name, uri, options) for name, uri in _copied_inputs(spec)],
+            "inputs": [
+                _input(name, uri, options.access_method) for name, uri in _copied_inputs(spec)
+            ],
             "outputs": [
-                *(_output(name, uri, options) for name, uri in submission.outputs),
+                *(_output(name, uri, options.access_method) for name, uri in submission.outputs),
                 _record(submission),
             ],
             "environments": shown,
         },
         "spec": _spec(submission, site, options),
     }
-    keys = _words(options, "ssh_keys")
+    keys = list(options.ssh_keys)
     if keys:
         body["endpoints"] = {"ssh": {"key_pair_names": keys}}
     return ModelArtsRequest(
         job=submission.job,
-        body=_merged(body, _tree(options, "body")),
+        body=_merged(body, copy.deepcopy(options.body)),
         env=delivered,
         words=_entry_words(spec) if _is_preset(options) else (),
-        tags=dict(_map(options, "tags")),
+        tags=dict(options.tags),
         has_key=spec.nodes > 1,
         hidden_names=submission.hidden_names,
         environments=tuple(_environments(submission, {**shown, **delivered})),
@@ -143,32 +146,30 @@ def folder_url(uri: str) -> str:
 # -- the parts of the body ------------------------------------------------------------------------
 
 
-def _metadata(submission: Submission, options: Mapping[str, object]) -> dict[str, Any]:
+def _metadata(submission: Submission, options: ModelArts) -> dict[str, Any]:
     spec = submission.spec
-    annotations = dict(_map(options, "annotations"))
+    annotations = dict(options.annotations)
     if spec.retries:
         annotations["fault-tolerance/job-retry-num"] = str(spec.retries)
         # Without it the service retries only after faults of the platform.
         annotations["fault-tolerance/job-unconditional-retry"] = "true"
-    if options["hang_retry"] == "true":
+    if options.hang_retry == "true":
         annotations["fault-tolerance/hang-retry"] = "true"
     # The name is cloudjob's own id, which is unique, so the job can be found by it.
     metadata: dict[str, Any] = {"name": submission.job}
-    metadata["workspace_id"] = str(options["workspace_id"])
-    metadata["description"] = str(options["description"] or spec.name)
+    metadata["workspace_id"] = options.workspace_id
+    metadata["description"] = options.description or spec.name
     if annotations:
         metadata["annotations"] = annotations
     return metadata
 
 
-def _engine(
-    spec: JobSpec, site: Site, options: Mapping[str, object], folder: str
-) -> dict[str, Any]:
+def _engine(spec: JobSpec, site: Site, options: ModelArts, folder: str) -> dict[str, Any]:
     """Return what runs: an image with our command, or a preset engine with our boot file."""
     image = re.sub(r"^swr[.-][^/]*/", "", spec.image or site.default_image)
     if not _is_preset(options):
         return {"code_dir": folder, "engine": {"image_url": image}, "command": command(spec)}
-    name, colon, version = str(options["engine"]).partition(":")
+    name, colon, version = options.engine.partition(":")
     engine = {"engine_name": name, "engine_version": version} if colon else {"engine_id": name}
     if spec.image:
         engine["image_url"] = image
@@ -190,42 +191,42 @@ def _entry_words(spec: JobSpec) -> tuple[str, ...]:
     return (spec.script, *spec.args)
 
 
-def _input(name: str, uri: str, options: Mapping[str, object]) -> dict[str, Any]:
+def _input(name: str, uri: str, access_method: str) -> dict[str, Any]:
     return {
         "name": name,
         "local_dir": f"{HOME}/modelarts/inputs/{name}_0",
-        "access_method": str(options["access_method"]),
+        "access_method": access_method,
         "remote": {"obs": {"obs_url": _url(uri)}},
     }
 
 
-def _output(name: str, uri: str, options: Mapping[str, object]) -> dict[str, Any]:
+def _output(name: str, uri: str, access_method: str) -> dict[str, Any]:
     return {
         "name": name,
         "local_dir": f"{HOME}/modelarts/outputs/{name}_0",
-        "access_method": str(options["access_method"]),
+        "access_method": access_method,
         "remote": {"obs": {"obs_url": folder_url(uri)}},
     }
 
 
 def _record(submission: Submission) -> dict[str, Any]:
     record = posixpath.dirname(submission.record_uri)
-    return _output(RECORD_OUTPUT, record, {"access_method": "env"})
+    return _output(RECORD_OUTPUT, record, "env")
 
 
-def _spec(submission: Submission, site: Site, options: Mapping[str, object]) -> dict[str, Any]:
+def _spec(submission: Submission, site: Site, options: ModelArts) -> dict[str, Any]:
     spec = submission.spec
     resource: dict[str, Any] = {"node_count": spec.nodes}
-    flavor = spec.flavor or ("" if options["pool_id"] else site.default_flavor)
+    flavor = spec.flavor or ("" if options.pool_id else site.default_flavor)
     if flavor:
         resource["flavor_id"] = flavor
-    if options["pool_id"]:
-        resource["pool_id"] = str(options["pool_id"])
+    if options.pool_id:
+        resource["pool_id"] = options.pool_id
     made: dict[str, Any] = {"resource": resource}
-    volumes = _tree(options, "volumes")
+    volumes = copy.deepcopy(options.volumes)
     if volumes:
         made["volumes"] = volumes
-    logs = str(options["log_export"]) or _job_uri(submission) + "/logs"
+    logs = options.log_export or _job_uri(submission) + "/logs"
     if logs != "none":
         made["log_export_path"] = {"obs_url": folder_url(logs)}
     hours = _auto_stop_hours(spec, options)
@@ -237,25 +238,24 @@ def _spec(submission: Submission, site: Site, options: Mapping[str, object]) -> 
     return made
 
 
-def _auto_stop_hours(spec: JobSpec, options: Mapping[str, object]) -> int:
+def _auto_stop_hours(spec: JobSpec, options: ModelArts) -> int:
     """Return when the service ends a job whose entry has failed to; 0 for never."""
-    hours = options["auto_stop_hours"]
-    assert isinstance(hours, int)
+    hours = options.auto_stop_hours
     if hours or not spec.timeout_min:
         return hours
     return math.ceil((spec.timeout_min + spec.grace_s / 60) / _HOUR_MIN) + 1
 
 
-def _schedule_policy(options: Mapping[str, object]) -> dict[str, Any]:
+def _schedule_policy(options: ModelArts) -> dict[str, Any]:
     policy: dict[str, Any] = {}
-    if options["priority"]:
-        policy["priority"] = options["priority"]
-    if options["preemptible"] == "true":
+    if options.priority:
+        policy["priority"] = options.priority
+    if options.preemptible == "true":
         policy["preemptible"] = True
-    if options["affinity"] != "none":
-        policy["required_affinity"] = {"affinity_type": options["affinity"]}
-        if options["affinity_group_size"]:
-            size = options["affinity_group_size"]
+    if options.affinity != "none":
+        policy["required_affinity"] = {"affinity_type": options.affinity}
+        if options.affinity_group_size:
+            size = options.affinity_group_size
             policy["required_affinity"]["affinity_group_size"] = size
     return policy
 
@@ -325,7 +325,7 @@ def _environments(submission: Submission, given: Mapping[str, str]) -> Iterator[
 # -- what is wrong ------------------------------------------------------------------------------
 
 
-def _problems(submission: Submission, site: Site, options: Mapping[str, object]) -> Iterator[str]:
+def _problems(submission: Submission, site: Site, options: ModelArts) -> Iterator[str]:
     spec = submission.spec
     if not _is_obs(submission.code.uri):
         yield (
@@ -336,7 +336,7 @@ def _problems(submission: Submission, site: Site, options: Mapping[str, object])
         yield f"retries: is out of range (given {spec.retries}; allowed 0 to {MAX_RETRIES})"
     if not (spec.image or site.default_image or _is_preset(options)):
         yield "image: is missing (allowed an image in SWR; or name a modelarts.engine)"
-    if not (spec.flavor or site.default_flavor or options["pool_id"]):
+    if not (spec.flavor or site.default_flavor or options.pool_id):
         yield "flavor: is missing (allowed one that `cloudjob doctor --backend modelarts` lists)"
     yield from _engine_problems(spec, options)
     yield from _word_problems(spec, options)
@@ -359,8 +359,8 @@ def _place_problems(submission: Submission) -> Iterator[str]:
             yield f"inputs.{name}: nodes cannot read files of this machine (given {given(uri)})"
 
 
-def _engine_problems(spec: JobSpec, options: Mapping[str, object]) -> Iterator[str]:
-    engine = str(options["engine"])
+def _engine_problems(spec: JobSpec, options: ModelArts) -> Iterator[str]:
+    engine = options.engine
     if calls_mpirun(engine):
         yield (
             "modelarts.engine: this engine starts mpirun itself, and so would start a job for each "
@@ -370,8 +370,8 @@ def _engine_problems(spec: JobSpec, options: Mapping[str, object]) -> Iterator[s
         yield f"modelarts.engine: with an image it is NAME:VERSION (given {given(engine)})"
 
 
-def _word_problems(spec: JobSpec, options: Mapping[str, object]) -> Iterator[str]:
-    if len(str(options["description"])) > MAX_DESCRIPTION:
+def _word_problems(spec: JobSpec, options: ModelArts) -> Iterator[str]:
+    if len(options.description) > MAX_DESCRIPTION:
         yield f"modelarts.description: is too long (allowed {MAX_DESCRIPTION} characters)"
     for index, word in enumerate(_entry_words(spec)):
         if not is_utf8(word):
@@ -388,8 +388,8 @@ def _folder(submission: Submission) -> str:
     return folder_url(f"{_job_uri(submission)}/{_NODE}")
 
 
-def _is_preset(options: Mapping[str, object]) -> bool:
-    return bool(options["engine"])
+def _is_preset(options: ModelArts) -> bool:
+    return bool(options.engine)
 
 
 def _is_obs(uri: str) -> bool:
@@ -408,22 +408,6 @@ def _bucket_path(uri: str) -> str:
 def _job_uri(submission: Submission) -> str:
     """Return the folder of the job."""
     return posixpath.dirname(submission.code.uri)
-
-
-def _map(options: Mapping[str, object], key: str) -> Iterator[tuple[str, str]]:
-    value = options[key]
-    assert isinstance(value, Mapping)
-    yield from value.items()
-
-
-def _words(options: Mapping[str, object], key: str) -> list[str]:
-    value = options[key]
-    assert isinstance(value, tuple)
-    return list(value)
-
-
-def _tree(options: Mapping[str, object], key: str) -> Any:
-    return copy.deepcopy(options[key])
 
 
 def _merged(body: Any, more: Any) -> Any:
