@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import resource
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -385,6 +386,13 @@ def test_every_test_that_a_page_names_exists():
     ]
 
     assert missing == []
+
+
+def test_the_reference_of_the_command_line_is_up_to_date():
+    """To rewrite it: python scripts/reference.py."""
+    script = runpy.run_path(str(ROOT / "scripts" / "reference.py"))
+
+    assert script["PAGE"].read_text() == script["page"]()
 
 
 def test_every_page_that_a_hint_names_can_be_shown():
