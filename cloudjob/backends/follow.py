@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 from cloudjob.errors import Unreachable
-from cloudjob.waits import Patience
+from cloudjob.retries import Patience
 
 # The number of a node, and whole lines of its log.
 Piece = tuple[int, bytes]

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from cloudjob.job import Filter
+    from cloudjob.jobs import Filter
 
 
 def filter_flags(parser: Any) -> None:
@@ -28,7 +28,7 @@ def filter_flags(parser: Any) -> None:
 
 def filter_of(options: argparse.Namespace) -> Filter:
     """Return which jobs are meant."""
-    from cloudjob.job import Filter
+    from cloudjob.jobs import Filter
     from cloudjob.model.rules import BACKENDS
     from cloudjob.model.status import JobState
     from cloudjob.model.text import nearest

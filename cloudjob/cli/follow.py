@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from cloudjob.job import Job
+    from cloudjob.jobs import Job
     from cloudjob.model.status import Failure, JobStatus
 
 # Between two looks at what a job waits for.

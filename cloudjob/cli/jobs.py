@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from cloudjob.job import Filter, Job
+    from cloudjob.jobs import Filter, Job
 
 
 def _status(options: argparse.Namespace) -> int:
-    from cloudjob import job as jobs
+    from cloudjob import jobs as jobs
 
     status = jobs.find(state_home(), options.job).status()
     if options.json:
@@ -32,7 +32,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _logs(options: argparse.Namespace) -> int:
-    from cloudjob import job as jobs
+    from cloudjob import jobs as jobs
 
     job = jobs.find(state_home(), options.job)
     _check_range("--node", options.node, job.nodes)
@@ -55,7 +55,7 @@ def _check_range(flag: str, number: int | None, count: int) -> None:
 
 
 def _wait(options: argparse.Namespace) -> int:
-    from cloudjob import job as jobs
+    from cloudjob import jobs as jobs
 
     status = jobs.find(state_home(), options.job).wait()
     if options.json:
@@ -66,7 +66,7 @@ def _wait(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from cloudjob import job as jobs
+    from cloudjob import jobs as jobs
 
     found = jobs.find_all(state_home(), filter_of(options), limit=options.limit)
     statuses = [status for _, status in found]
@@ -86,7 +86,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    from cloudjob import job as jobs
+    from cloudjob import jobs as jobs
 
     which = filter_of(options)
     is_bulk = options.all or which != jobs.Filter()
@@ -103,7 +103,7 @@ def _cancel(options: argparse.Namespace) -> int:
 
 def _cancel_all(which: Filter, *, is_urgent: bool) -> int:
     """Cancel every job that matches and wait for all; failures are reported and stop nothing."""
-    from cloudjob import job as jobs
+    from cloudjob import jobs as jobs
 
     found = [
         job
@@ -129,7 +129,7 @@ def _cancel_all(which: Filter, *, is_urgent: bool) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from cloudjob import job as jobs
+    from cloudjob import jobs as jobs
 
     rows = jobs.differences(
         *(jobs.find(state_home(), job) for job in (options.first, options.second))
@@ -143,7 +143,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _events(options: argparse.Namespace) -> int:
-    from cloudjob import job as jobs
+    from cloudjob import jobs as jobs
 
     events = jobs.find(state_home(), options.job).events()
     if options.json:
@@ -154,7 +154,7 @@ def _events(options: argparse.Namespace) -> int:
 
 
 def _metrics(options: argparse.Namespace) -> int:
-    from cloudjob import job as jobs
+    from cloudjob import jobs as jobs
 
     metrics = jobs.find(state_home(), options.job).metrics()
     if options.json:
@@ -177,7 +177,7 @@ _INCOMPLETE = "  (may be incomplete)"
 def _outputs(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from cloudjob import job as jobs
+    from cloudjob import jobs as jobs
 
     job = jobs.find(state_home(), options.job)
     found = job.outputs()
@@ -203,7 +203,7 @@ def _fetch_outputs(job: Job, folder: Path, size_bytes: int) -> None:
 
 
 def _rm(options: argparse.Namespace) -> int:
-    from cloudjob import job as jobs
+    from cloudjob import jobs as jobs
 
     if options.orphans == (options.job is not None):
         raise UsageError("rm: of which job?", hint="cloudjob rm JOB, or cloudjob rm --orphans")

@@ -11,8 +11,8 @@ from cloudjob.cli.tables import print_table
 
 
 def _image_build(options: argparse.Namespace) -> int:
-    from cloudjob import images
     from cloudjob.cli.progress import Transfers
+    from cloudjob.machine import images
 
     with Transfers("pulled") as transfers:
         transfers.watch(0)
@@ -30,7 +30,7 @@ def _image_build(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from cloudjob import doctor
+    from cloudjob.machine import doctor
 
     if options.image:
         checks = doctor.check_image(options.image)

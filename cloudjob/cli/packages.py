@@ -54,7 +54,7 @@ def _package_explain(options: argparse.Namespace) -> int:
 
 
 def _store_gc(options: argparse.Namespace) -> int:
-    from cloudjob import job as jobs
+    from cloudjob import jobs as jobs
 
     spec = source_spec(options)
     store = full_store(spec)

@@ -12,11 +12,11 @@ from cloudjob.cli.say import print_json, printable, say, size
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.backends.base import Check
-    from cloudjob.detection import Choice
     from cloudjob.model.job import JobSpec
     from cloudjob.package import CodePackage
     from cloudjob.package.claims import Kept
-    from cloudjob.pipeline import Preview
+    from cloudjob.submission.launcher_choice import Choice
+    from cloudjob.submission.pipeline import Preview
 
 _SHOWN_LEFT_OUT = 5
 
@@ -38,7 +38,7 @@ def _cp(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from cloudjob import config
-    from cloudjob import job as jobs
+    from cloudjob import jobs as jobs
 
     job = jobs.find(state_home(), options.job)
     flags = given_flags(options)
@@ -56,7 +56,7 @@ def _cp(options: argparse.Namespace) -> int:
 
 def _send(spec: JobSpec, options: argparse.Namespace) -> int:
     """Send a job, and stay with it if that is wanted."""
-    from cloudjob import pipeline
+    from cloudjob.submission import pipeline
 
     if options.dry_run:
         preview = pipeline.preview(spec, state_home(), as_text=not options.json)

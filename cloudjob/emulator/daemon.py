@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import cloudjob
-from cloudjob import locks
 from cloudjob.emulator import state
 from cloudjob.emulator.state import READY, Address, run_dir_of
 from cloudjob.errors import BackendError, UsageError
-from cloudjob.home import make_home, writing
+from cloudjob.home import locks, make_home, writing
 
 _POLL_S = 0.05
 _END_S = 60.0

@@ -7,12 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-from cloudjob import locks
 from cloudjob.emulator import state
 from cloudjob.emulator.seaweedfs import SeaweedFS
 from cloudjob.emulator.settings import load
 from cloudjob.emulator.state import READY
 from cloudjob.errors import BackendError, CloudJobError
+from cloudjob.home import locks
 
 # The backend modelarts stores code and outputs in this bucket if no store is configured.
 _BUCKET = "cloudjob"

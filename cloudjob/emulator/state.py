@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudjob import locks
 from cloudjob.errors import BackendError
+from cloudjob.home import locks
 
 if TYPE_CHECKING:
     from cloudjob.emulator.settings import Settings

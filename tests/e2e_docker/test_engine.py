@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob import images
 from cloudjob.backends.docker.engine import host as engine_host
+from cloudjob.machine import images
 from tests.support.dockerd import Dockerd
 from tests.support.engine import EngineProxy
 from tests.support.polling import Followed

@@ -19,7 +19,7 @@ import yaml
 from cloudjob.backends.kubernetes import request
 from cloudjob.backends.kubernetes.request import ENGINES
 from jobentry.contract import variables
-from tests.cloudjob.test_kubernetes_build import EVERYTHING, build, strict
+from tests.cloudjob.backends.test_kubernetes_build import EVERYTHING, build, strict
 from tests.e2e_kube.conftest import PLURALS, RESOURCES, Lab
 from tests.support import kubelet, operators
 from tests.support.kube_cluster import MERGE, ROOT, Cluster, programs

@@ -20,8 +20,8 @@ from cloudjob.backends.kubernetes.client import Client
 from cloudjob.backends.kubernetes.kubeconfig import find
 from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.errors import BackendError, NotAuthorised
-from cloudjob.waits import Limits
-from tests.cloudjob.test_kubernetes_build import submission
+from cloudjob.retries import Limits
+from tests.cloudjob.backends.test_kubernetes_build import submission
 from tests.e2e_kube.conftest import Lab
 from tests.support.kube_cluster import Cluster, write_kubeconfig
 from tests.support.servers import LOST_ANSWER, Fault, FaultProxy

@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudjob import locks, times
+from cloudjob import times
 from cloudjob.backends import follow as following
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, NativeStatus
@@ -39,10 +39,10 @@ from cloudjob.backends.docker.request import (
 )
 from cloudjob.backends.docker.state import Container, blamed, container, status_of
 from cloudjob.errors import BackendError, JobNotFound, Unreachable
-from cloudjob.home import writing
+from cloudjob.home import locks, writing
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
-from cloudjob.waits import Patience
+from cloudjob.retries import Patience
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

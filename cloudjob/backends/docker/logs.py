@@ -13,7 +13,7 @@ from cloudjob.backends.docker import engine
 from cloudjob.backends.docker.request import LOG_DRIVER
 from cloudjob.backends.follow import Piece, Streams
 from cloudjob.errors import BackendError, Unreachable
-from cloudjob.waits import Patience
+from cloudjob.retries import Patience
 
 _HEADER = struct.Struct(">BxxxL")
 # The engine cuts lines into pieces of this size.

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from cloudjob import locks
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Event, NativeStatus
 from cloudjob.backends.delivery import new_ssh_key
@@ -46,10 +45,10 @@ from cloudjob.errors import (
     Unanswered,
     Unreachable,
 )
-from cloudjob.home import writing
+from cloudjob.home import locks, writing
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
-from cloudjob.waits import LIMITS, Limits, Patience, Waits
+from cloudjob.retries import LIMITS, Limits, Patience, Waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from cloudjob.backends.kubernetes.engine import Resource
 from cloudjob.backends.kubernetes.errors import Refused
 from cloudjob.backends.kubernetes.kubeconfig import Cluster
 from cloudjob.errors import BackendError, CloudJobError, Unreachable
-from cloudjob.waits import LIMITS, Limits, retried
+from cloudjob.retries import LIMITS, Limits, retried
 
 Query = Mapping[str, str]
 POD = Resource("", "v1", "pods", "Pod")

@@ -25,7 +25,7 @@ from cloudjob.backends.kubernetes.errors import Refused
 from cloudjob.backends.kubernetes.state import Pod, pod_of
 from cloudjob.errors import BackendError
 from cloudjob.home import writing
-from cloudjob.waits import Waits
+from cloudjob.retries import Waits
 
 # Between two looks at a job of which no pod is read, and of one whose pods are silent.
 _LOOK_S = 1.0

@@ -29,7 +29,7 @@ from cloudjob.backends.modelarts.transport import LIMITS
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
-from cloudjob.waits import Limits
+from cloudjob.retries import Limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

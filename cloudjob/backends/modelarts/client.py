@@ -13,7 +13,7 @@ from cloudjob.backends.modelarts.refusals import ServiceError
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.backends.modelarts.transport import LIMITS, Transport, unsigned, value_of
 from cloudjob.errors import BackendError, CloudJobError, Unanswered
-from cloudjob.waits import Limits, retried
+from cloudjob.retries import Limits, retried
 
 # How many jobs, events or tags one request returns: the most that the service allows.
 _JOBS_PAGE, _EVENTS_PAGE, _TAGS_PAGE = 50, 100, 100

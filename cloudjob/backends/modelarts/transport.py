@@ -22,7 +22,7 @@ from cloudjob.backends.modelarts.refusals import ServiceError
 from cloudjob.backends.modelarts.sign import sign
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import BackendError, CloudJobError, NotAuthorised, Unanswered
-from cloudjob.waits import Limits, retried
+from cloudjob.retries import Limits, retried
 
 # The service counts requests by the minute, so a request is tried for longer than that.
 LIMITS = Limits(total_s=90.0)

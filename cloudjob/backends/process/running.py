@@ -15,9 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cloudjob import locks
 from cloudjob.backends.process.state_file import STATE
-from cloudjob.home import private_folder, writing
+from cloudjob.home import locks, private_folder, writing
 from jobentry.trees import remove_tree
 
 _FOLDER = "running"

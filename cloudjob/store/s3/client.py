@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudjob.errors import StoreError
+from cloudjob.retries import Waits
 from cloudjob.store.s3 import errors
 from cloudjob.store.s3.bucket_uri import BucketUri
-from cloudjob.waits import Waits
 
 # Requests that a store sends in parallel.
 AT_ONCE = 16

@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from cloudjob.errors import JobNotFound, RecordsError
-from cloudjob.records import VERSION, JobRecord, Records, hint_for
+from cloudjob.home.records import VERSION, JobRecord, Records, hint_for
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def record(job="train-0001", **values):

@@ -11,10 +11,10 @@ import termios
 
 import pytest
 
-from cloudjob import images
 from cloudjob.cli import progress
 from cloudjob.cli.progress import Transfers
 from cloudjob.cli.tables import print_table
+from cloudjob.machine import images
 
 JOB = "resnet-imagenet-large-2k83xnf2"
 TABLE = f"""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cloudjob import locks
 from cloudjob.backends.process import running
-from cloudjob.home import submits_folder
+from cloudjob.home import locks, submits_folder
 
 
 def sweep(home: Path) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob import locks
 from cloudjob.errors import BackendError
+from cloudjob.home import locks
 
 HOLD = """
 import sys
 from pathlib import Path
-from cloudjob import locks
+from cloudjob.home import locks
 
 with locks.scratch(Path(sys.argv[1])) as folder:
     (folder / "layer").write_bytes(b"half")
@@ -31,7 +31,7 @@ with locks.scratch(Path(sys.argv[1])) as folder:
 WATCH = """
 import sys
 from pathlib import Path
-from cloudjob import locks
+from cloudjob.home import locks
 
 held, free, looks = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 wrong = 0

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from cloudjob import waits
+from cloudjob import retries
 from cloudjob.backends.kubernetes import backend as backends
 from cloudjob.backends.kubernetes import checks, logs
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
 from cloudjob.errors import BackendError, NotAuthorised, Unreachable
 from cloudjob.model.status import JobState
-from cloudjob.waits import Limits
-from tests.cloudjob.test_kubernetes_build import submission
+from cloudjob.retries import Limits
+from tests.cloudjob.backends.test_kubernetes_build import submission
 from tests.support import operators
 from tests.support.fake_kube_api import EVENTS, NAMESPACE, PODS, FakeApi
 
@@ -225,7 +225,7 @@ def test_a_container_that_has_not_started_beside_a_sidecar_has_no_log(lab: Lab):
 def test_who_cancels_a_job_on_a_lost_machine_is_told_what_it_waits_for(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(waits, "FIRST_S", 0.0)
+    monkeypatch.setattr(retries, "FIRST_S", 0.0)
     lab.backend.cancel(lab.handle)
     lab.phase("Aborting")
     lose(lab, 1)
@@ -284,7 +284,7 @@ def test_a_follower_ends_with_a_job_whose_machine_falls_silent(lab: Lab):
 def test_a_log_that_fails_for_a_while_is_reported_and_followed_to_its_end(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(waits, "FIRST_S", 0.0)
+    monkeypatch.setattr(retries, "FIRST_S", 0.0)
     lab.api.logs = {lab.pods[0]: 500, lab.pods[1]: b""}
     pieces = lab.backend.logs(lab.handle, None, follow=True)
     while "following node 0: dial tcp: connection refused; trying again" not in caplog.messages:

@@ -18,10 +18,10 @@ from cloudjob.backends.base import Backend, NativeStatus
 from cloudjob.cli.follow import exit_code
 from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import records_path
-from cloudjob.job import Filter, Job, find_all, many, one
-from cloudjob.job.one import GONE
+from cloudjob.home.records import JobRecord, Records
+from cloudjob.jobs import Filter, Job, find_all, job, queries
+from cloudjob.jobs.job import GONE
 from cloudjob.model.status import JobState
-from cloudjob.records import JobRecord, Records
 from cloudjob.store.directory import DirectoryStore
 from jobentry.contract import exits
 from jobentry.contract.paths import JobPaths
@@ -122,7 +122,7 @@ def test_a_store_that_does_not_answer_delays_a_status_by_seconds_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The status says that the record could not be read, and the next look reads it."""
-    monkeypatch.setattr(one, "_STORE_S", 0.3)
+    monkeypatch.setattr(job, "_STORE_S", 0.3)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -306,7 +306,7 @@ def hundred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], 
     def keep(platform: Any) -> Any:
         for number in range(100):
             record_of(tmp_path, job=f"train-{number}", handle=f"modelarts://h/train-{number}")
-        monkeypatch.setattr(many, "backend_of", lambda _name, _home: platform)
+        monkeypatch.setattr(queries, "backend_of", lambda _name, _home: platform)
         return platform
 
     return keep
@@ -342,7 +342,7 @@ def test_a_platform_that_does_not_answer_is_not_asked_for_each_job(
 def test_a_list_has_a_time_limit(
     hundred: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(many, "_LIST_S", 0.2)
+    monkeypatch.setattr(queries, "_LIST_S", 0.2)
     ready = threading.Event()
     hundred(Stuck(ready))
     try:

@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from cloudjob import locks, times
-from cloudjob import outputs as job_outputs
+from cloudjob import times
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, Event, Metric, NativeStatus
 from cloudjob.errors import (
@@ -25,16 +24,17 @@ from cloudjob.errors import (
     Unreachable,
     UsageError,
 )
-from cloudjob.home import records_path, submits_folder, writing
-from cloudjob.job.leftovers import sweep
+from cloudjob.home import locks, records_path, submits_folder, writing
+from cloudjob.home.records import SUBMITTING, JobRecord, Records
+from cloudjob.jobs import outputs as job_outputs
+from cloudjob.jobs.leftovers import sweep
 from cloudjob.model import status as statuses
 from cloudjob.model.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.package import claims
-from cloudjob.records import SUBMITTING, JobRecord, Records
+from cloudjob.retries import Patience, Waits
 from cloudjob.store import open_store, with_store_options
 from cloudjob.store.base import PATIENCE_S, ObjectStore, OnProgress, ignore_progress
 from cloudjob.store.parallel import call_with_timeout, in_parallel
-from cloudjob.waits import Patience, Waits
 from jobentry.contract import exits, lines
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 

@@ -15,7 +15,7 @@ from cloudjob.backends import interpreters
 from cloudjob.errors import BackendError
 from cloudjob.home import make_home, private_folder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NOBODY = 65534
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may be another user")
 
@@ -26,7 +26,7 @@ from pathlib import Path
 os.umask(0)
 home = Path(sys.argv[1])
 if sys.argv[2] == "records":
-    from cloudjob.records import Records
+    from cloudjob.home.records import Records
     Records(home / "records.db").close()
 elif sys.argv[2] == "entry":
     from cloudjob.backends import interpreters
@@ -36,10 +36,10 @@ elif sys.argv[2] == "packages":
     from cloudjob.package.cache import Memory
     cache.save(home / "packages" / "x.json", Memory())
 elif sys.argv[2] == "doctor":
-    from cloudjob import doctor
+    from cloudjob.machine import doctor
     doctor.check_machine(home)
 elif sys.argv[2] == "submit":
-    from cloudjob import pipeline
+    from cloudjob.submission import pipeline
     from cloudjob.model.job import JobSpec
     source = home.parent.parent / "source"
     source.mkdir()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cloudjob.errors import JobNotFound, RecordsError
 from cloudjob.home import private_folder
-from cloudjob.waits import FIRST_S, Waits
+from cloudjob.retries import FIRST_S, Waits
 
 VERSION = 1
 # The state of a job until its platform accepts it; a killed submit leaves it in this state.

@@ -10,7 +10,7 @@ import cloudjob
 from cloudjob.backends.slurm import request
 from cloudjob.backends.slurm.backend import SlurmBackend
 from cloudjob.errors import BackendError, Unanswered
-from tests.cloudjob.test_slurm_build import HERE, submission
+from tests.cloudjob.backends.test_slurm_build import HERE, submission
 
 
 @pytest.mark.parametrize(

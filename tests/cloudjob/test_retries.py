@@ -17,16 +17,17 @@ from pathlib import Path
 import kubernetes.client  # noqa: F401 (to import it takes as long as the patience below)
 import pytest
 
-from cloudjob import pipeline, waits
+from cloudjob import retries
 from cloudjob.backends.kubernetes import client as kube_client
 from cloudjob.backends.kubernetes import kubeconfig
 from cloudjob.cli.say import hear_library
 from cloudjob.errors import BackendError, StoreError
+from cloudjob.home.records import Records
 from cloudjob.package import claims
-from cloudjob.records import Records
+from cloudjob.retries import Limits, Waits
 from cloudjob.store.directory import DirectoryStore
 from cloudjob.store.s3 import S3Store, bucket_uri, client
-from cloudjob.waits import Limits, Waits
+from cloudjob.submission import pipeline
 
 DEADLINE_S = 60.0
 
@@ -34,7 +35,7 @@ DEADLINE_S = 60.0
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the first word come soon."""
-    monkeypatch.setattr(waits, "FIRST_S", 0.05)
+    monkeypatch.setattr(retries, "FIRST_S", 0.05)
 
 
 @dataclass
@@ -138,8 +139,8 @@ def test_a_store_that_refuses_connections_is_tried_until_it_is_back(
     s3_store: Callable[[str, float], S3Store],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(waits, "FIRST_S", 0.0)
-    monkeypatch.setattr(waits, "_NEXT_S", 0.0)
+    monkeypatch.setattr(retries, "FIRST_S", 0.0)
+    monkeypatch.setattr(retries, "_NEXT_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = ("127.0.0.1", free.getsockname()[1])
     servers: list[http.server.HTTPServer] = []
@@ -164,7 +165,7 @@ def test_a_store_that_refuses_connections_is_tried_until_it_is_back(
 def test_a_pause_between_two_tries_can_be_broken_off(
     soon: None, s3_store: Callable[[str, float], S3Store], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(waits, "FIRST_S", 0.0)
+    monkeypatch.setattr(retries, "FIRST_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     monkeypatch.setattr(client, "_FIRST_PAUSE_S", 1e6)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudjob import nested
 from cloudjob.errors import SpecError
 from cloudjob.model.job import JobSpec
+from cloudjob.submission import nested_launchers
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_launcher_in_a_script_is_refused_with_what_to_submit_instead(
     write(source, text)
 
     with pytest.raises(SpecError) as caught:
-        nested.check(JobSpec(script="run.sh", source=str(source), launcher="mpirun"))
+        nested_launchers.check(JobSpec(script="run.sh", source=str(source), launcher="mpirun"))
 
     assert caught.value.message == (
         f"script: run.sh line {line} {what}, and cloudjob would run it once for each rank"
@@ -97,7 +97,7 @@ def test_a_launcher_in_a_script_is_refused_with_what_to_submit_instead(
 def test_other_scripts_pass(source: Path, text: str):
     write(source, text)
 
-    assert nested.find(source, "run.sh") is None
+    assert nested_launchers.find(source, "run.sh") is None
 
 
 def test_scripts_that_a_script_runs_are_read(source: Path):
@@ -106,7 +106,7 @@ def test_scripts_that_a_script_runs_are_read(source: Path):
     write(source, "mpirun -n 2 x.py", "scripts/go.sh")
     write(source, "bash run.sh", "env.sh")
 
-    found = nested.find(source, "run.sh")
+    found = nested_launchers.find(source, "run.sh")
 
     assert found is not None
     assert found.where == "scripts/go.sh line 1"
@@ -115,7 +115,7 @@ def test_scripts_that_a_script_runs_are_read(source: Path):
 def test_a_script_without_a_suffix_is_known_by_its_first_line(source: Path):
     write(source, "#!/usr/bin/env bash\nmpirun -n 2 x.py", "run")
 
-    assert nested.find(source, "run") is not None
+    assert nested_launchers.find(source, "run") is not None
 
 
 @pytest.mark.parametrize("launcher", ["python", "command"])
@@ -124,9 +124,9 @@ def test_a_launcher_that_runs_a_script_once_on_each_node_takes_any_script(
 ):
     write(source, "torchrun --nnodes $MA_NUM_HOSTS train.py")
 
-    nested.check(JobSpec(script="run.sh", source=str(source), launcher=launcher))
+    nested_launchers.check(JobSpec(script="run.sh", source=str(source), launcher=launcher))
 
 
 @given(st.text(alphabet=st.sampled_from("a&;|()<>'\"\\\n #${}=do ")))
 def test_any_text_is_read(text: str):
-    nested.commands(text)
+    nested_launchers.commands(text)

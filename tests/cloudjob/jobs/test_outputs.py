@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob import outputs
 from cloudjob.errors import StoreError
-from cloudjob.outputs import OutputLocation
+from cloudjob.jobs import outputs
+from cloudjob.jobs.outputs import OutputLocation
 from cloudjob.store.base import OnProgress, ignore_progress
 from cloudjob.store.directory import DirectoryStore
 from jobentry import objects

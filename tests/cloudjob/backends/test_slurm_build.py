@@ -20,7 +20,7 @@ from cloudjob.model.submission import Code, Submission, prepare
 from cloudjob.model.validation import conflicts
 from jobentry.contract import env, variables
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 HERE = Cluster(
     host=Host(),
     folder="/home/me/.local/share/cloudjob/slurm",

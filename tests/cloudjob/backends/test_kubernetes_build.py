@@ -37,7 +37,7 @@ from cloudjob.model.submission import Code, Submission
 from jobentry.contract import env, names, variables
 from tests.support import kube_cluster, kubelet, operators
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden"
 CRDS = {
     "volcano": "batch.volcano.sh_jobs",

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from cloudjob import waits
+from cloudjob import retries
 from cloudjob.backends.modelarts import refusals, site
 from cloudjob.backends.modelarts.client import Client
 from cloudjob.backends.modelarts.site import Login, Site
 from cloudjob.backends.modelarts.transport import LIMITS
 from cloudjob.errors import BackendError, JobNotFound, NotAuthorised, Unanswered, UsageError
-from cloudjob.waits import Limits
+from cloudjob.retries import Limits
 from jobentry.contract.sigv4 import Keys
 from tests.support.fake_modelarts import KEYS, PROJECT, FakeModelArts, Reply, Seen, once, serve
 
@@ -162,7 +162,7 @@ def test_a_proxy_that_does_not_connect_is_named(
 def test_a_service_that_never_answers_is_reported_and_given_up(
     service: FakeModelArts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(waits, "FIRST_S", 0.1)
+    monkeypatch.setattr(retries, "FIRST_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host = f"127.0.0.1:{silent.getsockname()[1]}"
         limits = Limits(total_s=1.0, answer_s=0.2, pause_s=0.01)

@@ -14,25 +14,25 @@ from typing import Any
 
 import pytest
 
-from cloudjob import job as jobs
-from cloudjob import pipeline
+from cloudjob import jobs as jobs
 from cloudjob.backends.process import running
 from cloudjob.backends.process.backend import ProcessBackend
 from cloudjob.backends.process.node import children_of
 from cloudjob.cli import main
 from cloudjob.errors import JobNotFound, RecordsError
+from cloudjob.home.records import Records
 from cloudjob.model.job import JobSpec
 from cloudjob.model.status import JobState
-from cloudjob.records import Records
+from cloudjob.submission import pipeline
 
 LIMIT_S = 60.0
 # Kills itself before or after a step of sending; it has SIGKILL done to it from outside, in effect.
 SUBMIT = """
 import os, sys
 from pathlib import Path
-from cloudjob import pipeline
+from cloudjob.submission import pipeline
 from cloudjob.backends.process import backend, running
-from cloudjob.records import Records
+from cloudjob.home.records import Records
 from cloudjob.model.job import JobSpec
 
 home, source, step, when = sys.argv[1:]

@@ -22,7 +22,7 @@ from cloudjob.model.submission import Code, Submission
 from jobentry.contract import env, variables
 from tests.support.fake_modelarts import KEYS, PROJECT
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden"
 SITE = Site(
     "https://modelarts.cn-north-4.myhuaweicloud.com", "https://iam", "cn-north-4", PROJECT, KEYS

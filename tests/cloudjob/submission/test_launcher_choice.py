@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob import detection
 from cloudjob.model.job import JobSpec
+from cloudjob.submission import launcher_choice
+from cloudjob.submission.launcher_choice import Choice
 from jobentry.contract.launchers import LAUNCHERS
 
 
@@ -16,13 +17,13 @@ from jobentry.contract.launchers import LAUNCHERS
 def choose(tmp_path):
     """Write files into a source and choose for ``train.py``, or for another script."""
 
-    def run(text: str | bytes, script: str = "train.py", /, files=(), **spec) -> detection.Choice:
+    def run(text: str | bytes, script: str = "train.py", /, files=(), **spec) -> Choice:
         for name, content in {script: text, **dict(files)}.items():
             path = Path(tmp_path, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             data = content if isinstance(content, bytes) else textwrap.dedent(content).encode()
             path.write_bytes(data)
-        return detection.choose(JobSpec(script=script, source=str(tmp_path), **spec))
+        return launcher_choice.choose(JobSpec(script=script, source=str(tmp_path), **spec))
 
     return run
 
@@ -230,6 +231,6 @@ def test_horovod_that_may_lose_nodes_is_a_launcher_of_its_own(choose):
 
 def test_all_that_can_be_chosen_is_there():
     """The names of the tables are launchers."""
-    names = {*detection._BY_IMPORT.values(), *detection._BY_IMAGE.values()}
+    names = {*launcher_choice._BY_IMPORT.values(), *launcher_choice._BY_IMAGE.values()}
 
     assert names <= set(LAUNCHERS)

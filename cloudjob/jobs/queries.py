@@ -16,12 +16,12 @@ from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, NativeStatus
 from cloudjob.errors import CloudJobError, JobNotFound, Unreachable
 from cloudjob.home import records_path, store_uri
-from cloudjob.job import leftovers
-from cloudjob.job.one import GONE, Job, attach, backend_of
+from cloudjob.home.records import SUBMITTING, JobRecord, Records
+from cloudjob.jobs import leftovers
+from cloudjob.jobs.job import GONE, Job, attach, backend_of
 from cloudjob.model.status import JobStatus
 from cloudjob.package import collection
 from cloudjob.package.collection import Collected
-from cloudjob.records import SUBMITTING, JobRecord, Records
 from cloudjob.store import open_store
 
 _DAY_S = 24 * 3600.0

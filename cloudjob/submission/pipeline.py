@@ -15,24 +15,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cloudjob import detection, locks, nested
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, Check
-from cloudjob.detection import Choice
 from cloudjob.errors import CloudJobError, NotReady, RecordsError, SpecError, Unanswered
-from cloudjob.home import make_home, records_path, store_uri, submits_folder
-from cloudjob.job import Job
-from cloudjob.job.leftovers import sweep
+from cloudjob.home import locks, make_home, records_path, store_uri, submits_folder
+from cloudjob.home.records import SUBMITTING, JobRecord, Records
+from cloudjob.jobs import Job
+from cloudjob.jobs.leftovers import sweep
 from cloudjob.model import submission as submissions
 from cloudjob.model import validation
 from cloudjob.model.job import masked
 from cloudjob.model.submission import Code, Submission, prepare
 from cloudjob.package import CodePackage, Memory, Options, cache, claims, pack
 from cloudjob.package.claims import Claim, Kept, Missing
-from cloudjob.records import SUBMITTING, JobRecord, Records
 from cloudjob.store import full_uri, open_store
 from cloudjob.store.base import ObjectStore, OnProgress, Signer, ignore_progress
 from cloudjob.store.parallel import call_with_timeout, in_parallel
+from cloudjob.submission import launcher_choice, nested_launchers
+from cloudjob.submission.launcher_choice import Choice
 from jobentry.contract import names
 from jobentry.contract.launchers import AUTO
 from jobentry.contract.packages import Layer, damage_key
@@ -202,11 +202,11 @@ def _with_launcher(spec: JobSpec) -> tuple[JobSpec, Choice | None]:
     """Return the job with a launcher, and how that was chosen when the job names none."""
     choice = None
     if spec.launcher == AUTO:
-        choice = detection.choose(spec)
+        choice = launcher_choice.choose(spec)
         spec = spec.model_copy(update={"launcher": choice.launcher})
         # Some values fit some launchers only, and until now there was none.
         validation.check(spec)
-    nested.check(spec)
+    nested_launchers.check(spec)
     return spec, choice
 
 

@@ -18,7 +18,7 @@ from cloudjob.model.job import OPTIONS, SECTIONS, JobSpec, masked
 from cloudjob.model.rules import BACKENDS, STORE_SECTIONS, VARIABLE_RULE
 from jobentry.contract.launchers import LAUNCHERS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # Text as it may stand in a YAML file and in the environment: no NUL, no halves of characters.
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)

@@ -17,17 +17,17 @@ import requests.exceptions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudjob import doctor, images
 from cloudjob.backends import follow
 from cloudjob.backends.delivery import new_ssh_key
 from cloudjob.backends.docker import delivery, engine, logs, request, shared_folders, state
 from cloudjob.errors import BackendError, SpecError, UsageError
+from cloudjob.machine import doctor, images
 from cloudjob.model.job import JobSpec
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Code, Submission
 from jobentry.contract import env, variables
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "docker-request.json"
 
 
