@@ -420,3 +420,16 @@ def test_under_srun_a_failed_rank_ends_the_others_with_their_grace(cloud):
 
     assert done.code == 5, done
     assert (status["failure"]["rank"], status["failure"]["host"]) == (1, "n1")
+
+
+def test_a_folder_that_the_nodes_do_not_share_is_named_as_the_cause(cloud):
+    # Each node of the cluster has a /tmp of its own.
+    cloud.write("cloudjob.yaml", "slurm: {folder: /tmp/not-shared}")
+    cloud.write("train.py", "print('never')")
+
+    done = cloud.submit("train.py")
+
+    assert done.code == 125, done
+    text = "does not see the job's folder: it must be on a disk that all nodes share"
+    assert text in done.err, done
+    assert cloud.status(done.job)["cause"] == "platform"
