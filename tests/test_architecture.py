@@ -23,7 +23,7 @@ LAPTOP = sorted((ROOT / "cloudjob").rglob("*.py"))
 CONTAINER = sorted((ROOT / "entrypoints").rglob("*.py"))
 SCRIPTS = Path(sys.executable).parent
 
-# Who may write to stdout and stderr: the doors, and what shows the ranks' output.
+# Who may write to stdout and stderr: the wrappers, and what shows the ranks' output.
 PRINTERS = {
     *(f"cloudjob/cli/{path.name}" for path in (ROOT / "cloudjob" / "cli").glob("*.py")),
     "entrypoints/jobentry/main.py",
@@ -246,7 +246,7 @@ def test_commands_that_read_no_job_file_do_without_pydantic():
 
 
 @pytest.mark.parametrize("path", LAPTOP + CONTAINER, ids=named)
-def test_only_the_doors_print(path: Path):
+def test_only_the_wrappers_print(path: Path):
     """All else returns what it has to say, or raises it."""
     printed = [
         node.lineno

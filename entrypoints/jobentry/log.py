@@ -20,7 +20,7 @@ _LONGEST_LINE_BYTES = 16 << 20
 _lock = threading.Lock()
 
 
-def say(text: str) -> None:
+def log_message(text: str) -> None:
     """Write a message of the entry, never within a line of a rank.
 
     On a full disk the message is lost, but the job goes on.

@@ -22,7 +22,7 @@ from jobentry.contract.paths import NodePaths
 from jobentry.control import early_ends
 from jobentry.errors import EntryError
 from jobentry.launchers.common import ArgsError
-from jobentry.log import say
+from jobentry.log import log_message
 from jobentry.node.prepare import (
     check_script,
     check_sshd,
@@ -54,7 +54,7 @@ from jobentry.node.tools import (
 if TYPE_CHECKING:
     from jobentry.control.local_ranks import BadEnd
     from jobentry.control.verdict import Outcome
-    from jobentry.control.worker import Entrance
+    from jobentry.control.worker import ControlSocket
     from jobentry.staging.outputs import Outputs
 
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
@@ -81,7 +81,7 @@ class _Means(NamedTuple):
         version: The running ``mpirun --version``.
         module: The script's interpreter, which looks up the launcher's module.
         server: The sshd, if the job needs one.
-        entrance: The listening socket of a worker; None on the head.
+        control_socket: The listening socket of a worker; None on the head.
         outputs: The outputs to upload, if the job has any.
     """
 
@@ -89,7 +89,7 @@ class _Means(NamedTuple):
     version: subprocess.Popen[bytes] | None
     module: subprocess.Popen[bytes] | None
     server: subprocess.Popen[bytes] | None
-    entrance: Entrance | None
+    control_socket: ControlSocket | None
     outputs: Outputs | None
 
     @property
@@ -132,8 +132,8 @@ def main(argv: Sequence[str]) -> int:
         node = env.read(os.environ)
     except env.EnvError as error:
         for problem in error.problems:
-            say(f"reading the environment: {problem}")
-        say(f"hint: {error.hint}")
+            log_message(f"reading the environment: {problem}")
+        log_message(f"hint: {error.hint}")
         # Only the head writes a record. An unreadable index counts as the head.
         if not os.environ.get(names.VC_TASK_INDEX, "").strip("0").isdecimal():
             record = _entry_record(os.environ.get(names.CLOUDJOB_JOB, ""), str(error))
@@ -159,14 +159,14 @@ def _take_variables() -> None:
         try:
             delivered.take(os.environ)
         except OSError as error:
-            say(f"reading the delivered files: {folder}: {error.strerror}")
+            log_message(f"reading the delivered files: {folder}: {error.strerror}")
     path = os.environ.pop(names.CLOUDJOB_ENV_FILE, "")
     if path:
         try:
             with open(path, "rb") as file:
                 os.environ.update(variables.load(file.read()))
         except OSError as error:
-            say(f"reading the delivered variables: {path}: {error.strerror}")
+            log_message(f"reading the delivered variables: {path}: {error.strerror}")
 
 
 def _options(argv: Sequence[str]) -> Options | None:
@@ -274,10 +274,10 @@ def _listen(handler: Callable[[int, FrameType | None], None] | signal.Handlers) 
 
 def _explain(error: Exception) -> None:
     """Log the error and its hint, if it has one."""
-    say(str(error))
+    log_message(str(error))
     hint = getattr(error, "hint", "")
     if hint:
-        say(f"hint: {hint}")
+        log_message(f"hint: {hint}")
 
 
 def _stop(node: NodeEnv, number: int) -> None:
@@ -305,22 +305,22 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
             check_script(folder, options.words[0])
     make_node_dir(where)
     # First, as the head waits for each node.
-    entrance = listen(node, where)
+    control_socket = listen(node, where)
     server = start_sshd(node, where)
     try:
         environment = node_environment(node, where, folder)
         environment.update(choose_interfaces(node, environment))
         leave_environment(where, environment)
         module = start_module(node, environment, options.words[0])
-        means = _Means(environment, version, module, server, entrance, kept)
+        means = _Means(environment, version, module, server, control_socket, kept)
         if kept is not None:
             kept.start()
         if node.is_head:
             return _lead(node, where, means, options, (started_at, time.time()))
         return _serve(node, where, means, options)
     finally:
-        if entrance is not None:
-            entrance.server.close()
+        if control_socket is not None:
+            control_socket.server.close()
         if server is not None:
             check_sshd(server, where)
             server.terminate()
@@ -345,10 +345,10 @@ def _workers_informed(node: NodeEnv, where: NodePaths) -> Iterator[None]:
 def _call_off(
     node: NodeEnv, where: NodePaths, reason: str, patience_s: float, own: tuple[int, ...] = ()
 ) -> None:
-    from jobentry.control.head import Head, WorkersAt
+    from jobentry.control.head import Head
 
-    at = WorkersAt(read_key(node), control_port(node, where))
-    Head(node, where, plan.empty(where.code), {}, at, own).call_off(reason, patience_s)
+    head = Head(node, where, plan.empty(where.code), {}, own)
+    head.call_off(read_key(node), control_port(node, where), reason, patience_s)
 
 
 def _serve(
@@ -360,7 +360,7 @@ def _serve(
     """Run a worker; its sshd stays up until the worker has left."""
     from jobentry.control.worker import Worker
 
-    assert means.entrance is not None
+    assert means.control_socket is not None
 
     # Without mpirun's version, which only the head checks, from the worker's facts.
     tools = find_tools(node, means.environment, None, needs_mpi=False)
@@ -371,7 +371,7 @@ def _serve(
         where,
         made,
         lambda: facts_of(node, tools, means.version, means.module),
-        means.entrance,
+        means.control_socket,
         own=means.child_ids,
     )
     if means.outputs is not None:
@@ -392,9 +392,9 @@ def _lead(
     begun: tuple[float, float],
 ) -> _End:
     """Run the head: run the job and write its record."""
-    from jobentry.control.head import Head, WorkersAt
+    from jobentry.control.head import Head
 
-    at = WorkersAt(read_key(node), control_port(node, where))
+    key, port = read_key(node), control_port(node, where)
     try:
         made, facts, written = _ready(node, where, means, options)
     except (EntryError, ArgsError, OSError) as error:
@@ -402,10 +402,10 @@ def _lead(
         patience_s = 5.0 if isinstance(error, ArgsError) else CALL_OFF_S
         _call_off(node, where, str(error), patience_s, means.child_ids)
         raise
-    head = Head(node, where, made, facts, at, means.child_ids)
+    head = Head(node, where, made, facts, means.child_ids)
     if means.outputs is not None:
         head.attach(means.outputs)
-    outcome = head.run()
+    outcome = head.run(key, port)
     for path in written:
         remove(path)
     bad_end = head.bad_end if outcome.exit_code else None
@@ -437,7 +437,7 @@ def _ready(
     tools = find_tools(node, means.environment, means.version, needs_mpi=needs_mpi)
     made = plan.make(node, means.environment, where, tools, options.words)
     for note in made.notes:
-        say(note)
+        log_message(note)
     facts = facts_of(node, tools, means.version, means.module)
     check_module(facts, node.launcher, tools.interpreter)
     return made, facts, write_files(made.files, keep=node.open_mpi.host_file)
@@ -489,7 +489,7 @@ def _leave_record(uri: str, record: exits.ExitRecord, *, is_cancelled: bool = Fa
         with _limited(is_cancelled=is_cancelled):
             objects.write(exits.dump(record), uri)
     except (objects.ObjectError, OSError, EntryError) as error:
-        say(f"writing the record: {error}")
+        log_message(f"writing the record: {error}")
 
 
 def _rfc3339(seconds: float) -> str:

@@ -284,7 +284,7 @@ class Cloud:
     def find(self, what: Callable[[int, tuple[str, ...]], bool]) -> list[int]:
         return sorted(pid for pid, words in self.processes().items() if what(pid, words))
 
-    def doors(self) -> dict[int, int]:
+    def wrappers(self) -> dict[int, int]:
         """The process of each rank wrapper, by rank."""
         found = {}
         for pid in self.find(lambda _, words: "--rank" in words):

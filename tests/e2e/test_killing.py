@@ -105,7 +105,7 @@ def test_killing_mpirun_ends_all_ranks(cloud, job):
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
 def test_killing_a_rank_wrapper_ends_its_program_and_names_the_rank(cloud, job, rank):
-    os.kill(cloud.doors()[rank], signal.SIGKILL)
+    os.kill(cloud.wrappers()[rank], signal.SIGKILL)
 
     status = ends(cloud, job, "user")
 

@@ -655,7 +655,7 @@ def test_doctor_looks_at_a_cluster(volcano_lab: Lab):
     assert "volcano, mpi-operator, ms-operator" in done.out
 
 
-def test_a_queue_that_is_not_there_is_said_before_anything_is_sent(volcano_lab: Lab):
+def test_a_queue_that_is_not_there_is_reported_before_anything_is_sent(volcano_lab: Lab):
     """Volcano would take the job, and never run it."""
     lab = volcano_lab
     lab.write(queue="reserach")

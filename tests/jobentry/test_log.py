@@ -12,7 +12,7 @@ from typing import Callable
 import pytest
 
 from jobentry.contract import lines
-from jobentry.log import Relay, last_lines, say
+from jobentry.log import Relay, last_lines, log_message
 
 
 class Stream:
@@ -171,7 +171,7 @@ def test_a_closed_stdout_does_not_end_the_job(tmp_path: Path):
 
 
 def test_messages_of_the_entry_have_a_prefix(capfd: pytest.CaptureFixture[str]):
-    say("one\ntwo")
+    log_message("one\ntwo")
 
     assert capfd.readouterr().err == "jobentry: one\n          two\n"
 

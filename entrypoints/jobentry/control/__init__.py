@@ -1,5 +1,7 @@
 """Head and workers: how they meet, start the ranks, watch them, and agree on how the job ended.
 
-Start with ``head.py`` and ``worker.py``, the two roles of a node. Both run in one ``event_loop.py``
-and speak over ``connection.py``; ``verdict.py`` decides which rank is to blame.
+Start with ``head.py`` and ``worker.py``, the two roles of a node. The head's work has three parts,
+``bring_up.py``, ``run.py`` and ``stop.py``; ``verdict.py`` decides which rank is to blame. Both
+roles run in one ``event_loop.py`` and speak over ``connection.py``: the head keeps a
+``worker_pool.py`` of ``remote_worker.py``.
 """

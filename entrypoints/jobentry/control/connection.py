@@ -206,7 +206,7 @@ class Link:
         """Whether the other side has acknowledged every message."""
         return not self._kept
 
-    def tell(self, word: str, **values: object) -> None:
+    def send(self, word: str, **values: object) -> None:
         """Send a message, now or with the next connection."""
         self._last += 1
         line = messages.dump(word, **values)[:-1]

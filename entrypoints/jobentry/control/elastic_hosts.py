@@ -6,7 +6,16 @@ import json
 import os
 
 from jobentry.contract.env import NodeEnv
+from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
+from jobentry.control.event_loop import NodeLoop
+from jobentry.control.remote_worker import RemoteWorker
+from jobentry.control.stop import Stop
+from jobentry.control.worker_pool import WorkerPool
+from jobentry.log import log_message
+
+# How long an elastic job that has enough nodes waits for the others before it begins.
+_GATHER_S = 10.0
 
 
 class Members:
@@ -55,3 +64,62 @@ class Members:
         with open(self._path + ".new", "w", encoding="ascii") as file:
             json.dump(places, file)
         os.replace(self._path + ".new", self._path)
+
+
+class ElasticHosts:
+    """The nodes of an elastic job, which begins and goes on with at least ``min_nodes``."""
+
+    def __init__(
+        self, node: NodeEnv, paths: NodePaths, loop: NodeLoop, pool: WorkerPool, stop: Stop
+    ) -> None:
+        self.has_begun = False
+        self._node = node
+        self._loop = loop
+        self._pool = pool
+        self._stop = stop
+        self._members = Members(node, paths)
+        self._members.come(node.node)
+
+    def worker_came(self, index: int) -> None:
+        """Take in a worker, which may come at any time."""
+        row = next((row for row in self._pool.unfit() if row.node == index), None)
+        if row is not None and self.has_begun:
+            log_message("node %d (%s) takes no part: it has %s" % (index, row.host, row.trouble))
+            return
+        self._members.come(index)
+        if self.has_begun:
+            log_message("node %d (%s) takes part" % (index, self._node.hosts[index]))
+        self.check()
+
+    def worker_lost(self, worker: RemoteWorker, failure: Failure) -> None:
+        """Go on without a worker, if enough are left, and look for it again."""
+        self._members.go(worker.index)
+        worker.look_again()
+        self.check(failure)
+
+    def can_go_on_without(self, node: int | None) -> bool:
+        """Whether the job goes on although a rank of that node has failed: it is used no more."""
+        if node is None:
+            return False
+        self._members.strike(node)
+        return self._members.are_enough
+
+    def check(self, lost: Failure | None = None) -> None:
+        """Check whether the job has the nodes to begin or to go on."""
+        if self._members.are_enough:
+            self._loop.drop("too-few")
+            if not self.has_begun and not self._loop.is_planned("begin"):
+                self._loop.at("begin", _GATHER_S, self._begin)
+        elif lost is not None and self.has_begun:
+            patience_s = self._node.start_timeout_s
+            self._loop.at("too-few", patience_s, lambda: self._too_few(lost, patience_s))
+
+    def _begin(self) -> None:
+        self.has_begun = self._members.are_enough
+
+    def _too_few(self, lost: Failure, waited_s: float) -> None:
+        text = "waiting for nodes: after %g s %d of %d are there, and the job needs %d (min_nodes)"
+        counts = (waited_s, self._members.count, self._node.nodes, self._node.min_nodes)
+        message = "%s; %s" % (text % counts, lost.message)
+        log_message(message)
+        self._stop.lose(lost._replace(message=message))

@@ -21,7 +21,7 @@ from typing import Callable, Collection
 from jobentry import linux
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.control.local_ranks import End, Ranks
+from jobentry.control.local_ranks import End, LocalRanks
 from jobentry.control.messages import Lines
 from jobentry.log import Relay
 
@@ -37,7 +37,7 @@ _TICK_S = 0.5
 _EVENT_LIMIT_BYTES = 16 * 1024
 # What wakes the loop without being a signal.
 _WOKEN = 0
-# So often at most we look for adopted children that have ended.
+# Seconds between two looks for adopted children that have ended.
 _REAP_S = 1.0
 
 
@@ -46,7 +46,7 @@ class NodeLoop:
 
     def __init__(self, node: NodeEnv, paths: NodePaths) -> None:
         self.node = node
-        self.ranks = Ranks(paths)
+        self.ranks = LocalRanks(paths)
         self.relay = Relay(paths.log_dir)
         self.selector = selectors.DefaultSelector()
         self._lines = Lines(_EVENT_LIMIT_BYTES)
@@ -67,7 +67,7 @@ class NodeLoop:
         self.relay.start()
 
     def hear_ranks(self) -> None:
-        """Take in what the ranks of this node say."""
+        """Read what the ranks of this node report."""
         try:
             data = os.read(self._events, 65536)
         except BlockingIOError:
@@ -78,7 +78,7 @@ class NodeLoop:
                 self.on_end(end)
             elif word == "start":
                 rank = int(line.split()[1])
-                self._watch(self.ranks.doors[rank])
+                self._watch(self.ranks.wrappers[rank])
                 self.relay.add(rank)
                 self.on_start(rank)
 
@@ -169,10 +169,10 @@ class NodeLoop:
         sweep(keep)
         self.relay.finish()
 
-    def _watch(self, door: int) -> None:
-        """Let the end of a door wake the loop: mpirun kills the others a moment after the first."""
+    def _watch(self, wrapper: int) -> None:
+        """Let a wrapper's end wake the loop: mpirun kills the others a moment after the first."""
         try:
-            ended: int = getattr(os, "pidfd_open")(door)  # noqa: B009 (Python 3.8 has none)
+            ended: int = getattr(os, "pidfd_open")(wrapper)  # noqa: B009 (Python 3.8 has none)
         except (AttributeError, OSError):
             return
 
@@ -219,7 +219,7 @@ def adopt_orphans() -> None:
 
 
 def reap(own: Collection[int]) -> None:
-    """Let those go of our children that have ended, but for our ``own``: others wait for these.
+    """Reap the children that have ended, except ``own``, which somebody else waits for.
 
     A script of days that starts programs, which start others and end, would fill the table of
     processes: what they leave is ours (``adopt_orphans``), and not that of the container's init.
@@ -231,7 +231,7 @@ def reap(own: Collection[int]) -> None:
 
 
 def sweep(keep: Collection[int] = ()) -> None:
-    """End what is left of our children and of theirs, but for the processes in ``keep``."""
+    """Kill what is left of our children and of theirs, except the processes in ``keep``."""
     for _ in range(100):
         found = [child for child in children() if child not in keep]
         if not found:

@@ -1,4 +1,4 @@
-"""The ranks of this node: what they say of themselves, and how they are stopped."""
+"""The ranks of this node: what their wrappers report, and how they are stopped."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Callable, NamedTuple
 
 from jobentry.contract.exits import MEMORY_GUESS, Failure
 from jobentry.contract.paths import NodePaths
-from jobentry.log import last_lines, say
+from jobentry.log import last_lines, log_message
 
-# So many lines and bytes of a rank's log stand in its report; fewer of one that ended well, which
-# is to blame only when it should not have ended.
+# Lines and bytes of a rank's log in its report; fewer for a rank that ended with 0, which is to
+# blame only if it should not have ended.
 _KEPT = ((20, 16384), (5, 1024))
 
 
@@ -27,18 +27,18 @@ class End(NamedTuple):
 
     Args:
         signal: What ended it, 0 for nothing.
-        was_told: Whether somebody had asked it to end, so that it is not the first to blame.
-        is_said: Whether its door said so; False for a door that was killed.
+        was_asked_to_end: Whether it had been asked to end, and so is not the first to blame.
+        is_reported: Whether its wrapper reported it; False if the wrapper was killed.
         at_s: When, by the clock of its node.
     """
 
     rank: int
     code: int
     signal: int
-    was_told: bool
+    was_asked_to_end: bool
     at_s: float
     message: str
-    is_said: bool = True
+    is_reported: bool = True
 
 
 class BadEnd(NamedTuple):
@@ -53,13 +53,13 @@ class BadEnd(NamedTuple):
     is_kill: bool
 
 
-class Ranks:
+class LocalRanks:
     """The ranks that mpirun started on this node."""
 
     def __init__(self, paths: NodePaths) -> None:
         self._paths = paths
         self._stopping = os.path.join(paths.node_dir, "stopping")
-        self.doors: dict[int, int] = {}
+        self.wrappers: dict[int, int] = {}
         self._programs: dict[int, int] = {}
         self._failing: dict[int, End] = {}
         self.ends: dict[int, End] = {}
@@ -81,7 +81,7 @@ class Ranks:
     @property
     def running(self) -> list[int]:
         """The ranks whose program has not ended."""
-        return [rank for rank in self.doors if rank not in self.ends]
+        return [rank for rank in self.wrappers if rank not in self.ends]
 
     def hear(self, line: str) -> tuple[str, End | None]:
         """Take in a line from the FIFO of events; return its word, and the end that it reports.
@@ -99,18 +99,18 @@ class Ranks:
         if word not in ("start", "gone", "waits", "fail", "end"):
             return "", None
         if word == "start":
-            rank, door, program = (int(text) for text in rest.split())
+            rank, wrapper, program = (int(text) for text in rest.split())
             # Signals to the processes 0, 1 and -1 would reach others.
-            if rank < 0 or not all(1 < process <= _LAST_PROCESS for process in (door, program)):
+            if rank < 0 or not all(1 < process <= _LAST_PROCESS for process in (wrapper, program)):
                 return "", None
-            self.doors[rank] = door
+            self.wrappers[rank] = wrapper
             # An elastic job may start a rank again.
             self.ends.pop(rank, None)
             self._failing.pop(rank, None)
             self._programs[rank] = program
             if os.path.exists(self._stopping):
                 # It looked before the job was stopped, and was heard after it.
-                _signal_group(door, signal.SIGTERM)
+                _signal_group(wrapper, signal.SIGTERM)
             return word, None
         if word == "gone":
             rank = int(rest)
@@ -118,7 +118,7 @@ class Ranks:
             return word, None
         if word == "waits":
             rank_text, count, commands = rest.split(" ", 2)
-            say(
+            log_message(
                 f"rank {int(rank_text)}: its script has ended, and {int(count)} process(es) that it"
                 " started"
                 f" still run ({commands}): the rank ends with them"
@@ -129,11 +129,11 @@ class Ranks:
             rank=int(numbers[0]),
             code=int(numbers[1]),
             signal=int(numbers[2]),
-            was_told=numbers[3] == "1",
+            was_asked_to_end=numbers[3] == "1",
             at_s=float(numbers[4]),
             message=numbers[5],
         )
-        if end.rank not in self.doors or abs(end.code) > _MOST or not isfinite(end.at_s):
+        if end.rank not in self.wrappers or abs(end.code) > _MOST or not isfinite(end.at_s):
             return "", None
         # One that failed still runs its exit handlers, and is not to be disturbed.
         (self._failing if word == "fail" else self.ends)[end.rank] = end
@@ -141,15 +141,21 @@ class Ranks:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks whose door is gone, though they have not said that they ended."""
-        return [rank for rank in self.running if not _is_alive(self.doors[rank])]
+        """The ranks whose wrapper is gone without having reported their end."""
+        return [rank for rank in self.running if not _is_alive(self.wrappers[rank])]
 
     def lost(self) -> list[End]:
         """Take the ranks that are missing for killed, and return their ends."""
         ends = []
         for rank in self.missing:
             killed = End(
-                rank, 128 + signal.SIGKILL, signal.SIGKILL, False, time.time(), "", is_said=False
+                rank,
+                128 + signal.SIGKILL,
+                signal.SIGKILL,
+                False,
+                time.time(),
+                "",
+                is_reported=False,
             )
             if rank not in self._failing:
                 ends.append(killed)
@@ -158,7 +164,7 @@ class Ranks:
         return ends
 
     def stop(self) -> None:
-        """Ask every rank to end; their doors stay, so that mpirun ends nobody before its time."""
+        """Ask every rank to end; the wrappers stay, so that mpirun ends none before its time."""
         with open(self._stopping, "w", encoding="ascii"):
             pass
         self.pass_on(signal.SIGTERM)
@@ -169,25 +175,25 @@ class Ranks:
             self.note_end()
         for rank in self.running:
             if rank not in self._failing:
-                # The group of the door: the program, and what it has started.
-                _signal_group(self.doors[rank], number)
+                # The group of the wrapper: the program, and what it has started.
+                _signal_group(self.wrappers[rank], number)
 
     def note_end(self) -> None:
-        """Say that the ranks that run are about to be ended."""
+        """Announce that the running ranks are about to be ended."""
         if self.running:
             self.before_end()
 
     def kill(self) -> None:
         """End every rank, and what it has started, at once."""
         self.note_end()
-        for rank, door in self.doors.items():
-            if rank not in self.ends or _is_alive(door):
-                _signal_group(door, signal.SIGKILL)
+        for rank, wrapper in self.wrappers.items():
+            if rank not in self.ends or _is_alive(wrapper):
+                _signal_group(wrapper, signal.SIGKILL)
             if rank not in self.ends:
                 _signal(self._programs[rank], signal.SIGKILL)
 
     def release(self) -> None:
-        """Let the doors that stayed go."""
+        """Let the wrappers that stayed go."""
         with contextlib.suppress(OSError):
             os.unlink(self._stopping)
 

@@ -1,7 +1,7 @@
-"""Commands that mpirun wants run on other nodes, over the line that the head has to each already.
+"""Commands that mpirun wants run on other nodes, over the head's connection to each of them.
 
 A second ssh to a worker costs as much as the first one: a key exchange, a session, a shell. mpirun
-is given an agent instead (``launchers/agent.py``), the head sends on what that asks for, and the
+is given an agent instead (``launchers/agent.py``): the head forwards what that asks for, and the
 worker's entry runs it as its sshd would.
 """
 
@@ -11,16 +11,16 @@ import contextlib
 import os
 import pwd
 import selectors
-import signal
 import socket
-import subprocess
+from functools import partial
 from typing import Callable, Mapping
 
 from jobentry.contract import names
 from jobentry.contract.paths import NodePaths
+from jobentry.control.child_process import ChildProcess
 from jobentry.control.event_loop import NodeLoop
 from jobentry.control.messages import Lines
-from jobentry.control.worker_link import Peer
+from jobentry.control.remote_worker import RemoteWorker
 from jobentry.launchers import agent
 
 # What ssh ends with when it has not run the command.
@@ -29,21 +29,23 @@ _SHELL = "/bin/sh"
 _SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh", "csh", "tcsh")
 
 
-class Desk:
-    """The head's side: passes the commands of mpirun's agents to workers and returns the output.
+class RemoteCommands:
+    """The head's side: forwards the commands of mpirun's agents to workers and returns the output.
 
-    Before ``open`` it only takes in what they ask for: mpirun starts while workers still come up.
+    Before ``open`` it only collects requests: mpirun starts while workers still come up.
 
     Args:
         head: The host of this node. Without namespaces emulated nodes share the machine's name, so
             mpirun does not recognise its own node and asks for a daemon there, too.
     """
 
-    def __init__(self, where: NodePaths, loop: NodeLoop, head: str, workers: list[Peer]) -> None:
+    def __init__(
+        self, where: NodePaths, loop: NodeLoop, head: str, workers: list[RemoteWorker]
+    ) -> None:
         self._where = where
         self._head = _names(head)
-        self._own = Errands(where, loop, self._ran)
-        self._workers = {name: peer for peer in workers for name in _names(peer.host)}
+        self._own = CommandRunner(where, loop, self._ran)
+        self._workers = {name: worker for worker in workers for name in _names(worker.host)}
         self._lines = Lines()
         self._waiting: list[int] | None = []
         # Read and write: so it never ends when an agent closes it.
@@ -51,13 +53,13 @@ class Desk:
         loop.selector.register(self._asks, selectors.EVENT_READ, self._hear)
 
     def open(self) -> None:
-        """Take to the workers what was asked for, and at once what will be."""
+        """Forward the collected requests, and later ones at once."""
         numbers, self._waiting = self._waiting or [], None
         for number in numbers:
             self._take(number)
 
     def answered(self, number: int, lines: list[str], code: int | None) -> None:
-        """Give an agent what its command wrote, and how it ended if it has; it may be gone."""
+        """Send an agent its command's output, and the exit code if it has ended."""
         path = self._path(number)
         with contextlib.suppress(OSError):
             out = os.open(f"{path}-answer", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -67,9 +69,9 @@ class Desk:
             with contextlib.suppress(OSError):
                 os.unlink(f"{path}-answer")
 
-    def look(self) -> None:
-        """Give the agents of commands that ran on this node and have ended their exit codes."""
-        self._own.look()
+    def check(self) -> None:
+        """Send the exit codes of commands that ran on this node."""
+        self._own.check()
 
     def kill(self) -> None:
         """End the commands that run on this node."""
@@ -97,12 +99,13 @@ class Desk:
         if worker is None:
             self.answered(number, [f"{host} is no node of this job"], _NOT_RUN)
         else:
-            worker.tell("run", number=number, command=command)
+            worker.send("run", number=number, command=command)
 
-    def _find(self, host: str) -> Peer | None:
-        """Return the worker that a host file calls ``host``; the platform's or the user's own may.
+    def _find(self, host: str) -> RemoteWorker | None:
+        """Return the worker that a host file calls ``host``.
 
-        It may say more of a name than the job does (the MPI operator's), or name an address.
+        The platform's or the user's own file may have longer names than the job (the MPI operator's
+        has), or addresses.
         """
         short = host.partition(".")[0]
         if host in self._workers:
@@ -129,88 +132,52 @@ def _address(host: str) -> str:
         return ""
 
 
-class Errands:
-    """The worker's side: runs what the head asks for.
+class CommandRunner:
+    """The worker's side: runs the commands that the head sends.
 
     Args:
-        tell: Says a word to the head.
+        send: Sends a message to the head.
     """
 
-    def __init__(self, where: NodePaths, loop: NodeLoop, tell: Callable[..., None]) -> None:
+    def __init__(self, where: NodePaths, loop: NodeLoop, send: Callable[..., None]) -> None:
         self._loop = loop
-        self._tell = tell
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._text: dict[int, Lines] = {}
+        self._send = send
+        self._running: dict[int, ChildProcess] = {}
         user = _user()
         self._shell = user.pw_shell
         self._env = session_environment(os.environ, user, where.node_dir)
 
     def run(self, number: int, command: str) -> None:
         """Start ``command``."""
+        argv = (self._shell, "-c", command)
+        home = self._env["HOME"]
+        cwd = home if os.path.isdir(home) else "/"
+        send = partial(self._send_output, number, None)
         try:
-            process = subprocess.Popen(
-                [self._shell, "-c", command],
-                env=self._env,
-                cwd=self._env["HOME"] if os.path.isdir(self._env["HOME"]) else "/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self._running[number] = ChildProcess(self._loop, argv, self._env, cwd, send)
         except OSError as error:
-            lines = [f"starting {self._shell}: {error.strerror}"]
-            self._tell("ran", number=number, lines=lines, code=_NOT_RUN)
-            return
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-        self._running[number] = process
-        self._text[number] = Lines()
-        self._loop.own.add(process.pid)
-        hear = lambda: self._hear(number)  # noqa: E731 (as the loop takes it)
-        self._loop.selector.register(process.stdout, selectors.EVENT_READ, hear)
+            self._send_output(number, _NOT_RUN, [f"starting {self._shell}: {error.strerror}"])
 
-    def look(self) -> None:
-        """Tell the head of those that have ended."""
-        for number, process in list(self._running.items()):
-            code = process.poll()
-            if code is None:
-                continue
-            lines = self._read(number)
-            assert process.stdout is not None
-            with contextlib.suppress(KeyError, ValueError):
-                self._loop.selector.unregister(process.stdout)
-            process.stdout.close()
-            self._loop.own.discard(process.pid)
-            del self._running[number], self._text[number]
-            self._tell("ran", number=number, lines=lines, code=code if code >= 0 else 128 - code)
+    def check(self) -> None:
+        """Report the commands that have ended."""
+        for number, child in list(self._running.items()):
+            end = child.end()
+            if end is not None:
+                del self._running[number]
+                code, lines = end
+                self._send_output(number, code if code >= 0 else 128 - code, lines)
 
     def kill(self) -> None:
-        """End what still runs."""
-        for process in self._running.values():
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
+        """Kill the commands that have not been reported, and what they have started."""
+        for child in self._running.values():
+            child.kill()
 
-    def _hear(self, number: int) -> None:
-        lines = self._read(number)
-        if lines:
-            self._tell("ran", number=number, lines=lines, code=None)
-
-    def _read(self, number: int) -> list[str]:
-        stdout = self._running[number].stdout
-        assert stdout is not None
-        try:
-            data = os.read(stdout.fileno(), 65536)
-        except BlockingIOError:
-            return []
-        if not data:
-            # It has closed its output and goes on, as a daemon may.
-            with contextlib.suppress(KeyError, ValueError):
-                self._loop.selector.unregister(stdout)
-        return [line.decode("utf-8", "replace") for line in self._text[number].feed(data)]
+    def _send_output(self, number: int, code: int | None, lines: list[str]) -> None:
+        self._send("ran", number=number, lines=lines, code=code)
 
 
 def _user() -> pwd.struct_passwd:
-    """Return who we are, with a shell that runs commands."""
+    """Return the user of this process, with a shell that runs commands."""
     try:
         user = pwd.getpwuid(os.geteuid())
     except KeyError:

@@ -12,7 +12,7 @@ from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
 
-# So long may nothing happen: 32 nodes on two cores took 16 s to their first rank.
+# Seconds in which no rank starts before a start counts as hung: 32 nodes on two cores took 16 s.
 _PATIENCE_S = 20.0
 _PER_NODE_S = 1.0
 _ATTEMPTS = 2
@@ -37,17 +37,17 @@ def may_try_again(attempt: int, started: Mapping[int, int]) -> bool:
 
 
 def hung(
-    starter: str,
+    launch_end: str,
     node: NodeEnv,
     ranks: int,
     started: Mapping[int, int],
     attempt: int,
     waited_s: float,
 ) -> Failure:
-    """Return what there is to say of a start that hangs.
+    """Return the failure to report for a start that hangs.
 
     Args:
-        starter: The name of what starts the ranks.
+        launch_end: The name of what starts the ranks.
         node: The head's.
         ranks: How many there should be.
         started: The ranks that have started, with their nodes.
@@ -55,7 +55,7 @@ def hung(
     """
     hosts, slots = node.hosts, node.slots
     text = "starting the ranks: %s started %d of %d and then hung for %g s" % (
-        starter,
+        launch_end,
         len(started),
         ranks,
         waited_s,

@@ -42,20 +42,20 @@ class RankEnd(NamedTuple):
 
     Args:
         at_s: When, by the head's clock.
-        was_told: Whether somebody had asked it to end.
-        is_said: Whether its door said so; False for a door that was killed.
-        failure: What there is to say of it, also when its exit code is 0.
+        was_asked_to_end: Whether it had been asked to end.
+        is_reported: Whether its wrapper reported it; False if the wrapper was killed.
+        failure: The report on it, also if its exit code is 0.
     """
 
     at_s: float
-    was_told: bool
-    is_said: bool
+    was_asked_to_end: bool
+    is_reported: bool
     failure: Failure
 
     @property
     def is_failure(self) -> bool:
         """Whether it may be the reason for the job to end."""
-        by_request = self.was_told and self.failure.signal is not None
+        by_request = self.was_asked_to_end and self.failure.signal is not None
         return self.failure.exit_code != 0 and not by_request
 
     @property
@@ -71,7 +71,7 @@ class RankEnd(NamedTuple):
         return self.failure.exit_code == _LEFT_ALONE and self.failure.signal is None
 
 
-class Starter(NamedTuple):
+class LaunchEnd(NamedTuple):
     """How what starts the ranks ended: exit code (negative for a signal), and last lines."""
 
     name: str
@@ -80,7 +80,7 @@ class Starter(NamedTuple):
 
 
 def decide(
-    ends: Mapping[int, RankEnd], started: Mapping[int, int], ranks: int, starter: Starter
+    ends: Mapping[int, RankEnd], started: Mapping[int, int], ranks: int, launch_end: LaunchEnd
 ) -> Outcome:
     """Return how the job ended.
 
@@ -89,22 +89,22 @@ def decide(
         started: The ranks that have started, with their nodes.
         ranks: How many there should be.
     """
-    first = _first(ends, starter)
+    first = _first(ends, launch_end)
     if first is not None:
-        failure = _named(first.failure, starter)
+        failure = _named(first.failure, launch_end)
         return Outcome(failure.exit_code or 1, "user", failure)
-    if starter.code == 0:
-        return _all_well(ends, started, ranks, starter)
-    code = starter.code if starter.code > 0 else exits.code_of_signal(-starter.code)
+    if launch_end.code == 0:
+        return _all_well(ends, started, ranks, launch_end)
+    code = launch_end.code if launch_end.code > 0 else exits.code_of_signal(-launch_end.code)
     failure = Failure(
         exit_code=code,
-        message=f"{starter.name} ended with exit code {code}",
-        last_lines=tuple(starter.lines)[-20:],
+        message=f"{launch_end.name} ended with exit code {code}",
+        last_lines=tuple(launch_end.lines)[-20:],
     )
     if len(started) >= ranks:
         return Outcome(code, "user", failure)
     message = f"{failure.message} before all ranks had started"
-    if any(_NO_PMIX in line for line in starter.lines):
+    if any(_NO_PMIX in line for line in launch_end.lines):
         message += _WITHOUT_PMIX
     failure = failure._replace(exit_code=exits.ENTRY_FAILED, message=message)
     return Outcome(exits.ENTRY_FAILED, "entry", failure)
@@ -123,7 +123,7 @@ def correction(outcome: Outcome, named: int | None) -> str:
     return text % (failure.rank, failure.node, failure.host, named, failure.message)
 
 
-def decide_elastic(ends: Mapping[int, RankEnd], driver: Starter) -> Outcome:
+def decide_elastic(ends: Mapping[int, RankEnd], driver: LaunchEnd) -> Outcome:
     """Return how a job ended whose ranks may come and go: its driver knows whether it is done.
 
     Args:
@@ -136,7 +136,7 @@ def decide_elastic(ends: Mapping[int, RankEnd], driver: Starter) -> Outcome:
     return decide(recent, {}, 0, driver)
 
 
-def served_no_more(server: Starter, node: int, host: str, have_started: bool) -> Outcome:
+def server_ended(server: LaunchEnd, node: int, host: str, have_started: bool) -> Outcome:
     """Return how a job ended whose ranks have lost what served them.
 
     Args:
@@ -158,7 +158,7 @@ def served_no_more(server: Starter, node: int, host: str, have_started: bool) ->
 
 
 def _all_well(
-    ends: Mapping[int, RankEnd], started: Mapping[int, int], ranks: int, starter: Starter
+    ends: Mapping[int, RankEnd], started: Mapping[int, int], ranks: int, launch_end: LaunchEnd
 ) -> Outcome:
     """Believe mpirun's 0 only when every rank has said the same (5.0.11 also says it when not)."""
     silent = [rank for rank in range(ranks) if rank not in ends]
@@ -167,19 +167,19 @@ def _all_well(
     rank = silent[0]
     code = exits.code_of_signal(9)
     message = (
-        f"rank {rank} was lost: {starter.name} ended well, but this rank never said that it had"
+        f"rank {rank} was lost: {launch_end.name} ended well, but this rank never said that it had"
     )
     failure = Failure(started.get(rank), "", rank, exit_code=code, message=message)
     return Outcome(code, "platform", failure)
 
 
-def _first(ends: Mapping[int, RankEnd], starter: Starter) -> RankEnd | None:
+def _first(ends: Mapping[int, RankEnd], launch_end: LaunchEnd) -> RankEnd | None:
     """Return the end that all others follow from."""
     failed = {rank: end for rank, end in ends.items() if end.is_failure}
     if not failed:
-        return _left_early(ends, starter, None)
+        return _left_early(ends, launch_end, None)
     earliest = min(end.at_s for end in failed.values())
-    victims = {int(rank) for line in starter.lines for rank in _VICTIM.findall(line)}
+    victims = {int(rank) for line in launch_end.lines for rank in _VICTIM.findall(line)}
 
     def order(item: tuple[int, RankEnd]) -> tuple[int, float]:
         rank, end = item
@@ -187,7 +187,7 @@ def _first(ends: Mapping[int, RankEnd], starter: Starter) -> RankEnd | None:
 
     rank, best = min(failed.items(), key=order)
     if _distance(best, earliest, is_victim=rank in victims) >= _VICTIMS:
-        return _left_early(ends, starter, best) or best
+        return _left_early(ends, launch_end, best) or best
     return best
 
 
@@ -209,7 +209,7 @@ _LEFT_ALONE = 14
 
 def _distance(end: RankEnd, earliest: float, *, is_victim: bool) -> int:
     """Return how far an end is likely to be from the first cause."""
-    if not end.is_said:
+    if not end.is_reported:
         return 5
     # A script's own word, a signal or a code of its own says more than the library's code.
     if is_victim or end.is_left_by_mpi:
@@ -217,37 +217,37 @@ def _distance(end: RankEnd, earliest: float, *, is_victim: bool) -> int:
     # It may be a connection of the script's own, so with nobody else to blame it is the cause.
     if end.is_left_alone:
         return 2
-    if not end.was_told:
+    if not end.was_asked_to_end:
         return 0
     return 1 if end.at_s - earliest <= _CLOSE_S else 4
 
 
 def _left_early(
-    ends: Mapping[int, RankEnd], starter: Starter, failed: RankEnd | None
+    ends: Mapping[int, RankEnd], launch_end: LaunchEnd, failed: RankEnd | None
 ) -> RankEnd | None:
     """Return the end of a rank that left with 0 and without MPI_Finalize, if that is the cause.
 
     Args:
         failed: The first of those that ended because of it; with none, mpirun's word is needed.
     """
-    named = [int(rank) for line in starter.lines for rank in _IMPROPER.findall(line)]
+    named = [int(rank) for line in launch_end.lines for rank in _IMPROPER.findall(line)]
     early = [
         (rank not in named, end.at_s, end)
         for rank, end in ends.items()
         if end.failure.exit_code == 0
-        and not end.was_told
+        and not end.was_asked_to_end
         and (rank in named if failed is None else end.at_s <= failed.at_s + _CLOSE_S)
     ]
     if not early:
         return None
     end = min(early, key=lambda item: item[:2])[2]
-    code = failed.failure.exit_code if failed and failed.is_said else abs(starter.code)
+    code = failed.failure.exit_code if failed and failed.is_reported else abs(launch_end.code)
     message = "ended with exit code 0 while others went on: without MPI_Finalize?"
     return end._replace(failure=end.failure._replace(exit_code=code or 1, message=message))
 
 
-def _named(failure: Failure, starter: Starter) -> Failure:
-    aborted = [int(rank) for line in starter.lines for rank in _ABORTED.findall(line)]
+def _named(failure: Failure, launch_end: LaunchEnd) -> Failure:
+    aborted = [int(rank) for line in launch_end.lines for rank in _ABORTED.findall(line)]
     if failure.rank in aborted and failure.signal is None:
         return failure._replace(message=f"called MPI_Abort({failure.exit_code})")
     return failure

@@ -22,15 +22,15 @@ from jobentry.control.event_loop import (
     is_late,
     remove_sessions,
 )
-from jobentry.control.launcher_processes import Starters
+from jobentry.control.launch_processes import LaunchProcesses
 from jobentry.control.listener import Listener
 from jobentry.control.local_ranks import BadEnd, End
 from jobentry.control.messages import Message
-from jobentry.log import say
+from jobentry.log import log_message
 from jobentry.plan import LaunchPlan
 
 if TYPE_CHECKING:
-    from jobentry.control.remote_commands import Errands
+    from jobentry.control.remote_commands import CommandRunner
     from jobentry.staging.outputs import Outputs
 
 _TICK_S = 1.0
@@ -42,7 +42,7 @@ _CLOSED_S = 3.0
 _LEAVE_S = 3.0
 
 
-class Entrance(NamedTuple):
+class ControlSocket(NamedTuple):
     """Where a worker waits for its head: a socket that listens, and the private key of the job."""
 
     server: socket.socket
@@ -53,8 +53,8 @@ class Worker:
     """A worker: it serves the head until the job ends, and starts its ranks if mpirun does not.
 
     Args:
-        facts: Says what this node has.
-        entrance: Where the head comes in.
+        facts: Returns what this node has.
+        control_socket: Where the head comes in.
         own: The children of this process that somebody else waits for, and ends.
     """
 
@@ -64,7 +64,7 @@ class Worker:
         paths: NodePaths,
         plan: LaunchPlan,
         facts: Callable[[], dict[str, Any]],
-        entrance: Entrance,
+        control_socket: ControlSocket,
         own: tuple[int, ...] = (),
     ) -> None:
         self._node = node
@@ -73,12 +73,12 @@ class Worker:
         self._loop = NodeLoop(node, paths)
         self._loop.own.update(own)
         self._loop.on_end = self._rank_ended
-        self._loop.on_start = lambda rank: self._tell("start", rank=rank)
+        self._loop.on_start = lambda rank: self._send("start", rank=rank)
         self._loop.on_signal = self._signalled
         self._plan = plan
-        self._starters = Starters(self._loop, is_quiet=lambda: self._is_stopping)
+        self._launcher = LaunchProcesses(self._loop, is_quiet=lambda: self._is_stopping)
         self._paths = paths
-        self._errands: Errands | None = None
+        self._commands: CommandRunner | None = None
         self._has_launched = False
         self._is_served_no_more = False
         self._node_dir = paths.node_dir
@@ -88,7 +88,11 @@ class Worker:
         self._reported_s = connection.SILENT_S
         self._link = Link(self._obey, self._broke)
         self._listener = Listener(
-            self._loop, entrance.server, connection.secret(entrance.key), node.node, self._link
+            self._loop,
+            control_socket.server,
+            connection.secret(control_socket.key),
+            node.node,
+            self._link,
         )
         self._listener.on_attach = lambda: self._loop.drop("broken")
         self._facts = facts
@@ -118,11 +122,11 @@ class Worker:
         while self._code is None:
             self._loop.step()
             self._watch_starters()
-            if self._errands is not None:
-                self._errands.look()
+            if self._commands is not None:
+                self._commands.check()
             if self._is_stopping and not self._loop.ranks.running:
                 self._is_stopping = False
-                self._tell("idle")
+                self._send("idle")
                 self._on_idle()
         self._loop.close(keep=self._own)
         return self._code
@@ -140,15 +144,15 @@ class Worker:
         Returns when the head has confirmed it, or is gone: this node may end a moment later, and a
         message that is still on its way would be lost with it.
         """
-        self._tell("left", trouble=trouble)
+        self._send("left", trouble=trouble)
         deadline = time.monotonic() + (_LEAVE_S if self.stopped_at else float("inf"))
         while self._has_head and time.monotonic() < deadline:
             self._loop.step()
         self._listener.close()
         self._link.detach()
 
-    def _tell(self, word: str, **values: object) -> None:
-        self._link.tell(word, **values)
+    def _send(self, word: str, **values: object) -> None:
+        self._link.send(word, **values)
 
     # -- the head ---------------------------------------------------------------------------------
 
@@ -168,19 +172,23 @@ class Worker:
         if not self._has_head:
             return
         if silent_s >= self._node.stall_s:
-            say("the head (%s) has been silent for %.0f s" % (self._node.hosts[0], silent_s))
+            log_message(
+                "the head (%s) has been silent for %.0f s" % (self._node.hosts[0], silent_s)
+            )
             self._head_is_gone()
         elif silent_s >= self._reported_s:
             self._reported_s = 2 * silent_s
-            say("the head (%s) has been silent for %.0f s" % (self._node.hosts[0], silent_s))
+            log_message(
+                "the head (%s) has been silent for %.0f s" % (self._node.hosts[0], silent_s)
+            )
         elif silent_s < connection.SILENT_S < self._reported_s:
             self._reported_s = connection.SILENT_S
-            say("the head (%s) is no longer silent" % self._node.hosts[0])
+            log_message("the head (%s) is no longer silent" % self._node.hosts[0])
 
     def _head_is_gone(self) -> None:
         self._has_head = False
         if self._code is None:
-            say(f"the head ({self._node.hosts[0]}) is gone: ending the ranks of this node")
+            log_message(f"the head ({self._node.hosts[0]}) is gone: ending the ranks of this node")
             self._code = exits.ENTRY_FAILED
 
     def _obey(self, message: Message) -> None:
@@ -189,15 +197,17 @@ class Worker:
         if word == "hello":
             self._was_greeted = self._has_head = True
             # Now, and not when this node was up: the head reads its clock off this.
-            self._tell("ready", **self._facts(), at_s=time.time())
+            self._send("ready", **self._facts(), at_s=time.time())
         elif word == "bye":
             self._has_head = False
         elif word == "end":
             self._code = values["code"]
             self.is_over = values["is_over"]
-            if values["reason"] and not self._loop.ranks.doors:
+            if values["reason"] and not self._loop.ranks.wrappers:
                 # Else the log of the job says it.
-                say("the head (%s) ends the job: %s" % (self._node.hosts[0], values["reason"]))
+                log_message(
+                    "the head (%s) ends the job: %s" % (self._node.hosts[0], values["reason"])
+                )
         elif word == "launch":
             self._launch()
         elif word == "run":
@@ -216,59 +226,59 @@ class Worker:
             ranks.stop()
         elif word == "kill":
             ranks.note_end()
-            self._starters.kill()
-            self._end_errands()
+            self._launcher.kill()
+            self._end_commands()
             ranks.kill()
             ranks.release()
         elif word == "clean-up":
-            self._end_errands()
+            self._end_commands()
             ranks.kill()
             ranks.release()
             remove_sessions(end_daemons(self._node_dir))
-            self._tell("cleaned-up")
+            self._send("cleaned-up")
         elif word == "signal":
             ranks.pass_on(values["number"])
 
     def _run(self, number: int, command: str) -> None:
         """Run what mpirun wants of this node: its daemon."""
-        if self._errands is None:
-            from jobentry.control.remote_commands import Errands
+        if self._commands is None:
+            from jobentry.control.remote_commands import CommandRunner
 
-            self._errands = Errands(self._paths, self._loop, self._tell)
-        self._errands.run(number, command)
+            self._commands = CommandRunner(self._paths, self._loop, self._send)
+        self._commands.run(number, command)
 
-    def _end_errands(self) -> None:
-        if self._errands is not None:
-            self._errands.kill()
+    def _end_commands(self) -> None:
+        if self._commands is not None:
+            self._commands.kill()
 
     def _launch(self) -> None:
         """Start the ranks of this node: the launcher is one that has every node do so."""
         self._has_launched = True
-        fault = self._starters.start(self._plan.processes, self._plan.cwd)
+        fault = self._launcher.start(self._plan.processes, self._plan.cwd)
         if fault:
-            say(fault)
+            log_message(fault)
             self._has_launched = False
-            self._tell("over", name=self._starters.name, code=exits.NOT_FOUND, lines=[fault])
+            self._send("over", name=self._launcher.name, code=exits.NOT_FOUND, lines=[fault])
 
     def _watch_starters(self) -> None:
-        starters = self._starters
-        are_running = starters.are_running
-        end = starters.server_end
+        launcher = self._launcher
+        are_running = launcher.are_running
+        end = launcher.server_end
         if end is not None and not self._is_served_no_more:
             self._is_served_no_more = True
-            self._tell("served-no-more", name=end.name, code=end.code, lines=list(end.lines))
+            self._send("served-no-more", name=end.name, code=end.code, lines=list(end.lines))
         if self._has_launched and not are_running:
             self._has_launched = False
-            self._tell("over", name=starters.name, code=starters.code, lines=list(starters.lines))
+            self._send("over", name=launcher.name, code=launcher.code, lines=list(launcher.lines))
 
     def _rank_ended(self, end: End) -> None:
         failure = self._loop.ranks.failure(end, self._node.node, self._node.host)
-        self._tell(
+        self._send(
             "end",
             rank=end.rank,
             at_s=end.at_s,
-            was_told=end.was_told,
-            is_said=end.is_said,
+            was_asked_to_end=end.was_asked_to_end,
+            is_reported=end.is_reported,
             failure=failure._asdict(),
         )
 
@@ -280,8 +290,8 @@ class Worker:
             self._link.detach()
             self._leave(number)
             return
-        # The head decides; it tells every node, this one too.
-        self._tell("signal", number=number)
+        # The head decides; it signals every node, this one too.
+        self._send("signal", number=number)
         if number in STOP_SIGNALS and not self._was_greeted:
             self._leave(number)
         elif number in STOP_SIGNALS and not self._loop.is_planned("alone"):
@@ -293,5 +303,5 @@ class Worker:
 
     def _head_never_came(self) -> None:
         patience_s = self._node.start_timeout_s
-        say(f"waiting for the head ({self._node.hosts[0]}): nothing in {patience_s:g} s")
+        log_message(f"waiting for the head ({self._node.hosts[0]}): nothing in {patience_s:g} s")
         self._code = exits.ENTRY_FAILED

@@ -16,11 +16,11 @@ from jobentry.contract.paths import NodePaths
 from jobentry.errors import EntryError
 from jobentry.launchers import agent
 from jobentry.launchers.common import File
-from jobentry.log import say
+from jobentry.log import log_message
 from jobentry.trees import remove_tree
 
 if TYPE_CHECKING:
-    from jobentry.control.worker import Entrance
+    from jobentry.control.worker import ControlSocket
     from jobentry.staging.outputs import Outputs
 
 
@@ -54,7 +54,7 @@ def choose_interfaces(node: NodeEnv, environment: Mapping[str, str]) -> Mapping[
         here = here._replace(toward=interfaces.toward_others(node, environment, here))
         choice = interfaces.choose(node, environment, here)
     for note in choice.notes:
-        say(note)
+        log_message(note)
     return choice.variables
 
 
@@ -138,23 +138,23 @@ def start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | Non
         raise EntryError(str(error), hint=_IMAGE) from error
 
 
-def listen(node: NodeEnv, where: NodePaths) -> Entrance | None:
+def listen(node: NodeEnv, where: NodePaths) -> ControlSocket | None:
     """Listen for the head on a worker; return None on the head."""
     if node.is_head:
         return None
     from jobentry.control import listener
-    from jobentry.control.worker import Entrance
+    from jobentry.control.worker import ControlSocket
 
     key = read_key(node)
     port = 0 if node.control_dir else control_port(node, where)
     try:
         if not node.control_dir:
-            return Entrance(listener.listen(port), key)
+            return ControlSocket(listener.listen(port), key)
         address = os.environ.get(names.MA_CURRENT_IP, "")
         # A port of an emulated node must not be reachable from other machines.
         server = listener.listen(port, address if address.startswith("127.") else "127.0.0.1")
         listener.announce(server, node.control_dir, node.node)
-        return Entrance(server, key)
+        return ControlSocket(server, key)
     except OSError as error:
         raise EntryError(
             f"listening for the head on port {port}: {error.strerror}",
@@ -195,7 +195,7 @@ def check_sshd(server: subprocess.Popen[bytes], where: NodePaths) -> None:
     from jobentry.node import sshd
 
     if server.poll():
-        say(f"the sshd of this node has ended: {sshd.last_lines(where)}")
+        log_message(f"the sshd of this node has ended: {sshd.last_lines(where)}")
 
 
 def make_node_dir(where: NodePaths) -> None:
@@ -240,7 +240,9 @@ def keep_existing_tune_file(node: NodeEnv) -> NodeEnv:
     path = node.open_mpi.tune_file
     if not path or not os.path.lexists(path):
         return node
-    say(f"{names.TUNE_ENV_FILE}={path}: it exists and is left as it is; mpirun gets another file")
+    log_message(
+        f"{names.TUNE_ENV_FILE}={path}: it exists and is left as it is; mpirun gets another file"
+    )
     return node._replace(open_mpi=node.open_mpi._replace(tune_file=""))
 
 

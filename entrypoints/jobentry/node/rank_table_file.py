@@ -8,7 +8,7 @@ import time
 from typing import Mapping
 
 from jobentry.launchers.rank_table import COMPLETED
-from jobentry.log import say
+from jobentry.log import log_message
 
 _FOLDER = "/user/config"
 _NAMES = ("jobstart_hccl.json", "hccl.json")
@@ -39,7 +39,7 @@ def read(environ: Mapping[str, str], patience_s: float) -> str:
                 f"waiting for the rank table: {path}: {problem} after {patience_s:g} s"
             )
         if not is_reported:
-            say(f"waiting for the rank table: {path}: {problem}")
+            log_message(f"waiting for the rank table: {path}: {problem}")
             is_reported = True
         time.sleep(_POLL_S)
 

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Callable, Iterator, NamedTuple, Sequence, TypeVar
 
 Result = TypeVar("Result")
@@ -175,6 +174,12 @@ def in_parallel(
         stop: Set at the first failure, and when the caller takes no more results.
         leave_s: How long to wait for running tasks in these cases.
     """
+    if len(tasks) <= 1:
+        yield from (task() for task in tasks)
+        return
+    # Imported late: it takes several milliseconds, and most nodes do without.
+    from concurrent.futures import Future, ThreadPoolExecutor, wait
+
     stop = stop or threading.Event()
     errors: list[BaseException] = []
 
@@ -188,7 +193,7 @@ def in_parallel(
             stop.set()
             raise
 
-    pool = ThreadPoolExecutor(max(1, min(threads, len(tasks))), "objects")
+    pool = ThreadPoolExecutor(min(threads, len(tasks)), "objects")
     futures: list[Future[Result]] = []
     try:
         futures += [pool.submit(run, task) for task in tasks]

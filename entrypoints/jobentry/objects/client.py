@@ -23,7 +23,7 @@ from typing import IO, Callable, Iterator, Mapping, NamedTuple, TypeVar
 from urllib.parse import SplitResult
 
 from jobentry.contract import names
-from jobentry.log import say
+from jobentry.log import log_message
 from jobentry.objects import s3_xml
 from jobentry.objects.base import ObjectError, ObjectMissing, came_back, translated
 
@@ -181,7 +181,7 @@ class Retries:
             raise ObjectError(text, _NO_ANSWER)
         if now >= max(self._since + _FIRST_NOTICE_S, Retries._next_notice_at):
             Retries._next_notice_at = now + _NEXT_NOTICE_S
-            say(fault + "; trying again")
+            log_message(fault + "; trying again")
         time.sleep(pause_s)
 
 

@@ -10,7 +10,7 @@ from typing import Callable, NamedTuple
 from urllib.parse import unquote_plus
 
 # A thousand keys of 1,024 bytes, percent-encoded, take less.
-LIMIT_BYTES = 8 * 1024 * 1024
+LIMIT_BYTES = 4 * 1024 * 1024
 
 
 class XmlError(ValueError):

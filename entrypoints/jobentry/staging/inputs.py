@@ -17,7 +17,7 @@ from jobentry import objects
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.log import say
+from jobentry.log import log_message
 from jobentry.objects.base import in_parallel, translated
 from jobentry.trees import remove_tree
 
@@ -189,7 +189,7 @@ class _Progress:
         self._shown = now
         rate = self._done_bytes / (now - self._begun)
         left_s = (self._total_bytes - self._done_bytes) / rate if rate else 0
-        say(
+        log_message(
             f"input {self._name}: {_size(self._done_bytes)} of {_size(self._total_bytes)},"
             f" {self._done_files} of {self._files} files, {_size(rate)}/s,"
             f" about {max(0, left_s):.0f} s left"
@@ -199,7 +199,7 @@ class _Progress:
         """Report the total after a long transfer."""
         took_s = time.monotonic() - self._begun
         if took_s >= _REPORT_S:
-            say(
+            log_message(
                 f"input {self._name}: {_size(self._total_bytes)} in {self._files} files"
                 f" fetched in {took_s:.0f} s"
             )

@@ -29,7 +29,7 @@ from jobentry.contract.manifest import Kept, Manifest
 from jobentry.contract.paths import NodePaths
 from jobentry.control.local_ranks import BadEnd
 from jobentry.errors import EntryError
-from jobentry.log import say
+from jobentry.log import log_message
 from jobentry.objects.base import TEMPORARY, came_back, in_parallel, scheme_of, translated
 from jobentry.staging.open_files import open_for_writing
 
@@ -142,7 +142,7 @@ class Outputs:
         elif left and not problems:
             problems.append(f"uploading the output {left}: its thread ended before it was done")
         for problem in problems:
-            say(problem)
+            log_message(problem)
         return "; ".join(problems)
 
     def clashes(self) -> str:
@@ -152,7 +152,7 @@ class Outputs:
             try:
                 found = manifest.clashes(output.manifests(range(self._node.nodes)))
             except objects.ObjectError as error:
-                say(f"comparing the outputs {output.name} of all nodes: {error}")
+                log_message(f"comparing the outputs {output.name} of all nodes: {error}")
                 continue
             for name, nodes in list(found.items())[:5]:
                 listed = ", ".join(str(node) for node in nodes)
@@ -161,9 +161,11 @@ class Outputs:
                     " and only one of these files is left"
                 )
         for problem in problems:
-            say(problem)
+            log_message(problem)
         if problems:
-            say("hint: use file names that differ between nodes, for example with VC_TASK_INDEX")
+            log_message(
+                "hint: use file names that differ between nodes, for example with VC_TASK_INDEX"
+            )
         return "; ".join(problems)
 
     def _follow(self) -> None:
@@ -257,7 +259,7 @@ class _Output:
         self._earlier = {name for name, file in self._kept.items() if file.is_incomplete}
         if files:
             total = sum(file.size_bytes for _, file in files.values())
-            say(f"output {self.name}: {len(files)} files of {total} bytes restored")
+            log_message(f"output {self.name}: {len(files)} files of {total} bytes restored")
 
     def _others(self) -> list[Manifest]:
         names = (entry.name for entry in objects.list(self._below(manifest.FOLDER) + "/node-"))
@@ -288,7 +290,7 @@ class _Output:
         except Exception as error:  # noqa: BLE001
             message = f"uploading the output {self.name} while the job runs: {_came_back(error)}"
             if message != self._last_error:
-                say(message + "; trying again")
+                log_message(message + "; trying again")
             self._last_error = message
 
     def _keep_quiet(self, has_ended: threading.Event) -> None:
@@ -527,7 +529,7 @@ class _Output:
             is_older = _digest(self._path(name), kept.size_bytes) == kept.sha256
             if kept.is_incomplete or is_older or name not in seen or aside in seen:
                 continue
-            say(
+            log_message(
                 f"output {self.name}: {name} was being written at the end: the complete version"
                 f" uploaded before stays, and this one is {aside}"
             )

@@ -34,7 +34,7 @@ def told(job: JobSpec) -> MindSpore:
 @pytest.mark.parametrize("launcher", ["msrun", "dynamic-cluster", "mindspore-mpi", "rank-table"])
 @pytest.mark.parametrize("target", ["CPU", "GPU", "Ascend"])
 def test_launchers_work_where_the_documents_say(launcher, target):
-    """And mpirun on a CPU too, as our doors make it work; a rank table only on Ascend."""
+    """And mpirun on a CPU too, as our wrappers make it work; a rank table only on Ascend."""
     found = problems(spec(launcher, device_target=target))
 
     if launcher == "rank-table" and target != "Ascend":

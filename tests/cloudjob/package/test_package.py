@@ -240,10 +240,10 @@ def test_special_files_are_refused(source: Path):
     with socket.socket(socket.AF_UNIX) as server:
         here = Path.cwd()
         os.chdir(source)  # the path of a socket may have 107 bytes only
-        server.bind("door")
+        server.bind("wrapper")
         os.chdir(here)
 
-    assert refusal(source).message == f"pack {source}: door is a socket; pipe is a named pipe"
+    assert refusal(source).message == f"pack {source}: wrapper is a socket; pipe is a named pipe"
 
 
 # ---- what is left out

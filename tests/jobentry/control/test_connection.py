@@ -152,8 +152,8 @@ def ends() -> Iterator[Ends]:
 
 
 def test_messages_wait_for_the_first_connection(ends: Ends):
-    ends.worker.tell("m", number=1)
-    ends.head.tell("m", number=2)
+    ends.worker.send("m", number=1)
+    ends.head.send("m", number=2)
 
     ends.connect()
 
@@ -169,7 +169,7 @@ def test_no_message_is_lost_or_comes_twice_whenever_connections_break(actions: l
         for number, action in enumerate(actions):
             if action in sent:
                 sent[action].append(number)
-                (ends.head if action == "head" else ends.worker).tell("m", number=number)
+                (ends.head if action == "head" else ends.worker).send("m", number=number)
             elif action == "step":
                 ends.step()
             else:
@@ -200,7 +200,7 @@ def test_a_forged_line_breaks_the_connection_and_not_the_link(ends: Ends):
     ends.until(lambda: ends.breaks["worker"])
     ends.head.detach()
     ends.connect()
-    ends.head.tell("m", number=7)
+    ends.head.send("m", number=7)
 
     ends.until(lambda: ends.got["worker"] == [7])
 

@@ -895,14 +895,14 @@ ends = []
 loop.on_end = ends.append
 with open(where.events, "w") as events:
     events.write("start 0 %d %d\\n" % (door, door))
-while not loop.ranks.doors:
+while not loop.ranks.wrappers:
     loop.step()
 # What is left of the start wakes the loop no more.
 loop.hear_ranks()
 os.kill(door, signal.SIGKILL)
 while not ends:
     loop.step()
-print(ends[0].rank, int(ends[0].signal), ends[0].is_said)
+print(ends[0].rank, int(ends[0].signal), ends[0].is_reported)
 os._exit(0)
 """
 

@@ -13,15 +13,15 @@ import pytest
 
 from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
-from jobentry.control.local_ranks import End, Ranks
+from jobentry.control.local_ranks import End, LocalRanks
 from jobentry.control.messages import Lines
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Ranks:
+def ranks(tmp_path: Path) -> LocalRanks:
     """No ranks yet, on a node whose folders are one."""
     folder = str(tmp_path)
-    return Ranks(NodePaths(folder, folder, folder, folder, folder))
+    return LocalRanks(NodePaths(folder, folder, folder, folder, folder))
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def start(processes: list[subprocess.Popen[bytes]], command: str = "exec sleep 6
 
 
 def test_processes_that_a_rank_waits_for_are_reported(
-    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+    ranks: LocalRanks, capsys: pytest.CaptureFixture[str]
 ):
     assert ranks.hear("waits 3 2 python train.py; sleep 9") == ("waits", None)
     assert capsys.readouterr().err == (
@@ -51,12 +51,12 @@ def test_processes_that_a_rank_waits_for_are_reported(
     )
 
 
-def test_a_started_rank_is_known_by_its_processes(ranks: Ranks):
+def test_a_started_rank_is_known_by_its_processes(ranks: LocalRanks):
     assert ranks.hear("start 3 100 101") == ("start", None)
-    assert (ranks.doors, ranks.running) == ({3: 100}, [3])
+    assert (ranks.wrappers, ranks.running) == ({3: 100}, [3])
 
 
-def test_the_end_of_a_rank_is_reported(ranks: Ranks):
+def test_the_end_of_a_rank_is_reported(ranks: LocalRanks):
     """The line holds all there is to know; the message may have blanks."""
     ranks.hear("start 3 100 101")
 
@@ -74,12 +74,12 @@ def test_the_end_of_a_rank_is_reported(ranks: Ranks):
         "end " + "9" * 10_000, "\udcff\udcfe 3 4",
     ],
 )  # fmt: skip
-def test_an_invalid_line_is_ignored(ranks: Ranks, line: str):
+def test_an_invalid_line_is_ignored(ranks: LocalRanks, line: str):
     """Any script can write to the FIFO."""
     ranks.hear("start 3 100 101")
 
     assert ranks.hear(line) == ("", None)
-    assert (ranks.doors, ranks.running, ranks.ends) == ({3: 100}, [3], {})
+    assert (ranks.wrappers, ranks.running, ranks.ends) == ({3: 100}, [3], {})
 
 
 def test_a_line_without_an_end_is_dropped():
@@ -89,7 +89,7 @@ def test_a_line_without_an_end_is_dropped():
     assert lines.feed(b"x\nstart 1 2 3\n")[-1] == b"start 1 2 3"
 
 
-def test_a_failed_rank_counts_as_running_until_it_has_exited(ranks: Ranks):
+def test_a_failed_rank_counts_as_running_until_it_has_exited(ranks: LocalRanks):
     ranks.hear("start 0 100 101")
     word, end = ranks.hear("fail 0 1 0 0 1.5 ValueError: a  b")
 
@@ -100,7 +100,7 @@ def test_a_failed_rank_counts_as_running_until_it_has_exited(ranks: Ranks):
 
 
 def test_a_killed_rank_wrapper_is_noticed(
-    ranks: Ranks, processes: list[subprocess.Popen[bytes]], until: Callable[..., None]
+    ranks: LocalRanks, processes: list[subprocess.Popen[bytes]], until: Callable[..., None]
 ):
     door, program = start(processes, "exit 0"), start(processes)
     ranks.hear("start 2 %d %d" % (door, program))
@@ -113,7 +113,7 @@ def test_a_killed_rank_wrapper_is_noticed(
 
 
 def test_killing_a_wrapper_after_a_failure_is_no_second_failure(
-    ranks: Ranks, processes: list[subprocess.Popen[bytes]], until: Callable[..., None]
+    ranks: LocalRanks, processes: list[subprocess.Popen[bytes]], until: Callable[..., None]
 ):
     door = start(processes, "exit 0")
     ranks.hear("start 2 %d %d" % (door, door))
@@ -125,7 +125,7 @@ def test_killing_a_wrapper_after_a_failure_is_no_second_failure(
 
 
 def test_a_stop_reaches_all_processes_of_a_rank(
-    ranks: Ranks, processes: list[subprocess.Popen[bytes]], tmp_path: Path
+    ranks: LocalRanks, processes: list[subprocess.Popen[bytes]], tmp_path: Path
 ):
     out = tmp_path / "out"
     door = start(
@@ -148,7 +148,7 @@ def test_a_stop_reaches_all_processes_of_a_rank(
 
 
 def test_a_stop_reaches_a_rank_that_reports_later(
-    ranks: Ranks, processes: list[subprocess.Popen[bytes]]
+    ranks: LocalRanks, processes: list[subprocess.Popen[bytes]]
 ):
     door = start(processes)
     ranks.stop()
@@ -158,7 +158,7 @@ def test_a_stop_reaches_a_rank_that_reports_later(
 
 
 def test_signals_are_passed_on_to_running_ranks(
-    ranks: Ranks, processes: list[subprocess.Popen[bytes]]
+    ranks: LocalRanks, processes: list[subprocess.Popen[bytes]]
 ):
     doors = [start(processes) for _ in range(3)]
     for rank, door in enumerate(doors):
@@ -171,7 +171,9 @@ def test_signals_are_passed_on_to_running_ranks(
     assert [processes[0].poll(), processes[1].poll()] == [None, None]
 
 
-def test_a_kill_ends_all_processes_of_ranks(ranks: Ranks, processes: list[subprocess.Popen[bytes]]):
+def test_a_kill_ends_all_processes_of_ranks(
+    ranks: LocalRanks, processes: list[subprocess.Popen[bytes]]
+):
     door, program, held = (start(processes) for _ in range(3))
     ranks.hear("start 0 %d %d" % (door, program))
     ranks.hear("start 1 %d %d" % (held, held))
@@ -182,7 +184,7 @@ def test_a_kill_ends_all_processes_of_ranks(ranks: Ranks, processes: list[subpro
 
 
 def test_a_kill_spares_a_process_with_a_reused_id(
-    ranks: Ranks, processes: list[subprocess.Popen[bytes]]
+    ranks: LocalRanks, processes: list[subprocess.Popen[bytes]]
 ):
     door = start(processes, "exit 0")
     processes[0].wait(20)
@@ -207,7 +209,7 @@ def test_a_kill_spares_a_process_with_a_reused_id(
     ],
 )
 def test_a_failure_names_place_reason_and_last_lines(
-    ranks: Ranks, tmp_path: Path, end: End, message: str
+    ranks: LocalRanks, tmp_path: Path, end: End, message: str
 ):
     (tmp_path / "rank-1.log").write_text("a\nb\n")
 

@@ -29,7 +29,7 @@ class Far:
         self.host = host
         self.told: list[tuple[str, dict[str, Any]]] = []
 
-    def tell(self, word: str, **values: Any) -> None:
+    def send(self, word: str, **values: Any) -> None:
         self.told.append((word, values))
 
 
@@ -46,7 +46,7 @@ class Head:
         self.far = Far("b.j")
         self.near = Far("localhost")
         workers: list[Any] = [self.far, self.near]
-        self.desk = remote_commands.Desk(self.where, self.loop, "head", workers)
+        self.commands = remote_commands.RemoteCommands(self.where, self.loop, "head", workers)
         self.agents: list[subprocess.Popen[bytes]] = []
 
     def ask(self, *words: str) -> subprocess.Popen[bytes]:
@@ -91,14 +91,14 @@ def head(tmp_path: Path) -> Iterator[Head]:
 )
 def test_a_command_goes_to_the_worker_byte_for_byte(head: Head, host: str):
     """And what it wrote and how it ended come back, whatever its lines look like."""
-    head.desk.open()
+    head.commands.open()
     process = head.ask(host, COMMAND)
 
     head.until(lambda: head.far.told)
     [(word, values)] = head.far.told
     assert (word, values["command"]) == ("run", COMMAND)
-    head.desk.answered(values["number"], ["exit 7", " a  b\\n ü "], None)
-    head.desk.answered(values["number"], ["say it"], 3)
+    head.commands.answered(values["number"], ["exit 7", " a  b\\n ü "], None)
+    head.commands.answered(values["number"], ["say it"], 3)
 
     assert process.communicate(timeout=60)[0].decode() == "exit 7\n a  b\\n ü \nsay it\n"
     assert process.returncode == 3
@@ -106,7 +106,7 @@ def test_a_command_goes_to_the_worker_byte_for_byte(head: Head, host: str):
 
 
 def test_the_users_host_file_may_contain_addresses(head: Head):
-    head.desk.open()
+    head.commands.open()
     head.ask("127.0.0.1", "true")
     stranger = head.ask("127.0.0.2", "true")
 
@@ -119,18 +119,18 @@ def test_the_users_host_file_may_contain_addresses(head: Head):
 def test_commands_wait_until_all_workers_are_connected(head: Head):
     first = head.ask("b", "one")
     second = head.ask("b", "two")
-    head.until(lambda: len(head.desk._waiting or []) == 2)
+    head.until(lambda: len(head.commands._waiting or []) == 2)
     assert head.far.told == []
     assert first.poll() is None
     assert second.poll() is None
 
-    head.desk.open()
+    head.commands.open()
 
     assert sorted(values["command"] for _, values in head.far.told) == ["one", "two"]
 
 
 def test_an_unknown_host_is_an_error_for_mpirun(head: Head):
-    head.desk.open()
+    head.commands.open()
     process = head.ask("c", "true")
 
     head.until(lambda: process.poll() is not None)
@@ -139,13 +139,13 @@ def test_an_unknown_host_is_an_error_for_mpirun(head: Head):
 
 
 def test_a_command_whose_agent_is_gone_does_no_harm(head: Head):
-    head.desk.open()
+    head.commands.open()
     process = head.ask("b", "true")
     head.until(lambda: head.far.told)
     process.kill()
     process.wait()
 
-    head.desk.answered(head.far.told[0][1]["number"], ["late"], 0)
+    head.commands.answered(head.far.told[0][1]["number"], ["late"], 0)
 
     assert not list(Path(head.where.node_dir).glob("ask-*"))
 

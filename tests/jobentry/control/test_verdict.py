@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry.contract.exits import Failure
-from jobentry.control.verdict import Outcome, RankEnd, Starter, correction, decide, decide_elastic
+from jobentry.control.verdict import LaunchEnd, Outcome, RankEnd, correction, decide, decide_elastic
 
-WELL = Starter("mpirun", 0, ())
-BADLY = Starter("mpirun", 1, ("a rank ended badly",))
+WELL = LaunchEnd("mpirun", 0, ())
+BADLY = LaunchEnd("mpirun", 1, ("a rank ended badly",))
 
 
 def end(
@@ -19,23 +19,23 @@ def end(
     *,
     at_s: float = 100.0,
     number: int | None = None,
-    was_told: bool = False,
-    is_said: bool = True,
+    was_asked_to_end: bool = False,
+    is_reported: bool = True,
 ) -> RankEnd:
     """Return how a rank ended."""
     message = f"rank {rank} says {code}"
     failure = Failure(0, "a", rank, signal=number, exit_code=code, message=message)
-    return RankEnd(at_s, was_told, is_said, failure)
+    return RankEnd(at_s, was_asked_to_end, is_reported, failure)
 
 
-def decided(*ends: RankEnd, mpirun: Starter = BADLY, ranks: int = 4) -> Outcome:
+def decided(*ends: RankEnd, mpirun: LaunchEnd = BADLY, ranks: int = 4) -> Outcome:
     """Return the outcome of a job whose ranks all started."""
     by_rank = {one.failure.rank or 0: one for one in ends}
     return decide(by_rank, dict.fromkeys(range(ranks), 0), ranks, mpirun)
 
 
 @pytest.mark.parametrize(
-    ("code", "number", "was_told", "is_failure"),
+    ("code", "number", "was_asked_to_end", "is_failure"),
     [
         (0, None, False, False),
         (3, None, False, True),
@@ -45,9 +45,9 @@ def decided(*ends: RankEnd, mpirun: Starter = BADLY, ranks: int = 4) -> Outcome:
     ],
 )
 def test_a_rank_that_was_stopped_is_not_blamed(
-    code: int, number: int | None, was_told: bool, is_failure: bool
+    code: int, number: int | None, was_asked_to_end: bool, is_failure: bool
 ):
-    assert end(0, code, number=number, was_told=was_told).is_failure == is_failure
+    assert end(0, code, number=number, was_asked_to_end=was_asked_to_end).is_failure == is_failure
 
 
 def test_a_job_whose_ranks_succeed_ends_with_0():
@@ -70,18 +70,18 @@ def test_the_first_rank_to_fail_is_blamed():
 
 
 def test_a_rank_that_got_sigterm_comes_after_one_that_did_not():
-    outcome = decided(end(0, 1, at_s=99.0, was_told=True), end(1, 3, at_s=100.0))
+    outcome = decided(end(0, 1, at_s=99.0, was_asked_to_end=True), end(1, 3, at_s=100.0))
 
     assert outcome.exit_code == 3
 
 
 def test_a_killed_rank_wrapper_is_blamed_last():
     outcome = decided(
-        end(0, 137, at_s=99.0, number=9, is_said=False), end(1, 3, at_s=100.0), mpirun=BADLY
+        end(0, 137, at_s=99.0, number=9, is_reported=False), end(1, 3, at_s=100.0), mpirun=BADLY
     )
 
     assert outcome.exit_code == 3
-    only = decided(end(0, 137, number=9, is_said=False))
+    only = decided(end(0, 137, number=9, is_reported=False))
     assert (only.exit_code, only.cause) == (137, "user")
 
 
@@ -90,7 +90,7 @@ def test_a_rank_that_lost_a_connection_is_not_the_cause():
     outcome = decided(
         end(2, 14, at_s=100.0),
         end(1, 139, at_s=100.01, number=11),
-        mpirun=Starter("mpirun", 14, lines),
+        mpirun=LaunchEnd("mpirun", 14, lines),
     )
 
     assert outcome.exit_code == 139
@@ -127,8 +127,8 @@ def test_a_rank_that_exits_without_finalize_is_blamed():
     lines = ("mpirun has exited due to process rank 2 with PID 77 on node a exiting improperly",)
     outcome = decided(
         end(2, 0, at_s=99.0),
-        end(1, 1, at_s=100.0, is_said=False),
-        mpirun=Starter("mpirun", 1, lines),
+        end(1, 1, at_s=100.0, is_reported=False),
+        mpirun=LaunchEnd("mpirun", 1, lines),
     )
 
     assert (outcome.exit_code, outcome.cause) == (1, "user")
@@ -139,7 +139,7 @@ def test_a_rank_that_exits_without_finalize_is_blamed():
 
 def test_an_mpi_abort_is_named_in_the_message():
     lines = ("MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD",)
-    outcome = decided(end(1, 7), mpirun=Starter("mpirun", 7, lines))
+    outcome = decided(end(1, 7), mpirun=LaunchEnd("mpirun", 7, lines))
 
     assert outcome.failure is not None
     assert (outcome.exit_code, outcome.failure.message) == (7, "called MPI_Abort(7)")
@@ -151,7 +151,7 @@ def test_a_missing_pmix_of_srun_is_reported_with_a_hint():
         "srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types",
     )
 
-    outcome = decide({}, {}, 2, Starter("srun", 1, lines))
+    outcome = decide({}, {}, 2, LaunchEnd("srun", 1, lines))
 
     assert (outcome.exit_code, outcome.cause) == (125, "entry")
     assert outcome.failure is not None
@@ -164,12 +164,12 @@ def test_a_missing_pmix_of_srun_is_reported_with_a_hint():
 
 def test_a_failing_mpirun_without_a_failed_rank_is_classified():
     """With all ranks started it is the user's, else the entry's."""
-    assert decide({}, {0: 0}, 1, Starter("mpirun", 9, ("a", "b"))) == Outcome(
+    assert decide({}, {0: 0}, 1, LaunchEnd("mpirun", 9, ("a", "b"))) == Outcome(
         9,
         "user",
         Failure(exit_code=9, message="mpirun ended with exit code 9", last_lines=("a", "b")),
     )
-    assert decide({}, {}, 1, Starter("mpirun", -11, ())) == Outcome(
+    assert decide({}, {}, 1, LaunchEnd("mpirun", -11, ())) == Outcome(
         125,
         "entry",
         Failure(
@@ -185,8 +185,8 @@ ENDS = st.builds(
     code=st.sampled_from([0, 1, 3, 14, 137, 139, 143]),
     at_s=st.floats(99, 101),
     number=st.none() | st.sampled_from([9, 11, 15]),
-    was_told=st.booleans(),
-    is_said=st.booleans(),
+    was_asked_to_end=st.booleans(),
+    is_reported=st.booleans(),
 )
 LINES = st.lists(
     st.sampled_from(
@@ -204,7 +204,7 @@ LINES = st.lists(
 @given(st.lists(ENDS, max_size=4), st.integers(-15, 255), LINES)
 def test_a_job_that_failed_is_never_a_success(ends: list[RankEnd], code: int, lines: list[str]):
     """Whatever comes together: 0 only when mpirun and every rank ended well, else a reason."""
-    mpirun = Starter("mpirun", code, lines)
+    mpirun = LaunchEnd("mpirun", code, lines)
     outcome = decided(*ends, mpirun=mpirun)
     last = {one.failure.rank: one for one in ends}
     is_well = code == 0 and len(last) == 4 and not any(one.is_failure for one in last.values())
@@ -223,7 +223,7 @@ def test_the_exit_of_a_rank_that_lost_its_peer_is_recognised():
 def test_a_rank_that_exits_with_0_may_be_the_cause_of_an_earlier_failure():
     ends = {1: end(1, 0, at_s=100.005), 3: end(3, 14, at_s=100.0)}
 
-    outcome = decide(ends, {0: 0, 1: 0, 2: 1, 3: 1}, 4, Starter("mpirun", 14, ()))
+    outcome = decide(ends, {0: 0, 1: 0, 2: 1, 3: 1}, 4, LaunchEnd("mpirun", 14, ()))
 
     assert outcome.failure is not None
     assert outcome.failure.rank == 1
@@ -232,7 +232,7 @@ def test_a_rank_that_exits_with_0_may_be_the_cause_of_an_earlier_failure():
 def test_failures_that_an_elastic_job_survived_do_not_fail_it():
     ends = {0: end(0), 1: end(1, 7, at_s=50.0)}
 
-    assert decide_elastic(ends, Starter("horovod", 0, ())) == Outcome(0)
+    assert decide_elastic(ends, LaunchEnd("horovod", 0, ())) == Outcome(0)
 
 
 def test_an_elastic_job_reports_the_first_failure_of_its_last_round():
@@ -240,10 +240,10 @@ def test_an_elastic_job_reports_the_first_failure_of_its_last_round():
         0: end(0, 5, at_s=10.0),
         1: end(1, 1, at_s=99.9),
         2: end(2, 7, at_s=99.0),
-        3: end(3, 143, at_s=100.0, number=15, was_told=True),
+        3: end(3, 143, at_s=100.0, number=15, was_asked_to_end=True),
     }
 
-    outcome = decide_elastic(ends, Starter("horovod", 7, ()))
+    outcome = decide_elastic(ends, LaunchEnd("horovod", 7, ()))
 
     assert (outcome.exit_code, outcome.cause) == (7, "user")
     assert outcome.failure is not None
@@ -251,7 +251,7 @@ def test_an_elastic_job_reports_the_first_failure_of_its_last_round():
 
 
 def test_an_elastic_driver_that_gives_up_reports_why():
-    outcome = decide_elastic({0: end(0)}, Starter("horovod", 1, ("no hosts",)))
+    outcome = decide_elastic({0: end(0)}, LaunchEnd("horovod", 1, ("no hosts",)))
 
     assert (outcome.exit_code, outcome.cause) == (1, "user")
     assert outcome.failure is not None

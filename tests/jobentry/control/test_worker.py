@@ -23,7 +23,7 @@ from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers.common import Process
 from jobentry.plan import LaunchPlan
-from jobentry.control.worker import Entrance, Worker
+from jobentry.control.worker import ControlSocket, Worker
 folder, processes = sys.argv[1], json.loads(sys.argv[2])
 plan = LaunchPlan(
     "worker", tuple(Process(name, tuple(argv), {}) for name, argv in processes), 2, True, (), folder
@@ -31,7 +31,7 @@ plan = LaunchPlan(
 node = NodeEnv(job="j", node=1, hosts=("head", "here"), stall_s=float(sys.argv[3]))
 server = listener.listen(0, "127.0.0.1")
 paths = NodePaths(folder, folder, folder, folder, folder)
-worker = Worker(node, paths, plan, dict, Entrance(server, b"the key of the job"))
+worker = Worker(node, paths, plan, dict, ControlSocket(server, b"the key of the job"))
 listener.announce(server, folder, 1)
 code = worker.run()
 worker.leave("")

@@ -17,11 +17,11 @@ import pytest
 from jobentry.contract import node_end
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import node_paths
-from jobentry.control import connection, worker_link, worker_pool
+from jobentry.control import connection, remote_worker, worker_pool
 from jobentry.control.event_loop import PASSED_SIGNALS, STOP_SIGNALS, NodeLoop
 from jobentry.control.messages import Message
-from jobentry.control.worker_link import Peer
-from jobentry.control.worker_pool import Workers
+from jobentry.control.remote_worker import RemoteWorker
+from jobentry.control.worker_pool import WorkerPool
 
 FACTS = {"code": "sha256:1", "mpi": "4.1", "python": "3.11.2"}
 KEY = b"the key of the job"
@@ -44,18 +44,18 @@ def obey(message):
     with open(own + "/got", "a") as file:
         file.write(message.word + "\\n")
     if message.word == "hello" and kind != "silent":
-        link.tell("ready", at_s=time.time() + 3600 * (kind == "ahead"), **facts)
+        link.send("ready", at_s=time.time() + 3600 * (kind == "ahead"), **facts)
     if message.word == "hello" and kind == "leaves":
-        link.tell("left", trouble="")
+        link.send("left", trouble="")
     if message.word == "end" and kind == "lost":
         os.kill(os.getpid(), 9)
     if message.word == "end" and kind == "frozen":
         os.kill(os.getpid(), signal.SIGSTOP)
     if message.word == "end":
-        link.tell("left", trouble="no room" if kind == "full" else "")
+        link.send("left", trouble="no room" if kind == "full" else "")
     if message.word == "count":
         for number in range(100):
-            link.tell("counted", number=number)
+            link.send("counted", number=number)
     if message.word == "bye":
         over.append(True)
 link = connection.Link(obey, lambda why: None)
@@ -92,7 +92,7 @@ class Watch:
         self.heard: list[tuple[str, str]] = []
         self.numbers: list[int] = []
         self.lost: list[tuple[str, str]] = []
-        self.workers = Workers(node, self.loop, FACTS, self._hear, self._lose)
+        self.workers = WorkerPool(node, self.loop, FACTS, self._hear, self._lose)
 
     def open(self, *absent: int) -> None:
         """Start the workers, but for some, and look for all of them."""
@@ -111,13 +111,13 @@ class Watch:
         # Else the loop would take it for an orphan.
         self.loop.own.add(self.processes[index].pid)
 
-    def _hear(self, peer: Peer, message: Message) -> None:
-        self.heard.append((peer.host, message.word))
+    def _hear(self, worker: RemoteWorker, message: Message) -> None:
+        self.heard.append((worker.host, message.word))
         if message.word == "counted":
             self.numbers.append(message.values["number"])
 
-    def _lose(self, peer: Peer) -> None:
-        self.lost.append((peer.host, peer.reason))
+    def _lose(self, worker: RemoteWorker) -> None:
+        self.lost.append((worker.host, worker.reason))
 
     def until(self, claim: Callable[[], object]) -> None:
         """Let the loop run until something is true."""
@@ -163,7 +163,9 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the head's clock for silence go ten times as fast."""
     monkeypatch.setattr(worker_pool, "_TICK_S", 0.1)
     monkeypatch.setattr(
-        Peer, "tick", lambda self, elapsed_s, tick=Peer.tick: tick(self, 10 * elapsed_s)
+        RemoteWorker,
+        "tick",
+        lambda self, elapsed_s, tick=RemoteWorker.tick: tick(self, 10 * elapsed_s),
     )
 
 
@@ -318,7 +320,7 @@ def test_a_killed_worker_is_lost_soon(watch: Callable[..., Watch]):
     head.until(lambda: head.lost)
 
     assert head.lost == [("good2", "its connection ended")]
-    assert [peer.host for peer in head.workers.peers if peer.is_gone] == ["good2"]
+    assert [worker.host for worker in head.workers.workers if worker.is_gone] == ["good2"]
 
 
 def test_a_restarted_worker_is_a_new_one(watch: Callable[..., Watch]):
@@ -340,15 +342,15 @@ def test_a_broken_connection_is_resumed_without_loss(watch: Callable[..., Watch]
     head = watch("good")
     head.open()
     head.until_all_are_there()
-    link = head.workers.peers[0].link
-    head.workers.tell("count")
+    link = head.workers.workers[0].link
+    head.workers.send("count")
     for _ in range(20):
         # As a reset on the way: both sides have to notice by themselves.
         assert link._stream is not None
         assert link._stream._socket is not None
         link._stream._socket.shutdown(socket.SHUT_RDWR)
         head.until(lambda: not link.is_attached)
-        head.workers.tell("count")
+        head.workers.send("count")
         head.until(lambda: link.is_attached)
 
     head.until(lambda: len(head.numbers) >= 2100)
@@ -364,16 +366,16 @@ def test_a_silent_worker_is_reported_and_waited_for(
     head.until_all_are_there()
     said: list[str] = []
 
-    def is_said(words: str) -> bool:
+    def is_reported(words: str) -> bool:
         said.append(capsys.readouterr().err)
         return words in "".join(said)
 
     os.kill(head.processes[1].pid, signal.SIGSTOP)
-    head.until(lambda: is_said("silent for "))
+    head.until(lambda: is_reported("silent for "))
     assert "node 1 (good1); a node may be silent for 10000 s" in "".join(said)
-    head.workers.tell("count")
+    head.workers.send("count")
     os.kill(head.processes[1].pid, signal.SIGCONT)
-    head.until(lambda: is_said("no longer silent: node 1 (good1)"))
+    head.until(lambda: is_reported("no longer silent: node 1 (good1)"))
 
     head.until(lambda: len(head.numbers) == 100)
     assert head.lost == []
@@ -397,7 +399,7 @@ def test_a_silent_worker_that_dies_is_lost_at_once(watch: Callable[..., Watch], 
     head.open()
     head.until_all_are_there()
     os.kill(head.processes[1].pid, signal.SIGSTOP)
-    head.until(lambda: head.workers.peers[0].silent_s > connection.SILENT_S)
+    head.until(lambda: head.workers.workers[0].silent_s > connection.SILENT_S)
     head.processes[1].kill()
 
     head.until(lambda: head.lost)
@@ -416,20 +418,20 @@ def test_suspension_of_the_head_does_not_count_as_silence(
         head.loop.step()
 
     assert head.lost == []
-    assert head.workers.peers[0].silent_s < connection.SILENT_S
+    assert head.workers.workers[0].silent_s < connection.SILENT_S
 
 
 def test_the_head_looks_again_for_a_lost_worker_that_may_return(
     watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(worker_link, "_PAUSE_S", (0.02, 0.05))
+    monkeypatch.setattr(remote_worker, "_PAUSE_S", (0.02, 0.05))
     head = watch("good")
     head.open()
     head.until_all_are_there()
     head.processes[1].kill()
     head.processes[1].wait()
     head.until(lambda: head.lost)
-    head.workers.look_again(head.workers.peers[0])
+    head.workers.workers[0].look_again()
     assert len(head.workers.absent) == 1
     head.start(1)
 
@@ -450,7 +452,7 @@ def test_at_the_end_each_worker_has_left(watch: Callable[..., Watch]):
 
     assert time.monotonic() - begun < 60
     assert head.lost == []
-    assert [peer.trouble for peer in head.workers.peers] == ["", "no room", ""]
+    assert [worker.trouble for worker in head.workers.workers] == ["", "no room", ""]
     for index in (1, 2):
         assert head.processes[index].wait(60) == 0
 
@@ -462,7 +464,7 @@ def test_a_worker_that_ends_without_confirming_is_reported(watch: Callable[..., 
 
     unconfirmed = head.workers.end(0, is_over=True, patience_s=60.0)
 
-    assert [(peer.host, peer.is_gone) for peer in unconfirmed] == [("lost2", True)]
+    assert [(worker.host, worker.is_gone) for worker in unconfirmed] == [("lost2", True)]
 
 
 def test_a_worker_that_never_confirms_is_reported_after_the_limit(watch: Callable[..., Watch]):
@@ -472,7 +474,7 @@ def test_a_worker_that_never_confirms_is_reported_after_the_limit(watch: Callabl
 
     unconfirmed = head.workers.end(0, is_over=True, patience_s=2.0)
 
-    assert [(peer.host, peer.is_gone) for peer in unconfirmed] == [("frozen2", False)]
+    assert [(worker.host, worker.is_gone) for worker in unconfirmed] == [("frozen2", False)]
 
 
 def test_a_worker_that_leaves_while_the_job_runs_is_lost(watch: Callable[..., Watch]):
@@ -493,4 +495,4 @@ def test_a_silent_worker_of_a_job_that_was_stopped_is_not_waited_for(
 
     unconfirmed = head.workers.end(143, is_over=False, patience_s=3600.0, silent_limit_s=7.0)
 
-    assert [peer.host for peer in unconfirmed] == ["frozen2"]
+    assert [worker.host for worker in unconfirmed] == ["frozen2"]

@@ -9,7 +9,7 @@ import pytest
 
 from jobentry.contract.env import MindSpore, NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
-from jobentry.control.verdict import Starter, served_no_more
+from jobentry.control.verdict import LaunchEnd, server_ended
 from jobentry.launchers import mindspore, mpirun
 from jobentry.launchers.common import ArgsError, Process, Site
 from jobentry.launchers.mpi import Mpi
@@ -241,7 +241,7 @@ def test_the_wrapper_under_mpirun_sets_the_rank_and_device():
     ],
 )
 def test_a_failed_scheduler_is_named(code, have_started, expected):
-    outcome = served_no_more(Starter("scheduler", code, ["last"]), 0, "a", have_started)
+    outcome = server_ended(LaunchEnd("scheduler", code, ["last"]), 0, "a", have_started)
 
     failure = outcome.failure
     assert failure is not None

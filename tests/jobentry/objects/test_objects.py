@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import resource
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from jobentry import objects
 from jobentry.objects import ObjectError
+from jobentry.objects.base import in_parallel
 
 
 def listed(folder: Path) -> list[str]:
@@ -78,3 +81,33 @@ def test_errors_name_the_object_or_the_file(tmp_path: Path):
 def test_an_unknown_uri_scheme_is_refused(uri: str):
     with pytest.raises(ObjectError, match="not a URI of the form file:///its/path"):
         objects.read(uri)
+
+
+def test_the_results_of_parallel_tasks_come_in_order():
+    begun = [threading.Event() for _ in range(4)]
+
+    def task(number: int) -> int:
+        begun[number].set()
+        # Each waits for a later one.
+        assert begun[min(number + 1, 3)].wait(60)
+        return number
+
+    assert list(in_parallel([partial(task, number) for number in range(4)], 4)) == [0, 1, 2, 3]
+
+
+def test_the_first_failure_of_parallel_tasks_is_raised_and_stops_the_others():
+    stop = threading.Event()
+    done: list[int] = []
+
+    def wait_for_stop() -> None:
+        assert stop.wait(60)
+        raise ObjectError("stopped")
+
+    def fail() -> None:
+        raise ObjectError("no space left")
+
+    tasks = [wait_for_stop, fail, *(partial(done.append, number) for number in range(100))]
+    with pytest.raises(ObjectError, match="no space left"):
+        list(in_parallel(tasks, 2, stop))
+
+    assert done == []

@@ -93,6 +93,7 @@ HOSTILE = {
     "size of letters": page(row("a").replace("<Size>1", "<Size>one")),
     "goes on nowhere": page(more="<IsTruncated>true</IsTruncated>"),
     "too deep": b"<ListBucketResult>" + b"<a>" * 100_000,
+    "too long": page(row("a" * s3_xml.LIMIT_BYTES)),
     "entities": (
         b'<!DOCTYPE l [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>'
         b"<ListBucketResult>&b;</ListBucketResult>"

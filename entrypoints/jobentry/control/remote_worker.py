@@ -1,4 +1,4 @@
-"""A worker, as the head sees it: found, connected, lost sight of, found again, or dead.
+"""A worker, as the head sees it: found, connected, lost, found again, or dead.
 
 A connection that has ended says little: the node may be dead, or the network broken. So the head
 connects again at once. Where nothing listens any more, or another process does, the worker's entry
@@ -32,8 +32,8 @@ _DEAD_S = 1.0
 _CLOSED_S = 5.0
 
 
-class Peer:
-    """One worker.
+class RemoteWorker:
+    """The head's view of one worker.
 
     Args:
         on_message: Called with each message of the worker.
@@ -46,8 +46,8 @@ class Peer:
         node: NodeEnv,
         index: int,
         loop: NodeLoop,
-        on_message: Callable[[Peer, Message], None],
-        on_lost: Callable[[Peer], None],
+        on_message: Callable[[RemoteWorker, Message], None],
+        on_lost: Callable[[RemoteWorker], None],
     ) -> None:
         self.index = index
         self.host = node.hosts[index]
@@ -100,16 +100,16 @@ class Peer:
     def open(self, caller: Caller, resolver: Resolver, port: int) -> None:
         """Start to look for the worker, and greet its entry once it is found."""
         self._caller, self._resolver, self._port = caller, resolver, port
-        self.link.tell("hello")
+        self.link.send("hello")
         self._look()
 
-    def tell(self, word: str, **values: Any) -> None:
+    def send(self, word: str, **values: Any) -> None:
         """Send a message to the worker, unless it is gone."""
         if not self.is_gone:
-            self.link.tell(word, **values)
+            self.link.send(word, **values)
 
     def close(self) -> None:
-        """Give the worker up, and everything that looks for it."""
+        """Give the worker up, and stop looking for it."""
         self._loop.drop(self._timer)
         if self._dial is not None:
             self._dial.stop()
@@ -127,7 +127,7 @@ class Peer:
         assert resolver is not None
         self._pause_s = _PAUSE_S[1]
         self._caller, self._resolver = caller, resolver
-        self.link.tell("hello")
+        self.link.send("hello")
         self._later(_PAUSE_S[1])
 
     def tick(self, elapsed_s: float) -> None:
@@ -210,7 +210,7 @@ class Peer:
             self._later(_SILENT_AGAIN_S if self.link.silent_s >= connection.SILENT_S else 1.0)
 
     def _not_up(self, step: Step) -> None:
-        """Try again, unless the worker has ended before it was up."""
+        """Try again, unless the worker has ended before it answered."""
         self.step = step
         self.early_end = early_ends.reported(self._node, self.index)
         if self.early_end is not None:
@@ -251,7 +251,7 @@ class Peer:
         elif word == "left":
             self.trouble = values["trouble"]
             # The worker waits for this: ended earlier, it could take its last message with it.
-            self.tell("bye")
+            self.send("bye")
             self.has_left = True
         self._message(self, message)
         if self.has_left:

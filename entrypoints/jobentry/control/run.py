@@ -1,0 +1,302 @@
+"""The run: the head has the ranks started, hears how each one ends, and decides how the job ended.
+
+mpirun starts while the workers come up (``start_early``); ``RemoteCommands`` holds its requests
+back, and a file holds back the ranks of the head, until all workers are there. A start that hangs
+is ended, and repeated once if no rank had started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from jobentry.contract import exits
+from jobentry.contract.exits import Failure
+from jobentry.control import startup_timeout
+from jobentry.control.event_loop import children, remove_sessions, sweep
+from jobentry.control.job_context import JobContext
+from jobentry.control.local_ranks import End
+from jobentry.control.verdict import (
+    LaunchEnd,
+    Outcome,
+    RankEnd,
+    decide,
+    decide_elastic,
+    server_ended,
+)
+from jobentry.log import log_message
+
+# How long a reason may still be on its way when mpirun has ended badly without one.
+REASON_S = 1.0
+# How long to wait for a worker whose connection has ended to be found again or given up.
+_DOUBT_S = 10.0
+# How long the rank that another lost its connection to may take to end by itself.
+CAUSE_S = 0.2
+# How long the workers may take to clean up after a start that hung.
+CLEAN_UP_S = 10.0
+_LATE_RANK = (
+    "starting the ranks: mpirun hung, and a rank started while it was ended: the script may have"
+    " begun, so it is not started again"
+)
+
+
+class Run:
+    """The ranks of the job.
+
+    Attributes:
+        first_failed: The rank whose failure was heard of first.
+    """
+
+    def __init__(self, context: JobContext) -> None:
+        self.first_failed: int | None = None
+        self._node = context.node
+        self._plan = context.plan
+        self._loop = context.loop
+        self._pool = context.pool
+        self._launcher = context.launcher
+        self._commands = context.commands
+        self._elastic = context.elastic
+        self._stop = context.stop
+        self._waiting = context.paths.waiting
+        # Our children before mpirun, and why it could not be started early.
+        self._before: list[int] = []
+        self._early_fault = ""
+        self._started: dict[int, int] = {}
+        self._ends: dict[int, RankEnd] = {}
+        # The workers on which something that starts ranks still runs, and the first bad end there.
+        self._launching: set[int] = set()
+        self._worker_end = LaunchEnd("", 0, ())
+        self._is_bad_end_seen = False
+        self._attempt = 1
+        self._is_hung = False
+        self._dirty: set[int] = set()
+        self._stop.on_killed = self._launching.clear
+
+    def run(self) -> Outcome:
+        """Have the ranks started, wait until all have ended, and return how the job ended."""
+        if self._commands is not None:
+            self._commands.open()
+        fault = self._start_or_go_on()
+        while not fault:
+            started = self._launcher.processes
+            while self._launcher.are_running or self._launching:
+                self._loop.step()
+                self._check()
+            self._launcher.end_servers()
+            self._loop.drop("start")
+            if self._launcher.were_killed:
+                remove_sessions(started)
+            if not (self._is_hung and self._has_cleaned_up()):
+                break
+            self._attempt += 1
+            fault = self._start()
+        if fault:
+            return Outcome(exits.ENTRY_FAILED, "entry", Failure(message=fault))
+        self._wait_for_reason(self._launcher.code or self._worker_end.code)
+        return self.outcome()
+
+    # -- starting ---------------------------------------------------------------------------------
+
+    def start_early(self) -> None:
+        """Start mpirun while the workers come up: it has to wait for their first answer anyway."""
+        if self._commands is None or self._elastic is not None:
+            return
+        self._before = children()
+        with open(self._waiting, "wb"):
+            pass
+        self._early_fault = self._launcher.start(self._plan.processes, self._plan.cwd)
+
+    def end_early(self) -> None:
+        """End what was started early for a job that does not begin."""
+        started = self._launcher.processes
+        self._launcher.kill()
+        remove_sessions(started)
+
+    def _start_or_go_on(self) -> str:
+        """Start the ranks, or release those that were started early; return what went wrong."""
+        if not os.path.exists(self._waiting):
+            self._before = children()
+            return self._start()
+        self._expect_rank()
+        os.unlink(self._waiting)
+        return self._early_fault
+
+    def _start(self) -> str:
+        self._is_hung = False
+        self._expect_rank()
+        if self._plan.is_everywhere:
+            self._launching.update(worker.index for worker in self._pool.workers)
+            self._pool.send("launch")
+        return self._launcher.start(self._plan.processes, self._plan.cwd)
+
+    def _expect_rank(self) -> None:
+        """Expect the next rank soon: a start in which nothing happens hangs."""
+        patience_s = self._node.start_timeout_s
+        if not self._plan.is_everywhere:
+            patience_s = startup_timeout.patience_s(self._node.nodes, patience_s, self._attempt)
+        self._loop.at("start", patience_s, lambda: self._ranks_are_late(patience_s))
+
+    def _ranks_are_late(self, waited_s: float) -> None:
+        if self._stop.has_begun:
+            return
+        failure = startup_timeout.hung(
+            self._launcher.name,
+            self._node,
+            self._plan.ranks,
+            self._started,
+            self._attempt,
+            waited_s,
+        )
+        is_final = self._plan.is_everywhere or self._elastic is not None
+        if is_final or not startup_timeout.may_try_again(self._attempt, self._started):
+            self._give_up(failure._replace(last_lines=tuple(self._launcher.lines)[-20:]))
+            return
+        log_message(f"{failure.message}: ending it, and starting it once more")
+        self._is_hung = True
+        self._stop.abort()
+
+    def _has_cleaned_up(self) -> bool:
+        """Remove what a hung mpirun has left on all nodes; return whether it may start again."""
+        # Also what has left mpirun's process group: its daemon here, and its agents.
+        sweep(self._before)
+        self._dirty = {worker.index for worker in self._pool.workers}
+        self._pool.send("clean-up")
+        deadline = time.monotonic() + CLEAN_UP_S
+        while self._dirty and not self._stop.has_begun and time.monotonic() < deadline:
+            self._loop.step()
+        self._loop.hear_ranks()
+        may_start = startup_timeout.may_try_again(self._attempt, self._started)
+        if not self._stop.has_begun and not may_start:
+            self._give_up(Failure(message=_LATE_RANK, exit_code=exits.ENTRY_FAILED))
+        return not self._stop.has_begun
+
+    def cleaned_up(self, node: int) -> None:
+        """Note that a worker has cleaned up."""
+        self._dirty.discard(node)
+
+    def _give_up(self, failure: Failure) -> None:
+        log_message(failure.message)
+        self._stop.give_up(failure)
+
+    # -- while the ranks run ----------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Check what the loop does not report: the launcher, its commands, and its servers."""
+        if self._commands is not None:
+            self._commands.check()
+        # mpirun waits for wrappers that stay, or for its own clock.
+        have_all_ended = not self._loop.ranks.running and self._pool.are_idle
+        if self._stop.has_begun and have_all_ended:
+            self._stop.abort()
+        server_end = self._launcher.server_end
+        if server_end is not None:
+            self.server_ended(server_end, 0)
+        has_failed = self._launcher.code or self._worker_end.code
+        if has_failed and self._plan.is_everywhere and not self._is_bad_end_seen:
+            self._is_bad_end_seen = True
+            # A rank that has failed reports it itself.
+            self._loop.at("launcher", REASON_S, self._launcher_failed)
+
+    def _launcher_failed(self) -> None:
+        """What starts the ranks of one node has failed; the others would wait for these."""
+        if not self._stop.has_begun:
+            self._stop.outcome = decide({}, self._started, self._plan.ranks, self._launch_end())
+            self._stop.end_ranks()
+
+    def server_ended(self, end: LaunchEnd, node: int) -> None:
+        """End the job: without its server (MindSpore's scheduler) no rank can go on."""
+        have_started = len(self._started) >= self._plan.ranks
+        self._stop.fail(server_ended(end, node, self._node.hosts[node], have_started))
+
+    def launcher_ended(self, node: int, end: LaunchEnd) -> None:
+        """Note that what starts the ranks of a worker has ended."""
+        self._launching.discard(node)
+        if end.code and not self._worker_end.code:
+            self._worker_end = end._replace(name="%s on node %d" % (end.name, node))
+
+    def worker_lost(self, node: int) -> None:
+        """Wait no longer for what starts the ranks of a worker."""
+        self._launching.discard(node)
+
+    def rank_started(self, rank: int, node: int) -> None:
+        """Note that a rank has started."""
+        self._started[rank] = node
+        if self._elastic is not None:
+            # From now on the driver watches over starts.
+            self._ends.pop(rank, None)
+            self._loop.drop("start")
+        elif len(self._started) >= self._plan.ranks:
+            self._loop.drop("start")
+        elif not self._stop.has_begun and not self._is_hung:
+            self._expect_rank()
+
+    def local_rank_ended(self, end: End) -> None:
+        """Note how a rank of this node ended."""
+        failure = self._loop.ranks.failure(end, 0, self._node.host)
+        was_asked = end.was_asked_to_end
+        self.rank_ended(end.rank, RankEnd(end.at_s, was_asked, end.is_reported, failure))
+
+    def rank_ended(self, rank: int, end: RankEnd) -> None:
+        """Note how a rank ended; the first that fails ends the others."""
+        if rank in self._ends or self._stop.outcome:
+            return
+        self._ends[rank] = end
+        if not end.is_failure or self._stop.has_rank_failed:
+            return
+        failure = end.failure
+        log_message(f"rank {rank} on node {failure.node} ({failure.host}): {failure.message}")
+        self.first_failed = rank
+        if self._elastic is not None and self._elastic.can_go_on_without(failure.node):
+            return
+        # Our signal must not reach the rank to blame while it still writes its backtrace.
+        self._stop.rank_failed(CAUSE_S if end.is_left_alone else 0.0)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _wait_for_reason(self, code: int) -> None:
+        """Wait for a worker's report on its rank, or its loss, which can come after mpirun's end.
+
+        A worker whose connection has ended may be dead, which takes some seconds to find out:
+        mpirun notices at once, and would be blamed in its place.
+        """
+        begun = time.monotonic()
+        while True:
+            is_in_doubt = self._pool.are_in_doubt and not self._stop.outcome
+            waited_s = time.monotonic() - begun
+            if waited_s >= (_DOUBT_S if is_in_doubt else REASON_S):
+                break
+            have_ended = len(self._ends) >= (self._plan.ranks if self._elastic is None else 0)
+            is_clear = self._stop.has_begun or (code == 0 and have_ended)
+            if is_clear and not is_in_doubt:
+                break
+            self._loop.at("reason", 0.05, lambda: None)
+            self._loop.step()
+
+    def outcome(self) -> Outcome:
+        """Return how the job ended, from everything that is known."""
+        launcher, stop = self._launcher, self._stop
+        if launcher.signal:
+            code = exits.code_of_signal(launcher.signal)
+            message = f"{launcher.name} was killed by {signal.Signals(launcher.signal).name}"
+            failure = Failure(
+                0, self._node.host, signal=launcher.signal, exit_code=code, message=message
+            )
+            return Outcome(code, "platform", failure)
+        if stop.lost_nodes:
+            return Outcome(stop.lost_nodes[0].exit_code or 1, "platform", stop.lost_nodes[0])
+        if stop.outcome:
+            return stop.outcome
+        if self._elastic is not None:
+            return decide_elastic(self._ends, self._launch_end())
+        outcome = decide(self._ends, self._started, self._plan.ranks, self._launch_end())
+        if outcome.failure is None or outcome.failure.node is None or outcome.failure.host:
+            return outcome
+        host = self._node.hosts[outcome.failure.node]
+        return outcome._replace(failure=outcome.failure._replace(host=host))
+
+    def _launch_end(self) -> LaunchEnd:
+        """Return how what starts the ranks ended: a bad end, if there was one on any node."""
+        if not self._launcher.code and self._worker_end.code:
+            return self._worker_end
+        return LaunchEnd(self._launcher.name, self._launcher.code, self._launcher.lines)

@@ -1,0 +1,148 @@
+"""How a job is stopped: on a signal, at its time limit, or because something failed.
+
+Every stop has a reason, and the first one counts. Ranks get SIGTERM first; ``abort`` kills.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING, Callable
+
+from jobentry.contract import exits
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.exits import Failure
+from jobentry.control.event_loop import ABORT_S, PASSED_SIGNALS, NodeLoop
+from jobentry.control.launch_processes import LaunchProcesses
+from jobentry.control.verdict import Outcome
+from jobentry.control.worker_pool import WorkerPool
+from jobentry.log import log_message
+
+if TYPE_CHECKING:
+    from jobentry.control.remote_commands import RemoteCommands
+
+# How long what starts the ranks of a worker may take to end when everything is killed.
+_KILLED_S = 2.0
+
+
+class Stop:
+    """Stops the job, and knows why.
+
+    Attributes:
+        outcome: How the job ends, once something other than a rank has decided it.
+        lost_nodes: The nodes that were lost, each with its failure.
+        has_rank_failed: Whether a rank has failed that the job cannot go on without.
+        requested_at: When the job was cancelled, on the monotonic clock.
+        on_killed: Called when nodes that do not answer are not waited for any longer.
+    """
+
+    def __init__(
+        self, node: NodeEnv, loop: NodeLoop, pool: WorkerPool, launcher: LaunchProcesses
+    ) -> None:
+        self.outcome: Outcome | None = None
+        self.lost_nodes: list[Failure] = []
+        self.has_rank_failed = False
+        self.requested_at: float | None = None
+        self.on_killed: Callable[[], None] = lambda: None
+        self.commands: RemoteCommands | None = None
+        self._node = node
+        self._loop = loop
+        self._pool = pool
+        self._launcher = launcher
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a reason to stop."""
+        return bool(self.has_rank_failed or self.lost_nodes or self.outcome)
+
+    # -- reasons ----------------------------------------------------------------------------------
+
+    def signalled(self, number: int) -> None:
+        """Handle a signal to this node.
+
+        Only the first stop signal counts: a scheduler repeats SIGTERM within the grace period. A
+        SIGINT after it comes from a person who does not want to wait.
+        """
+        if number == signal.SIGINT and self.outcome:
+            log_message("SIGINT while the job ends: ending all ranks now")
+            self.abort()
+        else:
+            self.signalled_at(number, self._node.node)
+
+    def signalled_at(self, number: int, node: int) -> None:
+        """Handle a signal to any node; a platform that ends a job may send it to every node."""
+        if number in PASSED_SIGNALS:
+            self._pool.send("signal", number=number)
+            self._loop.ranks.pass_on(number)
+        elif not self.outcome:
+            code = exits.code_of_signal(number)
+            message = f"cancelled: the job was sent {signal.Signals(number).name}"
+            host = self._node.hosts[node]
+            failure = Failure(node, host, signal=number, exit_code=code, message=message)
+            self.requested_at = time.monotonic()
+            self._end_within_grace(Outcome(code, "cancelled", failure))
+
+    def time_is_up(self) -> None:
+        """Handle the end of the job's time."""
+        message = f"time is up: the job ran for {self._node.timeout_s:g} s"
+        code = exits.TIMED_OUT
+        self._end_within_grace(Outcome(code, "timeout", Failure(exit_code=code, message=message)))
+
+    def fail(self, outcome: Outcome) -> None:
+        """End the job with this outcome, unless it has a reason to end already."""
+        if self.has_begun:
+            return
+        self.outcome = outcome
+        if outcome.failure is not None:
+            log_message(outcome.failure.message)
+        self.end_ranks()
+
+    def give_up(self, failure: Failure) -> None:
+        """Kill a job that the entry could not start."""
+        self.outcome = Outcome(exits.ENTRY_FAILED, "entry", failure)
+        self.abort()
+
+    def lose(self, failure: Failure) -> None:
+        """End a job that has lost a node."""
+        self.lost_nodes.append(failure)
+        self.end_ranks()
+
+    def rank_failed(self, after_s: float) -> None:
+        """End a job whose rank has failed, a moment later if that rank may not be to blame."""
+        self.has_rank_failed = True
+        self._loop.at("end-ranks", after_s, self.end_ranks)
+
+    # -- actions ----------------------------------------------------------------------------------
+
+    def _end_within_grace(self, outcome: Outcome) -> None:
+        """Ask the ranks to end; their wrappers stay, so that mpirun ends none before its time."""
+        assert outcome.failure is not None
+        log_message(f"{outcome.failure.message}; all ranks have {self._node.grace_s:g} s to end")
+        self.outcome = outcome
+        self._pool.send("stop")
+        self._loop.ranks.stop()
+        self._loop.at("grace", self._node.grace_s, self._grace_is_over)
+
+    def _grace_is_over(self) -> None:
+        log_message(f"{self._node.grace_s:g} s are over: ending the ranks that are left")
+        self.abort()
+
+    def end_ranks(self) -> None:
+        """Send SIGTERM to all ranks, and kill soon after: mpirun 4.1 would take seconds."""
+        self._pool.send("end-ranks")
+        self._loop.ranks.pass_on(signal.SIGTERM)
+        self._loop.at("abort", ABORT_S, self.abort)
+
+    def abort(self) -> None:
+        """Kill everything on every node."""
+        self._pool.send("kill")
+        # A node that does not answer is not waited for.
+        self._loop.at("killed", _KILLED_S, self.on_killed)
+        # Before mpirun: it takes its ranks with it.
+        self._loop.ranks.note_end()
+        # Daemons of mpirun on the workers see that it is gone; SIGTERM may not end it (5.0.11).
+        self._launcher.kill()
+        if self.commands is not None:
+            self.commands.kill()
+        self._loop.ranks.kill()
+        self._loop.ranks.release()
