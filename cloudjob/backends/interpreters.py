@@ -43,6 +43,17 @@ def python_of(asked: str, key: str) -> str:
     return sys.executable
 
 
+def path_with_mpirun() -> str:
+    """Return PATH, followed by the folder of our own interpreter where only that has mpirun.
+
+    A wheel of Open MPI installs it there.
+    """
+    path, own = os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)
+    if shutil.which("mpirun", path=path) is None and shutil.which("mpirun", path=own):
+        return f"{path}{os.pathsep}{own}"
+    return path
+
+
 def libmpi_of(mpirun: str, python: str) -> str:
     """Return the library of this mpirun, when mpi4py would take that of a wheel in another place.
 

@@ -461,9 +461,9 @@ def _share(client: Any, request: DockerRequest) -> None:
     maps_users = any("rootless" in option or "userns" in option for option in options)
     with engine.translated(f"sharing folders with the containers of job {request.job}"):
         if request.folder:
-            shared_folders.open_folder(Path(request.folder), maps_users=maps_users)
+            shared_folders.open_to_containers(Path(request.folder), maps_users=maps_users)
         for path in request.layers:
-            shared_folders.open_file(Path(path), maps_users=maps_users)
+            shared_folders.open_to_containers(Path(path), maps_users=maps_users)
         for path in request.outputs:
             shared_folders.check_output(Path(path), maps_users=maps_users)
 

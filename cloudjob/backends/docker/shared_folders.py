@@ -22,8 +22,8 @@ from cloudjob.backends.docker.request import GROUP_ID, USER_ID
 from cloudjob.errors import BackendError
 
 
-def open_folder(folder: Path, *, maps_users: bool) -> None:
-    """Let the containers' user read and write in ``folder``, which is ours.
+def open_to_containers(path: Path, *, maps_users: bool) -> None:
+    """Let the containers' user read a file, or read and write a folder, that is ours.
 
     Raises:
         BackendError: It would be open to others on this machine.
@@ -31,39 +31,21 @@ def open_folder(folder: Path, *, maps_users: bool) -> None:
     user = os.geteuid()
     if not maps_users and user == USER_ID:
         return
+    everything = (path, *path.rglob("*")) if path.is_dir() else (path,)
     if not maps_users and user == 0:
-        for path in (folder, *folder.rglob("*")):
-            os.chown(path, USER_ID, GROUP_ID, follow_symlinks=False)
+        for item in everything:
+            os.chown(item, USER_ID, GROUP_ID, follow_symlinks=False)
         return
-    _check_guard(folder)
-    for path in (folder, *folder.rglob("*")):
-        if not path.is_symlink():
-            path.chmod(0o777 if path.is_dir() else 0o666)
-
-
-def open_file(path: Path, *, maps_users: bool) -> None:
-    """Let the containers' user read a file, which is ours and may be shared by other jobs.
-
-    Raises:
-        BackendError: It would be open to others on this machine.
-    """
-    user = os.geteuid()
-    if not maps_users and user == USER_ID:
-        return
-    if not maps_users and user == 0:
-        os.chown(path, USER_ID, GROUP_ID, follow_symlinks=False)
-        return
-    _check_guard(path)
-    path.chmod(0o644)
-
-
-def _check_guard(path: Path) -> None:
     guard = path.parent
     if stat.S_IMODE(guard.stat().st_mode) & 0o077:
         raise BackendError(
             f"sharing {path} with containers: anybody on this machine could enter {guard}",
             hint=f"chmod 700 {guard}, or use the default store",
         )
+    for item in everything:
+        if not item.is_symlink():
+            # A lone file is only read, and other jobs may share it.
+            item.chmod(0o777 if item.is_dir() else 0o666 if path.is_dir() else 0o644)
 
 
 def check_output(folder: Path, *, maps_users: bool) -> None:

@@ -24,8 +24,6 @@ ENGINES: Mapping[str, Engine] = {
 CONFIG_MAP = Resource("", "v1", "configmaps", "ConfigMap")
 SECRET = Resource("", "v1", "secrets", "Secret")
 SERVICE = Resource("", "v1", "services", "Service")
-# What the API server, and etcd behind it, take of one object.
-MAX_OBJECT_BYTES = 1_572_864
 
 _USER = re.compile(r"\d{1,9}(:\d{1,9})?", re.ASCII)
 

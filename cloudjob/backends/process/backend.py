@@ -386,18 +386,13 @@ def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -
     Raises:
         BackendError: It lacks what the job needs.
     """
-    path = os.environ.get("PATH", os.defpath)
-    own = str(Path(sys.executable).parent)
-    if shutil.which("mpirun", path=path) is None:
-        # The wheel of Open MPI lies beside the interpreter that runs us.
-        if shutil.which("mpirun", path=own) is not None:
-            path = f"{path}{os.pathsep}{own}"
-        elif needs_mpi:
-            raise BackendError(
-                "looking for mpirun: not found on PATH or beside cloudjob",
-                hint="pip install 'cloudjob[mpi]', or apt-get install openmpi-bin; launchers such"
-                " as python and torchrun need none",
-            )
+    path = interpreters.path_with_mpirun()
+    if needs_mpi and shutil.which("mpirun", path=path) is None:
+        raise BackendError(
+            "looking for mpirun: not found on PATH or beside cloudjob",
+            hint="pip install 'cloudjob[mpi]', or apt-get install openmpi-bin; launchers such"
+            " as python and torchrun need none",
+        )
     python = interpreters.python_of(str(options.get("python") or ""), "process.python")
     return Machine(
         path=path,

@@ -164,11 +164,7 @@ def find(options: Mapping[str, object], home: Path) -> Cluster:
     if host:
         return Cluster(Host(host), folder or _DEFAULT_REMOTE, {}, asked, "", entry)
     python = interpreters.python_of(asked, "slurm.python")
-    path = os.environ.get("PATH", os.defpath)
-    own = str(Path(sys.executable).parent)
-    if shutil.which("mpirun", path=path) is None and shutil.which("mpirun", path=own):
-        # The wheel of Open MPI lies beside the interpreter that runs us.
-        path = f"{path}{os.pathsep}{own}"
+    path = interpreters.path_with_mpirun()
     paths = {
         "PATH": path,
         "LANG": "C.UTF-8",

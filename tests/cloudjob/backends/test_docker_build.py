@@ -359,9 +359,9 @@ def test_a_folder_is_opened_only_behind_a_guard(tmp_path):
 
     tmp_path.chmod(0o755)
     with pytest.raises(BackendError, match="anybody on this machine could enter"):
-        shared_folders.open_folder(folder, maps_users=True)
+        shared_folders.open_to_containers(folder, maps_users=True)
     tmp_path.chmod(0o700)
-    shared_folders.open_folder(folder, maps_users=True)
+    shared_folders.open_to_containers(folder, maps_users=True)
 
     assert folder.stat().st_mode & 0o777 == 0o777
     assert (folder / "code.json").stat().st_mode & 0o777 == 0o666

@@ -260,6 +260,8 @@ def test_a_job_runs_until_its_entries_have_ended_whatever_is_killed(laptop: Lapt
     controller = int(lock.read_bytes().split()[-1])
     [keeper] = children_of(controller)
     [entry] = children_of(keeper)
+    # Before that, the kernel ends a stopped entry together with the session of its keeper.
+    poll(lambda: os.getsid(entry) == entry)
 
     os.kill(entry, signal.SIGSTOP)
     for process in (controller, keeper):
