@@ -236,7 +236,7 @@ def test_outputs_are_fetched_by_their_manifest(cloud, tmp_path):
     assert listed == [b"OUT/model"]
     assert fetched.code == 0, fetched
     assert refused.code == 4, refused
-    assert b"it is not what its manifest says" in refused.err
+    assert b"it does not match its manifest" in refused.err
     assert (tmp_path / "to" / "OUT" / "model").read_text() == "good"
     assert [path.name for path in (tmp_path / "to" / "OUT").iterdir()] == ["model"]
 

@@ -120,7 +120,7 @@ def test_a_store_error_is_one_line_with_a_hint(cloud, seaweedfs: Server, bucket:
 
     assert done.code == 4, done
     assert (
-        b"the signature is wrong (403 SignatureDoesNotMatch)\nhint: is the secret key" in done.err
+        b"the signature is wrong (403 SignatureDoesNotMatch)\nhint: does the secret key" in done.err
     )
     assert b"Traceback" not in done.err
     assert cloud.cli("list").out == b""
