@@ -31,22 +31,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has gone (`| head`); Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _BROKEN_PIPE
-    except MemoryError:
-        hint = "`ulimit -v` shows this shell's limit"
-        tell_error(CloudJobError("running cloudjob: there is not enough memory", hint=hint))
-        return CloudJobError.exit_code
-    except (RuntimeError, BlockingIOError) as error:
-        if isinstance(error, RuntimeError) and "can't start new thread" not in str(error):
+    except (MemoryError, ImportError, RuntimeError, BlockingIOError) as error:
+        shortage = _shortage(error)
+        if shortage is None:
             raise
-        hint = "`ulimit -u` shows this shell's limit on processes"
-        tell_error(CloudJobError(f"running cloudjob: {_lowered(error)}", hint=hint))
-        return CloudJobError.exit_code
+        tell_error(shortage)
+        return shortage.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
 
 
-def _lowered(error: Exception) -> str:
-    return (getattr(error, "strerror", "") or str(error)).lower()
+def _shortage(error: Exception) -> CloudJobError | None:
+    """Return what a limit of this shell has ended, in words; None for any other error."""
+    text = (getattr(error, "strerror", "") or str(error)).lower()
+    # The system's loader has no error of its own: an import fails.
+    if isinstance(error, MemoryError) or "failed to map segment" in text:
+        hint = "`ulimit -v` shows this shell's limit"
+        return CloudJobError("running cloudjob: there is not enough memory", hint=hint)
+    if isinstance(error, BlockingIOError) or "can't start new thread" in text:
+        hint = "`ulimit -u` shows this shell's limit on processes"
+        return CloudJobError(f"running cloudjob: {text}", hint=hint)
+    return None
 
 
 def _run(words: list[str]) -> int:
