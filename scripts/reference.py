@@ -1,4 +1,4 @@
-"""Write the reference of the command line, docs/command-line.md, from the parser.
+"""Write the reference of the command line, docs/reference/command-line.md, from the parser.
 
 python scripts/reference.py          # a test compares the page with what this would write
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cloudjob.cli.parser import parser_of
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "command-line.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "command-line.md"
 _WIDTH = 100
 _HEAD = """\
 # Command line

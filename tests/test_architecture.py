@@ -279,8 +279,8 @@ def variables() -> list[str]:
 
 @pytest.mark.parametrize("variable", variables())
 def test_every_variable_is_documented(variable: str):
-    """Each has a line in docs/environment.md."""
-    text = (ROOT / "docs" / "environment.md").read_text()
+    """Each has a line in docs/reference/environment.md."""
+    text = (ROOT / "docs" / "reference" / "environment.md").read_text()
 
     # A prefix stands with what may follow it.
     end = "" if variable.endswith("_") else "(?![A-Z0-9_])"
@@ -290,7 +290,7 @@ def test_every_variable_is_documented(variable: str):
 @pytest.mark.parametrize("prefix", names.CARRIED_PREFIXES)
 def test_every_prefix_that_is_carried_is_documented(prefix: str):
     """A user must know which variables reach the ranks by their name alone."""
-    assert f"`{prefix}" in (ROOT / "docs" / "environment.md").read_text()
+    assert f"`{prefix}" in (ROOT / "docs" / "reference" / "environment.md").read_text()
 
 
 def commands() -> Iterator[tuple[str, ...]]:
@@ -335,7 +335,7 @@ def tables(page: Path) -> Iterator[list[list[str]]]:
             rows = []
 
 
-LAUNCHER_TABLES = list(tables(ROOT / "docs" / "launchers.md"))
+LAUNCHER_TABLES = list(tables(ROOT / "docs" / "reference" / "launchers.md"))
 
 
 def test_every_launcher_has_a_row_with_its_tests():

@@ -1,7 +1,7 @@
 """The sections of a job file: the settings of each backend, store and framework.
 
-Each key is declared here and nowhere else; the JSON Schema, the reference in ``docs/job-file.md``
-and ``config show`` follow from it.
+Each key is declared here and nowhere else; the JSON Schema, ``docs/reference/job-file.md`` and
+``config show`` follow from it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whole jobs through the modelarts backend, on the emulator with its nodes as processes.
 
 The emulator is the judge of the requests: it checks signatures, bodies and limits as the service
-does. What it cannot judge stands in docs/modelarts.md.
+does. What it cannot judge stands in docs/guides/modelarts.md.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def test_what_a_dry_run_prints_is_taken(lab: Lab):
     done = lab.run("submit", "--config", "job.yaml", "-n", "2", "--dry-run", "train.py")
     assert done.code == 0, done
     documents = list(yaml.safe_load_all(done.out))
-    # As docs/kubernetes.md has it.
+    # As docs/guides/kubernetes.md has it.
     applied_by_kubectl = subprocess.run(
         [programs() / "kubectl", "apply", "--dry-run=server", "-f", "-"],
         env={**os.environ, **lab.environ, "HOME": str(lab.folder)},
@@ -597,8 +597,8 @@ def test_who_may_not_is_told_what_is_missing(volcano_lab: Lab):
 
 
 def test_the_role_in_the_documentation_is_enough(lab: Lab, until: Callable[..., None]):
-    """For a job's whole life: what docs/kubernetes.md says, and nothing else, in one namespace."""
-    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    """It is enough for a job from start to end, in one namespace."""
+    page = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
     text = next(part for part in page.split("```") if part.startswith("yaml\napiVersion: rbac"))
     role = yaml.safe_load(text.removeprefix("yaml\n"))
     path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{lab.namespace}"
