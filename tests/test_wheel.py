@@ -26,11 +26,11 @@ SOURCES = ("cloudjob", "entrypoints", "scripts", "images", "docs", "pyproject.to
 # Files and folders of cloudjob, and the extra that they need; all others must do without.
 EXTRAS = {
     "backends/docker": "docker",
-    "backends/keys.py": "docker",
+    "backends/delivery.py": "docker",
     "backends/kubernetes": "kubernetes",
     "backends/modelarts": "modelarts",
     "emulator": "emulator",
-    "images.py": "docker",
+    "machine/images.py": "docker",
     "store/s3": "s3",
 }
 # Commands that need an extra.

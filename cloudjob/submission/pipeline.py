@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import cloudjob
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, Check
 from cloudjob.errors import CloudJobError, NotReady, RecordsError, SpecError, Unanswered
@@ -36,7 +37,7 @@ from cloudjob.submission.launcher_choice import Choice
 from jobentry.contract import names
 from jobentry.contract.launchers import AUTO
 from jobentry.contract.packages import Layer, damage_key
-from jobentry.contract.paths import JobPaths
+from jobentry.contract.paths import ENTRY, JobPaths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def preview(spec: JobSpec, home: Path, *, as_text: bool = False) -> Preview:
 
 def _plan(environment: Mapping[str, str], words: tuple[str, ...]) -> dict[str, Any]:
     """Ask the entry itself what it would do on a node."""
-    entry = str(Path(__file__).with_name("jobentry.pyz"))
+    entry = str(Path(cloudjob.__file__).with_name(ENTRY))
     done = subprocess.run(
         [sys.executable, "-I", "-S", entry, "--dry-run", "--json", *words],
         env=dict(environment),

@@ -40,11 +40,15 @@ exec /usr/bin/mpirun "$@"
 """
 SCRIPT = """\
 import os, pathlib, time
+if "MODEL" in os.environ:
+    with open(os.path.join(os.environ["MODEL"], os.environ["VC_TASK_INDEX"]), "wb") as file:
+        file.truncate(OUTPUT_BYTES)
 pathlib.Path("/cache/held").touch()
 while not os.path.exists("/cache/go"):
     time.sleep(0.05)
 print("done", flush=True)
 """
+OUTPUT_BYTES = 512 * 1024 * 1024
 KILL_MPIRUN = """\
 import os, pathlib
 names = "mpirun", "orterun"
@@ -66,12 +70,16 @@ class End(NamedTuple):
 SUCCEEDED = End("SUCCEEDED", None, 0)
 LOST = End("FAILED", "platform", 137)
 STAGES = ("staging", "bring-up", "running")
+STORING = "storing outputs"
 KILLED: dict[tuple[str, str], End] = {
+    (STORING, "submitter"): SUCCEEDED,
+    (STORING, "head"): LOST,
+    (STORING, "worker"): LOST,
     **{(stage, "submitter"): SUCCEEDED for stage in STAGES},
     **{(stage, who): LOST for stage in STAGES for who in ("head", "worker")},
     **{(stage, "mpirun"): LOST for stage in ("bring-up", "running")},
 }
-PAUSED = [(stage, who) for stage in STAGES for who in ("head", "worker")]
+PAUSED = [(stage, who) for stage in (*STAGES, STORING) for who in ("head", "worker")]
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +99,11 @@ class Case:
     def __init__(self, cloud, image: str, stage: str, path: Path, settings: str) -> None:
         self.cloud = cloud
         self.stage = stage
-        cloud.script(SCRIPT)
+        cloud.script(SCRIPT.replace("OUTPUT_BYTES", str(OUTPUT_BYTES)))
         cloud.image = image
-        words = ("submit", "--backend", "docker", "--nodes", "2", "--grace-s", "1")
+        words = ["submit", "--backend", "docker", "--nodes", "2", "--grace-s", "1"]
+        if stage == STORING:
+            words += ["--output", "MODEL=", "--output-sync-s", "0"]
         (cloud.source / "cloudjob.yaml").write_text(settings)
         with path.open("wb") as file:
             process = cloud.start(*words, "-e", f"HOLD={stage}", "train.py", out=file)
@@ -126,6 +136,25 @@ class Case:
             assert engine.exec_inspect(made["Id"])["ExitCode"] == 0
         else:
             engine.kill(self.nodes[who == "worker"], "SIGKILL")
+
+    def await_storing(self, who: str) -> None:
+        """Let the ranks end, and wait until the node stores its output, slowed down meanwhile."""
+        node = self.nodes[who == "worker"]
+        self.cloud.engine.update_container(node, cpu_period=100_000, cpu_quota=5_000)
+        self.go_on()
+
+        def is_storing() -> bool:
+            # The head stores first.
+            if who == "worker" and not self.output(0).exists():
+                return False
+            parts = self.output(0).parent.glob(".cloudjob-tmp-*")
+            return any(path.stat().st_size for path in parts)
+
+        poll(is_storing, "an output that is being stored", LIMIT_S)
+
+    def output(self, node: int) -> Path:
+        """Return where the output of a node is stored."""
+        return self.cloud.home / "store" / self.job / "outputs" / "MODEL" / str(node)
 
     def go_on(self) -> None:
         """Let the nodes go on that are left."""
@@ -171,8 +200,11 @@ def check_next(cloud) -> None:
 def test_a_process_or_node_is_killed(case, stage: str, who: str, end: End):
     """With SIGKILL: the job ends or goes on, and says so."""
     held = case(stage)
+    if stage == STORING:
+        held.await_storing(who)
     held.kill(who)
-    held.go_on()
+    if stage != STORING:
+        held.go_on()
 
     assert held.ended() == end, held.submit.path.read_text()
     assert b"cancelled" not in held.submit.path.read_bytes()
@@ -185,14 +217,25 @@ def test_a_process_or_node_is_killed(case, stage: str, who: str, end: End):
 def test_a_paused_node_does_not_outlive_a_cancel(case, stage: str, who: str):
     """`docker pause`; the others still wait at their stage, too."""
     held = case(stage)
-    held.cloud.engine.pause(held.nodes[who == "worker"])
+    node = held.nodes[who == "worker"]
+    if stage == STORING:
+        held.await_storing(who)
+        # The kernel freezes no process that waits for its share of the processor.
+        held.cloud.engine.update_container(node, cpu_quota=-1)
+    held.cloud.engine.pause(node)
 
     cancelled = held.cloud.run("cancel", held.job)
 
     assert cancelled.code == 0, cancelled
-    status = held.cloud.status(held.job)
-    assert (status["state"], status["cause"]) == ("CANCELLED", "cancelled"), status
-    assert held.submit.process.wait(LIMIT_S) != 0
+    if stage == STORING:
+        # The ranks had ended well before, and `cancel` lets the node finish what it stores.
+        assert held.ended() == SUCCEEDED
+        sizes = [held.output(node).stat().st_size for node in (0, 1)]
+        assert sizes == [OUTPUT_BYTES, OUTPUT_BYTES]
+    else:
+        status = held.cloud.status(held.job)
+        assert (status["state"], status["cause"]) == ("CANCELLED", "cancelled"), status
+        assert held.submit.process.wait(LIMIT_S) != 0
     check_next(held.cloud)
 
 

@@ -284,14 +284,16 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
-        where = _parted(handle)
-        client = self._client(where.cluster)
-        place = self._place(where, node)
-        if not follow:
-            yield from logs.read_all(client, place)
-            return
+        if follow:
+            yield from self._follow(handle, node, Patience())
+        else:
+            where = _parted(handle)
+            yield from logs.read_all(self._client(where.cluster), self._place(where, node))
 
-        patience = Patience()
+    def _follow(
+        self, handle: str, node: int | None, patience: Patience
+    ) -> Iterator[tuple[int, bytes]]:
+        where = _parted(handle)
 
         def has_ended() -> bool:
             try:
@@ -304,7 +306,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             patience.renew()
             return ended
 
-        yield from logs.follow(client, place, has_ended)
+        yield from logs.follow(self._client(where.cluster), self._place(where, node), has_ended)
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Ask the job to end; the cluster gives its pods their grace, and deletes them."""
@@ -336,11 +338,14 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         has_read = threading.Event()
 
         def keep() -> None:
-            for is_followed in (False, True):
-                with contextlib.suppress(CloudJobError):
-                    for _ in self.logs(handle, None, follow=is_followed):
-                        pass
-                has_read.set()
+            with contextlib.suppress(CloudJobError):
+                for _ in self.logs(handle, None, follow=False):
+                    pass
+            has_read.set()
+            # It ends with the API server: nobody waits for this thread.
+            with contextlib.suppress(CloudJobError):
+                for _ in self._follow(handle, None, Patience(limit_s=0.0)):
+                    pass
 
         self._keeper = threading.Thread(target=keep, daemon=True)
         self._keeper.start()

@@ -240,10 +240,10 @@ def test_special_files_are_refused(source: Path):
     with socket.socket(socket.AF_UNIX) as server:
         here = Path.cwd()
         os.chdir(source)  # the path of a socket may have 107 bytes only
-        server.bind("wrapper")
+        server.bind("socket")
         os.chdir(here)
 
-    assert refusal(source).message == f"pack {source}: wrapper is a socket; pipe is a named pipe"
+    assert refusal(source).message == f"pack {source}: pipe is a named pipe; socket is a socket"
 
 
 # ---- what is left out
