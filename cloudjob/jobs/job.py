@@ -35,7 +35,7 @@ from cloudjob.retries import Patience, Waits
 from cloudjob.store import open_store, with_store_options
 from cloudjob.store.base import PATIENCE_S, ObjectStore, OnProgress, ignore_progress
 from cloudjob.store.parallel import call_with_timeout, in_parallel
-from jobentry.contract import exits, lines
+from jobentry.contract import exits, lines, node_end
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 
 # The polling interval grows from the backend's to this one, so that the end of a short job is seen
@@ -421,6 +421,9 @@ class Job:
             # The entry saw that a rank was killed; only the platform knows why.
             message = failed.message.replace(exits.MEMORY_GUESS, "")
             failed = failed._replace(message=f"{message} ({native.reason})")
+        if failed is not None and failed.message.endswith(node_end.BEFORE_JOINING):
+            # The head heard nothing from that node: its lines are in its own log.
+            failed = failed._replace(last_lines=self._entry_lines(failed.node))
         cancelled = status.state is JobState.CANCELLED
         return replace(
             status,

@@ -144,9 +144,9 @@ def test_a_worker_that_ends_before_it_connects_ends_the_job(cloud, faulty):
 
     assert done.code == 9, done
     status = cloud.status(done.job)
-    assert (status["state"], status["cause"]) == ("FAILED", "platform")
+    assert (status["state"], status["cause"]) == ("FAILED", "entry")
     assert status["failure"]["node"] == 1
-    assert "worker-1) ended with exit code 9" in status["failure"]["message"]
+    assert ") ended with exit code 9 before it joined the job" in status["failure"]["message"]
     assert status["failure"]["last_lines"] == ["a fault of this node"]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# Ends the message of the failure that the head records for such a node.
+BEFORE_JOINING = "before it joined the job"
+
 
 def file_name(node: int) -> str:
     """Return the name of the file that reports the end of ``node``."""

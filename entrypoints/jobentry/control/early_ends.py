@@ -21,7 +21,8 @@ def reported(node: NodeEnv, index: int) -> Failure | None:
     if code is None:
         return None
     host = node.hosts[index]
-    message = "node %d (%s) ended with exit code %d before it joined the job" % (index, host, code)
+    ended = "node %d (%s) ended with exit code %d" % (index, host, code)
+    message = "%s %s" % (ended, node_end.BEFORE_JOINING)
     return Failure(index, host, exit_code=code, message=message)
 
 
