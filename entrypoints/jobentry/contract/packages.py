@@ -221,8 +221,8 @@ def load_descriptor(data: bytes) -> Descriptor:
         _refuse("its descriptor is too long")
     value = _load(data, "descriptor")
     layers = tuple(_layer(row) for row in _rows(value, "layers"))
-    if not 0 < len(layers) <= LAYERS_LIMIT:
-        _refuse("a package has 1 to %d layers" % LAYERS_LIMIT)
+    if len(layers) > LAYERS_LIMIT:  # an empty folder has none
+        _refuse("a package has at most %d layers" % LAYERS_LIMIT)
     if len({layer.key for layer in layers}) != len(layers):
         _refuse("a layer is there twice")
     digest = _text(value.get("digest"))
