@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 def filter_flags(parser: Any) -> None:
     """Add what says which jobs are meant."""
     for flag, metavar, text in (
-        ("--backend", "NAME", "those of a backend"),
-        ("--name", "PATTERN", "those whose name or id is like it, train-* for example"),
-        ("--state", "STATE", "those in a state, RUNNING for example"),
+        ("--backend", "NAME", "only jobs of this backend"),
+        ("--name", "PATTERN", "only jobs whose name or id matches, such as train-*"),
+        ("--state", "STATE", "only jobs in this state, such as RUNNING"),
     ):
         parser.add_argument(flag, action="append", metavar=metavar, default=[], help=text)
     parser.add_argument(
-        "--since", metavar="TIME", default="", help="those since then: 2h, 3d, or a date"
+        "--since",
+        metavar="TIME",
+        default="",
+        help="only jobs submitted since then: 2h, 3d, or a date",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 
 from cloudjob.cli.say import printable, say, tell_error
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cloudjob.jobs import Job
+    from cloudjob.jobs.log_filter import LogFilter
     from cloudjob.model.status import Failure, JobStatus
 
 # Between two looks at what a job waits for.
@@ -87,7 +87,7 @@ def attend(job: Job, *, is_json: bool) -> JobStatus:
     """Show the job's log until it has ended."""
     # With --json the one object owns stdout.
     try:
-        stream(job, 2 if is_json else 1, follow=True, options=None)
+        stream(job, 2 if is_json else 1, follow=True)
     except BrokenPipeError:
         say(f"nobody reads the log any more; job {job.id} goes on")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -121,15 +121,13 @@ class _Waiting:
                 self._said = word
 
 
-def stream(job: Job, descriptor: int, *, follow: bool, options: argparse.Namespace | None) -> None:
-    """Show a job's log as it comes, its ranks' words apart from ours."""
+def stream(job: Job, descriptor: int, *, follow: bool, shown: LogFilter | None = None) -> None:
+    """Show a job's log as it arrives: the ranks' output there, messages of the entry on stderr."""
     from cloudjob.cli.screen import Screen
 
-    node = options.node if options else None
-    rank = options.rank if options else None
-    screen = Screen(is_live=os.isatty(descriptor), is_live_words=os.isatty(2), rank=rank)
+    screen = Screen(is_live=os.isatty(descriptor), is_live_words=os.isatty(2))
     waiting = _Waiting(job)
-    for piece in job.pieces(node, follow=follow):
+    for piece in shown.pieces(job, follow=follow) if shown else job.pieces(follow=follow):
         waiting.heard(piece.data)
         if piece.data:
             ranks, words = screen.show(piece.data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from cloudjob.cli.filters import filter_flags, filter_of
@@ -14,10 +15,16 @@ from cloudjob.errors import CloudJobError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import re
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+    from typing import NoReturn
 
     from cloudjob.jobs import Filter, Job
+    from cloudjob.model.status import JobStatus
+
+# Seconds between two looks of `list --watch`.
+_WATCH_S = 2.0
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -35,54 +42,129 @@ def _logs(options: argparse.Namespace) -> int:
     from cloudjob import jobs as jobs
 
     job = jobs.find(state_home(), options.job)
-    _check_range("--node", options.node, job.nodes)
-    _check_range("--rank", options.rank, job.ranks)
+    _check_numbers("--node", options.node, job.nodes)
+    _check_numbers("--rank", options.rank, job.ranks)
     if options.raw:
-        if options.rank is None:
-            raise UsageError("logs --raw: of which rank?", hint="add --rank R")
-        for line in job.lines(options.node, options.rank, follow=options.follow):
-            sys.stdout.buffer.write(line.data)
-            if options.follow:
-                sys.stdout.buffer.flush()
-        return 0
-    stream(job, sys.stdout.buffer.fileno(), follow=options.follow, options=options)
+        return _raw_logs(job, options)
+    from cloudjob.jobs.log_filter import LogFilter
+
+    pattern = _pattern(options.grep) if options.grep is not None else None
+    shown = LogFilter(options.node, options.rank, pattern, options.tail)
+    stream(job, sys.stdout.buffer.fileno(), follow=options.follow, shown=shown)
     return 0
 
 
-def _check_range(flag: str, number: int | None, count: int) -> None:
-    if number is not None and number >= count:
-        raise UsageError(f"{flag} {number}: the job has {count}", hint=f"0 to {count - 1}")
+def _raw_logs(job: Job, options: argparse.Namespace) -> int:
+    if not options.rank.isdecimal() or options.grep is not None or options.tail is not None:
+        raise UsageError(
+            "logs --raw: the exact bytes are those of one rank",
+            hint="add --rank R, and neither --grep nor --tail",
+        )
+    node = int(options.node) if options.node.isdecimal() else None
+    for line in job.lines(node, int(options.rank), follow=options.follow):
+        sys.stdout.buffer.write(line.data)
+        if options.follow:
+            sys.stdout.buffer.flush()
+    return 0
+
+
+def _check_numbers(flag: str, text: str, count: int) -> None:
+    """Check a list such as ``0,3-5`` of the nodes or ranks of a job."""
+    from jobentry.contract.env import is_list
+
+    if text and not is_list(text):
+        raise UsageError(f"reading {flag} {text}: this lists no numbers", hint="like 0 or 0,3-5")
+    highest = max(map(int, text.replace("-", ",").split(",")), default=0) if text else 0
+    if highest >= count:
+        raise UsageError(f"{flag} {text}: the job has {count}", hint=f"0 to {count - 1}")
+
+
+def _pattern(text: str) -> re.Pattern[bytes]:
+    import re
+
+    try:
+        return re.compile(os.fsencode(text))
+    except re.error as error:
+        raise UsageError(
+            f"reading --grep {text}: this is no regular expression: {error}",
+            hint="put a backslash before each of . * + ? ( ) [ ] { } | that is meant literally",
+        ) from error
 
 
 def _wait(options: argparse.Namespace) -> int:
     from cloudjob import jobs as jobs
 
-    status = jobs.find(state_home(), options.job).wait()
+    found = [jobs.find(state_home(), job) for job in options.jobs]
+    statuses, code = [], 0
+    for job in found:
+        try:
+            status = job.wait()
+        except CloudJobError as error:
+            if len(found) == 1:
+                raise
+            tell_error(error)
+            code = code or error.exit_code
+            continue
+        statuses.append(status)
+        code = code or exit_code(status)
+        if not options.json:
+            report(status)
     if options.json:
-        print_json(status_json(status))
-    else:
-        report(status)
-    return exit_code(status)
+        values = [status_json(status) for status in statuses]
+        print_json(values if len(found) > 1 else values[0])
+    return code
 
 
 def _list(options: argparse.Namespace) -> int:
     from cloudjob import jobs as jobs
 
-    found = jobs.find_all(state_home(), filter_of(options), limit=options.limit)
-    statuses = [status for _, status in found]
+    which = filter_of(options)
+    if options.watch:
+        _watch(lambda: _statuses(which, options.limit))
+    statuses = _statuses(which, options.limit)
     if options.json:
         print_json([status_json(status) for status in statuses])
         return 0
     if not statuses:
-        is_all = filter_of(options) == jobs.Filter()
+        is_all = which == jobs.Filter()
         say("no jobs yet; `cloudjob submit SCRIPT` starts one" if is_all else "no such jobs")
         return 0
+    _print_jobs(statuses)
+    return 0
+
+
+def _statuses(which: Filter, limit: int | None) -> list[JobStatus]:
+    from cloudjob import jobs as jobs
+
+    return [status for _, status in jobs.find_all(state_home(), which, limit=limit)]
+
+
+def _print_jobs(statuses: Sequence[JobStatus]) -> None:
+    headers = ("JOB", "STATE", "BACKEND", "NODES", "CREATED")
     print_table(
         [(each.job, each.state, each.backend, each.nodes, each.created_at) for each in statuses],
-        ("JOB", "STATE", "BACKEND", "NODES", "CREATED"),
+        headers,
         numbers=("NODES",),
     )
-    return 0
+
+
+def _watch(look: Callable[[], list[JobStatus]]) -> NoReturn:
+    """Print the list again whenever a job has changed, until Ctrl-C."""
+    import time
+
+    seen: list[JobStatus] | None = None
+    while True:
+        statuses = look()
+        if statuses != seen:
+            seen = statuses
+            # On a terminal the list replaces the one before.
+            sys.stdout.write("\x1b[H\x1b[2J" if sys.stdout.isatty() else "")
+            if statuses:
+                _print_jobs(statuses)
+            else:
+                print("no jobs")
+            sys.stdout.flush()
+        time.sleep(_WATCH_S)
 
 
 def _cancel(options: argparse.Namespace) -> int:
@@ -236,15 +318,22 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     """Give the command logs its options."""
     parser.set_defaults(run=_logs)
     job_argument(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="until the job has ended")
-    parser.add_argument("--node", type=whole_number, metavar="I", help="only this node's")
-    parser.add_argument("--rank", type=whole_number, metavar="R", help="only this rank's")
-    parser.add_argument("--raw", action="store_true", help="the rank's bytes, without marks")
+    parser.add_argument("-f", "--follow", action="store_true", help="continue until the job ends")
+    parser.add_argument(
+        "--tail", type=whole_number, metavar="N", help="start with the last N lines"
+    )
+    parser.add_argument("--grep", metavar="RE", help="only lines in which this is found")
+    parser.add_argument("--node", default="", metavar="I", help="only these nodes: 0, or 0,2-3")
+    parser.add_argument("--rank", default="", metavar="R", help="only these ranks: 0, or 0,3-5")
+    parser.add_argument("--raw", action="store_true", help="the exact bytes of one rank")
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
     """Give the command wait its options."""
-    _asks_one_job(parser, _wait)
+    parser.set_defaults(run=_wait)
+    text = "its id, its name or its handle; several are all waited for"
+    parser.add_argument("jobs", metavar="JOB", nargs="+", help=text)
+    json_flag(parser)
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
@@ -252,7 +341,9 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_list)
     filter_flags(parser)
     parser.add_argument("--limit", type=whole_number, metavar="N", help="only the newest N")
-    json_flag(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--watch", action="store_true", help="print it again whenever a job changes")
+    json_flag(form)
 
 
 def add_cancel(parser: argparse.ArgumentParser) -> None:
@@ -260,15 +351,15 @@ def add_cancel(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_cancel)
     job_argument(parser, nargs="?")
     filter_flags(parser)
-    parser.add_argument("--all", action="store_true", help="every job that has not ended")
-    parser.add_argument("--now", action="store_true", help="without the grace period")
+    parser.add_argument("--all", action="store_true", help="cancel every job that has not ended")
+    parser.add_argument("--now", action="store_true", help="skip the grace period")
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:
     """Give the command diff its options."""
     parser.set_defaults(run=_diff)
     parser.add_argument("first", metavar="JOB", help="its id, its name or its handle")
-    parser.add_argument("second", metavar="OTHER", help="the other one")
+    parser.add_argument("second", metavar="OTHER", help="the job to compare it with")
     json_flag(parser)
 
 
@@ -286,15 +377,17 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
     """Give the command outputs its options."""
     parser.set_defaults(run=_outputs)
     job_argument(parser)
-    parser.add_argument("--to", metavar="DIR", help="copy them below DIR")
+    parser.add_argument("--to", metavar="DIR", help="copy them to folders in DIR")
 
 
 def add_rm(parser: argparse.ArgumentParser) -> None:
     """Give the command rm its options."""
     parser.set_defaults(run=_rm)
     job_argument(parser, nargs="?")
-    parser.add_argument("--force", action="store_true", help="its outputs too")
-    parser.add_argument("--orphans", action="store_true", help="what killed submits have left")
+    parser.add_argument("--force", action="store_true", help="remove its outputs, too")
+    parser.add_argument(
+        "--orphans", action="store_true", help="remove what killed submits have left"
+    )
 
 
 def _asks_one_job(parser: argparse.ArgumentParser, run: Callable[..., int]) -> None:

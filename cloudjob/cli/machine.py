@@ -59,7 +59,9 @@ def _doctors_store(options: argparse.Namespace) -> str:
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Give the command doctor its options."""
     parser.set_defaults(run=_doctor)
-    parser.add_argument("--backend", metavar="NAME", default="", help="check what it needs")
+    parser.add_argument(
+        "--backend", metavar="NAME", default="", help="check what this backend needs"
+    )
     parser.add_argument("--image", metavar="REF", default="", help="check this container image")
     parser.add_argument("--store", metavar="URI", help="check this store")
     parser.add_argument("--config", metavar="FILE.yaml", help="check what this job file needs")
@@ -76,8 +78,14 @@ def add_image(parser: argparse.ArgumentParser) -> None:
         "--base", metavar="REF", default="", help="build on this image; `latest` stays where it is"
     )
     build.add_argument(
-        "--ca-bundle", metavar="FILE", default="", help="pip trusts these; not kept in the image"
+        "--ca-bundle",
+        metavar="FILE",
+        default="",
+        help="certificates for pip to trust; not kept in the image",
     )
     build.add_argument(
-        "--pip-config", metavar="FILE", default="", help="pip reads this; not kept in the image"
+        "--pip-config",
+        metavar="FILE",
+        default="",
+        help="pip's configuration; not kept in the image",
     )

@@ -9,9 +9,11 @@ from cloudjob.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from typing import Any, NoReturn
+
+    from pydantic.fields import FieldInfo
 
     from cloudjob.model.types import Option
 
@@ -26,29 +28,90 @@ def state_home() -> Path:
 _LAST_PORT = 65535
 
 
+class _HelpPage(argparse.HelpFormatter):
+    """Help pages: ``-n, --nodes N`` in one column, and examples as they are written."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        return sentence(super()._expand_help(action))
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that reports a fault as every other fault is reported."""
 
     command = ""
 
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("formatter_class", _HelpPage)
+        super().__init__(allow_abbrev=False, **settings)
+
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing a page of usage."""
-        hint = f"{self.prog} --help"
+        # In what argparse writes: argument COMMAND: invalid choice: 'sumbit' (choose from …).
+        kind, invalid, rest = message.partition(": invalid choice: ")
         unknown = message.partition("unrecognized arguments: ")[2].split()
-        if unknown:
-            import difflib
-
+        hint = f"`{self.prog} --help` lists them"
+        if invalid and kind in ("argument COMMAND", "argument ACTION"):
+            word = rest.partition(" (choose from ")[0].strip("'\"")
+            message = f"{self.prog} has no {kind.split()[1].lower()} {word!r}"
+            hint = self._suggestion(word, self._names(), "`{}`") or self._script(word) or hint
+        elif unknown:
             word = unknown[0].partition("=")[0]
-            close = difflib.get_close_matches(word, self._all_options(), n=1)
-            hint = f"did you mean {close[0]}? {hint}" if close else hint
+            is_known = self.command in self._names()
+            page = f"{self.prog} {self.command}" if is_known else self.prog
+            message = f"{page} has no option {' '.join(unknown)}"
+            hint = (
+                self._suggestion(word, self._all_options(), "{}") or f"`{page} --help` lists them"
+            )
+        else:
+            hint = f"{self.prog} --help"
         raise UsageError(f"reading the command line: {message}", hint=hint)
 
+    def _suggestion(self, word: str, known: list[str], shown: str) -> str:
+        import difflib
+
+        close = difflib.get_close_matches(word, known, n=1)
+        name = f"{self.prog} {close[0]}" if close and shown == "`{}`" else "".join(close)
+        return f"did you mean {shown.format(name)}?" if close else ""
+
+    def _script(self, word: str) -> str:
+        """Return a hint for a script that was given without the command submit."""
+        from pathlib import Path
+
+        is_script = self.prog == "cloudjob" and Path(word).is_file()
+        return f"did you mean `cloudjob submit {word}`?" if is_script else ""
+
+    def _names(self) -> list[str]:
+        """Return the names of the commands, or of the actions of a command."""
+        found = (a for a in self._actions if isinstance(a, argparse._SubParsersAction))
+        return [name for action in found for name in action.choices]
+
     def _all_options(self) -> list[str]:
+        """Return the options of this parser, and of its command and that one's actions."""
         options = list(self._option_string_actions)
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
-                options += action.choices[self.command]._option_string_actions
+                chosen = action.choices.get(self.command)
+                for parser in [chosen] if chosen else action.choices.values():
+                    options += parser._all_options()
         return options
+
+
+def sentence(text: str) -> str:
+    """Return a text of a help page as a sentence."""
+    end = "" if text.endswith((".", "]")) else "."
+    return f"{text[:1].upper()}{text[1:]}{end}"
 
 
 def actions_of(parser: argparse.ArgumentParser) -> Any:
@@ -61,7 +124,7 @@ def add_action(
 ) -> argparse.ArgumentParser:
     """Add an action of a command, which ``run`` runs, and return its parser."""
     parser: argparse.ArgumentParser = actions.add_parser(
-        name, help=text, description=text, allow_abbrev=False, **more
+        name, help=text, description=sentence(text), **more
     )
     parser.set_defaults(run=run)
     return parser
@@ -72,25 +135,64 @@ def job_argument(parser: argparse.ArgumentParser, **more: Any) -> None:
     parser.add_argument("job", metavar="JOB", help="its id, its name or its handle", **more)
 
 
-def spec_flags(parser: Any) -> None:
-    """Add the option of every field that has one."""
+# The options of a job, as a help page groups them.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "where it runs": ("backend", "nodes", "procs_per_node", "launcher", "image", "flavor"),
+    "what it gets": ("env", "secrets", "inputs", "input_nodes"),
+    "what it leaves": ("outputs", "output_sync_s", "restore_outputs"),
+    "limits": (
+        "timeout_min", "start_timeout_min", "grace_s", "retries", "min_nodes", "hardware_check",
+    ),
+    "name, source and job file": ("name", "source", "source_limit_mb", "links", "store"),
+}  # fmt: skip
+
+
+def spec_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the option of every field that has one, in groups."""
     from cloudjob.model.job import OPTIONS, JobSpec
     from cloudjob.model.types import is_map
 
-    for name, option in OPTIONS.items():
-        field = JobSpec.model_fields[name]
-        if option.const:
-            kind: dict[str, Any] = {"action": "store_const", "const": option.const}
-        else:
-            action = "append" if is_map(field) else "store"
-            kind = {"action": action, "metavar": option.metavar}
-        flags = [option.short, option.flag] if option.short else [option.flag]
-        text = (field.description or "").replace("%", "%%")
-        parser.add_argument(*flags, dest=name, help=text, **kind)
-    parser.add_argument(
-        "--env-file", action="append", metavar="FILE", help="read variables from FILE"
+    for title, names in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            option, field = OPTIONS[name], JobSpec.model_fields[name]
+            if option.const:
+                kind: dict[str, Any] = {"action": "store_const", "const": option.const}
+            else:
+                action = "append" if is_map(field) else "store"
+                kind = {"action": action, "metavar": option.metavar}
+            flags = [option.short, option.flag] if option.short else [option.flag]
+            text = _help_of(option, field).replace("%", "%%")
+            group.add_argument(*flags, dest=name, help=text, **kind)
+        if title == "what it gets":
+            group.add_argument(
+                "--env-file",
+                action="append",
+                metavar="FILE",
+                help="Read variables from FILE; -e takes precedence. [repeatable]",
+            )
+    group.add_argument(
+        "--config", metavar="FILE.yaml", help="The job file; options take precedence over it."
     )
-    parser.add_argument("--config", metavar="FILE.yaml", help="the job file")
+
+
+def _help_of(option: Option, field: FieldInfo) -> str:
+    """Return what an option does, what it accepts and what its default is."""
+    from cloudjob.model.types import allowed_words, is_map
+
+    text = field.description or ""
+    if option.const:
+        # "follow: Follow links; keep: refuse them." describes both values of the key.
+        text = text.partition(f"{option.const}: ")[2].partition(";")[0].rstrip(".")
+        return f"{text[:1].upper()}{text[1:]}."
+    words = ", ".join(allowed_words(field))
+    facts = [f"one of {words}"] if words else []
+    if is_map(field):
+        facts.append("repeatable")
+    elif field.default not in ("", None):
+        value = field.default
+        facts.append(f"default {value:g}" if isinstance(value, float) else f"default {value}")
+    return f"{text} [{'; '.join(facts)}]" if facts else text
 
 
 def json_flag(parser: Any) -> None:

@@ -72,16 +72,16 @@ def _store_gc(options: argparse.Namespace) -> int:
 def add_package(parser: argparse.ArgumentParser) -> None:
     """Give the command package its actions."""
     inner = actions_of(parser)
-    text = "list what goes, and what is left out and why"
+    text = "list what is packed, and what is left out and why"
     ls = add_action(inner, "ls", _package_ls, text)
-    text = "say of a path whether it goes, and which line of which file decides"
+    text = "show whether a path is packed, and which line of which file decides"
     explain = add_action(inner, "explain", _package_explain, text)
     explain.add_argument("path", metavar="PATH", help="relative to the source")
     for each in (ls, explain):
-        each.add_argument("--source", metavar="DIR", help="the folder (by default the current)")
+        each.add_argument("--source", metavar="DIR", help="the folder; by default the current one")
         each.add_argument(
             "--follow-links", dest="links", action="store_const", const="follow",
-            help="take along what links outside the source lead to",
+            help="follow symbolic links that point outside the source folder",
         )  # fmt: skip
         each.add_argument("--config", metavar="FILE.yaml", help="the job file")
         json_flag(each)
@@ -92,9 +92,9 @@ def add_store(parser: argparse.ArgumentParser) -> None:
     inner = actions_of(parser)
     text = "delete the layers of packages that no job needs"
     gc = add_action(inner, "gc", _store_gc, text)
-    gc.add_argument("--dry-run", action="store_true", help="say what would be deleted")
-    gc.add_argument("--keep-days", type=float, default=7.0, metavar="D",
-                    help="keep the package of a job for so long after its end (7)")  # fmt: skip
-    gc.add_argument("--store", metavar="URI", help="the store (by default that of your settings)")
+    gc.add_argument("--dry-run", action="store_true", help="list what would be deleted")
+    text = "keep the packages of jobs that ended less than D days ago [default 7]"
+    gc.add_argument("--keep-days", type=float, default=7.0, metavar="D", help=text)
+    gc.add_argument("--store", metavar="URI", help="the store; by default that of your settings")
     gc.add_argument("--config", metavar="FILE.yaml", help="the job file")
     json_flag(gc)

@@ -6,9 +6,17 @@ import argparse
 from importlib import import_module
 
 from cloudjob import __version__
-from cloudjob.cli.options import Parser
+from cloudjob.cli.options import Parser, sentence
 
-_DESCRIPTION = "Takes a training script to the cloud; what runs here runs there unchanged."
+_DESCRIPTION = "Run a training script on several nodes: here, on a cluster or in the cloud."
+_EXAMPLES = """\
+examples:
+  cloudjob submit -n 2 train.py --epochs 3   run train.py on two nodes
+  cloudjob logs train -f                     follow the newest job named train
+  cloudjob list --state RUNNING              list the jobs that are running
+
+`cloudjob COMMAND --help` shows a command's options, `cloudjob docs` the manual.
+"""
 # Each command, the module whose ``add_COMMAND`` adds its options, and its help text. Only the
 # module of the command that was called is imported.
 _COMMANDS = (
@@ -36,11 +44,11 @@ _COMMANDS = (
 
 def parser_of(command: str) -> Parser:
     """Return a parser that knows all commands, and the options of ``command`` only."""
-    parser = Parser(prog="cloudjob", description=_DESCRIPTION, allow_abbrev=False)
+    parser = Parser(prog="cloudjob", description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"cloudjob {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     for name, module, text in _COMMANDS:
-        added = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        added = commands.add_parser(name, help=text, description=sentence(text))
         if name == command:
             getattr(import_module(f"cloudjob.cli.{module}"), f"add_{name}")(added)
     parser.command = command

@@ -20,33 +20,27 @@ class Screen:
         is_live: Whether the ranks' text goes to a terminal and not to a file: then a part of a line
             is shown before the rest has come, and only colours may control the terminal.
         is_live_words: Whether our own text goes to a terminal.
-        rank: Show only this rank.
     """
 
-    def __init__(
-        self, *, is_live: bool, is_live_words: bool = True, rank: int | None = None
-    ) -> None:
+    def __init__(self, *, is_live: bool, is_live_words: bool = True) -> None:
         self._is_live = is_live
         self._is_live_words = is_live_words
-        self._rank = rank
         self._parts: dict[int, bytes] = {}
         self._open: int | None = None
         self._known: set[int] = set()
 
     def show(self, data: bytes) -> tuple[bytes, bytes]:
         """Return the ranks' text and our own text in ``data``, which holds whole lines."""
-        if self._rank is None and not self._parts and self._is_plain(data):
+        if not self._parts and self._is_plain(data):
             return self._close_open() + data, b""
         ranks: list[bytes] = []
         words: list[bytes] = []
         for text in data.split(b"\n")[:-1]:
             line = lines.read(text + b"\n")
-            if line.rank is not None:
-                self._known.add(line.rank)
             if line.rank is None:
-                if self._rank is None:
-                    words.append(_safe(line.data) if self._is_live_words else line.data)
-            elif self._rank in (None, line.rank):
+                words.append(_safe(line.data) if self._is_live_words else line.data)
+            else:
+                self._known.add(line.rank)
                 show = self._live_line if self._is_live else self._line
                 ranks.append(show(line.rank, line.data))
         return b"".join(ranks), b"".join(words)

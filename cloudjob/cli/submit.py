@@ -145,12 +145,28 @@ def _tell_sent(package: CodePackage, kept: Kept) -> None:
     say(f"sent {size(kept.sent_bytes)} of {whole}, {words}: {package.files} file(s)")
 
 
+_EXAMPLES = """\
+examples:
+  cloudjob submit train.py --epochs 3
+      run train.py of this folder on this machine, and show its log
+  cloudjob submit -n 4 --backend slurm --timeout-min 60 train.py
+      run it on four nodes of a Slurm cluster, for an hour at most
+  cloudjob submit --config job.yaml --output MODEL= --detach train.py
+      take the rest from a job file, save the folder $MODEL, and return at once
+
+Options stand before SCRIPT; every word after it belongs to the script.
+"""
+
+
 def add_submit(parser: argparse.ArgumentParser) -> None:
     """Give the command submit its options."""
     parser.set_defaults(run=_submit)
+    parser.add_argument(
+        "script", nargs="?", metavar="SCRIPT", help="The program to run: a file of the source."
+    )
     _submit_flags(parser)
-    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="relative to the source")
     parser.usage = "cloudjob submit [OPTIONS] SCRIPT [ARGS]..."
+    parser.epilog = _EXAMPLES
 
 
 def add_cp(parser: argparse.ArgumentParser) -> None:
@@ -163,6 +179,7 @@ def add_cp(parser: argparse.ArgumentParser) -> None:
 
 def _submit_flags(parser: argparse.ArgumentParser) -> None:
     spec_flags(parser)
-    parser.add_argument("--detach", action="store_true", help="print the handle and return")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
-    json_flag(parser)
+    group = parser.add_argument_group("what this command does")
+    group.add_argument("--detach", action="store_true", help="Print the handle and return.")
+    group.add_argument("--dry-run", action="store_true", help="Show the plan, and send nothing.")
+    json_flag(group)

@@ -67,7 +67,7 @@ class JobSpec(Values):
     source: Annotated[Text, Option("--source", "DIR")] = key(
         "The folder to send; in a file, relative to that file.", ".")
     env: Annotated[Variables, Option("--env", "NAME=VALUE", short="-e")] = key(
-        "Variables for every rank; an earlier layer takes precedence, name by name.", {})
+        "Variables for every rank; an option takes precedence over a file, name by name.", {})
     secrets: Annotated[Secrets, Option("--secret", "NAME[=@FILE]")] = key(
         "Variables whose values are never shown; each value comes from your environment, or is the "
         "exact bytes of a file.", {}, repr=False)

@@ -1,0 +1,103 @@
+"""Selects lines of a job's log: some nodes or ranks, those that match a pattern, the last ones."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from cloudjob.jobs.job import Job, LogPiece
+from jobentry.contract import env, lines
+
+
+class LogFilter(NamedTuple):
+    """Which lines of a log to show.
+
+    Args:
+        nodes: A list such as ``0,2-3``; empty for all nodes.
+        ranks: The same for ranks. Lines of the entry belong to no rank.
+        pattern: A regular expression that is searched in each line, without its prefix.
+        tail: The number of lines to start with, counted from the end; None for all.
+    """
+
+    nodes: str = ""
+    ranks: str = ""
+    pattern: re.Pattern[bytes] | None = None
+    tail: int | None = None
+
+    def pieces(self, job: Job, *, follow: bool) -> Iterator[LogPiece]:
+        """Yield the selected lines of a job's log as they arrive."""
+        node = int(self.nodes) if self.nodes.isdecimal() else None
+        skipped: dict[int, int] = {}
+        if self.tail is not None and follow:
+            # What is there now is read first: a log that is followed does not say where now is.
+            there = list(job.pieces(node, follow=False))
+            yield from self._last(there)
+            for piece in there:
+                skipped[piece.node] = skipped.get(piece.node, 0) + piece.data.count(b"\n")
+        pieces = _without_first(job.pieces(node, follow=follow), skipped)
+        yield from self._last(pieces) if self.tail is not None and not follow else self._of(pieces)
+
+    def _of(self, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:
+        if not (self.nodes or self.ranks or self.pattern):
+            yield from pieces
+            return
+        # A line may come in parts, which are selected together.
+        parts: dict[tuple[int, int | None], list[bytes]] = {}
+        for piece in pieces:
+            shown = b""
+            if not self.nodes or env.is_listed(piece.node, self.nodes):
+                shown = b"".join(self._selected(piece, parts))
+            yield piece._replace(data=shown)
+        for (node, _), line in parts.items():
+            if self._has(line):
+                yield LogPiece(node, b"".join(line))
+
+    def _selected(
+        self, piece: LogPiece, parts: dict[tuple[int, int | None], list[bytes]]
+    ) -> Iterator[bytes]:
+        for text in (line + b"\n" for line in piece.data.split(b"\n")[:-1]):
+            rank, data = lines.read(text)
+            if self.ranks and (rank is None or not env.is_listed(rank, self.ranks)):
+                continue
+            line = parts.setdefault((piece.node, rank), [])
+            line.append(text)
+            # Without a pattern there is no reason to wait for the rest of a line.
+            if data.endswith(b"\n") or self.pattern is None:
+                del parts[piece.node, rank]
+                if self._has(line):
+                    yield from line
+
+    def _has(self, line: list[bytes]) -> bool:
+        whole = b"".join(lines.read(text).data for text in line)
+        return self.pattern is None or self.pattern.search(whole.rstrip(b"\n")) is not None
+
+    def _last(self, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:
+        """Yield the last lines, those that came in parts with all their parts."""
+        assert self.tail is not None
+        kept: deque[list[tuple[int, bytes]]] = deque(maxlen=self.tail)
+        begun: dict[tuple[int, int | None], list[tuple[int, bytes]]] = {}
+        for piece in self._of(pieces):
+            for text in (line + b"\n" for line in piece.data.split(b"\n")[:-1]):
+                rank, data = lines.read(text)
+                line = begun.pop((piece.node, rank), None)
+                if line is None:
+                    line = []
+                    kept.append(line)
+                line.append((piece.node, text))
+                if not data.endswith(b"\n"):
+                    begun[piece.node, rank] = line
+        for line in kept:
+            for node, text in line:
+                yield LogPiece(node, text)
+
+
+def _without_first(pieces: Iterable[LogPiece], skipped: dict[int, int]) -> Iterator[LogPiece]:
+    """Yield pieces without the first lines of each node, as many as ``skipped`` says."""
+    for piece in pieces:
+        data = piece.data
+        while data and skipped.get(piece.node, 0):
+            data = data.partition(b"\n")[2]
+            skipped[piece.node] -= 1
+        yield piece._replace(data=data)

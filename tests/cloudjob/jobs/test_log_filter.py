@@ -1,0 +1,55 @@
+"""Which lines of a log are selected: whole ones, and none lost before the log is followed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from cloudjob.jobs.job import LogPiece
+from cloudjob.jobs.log_filter import LogFilter
+
+NOW = [
+    LogPiece(0, b"jobentry: starting\n[0] loss 1\n[1]+ 50%\n"),
+    LogPiece(1, b"[2] loss 2\n[3] a\rb\n"),
+    LogPiece(0, b"[0] done\n[1] 100% loss\n"),
+]
+LATER = LogPiece(1, b"[3] loss 4\n[2] done\n")
+
+
+class Written:
+    """A job whose log has grown between two reads."""
+
+    def pieces(self, node: int | None = None, *, follow: bool) -> Iterator[LogPiece]:
+        for piece in [*NOW, LATER] if follow else NOW:
+            if node in (None, piece.node):
+                yield piece
+
+
+def shown(selection: LogFilter, *, follow: bool = False) -> list[bytes]:
+    pieces = selection.pieces(Written(), follow=follow)  # type: ignore[arg-type]
+    return b"".join(piece.data for piece in pieces).splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    ("selection", "lines"),
+    [
+        (LogFilter(nodes="1"), [b"[2] loss 2\n", b"[3] a\r", b"b\n"]),
+        (LogFilter(ranks="0,2"), [b"[0] loss 1\n", b"[2] loss 2\n", b"[0] done\n"]),
+        (LogFilter(nodes="0-1", ranks="2"), [b"[2] loss 2\n"]),
+        (LogFilter(pattern=re.compile(b"^loss")), [b"[0] loss 1\n", b"[2] loss 2\n"]),
+        (LogFilter(pattern=re.compile(b"50%100%")), [b"[1]+ 50%\n", b"[1] 100% loss\n"]),
+        (LogFilter(tail=2), [b"[3] a\r", b"b\n", b"[0] done\n"]),
+        (LogFilter(tail=0), []),
+        (LogFilter(ranks="2", tail=9), [b"[2] loss 2\n"]),
+    ],
+)  # fmt: skip
+def test_the_selected_lines_are_shown(selection: LogFilter, lines: list[bytes]):
+    assert shown(selection) == lines
+
+
+def test_a_tail_that_is_followed_shows_each_later_line_once():
+    assert shown(LogFilter(ranks="2-3", tail=1), follow=True) == [
+        b"[3] a\r", b"b\n", b"[3] loss 4\n", b"[2] done\n",
+    ]  # fmt: skip
