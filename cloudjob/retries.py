@@ -1,4 +1,4 @@
-"""How long cloudjob tries a service that does not answer, and what it reports meanwhile."""
+"""Retries of requests to a service that does not answer, and notices about the wait."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def retried(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Return what ``request`` returns, calling it again while its error may be a passing one.
+    """Return what ``request`` returns; call it again while its error may be temporary.
 
-    Each pause is random, so that clients which failed together do not come back together.
+    Each pause is random, so that clients that failed together do not return together.
 
     Args:
         pause_s: Gets the error and the number of tries so far. Returns None if another try is
@@ -55,7 +55,7 @@ def retried(
     """
     import tenacity
 
-    began_s, notices = time.monotonic(), Waits()
+    began_s, notices = time.monotonic(), WaitNotices()
     growing = tenacity.wait_random_exponential(limits.pause_s, limits.longest_pause_s)
 
     def error_of(state: RetryCallState) -> BaseException | None:
@@ -71,14 +71,14 @@ def retried(
         retry=lambda state: asked_s(state) is not None,
         wait=lambda state: asked_s(state) or growing(state),
         stop=tenacity.stop_before_delay(limits.total_s),
-        before_sleep=lambda state: notices.tell(began_s, str(error_of(state))),
+        before_sleep=lambda state: notices.report(began_s, str(error_of(state))),
         sleep=sleep,
         reraise=True,
     )(request)
 
 
-class Waits:
-    """Logs, as ``cloudjob``, what a service that is asked again has answered.
+class WaitNotices:
+    """Logs why a command waits: what a service answered to a request that is repeated.
 
     Args:
         clock: Seconds on a clock that only goes forward.
@@ -88,10 +88,11 @@ class Waits:
         self._clock = clock
         self._next_s = float("-inf")
 
-    def tell(self, since_s: float, found: str, then: str = "trying again") -> None:
-        """Log ``found`` if the request has been tried since ``since_s`` for long enough.
+    def report(self, since_s: float, found: str, then: str = "trying again") -> None:
+        """Log ``found`` if the wait is longer than 5 s, and then every 5 s.
 
         Args:
+            since_s: When the wait began, on the clock.
             then: What cloudjob does now.
         """
         now_s = self._clock()
@@ -105,23 +106,23 @@ class Waits:
 
 
 class Patience:
-    """Bears a platform that does not answer for a while, by default for as long as a network stall.
+    """Limits how long a command that watches a job waits for a platform that does not answer.
 
-    For commands that watch a job: the job goes on without them, so they need not give up at once.
+    The default is as long as a network stall may take: the job continues without the command.
     """
 
     def __init__(self, limit_s: float = 300.0, pause_s: float = 0.5) -> None:
         self._limit_s = limit_s
         self._pause_s = pause_s
         self._since_s: float | None = None
-        self._waits = Waits()
+        self._notices = WaitNotices()
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """Note that the platform has answered."""
         self._since_s = None
 
-    def bear(self, error: Unreachable) -> None:
-        """Wait a moment before the next request.
+    def pause(self, error: Unreachable) -> None:
+        """Pause before the next request.
 
         Raises:
             Unreachable: The platform has not answered for too long.
@@ -130,7 +131,7 @@ class Patience:
         if self._since_s is None:
             self._since_s = now_s
         elif now_s - self._since_s > self._limit_s:
-            message = f"{error.message}, for {self._limit_s:g} s; the job goes on"
+            message = f"{error.message}, for {self._limit_s:g} s; the job continues"
             raise Unreachable(message, hint=error.hint) from error
-        self._waits.tell(self._since_s, f"{error.message}; the job goes on")
+        self._notices.report(self._since_s, f"{error.message}; the job continues")
         time.sleep(self._pause_s)

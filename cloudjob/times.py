@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+import time
 from datetime import datetime, timezone
 
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 # The first second of the year 10000.
 _TOO_LATE_S = 253_402_300_800
+
+
+def now_ms() -> int:
+    """Return the time in milliseconds since the epoch, as ModelArts writes it."""
+    return int(time.time() * 1000)
 
 
 def rfc3339(seconds: float) -> str:
@@ -23,8 +29,8 @@ def seconds_of(text: str) -> float:
     found = _RFC3339.fullmatch(text)
     if found is None:
         return 0.0
-    date, time, fraction, zone = found.groups()
-    moment = datetime.fromisoformat(f"{date}T{time}{zone.replace('Z', '+00:00')}")
+    date, clock, fraction, zone = found.groups()
+    moment = datetime.fromisoformat(f"{date}T{clock}{zone.replace('Z', '+00:00')}")
     return moment.timestamp() + float(fraction or 0)
 
 

@@ -100,9 +100,9 @@ def poll(
         except Unreachable as error:
             if not follow:
                 raise
-            patience.bear(error)
+            patience.pause(error)
             continue
-        patience.renew()
+        patience.reset()
         if is_last and not is_new:
             break
         wait_s = shortest_s if is_new else min(wait_s * _GROWTH, longest_s)

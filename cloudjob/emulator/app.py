@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
 from cloudjob.emulator.errors import ApiError, error_body
-from cloudjob.emulator.http_server import IDLE_S, LOOPBACK, is_from_here
+from cloudjob.emulator.http_server import IDLE_S, LOOPBACK, is_from_here, target_of
 from cloudjob.emulator.models import M, parse
 from cloudjob.emulator.state import CONTROL_HEADER, CONTROL_PREFIX
 
@@ -163,10 +163,9 @@ class Api:
                 return Response(status_code=413, headers={"Connection": "close"})
             except asyncio.TimeoutError:
                 return Response(status_code=408, headers={"Connection": "close"})
-            path, query = request.scope["raw_path"], request.scope["query_string"]
             asked = Request(
                 method=request.method,
-                target=(path + b"?" + query if query else path).decode("ascii"),
+                target=target_of(request.scope),
                 headers=dict(request.headers),
                 content=content,
                 id=uuid.uuid4().hex,

@@ -6,13 +6,14 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from cloudjob.emulator.fault_injection import AT_ONCE, Fault
+from cloudjob.times import now_ms
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -90,6 +91,8 @@ class JobRow:
 
 _COLUMNS = tuple(item.name for item in fields(JobRow))
 _JSON = ("body", "run")
+# SQL that is true or false for a row, and the values of its question marks.
+Condition = tuple[str, Sequence[Any]]
 
 
 class Database:
@@ -154,7 +157,7 @@ class Database:
         self._do(f"UPDATE jobs SET {names} WHERE id = ?", (*texts, job))
 
     def change_phase(self, job: str, of: Iterable[str], phase: str, **values: Any) -> bool:
-        """Change the phase of a job if it is one of these; say whether it was."""
+        """Change the phase of a job if it is one of these; return whether it was."""
         allowed = tuple(of)
         names = "".join(f", {name} = ?" for name in values)
         marks = ", ".join("?" * len(allowed))
@@ -174,10 +177,10 @@ class Database:
                 self._do(f"DELETE FROM {table} WHERE job = ?", (job,))
 
     def find_jobs(
-        self, where: str, values: Iterable[Any], *, order: str, limit: int, skip: int
+        self, conditions: Iterable[Condition], *, order: str, limit: int, skip: int
     ) -> tuple[int, list[JobRow]]:
-        """Return how many jobs match, and a page of them."""
-        values = tuple(values)
+        """Return how many jobs match all conditions, and a page of them."""
+        where, values = _where(conditions)
         with self._lock:
             total = self._all(f"SELECT count(*) FROM jobs WHERE {where}", values)[0][0]
             # Rows are large, so skipped ones are not read.
@@ -232,14 +235,14 @@ class Database:
         """Add an event of a job."""
         self._do(
             "INSERT INTO events (job, time_ms, level, source, message) VALUES (?, ?, ?, ?, ?)",
-            (job, int(time.time() * 1000), level, source, message),
+            (job, now_ms(), level, source, message),
         )
 
     def events(
-        self, where: str, values: Iterable[Any], *, order: str, limit: int, skip: int
+        self, conditions: Iterable[Condition], *, order: str, limit: int, skip: int
     ) -> tuple[int, list[tuple[int, str, str, str]]]:
         """Return how many events match, and time, level, source and message of a page of them."""
-        values = tuple(values)
+        where, values = _where(conditions)
         total = self._all(f"SELECT count(*) FROM events WHERE {where}", values)[0][0]
         return total, self._all(
             f"SELECT time_ms, level, source, message FROM events WHERE {where} "
@@ -249,7 +252,7 @@ class Database:
 
     def add_metric(self, job: str, task: str, cpu: float, memory: float) -> None:
         """Add the usage of a node in percent; -1 for unknown."""
-        row = (job, task, int(time.time() * 1000), cpu, memory)
+        row = (job, task, now_ms(), cpu, memory)
         self._do("INSERT INTO metrics VALUES (?, ?, ?, ?, ?)", row)
 
     def metrics(self, job: str, task: str) -> list[tuple[float, float]]:
@@ -308,7 +311,7 @@ class Database:
         self._do(
             "INSERT INTO things VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (kind, id) DO UPDATE SET name = excluded.name, body = excluded.body",
-            (kind, thing, name, int(time.time() * 1000), json.dumps(body)),
+            (kind, thing, name, now_ms(), json.dumps(body)),
         )
 
     def thing(self, kind: str, thing: str) -> dict[str, Any] | None:
@@ -379,6 +382,13 @@ class Database:
             Fault(**json.loads(item[0]))
             for item in self._all("SELECT body FROM faults ORDER BY id")
         ]
+
+
+def _where(conditions: Iterable[Condition]) -> tuple[str, list[Any]]:
+    """Return the SQL that is true where all conditions are, and its values."""
+    pairs = list(conditions)
+    sql = " AND ".join(text for text, _ in pairs) or "1"
+    return sql, [value for _, values in pairs for value in values]
 
 
 def _values(row: JobRow) -> tuple[Any, ...]:

@@ -103,20 +103,26 @@ def bind(address: str, port: int) -> socket.socket:
     Raises:
         OSError: The port is in use.
     """
-    made = socket.socket()
+    listener = socket.socket()
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((address, port))
-        made.listen(2048)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(2048)
     except OSError:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener
 
 
 def port_of(listener: socket.socket) -> int:
     """Return the port of a socket."""
     return int(listener.getsockname()[1])
+
+
+def target_of(scope: Mapping[str, Any]) -> str:
+    """Return path and query as in the request line."""
+    path, query = scope["raw_path"], scope["query_string"]
+    return bytes(path + b"?" + query if query else path).decode("ascii")
 
 
 def is_from_here(headers: Mapping[str, str], addresses: Collection[str]) -> bool:

@@ -247,9 +247,7 @@ class _Algorithm(Model):
     def _check_engine(self, settings: Settings) -> None:
         engine = engine_of(self.engine, settings)
         if engine:
-            self.engine.update(
-                engine_id=engine.id, engine_name=engine.name, engine_version=engine.version
-            )
+            self.engine.update(engine_keys(engine))
             _check_preset(self.code_dir, self.boot_file)
         elif not self.engine.get("image_url"):
             raise ApiError("ModelArts.2780", "")
@@ -353,6 +351,15 @@ def engine_of(asked: Mapping[str, Any], settings: Settings) -> Engine | None:
         if number == engine.id or (not number and (name, version) == (engine.name, engine.version)):
             return engine
     raise ApiError("ModelArts.2780", number or f"{name} {version}".strip())
+
+
+def engine_keys(engine: Engine) -> dict[str, str]:
+    """Return the keys that name a preset engine in a request or an answer."""
+    return {
+        "engine_id": engine.id,
+        "engine_name": engine.name,
+        "engine_version": engine.version,
+    }
 
 
 def output_urls(whole: Mapping[str, Any]) -> list[str]:

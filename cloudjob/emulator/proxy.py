@@ -12,7 +12,7 @@ import httpx
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from cloudjob.emulator.http_server import is_from_here
+from cloudjob.emulator.http_server import is_from_here, target_of
 
 Headers = list[tuple[bytes, bytes]]
 # Headers of one connection, which a proxy does not pass on.
@@ -65,7 +65,8 @@ class Proxy:
         """Answer one request."""
         request = Request(scope, receive)
         found = self._request(request)
-        refusal = found if isinstance(found, Refusal) else self._fault(request)
+        target = target_of(request.scope)
+        refusal = found if isinstance(found, Refusal) else self._inject(request.method, target)
         if refusal:
             await asyncio.sleep(refusal.delay_s)
             if refusal.status:
@@ -93,7 +94,7 @@ class Proxy:
         # SeaweedFS answers every preflight with permissive CORS headers.
         if request.method == "OPTIONS" or not is_from_here(request.headers, self._addresses):
             return _FOREIGN
-        target = _target(request)
+        target = target_of(request.scope)
         headers = self._sign(request.method, target, request.headers.raw)
         if isinstance(headers, Refusal):
             return headers
@@ -109,18 +110,10 @@ class Proxy:
             extensions={"target": target.encode("ascii")},
         )
 
-    def _fault(self, request: Request) -> Refusal | None:
-        return self._inject(request.method, _target(request))
-
 
 def is_write(method: str, target: str) -> bool:
     """Whether a request needs space."""
     return method in _WRITES and "delete" not in target.partition("?")[2].split("&")
-
-
-def _target(request: Request) -> str:
-    path, query = request.scope["raw_path"], request.scope["query_string"]
-    return bytes(path + b"?" + query if query else path).decode("ascii")
 
 
 def _passed_on(headers: Headers, other: bytes) -> Headers:

@@ -144,7 +144,7 @@ class SeaweedFS:
         """Remove the sockets that an earlier process of this folder left in /tmp."""
         path = self._folder / _PORT
         port = int(path.read_text()) if path.exists() else 0
-        if port and _is_free(port):
+        if port and is_free(port):
             for index, name in enumerate(_NAMES):
                 socket_of = Path(f"/tmp/seaweedfs-{name}-grpc-{port + index + _GRPC}.sock")
                 socket_of.unlink(missing_ok=True)
@@ -208,7 +208,7 @@ class SeaweedFS:
                 stderr=log,
                 cwd=folder,
                 env={**os.environ, **_GO},
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
 
     def _await_answer(self, end: float) -> bool:
@@ -272,20 +272,22 @@ def _self_signed() -> tuple[bytes, bytes]:
 def _free_ports() -> int:
     for _ in range(200):
         port = random.choice(_PORTS)
-        if all(_is_free(port + i + grpc) for i in range(len(_NAMES)) for grpc in (0, _GRPC)):
+        if all(is_free(port + i + grpc) for i in range(len(_NAMES)) for grpc in (0, _GRPC)):
             return port
     raise BackendError("starting SeaweedFS: no five free ports in a row between 12000 and 21000")
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as found:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def is_free(port: int) -> bool:
+    """Whether a server can listen on a port of the loopback interface."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", port))
         except OSError:
             return False
     return True
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends; for ``preexec_fn``."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -121,8 +121,8 @@ class Emulator:
     def _machines(self, kind: str, s3_endpoint: str) -> Machines:
         home = self._folder / state.BACKENDS
         home.mkdir(mode=0o700, exist_ok=True)
-        made = DockerMachines if kind == "docker" else ProcessMachines
-        return made(home, self._settings, self._account, s3_endpoint)
+        machines = DockerMachines if kind == "docker" else ProcessMachines
+        return machines(home, self._settings, self._account, s3_endpoint)
 
     def _address(self, port: int, s3: str, kind: str, note: str, token: str) -> Address:
         account, settings = self._account, self._settings

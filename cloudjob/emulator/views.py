@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import time
 from typing import Any
 
 from cloudjob.emulator import models
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.settings import Engine, Flavor, Settings
+from cloudjob.times import now_ms
 
 
 def job(row: JobRow, settings: Settings) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def duration_ms(row: JobRow) -> int:
     """Return how long a job has run, until now or until its end."""
     if not row.start_ms:
         return 0
-    return max(0, (row.end_ms or int(time.time() * 1000)) - row.start_ms)
+    return max(0, (row.end_ms or now_ms()) - row.start_ms)
 
 
 def flavor(item: Flavor) -> dict[str, Any]:

@@ -8,12 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from cloudjob.errors import JobNotFound, RecordsError
 from cloudjob.home import private_folder
-from cloudjob.retries import FIRST_S, Waits
+from cloudjob.retries import FIRST_S, WaitNotices
 
 VERSION = 1
 # The state of a job until its platform accepts it; a killed submit leaves it in this state.
@@ -101,7 +100,7 @@ class Records:
     def __init__(self, path: Path, *, busy_timeout_s: float = _BUSY_S) -> None:
         self._path = path
         self._busy_timeout_s = busy_timeout_s
-        self._waits = Waits()
+        self._notices = WaitNotices()
         with self._translated("opening"):
             _make_private(path)
             # SQLite waits within a statement; ``_execute`` repeats it and reports the wait.
@@ -117,12 +116,7 @@ class Records:
     def __enter__(self) -> Records:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -227,7 +221,7 @@ class Records:
                 waited_s = time.monotonic() - begun_s
                 if "locked" not in str(error) or waited_s >= self._busy_timeout_s:
                     raise
-            self._waits.tell(begun_s, f"the job records are locked: {self._path}")
+            self._notices.report(begun_s, f"the job records are locked: {self._path}")
 
     def _version(self) -> int:
         return int(self._execute("PRAGMA user_version").fetchone()[0])

@@ -31,7 +31,7 @@ from cloudjob.jobs.leftovers import sweep
 from cloudjob.model import status as statuses
 from cloudjob.model.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.package import claims
-from cloudjob.retries import Patience, Waits
+from cloudjob.retries import Patience, WaitNotices
 from cloudjob.store import open_store, with_store_options
 from cloudjob.store.base import PATIENCE_S, ObjectStore, OnProgress, ignore_progress
 from cloudjob.store.parallel import call_with_timeout, in_parallel
@@ -161,14 +161,14 @@ class Job:
         """
         pause_s = self._backend.poll_s
         patience = Patience()
-        ended_s, waits = float("inf"), Waits()
+        ended_s, notices = float("inf"), WaitNotices()
         while True:
             try:
                 status = self.status()
             except Unreachable as error:
-                patience.bear(error)
+                patience.pause(error)
                 continue
-            patience.renew()
+            patience.reset()
             if status.state.is_final:
                 ended_s = min(ended_s, time.monotonic())
                 # A cancelled job does not wait for its record, which adds little.
@@ -176,7 +176,7 @@ class Job:
                 is_late = time.monotonic() + pause_s > ended_s + record_s
                 if not self._record_error or is_cancelled or is_late:
                     return status
-                waits.tell(ended_s, self._record_error)
+                notices.report(ended_s, self._record_error)
             if status.native_state in GONE:
                 raise JobNotFound(
                     f"waiting for {self.id}: {status.native_state}",

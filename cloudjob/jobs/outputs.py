@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -166,27 +167,23 @@ def _fetch_missing(
 def _fetch(location: OutputLocation, file: Output, path: Path, on_progress: OnProgress) -> None:
     """Fetch one file; it gets its name only when its digest is right."""
     fresh = path.with_name(f".cloudjob-tmp-{os.urandom(8).hex()}")
-    try:
-        _make_folders(path.parent)
-        location.store.fetch(file.key, fresh, on_progress=on_progress)
-        if file.digests:
-            _check(location, file, _digest(fresh))
-        if file.modified_ns:
-            os.utime(fresh, ns=(file.modified_ns, file.modified_ns))
-        fresh.replace(path)
-    except OSError as error:
-        raise StoreError(
-            f"fetching {file.name} to {path}: {error.strerror}",
-            hint="give --to a folder that you may write to and that has room",
-        ) from error
-    finally:
-        fresh.unlink(missing_ok=True)
+    with _writing(file, path):
+        try:
+            _make_folders(path.parent)
+            location.store.fetch(file.key, fresh, on_progress=on_progress)
+            if file.digests:
+                _check(location, file, _digest(fresh))
+            if file.modified_ns:
+                os.utime(fresh, ns=(file.modified_ns, file.modified_ns))
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
 
 
 def _write(location: OutputLocation, file: Output, data: bytes, path: Path) -> None:
     """Write the bytes of one file if their digest is right."""
     _check(location, file, hashlib.sha256(data).hexdigest())
-    try:
+    with _writing(file, path):
         # ``replacing`` would make private folders, as in a store; these get the user's umask.
         _make_folders(path.parent)
         with replacing(path, is_durable=False) as target:
@@ -194,6 +191,13 @@ def _write(location: OutputLocation, file: Output, data: bytes, path: Path) -> N
             target.flush()
             if file.modified_ns:
                 os.utime(target.fileno(), ns=(file.modified_ns, file.modified_ns))
+
+
+@contextlib.contextmanager
+def _writing(file: Output, path: Path) -> Iterator[None]:
+    """Turn ``OSError`` into an error that names the file and its destination."""
+    try:
+        yield
     except OSError as error:
         raise StoreError(
             f"fetching {file.name} to {path}: {error.strerror}",

@@ -25,7 +25,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from cloudjob.errors import CloudJobError, StoreError
@@ -96,12 +95,7 @@ class Claim:
     def __enter__(self) -> Claim:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *rest: object) -> None:
         with suppress(StoreError, TimeoutError):
             if error is None:
                 self._store.delete(self._key)
@@ -144,7 +138,7 @@ class Claim:
         """
         if time.monotonic() - self._begun_s > WORK_LIMIT_S:
             raise StoreError(
-                "keeping the package: it took so long that its layers may have been deleted",
+                "storing the package: it took so long that its layers may have been deleted",
                 hint="submit again: what has been sent is not sent again",
             )
 

@@ -6,12 +6,12 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import datetime, timezone
 from typing import NamedTuple
 
 from cloudjob.errors import StoreError
 from cloudjob.package import claims
 from cloudjob.store.base import ObjectStore
+from cloudjob.times import seconds_of
 from jobentry.contract import exits
 from jobentry.contract.packages import LAYERS, FormatError, damage_key, load_descriptor
 from jobentry.contract.paths import JobPaths
@@ -106,13 +106,8 @@ def _is_over(store: ObjectStore, job: str, keep_s: float, ended_at: EndedAt) -> 
     if ended is None and store.exists(record):
         with suppress(exits.RecordError):
             ended = exits.load(store.get_bytes(record)).ended_at
-    if not ended:
-        return False
-    try:
-        at = datetime.fromisoformat(ended.replace("Z", "+00:00"))
-    except ValueError:
-        return False
-    return datetime.now(timezone.utc).timestamp() - at.timestamp() > keep_s
+    ended_s = seconds_of(ended or "")
+    return ended_s > 0 and time.time() - ended_s > keep_s
 
 
 def _delete(store: ObjectStore, keys: Iterable[str]) -> None:

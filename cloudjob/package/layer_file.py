@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from cloudjob.package.messages import writing
 from jobentry.contract.packages import LAYERS, MANIFEST, Layer, Manifest, dump_manifest, zip_name
@@ -38,12 +37,7 @@ class LayerFile:
         self._zip = zipfile.ZipFile(self._file, "w")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with writing(self._path):
             if self._is_finished:
                 self._file.close()

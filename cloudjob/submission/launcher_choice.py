@@ -58,8 +58,10 @@ def choose(spec: JobSpec) -> Choice:
     if found:
         return found
     if spec.script.endswith(".py"):
-        first = {launcher: module for module, launcher in [*_BY_IMPORT.items()][::-1]}
-        looked_for = ", ".join(module for module in _BY_IMPORT if module in first.values())
+        first: dict[str, str] = {}
+        for module, launcher in _BY_IMPORT.items():
+            first.setdefault(launcher, module)
+        looked_for = ", ".join(first.values())
         return Choice(DEFAULT, f"{one_line(spec.script)} imports none of {looked_for}")
     return Choice(DEFAULT, f"{one_line(spec.script)} is not a Python script")
 

@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,6 +34,7 @@ from cloudjob.store.base import ObjectStore, OnProgress, Signer, ignore_progress
 from cloudjob.store.parallel import call_with_timeout, in_parallel
 from cloudjob.submission import launcher_choice, nested_launchers
 from cloudjob.submission.launcher_choice import Choice
+from cloudjob.times import rfc3339
 from jobentry.contract import names
 from jobentry.contract.launchers import AUTO
 from jobentry.contract.packages import Layer, damage_key
@@ -48,7 +49,7 @@ _MB = 1_000_000
 _AT_ONCE = 8
 # For how long a submit that failed or was cancelled deletes what it has stored.
 _UNDO_S = 3.0
-# No vowels and nothing that looks like something else: an id is read aloud and typed.
+# No vowels and no look-alikes, because people type ids and read them aloud.
 _ID_LETTERS = "23456789bcdfghjkmnpqrstvwxz"
 
 
@@ -67,13 +68,13 @@ def submit(
         home: The folder of cloudjob's state on this machine.
         tell: Called with the package before it is sent, and with the launcher that was chosen when
             the job names none.
-        tell_sent: Called with what was sent of it, before the platform is asked for the job.
-        warn: Called with what does not look well and need not be.
-        watch: Called with how many bytes will be sent; what it returns hears of them as they go.
+        tell_sent: Called with what was sent of it, before the job is sent to the platform.
+        warn: Called with each failed check that does not prevent the job.
+        watch: Called with the number of bytes to send; returns what is called as they are sent.
 
     Raises:
-        CloudJobError: Whatever stands in the way; then nothing was started, and nothing is left but
-            layers, which the next submit uses and ``cloudjob store gc`` removes.
+        CloudJobError: Nothing was started, and nothing is left except layers, which the next submit
+            uses and ``cloudjob store gc`` removes.
     """
     job = new_id(spec.name)
     paths = JobPaths(job)
@@ -88,20 +89,20 @@ def submit(
         package = _pack(spec, home, scratch, uri, _remembered(spec, home, uri))
         spec, choice = _with_launcher(spec)
         tell(package, choice)
-        # What a platform cannot do is said before anything is sent.
+        # Building a request reports what the platform cannot do before anything is sent.
         backend.build(_prepare(spec, paths, store, package, package.layers))
         _check(backend.checks(spec, uri), warn)
-        with _undone(store, db, job) as undo, Claim(store, job, watch) as claim:
+        with _undo_on_failure(store, db, job) as undo, Claim(store, job, watch) as claim:
             package, kept = _keep(spec, home, uri, scratch, claim, package)
             submission = _prepare(spec, paths, store, package, kept.layers)
             request = backend.build(submission)
-            # With its handle, before anything starts: whoever is killed from here on leaves a job
-            # that every command finds.
+            # With its handle, before anything starts: if this process is killed from here on,
+            # every command finds the job.
             record = _record(submission, package, uri, backend.handle(request))
             db.add(record)
             claim.check()
             _put(store, paths, submission, claims.descriptor(package, kept.layers))
-            _bring(store, paths, kept, backend.companions(request))
+            _put_companions(store, paths, kept, backend.companions(request))
             tell_sent(package, kept)
             undo.on_platform = lambda: backend.remove(record.handle)
             record = record._replace(handle=backend.send(request), state="PENDING")
@@ -176,7 +177,7 @@ def _plan(environment: Mapping[str, str], words: tuple[str, ...]) -> dict[str, A
 
 
 def new_id(name: str) -> str:
-    """Return a job id: the name, as far as a host name can hold it, and what makes it unique."""
+    """Return a job id: the name, shortened to fit into a host name, and a random tail."""
     letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in name.lower())
     tail = "".join(_ID_LETTERS[byte % len(_ID_LETTERS)] for byte in os.urandom(8))
     # Host names are made of it, and a part of a host name has at most 63 letters.
@@ -200,12 +201,12 @@ def _pack(spec: JobSpec, home: Path, scratch: Path, uri: str, memory: Memory) ->
 
 
 def _with_launcher(spec: JobSpec) -> tuple[JobSpec, Choice | None]:
-    """Return the job with a launcher, and how that was chosen when the job names none."""
+    """Return the job with a launcher, and the reason for it if the job names none."""
     choice = None
     if spec.launcher == AUTO:
         choice = launcher_choice.choose(spec)
         spec = spec.model_copy(update={"launcher": choice.launcher})
-        # Some values fit some launchers only, and until now there was none.
+        # Some values are valid with some launchers only, and until now the job had none.
         validation.check(spec)
     nested_launchers.check(spec)
     return spec, choice
@@ -278,10 +279,10 @@ def _access(
 
 
 def _check(checks: Iterable[Check], warn: Callable[[Check], None]) -> None:
-    """Do nothing when a job can be sent.
+    """Check that a job can be sent.
 
     Raises:
-        NotReady: With everything that was found.
+        NotReady: With every failed check that the job needs.
     """
     wrong = [check for check in checks if not check.is_ok]
     needed = [check for check in wrong if check.is_needed]
@@ -296,13 +297,13 @@ def _put(store: ObjectStore, paths: JobPaths, submission: Submission, descriptor
     store.put_bytes(descriptor, paths.code)
 
 
-def _bring(
+def _put_companions(
     store: ObjectStore, paths: JobPaths, kept: Kept, companions: Mapping[str, bytes]
 ) -> None:
-    """Lay the package and what goes with it into the folder that the platform brings to the nodes.
+    """Put the package and its companions into the folder that the platform copies to the nodes.
 
-    Within the store, so that a layer which is there is not sent again; and side by side, as each
-    object costs a round trip.
+    Layers are copied within the store, so that none is sent again; objects are written in
+    parallel, as each costs a round trip.
     """
     if not companions:
         return
@@ -317,11 +318,11 @@ def _bring(
 
 @dataclass(slots=True)
 class _Undo:
-    """What is to be taken back when a submit fails.
+    """What to undo if a submit fails.
 
     Args:
         on_platform: Removes the job from its platform; set when sending begins.
-        is_over: Whether the job was sent, and nothing is taken back any more.
+        is_over: Whether the job was sent, so that nothing is undone any more.
     """
 
     on_platform: Callable[[], None] | None = None
@@ -329,8 +330,8 @@ class _Undo:
 
 
 @contextmanager
-def _undone(store: ObjectStore, db: Records, job: str) -> Iterator[_Undo]:
-    """Take back what was made when the rest fails: a submit leaves a job or nothing."""
+def _undo_on_failure(store: ObjectStore, db: Records, job: str) -> Iterator[_Undo]:
+    """Undo what was done if the rest fails, so that a submit leaves a job or nothing."""
     undo = _Undo()
     try:
         yield undo
@@ -364,7 +365,6 @@ def _delete_all(store: ObjectStore, job: str) -> None:
 
 def _record(submission: Submission, package: CodePackage, store: str, handle: str) -> JobRecord:
     spec = submission.spec
-    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     return JobRecord(
         job=submission.job,
         name=spec.name,
@@ -373,7 +373,7 @@ def _record(submission: Submission, package: CodePackage, store: str, handle: st
         state=SUBMITTING,
         nodes=spec.nodes,
         procs_per_node=spec.procs_per_node,
-        created_at=now.replace("+00:00", "Z"),
+        created_at=rfc3339(time.time()),
         code_uri=submission.code.uri,
         code_digest=package.digest,
         code_size_bytes=package.size_bytes,
@@ -384,6 +384,6 @@ def _record(submission: Submission, package: CodePackage, store: str, handle: st
 
 
 def _text(submission: Submission) -> bytes:
-    # The job as its user said it, too: `cloudjob cp` makes another of it.
+    # With the job as the user described it, from which `cloudjob cp` makes another one.
     shown = {**submissions.show(submission), "spec": masked(submission.spec)}
     return json.dumps(shown, indent=1, sort_keys=True).encode("ascii")

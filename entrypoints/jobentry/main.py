@@ -74,7 +74,7 @@ _CANCELS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RECORD_LIMIT_S = 5
 
 
-class _Means(NamedTuple):
+class _Setup(NamedTuple):
     """The environment and helper processes of a node.
 
     Args:
@@ -127,7 +127,7 @@ def main(argv: Sequence[str]) -> int:
     if options is None:
         sys.stderr.write(USAGE)
         return exits.ENTRY_FAILED
-    _take_variables()
+    _read_delivered_variables()
     try:
         node = env.read(os.environ)
     except env.EnvError as error:
@@ -137,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
         # Only the head writes a record. An unreadable index counts as the head.
         if not os.environ.get(names.VC_TASK_INDEX, "").strip("0").isdecimal():
             record = _entry_record(os.environ.get(names.CLOUDJOB_JOB, ""), str(error))
-            _leave_record(os.environ.get(names.CLOUDJOB_RECORD_URI, ""), record)
+            _write_record(os.environ.get(names.CLOUDJOB_RECORD_URI, ""), record)
         return exits.ENTRY_FAILED
     os.environ.pop(names.CLOUDJOB_DELIVERED, None)
     private_environ.hide((*node.secret_names, *names.STORE_ACCESS))
@@ -150,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
     return end.code
 
 
-def _take_variables() -> None:
+def _read_delivered_variables() -> None:
     """Add the variables in the platform's delivery folder and in the delivered file."""
     if names.CLOUDJOB_DELIVERY in os.environ:
         from jobentry.staging import delivered
@@ -189,7 +189,7 @@ def _show(node: NodeEnv, options: Options) -> int:
         tools = find_tools(node, environment, version, needs_mpi=needs_mpi, is_dry_run=True)
         made = plan.make(node, environment, where, tools, options.words)
     except (EntryError, ArgsError, OSError) as error:
-        _explain(error)
+        _log_error(error)
         return exits.ENTRY_FAILED
     shown = plan.masked(made, node.secret_names)
     if options.is_json:
@@ -207,15 +207,15 @@ def _run(node: NodeEnv, options: Options) -> _End:
     """Run this node's part of the job; the head writes a record in every case."""
     started_at = time.time()
     try:
-        _listen(lambda number, _: _stop(node, number))
+        _handle_cancel_signals(lambda number, _: _stop(node, number))
         with _translated():
-            return _act(node, options, started_at)
+            return _prepare_and_run(node, options, started_at)
     except (EntryError, ArgsError, OSError) as error:
         # Ignore signals, which could only interrupt writing the record.
-        _listen(signal.SIG_IGN)
+        _handle_cancel_signals(signal.SIG_IGN)
         is_cancelled = isinstance(error, EntryError) and error.cause == "cancelled"
         code = error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
-        _explain(error)
+        _log_error(error)
         tidy(paths.node_paths(os.environ, node))
         if node.is_head:
             record = _entry_record(node.job, str(error), node, code)
@@ -223,7 +223,7 @@ def _run(node: NodeEnv, options: Options) -> _End:
                 record = record._replace(cause=error.cause, damaged_layers=error.damaged_layers)
                 record = record._replace(failure=error.failure or record.failure)
             record = record._replace(started_at=_rfc3339(started_at))
-            _leave_record(node.record_uri, record, is_cancelled=is_cancelled)
+            _write_record(node.record_uri, record, is_cancelled=is_cancelled)
         return _End(code, is_over=False)
 
 
@@ -267,12 +267,14 @@ def _give_up(_number: int, _frame: FrameType | None) -> None:
     raise EntryError(f"the store has not answered for {_RECORD_LIMIT_S} s")
 
 
-def _listen(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+def _handle_cancel_signals(
+    handler: Callable[[int, FrameType | None], None] | signal.Handlers,
+) -> None:
     for number in _CANCELS:
         signal.signal(number, handler)
 
 
-def _explain(error: Exception) -> None:
+def _log_error(error: Exception) -> None:
     """Log the error and its hint, if it has one."""
     log_message(str(error))
     hint = getattr(error, "hint", "")
@@ -293,14 +295,14 @@ def _stop(node: NodeEnv, number: int) -> None:
     raise EntryError(message, exits.code_of_signal(number), cause="cancelled")
 
 
-def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
+def _prepare_and_run(node: NodeEnv, options: Options, started_at: float) -> _End:
     """Prepare this node, run its part of the job, and return how it ended."""
     launcher = launcher_of(node)
     node = keep_existing_tune_file(node)
     where = paths.node_paths(os.environ, node)
     version = start_version(os.environ.get("PATH", "")) if launcher.needs_mpi else None
-    with _workers_informed(node, where):
-        folder, kept = stage(node, where)
+    with _reporting_to_workers(node, where):
+        folder, outputs = stage(node, where)
         if not launcher.takes_command:
             check_script(folder, options.words[0])
     make_node_dir(where)
@@ -312,12 +314,12 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
         environment.update(choose_interfaces(node, environment))
         leave_environment(where, environment)
         module = start_module(node, environment, options.words[0])
-        means = _Means(environment, version, module, server, control_socket, kept)
-        if kept is not None:
-            kept.start()
+        setup = _Setup(environment, version, module, server, control_socket, outputs)
+        if outputs is not None:
+            outputs.start()
         if node.is_head:
-            return _lead(node, where, means, options, (started_at, time.time()))
-        return _serve(node, where, means, options)
+            return _run_head(node, where, setup, options, (started_at, time.time()))
+        return _run_worker(node, where, setup, options)
     finally:
         if control_socket is not None:
             control_socket.server.close()
@@ -329,8 +331,8 @@ def _act(node: NodeEnv, options: Options, started_at: float) -> _End:
 
 
 @contextlib.contextmanager
-def _workers_informed(node: NodeEnv, where: NodePaths) -> Iterator[None]:
-    """Tell the workers when the head cannot stage its code or inputs: they would wait for it."""
+def _reporting_to_workers(node: NodeEnv, where: NodePaths) -> Iterator[None]:
+    """Report to the workers if the head cannot stage its code or inputs; else they would wait."""
     try:
         yield
     except (EntryError, OSError) as error:
@@ -338,11 +340,11 @@ def _workers_informed(node: NodeEnv, where: NodePaths) -> Iterator[None]:
         if node.is_head and node.nodes > 1 and is_own:
             with contextlib.suppress(EntryError, OSError):
                 make_node_dir(where)
-                _call_off(node, where, str(error), _STAGING_CALL_OFF_S)
+                _call_job_off(node, where, str(error), _STAGING_CALL_OFF_S)
         raise
 
 
-def _call_off(
+def _call_job_off(
     node: NodeEnv, where: NodePaths, reason: str, patience_s: float, own: tuple[int, ...] = ()
 ) -> None:
     from jobentry.control.head import Head
@@ -351,68 +353,68 @@ def _call_off(
     head.call_off(read_key(node), control_port(node, where), reason, patience_s)
 
 
-def _serve(
+def _run_worker(
     node: NodeEnv,
     where: NodePaths,
-    means: _Means,
+    setup: _Setup,
     options: Options,
 ) -> _End:
-    """Run a worker; its sshd stays up until the worker has left."""
+    """Run a worker, whose sshd stays up until the worker has left; return how it ended."""
     from jobentry.control.worker import Worker
 
-    assert means.control_socket is not None
+    assert setup.control_socket is not None
 
     # Without mpirun's version, which only the head checks, from the worker's facts.
-    tools = find_tools(node, means.environment, None, needs_mpi=False)
-    made = plan.make(node, means.environment, where, tools, options.words)
+    tools = find_tools(node, setup.environment, None, needs_mpi=False)
+    made = plan.make(node, setup.environment, where, tools, options.words)
     written = write_files(made.files)
     worker = Worker(
         node,
         where,
         made,
-        lambda: facts_of(node, tools, means.version, means.module),
-        means.control_socket,
-        own=means.child_ids,
+        lambda: facts_of(node, tools, setup.version, setup.module),
+        setup.control_socket,
+        own=setup.child_ids,
     )
-    if means.outputs is not None:
-        worker.attach(means.outputs)
+    if setup.outputs is not None:
+        worker.attach(setup.outputs)
     code = worker.run()
     for path in written:
         remove(path)
     bad_end = worker.bad_end if code else None
-    worker.leave(worker.aside(lambda: _upload(node, means.outputs, worker.stopped_at, bad_end)))
+    worker.leave(worker.aside(lambda: _upload(node, setup.outputs, worker.stopped_at, bad_end)))
     return _End(code, worker.is_over)
 
 
-def _lead(
+def _run_head(
     node: NodeEnv,
     where: NodePaths,
-    means: _Means,
+    setup: _Setup,
     options: Options,
     begun: tuple[float, float],
 ) -> _End:
-    """Run the head: run the job and write its record."""
+    """Run the job and write its record; return how this node ended."""
     from jobentry.control.head import Head
 
     key, port = read_key(node), control_port(node, where)
     try:
-        made, facts, written = _ready(node, where, means, options)
+        made, facts, written = _head_plan(node, where, setup, options)
     except (EntryError, ArgsError, OSError) as error:
         # Every node refuses invalid variables by itself, so a short wait is enough.
         patience_s = 5.0 if isinstance(error, ArgsError) else CALL_OFF_S
-        _call_off(node, where, str(error), patience_s, means.child_ids)
+        _call_job_off(node, where, str(error), patience_s, setup.child_ids)
         raise
-    head = Head(node, where, made, facts, means.child_ids)
-    if means.outputs is not None:
-        head.attach(means.outputs)
+    head = Head(node, where, made, facts, setup.child_ids)
+    if setup.outputs is not None:
+        head.attach(setup.outputs)
     outcome = head.run(key, port)
     for path in written:
         remove(path)
     bad_end = head.bad_end if outcome.exit_code else None
-    problem = head.aside(lambda: _upload(node, means.outputs, head.stopped_at, bad_end))
+    problem = head.aside(lambda: _upload(node, setup.outputs, head.stopped_at, bad_end))
     outcome = head.end(_with_outputs(outcome, node, problem))
-    if node.nodes > 1 and means.outputs is not None:
-        outcome = _with_outputs(outcome, node, means.outputs.clashes())
+    if node.nodes > 1 and setup.outputs is not None:
+        outcome = _with_outputs(outcome, node, setup.outputs.clashes())
     record = exits.ExitRecord(
         job=node.job,
         exit_code=outcome.exit_code,
@@ -425,20 +427,20 @@ def _lead(
             for index, name, start, end in [(0, "stage", *begun), *head.phases]
         ),
     )
-    _leave_record(node.record_uri, record, is_cancelled=head.stopped_at is not None)
+    _write_record(node.record_uri, record, is_cancelled=head.stopped_at is not None)
     return _End(outcome.exit_code, outcome.is_over)
 
 
-def _ready(
-    node: NodeEnv, where: NodePaths, means: _Means, options: Options
+def _head_plan(
+    node: NodeEnv, where: NodePaths, setup: _Setup, options: Options
 ) -> tuple[plan.LaunchPlan, dict[str, Any], list[str]]:
     """Return the head's plan and facts, and the paths of the files that it wrote."""
     needs_mpi = launcher_of(node).needs_mpi
-    tools = find_tools(node, means.environment, means.version, needs_mpi=needs_mpi)
-    made = plan.make(node, means.environment, where, tools, options.words)
+    tools = find_tools(node, setup.environment, setup.version, needs_mpi=needs_mpi)
+    made = plan.make(node, setup.environment, where, tools, options.words)
     for note in made.notes:
         log_message(note)
-    facts = facts_of(node, tools, means.version, means.module)
+    facts = facts_of(node, tools, setup.version, setup.module)
     check_module(facts, node.launcher, tools.interpreter)
     return made, facts, write_files(made.files, keep=node.open_mpi.host_file)
 
@@ -452,18 +454,18 @@ def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:
 
 
 def _upload(
-    node: NodeEnv, kept: Outputs | None, stopped_at: float | None, bad_end: BadEnd | None
+    node: NodeEnv, outputs: Outputs | None, stopped_at: float | None, bad_end: BadEnd | None
 ) -> str:
     """Upload the outputs of this node; return an error message or ``""``."""
-    if kept is None:
+    if outputs is None:
         return ""
     if stopped_at is None:
-        return kept.finish(node.output_limit_s, bad_end)
+        return outputs.finish(node.output_limit_s, bad_end)
     from jobentry.control.event_loop import STOPPED_LIMIT_S
 
     # The platform will soon kill a stopped job: use what is left of the grace period.
     left_s = node.grace_s - (time.monotonic() - stopped_at)
-    return kept.finish(max(STOPPED_LIMIT_S, left_s), bad_end)
+    return outputs.finish(max(STOPPED_LIMIT_S, left_s), bad_end)
 
 
 def _entry_record(
@@ -480,7 +482,7 @@ def _entry_record(
     )
 
 
-def _leave_record(uri: str, record: exits.ExitRecord, *, is_cancelled: bool = False) -> None:
+def _write_record(uri: str, record: exits.ExitRecord, *, is_cancelled: bool = False) -> None:
     if not uri:
         return
     from jobentry import objects

@@ -24,7 +24,7 @@ from cloudjob.cli.say import hear_library
 from cloudjob.errors import BackendError, StoreError
 from cloudjob.home.records import Records
 from cloudjob.package import claims
-from cloudjob.retries import Limits, Waits
+from cloudjob.retries import Limits, WaitNotices
 from cloudjob.store.directory import DirectoryStore
 from cloudjob.store.s3 import S3Store, bucket_uri, client
 from cloudjob.submission import pipeline
@@ -68,9 +68,9 @@ def silent() -> Iterator[Silent]:
 
 def test_a_wait_is_reported_every_five_seconds(caplog: pytest.LogCaptureFixture):
     now_s = 0.0
-    told = Waits(lambda: now_s)
+    told = WaitNotices(lambda: now_s)
     for now_s in range(19):
-        told.tell(0.0, f"asking: no answer for {now_s} s")
+        told.report(0.0, f"asking: no answer for {now_s} s")
 
     assert caplog.messages == [
         f"asking: no answer for {after_s} s; trying again" for after_s in (5, 10, 15)
@@ -203,7 +203,7 @@ def test_a_submit_that_is_cancelled_does_not_wait_for_a_store(
         with (
             Records(tmp_path / "records.db") as db,
             pytest.raises(KeyboardInterrupt),
-            pipeline._undone(store, db, "job-1"),
+            pipeline._undo_on_failure(store, db, "job-1"),
             claims.Claim(store, "job-1"),
         ):
             raise KeyboardInterrupt
@@ -237,6 +237,6 @@ def test_the_command_line_says_what_the_library_logs(
     """In one line each, whatever a service has said; once, however often it was set up."""
     hear_library()
     hear_library()
-    Waits().tell(time.monotonic() - 1, "get x: it says \x1b[31mno")
+    WaitNotices().report(time.monotonic() - 1, "get x: it says \x1b[31mno")
 
     assert capsys.readouterr().err == "get x: it says \\x1b[31mno; trying again\n"

@@ -421,7 +421,7 @@ def test_followers_outlast_an_engine_that_does_not_answer(cloud, tmp_path):
         proxy.stop()
         touch(cloud.engine, job, "/tmp/go")
         for followed in (logs, wait):
-            followed.await_all(b"the job goes on", limit_s=LIMIT_S)
+            followed.await_all(b"the job continues", limit_s=LIMIT_S)
         proxy.start()
         touch(cloud.engine, job, "/tmp/end")
         codes = [followed.process.wait(LIMIT_S) for followed in (logs, wait)]

@@ -275,9 +275,9 @@ class DockerBackend(Backend[DockerRequest]):
             if time.monotonic() >= tend_at:
                 try:
                     self._tend(self._containers(job), self._home / job)
-                    patience.renew()
+                    patience.reset()
                 except Unreachable as error:
-                    patience.bear(error)
+                    patience.pause(error)
                 tend_at = time.monotonic() + _TEND_S
 
     def _tend(self, found: list[Container], folder: Path) -> None:

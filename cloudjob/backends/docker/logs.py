@@ -143,7 +143,7 @@ def _followed(client: Any, source: Source) -> Iterator[bytes]:
         passed = 0
         try:
             for data in _stream(client, source.container, follow=True):
-                patience.renew()
+                patience.reset()
                 whole = frames.feed(data)
                 new = whole[max(0, size_bytes - passed) :]
                 passed += len(whole)
@@ -158,7 +158,7 @@ def _followed(client: Any, source: Source) -> Iterator[bytes]:
         except Unreachable as error:
             if source.kept.exists():
                 return
-            patience.bear(error)
+            patience.pause(error)
 
 
 def _has_ended(client: Any, source: Source) -> bool:

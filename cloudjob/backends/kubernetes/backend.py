@@ -48,7 +48,7 @@ from cloudjob.errors import (
 from cloudjob.home import locks, writing
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
-from cloudjob.retries import LIMITS, Limits, Patience, Waits
+from cloudjob.retries import LIMITS, Limits, Patience, WaitNotices
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         self._built: KubernetesRequest | None = None
         self._clients: dict[Cluster, Client] = {}
         self._keeper: threading.Thread | None = None
-        self._waits = Waits()
+        self._notices = WaitNotices()
         self._waiting_s: dict[str, float] = {}
         self._looks: dict[tuple[str, JobState], tuple[float, list[Pod], list[str]]] = {}
 
@@ -245,7 +245,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             # Such a pod never ends; who waits for it must know.
             since_s = self._waiting_s.setdefault(handle, time.monotonic())
             doing = f"cancelling {where.called.job}: {found.native}"
-            self._waits.tell(since_s, doing, "`cloudjob cancel --now` does not wait for it")
+            self._notices.report(since_s, doing, "`cloudjob cancel --now` does not wait for it")
         return found
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
@@ -301,9 +301,9 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             except JobNotFound:
                 return True
             except Unreachable as error:
-                patience.bear(error)
+                patience.pause(error)
                 return False
-            patience.renew()
+            patience.reset()
             return ended
 
         yield from logs.follow(self._client(where.cluster), self._place(where, node), has_ended)

@@ -25,7 +25,7 @@ from cloudjob.backends.kubernetes.errors import Refused
 from cloudjob.backends.kubernetes.state import Pod, pod_of
 from cloudjob.errors import BackendError
 from cloudjob.home import writing
-from cloudjob.retries import Waits
+from cloudjob.retries import WaitNotices
 
 # Between two looks at a job of which no pod is read, and of one whose pods are silent.
 _LOOK_S = 1.0
@@ -235,7 +235,7 @@ class _Follower:
         self._open: set[str] = set()
         self._errors: dict[str, BackendError] = {}
         self._since_s: dict[str, float] = {}
-        self._waits = Waits()
+        self._notices = WaitNotices()
 
     def start(self) -> None:
         """Begin with what is there."""
@@ -329,7 +329,7 @@ class _Follower:
         with self._lock:
             self._errors[pod.uid] = error
             since_s = self._since_s.setdefault(pod.uid, time.monotonic())
-            self._waits.tell(since_s, error.message)
+            self._notices.report(since_s, error.message)
 
     def _opened(
         self, pod: Pod, window: _Window, *, is_last: bool, is_again: bool

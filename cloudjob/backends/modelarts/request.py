@@ -192,20 +192,19 @@ def _entry_words(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _input(name: str, uri: str, access_method: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "local_dir": f"{HOME}/modelarts/inputs/{name}_0",
-        "access_method": access_method,
-        "remote": {"obs": {"obs_url": _url(uri)}},
-    }
+    return _channel("inputs", name, _url(uri), access_method)
 
 
 def _output(name: str, uri: str, access_method: str) -> dict[str, Any]:
+    return _channel("outputs", name, folder_url(uri), access_method)
+
+
+def _channel(kind: str, name: str, url: str, access_method: str) -> dict[str, Any]:
     return {
         "name": name,
-        "local_dir": f"{HOME}/modelarts/outputs/{name}_0",
+        "local_dir": f"{HOME}/modelarts/{kind}/{name}_0",
         "access_method": access_method,
-        "remote": {"obs": {"obs_url": folder_url(uri)}},
+        "remote": {"obs": {"obs_url": url}},
     }
 
 

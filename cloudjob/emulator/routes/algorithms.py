@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from typing import Any
 
@@ -11,6 +10,7 @@ from cloudjob.emulator.app import Endpoint, Request
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Description, Items, Model, Name, Page, Parameter
 from cloudjob.emulator.service import PROJECT, Service, page_of
+from cloudjob.times import now_ms
 
 _ALGORITHMS = PROJECT + "/algorithms"
 _ALGORITHM = _ALGORITHMS + "/{algorithm_id}"
@@ -54,7 +54,7 @@ def change(service: Service, request: Request) -> Any:
     if isinstance(given, dict):
         asked["metadata"] = {**old, **given}
     made = _made(service, models.parse(_Algorithm, asked), old["id"])
-    made["metadata"].update(create_time=old["create_time"], update_time=int(time.time() * 1000))
+    made["metadata"].update(create_time=old["create_time"], update_time=now_ms())
     return _stored(service, made)
 
 
@@ -69,9 +69,7 @@ def _made(service: Service, asked: _Algorithm, algorithm_id: str) -> dict[str, A
     config = made["job_config"]
     found = models.engine_of(config["engine"], service.settings)
     if found:
-        config["engine"].update(
-            engine_id=found.id, engine_name=found.name, engine_version=found.version
-        )
+        config["engine"].update(models.engine_keys(found))
     if config["code_dir"]:
         models.place(config["code_dir"])
     made["metadata"] = {
@@ -87,7 +85,7 @@ def _made(service: Service, asked: _Algorithm, algorithm_id: str) -> dict[str, A
         "attr_list": None,
         "version_num": 0,
         "size": 0,
-        "create_time": int(time.time() * 1000),
+        "create_time": now_ms(),
         "update_time": 0,
         **made["metadata"],
         "id": algorithm_id,

@@ -20,7 +20,7 @@ _FAULTS = CONTROL_PREFIX + "faults"
 
 def status(service: Service, request: Request) -> Any:
     phases = Counter(item[1] for item in service.database.unfinished())
-    total, _ = service.database.find_jobs("1", (), order="id", limit=0, skip=0)
+    total, _ = service.database.find_jobs([], order="id", limit=0, skip=0)
     return {"jobs": total, "unfinished": dict(phases), **faults(service, request)}
 
 

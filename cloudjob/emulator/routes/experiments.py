@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from typing import Any, ClassVar, Literal
 
@@ -12,6 +11,7 @@ from cloudjob.emulator.database import Database
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Description, Model, Name
 from cloudjob.emulator.service import PROJECT, Service, page_of
+from cloudjob.times import now_ms
 
 _EXPERIMENTS = PROJECT + "/training-experiments"
 _EXPERIMENT = _EXPERIMENTS + "/{experiment_id}"
@@ -33,13 +33,13 @@ def create(service: Service, request: Request) -> Any:
 
 
 def _create(database: Database, metadata: _Metadata) -> dict[str, Any]:
-    now_ms = int(time.time() * 1000)
+    created_ms = now_ms()
     made = {
         "workspace_id": "0",
         **metadata.model_dump(),
         "id": str(uuid.uuid4()),
-        "create_time": now_ms,
-        "update_time": now_ms,
+        "create_time": created_ms,
+        "update_time": created_ms,
     }
     return _store(database, {"metadata": made, "statistic": {"job_count": 0}})
 
@@ -53,7 +53,7 @@ def change(service: Service, request: Request) -> Any:
     known = {key: found["metadata"][key] for key in ("name", "description")}
     given = {key: asked[key] for key in known if asked.get(key) is not None}
     changed = models.parse(_Metadata, {**known, **given}).model_dump()
-    found["metadata"].update(changed, update_time=int(time.time() * 1000))
+    found["metadata"].update(changed, update_time=now_ms())
     _store(service.database, found)
     return changed
 

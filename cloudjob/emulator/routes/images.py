@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from cloudjob.emulator.models import Model, Page
 from cloudjob.emulator.nodes import ImageMissing
 from cloudjob.emulator.service import Service
 from cloudjob.errors import CloudJobError
+from cloudjob.times import now_ms
 
 _IMAGES = "/v1/{project_id}/images"
 
@@ -71,7 +71,7 @@ def _image(service: Service, path: str, kind: str) -> dict[str, Any]:
     except (ImageMissing, CloudJobError):
         status = "ERROR"
     name, _, tag = path.rpartition("/")[2].partition(":")
-    now_ms = int(time.time() * 1000)
+    created_ms = now_ms()
     return {
         "id": str(uuid.uuid5(uuid.NAMESPACE_URL, path)),
         "name": name,
@@ -84,8 +84,8 @@ def _image(service: Service, path: str, kind: str) -> dict[str, Any]:
         "status_message": "" if status == "ACTIVE" else "the image cannot be pulled",
         "visibility": "PRIVATE",
         "workspace_id": "0",
-        "create_at": now_ms,
-        "update_at": now_ms,
+        "create_at": created_ms,
+        "update_at": created_ms,
     }
 
 

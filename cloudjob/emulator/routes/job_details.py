@@ -10,7 +10,7 @@ from pydantic import Field
 
 from cloudjob.emulator import views
 from cloudjob.emulator.app import Endpoint, Request
-from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.database import Condition, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.job_context import export_log, logs_of
 from cloudjob.emulator.models import Model, Offset, Page, Query, Time
@@ -117,9 +117,11 @@ def events(service: Service, request: Request) -> Any:
     """Return a page of what happened; ``offset`` is the page's number."""
     row = service.job(request)
     asked = request.parsed_query(_Events)
-    where, values = _event_filters(row.id, asked)
     total, found = service.database.events(
-        where, values, order=asked.order, limit=asked.limit, skip=asked.offset * asked.limit
+        _event_conditions(row.id, asked),
+        order=asked.order,
+        limit=asked.limit,
+        skip=asked.offset * asked.limit,
     )
     end_ms = row.end_ms or found[0][0] if found else row.end_ms
     shown = [
@@ -137,8 +139,8 @@ def events(service: Service, request: Request) -> Any:
     }
 
 
-def _event_filters(job: str, asked: _Events) -> tuple[str, list[Any]]:
-    conditions: list[tuple[str, list[Any]]] = [("job = ?", [job])]
+def _event_conditions(job: str, asked: _Events) -> list[Condition]:
+    conditions: list[Condition] = [("job = ?", [job])]
     if asked.level:
         conditions.append(("level = ?", [asked.level]))
     if asked.source:
@@ -149,8 +151,7 @@ def _event_filters(job: str, asked: _Events) -> tuple[str, list[Any]]:
         raise ApiError("ModelArts.2764", "start_time and end_time belong together")
     if asked.start_time is not None:
         conditions.append(("time_ms BETWEEN ? AND ?", [asked.start_time, asked.end_time]))
-    words = " AND ".join(word for word, _ in conditions)
-    return words, [value for _, values in conditions for value in values]
+    return conditions
 
 
 class _Tasks(Query):

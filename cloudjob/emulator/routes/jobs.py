@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -12,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from cloudjob.emulator import models, views
 from cloudjob.emulator.app import Endpoint, Request
-from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.database import Condition, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import (
     Description,
@@ -27,6 +26,7 @@ from cloudjob.emulator.obs import ObsError
 from cloudjob.emulator.routes import experiments
 from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service
 from cloudjob.emulator.staging import check_code_limits
+from cloudjob.times import now_ms
 
 STOPPABLE = ("Creating", "Pending", "Running")
 # What one may sort and filter by -> the column.
@@ -53,7 +53,6 @@ _FILTERS = {
 _NUMBERS = ("create_ms", "nodes")
 _TAGS, _HOSTS = 10, 10
 _WINDOW_MS = 31 * 86_400_000
-_SQL = tuple[str, list[Any]]
 Text = Annotated[str, BeforeValidator(str), Field(max_length=256)]
 
 
@@ -136,7 +135,7 @@ def _row(service: Service, whole: dict[str, Any]) -> JobRow:
         priority=policy.get("priority", 1),
         algorithm_name=str(whole["algorithm"].get("name") or ""),
         user_name=service.settings.user,
-        create_ms=int(time.time() * 1000),
+        create_ms=now_ms(),
         start_ms=0,
         end_ms=0,
         nodes=resource["node_count"],
@@ -285,10 +284,8 @@ def search(service: Service, request: Request) -> Any:
     sort, order = asked.sort_by or "create_time", asked.order or "desc"
     if sort not in _SORTS:
         raise ApiError("ModelArts.2790", f"{sort} {order}")
-    where, values = _where(service, asked)
     total, rows = service.database.find_jobs(
-        where,
-        values,
+        _conditions(service, asked),
         order=f"{_SORTS[sort]} {order}, rowid {order}",
         limit=asked.limit,
         skip=asked.offset * asked.limit,
@@ -309,8 +306,8 @@ def search(service: Service, request: Request) -> Any:
     }
 
 
-def _where(service: Service, asked: _Search) -> _SQL:
-    conditions: list[_SQL] = [("workspace = ?", [asked.workspace_id or "0"])]
+def _conditions(service: Service, asked: _Search) -> list[Condition]:
+    conditions: list[Condition] = [("workspace = ?", [asked.workspace_id or "0"])]
     conditions += [_condition(service, item) for item in asked.filters]
     conditions += tag_conditions(asked.tags)
     if asked.host_ips:
@@ -319,11 +316,10 @@ def _where(service: Service, asked: _Search) -> _SQL:
         conditions.append(("0", []))  # There are no fine-tuning jobs.
     if asked.tags or asked.host_ips:
         conditions.append(_window(asked.filters))
-    words = " AND ".join(word for word, _ in conditions)
-    return words, [value for _, values in conditions for value in values]
+    return conditions
 
 
-def _condition(service: Service, item: Filter) -> _SQL:
+def _condition(service: Service, item: Filter) -> Condition:
     values: list[Any] = list(item.value)
     if item.key == "user_id":
         # There is one user, so all or none.
@@ -342,13 +338,13 @@ def _condition(service: Service, item: Filter) -> _SQL:
     return f"{column} {'NOT ' if item.operator == 'not' else ''}IN ({marks})", values
 
 
-def tag_conditions(tags: list[TagFilter]) -> list[_SQL]:
+def tag_conditions(tags: list[TagFilter]) -> list[Condition]:
     """Return the SQL for jobs with each of these tags.
 
     Raises:
         ApiError: A key or a value occurs twice.
     """
-    made = []
+    made: list[Condition] = []
     keys = [tag.key for tag in tags]
     for tag in tags:
         if keys.count(tag.key) > 1 or len(set(tag.values)) < len(tag.values):
@@ -359,7 +355,7 @@ def tag_conditions(tags: list[TagFilter]) -> list[_SQL]:
     return made
 
 
-def _host_condition(hosts: list[str]) -> _SQL:
+def _host_condition(hosts: list[str]) -> Condition:
     """Return the SQL for jobs that ran on one of these hosts: all of them ran on this machine."""
     try:
         found = [ip_address(host) for host in hosts]
@@ -368,7 +364,7 @@ def _host_condition(hosts: list[str]) -> _SQL:
     return ("start_ms > 0" if any(host.is_loopback for host in found) else "0"), []
 
 
-def _window(filters: list[Filter]) -> _SQL:
+def _window(filters: list[Filter]) -> Condition:
     """Return the SQL for the time of which jobs are searched by tags or hosts: 31 days at most."""
     for item in filters:
         if item.key == "create_time" and item.operator == "between":
@@ -377,7 +373,7 @@ def _window(filters: list[Filter]) -> _SQL:
             if int(item.value[1]) - int(item.value[0]) > _WINDOW_MS:
                 raise ApiError("ModelArts.2789", "create_time: at most 31 days")
             return "1", []
-    return "create_ms >= ?", [int(time.time() * 1000) - _WINDOW_MS]
+    return "create_ms >= ?", [now_ms() - _WINDOW_MS]
 
 
 def _escaped(text: str) -> str:

@@ -102,8 +102,7 @@ def _found(service: Service, request: Request, limit: int, skip: int) -> Any:
         conditions.append(("id NOT IN (SELECT job FROM tags)", []))
     conditions += [("instr(name, ?) > 0", [match.value]) for match in asked.matches]
     return service.database.find_jobs(
-        " AND ".join(word for word, _ in conditions),
-        [value for _, values in conditions for value in values],
+        conditions,
         order="create_ms DESC",
         limit=limit,
         skip=skip,

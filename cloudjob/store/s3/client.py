@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudjob.errors import StoreError
-from cloudjob.retries import Waits
+from cloudjob.retries import WaitNotices
 from cloudjob.store.s3 import errors
 from cloudjob.store.s3.bucket_uri import BucketUri
 
@@ -67,7 +67,7 @@ class Retries:
     def __init__(self, uri: BucketUri, patience_s: float) -> None:
         self._uri = uri
         self._patience_s = patience_s
-        self._waits = Waits()
+        self._notices = WaitNotices()
         self._aborts = 0
         self._aborted = threading.Condition()
         # Seconds by which this machine's clock is ahead of the service's.
@@ -109,7 +109,7 @@ class Retries:
         pause_s = min(_FIRST_PAUSE_S * 2 ** (attempts - 1), _LONGEST_PAUSE_S)
         if now_s + pause_s - failing_since_s > self._patience_s:
             return None
-        self._waits.tell(began_s, f"asking {self._uri.root}: {found}")
+        self._notices.report(began_s, f"asking {self._uri.root}: {found}")
         with self._aborted:
             if self._aborted.wait_for(lambda: self._aborts != aborts, pause_s):
                 raise StoreError(f"asking {self._uri.root}: interrupted")

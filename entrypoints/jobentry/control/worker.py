@@ -171,16 +171,13 @@ class Worker:
         silent_s = self._link.silent_s
         if not self._has_head:
             return
-        if silent_s >= self._node.stall_s:
-            log_message(
-                "the head (%s) has been silent for %.0f s" % (self._node.hosts[0], silent_s)
-            )
-            self._head_is_gone()
-        elif silent_s >= self._reported_s:
+        if silent_s >= min(self._reported_s, self._node.stall_s):
             self._reported_s = 2 * silent_s
             log_message(
                 "the head (%s) has been silent for %.0f s" % (self._node.hosts[0], silent_s)
             )
+            if silent_s >= self._node.stall_s:
+                self._head_is_gone()
         elif silent_s < connection.SILENT_S < self._reported_s:
             self._reported_s = connection.SILENT_S
             log_message("the head (%s) is no longer silent" % self._node.hosts[0])

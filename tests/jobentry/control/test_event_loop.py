@@ -725,32 +725,22 @@ def test_a_start_with_running_ranks_is_not_repeated(pair: Job):
     assert pair.left() == []
 
 
-def test_cancelling_reaches_all_nodes(pair: Job, until: Callable[..., None]):
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_stop_signal_to_any_node_cancels_the_job_on_all(
+    node: int, pair: Job, until: Callable[..., None]
+):
     pair.script(SAVES + UP + WAIT)
-    entries = [pair.start(node) for node in range(2)]
+    entries = [pair.start(index) for index in range(2)]
     until(up(pair, 2))
-    entries[0].send(signal.SIGTERM)
+    entries[node].send(signal.SIGTERM)
     head, worker = (entry.wait() for entry in entries)
 
     assert (head.code, worker.code) == (143, 143)
     assert "saved" in head.out
     assert "saved" in worker.out
     assert pair.record["cause"] == "cancelled"
+    assert pair.failure["node"] == node
     assert pair.left() == []
-
-
-def test_a_signal_to_a_worker_cancels_the_job(pair: Job, until: Callable[..., None]):
-    pair.script(SAVES + UP + WAIT)
-    entries = [pair.start(node) for node in range(2)]
-    until(up(pair, 2))
-    entries[1].send(signal.SIGTERM)
-    head, worker = (entry.wait() for entry in entries)
-
-    assert (head.code, worker.code) == (143, 143)
-    assert "saved" in head.out
-    assert "saved" in worker.out
-    assert pair.record["cause"] == "cancelled"
-    assert pair.failure["node"] == 1
 
 
 def test_sigusr1_reaches_the_ranks_of_all_nodes(pair: Job, until: Callable[..., None]):

@@ -119,30 +119,17 @@ SAME = {
             return 1
         print(inspect.getsource(f), inspect.getfile(f))
         """,
-    "spawn": """
+    **{
+        method: f"""
         import multiprocessing
         def double(x):
             return 2 * x
         if __name__ == "__main__":
-            with multiprocessing.get_context("spawn").Pool(2) as pool:
+            with multiprocessing.get_context("{method}").Pool(2) as pool:
                 print(pool.map(double, [1, 2]))
-        """,
-    "forkserver": """
-        import multiprocessing
-        def double(x):
-            return 2 * x
-        if __name__ == "__main__":
-            with multiprocessing.get_context("forkserver").Pool(2) as pool:
-                print(pool.map(double, [1, 2]))
-        """,
-    "fork": """
-        import multiprocessing
-        def double(x):
-            return 2 * x
-        if __name__ == "__main__":
-            with multiprocessing.get_context("fork").Pool(2) as pool:
-                print(pool.map(double, [1, 2]))
-        """,
+        """
+        for method in ("spawn", "forkserver", "fork")
+    },
     "fork exit": """
         import os, sys
         child = os.fork()
