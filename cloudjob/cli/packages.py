@@ -15,7 +15,7 @@ def _package_ls(options: argparse.Namespace) -> int:
     from cloudjob.package import scan
 
     spec = source_spec(options)
-    tree = scan(Path(spec.source), follow_links=spec.links == "follow")
+    tree = scan(Path(spec.source), home=state_home(), follow_links=spec.links == "follow")
     if options.json:
         files = [
             {"path": each.name, "kind": each.kind, "mode": f"{each.mode:04o}",
@@ -42,7 +42,9 @@ def _package_explain(options: argparse.Namespace) -> int:
     from cloudjob.package.explain import explain
 
     spec = source_spec(options)
-    found = explain(Path(spec.source), options.path, follow_links=spec.links == "follow")
+    found = explain(
+        Path(spec.source), options.path, home=state_home(), follow_links=spec.links == "follow"
+    )
     if options.json:
         print_json(found._asdict())
         return 0

@@ -132,11 +132,12 @@ def _tell_launcher(choice: Choice | None) -> None:
 
 def _tell_package(package: CodePackage, choice: Choice | None) -> None:
     _tell_launcher(choice)
-    secrets = [item for item in package.left_out if "secret" in item.reason]
-    for path, reason in secrets[:_SHOWN_LEFT_OUT]:
+    told = ("secret", "CLOUDJOB_HOME")
+    left_out = [item for item in package.left_out if any(word in item.reason for word in told)]
+    for path, reason in left_out[:_SHOWN_LEFT_OUT]:
         say(f"left out of the package: {printable(path)}: {reason}")
-    if len(secrets) > _SHOWN_LEFT_OUT:
-        say(f"… and {len(secrets) - _SHOWN_LEFT_OUT} more; `--dry-run` lists them all")
+    if len(left_out) > _SHOWN_LEFT_OUT:
+        say(f"… and {len(left_out) - _SHOWN_LEFT_OUT} more; `--dry-run` lists them all")
 
 
 def _tell_sent(package: CodePackage, kept: Kept) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ _OTHERS_WRITE = 0o022
 _RECORDS = "records.db"
 _ELSEWHERE = "or set CLOUDJOB_HOME to a folder elsewhere"
 _HINT = "set CLOUDJOB_HOME to a folder that this user may write to"
+_OWN_FOLDER = "set CLOUDJOB_HOME to a folder of your own"
 _HINTS = {
     errno.ENOSPC: f"free some space, {_ELSEWHERE}",
     errno.EDQUOT: f"free some of your quota, {_ELSEWHERE}",
@@ -58,7 +60,12 @@ def make_home(folder: Path) -> None:
         BackendError: As ``private_folder``.
     """
     with writing("making the folder for jobs", folder):
-        private_folder(folder, is_ours=(folder / _RECORDS).exists())
+        private_folder(folder, is_ours=is_own_file(folder / _RECORDS))
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether a file exists and belongs to this user."""
+    return os.path.lexists(path) and path.lstat().st_uid == os.geteuid()
 
 
 def private_folder(path: Path, *, is_ours: bool = True) -> None:
@@ -68,7 +75,8 @@ def private_folder(path: Path, *, is_ours: bool = True) -> None:
 
     Args:
         is_ours: Whether cloudjob created the folder and may therefore change its mode to 0700. Any
-            other folder is left as it is, and refused when other users may write to it.
+            other folder is left as it is, and refused when other users may write to it. A folder
+            with the sticky bit, such as /tmp, is never ours.
 
     Raises:
         OSError: The folder cannot be created.
@@ -86,12 +94,13 @@ def private_folder(path: Path, *, is_ours: bool = True) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     _check_owner(path)
     mode = path.stat().st_mode
-    if mode & _OTHERS and is_ours:
+    is_shared = bool(mode & stat.S_ISVTX)
+    if mode & _OTHERS and is_ours and not is_shared:
         path.chmod(_PRIVATE)
     elif mode & _OTHERS_WRITE:
         raise BackendError(
             f"using the folder {path}: other users may write to it",
-            hint=f"chmod 700 {path}, or set CLOUDJOB_HOME to a folder of your own",
+            hint=_OWN_FOLDER if is_shared else f"chmod 700 {path}, or {_OWN_FOLDER}",
         )
 
 
@@ -102,7 +111,7 @@ def _check_owner(path: Path) -> None:
         return
     raise BackendError(
         f"using the folder {path}: it belongs to another user",
-        hint="set CLOUDJOB_HOME to a folder of your own",
+        hint=_OWN_FOLDER,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudjob.errors import JobNotFound, RecordsError
-from cloudjob.home import private_folder
+from cloudjob.home import is_own_file, private_folder
 from cloudjob.retries import FIRST_S, WaitNotices
 
 VERSION = 1
@@ -258,5 +258,5 @@ def hint_for(message: str) -> str:
 
 def _make_private(path: Path) -> None:
     """Create a missing file with mode 0600; SQLite would make it readable for everybody."""
-    private_folder(path.parent, is_ours=path.exists())
+    private_folder(path.parent, is_ours=is_own_file(path))
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

@@ -29,14 +29,16 @@ class Explained(NamedTuple):
     decided_at: str
 
 
-def explain(source: Path, path: str, *, follow_links: bool = False) -> Explained:
+def explain(
+    source: Path, path: str, *, home: Path | None = None, follow_links: bool = False
+) -> Explained:
     """Return what decided about ``path``, relative to the source or absolute.
 
     Raises:
         PackageError: There is no such path in the source, or the source cannot be read.
     """
     name = _name(source, path)
-    found = walk(source, follow_links=follow_links)
+    found = walk(source, home=home, follow_links=follow_links)
     for entry in found.entries:
         if entry.name == name:
             listed = name + "/" if entry.kind == FOLDER else name

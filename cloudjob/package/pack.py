@@ -52,12 +52,12 @@ class Options(NamedTuple):
     Args:
         is_compressed: Deflate contents that become smaller by it.
         follow_links: Pack what links outside the source point to, instead of refusing them.
-        cache_folder: Where compiled rules are kept, if anywhere.
+        home: ``$CLOUDJOB_HOME``: never packed; the compiled rules for secrets are kept there.
     """
 
     is_compressed: bool = False
     follow_links: bool = False
-    cache_folder: Path | None = None
+    home: Path | None = None
 
 
 def pack(
@@ -77,11 +77,13 @@ def pack(
     """
     for attempt in range(1, _ATTEMPTS + 1):
         now_ns = time.time_ns()
-        tree = scan(source, besides=destination, follow_links=options.follow_links)
+        tree = scan(
+            source, besides=destination, home=options.home, follow_links=options.follow_links
+        )
         if script is not None:
             check.script(tree, script)
         check.size(tree, limit_bytes)
-        searcher = Searcher(options.cache_folder)
+        searcher = Searcher(options.home and options.home / "packages")
         job = Job(
             tree, memory, destination, options.is_compressed, searcher, _allowed(tree), now_ns
         )

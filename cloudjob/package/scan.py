@@ -23,6 +23,7 @@ _DEFAULT_NAMES = frozenset(
     }
 )  # fmt: skip
 _LISTED = 10
+_STATE_REASON = "the state of cloudjob on this machine: CLOUDJOB_HOME"
 _SPECIAL = {
     stat.S_IFSOCK: "is a socket",
     stat.S_IFIFO: "is a named pipe",
@@ -46,18 +47,25 @@ class Found(NamedTuple):
     refused: list[Refused]
 
 
-def scan(source: Path, *, besides: Path | None = None, follow_links: bool = False) -> Tree:
+def scan(
+    source: Path,
+    *,
+    besides: Path | None = None,
+    home: Path | None = None,
+    follow_links: bool = False,
+) -> Tree:
     """Decide what of ``source`` goes into the package, reading only stat and ignore files.
 
     Args:
         source: The user's folder.
         besides: A path that is never part of the package, even when it lies in the source.
+        home: ``$CLOUDJOB_HOME``, which is never part of the package either.
         follow_links: Pack what links outside the source point to, instead of refusing them.
 
     Raises:
         PackageError: A folder cannot be read, or something cannot be sent to another machine.
     """
-    found = walk(source, besides=besides, follow_links=follow_links)
+    found = walk(source, besides=besides, home=home, follow_links=follow_links)
     if found.refused:
         raise _refusal(source, sorted(found.refused))
     # Bytes, not characters: the order must not depend on how a machine decodes names.
@@ -65,7 +73,13 @@ def scan(source: Path, *, besides: Path | None = None, follow_links: bool = Fals
     return Tree(source, tuple(found.entries), tuple(sorted(found.left_out)))
 
 
-def walk(source: Path, *, besides: Path | None = None, follow_links: bool = False) -> Found:
+def walk(
+    source: Path,
+    *,
+    besides: Path | None = None,
+    home: Path | None = None,
+    follow_links: bool = False,
+) -> Found:
     """Return everything in ``source``, also what is refused.
 
     Raises:
@@ -75,10 +89,15 @@ def walk(source: Path, *, besides: Path | None = None, follow_links: bool = Fals
         if not source.is_dir():
             what = "not a folder" if source.exists() else "no such folder"
             raise PackageError(f"pack {shown(source)}: {what}", hint="is --source right?")
+        if _place(source) == _place(home):
+            raise PackageError(
+                f"pack {shown(source)}: it holds {_STATE_REASON}",
+                hint="is --source right?",
+            )
         root = os.path.realpath(source)
         outer = tuple(reversed(ignore.outer(root)))
     skipped = "" if besides is None else os.path.relpath(os.path.realpath(besides), root)
-    walker = _Walker(source, root, skipped, follow_links)
+    walker = _Walker(source, root, skipped, _place(home), follow_links)
     waiting = [_Folder("", root, _InForce((), outer))]
     while waiting:
         waiting += walker.look_into(waiting.pop())
@@ -88,6 +107,17 @@ def walk(source: Path, *, besides: Path | None = None, follow_links: bool = Fals
 def covers(left_out: str, name: str) -> bool:
     """Whether a path that is left out is ``name``, or a folder above it."""
     return left_out.rstrip("/") == name or (left_out.endswith("/") and name.startswith(left_out))
+
+
+# Device and inode of a folder.
+_Place = tuple[int, int]
+
+
+def _place(folder: Path | None) -> _Place | None:
+    if folder is None or not folder.exists():
+        return None
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 class _InForce(NamedTuple):
@@ -103,13 +133,13 @@ class _Folder(NamedTuple):
     Args:
         prefix: Its name and ``/``; empty for the source.
         path: Where it is read.
-        trail: Device and inode of the folders that were entered through links, outermost first.
+        trail: The folders that were entered through links, outermost first.
     """
 
     prefix: str
     path: str
     in_force: _InForce
-    trail: tuple[tuple[int, int], ...] = ()
+    trail: tuple[_Place, ...] = ()
 
 
 class _Verdict(NamedTuple):
@@ -127,10 +157,13 @@ class _Verdict(NamedTuple):
 
 
 class _Walker:
-    def __init__(self, source: Path, root: str, skipped: str, follow_links: bool) -> None:
+    def __init__(
+        self, source: Path, root: str, skipped: str, home: _Place | None, follow_links: bool
+    ) -> None:
         self._source = source
         self._root = root
         self._skipped = skipped
+        self._home = home
         self._follow_links = follow_links
         self.found = Found([], [], [])
 
@@ -186,6 +219,9 @@ class _Walker:
     def _enter(
         self, name: str, path: str, status: os.stat_result, verdict: _Verdict, folder: _Folder
     ) -> Iterable[_Folder]:
+        if (status.st_dev, status.st_ino) == self._home:
+            self.found.left_out.append(LeftOut(name + "/", _STATE_REASON))
+            return ()
         mode = status.st_mode & 0o777
         self.found.entries.append(SourceEntry(name, FOLDER, mode, kept_by=verdict.kept_by))
         return (folder._replace(prefix=name + "/", path=path),)

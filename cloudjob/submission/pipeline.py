@@ -194,7 +194,7 @@ def _pack(spec: JobSpec, home: Path, scratch: Path, uri: str, memory: Memory) ->
             # Copying to a folder is faster than compressing; over a network it is not.
             is_compressed=not uri.startswith("file:"),
             follow_links=spec.links == "follow",
-            cache_folder=home / "packages",
+            home=home,
         ),
         memory=memory,
     )

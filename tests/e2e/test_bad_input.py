@@ -304,6 +304,19 @@ def test_a_script_with_the_name_of_a_secret_file_is_refused(cloud, name):
     refused(done, 3, name)
 
 
+def test_a_state_folder_in_the_source_is_not_packed(cloud):
+    """A second submit finds nothing new, though the first one's records and package lie there."""
+    cloud.write("job.py", "print('done')")
+    cloud.environ["CLOUDJOB_HOME"] = str(cloud.source / "state")
+
+    first, second = (cloud.submit("--launcher", "python", "job.py") for _ in range(2))
+
+    for done in (first, second):
+        assert done.code == 0, done
+        assert done.err.count(b"left out of the package: state/: ") == 1, done
+    assert b"nothing new: 1 file(s)" in second.err, second
+
+
 def test_a_script_that_contains_a_private_key_is_refused(cloud):
     cloud.write(
         "job.py",

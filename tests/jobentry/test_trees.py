@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -48,6 +49,31 @@ def test_a_link_is_not_taken_for_the_folder_it_names(tmp_path: Path):
     with pytest.raises(NotADirectoryError):
         remove_tree(tmp_path / "link")
     assert (tmp_path / "kept" / "file").exists()
+
+
+def test_a_link_that_takes_the_place_of_a_folder_meanwhile_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    (shared / "file").touch()
+    nested = tmp_path / "top" / "nested"
+    nested.mkdir(parents=True)
+    chmod = os.chmod
+
+    def exchange_then_change(path: str, mode: int) -> None:
+        if os.path.realpath(path) == str(nested):
+            nested.rename(tmp_path / "away")
+            nested.symlink_to(shared)
+        chmod(path, mode)
+
+    monkeypatch.setattr(os, "chmod", exchange_then_change)
+    with contextlib.suppress(OSError):
+        remove_tree(tmp_path / "top")
+
+    assert shared.stat().st_mode & 0o777 == 0o755
+    assert (shared / "file").exists()
 
 
 def test_folders_without_permissions_are_removed(tmp_path: Path):

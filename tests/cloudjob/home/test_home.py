@@ -14,6 +14,7 @@ import pytest
 from cloudjob.backends import interpreters
 from cloudjob.errors import BackendError
 from cloudjob.home import make_home, private_folder
+from cloudjob.home.records import Records
 
 ROOT = Path(__file__).parents[3]
 NOBODY = 65534
@@ -127,12 +128,36 @@ def test_a_folder_that_another_user_has_made_is_refused(open_folder: Path, what:
     assert "CLOUDJOB_HOME" in caught.value.hint
 
 
-def test_a_shared_folder_is_refused_and_left_as_it_is(open_folder: Path):
-    """``CLOUDJOB_HOME=/tmp``, for example."""
-    with pytest.raises(BackendError, match="other users may write to it"):
-        make_home(open_folder)
+@NEEDS_ROOT
+@pytest.mark.parametrize("mode", [0o1777, 0o1770, 0o777])
+@pytest.mark.parametrize("has_records", [False, True])
+def test_a_shared_folder_is_refused_and_left_as_it_is(
+    open_folder: Path, mode: int, has_records: bool
+):
+    """``CLOUDJOB_HOME=/tmp``, for example, even with a ``records.db`` that anyone may put there."""
+    open_folder.chmod(mode)
+    if has_records:
+        (open_folder / "records.db").touch()
+        os.chown(open_folder / "records.db", NOBODY, NOBODY)
 
-    assert stat.S_IMODE(open_folder.stat().st_mode) == 0o777
+    for check in (make_home, lambda folder: Records(folder / "records.db")):
+        with pytest.raises(BackendError, match="other users may write to it") as caught:
+            check(open_folder)
+        assert "CLOUDJOB_HOME" in caught.value.hint
+        assert ("chmod" in caught.value.hint) == (mode == 0o777)
+        assert stat.S_IMODE(open_folder.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o1770])
+def test_a_folder_with_the_sticky_bit_is_never_taken_for_ours(open_folder: Path, mode: int):
+    """Neither with our records in it, nor where it bears the name of a folder of ours."""
+    open_folder.chmod(mode)
+    (open_folder / "records.db").touch()
+
+    for check in (make_home, private_folder):
+        with pytest.raises(BackendError, match="other users may write to it"):
+            check(open_folder)
+        assert stat.S_IMODE(open_folder.stat().st_mode) == mode
 
 
 def test_a_folder_of_ours_that_is_open_is_closed(open_folder: Path):

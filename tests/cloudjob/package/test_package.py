@@ -20,6 +20,7 @@ import pytest
 from cloudjob.errors import PackageError
 from cloudjob.package import CodePackage, LeftOut, Options, layer, pack, scan
 from cloudjob.package.cache import Memory
+from cloudjob.package.explain import explain
 from cloudjob.package.secrets import Searcher
 from cloudjob.package.tree import Seen, SourceEntry
 from jobentry.contract import packages
@@ -51,7 +52,7 @@ def write(path: Path, text: str = "") -> Path:
 
 
 def rules() -> Path:
-    """Return the folder of the compiled rules for secrets, one for all tests of a user."""
+    """Return a home with the compiled rules for secrets, one for all tests of a user."""
     return Path(tempfile.gettempdir(), f"cloudjob-test-rules-{os.geteuid()}")
 
 
@@ -62,7 +63,7 @@ def packed(source: Path, script: str = "train.py", limit_bytes: int = LIMIT_BYTE
         source.parent / "layer",
         script=script,
         limit_bytes=limit_bytes,
-        options=Options(cache_folder=rules()),
+        options=Options(home=rules()),
     )
 
 
@@ -324,6 +325,30 @@ def test_the_layer_is_never_part_of_itself(source: Path):
         assert result.new == source / "layer"
 
 
+@pytest.mark.parametrize("ignore", ["", "!state/\n", "!state\n!state/records.db\n"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_the_state_of_cloudjob_is_never_packed(source: Path, ignore: str, is_link: bool):
+    """The project's own ``CLOUDJOB_HOME``, whatever an ignore file keeps."""
+    home = source.parent / "elsewhere" if is_link else source / "state"
+    write(home / "records.db", "x")
+    if is_link:
+        (source / "state").symlink_to(home)
+    write(source / ".cloudjobignore", ignore)
+
+    tree = scan(source, home=home, follow_links=True)
+
+    assert [entry.name for entry in tree.entries] == [".cloudjobignore", "train.py"]
+    assert tree.left_out == (
+        LeftOut("state/", "the state of cloudjob on this machine: CLOUDJOB_HOME"),
+    )
+    assert not explain(source, "state/records.db", home=home, follow_links=True).goes
+
+
+def test_the_state_of_cloudjob_is_no_source(source: Path):
+    with pytest.raises(PackageError, match="CLOUDJOB_HOME"):
+        scan(source, home=source)
+
+
 # ---- secrets
 
 
@@ -410,7 +435,7 @@ def test_no_file_of_numpy_looks_like_a_secret(tmp_path: Path):
     numpy_folder = Path(np.__file__).parent
     files = [path for path in numpy_folder.rglob("*") if path.is_file()]
 
-    searcher = Searcher(rules())
+    searcher = Searcher(rules() / "packages")
     searched, found = 0, []
     for path in files:
         status = path.stat()
