@@ -22,6 +22,10 @@ _BROKEN_PIPE = 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if "_ARGCOMPLETE" in os.environ:
+        from cloudjob.cli import completion
+
+        completion.answer()
     try:
         return _run(words)
     except CloudJobError as error:

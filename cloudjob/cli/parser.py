@@ -11,6 +11,7 @@ from cloudjob.cli.options import Parser, sentence
 _DESCRIPTION = "Run a training script on several nodes: here, on a cluster or in the cloud."
 _EXAMPLES = """\
 examples:
+  cloudjob init                              write a job file for this folder
   cloudjob submit -n 2 train.py --epochs 3   run train.py on two nodes
   cloudjob logs train -f                     follow the newest job named train
   cloudjob list --state RUNNING              list the jobs that are running
@@ -20,6 +21,7 @@ examples:
 # Each command, the module whose ``add_COMMAND`` adds its options, and its help text. Only the
 # module of the command that was called is imported.
 _COMMANDS = (
+    ("init", "init", "write cloudjob.yaml, a commented job file, for this folder"),
     ("submit", "submit", "run a script as a job"),
     ("status", "jobs", "show the state of a job"),
     ("logs", "jobs", "show the log of a job"),
@@ -36,6 +38,7 @@ _COMMANDS = (
     ("emulator", "emulator", "run ModelArts on this machine"),
     ("doctor", "machine", "check this machine, or an image"),
     ("docs", "docs", "show the manual"),
+    ("completion", "completion", "print the completion script of a shell"),
     ("config", "settings", "show the configuration and where each value comes from"),
     ("package", "packages", "show which files of the source are packed"),
     ("store", "packages", "inspect and clean up stored packages"),

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from cloudjob.package import CodePackage
     from cloudjob.package.claims import Kept
     from cloudjob.submission.launcher_choice import Choice
-    from cloudjob.submission.pipeline import Preview
 
 _SHOWN_LEFT_OUT = 5
 
@@ -26,12 +25,12 @@ def _submit(options: argparse.Namespace) -> int:
 
     from cloudjob import config
 
-    return _send(
-        config.load(
-            given_flags(options), job_file=options.config, cwd=Path.cwd(), environ=os.environ
-        ).spec,
-        options,
+    loaded = config.load(
+        given_flags(options), job_file=options.config, cwd=Path.cwd(), environ=os.environ
     )
+    if loaded.chosen_source:
+        say(loaded.chosen_source)
+    return _send(loaded.spec, options)
 
 
 def _cp(options: argparse.Namespace) -> int:
@@ -58,11 +57,8 @@ def _send(spec: JobSpec, options: argparse.Namespace) -> int:
     """Send a job, and stay with it if that is wanted."""
     from cloudjob.submission import pipeline
 
-    if options.dry_run:
-        preview = pipeline.preview(spec, state_home(), as_text=not options.json)
-        _tell_launcher(preview.choice)
-        _print_preview(preview, is_json=options.json)
-        return 0
+    if options.dry_run or options.show_request:
+        return _show(spec, options)
     from cloudjob.cli.progress import Transfers
 
     interrupts = Interrupts()
@@ -98,25 +94,21 @@ def _send(spec: JobSpec, options: argparse.Namespace) -> int:
     return exit_code(status)
 
 
-def _print_preview(preview: Preview, *, is_json: bool) -> None:
-    if preview.text:
-        print(preview.text, end="")
-        return
-    import json
+def _show(spec: JobSpec, options: argparse.Namespace) -> int:
+    """Show what would be sent, and send nothing."""
+    from cloudjob.cli import preview
+    from cloudjob.submission import pipeline
 
-    package = preview.package
-    shown = {
-        "submission": preview.submission,
-        "package": {
-            "digest": package.digest,
-            "size_bytes": package.size_bytes,
-            "files": package.files,
-            "left_out": [{"path": path, "reason": reason} for path, reason in package.left_out],
-        },
-        "request": preview.request,
-        "plans": list(preview.plans),
-    }
-    print(json.dumps(shown, indent=None if is_json else 2))
+    # The page shows the head and one worker.
+    planned = 0 if options.show_request else None if options.json else 2
+    made = pipeline.preview(spec, state_home(), planned_nodes=planned)
+    if options.show_request:
+        preview.print_request(made)
+    elif options.json:
+        preview.print_all(made)
+    else:
+        preview.print_page(made, spec)
+    return 0
 
 
 def _tell_check(check: Check) -> None:
@@ -183,4 +175,6 @@ def _submit_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what this command does")
     group.add_argument("--detach", action="store_true", help="Print the handle and return.")
     group.add_argument("--dry-run", action="store_true", help="Show the plan, and send nothing.")
+    text = "Print the platform's own request, such as YAML for kubectl, and send nothing."
+    group.add_argument("--show-request", action="store_true", help=text)
     json_flag(group)

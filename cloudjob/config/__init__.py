@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudjob.config.env_file import read_env_file
-from cloudjob.config.files import files_of, reason
+from cloudjob.config.files import PROJECT_FILE, files_of, reason
 from cloudjob.config.layer import Layer, checked, layer_of_job, layer_of_options, merged
 from cloudjob.config.schema import json_schema
 from cloudjob.config.yaml_file import layer_of_file
@@ -38,10 +39,13 @@ class Loaded:
 
     Args:
         origins: Dotted key -> ``--nodes`` or ``job.yaml:3``; defaults have none.
+        chosen_source: Which folder was chosen as the source, and why, if the script lies outside
+            the current folder and nothing names a source.
     """
 
     spec: JobSpec
     origins: Mapping[str, str]
+    chosen_source: str = ""
 
 
 def load(
@@ -79,6 +83,18 @@ def load(
         layers.insert(0, checked(layer_of_job(*copied, cwd)))
     layers.append(options)
     values = {"source": str(cwd), **merged(layers)}
+    if (
+        "script" in flags
+        and "script" in values
+        and not any("source" in layer.values for layer in layers)
+    ):
+        chosen = _project(values, cwd)
+        if chosen:
+            more = {"source": str(chosen.folder), "script": str(cwd / values["script"])}
+            loaded = load({**flags, **more}, job_file=job_file, cwd=cwd, environ=environ,
+                          needs_script=needs_script)  # fmt: skip
+            origins = {**loaded.origins, "source": "the script's path"}
+            return replace(loaded, origins=origins, chosen_source=chosen.why)
     origins = {key: origin for layer in layers for key, origin in layer.origins.items()}
     _apply_source_limit(layers, values, origins)
     problems = [problem for layer in layers for problem in layer.problems]
@@ -121,9 +137,8 @@ def _spec(
             values["secrets"][name] = _secret(name, place, environ)
         except ValueError as error:
             found.append((f"secrets.{name}", str(error)))
-    launcher = LAUNCHERS.get(values.get("launcher", ""))
-    if "script" in values and not (launcher and launcher.takes_command):
-        values["script"] = _relative(values["script"], cwd / values["source"])
+    if "script" in values and not _takes_command(values):
+        values["script"] = _relative(values["script"], cwd / values["source"], cwd)
     spec, wrong = validate(values, invalid)
     return spec, found + wrong
 
@@ -144,17 +159,66 @@ def _secret(name: str, place: str, environ: Mapping[str, str]) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _relative(script: str, source: Path) -> str:
+def _takes_command(values: Mapping[str, Any]) -> bool:
+    launcher = LAUNCHERS.get(values.get("launcher", ""))
+    return launcher is not None and launcher.takes_command
+
+
+class _Project(NamedTuple):
+    """The folder to send for a script, and the reason as a message."""
+
+    folder: Path
+    why: str
+
+
+# The files and folders that mark the top of a project.
+_PROJECT_MARKS = (PROJECT_FILE, ".git", "pyproject.toml", "setup.py")
+
+
+def _project(values: Mapping[str, Any], cwd: Path) -> _Project | None:
+    """Return the folder to send for a script that lies outside the current folder."""
+    script = values["script"]
+    path = Path(os.path.realpath(cwd / script)) if "\0" not in script else cwd
+    if _takes_command(values) or path.is_relative_to(cwd.resolve()) or not path.is_file():
+        return None
+    for folder in filter(_may_be_sent, path.parents):
+        for mark in _PROJECT_MARKS:
+            if (folder / mark).exists():
+                why = f"source {folder}: the project of {one_line(script)}, as it has {mark}"
+                return _Project(folder, why)
+    if not _may_be_sent(path.parent):
+        return None
+    return _Project(path.parent, f"source {path.parent}: the folder of {one_line(script)}")
+
+
+def _may_be_sent(folder: Path) -> bool:
+    """Whether a folder may be sent without being named: not a home, nor one like /tmp."""
+    is_shared = bool(folder.stat().st_mode & stat.S_IWOTH)
+    return folder not in (Path.home(), *Path.home().parents) and not is_shared
+
+
+def _relative(script: str, source: Path, cwd: Path) -> str:
     """Return the script's path relative to the source, in a form that is never an option."""
     if script.startswith("-"):
         return f"./{script}"
-    if not script.startswith("/") or "\0" in f"{script}{source}":
+    if "\0" in f"{script}{source}":
         return script
+    if not script.startswith("/"):
+        is_below = os.path.normpath(script).partition("/")[0] != ".."
+        if (is_below and (source / script).exists()) or not (cwd / script).is_file():
+            return script
+        # A path that was completed by a shell starts from the current folder.
+        return _inside(str(cwd / script), source) or script
+    return _inside(script, source) or script
+
+
+def _inside(script: str, source: Path) -> str:
+    """Return a script's path relative to the source; empty if it lies outside."""
     for folder, path in ((source, script), (source.resolve(), os.path.realpath(script))):
         inside = os.path.relpath(path, folder)
         if inside.partition("/")[0] not in ("..", "."):
             return inside
-    return script
+    return ""
 
 
 def _apply_source_limit(

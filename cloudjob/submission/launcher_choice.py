@@ -102,7 +102,7 @@ def _in_imports(source: Path, script: str) -> Choice | None:
         found: list[dict[str, Path]] = [{}, {}, {}]
         further: list[Path] = []
         for path in level:
-            for name, certainty in sorted(_read(path).items()):
+            for name, certainty in sorted(imports_of(path).items()):
                 own = _own_files(start.parent, path, name)
                 further += own or []
                 if own is None:
@@ -133,8 +133,8 @@ def _is_in(name: str, module: str) -> bool:
     return name == module or name.startswith(module + ".")
 
 
-def _read(path: Path) -> _Imports:
-    """Return what a file imports; nothing if it cannot be parsed as Python."""
+def imports_of(path: Path) -> _Imports:
+    """Return what a file imports, by dotted name; nothing if it cannot be parsed as Python."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             return {}

@@ -120,8 +120,7 @@ class Preview:
     Args:
         choice: The launcher that was chosen, when the job names none.
         plans: One object a node, as ``jobentry --dry-run --json`` prints it.
-        text: Instead of plans, the request as the platform's own tool takes it, where it has one
-            and that was asked for.
+        text: The request as the platform's own tool takes it; empty if there is no such tool.
     """
 
     package: CodePackage
@@ -132,11 +131,11 @@ class Preview:
     text: str = ""
 
 
-def preview(spec: JobSpec, home: Path, *, as_text: bool = False) -> Preview:
+def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> Preview:
     """Return what ``submit`` would do, and do nothing.
 
     Args:
-        as_text: Whether the request is wanted as the platform's own tool takes it.
+        planned_nodes: How many nodes to plan, from the head on; None for all.
     """
     backend = _open_backend(spec, home)
     uri, store = _open_store(spec, backend, home)
@@ -145,7 +144,6 @@ def preview(spec: JobSpec, home: Path, *, as_text: bool = False) -> Preview:
     spec, choice = _with_launcher(spec)
     submission = _prepare(spec, JobPaths(new_id(spec.name)), store, package, package.layers)
     request = backend.build(submission)
-    text = backend.text(request) if as_text else ""
     return Preview(
         package=package,
         choice=choice,
@@ -153,9 +151,9 @@ def preview(spec: JobSpec, home: Path, *, as_text: bool = False) -> Preview:
         request=backend.show(request),
         plans=tuple(
             _plan(environment, (spec.script, *spec.args))
-            for environment in ([] if text else backend.environments(request))
+            for environment in backend.environments(request)[:planned_nodes]
         ),
-        text=text,
+        text=backend.text(request),
     )
 
 

@@ -431,7 +431,7 @@ def test_no_value_is_in_an_argv_and_no_secret_in_a_file(cloud):
     for done in after:
         assert done.code == 0, done
         assert SECRET not in done.out + done.err, done
-    assert b"***" in after[4].out
+    assert b"***" in after[5].out
     assert files_with(cloud.home, SECRET) == []
 
 

@@ -169,7 +169,7 @@ def test_what_a_dry_run_prints_is_taken(lab: Lab):
             if key not in ("volumes", "image_pull_secrets")
         }
     )
-    done = lab.run("submit", "--config", "job.yaml", "-n", "2", "--dry-run", "train.py")
+    done = lab.run("submit", "--config", "job.yaml", "-n", "2", "--show-request", "train.py")
     assert done.code == 0, done
     documents = list(yaml.safe_load_all(done.out))
     # As docs/guides/kubernetes.md has it.
@@ -194,7 +194,7 @@ def test_what_a_dry_run_prints_is_taken(lab: Lab):
 def test_the_engine_is_the_one_that_the_cluster_has(lab: Lab):
     """Unnamed, the first that is there; this cluster has both."""
     lab.write(engine="auto")
-    done = lab.run("submit", "--config", "job.yaml", "--dry-run", "train.py")
+    done = lab.run("submit", "--config", "job.yaml", "--show-request", "train.py")
 
     assert "kind: Job\n" in done.out, done
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from cloudjob.errors import SpecError
 
 CUDA = "CUDA_VISIBLE_DEVICES"
+ASCEND = "ASCEND_RT_VISIBLE_DEVICES"
 # What a shell or a scheduler says of the devices that we may use, and in which order they count.
 _SAYING = (
     CUDA,
     "CUDA_DEVICE_ORDER",
     "HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
-    "ASCEND_RT_VISIBLE_DEVICES",
+    ASCEND,
 )
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
@@ -38,6 +39,21 @@ def gpus(environ: Mapping[str, str], driver: Path = _DRIVER) -> tuple[str, ...]:
     # CUDA does not see what stands behind a word that is none; -1 is how people write "none".
     end = next((at for at, word in enumerate(words) if word in ("", "-1")), len(words))
     return tuple(words[:end])
+
+
+def count(
+    environ: Mapping[str, str], driver: Path = _DRIVER, device_files: Path = Path("/dev")
+) -> tuple[int, str]:
+    """Return how many accelerators this shell may use, and their kind: ``GPU`` or ``NPU``."""
+    found = gpus(environ, driver)
+    for name in () if found else _SAYING[2:]:
+        found = found or tuple(word for word in environ.get(name, "").split(",") if word.strip())
+    if found:
+        return len(found), "NPU" if CUDA not in environ and ASCEND in environ else "GPU"
+    if ASCEND in environ:
+        return 0, "NPU"
+    npus = [path for path in device_files.glob("davinci*") if path.name[7:].isdecimal()]
+    return len(npus), "NPU" if npus else "GPU"
 
 
 def share(there: tuple[str, ...], nodes: int, each: int, node: int) -> dict[str, str]:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +20,8 @@ from cloudjob.cli.options import GROUPS
 from cloudjob.cli.parser import _COMMANDS, parser_of
 from cloudjob.cli.say import print_name, tell_error
 from cloudjob.errors import BackendError
-from cloudjob.home import records_path
-from cloudjob.home.records import JobRecord, Records
 from cloudjob.model.job import OPTIONS
-from cloudjob.model.status import Code, Failure, JobState, JobStatus, to_json
+from cloudjob.model.status import Code, Failure, JobState, JobStatus
 
 
 @pytest.mark.parametrize("command", [name for name, _, _ in _COMMANDS])
@@ -35,7 +33,7 @@ def test_each_command_says_what_it_does(command: str, capsys: pytest.CaptureFixt
 
     assert ended.value.code == 0
     assert shown.startswith(f"usage: cloudjob {command} ")
-    assert re.search(r"--json|--to|--raw|--force|--now|ACTION|COMMAND|TOPIC", shown)
+    assert re.search(r"--json|--to|--raw|--force|--now|--print|SHELL|ACTION|COMMAND|TOPIC", shown)
 
 
 def test_help_imports_no_command():
@@ -239,32 +237,6 @@ def command_parsers(
                     yield from command_parsers(found, "")
 
 
-def ended(job: str, code: int) -> JobRecord:
-    """Return the record of a job that ended with this exit code."""
-    status = JobStatus(
-        job=job, name="train", backend="process", nodes=1, procs_per_node=1, exit_code=code,
-        state=JobState.FAILED if code else JobState.SUCCEEDED, native_state="ended",
-        created_at="2026-01-01T00:00:00.000Z",
-    )  # fmt: skip
-    return JobRecord(
-        job=job, name="train", backend="process", handle=f"process://local/{job}", nodes=1,
-        state=status.state, procs_per_node=1, created_at=status.created_at, code_uri="",
-        code_digest="", code_size_bytes=0, code_files=0, store="file:///nowhere", spec_json="{}",
-        final_json=json.dumps(to_json(status)),
-    )  # fmt: skip
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a home with three jobs that have ended: with 0, 3 and 4."""
-    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
-    (tmp_path / "home").mkdir(mode=0o700)
-    with Records(records_path(tmp_path / "home")) as db:
-        for job, code in (("good-2", 0), ("bad-3", 3), ("bad-4", 4)):
-            db.add(ended(job, code))
-    return tmp_path / "home"
-
-
 def test_wait_waits_for_several_jobs_and_ends_with_the_first_failure(
     home: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -279,13 +251,14 @@ def test_wait_waits_for_several_jobs_and_ends_with_the_first_failure(
     assert main(["wait", "good-2", "bad-9"]) == 6
 
 
-def test_list_watch_prints_the_list_until_it_is_interrupted(home: Path):
+def test_list_watch_prints_the_list_until_it_is_interrupted(
+    home: Path, add_ended: Callable[[str, int], None]
+):
     words = [sys.executable, "-m", "cloudjob.cli", "list", "--watch", "--name", "bad-*"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         first = [process.stdout.readline().split()[0] for _ in range(3)]
-        with Records(records_path(home)) as db:
-            db.add(ended("bad-5", 5))
+        add_ended("bad-5", 5)
         later = [process.stdout.readline().split()[0] for _ in range(4)]
         process.send_signal(signal.SIGINT)
 
@@ -293,3 +266,84 @@ def test_list_watch_prints_the_list_until_it_is_interrupted(home: Path):
     assert first[0] == later[0] == "JOB"
     assert sorted(first[1:]) == ["bad-3", "bad-4"]
     assert sorted(later[1:]) == ["bad-3", "bad-4", "bad-5"]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with a script, as the current folder."""
+    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CLOUDJOB_CONFIG", os.devnull)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("import torch.distributed, wandb\n")
+    (folder / ".env").write_text("TOKEN=1")
+    (folder / "requirements.txt").write_text("torch\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_dry_run_is_a_page_and_json_only_on_demand(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TOKEN", "very-secret")
+    words = ["submit", "-n", "3", "-e", "A=x y", "--secret", "TOKEN", "--output", "MODEL="]
+    words += ["--launcher", "python", "--dry-run"]
+
+    assert main([*words, "train.py", "--lr", "0.1"]) == 0
+    page = capsys.readouterr().out
+    assert main([*words, "--json", "train.py"]) == 0
+    everything = json.loads(capsys.readouterr().out)
+    assert main([*words, "--show-request", "train.py"]) == 0
+    request = json.loads(capsys.readouterr().out)
+
+    rows = [line.split(maxsplit=1) for line in page.split("\n\n")[0].splitlines()]
+    assert ["job", "train, on the backend process"] in rows
+    assert ["size", "3 nodes with 1 rank each, 3 in all"] in rows
+    assert ["command", "train.py --lr 0.1"] in rows
+    assert ["variable", "A=x y"] in rows
+    assert ["secret", "TOKEN"] in rows
+    assert ["output", "MODEL to the store"] in rows
+    assert any(row[0] == "left" and ".env: may hold secrets" in row[1] for row in rows)
+    assert any(line.startswith("nodes 1-2") for line in page.splitlines())
+    assert len(page.splitlines()) < 24
+    assert "very-secret" not in page
+    assert len(everything["plans"]) == 3
+    assert request["nodes"] == 3 or len(request["nodes"]) == 3
+    assert not (project.parent / "home" / "store").exists()
+
+
+def test_init_writes_a_job_file_that_can_be_submitted_and_overwrites_none(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("WANDB_API_KEY", "very-secret")
+
+    assert main(["init"]) == 0
+    text = (project / "cloudjob.yaml").read_text()
+    assert main(["submit", "--dry-run", "--launcher", "python"]) == 0
+    assert "command   train.py" in capsys.readouterr().out
+    assert main(["init"]) == 2
+    assert "it is there already" in capsys.readouterr().err
+    assert main(["init", "--print"]) == 0
+
+    assert capsys.readouterr().out == text == (project / "cloudjob.yaml").read_text()
+    assert "# auto is torchrun here: train.py imports torch.distributed.\n" in text
+    assert "secrets: [WANDB_API_KEY]\n" in text
+    assert "requirements.txt lists it; it imports torch" in text
+    assert "very-secret" not in text
+
+
+def test_init_asks_for_the_script_if_several_could_be_meant(
+    project: Path, capsys: pytest.CaptureFixture[str]
+):
+    (project / "train.py").unlink()
+    (project / "a.py").touch()
+    (project / "b.py").touch()
+
+    assert main(["init"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: looking for the script in {project}: found a.py, b.py",
+        "hint: cloudjob init SCRIPT",
+    ]
+    assert main(["init", "c.py"]) == 2
+    assert list(project.glob("*.yaml")) == []

@@ -121,6 +121,49 @@ def test_a_script_is_named_as_the_nodes_find_it(job, tmp_path, script, found):
         assert job("", {**flags, "launcher": "command"}).spec.script == script
 
 
+@pytest.mark.parametrize("mark", [".git", "pyproject.toml", "cloudjob.yaml", ""])
+def test_a_script_outside_the_current_folder_brings_its_project(job, tmp_path, mark):
+    """The nearest folder above it that looks like a project, else its own folder."""
+    project, here = tmp_path / "project", tmp_path / "here"
+    (project / "src").mkdir(parents=True)
+    here.mkdir()
+    if mark:
+        (project / mark).touch()
+    (project / "src" / "train.py").touch()
+    found = project if mark else project / "src"
+
+    for script in ("../project/src/train.py", str(project / "src" / "train.py")):
+        loaded = job(flags={"script": script}, job_file=None, cwd=here)
+        assert Path(loaded.spec.source) == found
+        assert loaded.spec.script == ("src/train.py" if mark else "train.py")
+        assert loaded.chosen_source.startswith(f"source {found}: the ")
+        assert loaded.origins["source"] == "the script's path"
+        with pytest.raises(SpecError, match=r"outside the source|relative to the source"):
+            job(flags={"script": script, "source": "."}, job_file=None, cwd=here)
+        command = job(flags={"script": script, "launcher": "command"}, job_file=None, cwd=here)
+        assert command.spec.source == str(here)
+
+
+def test_a_folder_for_everybody_is_not_sent_unnamed(job, tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "train.py").touch()
+    (tmp_path / "here").mkdir()
+
+    with pytest.raises(SpecError, match="must be relative to the source folder"):
+        job(flags={"script": str(shared / "train.py")}, job_file=None, cwd=tmp_path / "here")
+
+
+def test_a_script_may_start_from_the_current_folder(job, tmp_path):
+    """A shell completes paths so, whatever the source is."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").touch()
+    flags = {"script": "project/train.py", "source": "project"}
+
+    assert job(flags=flags, job_file=None).spec.script == "train.py"
+
+
 def test_a_project_file_that_is_a_named_pipe_is_not_waited_for(job, tmp_path):
     os.mkfifo(tmp_path / "cloudjob.yaml")
 

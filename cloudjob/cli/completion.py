@@ -1,0 +1,124 @@
+"""Shell completion: the script that a shell reads, and the answers to it."""
+
+from __future__ import annotations
+
+import argparse
+
+from cloudjob.cli.parser import parser_of, split_at_script
+from cloudjob.errors import CloudJobError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any, NoReturn
+
+_SHELLS = ("bash", "zsh", "fish")
+# The newest jobs, which a shell can still show.
+_MOST_JOBS = 200
+
+
+def answer() -> NoReturn:
+    """Answer a shell that asks how the line goes on, and end."""
+    import os
+
+    import argcomplete
+    from argcomplete.lexers import split_line
+
+    line, point = os.environ["COMP_LINE"], int(os.environ["COMP_POINT"])
+    words = split_line(line, point)[3][1:]
+    parser: argparse.ArgumentParser = parser_of(words[0] if words else "")
+    if words[:1] == ["submit"] and _has_script(words):
+        # The words of the script are its own; they may name files.
+        parser = argparse.ArgumentParser(add_help=False, prefix_chars="+")
+        parser.add_argument("words", nargs="*", metavar="PATH")
+    for each in _actions(parser):
+        if completer := _completer(each):
+            each.completer = completer  # type: ignore[attr-defined]
+    argcomplete.autocomplete(parser, always_complete_options=False)
+    raise SystemExit(1)
+
+
+def _has_script(words: list[str]) -> bool:
+    """Whether the words of a submit include the script."""
+    parser = parser_of("submit")
+    try:
+        return parser.parse_args(split_at_script(parser, words)[0]).script is not None
+    except CloudJobError:
+        return False  # an option still lacks its value
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from _actions(inner)
+
+
+def _completer(action: argparse.Action) -> Any:
+    """Return what completes the value of an option or argument; None for a file or a choice."""
+    from argcomplete import completers
+
+    from cloudjob.model.rules import BACKENDS
+    from cloudjob.model.status import JobState
+    from jobentry.contract.launchers import AUTO, LAUNCHERS
+
+    words: dict[str, Iterable[str]] = {
+        "--launcher": (AUTO, *LAUNCHERS),
+        "--backend": BACKENDS,
+        "--state": tuple(state.value for state in JobState),
+        "--restore-outputs": ("none", "own", "all"),
+        "--on-interrupt": ("ask", "cancel", "detach"),
+    }
+    for option in action.option_strings:
+        if option in words:
+            return completers.ChoicesCompleter(dict.fromkeys(words[option], ""))
+    if action.metavar in ("JOB", "OTHER"):
+        return _jobs
+    if action.metavar == "DIR":
+        return completers.DirectoriesCompleter()
+    if action.metavar == "TOPIC":
+        return _topics
+    is_file = action.metavar in ("FILE", "FILE.yaml", "PATH", "SCRIPT")
+    is_known = is_file or action.choices is not None
+    return None if is_known else _nothing
+
+
+def _nothing(**_: object) -> Iterable[str]:
+    return ()
+
+
+def _jobs(**_: object) -> Iterable[str]:
+    """Return the ids of the jobs in the records; nothing is asked of a platform."""
+    from cloudjob.cli.options import state_home
+    from cloudjob.home import records_path
+    from cloudjob.home.records import Records
+
+    with Records(records_path(state_home())) as db:
+        return [record.job for record in db.list(limit=_MOST_JOBS)]
+
+
+def _topics(**_: object) -> Iterable[str]:
+    from cloudjob.cli.docs import topics
+
+    return topics()
+
+
+def _completion(options: argparse.Namespace) -> int:
+    from argcomplete.shell_integration import shellcode
+
+    print(shellcode(["cloudjob"], shell=options.shell))
+    return 0
+
+
+def add_completion(parser: argparse.ArgumentParser) -> None:
+    """Give the command completion its argument."""
+    parser.set_defaults(run=_completion)
+    text = f"the shell: {', '.join(_SHELLS)}"
+    parser.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=text)
+    parser.epilog = """\
+examples:
+  eval "$(cloudjob completion bash)"       in ~/.bashrc
+  eval "$(cloudjob completion zsh)"        in ~/.zshrc, after compinit
+  cloudjob completion fish | source        in ~/.config/fish/config.fish
+"""

@@ -1,0 +1,102 @@
+"""What a submit would do: a page for people, one JSON value, or the platform's own request."""
+
+from __future__ import annotations
+
+import shlex
+
+from cloudjob.cli.say import count, print_json, printable, size
+from cloudjob.cli.tables import print_table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    from cloudjob.model.job import JobSpec
+    from cloudjob.submission.pipeline import Preview
+
+# The most files that were left out, and the most letters of a command, on the page.
+_MOST_FILES, _MOST_LETTERS = 5, 300
+
+
+def print_request(preview: Preview) -> None:
+    """Print the request as the platform's own tool takes it, or as JSON."""
+    import json
+
+    print(preview.text or json.dumps(preview.request, indent=2) + "\n", end="")
+
+
+def print_all(preview: Preview) -> None:
+    """Print everything as one JSON value."""
+    package = preview.package
+    print_json(
+        {
+            "submission": preview.submission,
+            "package": {
+                "digest": package.digest,
+                "size_bytes": package.size_bytes,
+                "files": package.files,
+                "left_out": [{"path": path, "reason": why} for path, why in package.left_out],
+            },
+            "request": preview.request,
+            "plans": list(preview.plans),
+        }
+    )
+
+
+def print_page(preview: Preview, spec: JobSpec) -> None:
+    """Print the plan on one page."""
+    rows = [*_what(preview, spec), *_data(preview.submission, spec), *_nodes(preview, spec.nodes)]
+    print_table(rows)
+    print("\nNothing was sent. Add --json for everything, --show-request for the request.")
+
+
+def _what(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
+    shown, package = preview.submission, preview.package
+    ranks = shown["procs_per_node"]
+    yield "job", f"{spec.name}, on the backend {spec.backend}"
+    total = f", {spec.nodes * ranks} in all" if spec.nodes > 1 else ""
+    yield "size", f"{count(spec.nodes, 'node')} with {count(ranks, 'rank')} each{total}"
+    why = f": {preview.choice.why}" if preview.choice else ""
+    yield "launcher", f"{shown['launcher']}{why}"
+    yield "command", shlex.join([spec.script, *spec.args])
+    if spec.image:
+        yield "image", spec.image
+    if spec.flavor:
+        yield "flavor", spec.flavor
+    yield "source", f"{spec.source}: {count(package.files, 'file')}, {size(package.size_bytes)}"
+    for path, reason in package.left_out[:_MOST_FILES]:
+        yield "", f"left out: {path}: {reason}"
+    if len(package.left_out) > _MOST_FILES:
+        yield "", f"left out: {len(package.left_out) - _MOST_FILES} more, which --json lists"
+    yield "store", shown["code"]["uri"].rpartition(f"/{shown['job']}/")[0]
+
+
+def _data(shown: Mapping[str, Any], spec: JobSpec) -> Iterator[tuple[str, str]]:
+    for name, value in shown["env"].items():
+        yield "variable", f"{name}={value}"
+    for name in shown["secrets"]:
+        yield "secret", name
+    for name, uri in shown["inputs"].items():
+        nodes = spec.input_nodes.get(name, "")
+        yield "input", f"{name} from {uri}{f' on node(s) {nodes}' if nodes else ''}"
+    for name, uri in shown["outputs"].items():
+        yield "output", f"{name} to {uri if spec.outputs[name] else 'the store'}"
+    limit = f"{spec.timeout_min:g} min" if spec.timeout_min else "no time limit"
+    retries = f", {spec.retries} retries" if spec.retries else ""
+    yield (
+        "limits",
+        f"{limit}, {spec.start_timeout_min:g} min to start, {spec.grace_s:g} s to end{retries}",
+    )
+
+
+def _nodes(preview: Preview, nodes: int) -> Iterator[tuple[str, str]]:
+    for node, plan in enumerate(preview.plans):
+        of = (
+            f"node {node}"
+            if node == 0 or nodes <= len(preview.plans)
+            else f"nodes {node}-{nodes - 1}"
+        )
+        command = printable(shlex.join(plan["argv"])) if plan["argv"] else "waits for the head"
+        more = "…" if len(command) > _MOST_LETTERS else ""
+        yield of, f"{plan['role']}: {command[:_MOST_LETTERS]}{more}"

@@ -1,0 +1,158 @@
+"""Writes the first job file of a project, from what the project and this machine show."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from cloudjob.backends.process import devices
+from cloudjob.errors import UsageError
+from cloudjob.model.job import JobSpec
+from cloudjob.model.text import one_line
+from cloudjob.submission import launcher_choice
+
+# Usual names of a script that trains.
+_SCRIPTS = ("train.py", "main.py", "run.py")
+# What a module that a script imports reads from the environment, and nobody should see.
+_SECRETS = {
+    "wandb": "WANDB_API_KEY",
+    "huggingface_hub": "HF_TOKEN",
+    "transformers": "HF_TOKEN",
+    "datasets": "HF_TOKEN",
+    "comet_ml": "COMET_API_KEY",
+    "mlflow": "MLFLOW_TRACKING_TOKEN",
+    "neptune": "NEPTUNE_API_TOKEN",
+}
+_REQUIREMENTS = ("requirements.txt", "environment.yml", "environment.yaml", "pyproject.toml")
+
+
+def find_script(folder: Path) -> str:
+    """Return the script of a folder.
+
+    Raises:
+        UsageError: There is none, or several could be meant.
+    """
+    found = sorted(path.name for path in folder.glob("*.py") if path.is_file())
+    for name in _SCRIPTS:
+        if name in found:
+            return name
+    mains = [name for name in found if b"__main__" in (folder / name).read_bytes()]
+    for names in (mains, found):
+        if len(names) == 1:
+            return names[0]
+    listed = ", ".join(map(one_line, found[:5])) or "no Python file"
+    raise UsageError(
+        f"looking for the script in {one_line(str(folder))}: found {listed}",
+        hint="cloudjob init SCRIPT",
+    )
+
+
+def job_file(script: str, folder: Path, environ: Mapping[str, str]) -> str:
+    """Return the text of a job file for a script of a folder."""
+    return "\n\n".join("\n".join(part) for part in _parts(script, folder, environ)) + "\n"
+
+
+def _parts(script: str, folder: Path, environ: Mapping[str, str]) -> Iterator[list[str]]:
+    path = folder / script
+    modules = {name.partition(".")[0] for name in launcher_choice.imports_of(path)}
+    choice = launcher_choice.choose(JobSpec(script=script, source=str(folder)))
+    yield [
+        "# The job of this folder: `cloudjob submit` runs it, and with --dry-run shows the plan.",
+        "# Options take precedence. `cloudjob docs job-file` describes every key.",
+    ]
+    yield [f"script: {_scalar(script)}", "# args: [--epochs, 3]"]
+    yield [f"# auto is {choice.launcher} here: {choice.why}.", "launcher: auto"]
+    yield ["nodes: 1", *_ranks(environ)]
+    yield [*_backends(environ), "backend: process"]
+    yield [*_requirements(folder, modules)]
+    yield [
+        "# Files that the script writes to the folder $MODEL are saved; `cloudjob outputs` fetches",
+        "# them.",
+        "outputs:",
+        '  MODEL: ""',
+        "# inputs:",
+        "#   DATA: s3://bucket/data        # $DATA is the path of the copy on each node",
+    ]
+    yield [*_secrets(modules, environ)]
+    yield ["# timeout_min: 60", "# retries: 1"]
+
+
+def _scalar(text: str) -> str:
+    """Return a text as YAML; JSON where a plain word could mean something else."""
+    import json
+
+    return text if re.fullmatch(r"[A-Za-z][\w./-]*", text) else json.dumps(text)
+
+
+def _ranks(environ: Mapping[str, str]) -> Iterator[str]:
+    count, kind = devices.count(environ)
+    here = (
+        f"this machine has {count} {kind}{'s' * (count > 1)}" if count else "this machine has none"
+    )
+    yield f"# Ranks on each node, such as one for each GPU or NPU ({here})."
+    yield "# procs_per_node: 1"
+
+
+def _backends(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield what this machine has for the backends, as far as that is known without asking."""
+    home = Path(environ.get("HOME") or "/nonexistent")
+    engine = environ.get("DOCKER_HOST") or Path("/var/run/docker.sock").exists()
+    kubeconfig = environ.get("KUBECONFIG") or home.joinpath(".kube/config").exists()
+    keys = {"HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_CREDENTIALS_FILE"} & environ.keys()
+    found = {
+        "docker": "a container engine" if engine else "",
+        "kubernetes": "a kubeconfig file" if kubeconfig else "",
+        "slurm": "sbatch" if shutil.which("sbatch", path=environ.get("PATH")) else "",
+        "modelarts": f"${min(keys)}" if keys else "",
+    }
+    yield "# Where the job runs: process emulates nodes on this machine."
+    for backend, what in found.items():
+        yield f"# {backend}: {f'found {what}' if what else 'nothing found'}"
+    if keys := {"AWS_ACCESS_KEY_ID", "AWS_PROFILE"} & environ.keys():
+        yield f"# store: s3://bucket/jobs   # found ${min(keys)}"
+    yield "# `cloudjob doctor --backend NAME` checks one of them."
+
+
+def _requirements(folder: Path, modules: Iterable[str]) -> Iterator[str]:
+    files = [name for name in _REQUIREMENTS if (folder / name).is_file()]
+    known = "torch", "tensorflow", "mindspore", "horovod", "mpi4py", "jax", "numpy", "sklearn"
+    used = [name for name in known if name in set(modules)]
+    because = f"{', '.join(files)} lists it" if files else "there is no requirements.txt"
+    imports = f"; it imports {', '.join(used)}" if used else ""
+    yield "# cloudjob installs nothing: the image, or this machine's Python, must have what the"
+    yield f"# script needs ({because}{imports})."
+    yield "# image: registry.example.com/train:1"
+
+
+def _secrets(modules: Iterable[str], environ: Mapping[str, str]) -> Iterator[str]:
+    names = sorted({_SECRETS[name] for name in modules if name in _SECRETS})
+    there = [name for name in names if name in environ]
+    yield "# Variables whose values nobody sees; they come from your environment at each submit."
+    if there:
+        yield f"secrets: [{', '.join(there)}]"
+    else:
+        why = "" if not names else "   # set it first"
+        yield f"# secrets: [{', '.join(names) or 'API_TOKEN'}]{why}"
+
+
+def write(path: Path, text: str) -> None:
+    """Write a new file.
+
+    Raises:
+        UsageError: It is there, or cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(
+            f"writing {one_line(str(path))}: it is there already",
+            hint="--print shows what would be written",
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"writing {one_line(str(path))}: {os.strerror(error.errno or 0)}"
+        ) from error

@@ -1,0 +1,50 @@
+"""Records of jobs that have ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cloudjob.home import records_path
+from cloudjob.home.records import JobRecord, Records
+from cloudjob.model.status import JobState, JobStatus, to_json
+
+
+def _ended(job: str, code: int) -> JobRecord:
+    """Return the record of a job that ended with this exit code."""
+    status = JobStatus(
+        job=job, name="train", backend="process", nodes=1, procs_per_node=1, exit_code=code,
+        state=JobState.FAILED if code else JobState.SUCCEEDED, native_state="ended",
+        created_at="2026-01-01T00:00:00.000Z",
+    )  # fmt: skip
+    return JobRecord(
+        job=job, name="train", backend="process", handle=f"process://local/{job}", nodes=1,
+        state=status.state, procs_per_node=1, created_at=status.created_at, code_uri="",
+        code_digest="", code_size_bytes=0, code_files=0, store="file:///nowhere", spec_json="{}",
+        final_json=json.dumps(to_json(status)),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def add_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+    """Add a job that has ended with an exit code to the records."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv("CLOUDJOB_HOME", str(home))
+
+    def add(job: str, code: int) -> None:
+        with Records(records_path(home)) as db:
+            db.add(_ended(job, code))
+
+    return add
+
+
+@pytest.fixture
+def home(tmp_path: Path, add_ended: Callable[[str, int], None]) -> Path:
+    """Return a home with three jobs that have ended: with 0, 3 and 4."""
+    for job, code in (("good-2", 0), ("bad-3", 3), ("bad-4", 4)):
+        add_ended(job, code)
+    return tmp_path / "home"
