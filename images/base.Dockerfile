@@ -24,7 +24,11 @@ RUN apt-get update \
 RUN getent group 100 >/dev/null || groupadd --gid 100 ma-group; \
     getent passwd 1000 >/dev/null \
     || useradd --uid 1000 --gid 100 --home-dir /home/ma-user --create-home --shell /bin/bash ma-user; \
-    mkdir -p /home/ma-user /cache && chown 1000:100 /home/ma-user /cache
+    mkdir -p /home/ma-user /home/work /cache && chown 1000:100 /home/ma-user /home/work /cache
+
+# Where images of other generations of the platform have the code.
+RUN ln -s modelarts/user-job-dir /home/ma-user/user-job-dir \
+    && ln -s ../ma-user/modelarts ../ma-user/user-job-dir /home/work/
 
 COPY cloudjob/jobentry.pyz entrypoints/boot.sh /opt/cloudjob/
 # Unpacked and compiled, so that nodes do not compile the entry when they start.

@@ -10,7 +10,7 @@ from cloudjob.emulator import models
 from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.models import Place
 from cloudjob.emulator.node_logs import NodeLog
-from cloudjob.emulator.nodes import Machines
+from cloudjob.emulator.nodes import Machines, folder
 from cloudjob.emulator.obs import LOG_BUCKET, Obs
 from cloudjob.emulator.settings import Settings
 
@@ -54,7 +54,7 @@ class JobContext:
 
     def local(self, index: int, path: str) -> Path:
         """Return where a node's path is on this machine."""
-        return self.context.machines.folder(self.nodes, index, path)
+        return folder(self.nodes, index, path)
 
     def row(self) -> JobRow | None:
         """Return its current row; None if it was deleted."""

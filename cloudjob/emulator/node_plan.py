@@ -16,7 +16,15 @@ from cloudjob.emulator.models import HOME
 from cloudjob.emulator.settings import Engine, Settings
 from cloudjob.emulator.state import Account
 
-CACHE = "/cache"
+CACHE, WORK = "/cache", "/home/work"
+# What every node has from the start.
+FOLDERS = tuple(f"{HOME}/modelarts/{name}" for name in ("inputs", "outputs", "log", "user-job-dir"))
+# Where other generations of the platform have folders of this one.
+ALIASES = {
+    f"{HOME}/user-job-dir": f"{HOME}/modelarts/user-job-dir",
+    f"{WORK}/user-job-dir": f"{HOME}/modelarts/user-job-dir",
+    f"{WORK}/modelarts": f"{HOME}/modelarts",
+}
 # Engines whose presets start with one mpirun on the first node.
 _MPI = ("MPI", "Horovod")
 _PORT = 6060
@@ -28,13 +36,13 @@ class Machine:
     """What the platform's paths become on the machine that stands in for a node.
 
     Args:
-        home: The node's home folder, ``/home/ma-user`` in a container.
+        root: The folder that stands for the root of a node without files of its own, else empty.
         python: The interpreter of presets.
         entry: The command that runs a script under mpirun on all nodes, for the MPI presets.
         endpoint: Where OBS is, seen from a node.
     """
 
-    home: str
+    root: str
     python: str
     entry: tuple[str, ...]
     endpoint: str
@@ -165,23 +173,17 @@ def command(row: JobRow, index: int, machine: Machine) -> str:
 
 def here(text: str, row: JobRow, machine: Machine) -> str:
     """Return ``text`` with the platform's paths replaced by those of this machine."""
-    if machine.home == HOME:
+    if not machine.root:
         return text
     for path in sorted(_roots(row), key=len, reverse=True):
-        end = r"(?![\w.-])"
-        new = on_node(path, machine).replace("\\", r"\\")
-        text = re.sub(rf"(?<![\w./-]){re.escape(path)}{end}", new, text)
+        new = on_machine(machine.root, path).replace("\\", r"\\")
+        text = re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w.-])", new, text)
     return text
 
 
-def on_node(path: str, machine: Machine) -> str:
-    """Return a path of the platform on this machine, which is never outside the node's home."""
-    path = normal(path)
-    if machine.home == HOME:
-        return path
-    if path == HOME or path.startswith(HOME + "/"):
-        return machine.home + path[len(HOME) :]
-    return f"{machine.home}/root{path}"
+def on_machine(root: str, path: str) -> str:
+    """Return a path of a node on this machine, which is never outside the node's root."""
+    return root + normal(path)
 
 
 def normal(path: str) -> str:
@@ -189,14 +191,14 @@ def normal(path: str) -> str:
     return posixpath.normpath("/" + path.lstrip("/"))
 
 
-def mounts(row: JobRow) -> list[str]:
-    """Return the folders of a container that are mounted, none within another."""
-    roots = [f"{HOME}/modelarts", *(item.path for item in folders(row))]
+def mounts(row: JobRow) -> dict[str, str]:
+    """Return where a container finds which folder of its node; none is shown twice in another."""
+    roots = [f"{HOME}/modelarts", CACHE, WORK, *(item.path for item in folders(row))]
     kept: list[str] = []
     for path in sorted(map(normal, roots)):
         if not any(path == other or path.startswith(other + "/") for other in kept):
             kept.append(path)
-    return kept
+    return {**{path: path for path in kept}, **ALIASES}
 
 
 def is_led_by_entry(row: JobRow) -> bool:
@@ -216,7 +218,7 @@ def _workspace(algorithm: Mapping[str, Any]) -> str:
 def _roots(row: JobRow) -> list[str]:
     """Return the platform's paths that a text may contain."""
     own = [item.path for item in folders(row) if not item.path.startswith(HOME + "/")]
-    return [HOME, CACHE, *map(normal, own)]
+    return [HOME, CACHE, WORK, *map(normal, own)]
 
 
 def _appended(algorithm: Mapping[str, Any]) -> Iterable[str]:

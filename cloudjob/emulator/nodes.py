@@ -24,6 +24,15 @@ from cloudjob.emulator.state import Account, run_dir_of
 from cloudjob.errors import BackendError, JobNotFound
 
 
+def folder(nodes: Path, index: int, path: str) -> Path:
+    """Return where a path of node ``index`` lies on this machine.
+
+    Args:
+        nodes: The folder of the job's nodes.
+    """
+    return Path(node_plan.on_machine(str(nodes / str(index)), path))
+
+
 @dataclass(frozen=True, slots=True)
 class NodeState:
     """The state of a node.
@@ -56,7 +65,12 @@ class ProcessMachines:
         from cloudjob.backends.process.backend import ProcessBackend, machine_of
 
         # It forks, so it is asked while there is one thread.
-        self._is_isolated = isolation.is_possible("/etc/hosts")
+        self._level = isolation.possible()
+        self.note = (
+            ""
+            if self._level == "files"
+            else "nodes share the files of this machine, which does not allow mount namespaces"
+        )
         options = {"python": settings.python} if settings.python else {}
         self._backend = ProcessBackend(home, options)
         self._home = home
@@ -65,10 +79,6 @@ class ProcessMachines:
         self._endpoint = endpoint
         self._machine = machine_of(options, home)
         self._used: dict[str, tuple[float, float]] = {}
-
-    def folder(self, nodes: Path, index: int, path: str) -> Path:
-        """Return where a path of node ``index`` lies on this machine."""
-        return Path(node_plan.on_node(path, self._machine_of(nodes, index)))
 
     def check_image(self, image: str) -> None:
         """Accept any image: nodes use the tools of this machine instead."""
@@ -98,7 +108,7 @@ class ProcessMachines:
     def _machine_of(self, nodes: Path, index: int) -> Machine:
         machine = self._machine
         return Machine(
-            home=str(nodes / str(index) / "home"),
+            root="" if self._level == "files" else str(nodes / str(index)),
             python=machine.python,
             entry=(machine.entry_python, "-I", "-S", machine.entry),
             endpoint=self._endpoint,
@@ -107,18 +117,14 @@ class ProcessMachines:
     def _request(self, row: JobRow, key: str, nodes: Path) -> Any:
         from cloudjob.backends.process.backend import ProcessRequest, address_of
 
-        is_isolated = self._is_isolated
         run_dir = run_dir_of(key)
         shutil.rmtree(run_dir, ignore_errors=True)
-        made = [
-            self._node(row, index, key, nodes, run_dir, is_isolated=is_isolated)
-            for index in range(row.nodes)
-        ]
+        made = [self._node(row, index, key, nodes) for index in range(row.nodes)]
         return ProcessRequest(
             job=key,
             folder=str(self._home / "process" / key),
             run_dir=run_dir,
-            hosts=f"{run_dir}/hosts" if is_isolated else "",
+            hosts=f"{run_dir}/hosts" if self._level != "none" else "",
             hosts_text="".join(
                 f"{address_of(index)} {' '.join(node_plan.aliases(row, index))}\n"
                 for index in range(row.nodes)
@@ -132,15 +138,18 @@ class ProcessMachines:
             keeps_homes=True,
         )
 
-    def _node(
-        self, row: JobRow, index: int, key: str, nodes: Path, run_dir: str, *, is_isolated: bool
-    ) -> Any:
+    def _node(self, row: JobRow, index: int, key: str, nodes: Path) -> Any:
         from cloudjob.backends import interpreters
         from cloudjob.backends.process import backend
+        from cloudjob.backends.process.isolation import RUN_DIR, TMP
         from cloudjob.backends.process.node import NodeRequest
 
         machine = self._machine_of(nodes, index)
         own = self._machine
+        has_files = self._level == "files"
+        run_dir = run_dir_of(key)
+        # The same folder, as the node sees it.
+        run = RUN_DIR if has_files else run_dir
         address = backend.address_of(index)
         # A preset starts `python`, and needs the programs beside it, such as mpirun.
         path = f"{Path(own.python).parent}:{own.path}"
@@ -148,13 +157,13 @@ class ProcessMachines:
         env = {
             "PATH": path,
             "LANG": "C.UTF-8",
-            "TMPDIR": f"{run_dir}/{index}",
+            "TMPDIR": TMP if has_files else f"{run_dir}/{index}",
             **own.devices,
-            **backend.open_mpi_of_one_machine(is_isolated=is_isolated),
-            "CLOUDJOB_NODE_DIR": f"{run_dir}/{index}/node",
+            **backend.open_mpi_of_one_machine(is_isolated=self._level != "none"),
+            "CLOUDJOB_NODE_DIR": f"{run}/{index}/node",
             # A fixed port would be shared by all jobs of this machine.
-            "CLOUDJOB_CONTROL_DIR": run_dir,
-            "CLOUDJOB_SSH_KEY": f"{run_dir}/{backend.KEY}",
+            "CLOUDJOB_CONTROL_DIR": run,
+            "CLOUDJOB_SSH_KEY": f"{run}/{backend.KEY}",
             **node_plan.environment(row, index, address, machine, self._settings, self._account),
         }
         if own.library_path:
@@ -167,9 +176,33 @@ class ProcessMachines:
         return NodeRequest(
             host=node_plan.names(row)[index],
             env=env,
-            home=machine.home,
+            home=str(folder(nodes, index, HOME)),
             tmp=f"{run_dir}/{index}",
             log=str(self._home / "process" / key / f"node-{index}.log"),
+            mounts=self._mounts(row, index, nodes, f"{run_dir}/{index}", env) if has_files else (),
+        )
+
+    def _mounts(
+        self, row: JobRow, index: int, nodes: Path, tmp: str, env: Mapping[str, str]
+    ) -> Any:
+        from cloudjob.backends.process import backend
+        from cloudjob.backends.process.isolation import TMP, named_in
+
+        own = self._machine
+        texts = (own.path, own.library_path, own.python, own.entry_python, own.entry, *own.places)
+        home, cache, work = (
+            str(folder(nodes, index, name)) for name in (HOME, node_plan.CACHE, node_plan.WORK)
+        )
+        channels = {node_plan.normal(item.path) for item in node_plan.folders(row)}
+        return (
+            *backend.mounts_of(home, cache, work, tmp, texts),
+            # What a job names below /home/ma-user is the node's; below /tmp it may be a test's.
+            *named_in(env.values(), [TMP]),
+            *(
+                (str(folder(nodes, index, item)), item)
+                for item in sorted(channels)
+                if not item.startswith((f"{HOME}/", f"{node_plan.CACHE}/", f"{node_plan.WORK}/"))
+            ),
         )
 
     def states(self, handle: str, count: int) -> list[NodeState]:
@@ -233,6 +266,7 @@ class DockerMachines:
     """Nodes as containers of the engine."""
 
     kind = "docker"
+    note = ""
 
     def __init__(self, home: Path, settings: Settings, account: Account, endpoint: str) -> None:
         from cloudjob.backends.docker import engine
@@ -243,15 +277,11 @@ class DockerMachines:
         self._settings = settings
         self._account = account
         self._machine = Machine(
-            home=HOME,
+            root="",
             python="python3",
             entry=("/opt/cloudjob/boot.sh",),
             endpoint=endpoint,
         )
-
-    def folder(self, nodes: Path, index: int, path: str) -> Path:
-        """Return where a path of node ``index`` lies on this machine."""
-        return nodes / str(index) / node_plan.normal(path).lstrip("/")
 
     def check_image(self, image: str) -> None:
         """Look for the image in the engine; nothing is pulled."""
@@ -351,8 +381,8 @@ class DockerMachines:
                 "CapDrop": ["ALL"],
                 "SecurityOpt": ["no-new-privileges:true"],
                 "Mounts": [
-                    {"Type": "bind", "Source": str(self.folder(nodes, index, path)), "Target": path}
-                    for path in node_plan.mounts(row)
+                    {"Type": "bind", "Source": str(folder(nodes, index, path)), "Target": target}
+                    for target, path in node_plan.mounts(row).items()
                 ],
             },
             "NetworkingConfig": {

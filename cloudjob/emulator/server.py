@@ -97,7 +97,9 @@ class Emulator:
         api = _api_socket(port, _port_of(old.endpoint) if old else 0)
         # Through the proxy, so that injected faults of OBS affect the platform, too.
         obs = Obs(s3_endpoint, self._account, self._settings.region)
-        self._scheduler = Scheduler(self._context(obs, self._machines(kind, s3_endpoint)))
+        machines = self._machines(kind, s3_endpoint)
+        note = "; ".join(filter(None, (note, machines.note)))
+        self._scheduler = Scheduler(self._context(obs, machines))
         access = Access(self._account, self._settings, self._database, self._clock)
         service = Service(
             self._account, self._settings, self._database, obs, self._scheduler, access

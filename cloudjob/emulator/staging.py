@@ -70,18 +70,16 @@ def prepare(job: JobContext, row: JobRow, key: str) -> None:
         Failed: They cannot be filled, or what an earlier attempt left there cannot be removed.
     """
     _clear(job.nodes)
-    for path in ("modelarts/inputs", "modelarts/outputs", "modelarts/log"):
+    mounts = node_plan.mounts(row)
+    for path in (*node_plan.FOLDERS, *mounts, *mounts.values()):
         for index in range(row.nodes):
-            job.local(index, f"{models.HOME}/{path}").mkdir(parents=True, exist_ok=True)
+            job.local(index, path).mkdir(parents=True, exist_ok=True)
     for item in node_plan.folders(row):
         if item.kind == "output":
             for index in range(row.nodes):
                 job.local(index, item.path).mkdir(parents=True, exist_ok=True)
         else:
             _fetch(job, row, key, item)
-    if job.context.machines.kind == "process":
-        for index in range(row.nodes):
-            job.local(index, node_plan.CACHE).mkdir(parents=True, exist_ok=True)
 
 
 def _clear(nodes: Path) -> None:

@@ -112,12 +112,13 @@ def _mpi(name: str, path: str, text: str, hint: str) -> Check:
 def _namespaces() -> Check:
     from cloudjob.backends.process import isolation
 
-    is_possible = isolation.is_possible("/etc/hosts")
+    level = isolation.possible()
     return Check(
         "namespaces",
-        is_possible,
-        "allowed" if is_possible else "not allowed",
-        "without them emulated nodes share a host name: sysctl kernel.unprivileged_userns_clone=1",
+        level == "files",
+        {"files": "allowed", "names": "only for host names", "none": "not allowed"}[level],
+        "without them emulated nodes share a host name and /tmp: "
+        "sysctl kernel.unprivileged_userns_clone=1",
         is_needed=False,
     )
 

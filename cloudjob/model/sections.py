@@ -43,8 +43,9 @@ class Process(Values):
     python: Text = key(
         "The interpreter that runs the script; by default the one of the active virtual "
         "environment, or else the one that runs cloudjob.")
-    isolation: Annotated[str, OneOf("auto", "none")] = key(
-        "Whether to isolate the emulated nodes from each other.", "auto")
+    isolation: Annotated[str, OneOf("auto", "names", "none")] = key(
+        "What each emulated node has for itself: auto is its host name and its folders /tmp, "
+        "/cache, /home/ma-user and /home/work; names is only the host name.", "auto")
     gpus: Whole = key(
         "NVIDIA GPUs reserved for each node; with 0 all nodes share the GPUs that this shell sees.",
         0, ge=0, le=64)

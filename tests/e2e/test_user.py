@@ -97,13 +97,7 @@ def test_each_node_has_its_host_name_in_a_namespace(user):
         leave(f"rank-{rank}", json.dumps([socket.gethostname(), addresses]))
         """
     )
-    can = (
-        subprocess.run(
-            [*user.prefix, "unshare", "-Urm", "--uts", "true"], capture_output=True
-        ).returncode
-        == 0
-    )
-    if not can:
+    if not allows_namespaces(user):
         pytest.skip("this kernel allows an ordinary user no namespaces")
 
     done = user.submit("--nodes", "2", script)
@@ -113,6 +107,33 @@ def test_each_node_has_its_host_name_in_a_namespace(user):
     assert facts[0][0] != facts[1][0]
     assert facts[0][1] == facts[1][1]
     assert len(set(facts[0][1])) == 2
+
+
+def allows_namespaces(user):
+    words = [*user.prefix, "unshare", "-Urm", "--uts", "true"]
+    return subprocess.run(words, capture_output=True).returncode == 0
+
+
+def test_each_node_of_each_job_has_empty_folders_of_its_own(user):
+    if not allows_namespaces(user):
+        pytest.skip("this kernel allows an ordinary user no namespaces")
+    script = user.script(
+        """
+        import tempfile
+        for folder in ("/tmp", "/cache", "/home/ma-user", "/home/work"):
+            open(folder + "/copy_sync.lock0", "x").close()
+        code = "/home/ma-user/user-job-dir/code/" + os.path.basename(__file__)
+        leave(f"rank-{rank}", f"{os.path.samefile(code, __file__)} {tempfile.gettempdir()}")
+        """
+    )
+
+    for _ in range(2):
+        done = user.submit("--nodes", "2", script)
+        assert done.code == 0, done
+        assert set(user.left().values()) == {b"True /tmp"}
+
+    folders = (Path("/tmp"), Path("/cache"), Path("/home/ma-user"), Path("/home/work"))
+    assert not any((folder / "copy_sync.lock0").exists() for folder in folders)
 
 
 @pytest.mark.every_mpi

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from typing import Any
 import cloudjob
 from cloudjob import times
 from cloudjob.backends import handles, interpreters
-from cloudjob.backends.base import Backend, NativeStatus
+from cloudjob.backends.base import Backend, Check, NativeStatus
 from cloudjob.backends.follow import PIECE_BYTES, poll
 from cloudjob.backends.process import devices, isolation, running
+from cloudjob.backends.process.isolation import Mount
 from cloudjob.backends.process.node import NodeRequest
 from cloudjob.backends.process.state_file import STATE
 from cloudjob.errors import BackendError, JobNotFound
@@ -34,6 +35,10 @@ from cloudjob.model.text import MASK
 from jobentry.contract import names
 from jobentry.contract.launchers import LAUNCHERS
 from jobentry.trees import remove_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 _SCHEME = "process"
 # The key of the job, in its run folder.
@@ -58,6 +63,7 @@ class Machine:
         python: The interpreter of the script.
         entry_python: The interpreter of the entry.
         entry: The folder of the entry.
+        places: What these names and the folder of cloudjob's state stand for, links followed.
     """
 
     path: str
@@ -68,6 +74,7 @@ class Machine:
     python: str
     entry_python: str
     entry: str
+    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,16 @@ class ProcessBackend(Backend[ProcessRequest]):
 
     # -- forward ------------------------------------------------------------------------------
 
+    def checks(self, spec: JobSpec | None, _store: str) -> list[Check]:
+        """Check whether nodes can have files of their own, if the job does not share them."""
+        if self._options.get("isolation", "auto") != "auto" or isolation.possible() == "files":
+            return []
+        found = (
+            "this machine does not allow mount namespaces (unshare), so the nodes share its /tmp, "
+            "and have no /cache, /home/ma-user and /home/work"
+        )
+        return [Check("files of the nodes", False, found, is_needed=False)]
+
     def build(self, submission: Submission) -> ProcessRequest:
         """Return the request for ``submission``."""
         launcher = LAUNCHERS.get(submission.spec.launcher)
@@ -116,10 +133,11 @@ class ProcessBackend(Backend[ProcessRequest]):
         unique = submission.job.rpartition("-")[2]
         run_dir = f"{_short_temporary_folder()}/cloudjob-{unique}"
         folder = str(self._home / submission.job)
-        is_isolated = self._options.get("isolation", "auto") == "auto" and isolation.is_possible(
-            "/etc/hosts"
-        )
-        request = build(submission, machine, folder, run_dir, is_isolated=is_isolated)
+        wanted = self._options.get("isolation", "auto")
+        level = "none" if wanted == "none" else isolation.possible()
+        if wanted == "names" and level == "files":
+            level = "names"
+        request = build(submission, machine, folder, run_dir, level)
         return with_cache(request, str(self._home.parent / "cache"))
 
     def show(self, request: ProcessRequest) -> dict[str, Any]:
@@ -140,11 +158,12 @@ class ProcessBackend(Backend[ProcessRequest]):
     def send(self, request: ProcessRequest) -> str:
         """Start the job and return its handle."""
         home, folder = self._home.parent, Path(request.folder)
-        homes = () if request.keeps_homes else tuple(node.home for node in request.nodes)
+        nodes = () if request.keeps_homes else request.nodes
+        own = [folder for node in nodes for folder in node.own_folders]
         with writing(f"starting job {request.job}", folder):
             for path in (self._home, home / "cache"):
                 private_folder(path)
-            lock = running.begin(home, request.job, folder, (request.run_dir, *homes))
+            lock = running.begin(home, request.job, folder, (request.run_dir, *own))
         try:
             with writing(f"starting job {request.job}", folder):
                 folder.mkdir(mode=0o700)
@@ -289,21 +308,37 @@ class ProcessBackend(Backend[ProcessRequest]):
 
 
 def build(
-    submission: Submission, machine: Machine, folder: str, run_dir: str, *, is_isolated: bool
+    submission: Submission, machine: Machine, folder: str, run_dir: str, level: isolation.Level
 ) -> ProcessRequest:
-    """Return the request for ``submission`` on ``machine``; it does no I/O."""
+    """Return the request for ``submission`` on ``machine``; it does no I/O.
+
+    Args:
+        level: What is private to each node.
+    """
     hosts = submissions.host_names(submission)
     gpus = submission.spec.process.gpus
+    argv = (
+        machine.entry_python,
+        "-I",
+        "-S",
+        machine.entry,
+        submission.spec.script,
+        *submission.spec.args,
+    )
+    seen = (folder, *machine.places, submission.spec.source, *submission.code.layers)
     nodes = []
     for index, host in enumerate(hosts):
-        home = f"{folder}/node-{index}"
+        home, cache, work = (f"{folder}/{name}-{index}" for name in ("node", "cache", "work"))
+        tmp = f"{run_dir}/{index}"
+        # The same folder, as the node sees it.
+        run = isolation.RUN_DIR if level == "files" else run_dir
         base = {
             "PATH": machine.path,
             "LANG": "C.UTF-8",
-            "TMPDIR": f"{run_dir}/{index}",
+            "TMPDIR": isolation.TMP if level == "files" else tmp,
             "MA_SCRIPT_INTERPRETER": machine.python,
             **machine.devices,
-            **open_mpi_of_one_machine(is_isolated=is_isolated),
+            **open_mpi_of_one_machine(is_isolated=level != "none"),
         }
         if machine.library_path:
             base["LD_LIBRARY_PATH"] = machine.library_path
@@ -311,9 +346,9 @@ def build(
             base["MPI4PY_LIBMPI"] = machine.libmpi
         node = submissions.node_env(submission, index, hosts)._replace(
             interpreter=machine.python,
-            node_dir=f"{run_dir}/{index}/node",
-            control_dir=run_dir,
-            ssh_key=f"{run_dir}/{KEY}",
+            node_dir=f"{run}/{index}/node",
+            control_dir=run,
+            ssh_key=f"{run}/{KEY}",
         )
         env = base | submissions.variables(submission, node, home=home, address=address_of(index))
         own = devices.share(machine.gpus, len(hosts), gpus, index)
@@ -323,27 +358,23 @@ def build(
                 host=host,
                 env=env,
                 home=home,
-                tmp=f"{run_dir}/{index}",
+                tmp=tmp,
                 log=f"{folder}/node-{index}.log",
+                mounts=mounts_of(home, cache, work, tmp, (*seen, *argv, *env.values()))
+                if level == "files"
+                else (),
             )
         )
     return ProcessRequest(
         job=submission.job,
         folder=folder,
         run_dir=run_dir,
-        hosts=f"{run_dir}/hosts" if is_isolated else "",
+        hosts=f"{run_dir}/hosts" if level != "none" else "",
         hosts_text="".join(
             f"{address_of(index)} {host} {host.partition('.')[0]}\n"
             for index, host in enumerate(hosts)
         ),
-        argv=(
-            machine.entry_python,
-            "-I",
-            "-S",
-            machine.entry,
-            submission.spec.script,
-            *submission.spec.args,
-        ),
+        argv=argv,
         retries=submission.spec.retries,
         grace_s=submission.spec.grace_s,
         nodes=tuple(nodes),
@@ -358,6 +389,32 @@ def with_cache(request: ProcessRequest, folder: str) -> ProcessRequest:
         replace(node, env={names.CLOUDJOB_CACHE_DIR: folder, **node.env}) for node in request.nodes
     )
     return replace(request, nodes=nodes)
+
+
+def mounts_of(
+    home: str, cache: str, work: str, tmp: str, texts: Iterable[str]
+) -> tuple[Mount, ...]:
+    """Return the folders that a node has for itself, as the platform's containers have them.
+
+    Args:
+        home: Its home folder on this machine.
+        cache: Its folder for large files.
+        work: The home folder that images of the first generation have.
+        tmp: The folder of its temporary files, in the folder of the job's sockets.
+        texts: What of this machine's own folders of these names stays visible.
+    """
+    job_dir = f"{home}/modelarts/user-job-dir"
+    return (
+        (f"{tmp}/tmp", isolation.TMP),
+        (cache, isolation.CACHE),
+        (home, isolation.HOME),
+        (work, isolation.WORK),
+        (f"{home}/modelarts", f"{isolation.WORK}/modelarts"),
+        (job_dir, f"{isolation.HOME}/user-job-dir"),
+        (job_dir, f"{isolation.WORK}/user-job-dir"),
+        (tmp.rpartition("/")[0], isolation.RUN_DIR),
+        *isolation.named_in(texts),
+    )
 
 
 def address_of(node: int) -> str:
@@ -394,15 +451,20 @@ def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -
             " as python and torchrun need none",
         )
     python = interpreters.python_of(str(options.get("python") or ""), "process.python")
+    mpirun = shutil.which("mpirun", path=path) or ""
     return Machine(
         path=path,
         library_path=os.environ.get("LD_LIBRARY_PATH", ""),
-        libmpi=interpreters.libmpi_of(shutil.which("mpirun", path=path) or "", python),
+        libmpi=interpreters.libmpi_of(mpirun, python),
         devices=devices.said(os.environ),
         gpus=devices.gpus(os.environ),
         python=python,
         entry_python=sys.executable,
         entry=interpreters.entry_of(home),
+        places=tuple(
+            os.path.realpath(item)
+            for item in (str(home), python, sys.executable, mpirun or python, *sys.path)
+        ),
     )
 
 

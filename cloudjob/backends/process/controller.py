@@ -138,8 +138,8 @@ class Controller:
         with contextlib.suppress(FileNotFoundError):
             index = self.nodes.index(node)
             os.unlink(os.path.join(self.run_dir, node_end.file_name(index)))
-        os.makedirs(node.request.tmp, mode=0o700)
-        os.makedirs(node.request.home, mode=0o700, exist_ok=True)
+        for folder in node.request.own_folders:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
         node.exit_code = None
         node.ended_at = 0.0
         node.started_at = time.time()
@@ -361,8 +361,9 @@ class Controller:
         return json.dumps(state).encode("ascii")
 
     def _tidy(self) -> None:
-        homes = [] if self.keeps_homes else [node.request.home for node in self.nodes]
-        for folder in (self.run_dir, *homes):
+        nodes = [] if self.keeps_homes else self.nodes
+        own = [folder for node in nodes for folder in node.request.own_folders]
+        for folder in (self.run_dir, *own):
             with contextlib.suppress(OSError):
                 remove_tree(folder)
 

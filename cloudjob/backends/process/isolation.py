@@ -1,21 +1,45 @@
-"""A host name and a table of hosts for one emulated node, by Linux namespaces, without root."""
+"""A host name, a table of hosts and folders of its own for one emulated node, without root.
+
+Linux namespaces do it, as in bubblewrap: a new root shows what this machine has, except for the
+folders that a node has for itself. Nothing of it is on a disk, and it ends with its processes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import re
 import socket
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypeAlias
+
+# What is private to a node: everything, its names only, or nothing.
+Level: TypeAlias = Literal["files", "names", "none"]
+# A folder or file of this machine, and where a node finds it.
+Mount: TypeAlias = tuple[str, str]
+
+TMP, CACHE, HOME, WORK = "/tmp", "/cache", "/home/ma-user", "/home/work"
+# Folders that every node of the platform has for itself.
+OWN = (TMP, CACHE, HOME, WORK)
+# Where a node finds the folder in which the nodes of a job exchange files.
+RUN_DIR = "/.cloudjob"
 
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUTS = 0x04000000
 _CLONE_NEWUSER = 0x10000000
-_MS_BIND = 4096
-_MS_REC = 16384
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
+_MS_REMOUNT, _MS_BIND, _MS_REC = 32, 4096, 16384
+_MS_UNBINDABLE = 1 << 17
 _MS_PRIVATE = 1 << 18
+_MNT_DETACH = 2
 
 
-def isolate(host: str, hosts_file: str) -> None:
-    """Give this process, and what it starts, the name ``host`` and ``hosts_file`` as /etc/hosts.
+def isolate(host: str, hosts_file: str, mounts: Sequence[Mount] = ()) -> None:
+    """Give this process, and what it starts, a name, an /etc/hosts and folders of its own.
+
+    Args:
+        mounts: What the node sees elsewhere than this machine; empty to share all files.
 
     Raises:
         OSError: This machine does not allow it.
@@ -30,21 +54,111 @@ def isolate(host: str, hosts_file: str) -> None:
         _write("/proc/self/gid_map", f"{group} {group} 1")
     socket.sethostname(host.partition(".")[0])
     _check(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "mount /")
-    source = os.fsencode(hosts_file)
-    _check(libc.mount(source, b"/etc/hosts", None, _MS_BIND, None), "mount /etc/hosts")
+    _bind(libc, hosts_file, "/etc/hosts")
+    if mounts:
+        _enter_new_root(libc, mounts)
 
 
-def is_possible(hosts_file: str) -> bool:
-    """Whether this machine allows it; tried in a child, so nothing changes here."""
+def possible() -> Level:
+    """Return how far this machine allows it; tried in a child, so nothing changes here."""
+    if _works(lambda: isolate("cloudjob-probe", "/etc/hosts", [("/etc", CACHE), ("/etc", TMP)])):
+        return "files"
+    return "names" if _works(lambda: isolate("cloudjob-probe", "/etc/hosts")) else "none"
+
+
+def named_in(texts: Iterable[str], folders: Sequence[str] = OWN) -> tuple[Mount, ...]:
+    """Return what stays visible in private folders: the entries that any of ``texts`` names.
+
+    A job that names ``/tmp/data/train.csv`` sees ``/tmp/data`` of this machine.
+    """
+    found: dict[str, None] = {}
+    choice = "|".join(map(re.escape, folders))
+    for text in texts:
+        for folder, name in re.findall(rf"(?<![\w.-])({choice})/+([^/:;,\s'\"]+)", text):
+            if name not in (".", "..", "modelarts", "user-job-dir"):
+                found[f"{folder}/{name}"] = None
+    return tuple((path, path) for path in found)
+
+
+def _works(act: Callable[[], None]) -> bool:
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            isolate("cloudjob-probe", hosts_file)
+            act()
             code = 0
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# -- the new root ---------------------------------------------------------------------------------
+
+
+def _enter_new_root(libc: ctypes.CDLL, mounts: Sequence[Mount]) -> None:
+    """Make a root that shows this machine with ``mounts``, and make it ours.
+
+    It is built on /tmp, which every machine has; the folder below stays in reach by a descriptor.
+    """
+    base = os.path.realpath(TMP)
+    below = os.open(base, os.O_PATH)
+    flags = _MS_NOSUID | _MS_NODEV
+    _check(libc.mount(b"tmpfs", base.encode(), b"tmpfs", flags, b"mode=755"), "mount tmpfs")
+    # What is shown in it must not show it again.
+    _check(libc.mount(None, base.encode(), None, _MS_UNBINDABLE, None), "mount tmpfs")
+
+    def source_of(path: str) -> str:
+        real = os.path.realpath(os.path.dirname(path)) + "/" + os.path.basename(path)
+        is_below = real == base or real.startswith(base + "/")
+        return f"/proc/self/fd/{below}{real[len(base) :]}" if is_below else path
+
+    # The parent of a target may be a symbolic link, such as /home on some systems.
+    placed = {_real(target): source_of(source) for source, target in mounts}
+    _show(libc, "/", base, {*placed, base})
+    for target, source in sorted(placed.items()):
+        if os.path.exists(source):
+            _bind(libc, source, base + target)
+    os.close(below)
+    os.chdir(base)
+    _check(libc.pivot_root(b".", b"."), "pivot_root")
+    _check(libc.umount2(b".", _MNT_DETACH), "umount")
+    os.chdir("/")
+    flags |= _MS_REMOUNT | _MS_BIND | _MS_RDONLY
+    _check(libc.mount(None, b"/", None, flags, None), "remount /")
+
+
+def _show(libc: ctypes.CDLL, folder: str, base: str, targets: set[str]) -> None:
+    """Show what is in ``folder`` below ``base``, except for ``targets``."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            new = base + entry.path
+            if entry.path in targets:
+                continue
+            if entry.is_symlink():
+                os.symlink(os.readlink(entry.path), new)
+            elif any(target.startswith(entry.path + "/") for target in targets):
+                os.mkdir(new)
+                _show(libc, entry.path, base, targets)
+            else:
+                # A file system that no longer answers is not worth a job that does not use it.
+                with contextlib.suppress(OSError):
+                    _bind(libc, entry.path, new)
+
+
+def _bind(libc: ctypes.CDLL, source: str, target: str) -> None:
+    if not os.path.lexists(target):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if os.path.isdir(source):
+            os.mkdir(target)
+        else:
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT, 0o600))
+    flags = _MS_BIND | _MS_REC
+    what = f"mount {target}"
+    _check(libc.mount(os.fsencode(source), os.fsencode(target), None, flags, None), what)
+
+
+def _real(path: str) -> str:
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
 def _check(result: int, what: str) -> None:

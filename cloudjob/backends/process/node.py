@@ -12,11 +12,11 @@ import os
 import selectors
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from cloudjob.backends.process.isolation import isolate
+from cloudjob.backends.process.isolation import Mount, isolate
 from jobentry.trees import remove_tree
 
 _PR_SET_PDEATHSIG = 1
@@ -36,6 +36,7 @@ class NodeRequest:
         home: Its home folder.
         tmp: Its folder for temporary files.
         log: The file that takes what its entry writes.
+        mounts: What it sees elsewhere than this machine; empty to share all files.
     """
 
     host: str
@@ -43,6 +44,13 @@ class NodeRequest:
     home: str
     tmp: str
     log: str
+    mounts: Sequence[Mount] = ()
+
+    @property
+    def own_folders(self) -> list[str]:
+        """The folders of this machine that are made for this node."""
+        made = [source for source, target in self.mounts if source != target]
+        return list(dict.fromkeys([self.tmp, self.home, *made]))
 
 
 class Keeper:
@@ -81,8 +89,6 @@ class Keeper:
             # It died before we had asked for a signal at its end.
             return _SWITCHED_OFF
         self._listen_to_signals()
-        if self._hosts:
-            isolate(self._request.host, self._hosts)
         self._start_entry()
         while self._code is None:
             for key, _ in self._selector.select():
@@ -104,20 +110,30 @@ class Keeper:
         entry = subprocess.Popen(
             self._argv,
             env=request.env,
-            cwd=request.home,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
             pass_fds=self._lock,
-            preexec_fn=self._end_with_us,
+            preexec_fn=self._become_entry,
         )
         os.close(log)
         self._entry = entry.pid
         # We reap all children ourselves.
         entry.returncode = 0
 
-    def _end_with_us(self) -> None:
+    def _become_entry(self) -> None:
+        """Enter the node; only what runs there sees its names and files, its keeper does not."""
+        request = self._request
+        home = request.home
+        try:
+            if self._hosts:
+                isolate(request.host, self._hosts, request.mounts)
+                home = next((path for source, path in request.mounts if source == home), home)
+            os.chdir(home)
+        except OSError as error:
+            os.write(2, f"cloudjob: starting node {request.host}: {error!r}\n".encode())
+            os._exit(125)
         # Only for a keeper that was killed: else it ends them itself.
         self._prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != self._process:

@@ -21,6 +21,10 @@ words = dict(word[2:].split("=", 1) for word in sys.argv[1:])
 index = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["VC_TASK_INDEX"]
 text = open(words["data_url"] + "/in.txt").read()
 open(words["train_url"] + "/out-" + index, "w").write(text + words["lr"])
+for folder in ("/tmp", "/cache", "/home/ma-user", "/home/work"):
+    open(folder + "/copy_sync.lock0", "x").close()
+for folder in ("modelarts/user-job-dir", "user-job-dir", "../work/user-job-dir"):
+    assert "proj" in os.listdir("/home/ma-user/" + folder)
 print("done by", index, "of", words.get("world_size"), os.path.basename(os.getcwd()))
 """
 
@@ -174,7 +178,7 @@ def test_outputs_are_uploaded_while_the_job_runs_and_again_when_they_change(api:
         },
     )
     await_true(lambda: keys(s3, name + "/"), lambda: api.log(job))
-    folder = Path(api.home, "emulator/jobs", job, "nodes/0/home/modelarts/outputs")
+    folder = Path(api.home, "emulator/jobs", job, "nodes/0/home/ma-user/modelarts/outputs")
     (folder / "train_0/a").write_text("22")
     await_true(
         lambda: s3.get_object(Bucket="data", Key=f"{name}/a")["Body"].read() == b"22",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import posixpath
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,13 @@ from hypothesis import strategies as st
 from cloudjob.emulator import models, node_plan, settings
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.node_plan import Machine
-from cloudjob.emulator.nodes import DockerMachines, bridge_address
+from cloudjob.emulator.nodes import bridge_address, folder
 from cloudjob.emulator.state import Account
 
 SETTINGS = settings.defaults()
 ACCOUNT = Account("ak", "sk", "pw", "p", "d", "u")
-CONTAINER = Machine("/home/ma-user", "python3", ("python3", "/entry.pyz"), "http://10.0.0.1:1")
-PROCESS = Machine("/state/nodes/1/home", "/venv/bin/python", ("py", "entry"), "http://127.0.0.1:1")
+CONTAINER = Machine("", "python3", ("python3", "/entry.pyz"), "http://10.0.0.1:1")
+PROCESS = Machine("/state/nodes/1", "/venv/bin/python", ("py", "entry"), "http://127.0.0.1:1")
 ID = "11111111-2222-3333-4444-555555555555"
 PYTORCH = "pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"
 MPI = "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"
@@ -151,28 +150,37 @@ def test_mpi_presets_run_under_the_entry():
     assert "exec python3 /entry.pyz /home/ma-user" in preset(MPI, 2)
 
 
-def test_paths_of_the_platform_become_those_of_a_process():
+def test_paths_of_the_platform_become_those_of_a_process_without_files_of_its_own():
     job = row(
         command="cd /home/ma-user/modelarts/x; "
-        "ls /cache/a /cached /x/cache /home/ma-user2 /data/in/f",
+        "ls /cache/a /cached /x/cache /home/ma-user2 /home/work/b /data/in/f",
         inputs=[channel("d", "/bkt/in/", local_dir="/data/in")],
         environments={"X": "/home/ma-user/y:/cache"},
     )
-    home = PROCESS.home
+    root = PROCESS.root
 
     assert node_plan.command(job, 0, PROCESS) == (
-        f"cd {home}/modelarts/x; ls {home}/root/cache/a /cached /x/cache /home/ma-user2 "
-        f"{home}/root/data/in/f --d={home}/root/data/in"
+        f"cd {root}/home/ma-user/modelarts/x; ls {root}/cache/a /cached /x/cache /home/ma-user2 "
+        f"{root}/home/work/b {root}/data/in/f --d={root}/data/in"
     )
     env = node_plan.environment(job, 0, "a", PROCESS, SETTINGS, ACCOUNT)
-    assert env["X"] == f"{home}/y:{home}/root/cache"
-    assert env["HOME"] == home
+    assert env["X"] == f"{root}/home/ma-user/y:{root}/cache"
+    assert env["HOME"] == f"{root}/home/ma-user"
 
 
 def test_mounts_contain_every_folder_once():
     job = row(inputs=[channel("d", "/bkt/in/", local_dir="/data/in"), channel("e", "/bkt/e/")])
+    job_dir = "/home/ma-user/modelarts/user-job-dir"
 
-    assert node_plan.mounts(job) == ["/data/in", "/home/ma-user/modelarts"]
+    assert node_plan.mounts(job) == {
+        "/cache": "/cache",
+        "/data/in": "/data/in",
+        "/home/ma-user/modelarts": "/home/ma-user/modelarts",
+        "/home/work": "/home/work",
+        "/home/ma-user/user-job-dir": job_dir,
+        "/home/work/user-job-dir": job_dir,
+        "/home/work/modelarts": "/home/ma-user/modelarts",
+    }
 
 
 @given(
@@ -181,12 +189,10 @@ def test_mounts_contain_every_folder_once():
 def test_no_path_of_a_request_leaves_the_node(parts):
     path = "/" + "/".join(parts)
     nodes = Path("/state/nodes")
-    in_container = object.__new__(DockerMachines).folder(nodes, 1, path)
-    in_process = node_plan.on_node(path, PROCESS)
+    found = folder(nodes, 1, path)
 
-    assert f"{posixpath.normpath(in_container)}/".startswith("/state/nodes/1/")
-    assert f"{posixpath.normpath(in_process)}/".startswith(f"{PROCESS.home}/")
-    assert ".." not in in_container.parts
+    assert f"{found}/".startswith("/state/nodes/1/")
+    assert ".." not in found.parts
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,110 @@
+"""What an emulated node has for itself, and what it sees of this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudjob.backends.process import isolation
+from cloudjob.backends.process.backend import mounts_of
+from cloudjob.backends.process.isolation import OWN, named_in
+
+ROOTS = [str(Path(isolation.__file__).parents[3]), str(Path(__file__).parents[3] / "entrypoints")]
+NODE = f"""
+import json, os, sys
+sys.path[:0] = {ROOTS!r}
+from cloudjob.backends.process.isolation import isolate
+isolate("node-a.job", "/etc/hosts", json.loads(sys.argv[1]))
+"""
+
+
+def on_node(mounts: object, code: str) -> str:
+    """Run code on a node and return what it prints."""
+    words = [sys.executable, "-c", NODE + code, json.dumps(mounts)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def mounts(tmp_path: Path):
+    """Return the mounts of a node whose folders are below the test's own."""
+    home, cache, work, tmp = (str(tmp_path / name) for name in ("h", "c", "w", "run/0"))
+    found = mounts_of(home, cache, work, tmp, [str(tmp_path)])
+    for source, _ in found:
+        Path(source).mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def test_a_node_has_folders_of_its_own_and_leaves_those_of_this_machine_alone(mounts, tmp_path):
+    before = {path for folder in OWN for path in (Path(folder), *Path(folder).glob("cj-mark"))}
+    there = {path for path in before if path.exists()}
+    code = f"""
+found = {{path: sorted(os.listdir(path)) for path in {OWN!r}}}
+for path in found:
+    open(path + "/cj-mark", "x").close()
+print(json.dumps(found))
+"""
+    found = json.loads(on_node(mounts, code))
+
+    shared = [tmp_path.parts[2]] if str(tmp_path).startswith("/tmp/") else []
+    assert found == {
+        "/tmp": shared,
+        "/cache": [],
+        "/home/ma-user": ["modelarts", "user-job-dir"],
+        "/home/work": ["modelarts", "user-job-dir"],
+    }
+    assert {path for path in before if path.exists()} == there
+    assert not any(Path(folder, "cj-mark").exists() for folder in OWN)
+    assert (tmp_path / "run/0/tmp/cj-mark").exists()
+
+
+def test_the_folder_of_the_code_has_its_three_documented_names(mounts):
+    code = """
+open("/home/ma-user/modelarts/user-job-dir/a.py", "x").close()
+print(os.listdir("/home/ma-user/user-job-dir"), os.listdir("/home/work/user-job-dir"))
+"""
+    assert on_node(mounts, code) == "['a.py'] ['a.py']"
+
+
+def test_a_node_cannot_write_to_the_root_which_is_lost_with_it(mounts):
+    code = """
+try:
+    os.mkdir("/cloudjob-new")
+except OSError as error:
+    print(error.strerror)
+"""
+    assert on_node(mounts, code) == "Read-only file system"
+
+
+def test_what_a_job_names_of_this_machine_stays_visible(mounts, tmp_path):
+    (tmp_path / "data.csv").write_text("1,2")
+
+    assert on_node(mounts, f"print(open({str(tmp_path / 'data.csv')!r}).read())") == "1,2"
+
+
+def test_a_node_sees_the_home_folders_of_this_machine(mounts):
+    others = sorted(path.name for path in Path("/home").glob("*") if path.name != "ma-user")
+
+    found = on_node(mounts, "print(*sorted(os.listdir('/home')))").split()
+
+    assert set(others) <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("--data=/tmp/a/b.csv", ["/tmp/a"]),
+        ("file:///tmp/store/x", ["/tmp/store"]),
+        ("/usr/bin:/tmp/venv/bin:/home/ma-user/conda/bin", ["/tmp/venv", "/home/ma-user/conda"]),
+        ("/var/tmp/a /tmp /tmp/ ./tmp/a /tmp/../etc", []),
+        ("/home/ma-user/modelarts/inputs", []),
+        ("/cached/x /home/ma-user2/x", []),
+    ],
+)
+def test_paths_that_a_job_names_are_found_in_any_text(text, found):
+    assert [target for _, target in named_in([text])] == found
