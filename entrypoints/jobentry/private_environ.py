@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Iterable
+from typing import Iterable, Mapping
 
 _values: dict[str, str] = {}
 
@@ -13,6 +13,11 @@ def hide(names: Iterable[str]) -> None:
     for name in names:
         if name in os.environ:
             _values[name] = os.environ.pop(name)
+
+
+def override(values: Mapping[str, str]) -> None:
+    """Give variables other values in this process; child processes do not inherit them."""
+    _values.update(values)
 
 
 def environ() -> dict[str, str]:

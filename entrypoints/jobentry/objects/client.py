@@ -302,6 +302,8 @@ def _one_line(text: str) -> str:
 # -- connections --------------------------------------------------------------------------------
 
 _idle: dict[tuple[str, str, bool], list[http.client.HTTPConnection]] = {}
+# A forked child, such as a data loader, would mix its requests with those of its parent.
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 @contextlib.contextmanager
