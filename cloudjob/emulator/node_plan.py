@@ -9,12 +9,14 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from cloudjob.emulator import models
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.models import HOME
 from cloudjob.emulator.settings import Engine, Settings
 from cloudjob.emulator.state import Account
+from jobentry.contract.paths import with_emulated_packages
 
 CACHE, WORK = "/cache", "/home/work"
 # What every node has from the start.
@@ -28,7 +30,23 @@ ALIASES = {
 # Engines whose presets start with one mpirun on the first node.
 _MPI = ("MPI", "Horovod")
 _PORT = 6060
-_PRE_START = "ma-pre-start.sh"
+_PRE_START = "ma-pre-start"
+# Runs $0 and, if it succeeds, the command in its place: so that its exports reach the command.
+_AFTER_SHELL = (
+    'ma_command=("$@"); set --; ma_folder=$PWD; '
+    'ma_run() { [ "$1" = 0 ] || exit "$1"; trap - EXIT; '
+    'cd "$ma_folder"; exec "${ma_command[@]}"; }; '
+    """trap 'ma_run $?' EXIT; . "$0"; ma_run $?"""
+)
+_AFTER_PYTHON = (
+    "import os, runpy, sys\n"
+    "folder, argv = os.getcwd(), sys.argv[2:]\n"
+    "del sys.argv[0], sys.argv[1:]\n"
+    "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    "except SystemExit as end:\n"
+    "    if end.code: raise\n"
+    "sys.stdout.flush(); os.chdir(folder); os.execvp(argv[0], argv)\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +58,16 @@ class Machine:
         python: The interpreter of presets.
         entry: The command that runs a script under mpirun on all nodes, for the MPI presets.
         endpoint: Where OBS is, seen from a node.
+        api: Where the API is, on this machine.
+        archive: The entry's archive, or the folder of the unpacked one, on a node.
     """
 
     root: str
     python: str
     entry: tuple[str, ...]
     endpoint: str
+    api: str = ""
+    archive: str = "/opt/modelarts/jobentry.pyz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +144,19 @@ def environment(
         "MA_CURRENT_HOST_IP": address,
         "MA_CURRENT_INSTANCE_NAME": instance,
         "POD_NAME": instance,
+        "HOSTNAME": instance,
         "MA_NUM_GPUS": str(flavor.cards),
         "MA_NUM_HOSTS": str(row.nodes),
         "MA_TASK_NAME": "worker",
         "MA_VJ_NAME": f"ma-job-{row.id}",
         "MA_JOB_KIND": row.kind,
+        "MA_TASK_INDEX": str(index),
+        # Documented as usually empty.
+        "MA_SCRIPT_INTERPRETER": "",
+        "MA_DETECT_TRAIN_INJECT_CODE": "0",
+        "MA_APIGW_ENDPOINT": machine.api,
+        "MA_PIP_URL": settings.pip_url,
+        "MA_PIP_HOST": urlsplit(settings.pip_url).hostname or "",
         "MA_ENGINE_VERSION": str(algorithm["engine"].get("engine_version") or ""),
         "MA_INPUTS": _channels(algorithm, "inputs"),
         "MA_OUTPUTS": _channels(algorithm, "outputs"),
@@ -145,7 +175,10 @@ def environment(
     }
     if flavor.cards:
         platform.update(
-            NCCL_DEBUG="INFO", NCCL_IB_HCA="^mlx5_bond_0", NCCL_SOCKET_IFNAME="bond0,eth0"
+            NCCL_VERSION="2.7.8",
+            NCCL_DEBUG="INFO",
+            NCCL_IB_HCA="^mlx5_bond_0",
+            NCCL_SOCKET_IFNAME="bond0,eth0",
         )
     by_env = {
         item["name"]: item["local_dir"]
@@ -157,6 +190,18 @@ def environment(
         name: here(value, row, machine)
         for name, value in {**platform, **mpi, **by_env, **algorithm["environments"]}.items()
     }
+
+
+def start(row: JobRow, index: int, machine: Machine) -> str:
+    """Return the shell command of a node after what makes Python find the platform's packages.
+
+    That has its own place: an image may have a PYTHONPATH.
+    """
+    algorithm = row.body["algorithm"]
+    code = here(code_path(algorithm), row, machine) if algorithm.get("boot_file") else ""
+    path = shlex.quote(with_emulated_packages(code, machine.archive))
+    text = f"PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}{path}; export PYTHONPATH"
+    return f"{text}; {command(row, index, machine)}"
 
 
 def command(row: JobRow, index: int, machine: Machine) -> str:
@@ -235,12 +280,25 @@ def _preset(row: JobRow, index: int, machine: Machine, words: str) -> str:
     boot = models.place(algorithm["boot_file"]).key[len(code.prefix) :]
     folder = code_path(algorithm)
     script = shlex.quote(f"{folder}/{boot}")
-    start = f"if [ -f {_PRE_START} ]; then bash {_PRE_START} || exit; fi"
     if _is_mpi(algorithm):
         run = f"{shlex.join(machine.entry)} {script} {words}"
     else:
         run = f"{shlex.quote(machine.python)} {script} {_ranks(row, index)}{words}"
-    return f"cd {shlex.quote(folder)} && {{ {start}; exec {run.rstrip()}; }}"
+    hooks = _hooks(boot, machine)
+    return f'cd {shlex.quote(folder)} && {{ set -- {run.rstrip()}; {hooks}exec "$@"; }}'
+
+
+def _hooks(boot: str, machine: Machine) -> str:
+    """Return what puts the hooks before the command, beside the boot file or in the code folder."""
+    beside = posixpath.dirname(boot)
+    folders = shlex.join([f"./{beside}", "."] if beside else ["."])
+    kinds = ((".py", machine.python, _AFTER_PYTHON), (".sh", "bash", _AFTER_SHELL))
+    return "".join(
+        f"for hook in {folders}; do hook=$hook/{_PRE_START}{suffix}; "
+        f'if [ -f "$hook" ]; then '
+        f'set -- {shlex.quote(program)} -c {shlex.quote(text)} "$hook" "$@"; break; fi; done; '
+        for suffix, program, text in kinds
+    )
 
 
 def _ranks(row: JobRow, index: int) -> str:

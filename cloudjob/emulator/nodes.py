@@ -15,6 +15,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import cloudjob
 from cloudjob.emulator import node_plan
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.models import HOME
@@ -22,6 +23,7 @@ from cloudjob.emulator.node_plan import Machine
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, run_dir_of
 from cloudjob.errors import BackendError, JobNotFound
+from jobentry.contract.paths import ENTRY
 
 
 def folder(nodes: Path, index: int, path: str) -> Path:
@@ -60,7 +62,9 @@ class ProcessMachines:
 
     kind = "process"
 
-    def __init__(self, home: Path, settings: Settings, account: Account, endpoint: str) -> None:
+    def __init__(
+        self, home: Path, settings: Settings, account: Account, endpoint: str, api: str
+    ) -> None:
         from cloudjob.backends.process import isolation
         from cloudjob.backends.process.backend import ProcessBackend, machine_of
 
@@ -76,7 +80,7 @@ class ProcessMachines:
         self._home = home
         self._settings = settings
         self._account = account
-        self._endpoint = endpoint
+        self._endpoint, self._api = endpoint, api
         self._machine = machine_of(options, home)
         self._used: dict[str, tuple[float, float]] = {}
 
@@ -112,6 +116,8 @@ class ProcessMachines:
             python=machine.python,
             entry=(machine.entry_python, "-I", "-S", machine.entry),
             endpoint=self._endpoint,
+            api=self._api,
+            archive=machine.entry,
         )
 
     def _request(self, row: JobRow, key: str, nodes: Path) -> Any:
@@ -171,7 +177,7 @@ class ProcessMachines:
         if libmpi:
             env.setdefault("MPI4PY_LIBMPI", libmpi)
         env["CLOUDJOB_EMULATOR_COMMAND"] = (
-            f"unset CLOUDJOB_EMULATOR_COMMAND; {node_plan.command(row, index, machine)}"
+            f"unset CLOUDJOB_EMULATOR_COMMAND; {node_plan.start(row, index, machine)}"
         )
         return NodeRequest(
             host=node_plan.names(row)[index],
@@ -268,7 +274,9 @@ class DockerMachines:
     kind = "docker"
     note = ""
 
-    def __init__(self, home: Path, settings: Settings, account: Account, endpoint: str) -> None:
+    def __init__(
+        self, home: Path, settings: Settings, account: Account, endpoint: str, api: str
+    ) -> None:
         from cloudjob.backends.docker import engine
         from cloudjob.backends.docker.backend import DockerBackend
 
@@ -281,7 +289,16 @@ class DockerMachines:
             python="python3",
             entry=("/opt/cloudjob/boot.sh",),
             endpoint=endpoint,
+            api=api,
         )
+        # Any image will do, so the packages that we emulate come from outside.
+        archive = str(Path(cloudjob.__file__).parent / ENTRY)
+        self._archive = {
+            "Type": "bind",
+            "Source": archive,
+            "Target": self._machine.archive,
+            "ReadOnly": True,
+        }
 
     def check_image(self, image: str) -> None:
         """Look for the image in the engine; nothing is pulled."""
@@ -365,7 +382,7 @@ class DockerMachines:
         config = {
             "Image": image,
             "Entrypoint": ["/bin/sh", "-c"],
-            "Cmd": [node_plan.command(row, index, machine)],
+            "Cmd": [node_plan.start(row, index, machine)],
             "User": f"{requests.USER_ID}:{requests.GROUP_ID}",
             "WorkingDir": HOME,
             "StopSignal": "SIGTERM",
@@ -381,8 +398,15 @@ class DockerMachines:
                 "CapDrop": ["ALL"],
                 "SecurityOpt": ["no-new-privileges:true"],
                 "Mounts": [
-                    {"Type": "bind", "Source": str(folder(nodes, index, path)), "Target": target}
-                    for target, path in node_plan.mounts(row).items()
+                    self._archive,
+                    *(
+                        {
+                            "Type": "bind",
+                            "Source": str(folder(nodes, index, path)),
+                            "Target": target,
+                        }
+                        for target, path in node_plan.mounts(row).items()
+                    ),
                 ],
             },
             "NetworkingConfig": {

@@ -97,7 +97,7 @@ class Emulator:
         api = _api_socket(port, _port_of(old.endpoint) if old else 0)
         # Through the proxy, so that injected faults of OBS affect the platform, too.
         obs = Obs(s3_endpoint, self._account, self._settings.region)
-        machines = self._machines(kind, s3_endpoint)
+        machines = self._machines(kind, s3_endpoint, api)
         note = "; ".join(filter(None, (note, machines.note)))
         self._scheduler = Scheduler(self._context(obs, machines))
         access = Access(self._account, self._settings, self._database, self._clock)
@@ -120,11 +120,12 @@ class Emulator:
         jobs.mkdir(mode=0o700, exist_ok=True)
         return Context(self._settings, self._database, obs, machines, jobs)
 
-    def _machines(self, kind: str, s3_endpoint: str) -> Machines:
+    def _machines(self, kind: str, s3_endpoint: str, api: socket.socket) -> Machines:
         home = self._folder / state.BACKENDS
         home.mkdir(mode=0o700, exist_ok=True)
         machines = DockerMachines if kind == "docker" else ProcessMachines
-        return machines(home, self._settings, self._account, s3_endpoint)
+        endpoint = f"http://{LOOPBACK}:{port_of(api)}"
+        return machines(home, self._settings, self._account, s3_endpoint, endpoint)
 
     def _address(self, port: int, s3: str, kind: str, note: str, token: str) -> Address:
         account, settings = self._account, self._settings

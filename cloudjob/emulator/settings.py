@@ -59,6 +59,7 @@ class Settings:
     """All that a user may set.
 
     Args:
+        pip_url: The package index that jobs are given in ``MA_PIP_URL``.
         engine: Where nodes run: ``docker``, ``process``, or ``auto`` for docker where it answers.
         pools: The dedicated resource pools, each with its number of nodes.
         public_nodes: How many nodes of the public pool run at once; more wait in the queue.
@@ -78,6 +79,7 @@ class Settings:
     engine: Literal["auto", "docker", "process"] = "auto"
     image: str = "cloudjob/base:latest"
     python: str = ""
+    pip_url: str = "https://pypi.org/simple/"
     pools: dict[str, int] = Field(default_factory=lambda: {"pool-emulator": 8})
     public_nodes: NonNegativeInt = 32
     max_jobs: NonNegativeInt = 20_000

@@ -108,7 +108,9 @@ def test_each_rank_has_the_jobs_arguments_variables_code_and_log(
 leave(f"args-{rank}", b"\\0".join(os.fsencode(word) for word in sys.argv[1:]))
 for name, value in os.environb.items():
     if name.startswith(b"UGLY_"): leave(f"{rank}-{name.decode()}", value)
-print("rank", rank, os.path.exists("job.py"), os.environ["PWD"] == os.getcwd())
+import moxing
+has_moxing = os.path.isdir(moxing.__path__[0])
+print("rank", rank, os.path.exists("job.py"), os.environ["PWD"] == os.getcwd(), has_moxing)
 """
     args = ["--", "a b", "", "'\"", "$HOME", ":", "%3A", "--rank", b"\xff\n"]
     given = [
@@ -116,6 +118,7 @@ print("rank", rank, os.path.exists("job.py"), os.environ["PWD"] == os.getcwd())
         for name, value in ugly_values.items()
         for word in ("-e", b"UGLY_%s=%s" % (name.encode(), value))
     ]
+    given += ["-e", "MOX_SILENT_MODE=1"]
 
     done = cloud.submit(*given, *words(text, *args, size=size), limit_s=LIMIT_S)
 
@@ -123,10 +126,10 @@ print("rank", rank, os.path.exists("job.py"), os.environ["PWD"] == os.getcwd())
     ranks = range(size[0] * size[1])
     status = cloud.status(done.job)
     assert (status["state"], status["exit_code"]) == ("SUCCEEDED", 0), status
-    assert sorted(done.lines) == [b"[%d] rank %d True True" % (rank, rank) for rank in ranks]
+    assert sorted(done.lines) == [b"[%d] rank %d True True True" % (rank, rank) for rank in ranks]
     left = cloud.left()
     for rank in ranks:
-        assert cloud.raw(done.job, rank) == b"rank %d True True\n" % rank
+        assert cloud.raw(done.job, rank) == b"rank %d True True True\n" % rank
         own = left[f"args-{rank}"].split(b"\0")
         if launcher == "pytorch-modelarts":
             assert own[1].startswith(b"tcp://ma-job-")

@@ -122,6 +122,8 @@ def test_a_preset_image_runs_in_two_containers(
         Bucket="data",
         Key=f"code/{name}/t.py",
         Body=b"import os, sys, socket\n"
+        b"import moxing as mox\n"
+        b"assert mox.file.read('obs://data/in/in.txt') == 'text'\n"
         b"print('rank', os.environ.get('OMPI_COMM_WORLD_RANK', sys.argv[2]), socket.gethostname())",
     )
     asked = {"engine_id": preset, **({"image_url": base_image} if has_image else {})}

@@ -14,13 +14,14 @@ pytestmark = pytest.mark.docker
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 SAY = """\
-import json, os, socket, sys
+import importlib.util, json, os, socket, sys
 names = sorted(n for n in os.environ if n.startswith(("MA_", "VC_", "SSHD_")))
 print(json.dumps({
     "rank": os.environ["OMPI_COMM_WORLD_RANK"], "host": socket.gethostname(), "uid": os.getuid(),
     "gid": os.getgid(), "cwd": os.getcwd(), "address": socket.gethostbyname(socket.gethostname()),
     "argv": sys.argv[1:], "hosts": open("/etc/volcano/worker.host").read(),
-    "cache": os.access("/cache", os.W_OK), **{n: os.environ[n] for n in names},
+    "cache": os.access("/cache", os.W_OK), "moxing": bool(importlib.util.find_spec("moxing")),
+    **{n: os.environ[n] for n in names},
 }), flush=True)
 """
 SLEEP = """\
@@ -63,6 +64,7 @@ def test_a_job_of_one_node_has_modelarts_user_folders_and_variables(cloud):
     assert rank["MA_CURRENT_IP"] == rank["address"]
     assert rank["MA_VJ_NAME"] == f"ma-job-{done.job}"
     assert rank["cache"]
+    assert rank["moxing"]
 
 
 @pytest.mark.parametrize(("nodes", "procs"), [(2, 2), (4, 1)])

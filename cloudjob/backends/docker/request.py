@@ -213,6 +213,7 @@ def _node(
         node = node._replace(ssh_key=SSH_KEY)
     variables = {
         **OPEN_MPI,
+        names.CLOUDJOB_EMULATED: "1",
         **submissions.variables(submission, node, home=HOME, address=UNKNOWN_ADDRESS),
     }
     variables.update({name: value for name, value in _gpus(spec).items() if name not in spec.env})

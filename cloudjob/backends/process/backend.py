@@ -337,6 +337,8 @@ def build(
             "LANG": "C.UTF-8",
             "TMPDIR": isolation.TMP if level == "files" else tmp,
             "MA_SCRIPT_INTERPRETER": machine.python,
+            "HOSTNAME": host.partition(".")[0],
+            names.CLOUDJOB_EMULATED: "1",
             **machine.devices,
             **open_mpi_of_one_machine(is_isolated=level != "none"),
         }

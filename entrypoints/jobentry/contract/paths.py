@@ -55,6 +55,15 @@ class JobPaths(NamedTuple):
         return self.job + "/outputs"
 
 
+def with_emulated_packages(path: str, entry: str) -> str:
+    """Return ``path``, a PYTHONPATH, followed by the platform's packages that we emulate.
+
+    Args:
+        entry: The entry's archive, or the folder of the unpacked one.
+    """
+    return f"{path}:{entry}/emulated" if path else f"{entry}/emulated"
+
+
 class NodePaths(NamedTuple):
     """The files of one node.
 

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Iterator, Mapping, Sequence
 
 from jobentry import plan, private_environ
-from jobentry.contract import exits, launchers, names
+from jobentry.contract import exits, launchers, names, paths
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.errors import EntryError
@@ -38,6 +38,11 @@ def node_environment(node: NodeEnv, where: NodePaths, folder: str) -> dict[str, 
         # Running the container as root was a choice, but mpirun would refuse it.
         environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
         environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    # A value of the user's own stays as it is; then only the rank's script finds the packages.
+    if environment.get(names.CLOUDJOB_EMULATED) and "PYTHONPATH" not in node.env_names:
+        entry = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        path = environment.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = paths.with_emulated_packages(path, entry)
     return environment
 
 

@@ -76,6 +76,8 @@ def _become(argv: list[str]) -> ModuleType:
             del sys.path[0]
     else:
         sys.path[0] = os.path.dirname(path)
+    if os.environ.get(names.CLOUDJOB_EMULATED):
+        sys.path.append(os.path.join(os.path.abspath(entry), "emulated"))
     module: ModuleType = type(sys)("__main__")
     # Absolute, as in Python 3.9 and later, so that it stays valid after a change of folder.
     module.__file__ = path

@@ -17,6 +17,7 @@ PYTORCH = "pytorch_2.1.0-cuda_12.1-py_3.10.6-ubuntu_22.04-x86_64"
 MPI = "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"
 SCRIPT = b"""\
 import os, sys
+import moxing
 words = dict(word[2:].split("=", 1) for word in sys.argv[1:])
 index = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["VC_TASK_INDEX"]
 text = open(words["data_url"] + "/in.txt").read()
@@ -92,6 +93,55 @@ def test_every_kind_of_job_runs_on_two_nodes_with_data_in_obs(api: Api, s3: Any,
     ]
     events = api.events(job)
     assert [word for word in events if word in words] == words
+
+
+RECIPE = b"""\
+# As most public scripts do: data by moxing to a folder of the node, a nested Python, results back.
+import argparse, os, socket, subprocess, sys
+import moxing as mox
+import helpers
+from moxing.framework.file import file_io
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--data_url")
+parser.add_argument("--train_url")
+known, rest = parser.parse_known_args()
+mox.file.copy_parallel(src_url=known.data_url, dst_url="local/data")
+mox.file.make_dirs(known.train_url)
+assert os.environ["FROM_HOOK"] == "set"
+assert os.environ["HOSTNAME"].endswith("-worker-" + os.environ["VC_TASK_INDEX"])
+os.environ["OUT"] = known.train_url + "//" + os.environ["VC_TASK_INDEX"] + ".txt"
+nested = "import os, sys, moxing.file; moxing.file.write(os.environ['OUT'], sys.argv[1])"
+sys.exit(subprocess.call(["python", "-c", nested, helpers.text("local/data")]))
+"""
+
+
+def test_a_recipe_copies_its_data_with_moxing(api: Api, s3: Any):
+    """Its addresses are parameters, its boot file lies in a subfolder, and a hook runs before."""
+    name = new_name()
+    helpers = b"def text(folder): return open(folder + '/in.txt').read() + 'out'\n"
+    files = {
+        "sub/train.py": RECIPE,
+        "sub/ma-pre-start.sh": b"export FROM_HOOK=set\nexit 0\n",
+        "helpers.py": helpers,
+    }
+    folder = code(s3, name, files)
+    parameters = [
+        {"name": "data_url", "value": f"s3://data/{name}/in/"},
+        {"name": "train_url", "value": f"obs://data/{name}/out"},
+    ]
+    algorithm = {
+        "engine": {"engine_id": PYTORCH},
+        "code_dir": folder,
+        "boot_file": f"{folder}sub/train.py",
+        "parameters": parameters,
+    }
+    job = api.create("", nodes=2, algorithm={"command": "", **algorithm})
+
+    assert api.await_phase(job)["status"]["phase"] == "Completed", api.log(job)
+    for node in (0, 1):
+        found = s3.get_object(Bucket="data", Key=f"{name}/out/{node}.txt")["Body"].read()
+        assert found == b"in out"
 
 
 def test_nodes_resolve_each_other_by_both_documented_names(api: Api):

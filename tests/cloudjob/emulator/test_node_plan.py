@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +62,9 @@ def test_a_node_has_the_documented_variables():
     assert env["MA_CURRENT_IP"] == "10.0.0.3"
     assert env["MA_JOB_DIR"] == "/home/ma-user/modelarts/user-job-dir"
     assert env["S3_ENDPOINT"] == "http://10.0.0.1:1"
-    assert "MA_TASK_INDEX" not in env
+    assert (env["MA_TASK_INDEX"], env["HOSTNAME"]) == ("1", f"{job}-worker-1")
+    assert (env["MA_SCRIPT_INTERPRETER"], env["MA_DETECT_TRAIN_INJECT_CODE"]) == ("", "0")
+    assert (env["MA_PIP_URL"], env["MA_PIP_HOST"]) == ("https://pypi.org/simple/", "pypi.org")
     assert not [name for name in env if name.startswith("CLOUDJOB_")]
 
 
@@ -70,6 +75,7 @@ def test_a_node_with_cards_has_variables_for_them():
 
     assert env["MA_NUM_GPUS"] == "2"
     assert env["NCCL_IB_HCA"] == "^mlx5_bond_0"
+    assert env["NCCL_VERSION"] == "2.7.8"
 
 
 def test_the_users_variables_override_the_platforms():
@@ -128,13 +134,94 @@ def preset(engine: str, nodes: int, index: int = 1, machine: Machine = CONTAINER
     )
 
 
-def test_a_preset_runs_the_boot_file_in_the_code_folder_after_the_hook():
-    folder = "/home/ma-user/modelarts/user-job-dir/proj"
-
-    assert preset(PYTORCH, 1, 0) == (
-        f"cd {folder} && {{ if [ -f ma-pre-start.sh ]; then bash ma-pre-start.sh || exit; fi; "
-        f"exec python3 {folder}/sub/t.py --n=1; }}"
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """The code folder of a node with a boot file in a subfolder, which shows what it sees."""
+    folder = tmp_path / "home/ma-user/modelarts/user-job-dir/proj"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "beside_sub.py").write_text("")
+    (folder / "sub/t.py").write_text(
+        "import json, os, sys, beside_sub\n"
+        "names = ('SHELL_HOOK', 'PYTHON_HOOK', 'PYTHONPATH')\n"
+        "print(json.dumps([sys.argv[1:], os.getcwd(), *map(os.environ.get, names)]))\n"
     )
+    return folder
+
+
+def started(code: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a preset on a machine without containers."""
+    machine = Machine(str(code.parents[4]), sys.executable, (), "", archive="/a b/entry")
+    job = row(
+        1,
+        command="",
+        engine={"engine_id": PYTORCH},
+        code_dir="/bkt/a/proj/",
+        boot_file="/bkt/a/proj/sub/t.py",
+        parameters=[{"name": "n", "value": "two words"}],
+    )
+    return subprocess.run(
+        ["/bin/sh", "-c", node_plan.start(job, 0, machine)],
+        env={"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1", **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def seen(done: subprocess.CompletedProcess[str]) -> list[Any]:
+    """Return what the boot file showed in the last line."""
+    assert done.returncode == 0, done.stderr
+    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_preset_runs_the_boot_file_in_the_code_folder(code: Path):
+    """Modules of the code folder are found from a subfolder, after those of the image."""
+    path = f"/image lib:{code}:/a b/entry/emulated"
+
+    assert seen(started(code, PYTHONPATH="/image lib")) == [
+        ["--n=two words"],
+        str(code),
+        None,
+        None,
+        path,
+    ]
+
+
+@pytest.mark.parametrize("place", ["", "sub/"])
+@pytest.mark.parametrize("end", ["", "exit 0\n"])
+def test_hooks_run_before_the_boot_file_and_their_exports_stay(code: Path, place: str, end: str):
+    """Beside the boot file or in the code folder, whatever they do to the shell."""
+    shell = f"export SHELL_HOOK='a b'\nset -- x\ncd /\necho from the shell\n{end}"
+    (code / f"{place}ma-pre-start.sh").write_text(shell)
+    python = "import os, sys\nos.environ['PYTHON_HOOK'] = os.environ['SHELL_HOOK'] + ' c'\n"
+    (code / f"{place}ma-pre-start.py").write_text(python + ("sys.exit(0)\n" if end else ""))
+    done = started(code)
+
+    assert seen(done)[:4] == [["--n=two words"], str(code), "a b", "a b c"]
+    assert done.stdout.startswith("from the shell\n")
+
+
+def test_the_hook_beside_the_boot_file_comes_before_that_of_the_code_folder(code: Path):
+    for place in ("", "sub/"):
+        (code / f"{place}ma-pre-start.sh").write_text(f"export SHELL_HOOK=in-{place}\n")
+
+    assert seen(started(code))[2] == "in-sub/"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ma-pre-start.sh", "exit 5"),
+        ("ma-pre-start.sh", "set -e\n(exit 5)\ntrue"),
+        ("ma-pre-start.py", "raise SystemExit(5)"),
+    ],
+)
+def test_a_hook_that_fails_ends_the_job_with_its_exit_code(code: Path, name: str, text: str):
+    (code / name).write_text(text)
+    done = started(code)
+
+    assert (done.returncode, done.stdout) == (5, "")
 
 
 def test_pytorch_presets_on_several_nodes_get_one_rank_per_node():
@@ -147,7 +234,7 @@ def test_pytorch_presets_on_several_nodes_get_one_rank_per_node():
 
 
 def test_mpi_presets_run_under_the_entry():
-    assert "exec python3 /entry.pyz /home/ma-user" in preset(MPI, 2)
+    assert "set -- python3 /entry.pyz /home/ma-user" in preset(MPI, 2)
 
 
 def test_paths_of_the_platform_become_those_of_a_process_without_files_of_its_own():
