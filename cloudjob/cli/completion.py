@@ -68,7 +68,6 @@ def _completer(action: argparse.Action) -> Any:
         "--backend": BACKENDS,
         "--state": tuple(state.value for state in JobState),
         "--restore-outputs": ("none", "own", "all"),
-        "--on-interrupt": ("ask", "cancel", "detach"),
     }
     for option in action.option_strings:
         if option in words:

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import os
+import sys
 
-from cloudjob.cli.say import printable, say, tell_error
+from cloudjob.cli.say import printable, say, show, tell_error
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import BackendError, CloudJobError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
 
     from cloudjob.jobs import Job
     from cloudjob.jobs.log_filter import LogFilter
     from cloudjob.model.status import Failure, JobStatus
 
+# What Ctrl-C does; a person is asked only about jobs that do not run on this machine.
+ASK, CANCEL, DETACH = "ask", "cancel", "detach"
+# Exit codes of a submit that leaves its job running: after Ctrl-C, and when the terminal closes.
+_DETACHED, _CLOSED = 130, 129
 # Between two looks at what a job waits for.
 _LOOK_S = 10.0
 
 
 class Interrupts:
-    """What Ctrl-C and SIGTERM do to a submit from ``hold`` on: they cancel its job.
+    """What Ctrl-C, SIGTERM and a terminal that closes do to a submit from ``hold`` on.
 
-    While the platform is asked for the job they wait for the answer: a job that is on its way
-    cannot be taken back, and one that nobody heard of would run on.
+    While the platform is asked for the job, they wait for the answer: a job that is on its way
+    cannot be taken back, and a job that nobody has heard of would run on.
+
+    Args:
+        on_interrupt: ``cancel`` the job, ``detach`` from it so that it continues, or ``ask``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_interrupt: str = CANCEL) -> None:
+        self._on_interrupt = on_interrupt
         self._asked = 0
+        self._is_closed = False
         self._job: Job | None = None
 
     @property
@@ -37,43 +47,82 @@ class Interrupts:
         return self._asked > 0
 
     def hold(self) -> None:
-        """Take what comes from now on."""
+        """Handle signals from now on."""
         import signal
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._heard)
+        # nohup ignores it.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self._closed)
 
     def release(self) -> None:
-        """Let what comes from now on end the program, as before ``hold``."""
+        """Let signals end the program from now on, as before ``hold``."""
         import signal
 
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def give(self, job: Job) -> None:
-        """Say which job it is that they cancel."""
+        """Set the job that they are about."""
         self._job = job
-        if self.came:
+        if self._is_closed:
+            raise SystemExit(_CLOSED)
+        if self.came and self._on_interrupt == DETACH:
+            _detach(job)
+        elif self.came:
             self._cancel(job)
 
-    def _heard(self, _number: int, _frame: object) -> None:
+    def _heard(self, number: int, _frame: object) -> None:
         self._asked += 1
         if self._job is not None:
+            if self._is_detach(self._job, number):
+                _detach(self._job)
             self._cancel(self._job)
         elif self._asked == 1:
-            say("cancelling the job once it is sent; press Ctrl-C again to stop without waiting")
+            then = "detaching from" if self._on_interrupt == DETACH else "cancelling"
+            say(f"{then} the job once it is sent; press Ctrl-C again to stop without waiting")
         else:
             raise KeyboardInterrupt
+
+    def _closed(self, _number: int, _frame: object) -> None:
+        self._is_closed = True
+        if self._job is not None:
+            raise SystemExit(_CLOSED)
+
+    def _is_detach(self, job: Job, number: int) -> bool:
+        """Whether to detach from the job: asks a person once, where there is a terminal."""
+        import signal
+
+        is_first = self._on_interrupt == ASK and self._asked == 1
+        if not (is_first and number == signal.SIGINT and os.isatty(0) and os.isatty(2)):
+            return self._on_interrupt == DETACH
+        show(f"\ndetach from {job.id} (Enter), or cancel it (c, or Ctrl-C again)? ")
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return not sys.stdin.readline().strip().lower().startswith("c")
+        except KeyboardInterrupt:
+            show("\n")
+            return False
+        finally:
+            signal.signal(signal.SIGINT, self._heard)
 
     def _cancel(self, job: Job) -> None:
         import threading
 
         if self._asked == 1:
             say(f"cancelling {job.id}; press Ctrl-C again to end it at once")
+        elif self._asked == 2:
+            say(f"ending {job.id} at once, without its grace period")
         # Not in the handler: it may have cut into anything, also into a lock that this needs.
         threading.Thread(
             target=_ask_to_end, args=(job,), kwargs={"is_urgent": self._asked > 1}
         ).start()
+
+
+def _detach(job: Job) -> NoReturn:
+    say(f"detached; {job.id} continues: cloudjob logs {job.id} -f, cloudjob cancel {job.id}")
+    raise SystemExit(_DETACHED)
 
 
 def _ask_to_end(job: Job, *, is_urgent: bool) -> None:
@@ -126,14 +175,23 @@ def stream(job: Job, descriptor: int, *, follow: bool, shown: LogFilter | None =
     from cloudjob.cli.screen import Screen
 
     screen = Screen(is_live=os.isatty(descriptor), is_live_words=os.isatty(2))
+    several = job.nodes > 1
     waiting = _Waiting(job)
     for piece in shown.pieces(job, follow=follow) if shown else job.pieces(follow=follow):
         waiting.heard(piece.data)
         if piece.data:
             ranks, words = screen.show(piece.data)
+            if several and words:
+                words = _with_node(piece.node, words)
             _write(descriptor, ranks)
             _write(2, words)
     _write(descriptor, screen.finish())
+
+
+def _with_node(node: int, words: bytes) -> bytes:
+    """Return lines of a node's entry, or of its platform, with the node that they are from."""
+    mark = b"[node %d] " % node
+    return b"".join(mark + line for line in words.splitlines(keepends=True))
 
 
 def _write(descriptor: int, data: bytes) -> None:
@@ -152,6 +210,8 @@ def report(status: JobStatus) -> None:
         return
     if failure.message:
         say(f"  {_place(failure)}{printable(failure.message)}{_code(failure)}")
+    if failure.host and failure.host not in failure.message and failure.message:
+        say(f"  host {printable(failure.host)}")
     for line in failure.last_lines:
         say(f"  | {printable(line)}")
 
@@ -164,7 +224,6 @@ def _place(failure: Failure) -> str:
         return ""
     where = [
         f"node {failure.node}" if failure.node is not None else "",
-        f"({printable(failure.host)})" if failure.host else "",
         f"rank {failure.rank}" if failure.rank is not None else "",
     ]
     place = " ".join(part for part in where if part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from cloudjob.cli.follow import Interrupts, attend, exit_code, status_json
+from cloudjob.cli.follow import ASK, CANCEL, DETACH, Interrupts, attend, exit_code, status_json
 from cloudjob.cli.options import given_flags, job_argument, json_flag, spec_flags, state_home
 from cloudjob.cli.say import print_json, printable, say, size
 
@@ -55,13 +55,16 @@ def _cp(options: argparse.Namespace) -> int:
 
 def _send(spec: JobSpec, options: argparse.Namespace) -> int:
     """Send a job, and stay with it if that is wanted."""
+    from cloudjob.model.rules import REMOTE_BACKENDS
     from cloudjob.submission import pipeline
 
     if options.dry_run or options.show_request:
         return _show(spec, options)
     from cloudjob.cli.progress import Transfers
 
-    interrupts = Interrupts()
+    # A job elsewhere may be meant to continue, and a job on this machine rarely is.
+    usual = ASK if spec.backend in REMOTE_BACKENDS else CANCEL
+    interrupts = Interrupts(options.on_interrupt or usual)
 
     def tell_sent(package: CodePackage, kept: Kept) -> None:
         interrupts.hold()
@@ -102,6 +105,8 @@ def _show(spec: JobSpec, options: argparse.Namespace) -> int:
     # The page shows the head and one worker.
     planned = 0 if options.show_request else None if options.json else 2
     made = pipeline.preview(spec, state_home(), planned_nodes=planned)
+    if options.show_request or options.json:
+        _tell_launcher(made.choice)
     if options.show_request:
         preview.print_request(made)
     elif options.json:
@@ -174,6 +179,11 @@ def _submit_flags(parser: argparse.ArgumentParser) -> None:
     spec_flags(parser)
     group = parser.add_argument_group("what this command does")
     group.add_argument("--detach", action="store_true", help="Print the handle and return.")
+    text = "What Ctrl-C does; by default it cancels a job on this machine, and asks about others."
+    group.add_argument(
+        "--on-interrupt", choices=(CANCEL, DETACH), metavar="WHAT",
+        help=f"{text} [one of {CANCEL}, {DETACH}]",
+    )  # fmt: skip
     group.add_argument("--dry-run", action="store_true", help="Show the plan, and send nothing.")
     text = "Print the platform's own request, such as YAML for kubectl, and send nothing."
     group.add_argument("--show-request", action="store_true", help=text)

@@ -448,7 +448,7 @@ class Job:
         failure = Failure(
             node=native.node,
             exit_code=code,
-            message=message or "cancelled: the head left no record",
+            message=message or "cancelled before the head could write its record",
             last_lines=() if cancelled else self._entry_lines(native.node),
         )
         cause = "cancelled" if cancelled else native.cause or "platform"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 BACKENDS = ("process", "docker", "modelarts", "kubernetes", "slurm")
+# Those whose jobs do not run on this machine.
+REMOTE_BACKENDS = ("modelarts", "kubernetes", "slurm")
 # The schemes of stores that have a section in the job file, and how their buckets are addressed.
 STORE_SECTIONS = ("s3", "obs")
 ADDRESSINGS = ("auto", "path", "virtual")

@@ -18,13 +18,13 @@ class ChangedError(PackageError):
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size for people: ``1.5 GiB``."""
+    """Return a size for people: ``1.5 GB``, in powers of 1000 as everywhere in cloudjob."""
     size = float(size_bytes)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
             return f"{size_bytes} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+        size /= 1000
+    return f"{size:.1f} TB"
 
 
 def shown(path: str | Path) -> str:

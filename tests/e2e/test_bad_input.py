@@ -268,7 +268,7 @@ def test_a_source_over_the_size_limit_is_refused_with_its_largest_files(cloud, s
 
     refused(done, 3, "big.bin", "middle.bin")
     cloud.write("cloudjob.yaml", "process: {source_limit_mb: 2}\ndocker: {source_limit_mb: 9}\n")
-    refused(cloud.cli("submit", script), 3, "over the limit of 1.9 MiB", "big.bin")
+    refused(cloud.cli("submit", script), 3, "over the limit of 2.0 MB", "big.bin")
 
 
 def test_files_that_usually_hold_secrets_are_skipped_with_a_message(cloud):

@@ -196,10 +196,11 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         try:
             self._client(where).terminate(where.id)
         except refusals.ServiceError as error:
-            # A job that has ended stays as it is.
+            # A job that has ended, or is ending, stays as it is.
             if error.status not in _OVER or isinstance(error, JobNotFound):
                 raise
-            if not self.status(handle).state.is_final:
+            status = self.status(handle)
+            if not (status.state.is_final or status.native == "Terminating"):
                 raise
 
     def remove(self, handle: str) -> None:

@@ -154,7 +154,7 @@ def test_a_cancel_by_ctrl_c_that_fails_is_one_line_and_no_traceback(
         ),
         (
             Failure(node=1, host="w-1", rank=2, exit_code=1, message="ValueError: shapes differ"),
-            ["  node 1 (w-1) rank 2: ValueError: shapes differ [exit code 1]"],
+            ["  node 1 rank 2: ValueError: shapes differ [exit code 1]", "  host w-1"],
         ),
     ],
 )

@@ -116,8 +116,8 @@ def test_a_transfer_in_a_pipe_is_reported_now_and_then(
         transfers.watch(0)(1 << 20)
     first, second = capsys.readouterr().err.splitlines()
 
-    assert first.startswith("fetched 10.0 MiB of 100.0 MiB, ")
-    assert second.startswith("fetched 1.0 MiB, ")
+    assert first.startswith("fetched 10.5 MB of 104.9 MB, ")
+    assert second.startswith("fetched 1.0 MB, ")
 
 
 def test_a_transfer_with_json_shows_nothing(

@@ -599,8 +599,8 @@ def test_a_source_over_the_limit_is_refused_before_it_is_read(source: Path):
     error = refusal(source)
 
     total, _, listed = error.message.partition("; largest: ")
-    assert total == f"pack {source}: 1.0 TiB is over the limit of 1.0 GiB"
-    assert listed.split(", ")[:3] == ["/data/ 1.0 TiB", "/data/huge.bin 1.0 TiB", "/00.txt 2.0 KiB"]
+    assert total == f"pack {source}: 1.1 TB is over the limit of 1.1 GB"
+    assert listed.split(", ")[:3] == ["/data/ 1.1 TB", "/data/huge.bin 1.1 TB", "/00.txt 2.0 kB"]
     assert len(listed.split(", ")) == 10
     assert ".cloudjobignore" in error.hint
 
