@@ -29,12 +29,15 @@ EXTRAS = {
     "backends/delivery.py": "docker",
     "backends/kubernetes": "kubernetes",
     "backends/modelarts": "modelarts",
+    "cli/console.py": "console",
+    "console": "console",
     "emulator": "emulator",
     "machine/images.py": "docker",
     "store/s3": "s3",
 }
 # Commands that need an extra.
 COMMANDS = {
+    "console": ("console",),
     "docker": ("doctor", "--backend", "docker"),
     "emulator": ("emulator", "up"),
     "kubernetes": ("doctor", "--backend", "kubernetes"),

@@ -34,6 +34,7 @@ _COMMANDS = (
     ("metrics", "jobs", "show what the nodes of a job used"),
     ("outputs", "jobs", "list or download the outputs of a job"),
     ("rm", "jobs", "remove a job and everything stored for it"),
+    ("console", "console", "show every job in the browser"),
     ("image", "machine", "build the images that jobs run in"),
     ("emulator", "emulator", "run ModelArts on this machine"),
     ("doctor", "machine", "check this machine, or an image"),

@@ -34,11 +34,14 @@ def job(cloud, request):
 both = pytest.mark.parametrize("job", ["plain", "mpi"], indirect=True)
 
 
-def ends(cloud, job, cause):
-    """The job ends by itself, with a message; return its status."""
-    waited = cloud.cli("wait", job)
+def ends(cloud, job, cause, limit_s=15):
+    """The job ends soon, with a message, and no process of it is left."""
+    began = time.monotonic()
+    waited = cloud.cli("wait", job, limit_s=40)
+    took = time.monotonic() - began
     status = cloud.status(job)
     assert waited.code not in (0, None), (waited, status)
+    assert took < limit_s, (took, status)
     assert status["state"] == "FAILED", status
     assert status["cause"] == cause, status
     assert status["failure"]["message"], status
@@ -91,7 +94,7 @@ def test_killing_mpirun_ends_all_ranks(cloud, job):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
-    waited = cloud.cli("wait", job)
+    waited = cloud.cli("wait", job, limit_s=40)
 
     status = cloud.status(job)
     assert waited.code != 0, (waited, status)
@@ -285,7 +288,7 @@ def _parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def poll_for(is_so, limit_s=60):
+def poll_for(is_so, limit_s=20):
     """Wait until a condition holds."""
     end = time.monotonic() + limit_s
     while not is_so():

@@ -1,0 +1,117 @@
+"""Who may use the console: a browser that opened the one-time link, and no other origin or host."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOGIN = "/login"
+_TOKEN_BYTES = 32
+_FORBIDDEN, _UNAUTHORIZED = 403, 401
+_POLICY_VIOLATION = 1008
+_HEADERS = {
+    # NiceGUI's pages contain their own scripts and compile templates, hence the two 'unsafe'.
+    "Content-Security-Policy": (
+        "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
+        "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
+        "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Access:
+    """Wraps an application: checks host, origin and session of each request.
+
+    Any local user can connect to a loopback port, so a request needs the cookie that only the
+    one-time link sets. Host and origin are checked because a web page that the user visits could
+    make the browser connect as well.
+
+    Args:
+        app: What requests are passed to.
+        port: The port that the console listens on.
+    """
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self.app = app  # NiceGUI finds its server by following this attribute
+        self._hosts = {f"{host}:{port}" for host in ("127.0.0.1", "localhost")}
+        # Cookies are shared by all ports of a host.
+        self._cookie = f"cloudjob-console-{port}"
+        self._token: str | None = secrets.token_urlsafe(_TOKEN_BYTES)
+        self._session = secrets.token_urlsafe(_TOKEN_BYTES)
+
+    @property
+    def login_path(self) -> str:
+        """The path and query of the link, which works once."""
+        return f"{LOGIN}?token={self._token}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request, or pass it on."""
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refusal = self._refusal(scope, headers)
+        if refusal is None:
+            await self.app(scope, receive, _with_headers(send))
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+        else:
+            await refusal(scope, receive, _with_headers(send))
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        """Return the answer to a request that is not passed on."""
+        host = headers.get("host", "")
+        origin = headers.get("origin")
+        if host not in self._hosts or origin not in (None, f"http://{host}"):
+            return PlainTextResponse("this host or origin may not use the console\n", _FORBIDDEN)
+        if self._has_session(headers):
+            return RedirectResponse("/", 303) if scope["path"] == LOGIN else None
+        if scope["path"] == LOGIN and self._takes_token(scope):
+            answer = RedirectResponse("/", 303)
+            answer.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
+            return answer
+        return PlainTextResponse(
+            "open the link that `cloudjob console` printed; it works once.\n"
+            "If it was used already, stop that command and start it again.\n",
+            _UNAUTHORIZED,
+        )
+
+    def _takes_token(self, scope: Scope) -> bool:
+        """Whether the request has the token, which is then used up."""
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if self._token is None or not _equal(given, self._token):
+            return False
+        self._token = None
+        return True
+
+    def _has_session(self, headers: Headers) -> bool:
+        try:
+            cookies = SimpleCookie(headers.get("cookie", ""))
+        except CookieError:
+            return False
+        cookie = cookies.get(self._cookie)
+        return cookie is not None and _equal(cookie.value, self._session)
+
+
+def _equal(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(), expected.encode())
+
+
+def _with_headers(send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers: Any = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return send_with_headers

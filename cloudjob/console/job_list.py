@@ -1,0 +1,153 @@
+"""The rows of the jobs page, kept up to date by one thread while somebody looks at them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cloudjob import times
+from cloudjob.errors import CloudJobError
+from cloudjob.home import records_path
+from cloudjob.home.records import JobRecord, Records
+from cloudjob.jobs import Filter, find_all
+from cloudjob.jobs.job import attach
+from cloudjob.model.status import JobState, JobStatus
+
+_ACTIVE = tuple(state.value for state in JobState if not state.is_final)
+_REFRESH_S = 2.0
+# The thread pauses when no page has asked for this long.
+_UNWATCHED_S = 15.0
+
+Row = dict[str, Any]
+
+
+class Changes(NamedTuple):
+    """What changed in the list since a version.
+
+    Args:
+        version: The version to ask with next time.
+        rows: New and changed rows, newest job first.
+        removed: Ids of jobs that are no longer in the list.
+        error: Why the list could not be refreshed; empty if it was.
+    """
+
+    version: int
+    rows: list[Row]
+    removed: list[str]
+    error: str
+
+
+class JobList:
+    """All jobs that this machine submitted, one row each."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._rows: dict[str, Row] = {}
+        self._versions: dict[str, int] = {}
+        self._version = 0
+        self._error = ""
+        self._asked_s = 0.0
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def changes(self, since: int) -> Changes:
+        """Return what changed since a version; 0 for everything."""
+        with self._changed:
+            self._asked_s = time.monotonic()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="job list", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+            # The first answer waits for the first look at the records, not for any platform.
+            self._changed.wait_for(lambda: self._version or self._error, _UNWATCHED_S)
+            is_new = since > self._version
+            rows = [row for job, row in self._rows.items() if is_new or self._versions[job] > since]
+            rows.sort(key=lambda row: row["created"], reverse=True)
+            removed = [
+                job for job, at in self._versions.items() if at > since and job not in self._rows
+            ]
+            return Changes(self._version, rows, removed, self._error)
+
+    def _run(self) -> None:
+        is_first = True
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: time.monotonic() < self._asked_s + _UNWATCHED_S)
+            try:
+                self._refresh(ask_platforms=not is_first)
+                error = ""
+            except CloudJobError as failure:
+                error = failure.message
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+            if not is_first:
+                time.sleep(_REFRESH_S)
+            is_first = False
+
+    def _refresh(self, *, ask_platforms: bool) -> None:
+        with Records(records_path(self._home)) as db:
+            records = db.list()
+        active: dict[str, JobStatus] = {}
+        if ask_platforms and any(not record.final_json for record in records):
+            which = Filter(states=_ACTIVE)
+            active = {job.id: status for job, status in find_all(self._home, which)}
+        fresh = {
+            record.job: self._row(record, active, ask_platforms=ask_platforms) for record in records
+        }
+        with self._changed:
+            self._version += 1
+            for job, row in fresh.items():
+                if row != self._rows.get(job):
+                    self._versions[job] = self._version
+            for job in self._rows.keys() - fresh.keys():
+                self._versions[job] = self._version
+            self._rows = fresh
+            self._changed.notify_all()
+
+    def _row(self, record: JobRecord, active: dict[str, JobStatus], *, ask_platforms: bool) -> Row:
+        known = self._rows.get(record.job)
+        if record.job in active:
+            return row_of(active[record.job])
+        if known is not None and (known["is_final"] or not ask_platforms):
+            return known
+        job = attach(record, self._home)
+        is_quick = bool(record.final_json)
+        return row_of(job.status() if is_quick or ask_platforms else job.unknown("…"))
+
+
+def row_of(status: JobStatus) -> Row:
+    """Return the row of a job: times in seconds since 1970, 0 for what has not happened."""
+    started = times.seconds_of(status.started_at or "")
+    ended = times.seconds_of(status.ended_at or "")
+    return {
+        "job": status.job,
+        "name": status.name,
+        "backend": status.backend,
+        "state": status.state.value,
+        "is_final": status.state.is_final,
+        "nodes": status.nodes,
+        "ranks": status.nodes * status.procs_per_node,
+        "created": times.seconds_of(status.created_at),
+        "started": started,
+        "ended": ended,
+        "exit_code": status.exit_code,
+        "reason": reason_of(status),
+    }
+
+
+def reason_of(status: JobStatus) -> str:
+    """Return in a few words why the job is in its state; empty where the state says it all."""
+    failure = status.failure
+    if failure is None or not failure.message:
+        return status.native_state if status.state is JobState.UNKNOWN else ""
+    where = [
+        f"node {failure.node}" if failure.node is not None else "",
+        f"rank {failure.rank}" if failure.rank is not None else "",
+    ]
+    place = " ".join(part for part in where if part)
+    if not place or failure.message.startswith(place):
+        return failure.message
+    return f"{failure.message} ({place})"

@@ -1,0 +1,216 @@
+"""The log of one job in a file with an index, so that half a million lines scroll and search."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import tempfile
+import threading
+import time
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from cloudjob.errors import CloudJobError
+from cloudjob.jobs import Job
+from jobentry.contract import lines
+
+# A longer line is shown cut.
+_LONGEST_CHARS = 4000
+# The log is no longer followed when no page has asked for this long.
+_UNWATCHED_S = 60.0
+_ENTRY = -1
+# How much is searched at a time.
+_CHUNK_BYTES = 4 * 1024 * 1024
+
+# Terminal sequences and control characters, which have no meaning on a page.
+_CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]?|\x1b[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b."
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
+
+
+class Selection(NamedTuple):
+    """Which lines to show.
+
+    Args:
+        node: Only those of this node; None for all.
+        rank: Only those of this rank; None for all.
+        text: Only those that contain this text, whatever its case.
+    """
+
+    node: int | None = None
+    rank: int | None = None
+    text: str = ""
+
+
+class LogFile:
+    """The log of a job as far as it was read; a thread reads on while somebody looks at it.
+
+    Args:
+        folder: Where the temporary file is made, readable by this user only.
+    """
+
+    def __init__(self, job: Job, folder: str) -> None:
+        self._job = job
+        # Unlinked at once, so that nothing is left whatever ends the console.
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        self._ends = array("Q", [0])
+        self._nodes = array("i")
+        self._ranks = array("i")
+        # Lines of ranks that have not ended, such as progress bars.
+        self._open: dict[tuple[int, int], bytes] = {}
+        self._lock = threading.Lock()
+        self._selected: dict[Selection, tuple[int, array[int]]] = {}
+        self._asked_s = time.monotonic()
+        self._is_reading = False
+        self._error = ""
+        self._is_complete = False
+
+    def page(self, which: Selection, start: int, end: int) -> dict[str, Any]:
+        """Return lines ``start`` to ``end`` of those selected, and how many there are."""
+        self._read_on()
+        with self._lock:
+            chosen = self._chosen(which)
+            count = len(chosen) if chosen is not None else len(self._ranks)
+            shown = range(max(start, 0), min(end, count))
+            indexes = [chosen[n] if chosen is not None else n for n in shown]
+            return {
+                "count": count,
+                "total": len(self._ranks),
+                "is_complete": self._is_complete,
+                "error": self._error,
+                "rows": [self._row(index) for index in indexes],
+            }
+
+    def close(self) -> None:
+        """Delete the file; the log is no longer followed."""
+        with self._lock:
+            self._file.close()
+
+    def _row(self, index: int) -> dict[str, Any]:
+        text = _CONTROL.sub("", self._text(index).rpartition(b"\r")[2].decode("utf-8", "replace"))
+        if len(text) > _LONGEST_CHARS:
+            text = f"{text[:_LONGEST_CHARS]}… ({len(text)} characters)"
+        rank = self._ranks[index]
+        return {
+            "line": index + 1,
+            "node": self._nodes[index],
+            "rank": None if rank == _ENTRY else rank,
+            "text": text,
+        }
+
+    def _text(self, index: int) -> bytes:
+        start, end = self._ends[index], self._ends[index + 1]
+        self._file.seek(start)
+        return self._file.read(end - start).rstrip(b"\r\n")
+
+    # -- selecting --------------------------------------------------------------------------------
+
+    def _chosen(self, which: Selection) -> array[int] | None:
+        """Return the indexes of the selected lines; None for all of them."""
+        if which == Selection():
+            return None
+        known, found = self._selected.get(which, (0, array("L")))
+        count = len(self._ranks)
+        if known < count:
+            if not which.text:
+                fits = iter(range(known, count))
+            else:
+                fits = self._containing(which.text, known)
+            found.extend(index for index in fits if self._is_of(which, index))
+            if len(self._selected) > 8:
+                self._selected.clear()
+            self._selected[which] = (count, found)
+        return found
+
+    def _is_of(self, which: Selection, index: int) -> bool:
+        return which.node in (None, self._nodes[index]) and which.rank in (
+            None,
+            self._ranks[index],
+        )
+
+    def _containing(self, text: str, first: int) -> Iterator[int]:
+        """Yield the lines from ``first`` on that contain the text."""
+        self._file.flush()
+        end = self._ends[-1]
+        if not end:
+            return
+        wanted = text.encode().lower()
+        with mmap.mmap(self._file.fileno(), end, access=mmap.ACCESS_READ) as data:
+            # A regular expression that ignores case is ten times slower than a copy in lower case.
+            while first < len(self._ranks):
+                start = self._ends[first]
+                after = bisect_right(self._ends, start + _CHUNK_BYTES)
+                after = min(max(after, first + 1), len(self._ranks))
+                yield from self._hits(data[start : self._ends[after]].lower(), wanted, start)
+                first = after
+
+    def _hits(self, chunk: bytes, wanted: bytes, start: int) -> Iterator[int]:
+        """Yield the lines of a chunk that contain a text, each once."""
+        at = chunk.find(wanted)
+        while at >= 0:
+            index = bisect_right(self._ends, start + at) - 1
+            yield index
+            at = chunk.find(wanted, self._ends[index + 1] - start)
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def _read_on(self) -> None:
+        with self._lock:
+            self._asked_s = time.monotonic()
+            if self._is_reading or self._is_complete:
+                return
+            # A log that was not followed for a while is read again from its start.
+            self._is_reading = True
+            self._ends = array("Q", [0])
+            self._nodes, self._ranks = array("i"), array("i")
+            self._open.clear()
+            self._selected.clear()
+            self._file.seek(0)
+            self._file.truncate()
+        threading.Thread(target=self._read, name=f"log of {self._job.id}", daemon=True).start()
+
+    def _read(self) -> None:
+        error, is_complete = "", False
+        try:
+            for piece in self._job.pieces(follow=not self._job.has_final_status):
+                if self._file.closed:
+                    return
+                if piece.data:
+                    with self._lock:
+                        self._add(piece.node, piece.data)
+                elif time.monotonic() > self._asked_s + _UNWATCHED_S:
+                    break
+            else:
+                is_complete = True
+        except CloudJobError as failure:
+            error = failure.message
+        with self._lock:
+            if self._file.closed:
+                return
+            for (node, rank), data in sorted(self._open.items()):
+                self._append(node, rank, data)
+            self._open.clear()
+            self._error, self._is_complete, self._is_reading = error, is_complete, False
+
+    def _add(self, node: int, data: bytes) -> None:
+        if self._file.closed:
+            return
+        self._file.seek(0, 2)
+        for text in data.split(b"\n")[:-1]:
+            line = lines.read(text + b"\n")
+            rank = _ENTRY if line.rank is None else line.rank
+            before = self._open.pop((node, rank), b"")
+            if line.data.endswith(b"\n"):
+                self._append(node, rank, before + line.data)
+            else:
+                # A progress bar overwrites itself; only what it shows last is kept.
+                self._open[node, rank] = (before + line.data)[-_LONGEST_CHARS:]
+
+    def _append(self, node: int, rank: int, data: bytes) -> None:
+        self._file.write(data)
+        self._ends.append(self._ends[-1] + len(data))
+        self._nodes.append(node)
+        self._ranks.append(rank)

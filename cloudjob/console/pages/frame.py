@@ -1,0 +1,88 @@
+"""What all pages share: header, colours, keys, dark mode."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from nicegui import ui
+
+from cloudjob import __version__
+
+# State -> colour of Quasar's palette; also in static/console.css.
+COLOURS = {
+    "PENDING": "blue-grey",
+    "RUNNING": "blue",
+    "SUCCEEDED": "green",
+    "FAILED": "red",
+    "CANCELLED": "orange",
+    "UNKNOWN": "grey",
+}
+
+
+_DARK_COOKIE = "cloudjob-console-dark"
+
+
+@contextlib.contextmanager
+def frame(title: str, *crumbs: str) -> Iterator[None]:
+    """Build the page around the content.
+
+    Args:
+        title: The title of the browser's tab.
+        crumbs: Where the page is below the list of jobs.
+    """
+    ui.page_title(f"{title} - cloudjob")
+    ui.add_head_html(
+        '<link rel="stylesheet" href="/static/console.css">'
+        '<script src="/static/console.js"></script>'
+    )
+    ui.colors(primary="#1d4ed8")
+    request = ui.context.client.request
+    chosen = request.cookies.get(_DARK_COOKIE) if request else None
+    dark = ui.dark_mode(None if chosen is None else chosen == "1")
+
+    def switch(event: Any) -> None:
+        dark.set_value(event.args)
+
+    keys = _keys()
+    with ui.header().classes("items-center console-header").props("height-hint=48"):
+        with ui.link(target="/").classes("brand").props('aria-label="All jobs"'):
+            ui.html('<img src="/static/icon.svg" alt="" width="22" height="22">', sanitize=False)
+            ui.label("cloudjob")
+        for crumb in crumbs:
+            ui.label("/").classes("crumb-mark")
+            ui.label(crumb).classes("crumb")
+        ui.space()
+        ui.button(icon="keyboard", on_click=keys.open).props(
+            'flat dense round color=grey-4 aria-label="Keyboard shortcuts"'
+        ).classes("wide-only")
+        ui.button(
+            icon="contrast",
+            on_click=lambda: ui.run_javascript("console_ui.switchDark()"),
+        ).props('flat dense round color=grey-4 aria-label="Dark or light"')
+    ui.on("console-dark", switch)
+    with ui.column().classes("console-page"):
+        yield
+
+
+def _keys() -> ui.dialog:
+    with ui.dialog() as dialog, ui.card():
+        ui.label("Keyboard").classes("text-h6")
+        for key, does in (
+            ("/", "search"),
+            ("g then j", "all jobs"),
+            ("1 … 5", "the views of a job"),
+            ("d", "dark or light"),
+            ("Esc", "leave a field"),
+        ):
+            with ui.row().classes("items-center"):
+                ui.html(f"<kbd>{key}</kbd>", sanitize=False)
+                ui.label(does)
+        ui.label(f"cloudjob {__version__}").classes("quiet")
+    return dialog
+
+
+def badge(state: str) -> ui.badge:
+    """Show the state of a job."""
+    return ui.badge(state, color=COLOURS.get(state, "grey")).classes("state").props("rounded")

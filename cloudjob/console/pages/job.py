@@ -1,0 +1,131 @@
+"""One job: its head, and the tabs below it, each a module of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from nicegui import ui
+
+from cloudjob.console.pages import log, outputs, overview, submitted
+from cloudjob.console.pages.confirm import confirm
+from cloudjob.console.pages.frame import badge, frame
+from cloudjob.console.pages.words import duration, since
+from cloudjob.console.state import Console
+from cloudjob.errors import CloudJobError, JobNotFound
+from cloudjob.jobs import Job
+from cloudjob.model.status import JobState, JobStatus
+
+_REFRESH_S = 2.0
+_VIEWS = ("overview", "log", "outputs", "submitted")
+
+
+def register(console: Console) -> None:
+    """Add the page and the endpoint of the log."""
+    log.register(console)
+
+    @ui.page("/job/{job_id}")
+    @ui.page("/job/{job_id}/{view}")
+    async def page(job_id: str, view: str = _VIEWS[0]) -> None:
+        try:
+            job = await asyncio.to_thread(console.job, job_id)
+        except JobNotFound as error:
+            with frame(job_id, job_id), ui.card().classes("panel"):
+                ui.label(error.message)
+                ui.link("All jobs", "/")
+            return
+        await _JobPage(job).build(view if view in _VIEWS else _VIEWS[0])
+
+
+class _JobPage:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._status: JobStatus = job.unknown("…")
+        self._error = ""
+        self._panels: dict[str, ui.column] = {}
+        self._fills: dict[str, Callable[[], Awaitable[None] | None]] = {
+            "overview": self._overview,
+            "log": lambda: log.build(job),
+            "outputs": lambda: outputs.build(job),
+            "submitted": lambda: submitted.build(job),
+        }
+
+    async def build(self, view: str) -> None:
+        await self._look()
+        with frame(self._job.id, self._job.id):
+            self._head()
+            tabs = ui.tabs().props("dense no-caps align=left").classes("views")
+            with tabs:
+                for name in _VIEWS:
+                    ui.tab(name, label=name.capitalize())
+            tabs.set_value(view)
+            for name in _VIEWS:
+                self._panels[name] = ui.column().classes("w-full gap-3")
+            tabs.on_value_change(self._change)
+            await self._show(view)
+        if not self._status.state.is_final:
+            timer = ui.timer(_REFRESH_S, lambda: self._refresh(timer))
+
+    async def _change(self, event: Any) -> None:
+        ui.navigate.history.replace(f"/job/{self._job.id}/{event.value}")
+        await self._show(event.value)
+
+    async def _show(self, view: str) -> None:
+        for name, panel in self._panels.items():
+            panel.set_visibility(name == view)
+        fill = self._fills.pop(view, None)
+        if fill is not None:
+            with self._panels[view]:
+                filling = fill()
+                if filling is not None:
+                    await filling
+
+    async def _look(self) -> None:
+        try:
+            self._status = await asyncio.to_thread(self._job.status)
+            self._error = ""
+        except CloudJobError as error:
+            self._error = error.message
+
+    async def _refresh(self, timer: ui.timer) -> None:
+        before = self._status
+        await self._look()
+        if self._status != before or self._status.state is JobState.RUNNING:
+            self._head.refresh()
+            self._overview.refresh()
+        if self._status.state.is_final:
+            timer.deactivate()
+
+    @ui.refreshable_method
+    def _overview(self) -> None:
+        overview.build(self._job, self._status)
+
+    @ui.refreshable_method
+    def _head(self) -> None:
+        status = self._status
+        with ui.row().classes("w-full items-center gap-3"):
+            ui.label(status.name).classes("job-title")
+            badge(status.state.value)
+            ui.label(" · ".join(filter(None, (duration(status), since(status))))).classes("quiet")
+            ui.space()
+            copy = ui.button("Copy id", icon="content_copy", on_click=self._copy)
+            copy.props("flat dense no-caps size=md")
+            if not status.state.is_final:
+                cancel = ui.button("Cancel", icon="cancel", on_click=self._cancel)
+                cancel.props("flat dense no-caps color=negative")
+        if self._error:
+            ui.label(self._error).classes("text-negative")
+
+    def _copy(self) -> None:
+        ui.clipboard.write(self._job.id)
+        ui.notify("Copied the job's id.")
+
+    async def _cancel(self) -> None:
+        if not await confirm(f"Cancel {self._job.id}?", "Cancel", "Keep running"):
+            return
+        try:
+            await asyncio.to_thread(self._job.cancel)
+            ui.notify("The job was asked to end.", type="positive")
+        except CloudJobError as error:
+            ui.notify(error.message, type="negative", multi_line=True)

@@ -1,0 +1,114 @@
+"""The log of a job, live, with search and a choice of node and rank."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import Response
+from fastapi.responses import JSONResponse
+from nicegui import app, ui
+
+from cloudjob.console.log_file import Selection
+from cloudjob.console.state import Console
+from cloudjob.errors import JobNotFound
+from cloudjob.jobs import Job
+
+_ALL = "all"
+# From this many ranks on, one types the rank instead of choosing it.
+_MANY_RANKS = 20
+_COLUMNS: list[dict[str, Any]] = [
+    {"field": "line", "width": 74, "cellClass": "line mono"},
+    {"field": "node", "width": 52, "cellClass": "line mono"},
+    {"field": "rank", "width": 58, "cellClass": "rank mono"},
+    {
+        "field": "text",
+        "flex": 1,
+        "minWidth": 300,
+        "cellClass": "mono",
+        ":cellClassRules": "({'entry-line': p => p.data && p.data.rank === null})",
+    },
+]
+
+
+def register(console: Console) -> None:
+    """Add the endpoint from which the table gets the lines it shows."""
+
+    @app.get("/api/jobs/{job_id}/log")
+    def log(
+        job_id: str,
+        start: int = 0,
+        end: int = 0,
+        node: int | None = None,
+        rank: int | None = None,
+        text: str = "",
+    ) -> Response:
+        try:
+            which = Selection(node, rank, text)
+            return JSONResponse(console.log(job_id).page(which, start, end))
+        except JobNotFound as error:
+            return JSONResponse({"error": error.message}, 404)
+
+
+def build(job: Job) -> None:
+    """Show the log; ``?rank=`` in the address chooses a rank."""
+    _LogView(job).build()
+
+
+class _LogView:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._name = json.dumps(job.id)
+        request = ui.context.client.request
+        rank = request.query_params.get("rank", "") if request else ""
+        is_rank = rank.isdecimal() and int(rank) < job.ranks
+        self._selection: dict[str, Any] = {"rank": int(rank)} if is_rank else {}
+
+    def build(self) -> None:
+        with ui.row().classes("toolbar items-center"):
+            search = ui.input(placeholder="Search the log").classes("search")
+            search.props('dense outlined clearable debounce=200 aria-label="Search the log"')
+            search.on_value_change(lambda event: self._select("text", event.value))
+            self._choice("Node", "node", self._job.nodes)
+            self._choice("Rank", "rank", self._job.ranks)
+            ui.html('<span id="log-state" class="quiet" role="status"></span>', sanitize=False)
+            ui.space()
+            self._jump("vertical_align_top", "toStart", "First line")
+            self._jump("vertical_align_bottom", "toEnd", "Last line")
+        chosen = json.dumps(self._selection)
+        ui.aggrid(
+            {
+                "columnDefs": _COLUMNS,
+                "rowModelType": "infinite",
+                "cacheBlockSize": 200,
+                "maxBlocksInCache": 20,
+                "rowHeight": 20,
+                "headerHeight": 0,
+                "enableCellTextSelection": True,
+                "suppressCellFocus": True,
+                ":onGridReady": f"p => console_ui.log(p.api, {self._name}, {chosen})",
+            },
+            theme="quartz",
+            auto_size_columns=False,
+        ).classes("log-grid")
+
+    def _choice(self, label: str, key: str, count: int) -> None:
+        choice = ui.select(
+            [_ALL, *range(count)],
+            value=self._selection.get(key, _ALL),
+            label=label,
+            with_input=count > _MANY_RANKS,
+            on_change=lambda event: self._select(key, event.value),
+        )
+        choice.props("dense outlined options-dense").classes("choice")
+
+    def _jump(self, icon: str, function: str, text: str) -> None:
+        button = ui.button(icon=icon)
+        button.on_click(lambda: ui.run_javascript(f"console_ui.{function}({self._name})"))
+        button.props(f'flat dense round aria-label="{text}"').tooltip(text)
+
+    def _select(self, key: str, value: object) -> None:
+        self._selection.pop(key, None)
+        if value not in (None, "", _ALL):
+            self._selection[key] = value
+        ui.run_javascript(f"console_ui.select({self._name}, {json.dumps(self._selection)})")

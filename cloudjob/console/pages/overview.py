@@ -1,0 +1,71 @@
+"""Why a job failed, when what happened on each node, and its facts."""
+
+from __future__ import annotations
+
+import time
+from html import escape
+
+from nicegui import ui
+
+from cloudjob.console import charts
+from cloudjob.console.pages import words
+from cloudjob.jobs import Job
+from cloudjob.model.status import Failure, JobStatus
+from cloudjob.package.messages import size_text
+
+
+def build(job: Job, status: JobStatus) -> None:
+    """Show the job as it is now."""
+    if status.failure is not None:
+        _verdict(job, status.failure)
+    option = charts.timeline(status, time.time())
+    if option is not None:
+        with ui.card().classes("panel"):
+            ui.label("Timeline").classes("panel-title")
+            chart = ui.echart(option, renderer="svg")
+            chart.style(f"width: 100%; height: {charts.height_px(option)}px")
+    with ui.card().classes("panel"):
+        ui.label("Job").classes("panel-title")
+        with ui.element("div").classes("facts"):
+            for name, value in _facts(status, job):
+                with ui.column().classes("gap-0"):
+                    ui.label(name).classes("fact-name")
+                    ui.label(value).classes("fact-value")
+
+
+def _verdict(job: Job, failure: Failure) -> None:
+    with ui.card().classes("panel verdict"):
+        place = (
+            f"node {failure.node}" if failure.node is not None else "",
+            failure.host or "",
+            f"rank {failure.rank}" if failure.rank is not None else "",
+            f"exit code {failure.exit_code}" if failure.exit_code is not None else "",
+        )
+        ui.label(" · ".join(filter(None, place))).classes("verdict-place")
+        ui.label(failure.message or "failed").classes("verdict-message")
+        if failure.last_lines:
+            ui.label("Last lines").classes("fact-name")
+            text = "\n".join(map(escape, failure.last_lines))
+            lines = ui.html(f'<pre class="lines" tabindex="0">{text}</pre>', sanitize=False)
+            lines.classes("w-full")
+        if failure.rank is not None:
+            ui.link(f"Log of rank {failure.rank}", f"/job/{job.id}/log?rank={failure.rank}")
+
+
+def _facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
+    code = status.code
+    facts = (
+        ("Id", status.job),
+        ("Backend", status.backend),
+        ("Handle", job.handle),
+        ("Nodes", str(status.nodes)),
+        ("Ranks", str(status.nodes * status.procs_per_node)),
+        ("Native state", status.native_state),
+        ("Cause", status.cause),
+        ("Exit code", None if status.exit_code is None else str(status.exit_code)),
+        ("Submitted", status.created_at),
+        ("Started", status.started_at),
+        ("Ended", status.ended_at),
+        ("Code", f"{words.files(code.files)}, {size_text(code.size_bytes)}" if code else None),
+    )
+    return [(name, value) for name, value in facts if value]

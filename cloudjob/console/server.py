@@ -1,0 +1,87 @@
+"""Serves the console: NiceGUI pages and three JSON endpoints behind ``access``."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import tempfile
+import webbrowser
+from collections.abc import Callable, Iterator
+from html import escape
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+from nicegui import app as nicegui_app
+from nicegui import ui
+
+from cloudjob.console.access import Access
+from cloudjob.console.pages import compare, job, jobs
+from cloudjob.console.state import Console
+
+_STATIC = Path(__file__).parent / "static"
+_HOST = "127.0.0.1"
+_END_S = 2
+
+
+def serve(home: Path, port: int, *, opens_browser: bool, on_ready: Callable[[str], None]) -> None:
+    """Serve the console until SIGINT or SIGTERM.
+
+    Args:
+        port: The port on loopback; 0 for a free one.
+        on_ready: Called with the link that opens the console, once.
+
+    Raises:
+        OSError: The port is in use.
+    """
+    with _listener(port) as (descriptor, actual), tempfile.TemporaryDirectory() as folder:
+        guarded = Access(_application(Console(home, folder)), actual)
+        config = uvicorn.Config(
+            guarded,
+            fd=descriptor,
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=_END_S,
+        )
+        link = f"http://{_HOST}:{actual}{guarded.login_path}"
+        on_ready(link)
+        if opens_browser:
+            _open_browser(link, Path(folder))
+        uvicorn.Server(config).run()
+
+
+def _application(console: Console) -> FastAPI:
+    application = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    nicegui_app.add_static_files("/static", _STATIC, max_cache_age=0)
+    for page in (jobs, job, compare):
+        page.register(console)
+    ui.run_with(
+        application,
+        title="cloudjob",
+        dark=None,
+        favicon=_STATIC / "icon.svg",
+        reconnect_timeout=30,
+        show_welcome_message=False,
+    )
+    return application
+
+
+@contextlib.contextmanager
+def _listener(port: int) -> Iterator[tuple[int, int]]:
+    """Listen on loopback; yields the descriptor and the port."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((_HOST, port))
+        # The browser may connect before the server accepts.
+        listener.listen()
+        yield listener.fileno(), listener.getsockname()[1]
+
+
+def _open_browser(link: str, folder: Path) -> None:
+    """Open the link through a file, as other users can read the arguments of a browser."""
+    page = folder / "open.html"
+    page.write_text(f'<meta http-equiv="refresh" content="0; url={escape(link)}">\n')
+    webbrowser.open(page.as_uri())

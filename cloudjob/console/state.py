@@ -1,0 +1,50 @@
+"""What the pages of one console share."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from cloudjob.console.job_list import JobList
+from cloudjob.console.log_file import LogFile
+from cloudjob.jobs import Job, find
+
+# Logs whose files are kept while others are looked at.
+_MOST_LOGS = 16
+
+
+class Console:
+    """The job list and the logs that were opened.
+
+    Args:
+        folder: A folder of this user alone, for temporary files.
+    """
+
+    def __init__(self, home: Path, folder: str) -> None:
+        self.home = home
+        self.jobs = JobList(home)
+        self._folder = folder
+        self._logs: dict[str, LogFile] = {}
+        self._lock = threading.Lock()
+
+    def job(self, job_id: str) -> Job:
+        """Return the job with this id.
+
+        Raises:
+            JobNotFound: There is none.
+        """
+        return find(self.home, job_id)
+
+    def log(self, job_id: str) -> LogFile:
+        """Return the log of a job.
+
+        Raises:
+            JobNotFound: There is no such job.
+        """
+        with self._lock:
+            if job_id not in self._logs:
+                log = LogFile(self.job(job_id), self._folder)
+                while len(self._logs) >= _MOST_LOGS:
+                    self._logs.pop(next(iter(self._logs))).close()
+                self._logs[job_id] = log
+            return self._logs[job_id]

@@ -1,0 +1,239 @@
+// What runs in the browser: cells and filters of the jobs table, the log table, keys.
+const console_ui = (() => {
+  const pad = (n) => String(n).padStart(2, "0");
+  const span = (s) => {
+    if (s == null || s < 0 || Number.isNaN(s)) return "";
+    if (s < 10) return `${s.toFixed(1)} s`;
+    if (s < 60) return `${Math.round(s)} s`;
+    if (s < 3600) return `${Math.floor(s / 60)} min ${pad(Math.floor(s % 60))} s`;
+    if (s < 86400) return `${Math.floor(s / 3600)} h ${pad(Math.floor((s % 3600) / 60))} min`;
+    return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  };
+  const short = (s) => {
+    if (s < 60) return `${Math.max(0, Math.floor(s))} s`;
+    if (s < 3600) return `${Math.floor(s / 60)} min`;
+    if (s < 86400) return `${Math.floor(s / 3600)} h`;
+    return `${Math.floor(s / 86400)} d`;
+  };
+  const now = () => Date.now() / 1000;
+  const local = (s) => (s ? new Date(s * 1000).toLocaleString() : "");
+
+  // -- jobs ------------------------------------------------------------------------------------
+  let states = "all";
+  let grid = null;
+
+  const duration = ({ data }) =>
+    data.started ? (data.ended || (data.is_final ? data.started : now())) - data.started : null;
+
+  const state = ({ value }) => {
+    const mark = document.createElement("span");
+    mark.className = `state-mark state-${value}`;
+    mark.textContent = value;
+    return mark;
+  };
+
+  const openJob = (event) => {
+    if (event.event?.key && event.event.key !== "Enter") return;
+    if (event.column?.getColId().startsWith("ag-Grid-Selection")) return;
+    const path = `/job/${encodeURIComponent(event.data.job)}`;
+    if (event.event?.ctrlKey || event.event?.metaKey) window.open(path, "_blank");
+    else window.location = path;
+  };
+
+  const remember = (name, value) => {
+    const url = new URL(window.location);
+    if (value && value !== "all") url.searchParams.set(name, value);
+    else url.searchParams.delete(name);
+    history.replaceState(history.state, "", url);
+  };
+
+  const narrow = (api) => {
+    const width = window.innerWidth;
+    api.setColumnsVisible(["backend", "nodes", "exit_code"], width >= 900);
+    api.setColumnsVisible(["ranks", "started", "reason"], width >= 640);
+  };
+
+  const jobs = async (api, chosen) => {
+    grid = api;
+    states = chosen;
+    api.setGridOption("loading", true);
+    narrow(api);
+    window.addEventListener("resize", () => narrow(api));
+    api.onFilterChanged();
+    let version = 0;
+    const error = (text) => {
+      const place = document.getElementById("list-error");
+      if (place) place.textContent = text;
+    };
+    const ask = async (words) => {
+      const answer = await fetch(`/api/jobs?${words}`);
+      if (answer.status === 401) throw new Error("the console was restarted; open its new link");
+      return answer.json();
+    };
+    const refresh = async () => {
+      if (document.hidden && version) return;
+      try {
+        const found = await ask(`since=${version}`);
+        if (!version || found.version < version) {
+          api.setGridOption("rowData", found.rows);
+        } else if (found.rows.length || found.removed.length) {
+          const known = (row) => api.getRowNode(row.job);
+          api.applyTransaction({
+            add: found.rows.filter((row) => !known(row)),
+            update: found.rows.filter(known),
+            remove: found.removed.filter((job) => api.getRowNode(job)).map((job) => ({ job })),
+          });
+        }
+        version = found.version;
+        error(found.error);
+      } catch (failure) {
+        error(failure instanceof TypeError ? "the console has stopped" : failure.message);
+      }
+    };
+    // What fits on the screen comes first.
+    const first = await ask("since=0&limit=200").catch(() => ({ rows: [] }));
+    api.setGridOption("rowData", first.rows);
+    api.setGridOption("loading", false);
+    await refresh();
+    setInterval(refresh, 2000);
+    setInterval(() => {
+      if (!document.hidden) api.refreshCells({ columns: ["created", "started"] });
+    }, 1000);
+  };
+
+  // -- log -------------------------------------------------------------------------------------
+  const logs = {};
+
+  // A table that asks for the lines it shows.
+  const log = (api, job, query) => {
+    const view = { api, job, query, follows: true, count: -1, total: -1 };
+    logs[job] = view;
+    api.setColumnsVisible(["line", "node"], window.innerWidth >= 640);
+    const ask = async (start, end) => {
+      const words = new URLSearchParams({ start, end, ...view.query });
+      const answer = await fetch(`/api/jobs/${encodeURIComponent(job)}/log?${words}`);
+      return answer.json();
+    };
+    const shown = (found) => {
+      const place = document.getElementById("log-state");
+      if (!place) return;
+      const some = found.count === found.total ? "" : ` of ${found.total.toLocaleString()}`;
+      const end = found.error || (found.is_complete ? "" : " · live");
+      place.textContent = `${found.count.toLocaleString()}${some} lines${end}`;
+    };
+    const source = {
+      getRows: async ({ startRow, endRow, successCallback, failCallback }) => {
+        try {
+          const found = await ask(startRow, endRow);
+          shown(found);
+          successCallback(found.rows, found.count);
+        } catch {
+          failCallback();
+        }
+      },
+    };
+    view.reload = () => {
+      view.count = -1;
+      api.setGridOption("datasource", { ...source });
+    };
+    view.toEnd = () => view.count > 0 && api.ensureIndexVisible(view.count - 1, "bottom");
+    view.reload();
+    const look = async () => {
+      if (document.hidden || api.isDestroyed()) return;
+      const found = await ask(0, 0).catch(() => null);
+      if (!found) return;
+      shown(found);
+      if (found.count !== view.count) {
+        const isFirst = view.count < 0;
+        view.count = found.count;
+        if (!isFirst) api.refreshInfiniteCache();
+        api.setRowCount(found.count, true);
+        if (view.follows) setTimeout(view.toEnd, 0);
+      }
+    };
+    look();
+    const timer = setInterval(() => (api.isDestroyed() ? clearInterval(timer) : look()), 1000);
+    api.addEventListener("bodyScroll", ({ direction }) => {
+      if (direction !== "vertical") return;
+      view.follows = api.getLastDisplayedRowIndex() >= view.count - 2;
+    });
+  };
+
+  const select = (job, query) => {
+    const view = logs[job];
+    if (!view) return;
+    view.query = query;
+    view.reload();
+  };
+
+  const switchDark = () => {
+    const dark = !document.body.classList.contains("body--dark");
+    document.cookie = `cloudjob-console-dark=${dark ? 1 : 0}; path=/; max-age=31536000; samesite=strict`;
+    emitEvent("console-dark", dark);
+  };
+
+  // -- timeline --------------------------------------------------------------------------------
+  // One bar of a row: its value is [row, start, end].
+  const bar = (params, api) => {
+    const start = api.coord([api.value(1), api.value(0)]);
+    const end = api.coord([api.value(2), api.value(0)]);
+    const area = params.coordSys;
+    const height = Math.min(16, api.size([0, 1])[1] * 0.6);
+    const x = Math.max(start[0], area.x);
+    const width = Math.max(Math.min(end[0], area.x + area.width) - x, 2);
+    return {
+      type: "rect",
+      shape: { x, y: start[1] - height / 2, width, height, r: 3 },
+      style: { fill: api.visual("color") },
+    };
+  };
+
+  const barText = ({ marker, seriesName, name, value }) =>
+    `${marker}<b>${seriesName}</b> ${name}<br>${span(value[2] - value[1])}, ` +
+    `from ${value[1].toFixed(2)} s to ${value[2].toFixed(2)} s`;
+
+  // -- keys ------------------------------------------------------------------------------------
+  let before = "";
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") document.activeElement?.blur();
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (/^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement?.tagName)) return;
+    const key = event.key;
+    if (key === "/") {
+      const field = document.querySelector(".search input");
+      if (field) {
+        field.focus();
+        event.preventDefault();
+      }
+    } else if (key === "j" && before === "g") window.location = "/";
+    else if (key === "d") switchDark();
+    else if (/^[1-9]$/.test(key)) document.querySelectorAll(".views .q-tab")[key - 1]?.click();
+    before = key;
+  });
+
+  return {
+    age: ({ value }) => (value ? short(now() - value) : ""),
+    date: ({ value }) => local(value),
+    times: ({ data }) => [local(data.started), local(data.ended)].filter(Boolean).join(" – "),
+    seconds: ({ value }) => span(value),
+    duration,
+    state,
+    openJob,
+    switchDark,
+    bar,
+    barText,
+    remember,
+    jobs,
+    log,
+    select,
+    toEnd: (job) => logs[job]?.toEnd(),
+    toStart: (job) => logs[job]?.api.ensureIndexVisible(0, "top"),
+    filterState: (chosen) => {
+      states = chosen;
+      remember("state", chosen);
+      grid?.onFilterChanged();
+    },
+    hasStateFilter: () => states !== "all",
+    hasState: (node) => node.data.state === states,
+  };
+})();

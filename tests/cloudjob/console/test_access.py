@@ -1,0 +1,118 @@
+"""Only a browser that opened the one-time link gets through."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.responses import PlainTextResponse
+
+from cloudjob.console.access import Access
+
+PORT = 8321
+HOST = f"127.0.0.1:{PORT}"
+
+
+def make() -> Access:
+    return Access(PlainTextResponse("the page"), PORT)
+
+
+def ask(access: Access, path: str = "/", kind: str = "http", **headers: str) -> dict[str, Any]:
+    """Return the first message of the answer, with its headers as a dictionary."""
+    path, _, query = path.partition("?")
+    sent: list[dict[str, Any]] = []
+    named = {"host": HOST, **headers}
+    scope = {
+        "type": kind,
+        "method": "GET",
+        "path": path,
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in named.items()],
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(access(scope, receive, send))
+    first = sent[0]
+    first["headers"] = {k.decode(): v.decode() for k, v in first.get("headers", [])}
+    return first
+
+
+def login(access: Access) -> str:
+    """Open the link and return the cookie."""
+    answer = ask(access, access.login_path)
+    assert (answer["status"], answer["headers"]["location"]) == (303, "/")
+    cookie = answer["headers"]["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    return cookie.partition(";")[0]
+
+
+def test_a_browser_that_opened_the_link_sees_the_page():
+    access = make()
+
+    assert ask(access, cookie=login(access))["status"] == 200
+
+
+def test_without_the_cookie_nothing_is_shown():
+    access = make()
+    login(access)
+
+    assert ask(access)["status"] == 401
+    assert ask(access, "/api/jobs")["status"] == 401
+    assert ask(access, cookie=f"cloudjob-console-{PORT}=guess")["status"] == 401
+    assert ask(access, cookie="=;;;\x01=")["status"] == 401
+
+
+def test_the_link_works_once():
+    access = make()
+    path = access.login_path
+    login(access)
+
+    assert ask(access, path)["status"] == 401
+
+
+@pytest.mark.parametrize("query", ["", "?token=", "?token=None", "?token=guess", "?token=%FF"])
+def test_a_wrong_token_is_refused_and_leaves_the_link_valid(query: str):
+    access = make()
+
+    assert ask(access, f"/login{query}")["status"] == 401
+    login(access)
+    assert ask(access, f"/login{query}")["status"] == 401
+
+
+@pytest.mark.parametrize("host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1:80", ""])
+def test_another_host_is_refused_whatever_its_cookie(host: str):
+    access = make()
+    cookie = login(access)
+
+    assert ask(access, cookie=cookie, host=host)["status"] == 403
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", f"https://{HOST}"])
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_another_origin_is_refused_whatever_its_cookie(origin: str, kind: str):
+    access = make()
+    answer = ask(access, kind=kind, cookie=login(access), origin=origin)
+
+    assert answer.get("status", answer.get("code")) in (403, 1008)
+
+
+def test_a_websocket_without_the_cookie_is_closed():
+    access = make()
+
+    assert ask(access, kind="websocket") == {"type": "websocket.close", "code": 1008, "headers": {}}
+
+
+def test_pages_cannot_be_framed_and_load_nothing_from_elsewhere():
+    access = make()
+    headers = ask(access, cookie=login(access))["headers"]
+
+    assert "default-src 'self'" in headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert headers["referrer-policy"] == "no-referrer"

@@ -1,0 +1,101 @@
+"""What the jobs page is sent: every row once, then the changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cloudjob.console.job_list import JobList, reason_of, row_of
+from cloudjob.home import records_path
+from cloudjob.home.records import JobRecord, Records
+from cloudjob.model.status import Failure, JobState, JobStatus, to_json
+from tests.support.polling import poll
+
+
+def status_of(job: str, **more: Any) -> JobStatus:
+    values: dict[str, Any] = {
+        "name": "train",
+        "backend": "process",
+        "state": JobState.SUCCEEDED,
+        "native_state": "ended",
+        "nodes": 2,
+        "procs_per_node": 4,
+        "created_at": "2026-01-01T00:00:00.000Z",
+        "started_at": "2026-01-01T00:00:01.000Z",
+        "ended_at": "2026-01-01T00:00:11.000Z",
+        "exit_code": 0,
+    }
+    return JobStatus(job=job, **{**values, **more})
+
+
+def record(home: Path, status: JobStatus) -> None:
+    """Record an ended job."""
+    with Records(records_path(home)) as db:
+        db.add(
+            JobRecord(
+                status.job,
+                status.name,
+                status.backend,
+                f"{status.backend}://local/{status.job}",
+                status.state.value,
+                status.nodes,
+                status.procs_per_node,
+                status.created_at,
+                "",
+                "",
+                0,
+                0,
+                "",
+                json.dumps(to_json(status)),
+                "{}",
+            )
+        )
+
+
+def test_a_page_gets_all_jobs_once_and_then_what_changed(tmp_path: Path):
+    record(tmp_path, status_of("train-1"))
+    jobs = JobList(tmp_path)
+    first = jobs.changes(0)
+    assert [row["job"] for row in first.rows] == ["train-1"]
+    assert jobs.changes(first.version).rows == []
+
+    record(tmp_path, status_of("train-2", created_at="2026-01-02T00:00:00.000Z"))
+    poll(lambda: [row["job"] for row in jobs.changes(first.version).rows] == ["train-2"], "job 2")
+    assert [row["job"] for row in jobs.changes(0).rows] == ["train-2", "train-1"]
+
+    version = jobs.changes(0).version
+    with Records(records_path(tmp_path)) as db:
+        db.remove("train-1")
+    poll(lambda: jobs.changes(version).removed == ["train-1"], "the removal")
+
+
+def test_a_page_of_an_earlier_console_gets_everything_again(tmp_path: Path):
+    record(tmp_path, status_of("train-1"))
+
+    assert [row["job"] for row in JobList(tmp_path).changes(10_000).rows] == ["train-1"]
+
+
+def test_records_that_cannot_be_read_are_reported(tmp_path: Path):
+    records_path(tmp_path).write_bytes(b"this is no database" * 100)
+
+    assert "records" in JobList(tmp_path).changes(0).error
+
+
+def test_a_row_has_times_in_seconds_and_the_number_of_ranks():
+    row = row_of(status_of("train-1"))
+
+    assert row["ended"] - row["started"] == 10.0
+    assert row["ranks"] == 8
+    assert row_of(status_of("train-1", started_at=None))["started"] == 0
+
+
+def test_the_reason_names_node_and_rank_once():
+    failed = {"state": JobState.FAILED}
+    rank = Failure(node=1, rank=5, message="ended by SIGKILL")
+    node = Failure(node=1, message="node 1 was lost")
+
+    assert reason_of(status_of("a", failure=rank, **failed)) == "ended by SIGKILL (node 1 rank 5)"
+    assert reason_of(status_of("a", failure=node, **failed)) == "node 1 was lost"
+    assert reason_of(status_of("a")) == ""
+    assert reason_of(status_of("a", state=JobState.UNKNOWN, native_state="gone")) == "gone"

@@ -1,0 +1,135 @@
+"""The log of a job, selected and cut into pages."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudjob.console.log_file import LogFile, Selection
+from cloudjob.errors import BackendError
+from cloudjob.jobs.job import LogPiece
+from tests.support.polling import poll
+
+
+class Job:
+    """A job with this log; it ends when the test says so."""
+
+    id = "job-1"
+
+    def __init__(self, *pieces: LogPiece, has_ended: bool = True) -> None:
+        self.has_final_status = has_ended
+        self._pieces = pieces
+        self.end = threading.Event()
+        self.error: Exception | None = None
+
+    def pieces(self, *, follow: bool) -> Iterator[LogPiece]:
+        assert follow is not self.has_final_status
+        yield from self._pieces
+        if self.error:
+            raise self.error
+        while follow and not self.end.wait(0.01):
+            yield LogPiece(0, b"")
+
+
+@contextlib.contextmanager
+def opened(job: Job, folder: Path, *, is_read: bool = True) -> Iterator[LogFile]:
+    """Open the log of a job, and wait until all of it was read."""
+    log = LogFile(job, str(folder))  # type: ignore[arg-type]
+    try:
+        if is_read:
+            poll(lambda: log.page(Selection(), 0, 0)["is_complete"], "the whole log")
+        yield log
+    finally:
+        job.end.set()
+        log.close()
+
+
+def read(job: Job, folder: Path, **which: Any) -> list[tuple[int, int | None, str]]:
+    """Return node, rank and text of the selected lines of a log that is complete."""
+    with opened(job, folder) as log:
+        rows = log.page(Selection(**which), 0, 1000)["rows"]
+    return [(row["node"], row["rank"], row["text"]) for row in rows]
+
+
+TWO_NODES = (
+    LogPiece(0, b"jobentry: starts\n[0] Loss 1\n[1] loss 2\n"),
+    LogPiece(1, b"[2] loss 3\n[3] done\n"),
+)
+
+
+@pytest.mark.parametrize(
+    ("which", "texts"),
+    [
+        ({}, ["jobentry: starts", "Loss 1", "loss 2", "loss 3", "done"]),
+        ({"node": 1}, ["loss 3", "done"]),
+        ({"rank": 1}, ["loss 2"]),
+        ({"text": "LOSS"}, ["Loss 1", "loss 2", "loss 3"]),
+        ({"text": "loss", "node": 0}, ["Loss 1", "loss 2"]),
+        ({"text": "o", "rank": 3}, ["done"]),
+        ({"text": "absent"}, []),
+    ],
+)
+def test_lines_are_selected_by_node_rank_and_text(
+    which: dict[str, Any], texts: list[str], tmp_path: Path
+):
+    assert [text for _, _, text in read(Job(*TWO_NODES), tmp_path, **which)] == texts
+
+
+def test_a_page_has_the_lines_that_were_asked_for(tmp_path: Path):
+    text = b"".join(b"[0] line %d\n" % number for number in range(1000))
+    with opened(Job(LogPiece(0, text)), tmp_path) as log:
+        page = log.page(Selection(), 500, 502)
+        found = log.page(Selection(text="line 99"), 0, 1)
+        end = log.page(Selection(), 999, 5000)
+        before = log.page(Selection(), -5, 0)
+
+    assert [(row["line"], row["text"]) for row in page["rows"]] == [
+        (501, "line 500"),
+        (502, "line 501"),
+    ]
+    assert (page["count"], page["total"]) == (1000, 1000)
+    assert found["count"] == 11
+    assert end["rows"][0]["text"] == "line 999"
+    assert before["rows"] == []
+
+
+def test_a_progress_bar_is_one_line_with_its_last_state(tmp_path: Path):
+    parts = b"[0]+ 10%\r\n[0]+ 20%\r\n[1] other\n[0] 30%\n"
+
+    assert read(Job(LogPiece(0, parts)), tmp_path) == [(0, 1, "other"), (0, 0, "30%")]
+
+
+def test_what_had_no_newline_at_the_end_is_shown(tmp_path: Path):
+    assert read(Job(LogPiece(0, b"[0]+ cut\n")), tmp_path) == [(0, 0, "cut")]
+
+
+def test_control_sequences_of_a_terminal_are_left_out(tmp_path: Path):
+    text = b"[0] \x1b[31mred\x1b[0m \x1b]52;c;aGk=\x07copied \x9b\xff\n"
+
+    assert read(Job(LogPiece(0, text)), tmp_path) == [(0, 0, "red copied \ufffd\ufffd")]
+
+
+def test_a_running_job_shows_what_it_wrote_so_far(tmp_path: Path):
+    job = Job(LogPiece(0, b"[0] first\n"), has_ended=False)
+    with opened(job, tmp_path, is_read=False) as log:
+        poll(lambda: log.page(Selection(), 0, 1)["rows"], "the first line")
+        assert not log.page(Selection(), 0, 1)["is_complete"]
+        job.end.set()
+        poll(lambda: log.page(Selection(), 0, 1)["is_complete"], "the end of the log")
+
+
+def test_a_platform_that_does_not_answer_is_named(tmp_path: Path):
+    job = Job(LogPiece(0, b"[0] first\n"))
+    job.error = BackendError("reading the log: the cluster does not answer")
+    with opened(job, tmp_path, is_read=False) as log:
+        poll(lambda: "does not answer" in log.page(Selection(), 0, 1)["error"], "the error")
+
+
+def test_the_log_leaves_no_file(tmp_path: Path):
+    assert read(Job(*TWO_NODES), tmp_path)
+    assert list(tmp_path.iterdir()) == []

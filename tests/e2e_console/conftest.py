@@ -1,0 +1,77 @@
+"""A console with real jobs, and a real browser."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+
+from tests.support.browser import CLOUDJOB, Page
+from tests.support.polling import poll
+
+_LINK = re.compile(r"http://127\.0\.0\.1:\d+/login\?token=\S+")
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    folder.chmod(0o700)
+    return folder
+
+
+@pytest.fixture
+def start_console(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
+    """Start a console for a home; returns its link."""
+    started = []
+
+    def start(home: Path) -> str:
+        log = tmp_path / f"console-{len(started)}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [CLOUDJOB, "console", "--no-open"],
+                env={**os.environ, "CLOUDJOB_HOME": str(home)},
+                stdout=subprocess.DEVNULL,
+                stderr=out,
+            )
+        started.append(process)
+        poll(lambda: _LINK.search(log.read_text()) or process.poll() is not None, "link")
+        found = _LINK.search(log.read_text())
+        assert found, log.read_text()
+        return found.group()
+
+    yield start
+    for process in started:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[webdriver.Chrome]:
+    names = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
+    assert all(names.values()), f"apt-get install chromium chromium-driver: {names}"
+    options = Options()
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000"):
+        options.add_argument(word)
+    options.add_argument(f"--user-data-dir={tmp_path / 'profile'}")
+    options.binary_location = str(names["chromium"])
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options=options, service=Service(names["chromedriver"]))
+    yield started
+    started.quit()
+
+
+@pytest.fixture
+def open_page(
+    driver: webdriver.Chrome, start_console: Callable[[Path], str]
+) -> Callable[[Path], Page]:
+    """Start a console for a home and log the browser in."""
+    return lambda home: Page(driver, start_console(home))

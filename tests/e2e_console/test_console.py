@@ -1,0 +1,253 @@
+"""The console in a real browser, on real jobs of this machine.
+
+Screenshots of the views are kept in $CLOUDJOB_TEST_SCREENSHOTS, if that is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from cloudjob.home import records_path
+from cloudjob.home.records import JobRecord, Records
+from cloudjob.model.status import Failure, JobState, JobStatus, to_json
+from tests.support.browser import Page, run
+from tests.support.polling import poll
+
+pytestmark = pytest.mark.browser
+
+ROWS = "document.querySelectorAll('.jobs-grid .ag-center-cols-container .ag-row').length"
+TRAIN = """
+import os, sys, time
+rank = os.environ["OMPI_COMM_WORLD_RANK"]
+for step in range(int(sys.argv[1])):
+    print(f"step {step} of rank {rank}", flush=True)
+    time.sleep(0.05)
+if "--fail" in sys.argv and rank == "1":
+    raise RuntimeError("the loss is NaN <b>&amp;</b>")
+"""
+OpenPage = Callable[[Path], Page]
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    (folder / "train.py").write_text(TRAIN)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def failed(home: Path, source: Path) -> str:
+    """Run a job of two nodes whose rank 1 fails; return its id."""
+    done = run(
+        home,
+        "submit",
+        "--json",
+        "--nodes",
+        "2",
+        "--name",
+        "failing",
+        "-e",
+        "LR=0.1",
+        "--secret",
+        f"TOKEN=@{_secret(source)}",
+        "train.py",
+        "3",
+        "--fail",
+        cwd=source,
+    )
+    assert done.returncode == 1, done.stderr
+    return str(json.loads(done.stdout)["job"])
+
+
+def _secret(source: Path) -> Path:
+    path = source.parent / "token"
+    path.write_text("s3cr3t-value")
+    return path
+
+
+def keep(page: Page, name: str) -> None:
+    folder = os.environ.get("CLOUDJOB_TEST_SCREENSHOTS")
+    if folder:
+        page.driver.save_screenshot(str(Path(folder) / f"{name}.png"))
+
+
+def test_a_failed_job_shows_which_rank_failed_and_why(home: Path, failed: str, open_page: OpenPage):
+    page = open_page(home)
+    page.shows(failed, "FAILED", "the loss is NaN")
+    page.click(".jobs-grid .ag-cell[col-id=job]", failed)
+    page.shows("node 0", "rank 1", "exit code 1", "RuntimeError: the loss is NaN <b>&amp;</b>")
+    page.shows("step 2 of rank 1", "Timeline", "node 0", "bring-up")
+    keep(page, "job")
+
+    page.click("a", "Log of rank 1")
+    page.shows("step 0 of rank 1", "RuntimeError")
+    assert "of rank 0" not in page.text
+    keep(page, "log")
+    page.open(f"/job/{failed}/submitted")
+    page.shows("train.py", "LR", "0.1")
+    assert page.problems() == []
+
+
+def test_no_view_shows_a_secret_or_loads_from_elsewhere(
+    home: Path, failed: str, open_page: OpenPage
+):
+    page = open_page(home)
+    for path in ("/", f"/job/{failed}", *(f"/job/{failed}/{v}" for v in ("log", "submitted"))):
+        page.open(path)
+        page.shows(failed)
+        poll(lambda: page.script("return document.readyState") == "complete", "loaded page")
+        assert "s3cr3t-value" not in page.driver.page_source
+        loaded = page.script("return performance.getEntriesByType('resource').map(e => e.name)")
+        assert isinstance(loaded, list)
+        hosts = {urlsplit(url).netloc for url in loaded if not url.startswith("data:")}
+        assert hosts == {urlsplit(page.base).netloc}
+        assert "token" not in str(page.driver.current_url)
+
+
+def test_a_running_job_is_followed_and_cancelled(home: Path, source: Path, open_page: OpenPage):
+    page = open_page(home)
+    page.await_true(f"{ROWS} >= 0")
+    done = run(home, "submit", "--detach", "--name", "endless", "train.py", "100000", cwd=source)
+    job = done.stdout.strip().rpartition("/")[2]
+    page.shows(job, "RUNNING")
+    page.open(f"/job/{job}/log")
+    page.shows(" of rank 0", "live")
+    page.enter(".search input", "step 5 of")
+    page.shows("1 of ", "step 5 of rank 0")
+
+    page.click("button", "Cancel")
+    page.shows(f"Cancel {job}?")
+    page.click(".q-dialog button", "Cancel")
+    page.shows("CANCELLED")
+
+
+def test_two_jobs_are_compared(home: Path, failed: str, source: Path, open_page: OpenPage):
+    done = run(home, "submit", "--json", "--name", "whole", "train.py", "1", cwd=source)
+    other = str(json.loads(done.stdout)["job"])
+    page = open_page(home)
+    page.open(f"/compare?jobs={failed},{other}")
+
+    page.shows(failed, other, "SUCCEEDED", "FAILED", '["3", "--fail"]', '["1"]')
+    assert "start_timeout_min" not in page.text
+    page.click(".q-toggle")
+    page.shows("start_timeout_min")
+    keep(page, "compare")
+
+
+def test_ten_thousand_jobs_are_searched_and_filtered(tmp_path: Path, open_page: OpenPage):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    _record(home, 10_000)
+    page = open_page(home)
+    page.await_true(f"{ROWS} > 10")
+    page.shows("job-09999")
+    page.enter(".search input", "job-00042")
+    page.await_true(f"{ROWS} === 1")
+    page.shows("job-00042")
+    assert "q=job-00042" in str(page.driver.current_url)
+
+    page.open("/?state=%27)%2Bhacked()//&q=</script><script>window.hacked=1</script>'\"")
+    page.await_true("document.querySelector('.search input')?.value.includes('script')")
+    assert page.script("return window.hacked") is None
+    page.open("/?state=FAILED")
+    page.await_true(f"{ROWS} > 10")
+    page.shows("CUDA out of memory (node 1 rank 9)")
+    assert "SUCCEEDED\n" not in page.text.partition("Reason")[2]
+    keep(page, "jobs")
+
+
+def _record(home: Path, count: int) -> None:
+    with Records(records_path(home)) as db:
+        for number in range(count):
+            has_failed = number % 7 == 0
+            state = JobState.FAILED if has_failed else JobState.SUCCEEDED
+            failure = Failure(node=1, rank=9, exit_code=1, message="CUDA out of memory")
+            hour, second = divmod(number, 3600)
+            status = JobStatus(
+                job=f"job-{number:05d}",
+                name="job",
+                backend="docker",
+                state=state,
+                native_state="ended",
+                nodes=2,
+                procs_per_node=8,
+                created_at=f"2026-01-01T{hour:02d}:{second // 60:02d}:{second % 60:02d}.000Z",
+                exit_code=int(has_failed),
+                failure=failure if has_failed else None,
+            )
+            final = json.dumps(to_json(status))
+            db.add(
+                JobRecord(
+                    status.job,
+                    "job",
+                    "docker",
+                    f"docker://x/{status.job}",
+                    state.value,
+                    2,
+                    8,
+                    status.created_at,
+                    "",
+                    "",
+                    0,
+                    0,
+                    "",
+                    final,
+                    "{}",
+                )
+            )
+
+
+@pytest.mark.parametrize("view", ["", "/log", "/outputs", "/submitted"])
+def test_a_job_fits_a_narrow_screen(home: Path, failed: str, open_page: OpenPage, view: str):
+    page = open_page(home)
+    page.resize(400, 850)
+    page.open(f"/job/{failed}{view}")
+    page.shows("failing")
+
+    page.await_true("document.scrollingElement.scrollWidth <= 400")
+    keep(page, f"narrow{view.replace('/', '-')}")
+
+
+def test_dark_mode_stays_from_page_to_page(home: Path, failed: str, open_page: OpenPage):
+    page = open_page(home)
+    page.shows(failed)
+    is_dark = page.script("return document.body.classList.contains('body--dark')")
+    page.click("button[aria-label='Dark or light']")
+    page.await_true(f"document.body.classList.contains('body--dark') !== {json.dumps(is_dark)}")
+    page.open(f"/job/{failed}")
+    page.shows("failing")
+
+    page.await_true(f"document.body.classList.contains('body--dark') !== {json.dumps(is_dark)}")
+
+
+def test_a_job_that_does_not_exist_is_named(home: Path, open_page: OpenPage):
+    page = open_page(home)
+    page.open("/job/nothing-here")
+
+    page.shows("nothing-here", "All jobs")
+
+
+def test_who_did_not_open_the_link_gets_nothing(
+    home: Path, failed: str, start_console: Callable[[Path], str]
+):
+    link = start_console(home)
+    base = link.partition("/login")[0]
+    for path in (
+        "/",
+        "/api/jobs",
+        f"/api/jobs/{failed}/log",
+        f"/job/{failed}",
+        "/static/console.js",
+    ):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(base + path, timeout=60)
+        assert refused.value.code == 401
+        assert failed not in refused.value.read().decode()

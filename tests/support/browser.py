@@ -1,0 +1,81 @@
+"""A real browser that is logged in to a console."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from selenium import webdriver
+
+from tests.support.polling import poll
+
+CLOUDJOB = Path(sys.executable).parent / "cloudjob"
+
+
+def run(
+    home: Path, *words: str | Path, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of cloudjob."""
+    return subprocess.run(
+        [CLOUDJOB, *map(str, words)],
+        cwd=cwd,
+        env={**os.environ, "CLOUDJOB_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+class Page:
+    """A browser that is logged in to a console."""
+
+    def __init__(self, driver: webdriver.Chrome, link: str) -> None:
+        self.driver = driver
+        self.base = link.partition("/login")[0]
+        driver.get(link)
+
+    def open(self, path: str) -> None:
+        self.driver.get(self.base + path)
+
+    def script(self, text: str) -> object:
+        return self.driver.execute_script(text)  # type: ignore[no-untyped-call]
+
+    def shows(self, *texts: str) -> None:
+        """Wait until the page shows all of these texts."""
+        poll(lambda: all(text in self.text for text in texts), f"{texts} in {self.text[-800:]!r}")
+
+    def await_true(self, expression: str) -> None:
+        poll(lambda: self.script(f"return {expression}"), expression)
+
+    @property
+    def text(self) -> str:
+        return str(self.script("return document.body ? document.body.innerText : ''"))
+
+    def click(self, selector: str, text: str = "") -> None:
+        """Click the first element that matches and contains the text."""
+        found = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        wanted = f"{found}.find(e => e.innerText.includes({json.dumps(text)}))"
+        self.await_true(f"!!{wanted}")
+        self.script(f"{wanted}.click()")
+
+    def enter(self, selector: str, text: str) -> None:
+        """Replace the text of a field."""
+        self.await_true(f"!!document.querySelector({json.dumps(selector)})")
+        field = self.driver.find_element("css selector", selector)
+        field.clear()
+        field.send_keys(text)
+
+    def resize(self, width: int, height: int) -> None:
+        self.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
+        )
+
+    def problems(self) -> list[str]:
+        """Return what the browser complained about since the last call."""
+        entries = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
+        return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
