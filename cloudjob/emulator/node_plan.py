@@ -16,6 +16,7 @@ from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.models import HOME
 from cloudjob.emulator.settings import Engine, Settings
 from cloudjob.emulator.state import Account
+from jobentry.contract import first_version
 from jobentry.contract.paths import with_emulated_packages
 
 CACHE, WORK = "/cache", "/home/work"
@@ -180,6 +181,8 @@ def environment(
             NCCL_IB_HCA="^mlx5_bond_0",
             NCCL_SOCKET_IFNAME="bond0,eth0",
         )
+    if settings.first_version:
+        platform.update(first_version.variables(index, hosts, _addresses(algorithm)))
     by_env = {
         item["name"]: item["local_dir"]
         for item in (*algorithm["inputs"], *algorithm["outputs"])
@@ -320,12 +323,23 @@ def _is_mpi(algorithm: Mapping[str, Any]) -> bool:
     return is_preset and algorithm["engine"].get("engine_name") in _MPI
 
 
+def _addresses(algorithm: Mapping[str, Any]) -> dict[str, str]:
+    """Return the addresses in OBS of channels and parameters, by their names."""
+    found = {item["name"]: item["value"] for item in algorithm["parameters"]}
+    for item in (*algorithm["inputs"], *algorithm["outputs"]):
+        found[item["name"]] = _address(item)
+    return found
+
+
+def _address(channel: Mapping[str, Any]) -> str:
+    place = models.place(channel["remote"]["obs"]["obs_url"])
+    return f"s3://{place.bucket}/{place.key}"
+
+
 def _channels(algorithm: Mapping[str, Any], key: str) -> str:
     made = []
     for item in algorithm[key]:
-        place = models.place(item["remote"]["obs"]["obs_url"])
-        url = f"s3://{place.bucket}/{place.key}"
-        remote = {"obs": {"obs_url": url}}
+        remote = {"obs": {"obs_url": _address(item)}}
         made.append({"name": item["name"], "local_dir": item["local_dir"], "remote": remote})
     return json.dumps({key: made})
 

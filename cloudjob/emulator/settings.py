@@ -59,6 +59,7 @@ class Settings:
     """All that a user may set.
 
     Args:
+        first_version: Whether nodes get the variables of the platform's first version as well.
         pip_url: The package index that jobs are given in ``MA_PIP_URL``.
         engine: Where nodes run: ``docker``, ``process``, or ``auto`` for docker where it answers.
         pools: The dedicated resource pools, each with its number of nodes.
@@ -79,6 +80,7 @@ class Settings:
     engine: Literal["auto", "docker", "process"] = "auto"
     image: str = "cloudjob/base:latest"
     python: str = ""
+    first_version: bool = False
     pip_url: str = "https://pypi.org/simple/"
     pools: dict[str, int] = Field(default_factory=lambda: {"pool-emulator": 8})
     public_nodes: NonNegativeInt = 32

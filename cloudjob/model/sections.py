@@ -98,6 +98,9 @@ class ModelArts(Values):
     affinity_group_size: Whole = key("How many nodes must have it in common.", 0, ge=0, le=10_000)
     hang_retry: Annotated[str, OneOf("false", "true")] = key(
         "Whether the platform restarts a job that hangs.", "false")
+    first_version: Annotated[str, OneOf("false", "true")] = key(
+        "Whether ranks get the variables of the platform's first version as well (DLS_TASK_INDEX, "
+        "BATCH_CUSTOM0_HOSTS and the like), on every backend.", "false")
     ssh_keys: Texts = key("Key pairs of the account that may log in to the nodes.", ())
     volumes: TreeList = key(
         "Volumes to mount: a list of nfs, pfs and obs, in the format of the API.", [])

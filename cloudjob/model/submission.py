@@ -95,6 +95,7 @@ def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeE
         start_timeout_s=spec.start_timeout_min * 60,
         stall_s=spec.network.stall_min * 60,
         min_nodes=_min_nodes(spec),
+        first_version=spec.modelarts.first_version == "true",
         open_mpi=_open_mpi(spec),
         mindspore=_mindspore(spec),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
-from jobentry.contract import names
+from jobentry.contract import first_version, names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers.common import File, Launch, Process, Site
@@ -71,6 +71,10 @@ def node_environment(
 ) -> dict[str, str]:
     """Return the environment of this node's ranks, without the variables that the head carries."""
     result = {name: value for name, value in environ.items() if name not in names.STORE_ACCESS}
+    if node.first_version:
+        addresses = dict((*node.inputs_here, *node.outputs))
+        older = first_version.variables(node.node, node.hosts, addresses)
+        result = {**older, **result}
     result["PWD"] = cwd
     result[names.CLOUDJOB_NODE_DIR] = paths.node_dir
     result[names.CLOUDJOB_LOG_DIR] = paths.log_dir

@@ -283,6 +283,10 @@ def test_files_and_folders_are_looked_up(bucket: Bucket):
     assert mox.file.glob(f"{bucket.url}/*/*/b") == [f"{top}/s/b"]
     assert mox.file.glob(f"{top}/?") == [f"{top}/a", f"{top}/s"]
     assert list(mox.file.walk(top)) == [(top, ["s"], ["a"]), (f"{top}/s", [], ["b"])]
+    assert [root for root, _, _ in mox.file.walk(top, topdown=False)] == [f"{top}/s", top]
+    walk = mox.file.walk(top)
+    next(walk)[1].clear()
+    assert list(walk) == []
     assert [entry.path for entry in mox.file.scan_dir(top) if entry.is_file()] == [f"{top}/a"]
     assert mox.file.get_size(top) == 0
     assert mox.file.get_size(top, recursive=True) == 7

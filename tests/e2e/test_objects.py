@@ -96,6 +96,32 @@ def test_inputs_and_outputs_in_a_bucket(cloud, bucket, tmp_path):
     assert bucket.keys["AWS_SECRET_ACCESS_KEY"].encode() not in done.out + done.err
 
 
+def test_a_script_of_the_first_version_copies_with_moxing_in_processes_of_its_own(cloud, bucket):
+    """On each node, in ranks that mpirun starts and in what they start."""
+    bucket.put("data/in.txt", b"in")
+    cloud.write("job.yaml", "modelarts: {first_version: true}\n")
+    cloud.write(
+        "nested.py",
+        """
+        import os, socket
+        import moxing as mox
+        index, count = os.environ["DLS_TASK_INDEX"], int(os.environ["DLS_TASK_NUMBER"])
+        hosts = [os.environ["BATCH_CUSTOM%d_HOSTS" % node] for node in range(count)]
+        for host in hosts:
+            socket.gethostbyname(host.partition(":")[0])
+        mox.file.copy_parallel(os.environ["BUCKET"] + "/data", "cache-" + index)
+        text = open("cache-%s/in.txt" % index).read() + " " + os.environ["HOSTNAME"][-8:]
+        mox.file.write(os.environ["BUCKET"] + "/out/" + index, text)
+        """,
+    )
+    script = cloud.script("sys.exit(os.system('python nested.py') >> 8)")
+    options = ["--nodes", "2", "--config", "job.yaml", "-e", f"BUCKET={bucket.uri}"]
+    done = start(cloud, bucket, *options, script).end(120)
+
+    assert done.code == 0, done
+    assert [bucket.get(f"out/{node}") for node in (0, 1)] == [b"in worker-0", b"in worker-1"]
+
+
 def test_a_checkpoint_uploaded_while_the_job_runs_survives_a_crash(cloud, bucket):
     """The machine goes down in the middle of a second checkpoint: the first one is whole."""
     script = cloud.script(

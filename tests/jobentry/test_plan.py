@@ -134,6 +134,26 @@ def test_ranks_have_their_nodes_environment():
     }
 
 
+def test_ranks_have_the_variables_of_the_first_version_on_request():
+    node = NodeEnv(
+        node=1,
+        hosts=("a", "b"),
+        inputs=(("data_url", "s3://b/d"),),
+        outputs=(("train_url", "obs://b/m"),),
+        first_version=True,
+    )
+    made = plan.node_environment({"DLS_TASK_NUMBER": "9"}, node, PATHS, "/code")
+
+    assert {name: made[name] for name in made if name.startswith(("DLS_", "BATCH_"))} == {
+        "DLS_TASK_INDEX": "1",
+        "DLS_TASK_NUMBER": "9",  # the user's own
+        "DLS_DATA_URL": "s3://b/d",
+        "DLS_TRAIN_URL": "obs://b/m",
+        "BATCH_CUSTOM0_HOSTS": "a:6666",
+        "BATCH_CUSTOM1_HOSTS": "b:6666",
+    }
+
+
 def test_the_credentials_of_the_entry_do_not_reach_the_ranks():
     """Those with which it reaches the store; what the user gave by names of his own stays."""
     environ = {**dict.fromkeys(names.STORE_ACCESS, "k3y"), "AWS_SECRET_ACCESS_KEY": "own"}

@@ -20,6 +20,7 @@ from jobentry.contract.names import (
     CLOUDJOB_DEVICE_TARGET,
     CLOUDJOB_DEVICES,
     CLOUDJOB_ENV_NAMES,
+    CLOUDJOB_FIRST_VERSION,
     CLOUDJOB_GRACE_S,
     CLOUDJOB_INPUT_NODES,
     CLOUDJOB_INPUTS,
@@ -119,6 +120,7 @@ class NodeEnv(NamedTuple):
         control_dir: The folder in which nodes on one machine announce their addresses; empty for
             nodes that are reached by host name.
         delivered_dir: The folder of files that the backend put into this container.
+        first_version: Whether ranks get the variables of the platform's first version as well.
         stall_s: Seconds for which the connection between head and workers may be silent.
     """
 
@@ -149,6 +151,7 @@ class NodeEnv(NamedTuple):
     timeout_s: float = 0.0
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
     min_nodes: int = 0
+    first_version: bool = False
     open_mpi: OpenMpi = OpenMpi()
     mindspore: MindSpore = MindSpore()
 
@@ -244,6 +247,7 @@ def write(node: NodeEnv) -> dict[str, str]:
         OPENMPI_HOST_FILE_PATH: node.open_mpi.host_file,
         TUNE_ENV_FILE: node.open_mpi.tune_file,
         CLOUDJOB_MIN_NODES: str(node.min_nodes or ""),
+        CLOUDJOB_FIRST_VERSION: "1" if node.first_version else "",
         CLOUDJOB_STALL_S: "" if node.stall_s == DEFAULT_STALL_S else number(node.stall_s),
         CLOUDJOB_DEVICE_TARGET: node.mindspore.device_target,
         CLOUDJOB_PARALLEL_MODE: node.mindspore.parallel_mode,
@@ -297,6 +301,7 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
         timeout_s=reader.seconds(CLOUDJOB_TIMEOUT_S, 0.0),
         start_timeout_s=reader.seconds(CLOUDJOB_START_TIMEOUT_S, DEFAULT_START_TIMEOUT_S),
         min_nodes=reader.nodes(CLOUDJOB_MIN_NODES, len(hosts)),
+        first_version=environ.get(CLOUDJOB_FIRST_VERSION, "") == "1",
         open_mpi=OpenMpi(
             np=reader.ranks(OPENMPI_NP),
             host_file=reader.path(OPENMPI_HOST_FILE_PATH),

@@ -24,6 +24,8 @@ VK_TASK_INDEX = "VK_TASK_INDEX"
 VC_WORKER_NUM = "VC_WORKER_NUM"
 VC_WORKER_HOSTS = "VC_WORKER_HOSTS"
 SSHD_PORT = "SSHD_PORT"
+# Of the platform's first version.
+DLS_TASK_INDEX = "DLS_TASK_INDEX"
 
 # Parts of the mpirun command that a user may set.
 OPENMPI_NP = "OPENMPI_NP"
@@ -64,6 +66,8 @@ CLOUDJOB_DELIVERY = "CLOUDJOB_DELIVERY"
 CLOUDJOB_RECORD_DIR = "CLOUDJOB_RECORD_DIR"
 # On emulated nodes of ModelArts: Python finds the packages that only the platform has.
 CLOUDJOB_EMULATED = "CLOUDJOB_EMULATED"
+# Whether ranks get the variables of the platform's first version as well.
+CLOUDJOB_FIRST_VERSION = "CLOUDJOB_FIRST_VERSION"
 CLOUDJOB_ENV_NAMES = "CLOUDJOB_ENV_NAMES"
 CLOUDJOB_SECRET_NAMES = "CLOUDJOB_SECRET_NAMES"
 CLOUDJOB_INPUTS = "CLOUDJOB_INPUTS"
@@ -125,6 +129,7 @@ PER_NODE = frozenset(
         MA_TASK_INDEX,
         VC_TASK_INDEX,
         VK_TASK_INDEX,
+        DLS_TASK_INDEX,
         MA_CURRENT_IP,
         MA_CURRENT_HOST_IP,
         MA_CURRENT_INSTANCE_NAME,

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,24 @@ def test_a_node_has_the_documented_variables():
     assert (env["MA_SCRIPT_INTERPRETER"], env["MA_DETECT_TRAIN_INJECT_CODE"]) == ("", "0")
     assert (env["MA_PIP_URL"], env["MA_PIP_HOST"]) == ("https://pypi.org/simple/", "pypi.org")
     assert not [name for name in env if name.startswith("CLOUDJOB_")]
+
+
+def test_a_node_has_the_variables_of_the_first_version_on_request():
+    job = row(
+        inputs=[channel("data_url", "/bkt/in/")],
+        parameters=[{"name": "train_url", "value": "obs://bkt/out"}],
+    )
+    older = replace(SETTINGS, first_version=True)
+    env = node_plan.environment(job, 1, "a", CONTAINER, older, ACCOUNT)
+    host = f"modelarts-job-{ID}-worker-1.modelarts-job-{ID}"
+
+    assert (env["DLS_TASK_INDEX"], env["DLS_TASK_NUMBER"]) == ("1", "2")
+    assert env["BATCH_CUSTOM1_HOSTS"] == f"{host}:6666"
+    assert (env["DLS_DATA_URL"], env["DLS_TRAIN_URL"]) == ("s3://bkt/in/", "obs://bkt/out")
+    assert not any(
+        name.startswith(("DLS_", "BATCH_CUSTOM"))
+        for name in node_plan.environment(job, 1, "a", CONTAINER, SETTINGS, ACCOUNT)
+    )
 
 
 def test_a_node_with_cards_has_variables_for_them():

@@ -55,6 +55,7 @@ def nodes(draw: st.DrawFn) -> NodeEnv:
         timeout_s=draw(SECONDS),
         start_timeout_s=draw(SECONDS),
         min_nodes=draw(st.integers(0, len(hosts))),
+        first_version=draw(st.booleans()),
         open_mpi=OpenMpi(
             np=draw(st.none() | st.integers(1, 999999999)),
             host_file=draw(FILES),

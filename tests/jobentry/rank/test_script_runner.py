@@ -428,3 +428,22 @@ def test_threads_of_torch_get_the_interpreter_lock_before_shutdown(
     ended, _ = door("s.py", cwd=tmp_path)
 
     assert ended == Ended(0, b"given back\n", b"")
+
+
+def test_a_script_finds_moxing_whatever_pythonpath_the_user_has_set(zipapp: str, tmp_path: Path):
+    (tmp_path / "script.py").write_text("import moxing, os; print(os.environ['PYTHONPATH'])")
+    done = subprocess.run(
+        [sys.executable, zipapp, "--script", "script.py"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "CLOUDJOB_EMULATED": "1",
+            "PYTHONPATH": "/my own",
+            "MOX_SILENT_MODE": "1",
+        },
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"/my own\n", b"")

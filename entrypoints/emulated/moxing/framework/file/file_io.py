@@ -317,8 +317,18 @@ def walk(
             rows[above][0 if item.is_folder else 1].append(name)
             if item.is_folder:
                 rows[item.name] = ([], [])
-    for folder in sorted(rows, reverse=not topdown):
-        yield (f"{top}/{folder}" if folder else top), *rows[folder]
+
+    def visit(path: str, folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+        folders, names = rows[folder]
+        if topdown:
+            yield path, folders, names
+        # The caller may have taken folders out of the list.
+        for name in folders:
+            yield from visit(f"{path}/{name}", f"{folder}/{name}".lstrip("/"))
+        if not topdown:
+            yield path, folders, names
+
+    yield from visit(top, "")
 
 
 class DirEntry:
