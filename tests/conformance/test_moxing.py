@@ -257,6 +257,8 @@ def test_copy_moves_one_file_in_any_direction(bucket: Bucket, tmp_path: Path):
     assert bucket.found() == {"f": "F"}
     with pytest.raises(mox.file.MoxFileNotExistsException):
         mox.file.copy(f"{bucket.url}/g", str(tmp_path / "j"))
+    with pytest.raises(NotADirectoryError):
+        mox.file.copy(f"{bucket.url}/f", str(tmp_path / "f" / "below a file"))
 
 
 # -- folders --------------------------------------------------------------------------------------

@@ -149,6 +149,7 @@ def test_ranks_have_the_variables_of_the_first_version_on_request():
         "DLS_TASK_NUMBER": "9",  # the user's own
         "DLS_DATA_URL": "s3://b/d",
         "DLS_TRAIN_URL": "obs://b/m",
+        "BATCH_CURRENT_HOST": "b:6666",
         "BATCH_CUSTOM0_HOSTS": "a:6666",
         "BATCH_CUSTOM1_HOSTS": "b:6666",
     }

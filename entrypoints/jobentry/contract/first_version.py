@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Mapping, Sequence
 
-from jobentry.contract.names import DLS_TASK_INDEX
+from jobentry.contract.names import BATCH_CURRENT_HOST, DLS_TASK_INDEX
 
 # The documented port of the other nodes.
 _PORT = 6666
@@ -19,6 +19,7 @@ def variables(node: int, hosts: Sequence[str], addresses: Mapping[str, str]) -> 
     """
     found = {DLS_TASK_INDEX: str(node), "DLS_TASK_NUMBER": str(len(hosts))}
     found.update({f"BATCH_CUSTOM{at}_HOSTS": f"{host}:{_PORT}" for at, host in enumerate(hosts)})
+    found[BATCH_CURRENT_HOST] = f"{hosts[node]}:{_PORT}"
     for name, variable in _ADDRESSES.items():
         if name in addresses:
             found[variable] = addresses[name]

@@ -26,6 +26,7 @@ VC_WORKER_HOSTS = "VC_WORKER_HOSTS"
 SSHD_PORT = "SSHD_PORT"
 # Of the platform's first version.
 DLS_TASK_INDEX = "DLS_TASK_INDEX"
+BATCH_CURRENT_HOST = "BATCH_CURRENT_HOST"
 
 # Parts of the mpirun command that a user may set.
 OPENMPI_NP = "OPENMPI_NP"
@@ -130,6 +131,7 @@ PER_NODE = frozenset(
         VC_TASK_INDEX,
         VK_TASK_INDEX,
         DLS_TASK_INDEX,
+        BATCH_CURRENT_HOST,
         MA_CURRENT_IP,
         MA_CURRENT_HOST_IP,
         MA_CURRENT_INSTANCE_NAME,

@@ -157,18 +157,18 @@ def translated(doing: str, *urls: Any) -> Iterator[None]:
     what = "{} {}".format(doing, " to ".join(map(str, urls)))
     try:
         yield
-    except ObjectMissing as error:
-        raise MoxFileNotExistsException(f"{what}: {error}") from error
     except ObjectError as error:
         text = f"{what}: {error}" + (f" ({error.hint})" if error.hint else "")
         answer = getattr(error, "answer", None)
         cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno:
+            raise OSError(cause.errno, text) from error
+        if isinstance(error, ObjectMissing):
+            raise MoxFileNotExistsException(text) from error
         if answer is not None:
             code, message = answer.error.code, answer.error.message
             resp = SimpleNamespace(status=answer.status, errorCode=code, errorMessage=message)
             raise MoxFileRespException(text, resp) from error
-        if isinstance(cause, OSError) and cause.errno:
-            raise OSError(cause.errno, text) from error
         raise MoxFileReadException(text) from error
 
 
