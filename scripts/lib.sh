@@ -77,3 +77,7 @@ make_zipapp() {
         mv "$fresh" cloudjob/jobentry.pyz
     fi
 }
+
+# The pytest markers of tests that need an engine, a framework or a platform.
+# shellcheck disable=SC2034  # for the scripts that source this
+needs_more="docker or browser or torch or slurm or mindspore or tensorflow or horovod or mpich or kubernetes"

@@ -417,12 +417,27 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder."""
+    """Mark all tests of this folder, and as lengthy the combinations of values already tested.
+
+    ``scripts/test`` runs as many cases of a parametrised test as it takes for each value of each
+    parameter, and each mpirun, to occur once; CI runs the other combinations too.
+    """
     here = Path(__file__).parent
+    known: dict[str, set[str]] = {}
     for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.e2e)
+        if here not in item.path.parents:
+            continue
+        item.add_marker(pytest.mark.e2e)
+        if item.get_closest_marker("lengthy"):
+            continue
+        seen = known.setdefault(item.nodeid.partition("[")[0], set())
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        values = {f"{name}={value!r}" for name, value in params.items()}
+        if values and values <= seen:
+            item.add_marker(pytest.mark.lengthy)
+        seen |= values
 
 
 @pytest.fixture

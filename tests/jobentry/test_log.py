@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable
@@ -184,16 +183,17 @@ def test_the_last_lines_show_the_last_state_of_a_progress_bar(tmp_path: Path):
     assert last_lines(str(log), count=2) == ["", "last"]
 
 
-def test_the_last_lines_of_a_long_log_are_quick(tmp_path: Path):
-    """Only the end of the file is read."""
+def test_only_the_end_of_a_long_log_is_read_for_its_last_lines(tmp_path: Path):
     log = tmp_path / "log"
-    log.write_bytes(b"x" * 50_000_000 + b"\nlast")
-    begun = time.monotonic()
+    with log.open("wb") as file:
+        # No memory holds that much; on the disk it is a hole.
+        file.truncate(1 << 40)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nlast")
 
     found = last_lines(str(log))
 
     assert (found[-1], len(found)) == ("last", 2)
-    assert time.monotonic() - begun < 1
 
 
 def test_a_missing_log_has_no_last_lines(tmp_path: Path):

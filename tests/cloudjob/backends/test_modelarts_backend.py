@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,16 @@ import pytest
 
 from cloudjob.backends.base import Check
 from cloudjob.backends.modelarts import bucket, state
-from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts.backend import ModelArtsBackend
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
 from cloudjob.model.job import JobSpec
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Code, Submission
-from tests.support.fake_modelarts import KEYS, PROJECT, FakeModelArts, Reply, once, serve
+from tests.support.modelarts import KEYS, PROJECT, SETTINGS, ModelArts, Reply, once
 
 
-@pytest.fixture
-def service() -> Iterator[FakeModelArts]:
-    """A small ModelArts."""
-    yield from serve(FakeModelArts())
-
-
-def environ_of(service: FakeModelArts) -> dict[str, str]:
+def environ_of(service: ModelArts) -> dict[str, str]:
     """Return the variables of a user of the service."""
     return {
         "HUAWEICLOUD_SDK_AK": KEYS.access_key,
@@ -42,8 +34,9 @@ def environ_of(service: FakeModelArts) -> dict[str, str]:
 
 
 @pytest.fixture
-def backend(service: FakeModelArts, tmp_path: Path) -> ModelArtsBackend:
+def backend(service: ModelArts, tmp_path: Path) -> ModelArtsBackend:
     """The backend; it does not wait."""
+    service.obs.objects["jobs/train-2345678b/node/boot.sh"] = b""
     return ModelArtsBackend(
         tmp_path,
         {"bucket": "bucket/jobs"},
@@ -76,22 +69,22 @@ def test_the_platform_copies_code_outputs_and_record(backend: ModelArtsBackend):
 
 
 def test_a_handle_finds_the_job_again_from_another_process(
-    service: FakeModelArts, backend: ModelArtsBackend, tmp_path: Path
+    service: ModelArts, backend: ModelArtsBackend, tmp_path: Path
 ):
     """It says where the service is; only who we are comes from the environment."""
     handle = sent(backend)
-    job = next(iter(service.jobs))
+    (job,) = service.jobs()
     environ = {**environ_of(service), "CLOUDJOB_MODELARTS_ENDPOINT": "http://127.0.0.1:1"}
     other = ModelArtsBackend(tmp_path, {}, environ=environ, user_home=tmp_path)
 
     host = service.endpoint.partition("://")[2]
-    assert handle == f"modelarts+http://{host}/{PROJECT}/{job}/train-2345678b"
+    assert handle == f"modelarts+http://{host}/{PROJECT}/{job.id}/train-2345678b"
     assert other.status(handle).state is JobState.RUNNING
 
 
 @pytest.mark.parametrize(("gone", "searches"), [(2, 1), (20, 2)])
 def test_many_jobs_that_run_are_one_search(
-    gone: int, searches: int, service: FakeModelArts, backend: ModelArtsBackend
+    gone: int, searches: int, service: ModelArts, backend: ModelArtsBackend
 ):
     """A second one when many are left, for those that the service has no more."""
     handle = sent(backend)
@@ -111,7 +104,7 @@ def test_many_jobs_that_run_are_one_search(
 
 
 def test_a_job_is_found_by_the_handle_that_was_kept_before_it_was_created(
-    service: FakeModelArts, backend: ModelArtsBackend, tmp_path: Path
+    service: ModelArts, backend: ModelArtsBackend, tmp_path: Path
 ):
     """Its submit may be killed before it hears the job's id."""
     handle = backend.handle(backend.build(submission()))
@@ -125,12 +118,10 @@ def test_a_job_is_found_by_the_handle_that_was_kept_before_it_was_created(
     assert other.status(handle).state is JobState.RUNNING
     other.cancel(handle)
     other.remove(handle)
-    assert service.jobs == {}
+    assert service.jobs() == []
 
 
-def test_a_job_whose_tags_are_refused_may_be_there(
-    service: FakeModelArts, backend: ModelArtsBackend
-):
+def test_a_job_whose_tags_are_refused_may_be_there(service: ModelArts, backend: ModelArtsBackend):
     """The pipeline then removes it, or else keeps its record."""
     service.faults.append(once("/tags", Reply(403, {"error_msg": "no", "error_code": "M.1"})))
 
@@ -145,11 +136,12 @@ def test_another_backends_handle_is_no_job(backend: ModelArtsBackend, handle: st
         backend.status(handle)
 
 
-def test_tags_are_put_on_the_job(service: FakeModelArts, backend: ModelArtsBackend):
+def test_tags_are_put_on_the_job(service: ModelArts, backend: ModelArtsBackend):
     """After it was created: the create does not take them."""
     sent(backend, modelarts={"tags": {"team": "vision"}})
 
-    assert list(service.tags.values()) == [[{"key": "team", "value": "vision"}]]
+    (job,) = service.jobs()
+    assert service.database.tags(job.id) == [("team", "vision")]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +206,7 @@ def test_a_job_without_any_details_has_a_status():
 
 
 def test_cancel_ends_a_job_and_leaves_one_that_has_ended(
-    service: FakeModelArts, backend: ModelArtsBackend
+    service: ModelArts, backend: ModelArtsBackend
 ):
     """The service refuses to end what has ended; that is no error."""
     handle = sent(backend)
@@ -225,17 +217,15 @@ def test_cancel_ends_a_job_and_leaves_one_that_has_ended(
     assert len(service.asked("/actions")) == 2
 
 
-def test_cancel_of_a_job_that_was_deleted_is_told(
-    service: FakeModelArts, backend: ModelArtsBackend
-):
+def test_cancel_of_a_job_that_was_deleted_is_told(service: ModelArts, backend: ModelArtsBackend):
     """As every backend tells it."""
     handle = sent(backend)
-    service.jobs.clear()
+    service.database.remove_job(service.jobs()[0].id)
     with pytest.raises(JobNotFound):
         backend.cancel(handle)
 
 
-def test_a_refused_cancel_is_told(service: FakeModelArts, backend: ModelArtsBackend):
+def test_a_refused_cancel_is_told(service: ModelArts, backend: ModelArtsBackend):
     """When the job goes on."""
     handle = sent(backend)
     service.faults.append(once("/actions", Reply(400, {"error_msg": "no", "error_code": "M.1"})))
@@ -243,27 +233,32 @@ def test_a_refused_cancel_is_told(service: FakeModelArts, backend: ModelArtsBack
         backend.cancel(handle)
 
 
-def test_remove_leaves_nothing_whatever_the_state(
-    service: FakeModelArts, backend: ModelArtsBackend
-):
+def test_remove_leaves_nothing_whatever_the_state(service: ModelArts, backend: ModelArtsBackend):
     """Running, ended, or gone already."""
     running = sent(backend)
     backend.remove(running)
     backend.remove(running)
 
-    assert service.jobs == {}
+    assert service.jobs() == []
     assert len(service.asked("DELETE")) == 1
 
 
-def test_events_and_metrics_are_those_of_the_service(
-    service: FakeModelArts, backend: ModelArtsBackend
-):
+def test_events_and_metrics_are_those_of_the_service(service: ModelArts, backend: ModelArtsBackend):
     """A minute that nobody has measured is no number."""
-    service.events = [{"message": "m", "level": "Info", "time": "t", "source": "s"}]
     handle = sent(backend)
+    (job,) = service.jobs()
+    service.database.add_event(job.id, "no room", "Warning", "Scheduler")
+    for node, percent in ((0, 12.5), (0, -1), (0, 50), (1, 1)):
+        service.database.add_metric(job.id, f"worker-{node}", percent, -1)
 
-    assert [tuple(event) for event in backend.events(handle)] == [("t", "Info", "s", "m")]
-    assert [tuple(metric) for metric in backend.metrics(handle)] == [
+    events = backend.events(handle)
+    assert [event[1:] for event in events] == [
+        ("Info", "Job", "Training job created."),
+        ("Warning", "Scheduler", "no room"),
+    ]
+    assert all(event.at for event in events)
+    found = [tuple(metric) for metric in backend.metrics(handle)]
+    assert [metric for metric in found if metric[1] == "cpuUsage"] == [
         (0, "cpuUsage", (12.5, None, 50.0)),
         (1, "cpuUsage", (1.0,)),
     ]
@@ -279,30 +274,18 @@ def test_the_store_is_the_bucket_that_the_section_names(backend: ModelArtsBacken
 
 # -- checks ---------------------------------------------------------------------------------------
 
-CPU = {"flavor_id": "cpu", "max_num": 4, "flavor_info": {"max_num": 4}}
-GPU = {"flavor_id": "gpu", "max_num": 4, "flavor_info": {"gpu": {"unit_num": 8}}}
-ENGINE = {"engine_id": "torch-1", "engine_name": "PyTorch", "engine_version": "2.1"}
-MPI_ENGINES = [
-    {"engine_id": "ms-1", "engine_name": "MPI", "engine_version": "ms-1"},
-    {"engine_id": "hvd-1", "engine_name": "Horovod", "engine_version": "hvd-1"},
-    {"engine_id": "ms-2", "engine_name": "MindSpore-GPU", "engine_version": "ms-2"},
-]
-
 
 def looked(
-    service: FakeModelArts, backend: ModelArtsBackend, store: str = "", **values: Any
+    service: ModelArts, backend: ModelArtsBackend, store: str = "", **values: Any
 ) -> dict[str, Check]:
     """Return what the checks before a submit find."""
-    service.flavors = service.flavors or [CPU, GPU]
-    service.engines = [ENGINE, *MPI_ENGINES]
-    service.images = service.images or {"a/b": ["latest"]}
-    service.quotas = service.quotas or [{"resource": "training job", "quota": 10, "used": 3}]
+    service.images.setdefault("a/b", ["latest"])
     spec = submission(**values).spec
     uri = store or f"obs://bucket/jobs?endpoint={service.endpoint}&region=cn-north-4"
     return {check.name: check for check in backend.checks(spec, uri)}
 
 
-def test_all_is_well(service: FakeModelArts, backend: ModelArtsBackend):
+def test_all_is_well(service: ModelArts, backend: ModelArtsBackend):
     """Each check has looked at something."""
     found = looked(service, backend)
 
@@ -337,10 +320,10 @@ def test_all_is_well(service: FakeModelArts, backend: ModelArtsBackend):
         *(
             (
                 "engine",
-                {"image": "", "modelarts": {"engine": item["engine_id"]}},
-                f"{item['engine_id']} ({item['engine_name']}) starts mpirun itself",
+                {"image": "", "modelarts": {"engine": engine.id}},
+                f"{engine.id} ({engine.name}) starts mpirun itself",
             )
-            for item in MPI_ENGINES
+            for engine in SETTINGS.engines[1:]
         ),
         ("image", {"image": "a/b:v2"}, "a/b:v2: there is no tag v2"),
         ("image", {"image": "a/c"}, "the registry lists no a/c"),
@@ -356,14 +339,12 @@ def test_what_would_fail_is_said_before(
     name: str,
     values: dict[str, Any],
     words: str,
-    service: FakeModelArts,
+    service: ModelArts,
     backend: ModelArtsBackend,
 ):
     """With what to do about it."""
-    body = requests.build(submission(), Site("https://h", "https://h", "r", PROJECT, KEYS)).body
-    job = service.add("other")
     outputs = [{"name": "O", "remote": {"obs": {"obs_url": "obs://bucket/taken/"}}}]
-    service.jobs[job]["algorithm"] = {**body["algorithm"], "outputs": outputs}
+    service.add("other", outputs=outputs)
     store = values.pop("store", "")
     store = store and f"{store}?endpoint={service.endpoint}&region=cn-north-4"
     check = looked(service, backend, store, **values)[name]
@@ -389,9 +370,9 @@ def test_what_would_fail_is_said_before(
     ],
 )
 def test_an_input_that_is_not_there_is_found_before_the_submit(
-    key: str, is_there: bool, service: FakeModelArts, backend: ModelArtsBackend
+    key: str, is_there: bool, service: ModelArts, backend: ModelArtsBackend
 ):
-    service.objects = ["data-2/x", "data/a b", "empty/"]
+    service.obs.objects = dict.fromkeys(("data-2/x", "data/a b", "empty/"), b"")
     check = looked(service, backend, inputs={"DATA": f"obs://bucket/{key}"})["inputs"]
 
     assert check.is_ok == is_there
@@ -399,9 +380,9 @@ def test_an_input_that_is_not_there_is_found_before_the_submit(
     assert check.found == f"DATA: {'' if is_there else 'there is nothing at '}obs://bucket/{key}"
 
 
-def test_a_bucket_elsewhere_or_encrypted_is_said(service: FakeModelArts, backend: ModelArtsBackend):
+def test_a_bucket_elsewhere_or_encrypted_is_said(service: ModelArts, backend: ModelArtsBackend):
     """The service says so only when the job has failed."""
-    service.location, service.encrypted = "eu-west-101", True
+    service.obs.location, service.obs.is_encrypted = "eu-west-101", True
     found = looked(service, backend)
 
     assert found["bucket"].found == "bucket is in eu-west-101, and jobs run in cn-north-4"
@@ -409,7 +390,7 @@ def test_a_bucket_elsewhere_or_encrypted_is_said(service: FakeModelArts, backend
 
 
 def test_a_bucket_that_refuses_this_machines_clock_is_reported(
-    service: FakeModelArts, backend: ModelArtsBackend
+    service: ModelArts, backend: ModelArtsBackend
 ):
     refusal = b"<Error><Code>RequestTimeTooSkewed</Code></Error>"
     service.faults.append(once("GET /bucket", Reply(403, refusal), times=9))
@@ -422,7 +403,7 @@ def test_a_bucket_that_refuses_this_machines_clock_is_reported(
 @pytest.mark.parametrize("endpoint", ["http://[::1", "not a url", "http://127.0.0.1:1"])
 def test_an_endpoint_of_the_store_that_cannot_be_used_is_reported(
     endpoint: str,
-    service: FakeModelArts,
+    service: ModelArts,
     backend: ModelArtsBackend,
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -433,18 +414,19 @@ def test_an_endpoint_of_the_store_that_cannot_be_used_is_reported(
     assert check.found.startswith("asking for obs://bucket: ")
 
 
-def test_a_full_quota_is_said(service: FakeModelArts, backend: ModelArtsBackend):
+def test_a_full_quota_is_said(service: ModelArts, backend: ModelArtsBackend):
     """Before an hour in the queue."""
-    service.quotas = [{"resource": "training job", "quota": 3, "used": 3}]
+    service.configure(max_jobs=3)
+    for number in range(3):
+        service.add(f"job-{number}")
 
     assert not looked(service, backend)["quota"].is_ok
 
 
 def test_a_pool_is_looked_for_in_the_place_of_a_flavor(
-    service: FakeModelArts, backend: ModelArtsBackend
+    service: ModelArts, backend: ModelArtsBackend
 ):
     """Its nodes have the size that it has."""
-    service.pools = {"pool-a": "Running"}
     options = {"modelarts": {"pool_id": "pool-a"}}
     found = looked(service, backend, flavor="", **options)
 
@@ -459,32 +441,29 @@ def test_a_pool_is_looked_for_in_the_place_of_a_flavor(
     "image", ["a/b/c:v101", "swr.cn-north-4.myhuaweicloud.com/a/b/c:v101", "a/b/c:v3"]
 )
 def test_an_image_is_looked_for_in_the_registry(
-    image: str, service: FakeModelArts, backend: ModelArtsBackend
+    image: str, service: ModelArts, backend: ModelArtsBackend
 ):
     """All pages of its tags; a name with a folder in it as the registry wants it."""
-    service.images = {"a/b$c": [f"v{number}" for number in range(120)]}
+    service.images["a/b/c"] = [f"v{number}" for number in range(120)]
 
     assert looked(service, backend, image=image)["image"].is_ok
 
 
-def test_an_image_that_is_not_listed_may_be_shared(
-    service: FakeModelArts, backend: ModelArtsBackend
-):
+def test_an_image_that_is_not_listed_may_be_shared(service: ModelArts, backend: ModelArtsBackend):
     """So it is no reason to refuse the job."""
     assert not looked(service, backend, image="other/name:v1")["image"].is_needed
 
 
 def test_an_image_of_another_registry_is_the_services_to_find(
-    service: FakeModelArts, backend: ModelArtsBackend
+    service: ModelArts, backend: ModelArtsBackend
 ):
     """Nobody here can ask there."""
     assert "image" not in looked(service, backend, image="registry.example:5000/a/b:v1")
 
 
-def test_wrong_keys_are_one_finding_and_not_six(service: FakeModelArts, backend: ModelArtsBackend):
-    """Every question would be refused."""
-    service.keys = replace_secret("another")
-    found = looked(service, backend)
+def test_wrong_keys_are_reported_once_and_not_by_every_check(service: ModelArts, tmp_path: Path):
+    environ = {**environ_of(service), "HUAWEICLOUD_SDK_SK": "another"}
+    found = looked(service, ModelArtsBackend(tmp_path, {}, environ=environ, user_home=tmp_path))
 
     assert not found["credentials"].is_ok
     assert [check.name for check in found.values() if not check.is_ok and check.is_needed] == [
@@ -492,12 +471,7 @@ def test_wrong_keys_are_one_finding_and_not_six(service: FakeModelArts, backend:
     ]
 
 
-def replace_secret(secret: str) -> Any:
-    """Return the keys with another secret."""
-    return KEYS._replace(secret_key=secret)
-
-
-def test_who_may_not_ask_may_still_submit(service: FakeModelArts, backend: ModelArtsBackend):
+def test_who_may_not_ask_may_still_submit(service: ModelArts, backend: ModelArtsBackend):
     """A user may have the right to train and not to list quotas."""
     refused = {"error_msg": "denied", "error_code": "ModelArts.0103"}
     service.faults.append(once("training-quotas", Reply(403, refused), times=9))
@@ -507,7 +481,7 @@ def test_who_may_not_ask_may_still_submit(service: FakeModelArts, backend: Model
     assert "denied" in found["asking for quotas"].found
 
 
-def test_the_checks_take_as_long_as_one_question(service: FakeModelArts, backend: ModelArtsBackend):
+def test_the_checks_take_as_long_as_one_question(service: ModelArts, backend: ModelArtsBackend):
     """They go out together: none of five is answered before all five are there."""
     found: list[bool] = []
     numbers = itertools.count(1)
@@ -525,14 +499,13 @@ def test_the_checks_take_as_long_as_one_question(service: FakeModelArts, backend
 
 
 def test_without_a_job_there_is_a_list_of_what_there_is(
-    service: FakeModelArts, backend: ModelArtsBackend
+    service: ModelArts, backend: ModelArtsBackend
 ):
     """For `cloudjob doctor --backend modelarts`."""
-    service.flavors, service.engines = [CPU, GPU], [ENGINE]
     found = {check.name: check for check in backend.checks(None, "")}
 
     assert found["flavor"].found == "2 flavors: cpu, gpu"
-    assert found["engine"].found == "1 engines: torch-1"
+    assert found["engine"].found == "4 engines: hvd-1, ms-1, ms-2, torch-1"
 
 
 def test_a_site_is_a_value():

@@ -20,7 +20,7 @@ from cloudjob.model import submission as submissions
 from cloudjob.model.job import JobSpec
 from cloudjob.model.submission import Code, Submission
 from jobentry.contract import env, variables
-from tests.support.fake_modelarts import KEYS, PROJECT
+from tests.support.modelarts import KEYS, PROJECT
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden"

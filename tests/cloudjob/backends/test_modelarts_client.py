@@ -6,7 +6,6 @@ import itertools
 import json
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from email.utils import formatdate
@@ -23,14 +22,20 @@ from cloudjob.backends.modelarts.transport import LIMITS
 from cloudjob.errors import BackendError, JobNotFound, NotAuthorised, Unanswered, UsageError
 from cloudjob.retries import Limits
 from jobentry.contract.sigv4 import Keys
-from tests.support.fake_modelarts import KEYS, PROJECT, FakeModelArts, Reply, Seen, once, serve
+from tests.support.modelarts import (
+    KEYS,
+    PASSWORD,
+    PROJECT,
+    REGION,
+    SETTINGS,
+    ModelArts,
+    Reply,
+    Seen,
+    body,
+    once,
+)
 
-BODY = {
-    "kind": "job",
-    "metadata": {"name": "train-2345678b"},
-    "algorithm": {},
-    "spec": {"resource": {"node_count": 1}},
-}
+BODY = body("train-2345678b")
 
 
 class Pauses(list[float]):
@@ -41,26 +46,23 @@ class Pauses(list[float]):
 
 
 @pytest.fixture
-def service() -> Iterator[FakeModelArts]:
-    """A small ModelArts."""
-    yield from serve(FakeModelArts())
-
-
-@pytest.fixture
 def pauses() -> Pauses:
     """The pauses of the client."""
     return Pauses()
 
 
 @pytest.fixture
-def client(service: FakeModelArts, pauses: Pauses) -> Client:
+def client(service: ModelArts, pauses: Pauses) -> Client:
     """A client that does not really wait."""
     return Client(site_of(service), pause=pauses)
 
 
-def site_of(service: FakeModelArts, **values: Any) -> Site:
+LOGIN = Login(SETTINGS.user, SETTINGS.domain, PASSWORD)
+
+
+def site_of(service: ModelArts, **values: Any) -> Site:
     """Return where the service is."""
-    found = Site(service.endpoint, service.endpoint, "cn-north-4", PROJECT, KEYS)
+    found = Site(service.endpoint, service.endpoint, REGION, PROJECT, KEYS)
     return replace(found, **values)
 
 
@@ -68,7 +70,7 @@ def site_of(service: FakeModelArts, **values: Any) -> Site:
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-def test_a_passing_failure_is_tried_again(status: int, service: FakeModelArts, client: Client):
+def test_a_passing_failure_is_tried_again(status: int, service: ModelArts, client: Client):
     job = service.add("train")
     service.faults.append(once("GET", Reply(status, {}), times=3))
 
@@ -84,7 +86,7 @@ def test_the_pause_is_the_one_that_the_service_asks_for(
     headers: dict[str, str],
     least_s: float,
     most_s: float,
-    service: FakeModelArts,
+    service: ModelArts,
     client: Client,
     pauses: Pauses,
 ):
@@ -96,7 +98,7 @@ def test_the_pause_is_the_one_that_the_service_asks_for(
 
 
 def test_the_service_may_ask_for_a_pause_until_a_date(
-    service: FakeModelArts, client: Client, pauses: Pauses
+    service: ModelArts, client: Client, pauses: Pauses
 ):
     job = service.add("train")
     moment = formatdate(time.time() + 60, usegmt=True)
@@ -106,9 +108,7 @@ def test_the_service_may_ask_for_a_pause_until_a_date(
     assert 10 < pauses[0] <= 60
 
 
-def test_no_pause_is_longer_than_the_time_limit(
-    service: FakeModelArts, client: Client, pauses: Pauses
-):
+def test_no_pause_is_longer_than_the_time_limit(service: ModelArts, client: Client, pauses: Pauses):
     job = service.add("train")
     service.faults.append(once("GET", Reply(429, {}, {"Retry-After": "3600"}), times=99))
     with pytest.raises(refusals.ServiceError) as caught:
@@ -120,9 +120,7 @@ def test_no_pause_is_longer_than_the_time_limit(
 
 
 @pytest.mark.parametrize("reply", [Reply(cut=True), Reply(200, {"a": 1}, cut_after=3)])
-def test_a_connection_that_breaks_is_made_again(
-    reply: Reply, service: FakeModelArts, client: Client
-):
+def test_a_connection_that_breaks_is_made_again(reply: Reply, service: ModelArts, client: Client):
     """Before an answer, or in the middle of one."""
     job = service.add("train")
     service.after.append(once("GET", reply, times=2))
@@ -130,7 +128,7 @@ def test_a_connection_that_breaks_is_made_again(
     assert client.show(job)["metadata"]["id"] == job
 
 
-def test_an_endpoint_where_nothing_listens_is_reported_soon(service: FakeModelArts, pauses: Pauses):
+def test_an_endpoint_where_nothing_listens_is_reported_soon(service: ModelArts, pauses: Pauses):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         nowhere = f"127.0.0.1:{found.getsockname()[1]}"
@@ -142,7 +140,7 @@ def test_an_endpoint_where_nothing_listens_is_reported_soon(service: FakeModelAr
 
 
 def test_a_proxy_that_does_not_connect_is_named(
-    service: FakeModelArts, pauses: Pauses, monkeypatch: pytest.MonkeyPatch
+    service: ModelArts, pauses: Pauses, monkeypatch: pytest.MonkeyPatch
 ):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -160,7 +158,7 @@ def test_a_proxy_that_does_not_connect_is_named(
 
 
 def test_a_service_that_never_answers_is_reported_and_given_up(
-    service: FakeModelArts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    service: ModelArts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(retries, "FIRST_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -178,17 +176,17 @@ def test_a_service_that_never_answers_is_reported_and_given_up(
 CREATE = f"POST /v2/{PROJECT}/training-jobs"
 
 
-def creates(service: FakeModelArts) -> list[Seen]:
+def creates(service: ModelArts) -> list[Seen]:
     """Return the create requests."""
     return [seen for seen in service.asked(CREATE) if seen.path.endswith("/training-jobs")]
 
 
-def test_a_create_whose_answer_was_lost_is_not_sent_twice(service: FakeModelArts, client: Client):
+def test_a_create_whose_answer_was_lost_is_not_sent_twice(service: ModelArts, client: Client):
     service.after.append(once(CREATE, Reply(cut=True)))
     made = client.create(BODY)
 
-    assert [job["metadata"]["name"] for job in service.jobs.values()] == ["train-2345678b"]
-    assert made["metadata"]["id"] in service.jobs
+    (job,) = service.jobs()
+    assert (made["metadata"]["id"], "train-2345678b") == (job.id, job.name)
     assert len(creates(service)) == 1
 
 
@@ -196,12 +194,12 @@ def test_a_create_whose_answer_was_lost_is_not_sent_twice(service: FakeModelArts
     "reply", [Reply(cut=True), Reply(500, {}), Reply(503, {}, {"Retry-After": "0"})]
 )
 def test_a_create_that_may_have_been_lost_is_sent_again_after_a_look_for_the_job(
-    reply: Reply, service: FakeModelArts, client: Client
+    reply: Reply, service: ModelArts, client: Client
 ):
     service.faults.append(once(CREATE, reply))
     client.create(BODY)
 
-    assert len(service.jobs) == 1
+    assert len(service.jobs()) == 1
     assert [seen.path.rpartition("/")[2] for seen in service.seen] == [
         "training-jobs",
         "training-job-searches",
@@ -209,17 +207,16 @@ def test_a_create_that_may_have_been_lost_is_sent_again_after_a_look_for_the_job
     ]
 
 
-def test_a_look_for_the_job_may_come_too_early(service: FakeModelArts, client: Client):
+def test_a_look_for_the_job_may_come_too_early(service: ModelArts, client: Client):
     """The list may not have the job yet; the service takes no second one of its name."""
     service.after.append(once(CREATE, Reply(cut=True)))
     service.faults.append(once("training-job-searches", Reply(200, {"total": 0, "items": []})))
     made = client.create(BODY)
 
-    assert len(service.jobs) == 1
-    assert made["metadata"]["id"] in service.jobs
+    assert [job.id for job in service.jobs()] == [made["metadata"]["id"]]
 
 
-def test_a_refused_create_is_not_sent_again(service: FakeModelArts, client: Client):
+def test_a_refused_create_is_not_sent_again(service: ModelArts, client: Client):
     said = {"error_msg": "bad flavor.", "error_code": "ModelArts.2763", "error_solution": "x"}
     service.faults.append(once("training-jobs", Reply(400, said), times=9))
     with pytest.raises(refusals.ServiceError) as caught:
@@ -233,19 +230,19 @@ def test_a_refused_create_is_not_sent_again(service: FakeModelArts, client: Clie
 
 
 def test_a_create_that_the_gateway_refuses_is_sent_again_at_once(
-    service: FakeModelArts, client: Client
+    service: ModelArts, client: Client
 ):
     """With 429 the gateway has not passed it on, so there is no job to look for."""
     service.faults.append(once(CREATE, Reply(429, {}), times=3))
     client.create(BODY)
 
-    assert len(service.jobs) == 1
+    assert len(service.jobs()) == 1
     assert service.asked("training-job-searches") == []
 
 
 @pytest.mark.parametrize("search", [None, Reply(400, {"error_msg": "no"}), Reply(cut=True)])
 def test_a_create_whose_outcome_stays_unknown_is_reported_as_such(
-    search: Reply | None, service: FakeModelArts
+    search: Reply | None, service: ModelArts
 ):
     """Also where the search for the job fails; otherwise the submit would forget a running job."""
     service.after.append(once(CREATE, Reply(cut=True), times=99))
@@ -257,7 +254,7 @@ def test_a_create_whose_outcome_stays_unknown_is_reported_as_such(
         Client(site_of(service), limits=limits).create(BODY)
 
 
-def test_many_creates_under_faults_make_one_job_each(service: FakeModelArts):
+def test_many_creates_under_faults_make_one_job_each(service: ModelArts):
     """Eight at once, on a service that drops every third answer and refuses every fifth request."""
     count = itertools.count(1)
 
@@ -269,15 +266,15 @@ def test_many_creates_under_faults_make_one_job_each(service: FakeModelArts):
     client = Client(site_of(service), limits=LIMITS._replace(pause_s=0.01))
     names = [f"job-{number}" for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(client.create, [{**BODY, "metadata": {"name": name}} for name in names]))
+        list(pool.map(client.create, map(body, names)))
 
-    assert sorted(job["metadata"]["name"] for job in service.jobs.values()) == names
+    assert sorted(job.name for job in service.jobs()) == names
 
 
 # -- pages ----------------------------------------------------------------------------------------
 
 
-def test_pages_are_turned_by_their_number(service: FakeModelArts, client: Client):
+def test_pages_are_turned_by_their_number(service: ModelArts, client: Client):
     """What the service calls the offset is no number of jobs."""
     wanted = [service.add(f"job-{number}") for number in range(120)]
     found = [job["metadata"]["id"] for job in client.search([])]
@@ -286,11 +283,14 @@ def test_pages_are_turned_by_their_number(service: FakeModelArts, client: Client
     assert [seen.json["offset"] for seen in service.asked("searches")] == [0, 1, 2]
 
 
-def test_events_of_several_pages_come_in_order(service: FakeModelArts, client: Client):
+def test_events_of_several_pages_come_in_order(service: ModelArts, client: Client):
     """A hundred at a time."""
-    service.events = [{"message": str(number)} for number in range(250)]
+    job = service.add("train")
+    for number in range(250):
+        service.database.add_event(job, str(number))
 
-    assert [event["message"] for event in client.events("0")] == [str(n) for n in range(250)]
+    found = [event["message"] for event in client.events(job)]
+    assert found == ["Training job created.", *(str(number) for number in range(250))]
 
 
 # -- what the service says ------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_not_found_is_a_400_of_its_own_code(client: Client):
     ],
 )
 def test_an_error_of_the_service_its_gateway_and_iam_is_read(
-    body: dict[str, Any], service: FakeModelArts, client: Client
+    body: dict[str, Any], service: ModelArts, client: Client
 ):
     service.faults.append(once("GET", Reply(400, body)))
     with pytest.raises(refusals.ServiceError) as caught:
@@ -324,7 +324,7 @@ def test_an_error_of_the_service_its_gateway_and_iam_is_read(
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>no</html>", b"[1]", b"null", b"\xff", b"oo\nps"])
-def test_an_error_of_another_form_is_one_line(body: bytes, service: FakeModelArts, client: Client):
+def test_an_error_of_another_form_is_one_line(body: bytes, service: ModelArts, client: Client):
     service.faults.append(once("GET", Reply(400, body)))
     with pytest.raises(refusals.ServiceError) as caught:
         client.show("0")
@@ -333,7 +333,7 @@ def test_an_error_of_another_form_is_one_line(body: bytes, service: FakeModelArt
     assert "\n" not in caught.value.message
 
 
-def test_an_answer_that_is_not_json_is_reported(service: FakeModelArts, client: Client):
+def test_an_answer_that_is_not_json_is_reported(service: ModelArts, client: Client):
     service.faults.append(once("GET", Reply(200, b"<html>hello</html>")))
     with pytest.raises(BackendError) as caught:
         client.show("0")
@@ -342,18 +342,18 @@ def test_an_answer_that_is_not_json_is_reported(service: FakeModelArts, client: 
 
 
 def test_a_query_with_special_characters_arrives_as_it_was_signed(
-    service: FakeModelArts,
+    service: ModelArts,
 ):
-    service.images = {"a/b": ["x"]}
+    service.images["a/b"] = ["ä +&=/%$~", "x"]
     client = Client(site_of(service, registry=service.endpoint))
 
-    assert client.image_tags("a", "b", "ä +&=/%$~") == ["x"]
+    assert client.image_tags("a", "b", "ä +&=/%$~") == ["ä +&=/%$~"]
 
 
 # -- who we are -----------------------------------------------------------------------------------
 
 
-def test_wrong_keys_are_told_as_such(service: FakeModelArts):
+def test_wrong_keys_are_told_as_such(service: ModelArts):
     """Not as a missing job."""
     wrong = Client(site_of(service, keys=Keys("AK", "wrong")))
     with pytest.raises(NotAuthorised) as caught:
@@ -363,7 +363,7 @@ def test_wrong_keys_are_told_as_such(service: FakeModelArts):
     assert len(service.seen) == 1
 
 
-def test_the_project_is_asked_for_where_nobody_says_it(service: FakeModelArts):
+def test_the_project_is_asked_for_where_nobody_says_it(service: ModelArts):
     """By the name of the region, once."""
     job = service.add("train")
     client = Client(site_of(service, project_id=""))
@@ -374,7 +374,7 @@ def test_the_project_is_asked_for_where_nobody_says_it(service: FakeModelArts):
     assert len(service.asked("/v3/projects?name=cn-north-4")) == 1
 
 
-def test_a_region_without_a_project_is_told(service: FakeModelArts):
+def test_a_region_without_a_project_is_told(service: ModelArts):
     """The account has none of that name."""
     with pytest.raises(NotAuthorised) as caught:
         Client(site_of(service, project_id="", region="mars-1")).show("0")
@@ -382,37 +382,35 @@ def test_a_region_without_a_project_is_told(service: FakeModelArts):
     assert caught.value.message.startswith("asking for the project of mars-1: ")
 
 
-def test_a_password_gets_a_token(service: FakeModelArts):
+def test_a_password_gets_a_token(service: ModelArts):
     """Which says for which project it is, and is used until it is over."""
     job = service.add("train")
-    login = Login("me", "my-domain", "right")
-    client = Client(site_of(service, keys=None, login=login, project_id=""))
+    client = Client(site_of(service, keys=None, login=LOGIN, project_id=""))
     client.show(job)
     client.show(job)
 
     asked = service.asked("/v3/auth/tokens")
     assert len(asked) == 1
-    assert asked[0].json["auth"]["identity"]["password"]["user"]["domain"] == {"name": "my-domain"}
     assert client.project_id() == PROJECT
 
 
-def test_a_token_that_is_over_in_mid_run_is_renewed(service: FakeModelArts):
+def test_a_token_that_is_over_in_mid_run_is_renewed(service: ModelArts):
     """The service refuses it with 401."""
     job = service.add("train")
-    client = Client(site_of(service, keys=None, login=Login("me", "d", "right")))
+    client = Client(site_of(service, keys=None, login=LOGIN))
     client.show(job)
-    service.token = "another"
+    service.database.expire_all(time.time())
 
     assert client.show(job)["metadata"]["id"] == job
     assert len(service.asked("/v3/auth/tokens")) == 2
 
 
-def test_keys_may_be_exchanged_for_a_token(service: FakeModelArts):
+def test_keys_may_be_exchanged_for_a_token(service: ModelArts):
     """Then no request is signed; a token that is over is renewed."""
     job = service.add("train")
     client = Client(site_of(service, wants_token=True, project_id=""))
     client.show(job)
-    service.token = "another"
+    service.database.expire_all(time.time())
     client.show(job)
 
     assert client.project_id() == PROJECT
@@ -420,26 +418,26 @@ def test_keys_may_be_exchanged_for_a_token(service: FakeModelArts):
     assert not [seen for seen in service.seen if "authorization" in seen.headers]
 
 
-def test_a_wrong_password_is_told(service: FakeModelArts):
+def test_a_wrong_password_is_told(service: ModelArts):
     """In IAM's words."""
-    client = Client(site_of(service, keys=None, login=Login("me", "d", "wrong")))
+    login = replace(LOGIN, password="wrong")
+    client = Client(site_of(service, keys=None, login=login))
     with pytest.raises(NotAuthorised) as caught:
         client.show("0")
 
     assert (
         caught.value.message
-        == "asking IAM for a token: The password is wrong (401, request "
+        == "asking IAM for a token: The username or password is wrong (401, request "
         + (caught.value.message.rpartition(" ")[2])
     )
-    assert "wrong" not in repr(Login("me", "d", "wrong"))
+    assert "wrong" not in repr(login)
 
 
-def test_temporary_keys_are_read_again_when_they_are_over(service: FakeModelArts, tmp_path: Path):
+def test_temporary_keys_are_read_again_when_they_are_over(service: ModelArts, tmp_path: Path):
     """Somebody writes fresh ones to the file."""
     job = service.add("train")
     file = tmp_path / "credentials"
-    write_keys(file, KEYS._replace(token="old"))
-    service.keys = KEYS._replace(token="old")
+    write_keys(file, Keys(*service.access.new_key(900)[:3]))
     found = site.find(
         {"region": "cn-north-4", "endpoint": service.endpoint},
         {
@@ -451,8 +449,8 @@ def test_temporary_keys_are_read_again_when_they_are_over(service: FakeModelArts
     )
     client = Client(found)
     client.show(job)
-    service.keys = KEYS._replace(token="new")
-    write_keys(file, service.keys)
+    service.database.expire_all(time.time())
+    write_keys(file, Keys(*service.access.new_key(900)[:3]))
 
     assert client.show(job)["metadata"]["id"] == job
 
@@ -465,7 +463,7 @@ def write_keys(file: Path, keys: Keys) -> None:
     )
 
 
-def test_a_wrong_clock_is_noticed_and_corrected(service: FakeModelArts):
+def test_a_wrong_clock_is_noticed_and_corrected(service: ModelArts):
     """The service refuses what is 15 minutes off, and says what its own clock shows."""
     job = service.add("train")
     service.ahead_s = 3600

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -12,8 +10,7 @@ from cloudjob.backends.modelarts import logs as following
 from cloudjob.backends.modelarts.client import Client
 from cloudjob.backends.modelarts.logs import Gap, Stitcher, Window
 from cloudjob.backends.modelarts.site import Site
-from tests.support import fake_modelarts
-from tests.support.fake_modelarts import KEYS, PROJECT, FakeModelArts, serve
+from tests.support.modelarts import KEYS, PROJECT, ModelArts, Reply, once
 
 
 def window(log: bytes, size_bytes: int) -> Window:
@@ -140,18 +137,18 @@ def test_what_the_window_has_passed_over_is_named():
 
 
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeModelArts]:
-    """A small ModelArts with a small window."""
-    monkeypatch.setattr(fake_modelarts, "WINDOW_BYTES", 200)
-    yield from serve(FakeModelArts())
+def service(service: ModelArts) -> ModelArts:
+    """A service that shows only the last 200 bytes of a log."""
+    service.configure(log_preview_bytes=200)
+    return service
 
 
-def client_of(service: FakeModelArts) -> Client:
+def client_of(service: ModelArts) -> Client:
     """Return a client of the service."""
     return Client(Site(service.endpoint, service.endpoint, "cn-north-4", PROJECT, KEYS))
 
 
-def test_the_logs_of_all_nodes_are_followed_to_their_end(service: FakeModelArts):
+def test_the_logs_of_all_nodes_are_followed_to_their_end(service: ModelArts):
     """Each grows as the follower looks; both are complete after the end."""
     logs = [b"".join(b"node %d line %d\n" % (n, i) for i in range(200)) for n in (0, 1)]
     logs[1] += b"no end"
@@ -163,8 +160,7 @@ def test_the_logs_of_all_nodes_are_followed_to_their_end(service: FakeModelArts)
         for node, log in enumerate(logs):
             # A leap now and then: more than the window holds.
             end = min(len(log), 150 * steps[0] + (400 if steps[0] > 5 else 0))
-            service.logs[(job, f"worker-{node}")] = log[:end]
-            service.exported[(job, f"worker-{node}")] = log[:end]
+            service.write_log(job, node, log[:end])
         if steps[0] == 30:
             service.end(job)
 
@@ -178,7 +174,7 @@ def test_the_logs_of_all_nodes_are_followed_to_their_end(service: FakeModelArts)
     assert got == [logs[0], logs[1] + b"\n"]
 
 
-def test_of_a_large_job_each_look_asks_some_nodes_and_every_line_comes(service: FakeModelArts):
+def test_of_a_large_job_each_look_asks_some_nodes_and_every_line_comes(service: ModelArts):
     """The head each time, the others in turn; after the end all of them."""
     nodes, looks = 150, 6
     job = service.add("train", nodes=nodes)
@@ -190,8 +186,7 @@ def test_of_a_large_job_each_look_asks_some_nodes_and_every_line_comes(service: 
         service.seen.clear()
         for node, log in enumerate(logs):
             end = len(log) * len(asked) // looks
-            service.logs[(job, f"worker-{node}")] = log[:end]
-            service.exported[(job, f"worker-{node}")] = log[:end]
+            service.write_log(job, node, log[:end])
         if len(asked) == looks:
             service.end(job)
 
@@ -208,7 +203,7 @@ def test_of_a_large_job_each_look_asks_some_nodes_and_every_line_comes(service: 
     assert len(set().union(*running[:3])) == nodes
 
 
-def test_a_look_at_some_nodes_says_nothing_of_the_end_of_the_others(service: FakeModelArts):
+def test_a_look_at_some_nodes_says_nothing_of_the_end_of_the_others(service: ModelArts):
     """Nothing was new where it asked; the last line of another node may still grow."""
     job = service.add("train", nodes=150)
     steps = [0]
@@ -216,20 +211,20 @@ def test_a_look_at_some_nodes_says_nothing_of_the_end_of_the_others(service: Fak
     def grow(_s: float) -> None:
         steps[0] += 1
         if steps[0] == 4:
-            service.logs[(job, "worker-140")] = b"half"
+            service.write_log(job, 140, b"half")
             service.end(job)
         if steps[0] == 5:
-            service.logs[(job, "worker-140")] = b"half of it\n"
+            service.write_log(job, 140, b"half of it\n")
 
     found = following.follow(client_of(service), job, None, is_live=True, poll_s=0.01, pause=grow)
 
     assert [piece for piece in found if piece[1]] == [(140, b"half of it\n")]
 
 
-def test_one_node_is_asked_for_alone(service: FakeModelArts):
+def test_one_node_is_asked_for_alone(service: ModelArts):
     """Without following, what is there now is given once, the unfinished line too."""
     job = service.add("train", nodes=2)
-    service.logs[(job, "worker-1")] = b"one\ntw"
+    service.write_log(job, 1, b"one\ntw")
     found = following.follow(
         client_of(service), job, 1, is_live=False, poll_s=0.01, pause=lambda _: None
     )
@@ -238,7 +233,7 @@ def test_one_node_is_asked_for_alone(service: FakeModelArts):
     assert not service.asked("worker-0/logs")
 
 
-def test_a_log_that_is_not_there_yet_is_no_error(service: FakeModelArts):
+def test_a_log_that_is_not_there_yet_is_no_error(service: ModelArts):
     """The service answers 204 until the node runs."""
     job = service.add("train")
 
@@ -252,11 +247,12 @@ def test_a_log_that_is_not_there_yet_is_no_error(service: FakeModelArts):
     )
 
 
-def test_what_nobody_can_show_is_said_and_not_passed_over_silently(service: FakeModelArts):
+def test_what_nobody_can_show_is_said_and_not_passed_over_silently(service: ModelArts):
     """The window has passed it, and it was not exported."""
     job = service.add("train", phase="Completed")
     log = b"".join(b"line %d\n" % number for number in range(100))
-    service.logs[(job, "worker-0")] = log
+    service.write_log(job, 0, log)
+    service.faults.append(once("logs/url", Reply(204), times=99))
     got = b"".join(
         data
         for _, data in following.follow(

@@ -158,15 +158,13 @@ def test_nodes_resolve_each_other_by_both_documented_names(api: Api):
 
 
 def test_a_failed_node_ends_the_others_and_gives_its_exit_code(api: Api):
-    job = api.create("sleep $(( VC_TASK_INDEX == 1 ? 0 : 50 )); exit 7", nodes=2)
-    begun = time.monotonic()
+    job = api.create("sleep $(( VC_TASK_INDEX == 1 ? 0 : 600 )); exit 7", nodes=2)
     found = api.await_phase(job)
 
     assert found["status"]["phase"] == "Failed"
     codes = [item["exit_code"] for item in found["status"]["task_statuses"]]
     assert codes[1] == 7
     assert codes[0] != 0
-    assert time.monotonic() - begun < 40
     assert found["status"]["running_records"][0]["end_related_task"] == "worker-1"
 
 

@@ -108,7 +108,7 @@ class Entry:
     def send(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def wait(self, within_s: float = 30.0) -> Ended:
+    def wait(self, within_s: float = 60.0) -> Ended:
         code = self.process.wait(within_s)
         return Ended(code, self.out, self.err)
 
@@ -256,7 +256,17 @@ def save(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 """
-WAIT = "time.sleep(60)\n"
+WAIT = "time.sleep(600)\n"
+TWO_FAILS_FIRST = """
+first = os.environ['ALL'] + '/first'
+if rank == 2:
+    open(first, 'w').close()
+    sys.exit(22)
+while not os.path.exists(first):
+    time.sleep(0.02)
+time.sleep(1.0)
+sys.exit(20 + rank)
+"""
 
 
 def up(job: Job, ranks: int) -> Callable[[], bool]:
@@ -327,10 +337,8 @@ def test_a_rank_that_fails_ends_the_job(
     """The others are ended soon; the record says which rank, how, and what it wrote last."""
     job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
     job.script("print('line of', rank)\nif rank == 1:\n    %s\n%s" % (text, WAIT))
-    begun = time.monotonic()
     (ended,) = job.run()
 
-    assert time.monotonic() - begun < 8
     assert ended.code == code
     assert "jobentry: rank 1 on node 0 (node0): " + message in ended.err
     assert (job.record["exit_code"], job.record["cause"]) == (code, "user")
@@ -344,10 +352,10 @@ def test_a_rank_that_fails_ends_the_job(
 
 def test_the_record_names_the_first_failure(job: Job):
     job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
-    job.script("time.sleep(0.3 * (2 - rank))\nsys.exit(10 + rank)\n")
+    job.script(TWO_FAILS_FIRST)
     (ended,) = job.run()
 
-    assert (ended.code, job.failure["rank"]) == (12, 2)
+    assert (ended.code, job.failure["rank"]) == (22, 2)
 
 
 def test_a_missing_program_ends_with_127(job: Job):
@@ -383,15 +391,13 @@ def test_a_job_over_its_timeout_ends_with_124(job: Job):
 def test_a_cancelled_job_gives_every_rank_its_grace_period(
     job: Job, until: Callable[..., None], number: int
 ):
-    job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
+    job.environ.update(CLOUDJOB_PROCS_PER_NODE="3", CLOUDJOB_GRACE_S="300")
     job.script("os.environ['SAVE_S'] = str(0.4 * rank)\n" + SAVES + UP + WAIT)
     entry = job.start()
     until(up(job, 3))
-    begun = time.monotonic()
     entry.send(number)
     ended = entry.wait()
 
-    assert time.monotonic() - begun < 4
     assert ended.code == 128 + number
     assert ended.out.count("saved") == 3
     assert (job.record["cause"], job.failure["signal"]) == ("cancelled", number)
@@ -417,21 +423,21 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(
     entry.send(signal.SIGTERM)
     ended = entry.wait()
 
-    assert 0.9 < time.monotonic() - begun < 3
+    assert time.monotonic() - begun > 0.9
     assert (ended.code, ended.out.count("saved")) == (143, 1)
     assert "1 s are over: ending the ranks that are left" in ended.err
     assert job.left() == []
 
 
 def test_a_second_ctrl_c_ends_the_grace_period(job: Job, until: Callable[..., None]):
-    job.environ.update(CLOUDJOB_GRACE_S="60")
+    job.environ.update(CLOUDJOB_GRACE_S="600")
     job.script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + UP + WAIT)
     entry = job.start()
     until(up(job, 1))
     entry.send(signal.SIGINT)
-    until(lambda: "60 s to end" in entry.err)
+    until(lambda: "600 s to end" in entry.err)
     entry.send(signal.SIGINT)
-    ended = entry.wait(5)
+    ended = entry.wait()
 
     assert (ended.code, job.record["cause"]) == (130, "cancelled")
     assert "SIGINT while the job ends: ending all ranks now" in ended.err
@@ -842,11 +848,11 @@ def test_a_job_cancelled_while_staging_has_a_record(job: Job, until: Callable[..
 
 def test_a_job_cancelled_before_its_ranks_start_ends_at_once(pair: Job, until: Callable[..., None]):
     pair.script("")
-    head = pair.start(0, CLOUDJOB_GRACE_S="60")
+    head = pair.start(0, CLOUDJOB_GRACE_S="600")
     until(lambda: (head.folder / "node" / "events").exists())
     until(lambda: pair.left() != [head.process.pid])
     head.send(signal.SIGTERM)
-    ended = head.wait(10)
+    ended = head.wait()
 
     assert (ended.code, pair.record["cause"]) == (143, "cancelled")
     # mpirun was asked for its version, and may still be at it.
@@ -855,7 +861,7 @@ def test_a_job_cancelled_before_its_ranks_start_ends_at_once(pair: Job, until: C
 
 def test_the_record_names_the_first_of_many_failing_nodes(job: Job):
     job.nodes = 4
-    job.script("time.sleep(1.0 if rank != 2 else 0.2)\nsys.exit(20 + rank)\n")
+    job.script(TWO_FAILS_FIRST)
     ended = job.run()
 
     assert [one.code for one in ended] == [22] * 4

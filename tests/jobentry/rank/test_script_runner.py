@@ -320,22 +320,20 @@ def test_a_script_is_ended_by_signals_as_with_python(
 @pytest.mark.parametrize(
     "text",
     [
-        "atexit.register(time.sleep, 60); sys.exit(3)",
-        "atexit.register(time.sleep, 60); raise ValueError",
-        "signal.signal(signal.SIGALRM, print); atexit.register(time.sleep, 60); sys.exit(3)",
-        "threading.Thread(target=time.sleep, args=(60,)).start(); sys.exit(3)",
+        "atexit.register(time.sleep, 600); sys.exit(3)",
+        "atexit.register(time.sleep, 600); raise ValueError",
+        "signal.signal(signal.SIGALRM, print); atexit.register(time.sleep, 600); sys.exit(3)",
+        "threading.Thread(target=time.sleep, args=(600,)).start(); sys.exit(3)",
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]);"
-        "atexit.register(time.sleep, 60); sys.exit(3)",
+        "atexit.register(time.sleep, 600); sys.exit(3)",
     ],
 )
 def test_a_failed_script_that_hangs_is_killed(tmp_path: Path, door: Door, text: str):
     script = written(tmp_path, "import atexit, signal, sys, threading, time\n" + text)
-    begun = time.monotonic()
 
     ended, notes = door(script, cwd=tmp_path)
 
-    # Neither of the minutes that it would take.
-    assert time.monotonic() - begun < 30
+    # Otherwise it would take minutes, and `door` waits for one.
     assert (len(notes), notes[0].code) == (1, 3 if "sys.exit" in text else 1)
     assert ended.code in (-signal.SIGALRM, notes[0].code)
 

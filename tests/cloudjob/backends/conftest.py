@@ -1,0 +1,25 @@
+"""ModelArts for the tests of its backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.modelarts import ModelArts, Server
+
+
+@pytest.fixture(scope="session")
+def modelarts_server() -> Iterator[Server]:
+    """The server of the session."""
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def service(modelarts_server: Server, tmp_path: Path) -> Iterator[ModelArts]:
+    """A service of its own for each test."""
+    with modelarts_server.service(tmp_path / "jobs") as made:
+        yield made
