@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from typing import Callable
 
 from jobentry.contract import lines
 
@@ -30,10 +31,20 @@ def log_message(text: str) -> None:
         sys.stderr.flush()
 
 
+def write_journal(line: bytes) -> None:
+    """Write a marked line of the journal to the log, never within a line of a rank."""
+    with _lock, contextlib.suppress(OSError):
+        rest = memoryview(line)
+        while rest:
+            rest = rest[os.write(1, rest) :]
+
+
 class Relay:
     """Copies the logs of this node's ranks to ``descriptor``, with a prefix for each rank."""
 
     def __init__(self, log_dir: str, descriptor: int = 1) -> None:
+        # Called once, when a rank has written something.
+        self.on_output: Callable[[], None] | None = None
         self._log_dir = log_dir
         self._descriptor = descriptor
         self._logs: dict[int, _Log] = {}
@@ -69,6 +80,9 @@ class Relay:
             found = log.grow() or found
             for piece in log.pieces(is_last):
                 self._write(piece)
+        if found and self.on_output is not None:
+            self.on_output()
+            self.on_output = None
         return found
 
     def _write(self, data: bytes) -> None:

@@ -22,7 +22,8 @@ from jobentry.contract.paths import NodePaths
 from jobentry.control import early_ends
 from jobentry.errors import EntryError
 from jobentry.launchers.common import ArgsError
-from jobentry.log import log_message
+from jobentry.log import log_message, write_journal
+from jobentry.node.journal import STORE_LIMIT_S, Journal
 from jobentry.node.prepare import (
     check_script,
     check_sshd,
@@ -52,6 +53,7 @@ from jobentry.node.tools import (
 )
 
 if TYPE_CHECKING:
+    from jobentry.contract.journal import Phase
     from jobentry.control.local_ranks import BadEnd
     from jobentry.control.verdict import Outcome
     from jobentry.control.worker import ControlSocket
@@ -70,6 +72,8 @@ CALL_OFF_S = 30.0
 _STAGING_CALL_OFF_S = 10.0
 # The signals that cancel a job.
 _CANCELS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Seconds that the end of a cancelled job waits for its journal to be stored.
+_CANCELLED_JOURNAL_S = 1.0
 # Seconds to retry writing the record of a cancelled job.
 _RECORD_LIMIT_S = 5
 
@@ -83,6 +87,7 @@ class _Setup(NamedTuple):
         server: The sshd, if the job needs one.
         control_socket: The listening socket of a worker; None on the head.
         outputs: The outputs to upload, if the job has any.
+        journal: What this node does and uses.
     """
 
     environment: Mapping[str, str]
@@ -91,6 +96,7 @@ class _Setup(NamedTuple):
     server: subprocess.Popen[bytes] | None
     control_socket: ControlSocket | None
     outputs: Outputs | None
+    journal: Journal
 
     @property
     def child_ids(self) -> tuple[int, ...]:
@@ -206,10 +212,11 @@ def _show(node: NodeEnv, options: Options) -> int:
 def _run(node: NodeEnv, options: Options) -> _End:
     """Run this node's part of the job; the head writes a record in every case."""
     started_at = time.time()
+    journal = Journal(write_journal if node.record_uri else None)
     try:
         _handle_cancel_signals(lambda number, _: _stop(node, number))
         with _translated():
-            return _prepare_and_run(node, options, started_at)
+            return _prepare_and_run(node, options, journal, started_at)
     except (EntryError, ArgsError, OSError) as error:
         # Ignore signals, which could only interrupt writing the record.
         _handle_cancel_signals(signal.SIG_IGN)
@@ -217,12 +224,14 @@ def _run(node: NodeEnv, options: Options) -> _End:
         code = error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
         _log_error(error)
         tidy(paths.node_paths(os.environ, node))
+        _close_journal(node, journal, is_cancelled=is_cancelled)
         if node.is_head:
             record = _entry_record(node.job, str(error), node, code)
             if isinstance(error, EntryError):
                 record = record._replace(cause=error.cause, damaged_layers=error.damaged_layers)
                 record = record._replace(failure=error.failure or record.failure)
-            record = record._replace(started_at=_rfc3339(started_at))
+            phases = _phases(journal, ())
+            record = record._replace(started_at=_rfc3339(started_at), phases=phases)
             _write_record(node.record_uri, record, is_cancelled=is_cancelled)
         return _End(code, is_over=False)
 
@@ -295,30 +304,33 @@ def _stop(node: NodeEnv, number: int) -> None:
     raise EntryError(message, exits.code_of_signal(number), cause="cancelled")
 
 
-def _prepare_and_run(node: NodeEnv, options: Options, started_at: float) -> _End:
+def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_at: float) -> _End:
     """Prepare this node, run its part of the job, and return how it ended."""
+    journal.begin("stage", started_at)
+    journal.start()
     launcher = launcher_of(node)
     node = keep_existing_tune_file(node)
     where = paths.node_paths(os.environ, node)
     version = start_version(os.environ.get("PATH", "")) if launcher.needs_mpi else None
     with _reporting_to_workers(node, where):
-        folder, outputs = stage(node, where)
+        folder, outputs = stage(node, where, journal)
         if not launcher.takes_command:
             check_script(folder, options.words[0])
     make_node_dir(where)
     # First, as the head waits for each node.
     control_socket = listen(node, where)
-    server = start_sshd(node, where)
+    server = start_sshd(node, where, journal)
     try:
         environment = node_environment(node, where, folder)
         environment.update(choose_interfaces(node, environment))
         leave_environment(where, environment)
         module = start_module(node, environment, options.words[0])
-        setup = _Setup(environment, version, module, server, control_socket, outputs)
+        setup = _Setup(environment, version, module, server, control_socket, outputs, journal)
         if outputs is not None:
             outputs.start()
+        journal.end("stage")
         if node.is_head:
-            return _run_head(node, where, setup, options, (started_at, time.time()))
+            return _run_head(node, where, setup, options, started_at)
         return _run_worker(node, where, setup, options)
     finally:
         if control_socket is not None:
@@ -376,13 +388,14 @@ def _run_worker(
         setup.control_socket,
         own=setup.child_ids,
     )
-    if setup.outputs is not None:
-        worker.attach(setup.outputs)
+    worker.attach(setup.journal, setup.outputs)
     code = worker.run()
     for path in written:
         remove(path)
     bad_end = worker.bad_end if code else None
-    worker.leave(worker.aside(lambda: _upload(node, setup.outputs, worker.stopped_at, bad_end)))
+    trouble = worker.aside(lambda: _upload(node, setup.outputs, worker.stopped_at, bad_end))
+    _close_journal(node, setup.journal, is_cancelled=worker.stopped_at is not None)
+    worker.leave(trouble)
     return _End(code, worker.is_over)
 
 
@@ -391,7 +404,7 @@ def _run_head(
     where: NodePaths,
     setup: _Setup,
     options: Options,
-    begun: tuple[float, float],
+    started_at: float,
 ) -> _End:
     """Run the job and write its record; return how this node ended."""
     from jobentry.control.head import Head
@@ -405,8 +418,7 @@ def _run_head(
         _call_job_off(node, where, str(error), patience_s, setup.child_ids)
         raise
     head = Head(node, where, made, facts, setup.child_ids)
-    if setup.outputs is not None:
-        head.attach(setup.outputs)
+    head.attach(setup.journal, setup.outputs)
     outcome = head.run(key, port)
     for path in written:
         remove(path)
@@ -415,19 +427,18 @@ def _run_head(
     outcome = head.end(_with_outputs(outcome, node, problem))
     if node.nodes > 1 and setup.outputs is not None:
         outcome = _with_outputs(outcome, node, setup.outputs.clashes())
+    is_cancelled = head.stopped_at is not None
+    _close_journal(node, setup.journal, is_cancelled=is_cancelled)
     record = exits.ExitRecord(
         job=node.job,
         exit_code=outcome.exit_code,
         cause=outcome.cause,
         failure=outcome.failure,
-        started_at=_rfc3339(begun[0]),
+        started_at=_rfc3339(started_at),
         ended_at=_rfc3339(time.time()),
-        phases=tuple(
-            (index, name, _rfc3339(start), _rfc3339(end))
-            for index, name, start, end in [(0, "stage", *begun), *head.phases]
-        ),
+        phases=_phases(setup.journal, head.worker_phases),
     )
-    _write_record(node.record_uri, record, is_cancelled=head.stopped_at is not None)
+    _write_record(node.record_uri, record, is_cancelled=is_cancelled)
     return _End(outcome.exit_code, outcome.is_over)
 
 
@@ -480,6 +491,26 @@ def _entry_record(
     return exits.ExitRecord(
         job=job, exit_code=code, cause="entry", failure=failure, ended_at=_rfc3339(time.time())
     )
+
+
+def _phases(
+    journal: Journal, others: Sequence[tuple[int, Phase]]
+) -> tuple[tuple[int, str, str, str], ...]:
+    """Return the phases of all nodes for the record; one that has not ended ends now."""
+    now = time.time()
+    return tuple(
+        (index, phase.name, _rfc3339(phase.started_at), _rfc3339(phase.ended_at or now))
+        for index, phase in [*((0, phase) for phase in journal.phases), *others]
+    )
+
+
+def _close_journal(node: NodeEnv, journal: Journal, *, is_cancelled: bool) -> None:
+    """End the journal of this node, and store it beside the record."""
+    journal.finish()
+    if node.record_uri:
+        folder = node.record_uri.rpartition("/")[0]
+        limit_s = _CANCELLED_JOURNAL_S if is_cancelled else STORE_LIMIT_S
+        journal.store(f"{folder}/{paths.journal_name(node.node)}", limit_s)
 
 
 def _write_record(uri: str, record: exits.ExitRecord, *, is_cancelled: bool = False) -> None:

@@ -49,6 +49,10 @@ class JobPaths(NamedTuple):
         """The exit record."""
         return self.job + "/record/" + RECORD
 
+    def journal(self, node: int) -> str:
+        """The journal of a node, as it was when the node ended."""
+        return f"{self.job}/record/{journal_name(node)}"
+
     @property
     def outputs(self) -> str:
         """The folder of the ranks' outputs."""
@@ -142,6 +146,11 @@ class NodePaths(NamedTuple):
     def output(self, name: str) -> str:
         """The folder of an output."""
         return posixpath.join(self.mount, "outputs", name + "_0")
+
+
+def journal_name(node: int) -> str:
+    """Return the name of a node's journal, which lies beside the record."""
+    return "journal-%d.jsonl.gz" % node
 
 
 def node_paths(environ: Mapping[str, str], node: env.NodeEnv) -> NodePaths:

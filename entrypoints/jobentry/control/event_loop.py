@@ -24,6 +24,7 @@ from jobentry.contract.paths import NodePaths
 from jobentry.control.local_ranks import End, LocalRanks
 from jobentry.control.messages import Lines
 from jobentry.log import Relay
+from jobentry.node.journal import Journal
 
 # How long ranks may take to end when the job has failed, before they are killed.
 ABORT_S = 1.0
@@ -61,10 +62,17 @@ class NodeLoop:
         self.selector.register(self._events, selectors.EVENT_READ, self.hear_ranks)
         # Children that somebody here waits for; all others were adopted.
         self.own: set[int] = set()
+        self._on_first_rank: Callable[[], object] = _nothing
         self._has_dead_children = True
         self._reap_at = 0.0
         self._listen()
         self.relay.start()
+
+    def keep(self, journal: Journal, paths: NodePaths) -> None:
+        """Record in ``journal`` what the ranks of this node do."""
+        journal.watch(self.ranks, paths)
+        self._on_first_rank = lambda: journal.begin("first output")
+        self.relay.on_output = lambda: journal.end("first output")
 
     def hear_ranks(self) -> None:
         """Read what the ranks of this node report."""
@@ -79,6 +87,8 @@ class NodeLoop:
             elif word == "start":
                 rank = int(line.split()[1])
                 self._watch(self.ranks.wrappers[rank])
+                self._on_first_rank()
+                self._on_first_rank = _nothing
                 self.relay.add(rank)
                 self.on_start(rank)
 
@@ -207,6 +217,10 @@ def is_late(stopped_at: float | None, node: NodeEnv) -> bool:
     if stopped_at is None:
         return False
     return time.monotonic() > stopped_at + max(STOPPED_LIMIT_S, node.grace_s) + _LAST_S
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _wake_only(_number: int, _frame: FrameType | None) -> None:

@@ -6,12 +6,12 @@ Start reading at ``Head.run``; ``bring_up``, ``run`` and ``stop`` hold the three
 from __future__ import annotations
 
 import signal
-import time
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
 
 from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
+from jobentry.contract.journal import Phase
 from jobentry.contract.paths import NodePaths
 from jobentry.control.bring_up import BringUp
 from jobentry.control.event_loop import STOPPED_LIMIT_S, NodeLoop, adopt_orphans, is_late
@@ -26,6 +26,7 @@ from jobentry.control.verdict import LaunchEnd, Outcome, RankEnd, correction
 from jobentry.control.worker_pool import WorkerPool
 from jobentry.errors import EntryError
 from jobentry.log import log_message
+from jobentry.node.journal import Journal
 from jobentry.plan import LaunchPlan
 
 if TYPE_CHECKING:
@@ -54,8 +55,11 @@ class Head:
         facts: dict[str, Any],
         own: tuple[int, ...] = (),
     ) -> None:
-        self.phases: list[tuple[int, str, float, float]] = []
+        # The phases of the workers, by the clock of this node.
+        self.worker_phases: list[tuple[int, Phase]] = []
         self._node = node
+        self._paths = paths
+        self._journal = Journal()
         self._loop = NodeLoop(node, paths)
         self._loop.own.update(own)
         self._pool = WorkerPool(node, self._loop, facts, self._worker_sent, self._worker_lost)
@@ -101,9 +105,12 @@ class Head:
         """When the job was cancelled, on the monotonic clock."""
         return self._stop.requested_at
 
-    def attach(self, outputs: Outputs) -> None:
-        """Let ``outputs`` know when ranks of this node are ended."""
-        self._loop.ranks.before_end = outputs.look_for_writers
+    def attach(self, journal: Journal, outputs: Outputs | None) -> None:
+        """Keep ``journal``, and let ``outputs`` know when ranks of this node are ended."""
+        self._journal = self._run.journal = journal
+        self._loop.keep(journal, self._paths)
+        if outputs is not None:
+            self._loop.ranks.before_end = outputs.look_for_writers
 
     def run(self, key: bytes, port: int) -> Outcome:
         """Run the job and return how it ended.
@@ -116,17 +123,15 @@ class Head:
         if self._node.timeout_s:
             self._loop.at("timeout", self._node.timeout_s, self._stop.time_is_up)
         try:
-            begun = time.time()
-            refusal = self._bring_up.wait(key, port)
-            if refusal:
-                self._run.end_early()
-            self.phases.append((0, "bring-up", begun, time.time()))
-            begun = time.time()
-            outcome = refusal or self._run.run()
+            with self._journal.during("bring-up"):
+                refusal = self._bring_up.wait(key, port)
+                if refusal:
+                    self._run.end_early()
+            with self._journal.during("run"):
+                outcome = refusal or self._run.run()
             text = correction(outcome, self._run.first_failed)
             if text:
                 log_message(text)
-            self.phases.append((0, "run", begun, time.time()))
             return outcome
         finally:
             self._loop.close()
@@ -160,6 +165,8 @@ class Head:
             self._stop.signalled_at(values["number"], worker.index)
         elif word == "cleaned-up":
             self._run.cleaned_up(worker.index)
+        elif word == "left":
+            self.worker_phases += _phases_of(worker, values.get("phases", ()))
         elif word == "ready" and self._elastic is not None:
             self._elastic.worker_came(worker.index)
         else:
@@ -237,6 +244,16 @@ def _rank_end(worker: RemoteWorker, values: dict[str, Any]) -> RankEnd:
     failure = Failure(**values["failure"])._replace(node=worker.index, host=worker.host)
     at_s = values["at_s"] - worker.clock_ahead_s
     return RankEnd(at_s, values["was_asked_to_end"], values["is_reported"], failure)
+
+
+def _phases_of(worker: RemoteWorker, rows: Iterable[Sequence[Any]]) -> list[tuple[int, Phase]]:
+    """Return the phases of a worker by the clock of this node."""
+    ahead_s = worker.clock_ahead_s
+    found = []
+    for name, started_at, ended_at in rows:
+        end = None if ended_at is None else ended_at - ahead_s
+        found.append((worker.index, Phase(name, started_at - ahead_s, end)))
+    return found
 
 
 def _unconfirmed(worker: RemoteWorker, waited_s: float) -> str:

@@ -53,6 +53,14 @@ class BadEnd(NamedTuple):
     is_kill: bool
 
 
+class RankState(NamedTuple):
+    """The processes of a rank, and its exit code once it has ended."""
+
+    wrapper: int
+    program: int
+    exit_code: int | None
+
+
 class LocalRanks:
     """The ranks that mpirun started on this node."""
 
@@ -82,6 +90,15 @@ class LocalRanks:
     def running(self) -> list[int]:
         """The ranks whose program has not ended."""
         return [rank for rank in self.wrappers if rank not in self.ends]
+
+    def states(self) -> dict[int, RankState]:
+        """Return the state of each rank; other threads may call this."""
+        programs, ends = dict(self._programs), {**self._failing, **self.ends}
+        return {
+            rank: RankState(wrapper, programs[rank], ends[rank].code if rank in ends else None)
+            for rank, wrapper in dict(self.wrappers).items()
+            if rank in programs
+        }
 
     def hear(self, line: str) -> tuple[str, End | None]:
         """Take in a line from the FIFO of events; return its word, and the end that it reports.

@@ -26,6 +26,7 @@ from jobentry.control.verdict import (
     server_ended,
 )
 from jobentry.log import log_message
+from jobentry.node.journal import Journal
 
 # How long a reason may still be on its way when mpirun has ended badly without one.
 REASON_S = 1.0
@@ -46,10 +47,12 @@ class Run:
 
     Attributes:
         first_failed: The rank whose failure was heard of first.
+        journal: The journal of this node.
     """
 
     def __init__(self, context: JobContext) -> None:
         self.first_failed: int | None = None
+        self.journal = Journal()
         self._node = context.node
         self._plan = context.plan
         self._loop = context.loop
@@ -77,6 +80,7 @@ class Run:
         """Have the ranks started, wait until all have ended, and return how the job ended."""
         if self._commands is not None:
             self._commands.open()
+        self.journal.begin("start ranks")
         fault = self._start_or_go_on()
         while not fault:
             started = self._launcher.processes
@@ -227,6 +231,7 @@ class Run:
             self._ends.pop(rank, None)
             self._loop.drop("start")
         elif len(self._started) >= self._plan.ranks:
+            self.journal.end("start ranks")
             self._loop.drop("start")
         elif not self._stop.has_begun and not self._is_hung:
             self._expect_rank()

@@ -27,6 +27,7 @@ from jobentry.control.listener import Listener
 from jobentry.control.local_ranks import BadEnd, End
 from jobentry.control.messages import Message
 from jobentry.log import log_message
+from jobentry.node.journal import Journal
 from jobentry.plan import LaunchPlan
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Worker:
         )
         self._listener.on_attach = lambda: self._loop.drop("broken")
         self._facts = facts
+        self._journal = Journal()
         self._code: int | None = None
         # Whether the job has run to its own end, as the head says.
         self.is_over = False
@@ -109,14 +111,18 @@ class Worker:
         """How ranks of this node ended badly; None when none did."""
         return self._loop.ranks.bad_end
 
-    def attach(self, outputs: Outputs) -> None:
-        """Let ``outputs`` know when ranks of this node are ended, and when all have."""
-        self._loop.ranks.before_end = outputs.look_for_writers
-        self._on_idle = lambda: outputs.hurry(self.bad_end)
+    def attach(self, journal: Journal, outputs: Outputs | None) -> None:
+        """Keep ``journal``; let ``outputs`` know when ranks are ended, and when all have."""
+        self._journal = journal
+        self._loop.keep(journal, self._paths)
+        if outputs is not None:
+            self._loop.ranks.before_end = outputs.look_for_writers
+            self._on_idle = lambda: outputs.hurry(self.bad_end)
 
     def run(self) -> int:
         """Serve the head, and return the exit code of the job."""
         adopt_orphans()
+        self._journal.begin("bring-up")
         self._loop.at("head", self._node.start_timeout_s, self._head_never_came)
         self._loop.at("tick", _TICK_S, self._tick)
         while self._code is None:
@@ -129,6 +135,8 @@ class Worker:
                 self._send("idle")
                 self._on_idle()
         self._loop.close(keep=self._own)
+        for name in ("bring-up", "run"):
+            self._journal.end(name)
         return self._code
 
     def aside(self, work: Callable[[], str]) -> str:
@@ -144,7 +152,8 @@ class Worker:
         Returns when the head has confirmed it, or is gone: this node may end a moment later, and a
         message that is still on its way would be lost with it.
         """
-        self._send("left", trouble=trouble)
+        phases = [phase[:3] for phase in self._journal.phases]
+        self._send("left", trouble=trouble, phases=phases)
         deadline = time.monotonic() + (_LEAVE_S if self.stopped_at else float("inf"))
         while self._has_head and time.monotonic() < deadline:
             self._loop.step()
@@ -192,6 +201,9 @@ class Worker:
         self._loop.drop("head")
         word, values = message
         if word == "hello":
+            if not self._was_greeted:
+                self._journal.end("bring-up")
+                self._journal.begin("run")
             self._was_greeted = self._has_head = True
             # Now, and not when this node was up: the head reads its clock off this.
             self._send("ready", **self._facts(), at_s=time.time())

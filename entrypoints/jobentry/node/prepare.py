@@ -21,6 +21,7 @@ from jobentry.trees import remove_tree
 
 if TYPE_CHECKING:
     from jobentry.control.worker import ControlSocket
+    from jobentry.node.journal import Journal
     from jobentry.staging.outputs import Outputs
 
 
@@ -80,7 +81,7 @@ def check_script(folder: str, script: str) -> None:
         )
 
 
-def stage(node: NodeEnv, where: NodePaths) -> tuple[str, Outputs | None]:
+def stage(node: NodeEnv, where: NodePaths, journal: Journal) -> tuple[str, Outputs | None]:
     """Fetch code and inputs, prepare the outputs; return the code folder and the outputs.
 
     Raises:
@@ -93,19 +94,19 @@ def stage(node: NodeEnv, where: NodePaths) -> tuple[str, Outputs | None]:
 
         if not node.code_uri.startswith("file:"):
             time.sleep(code_package.turn_s(node.node, node.nodes))
-        with _staging(code_package.UnpackError):
-            code_package.fetch_code(node.code_uri, node.code_digest, folder)
+        with journal.during("package") as transfer, _staging(code_package.UnpackError):
+            code_package.fetch_code(node.code_uri, node.code_digest, folder, progress=transfer.add)
     if node.inputs_here:
         from jobentry.staging import inputs
 
         with _staging(inputs.InputError):
-            inputs.stage(node, where, os.environ)
+            inputs.stage(node, where, os.environ, journal)
     if not node.outputs:
         return folder, None
     from jobentry.staging import outputs
 
-    kept = outputs.Outputs(node, where)
-    with _staging(outputs.OutputError):
+    kept = outputs.Outputs(node, where, journal)
+    with journal.during("prepare outputs"), _staging(outputs.OutputError):
         kept.prepare()
     return folder, kept
 
@@ -129,7 +130,7 @@ def needs_sshd(node: NodeEnv, where: NodePaths) -> bool:
     return launcher.needs_sshd or (launcher.needs_mpi and not has_agent)
 
 
-def start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | None:
+def start_sshd(node: NodeEnv, where: NodePaths, journal: Journal) -> subprocess.Popen[bytes] | None:
     """Start the sshd of this node if the job needs one."""
     if not needs_sshd(node, where):
         return None
@@ -137,8 +138,9 @@ def start_sshd(node: NodeEnv, where: NodePaths) -> subprocess.Popen[bytes] | Non
 
     key = read_key(node)
     try:
-        sshd.prepare(node, where, key)
-        return sshd.start(where)
+        with journal.during("sshd"):
+            sshd.prepare(node, where, key)
+            return sshd.start(where)
     except sshd.SshError as error:
         raise EntryError(str(error), hint=_IMAGE) from error
 

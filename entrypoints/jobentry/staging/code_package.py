@@ -18,7 +18,7 @@ from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 from jobentry import objects
 from jobentry.contract import packages
 from jobentry.contract.packages import FILE, FOLDER, LINK, Entry, FormatError, name_bytes
-from jobentry.objects.base import in_parallel
+from jobentry.objects.base import Progress, in_parallel, no_progress
 from jobentry.trees import remove_tree
 from jobentry.zip_layer import open_layer, refusing_bad_zip
 
@@ -64,7 +64,14 @@ def turn_s(node: int, nodes: int) -> float:
     return 0.0 if nodes <= _AT_ONCE else min(node, _LAST_TURN) / _TURNS_PER_S
 
 
-def fetch_code(uri: str, digest: str, folder: str, *, limit_bytes: int = LIMIT_BYTES) -> None:
+def fetch_code(
+    uri: str,
+    digest: str,
+    folder: str,
+    *,
+    limit_bytes: int = LIMIT_BYTES,
+    progress: Progress = no_progress,
+) -> None:
     """Fetch a code package and make ``folder`` hold exactly its files.
 
     A folder that is there already (the container was restarted) is replaced as a whole, and is
@@ -75,6 +82,7 @@ def fetch_code(uri: str, digest: str, folder: str, *, limit_bytes: int = LIMIT_B
         digest: ``sha256:`` and the digest of the tree in hexadecimal.
         folder: Where the files go; the folder above it must be writable.
         limit_bytes: The most that all files together may take.
+        progress: Called with the number of bytes of each step.
 
     Raises:
         UnpackError: The package cannot be fetched or is not what ``digest`` says, it holds what is
@@ -91,7 +99,8 @@ def fetch_code(uri: str, digest: str, folder: str, *, limit_bytes: int = LIMIT_B
         scratch = "%s.%s" % (folder, os.urandom(4).hex())
         opened.callback(_remove, scratch)
         os.mkdir(scratch, 0o700)
-        paths = _fetch_all([packages.layer_uri(uri, each) for each in descriptor.layers], scratch)
+        uris = [packages.layer_uri(uri, each) for each in descriptor.layers]
+        paths = _fetch_all(uris, scratch, progress)
         layers = [
             opened.enter_context(_opened(path, layer))
             for path, layer in zip(paths, descriptor.layers)
@@ -112,7 +121,7 @@ class _Layer(NamedTuple):
     manifest: packages.Manifest
 
 
-def _fetch_all(uris: Sequence[str], scratch: str) -> list[str]:
+def _fetch_all(uris: Sequence[str], scratch: str, progress: Progress) -> list[str]:
     """Bring the layers here, several at a time; return their files."""
     paths, waiting = [], []
     for number, uri in enumerate(uris):
@@ -120,15 +129,15 @@ def _fetch_all(uris: Sequence[str], scratch: str) -> list[str]:
         is_here = uri.startswith("file:")
         paths.append(objects.path_of(uri) if is_here else posixpath.join(scratch, str(number)))
         if not is_here:
-            waiting.append(functools.partial(_fetch, uri, paths[-1]))
+            waiting.append(functools.partial(_fetch, uri, paths[-1], progress))
     for _ in in_parallel(waiting, _FETCHERS):
         pass
     return paths
 
 
-def _fetch(uri: str, path: str) -> None:
+def _fetch(uri: str, path: str, progress: Progress) -> None:
     try:
-        objects.fetch(uri, path)
+        objects.fetch(uri, path, progress=progress)
     except objects.ObjectDamaged as error:
         raise _DamagedError(packages.LAYERS + posixpath.basename(uri), str(error)) from error
 

@@ -18,6 +18,7 @@ from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.log import log_message
+from jobentry.node.journal import Journal, Transfer
 from jobentry.objects.base import in_parallel, translated
 from jobentry.trees import remove_tree
 
@@ -53,7 +54,9 @@ class _File(NamedTuple):
     path: str
 
 
-def stage(node: NodeEnv, paths: NodePaths, environ: Mapping[str, str]) -> None:
+def stage(
+    node: NodeEnv, paths: NodePaths, environ: Mapping[str, str], journal: Journal | None = None
+) -> None:
     """Fetch every input that this node needs; inputs that exist, after a restart, stay.
 
     Raises:
@@ -67,7 +70,7 @@ def stage(node: NodeEnv, paths: NodePaths, environ: Mapping[str, str]) -> None:
         if os.path.lexists(target):
             continue
         try:
-            _fetch_input(name, uri, target, cache)
+            _fetch_input(name, uri, target, cache, journal or Journal())
         except (objects.ObjectError, OSError) as error:
             hint = getattr(error, "hint", "")
             raise InputError(f"fetching the input {name}: {error}", hint) from error
@@ -81,15 +84,16 @@ def _limit_bytes(environ: Mapping[str, str]) -> int:
     return int(limit_gb * 10**9)
 
 
-def _fetch_input(name: str, uri: str, target: str, cache: Cache) -> None:
+def _fetch_input(name: str, uri: str, target: str, cache: Cache, journal: Journal) -> None:
     """Fetch one input, which appears under its name only once it is complete."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
     fresh = f"{target}.new-{os.urandom(4).hex()}"
     try:
-        files = list(_files(uri, fresh))
-        progress = _Progress(name, files)
-        _fetch_all(files, cache, progress)
-        os.replace(fresh, target)
+        with journal.during(f"input {name}") as transfer:
+            files = list(_files(uri, fresh))
+            progress = _Progress(name, files, transfer)
+            _fetch_all(files, cache, progress)
+            os.replace(fresh, target)
         progress.finish()
     finally:
         with contextlib.suppress(OSError):
@@ -161,16 +165,19 @@ def _fetch_all(files: Sequence[_File], cache: Cache, progress: _Progress) -> Non
 class _Progress:
     """Reports the progress of a slow input at intervals."""
 
-    def __init__(self, name: str, files: Sequence[_File]) -> None:
+    def __init__(self, name: str, files: Sequence[_File], transfer: Transfer) -> None:
         self._name = name
+        self._transfer = transfer
         self._lock = threading.RLock()
         self._files = len(files)
         self._total_bytes = sum(max(0, file.entry.size_bytes) for file in files)
+        transfer.total_bytes = self._total_bytes
         self._begun = self._shown = time.monotonic()
         self._done_bytes = self._done_files = 0
 
     def add_bytes(self, moved_bytes: int) -> None:
         """Count transferred bytes."""
+        self._transfer.add(moved_bytes)
         with self._lock:
             self._done_bytes += moved_bytes
             self._show()

@@ -30,6 +30,7 @@ from jobentry.contract.paths import NodePaths
 from jobentry.control.local_ranks import BadEnd
 from jobentry.errors import EntryError
 from jobentry.log import log_message
+from jobentry.node.journal import Journal, Transfer
 from jobentry.objects.base import TEMPORARY, came_back, in_parallel, scheme_of, translated
 from jobentry.staging.open_files import open_for_writing
 
@@ -69,8 +70,9 @@ class _Stamp(NamedTuple):
 class Outputs:
     """The outputs of one node: prepared, uploaded while the ranks run, and uploaded at the end."""
 
-    def __init__(self, node: NodeEnv, paths: NodePaths) -> None:
+    def __init__(self, node: NodeEnv, paths: NodePaths, journal: Journal | None = None) -> None:
         self._node = node
+        self._journal = journal or Journal()
         self._all = [_Output(node, name, uri, paths.output(name)) for name, uri in node.outputs]
         self._has_ended = threading.Event()
         self._bad_end: BadEnd | None = None
@@ -175,9 +177,14 @@ class Outputs:
         wait_s = self._node.output_sync_s or None
         while not self._has_ended.wait(wait_s):
             for output in self._all:
+                output.transfer, commits = Transfer("checkpoint"), output.commits
                 output.keep_now(self._has_ended)
-        for output in self._all:
-            self._faults += output.keep_all(self._bad_end)
+                if output.commits > commits:
+                    self._journal.note(output.transfer)
+        with self._journal.during("outputs") as transfer:
+            for output in self._all:
+                output.transfer = transfer
+                self._faults += output.keep_all(self._bad_end)
 
 
 class _Output:
@@ -206,6 +213,9 @@ class _Output:
         # Output name -> local name, where the two differ.
         self._local: dict[str, str] = {}
         self._last_error = ""
+        self.transfer = Transfer("")
+        # How many manifests it has written since the ranks started.
+        self.commits = 0
 
     # -- before the ranks -------------------------------------------------------------------------
 
@@ -408,8 +418,9 @@ class _Output:
             return before._replace(modified_ns=stamp.modified_ns)
         if stamp.size_bytes <= _SMALL_BYTES:
             objects.write(data, self._below(key))
+            self.transfer.add(len(data))
         else:
-            objects.put(path, self._below(key))
+            objects.put(path, self._below(key), progress=self.transfer.add)
         return kept
 
     def _free_key(self, name: str, sha256: str) -> str:
@@ -440,6 +451,7 @@ class _Output:
         files.update(marked)
         if files != self._kept:
             self._write_manifest(files)
+            self.commits += 1
         for name, stamp in taken.items():
             self._stamps[name] = stamp
             self._stored.pop(name)

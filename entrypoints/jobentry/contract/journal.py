@@ -1,0 +1,309 @@
+"""The journal of a node: what it does, and what it and its ranks use. The laptop reads it.
+
+A journal is JSON lines with short keys. In the node's log each line starts with ``MARK``. Lines of
+ranks start with the mark of their rank, and messages of the entry with ``jobentry: ``, so a script
+cannot print a line that reads as one of the journal. At the end of the job the lines without their
+mark become one object beside the exit record, compressed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from itertools import groupby
+from math import isfinite
+from typing import Any, Iterable, NamedTuple, Sequence, Union
+
+MARK = b"jobentry# "
+# A longer line is not one of ours; neither is a journal of more bytes than this.
+LINE_LIMIT_BYTES = 64 * 1024
+LIMIT_BYTES = 64 * 1024 * 1024
+# The states of a rank that has ended: with exit code 0, or not. While it runs, its state is that of
+# its process in proc(5): R, S, D, T, Z and so on.
+ENDED, FAILED = "E", "F"
+_RANKS_LIMIT = 100_000
+_NAME_LIMIT = 80
+
+
+class Phase(NamedTuple):
+    """One part of what a node does. Times are seconds since 1970, by the clock of the node.
+
+    Args:
+        ended_at: None while the phase lasts.
+        at: When this was written.
+        total_bytes: The size of a transfer; 0 if it is not known or nothing is transferred.
+    """
+
+    name: str
+    started_at: float
+    ended_at: float | None = None
+    at: float = 0.0
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+class Device(NamedTuple):
+    """A GPU or NPU; a value that its driver does not give is None.
+
+    Args:
+        kind: ``gpu`` or ``npu``.
+        ecc_errors: Errors of its memory that could not be corrected.
+        xid: The last critical error that the driver reported since the journal began, 0 for none.
+    """
+
+    kind: str
+    number: int
+    utilisation_percent: float | None = None
+    memory_mib: float | None = None
+    memory_limit_mib: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    ecc_errors: int | None = None
+    xid: int = 0
+
+
+class RankSample(NamedTuple):
+    """A rank and the processes it has started, at one moment.
+
+    Args:
+        cpu_percent: CPU time since the last sample, in percent of one CPU.
+        rss_mib: Resident memory; pages that processes share count in each.
+        quiet_s: Seconds since its last output, or since it was first seen.
+        state: Of its program in proc(5), or ``ENDED`` or ``FAILED``.
+        threads: All threads.
+        children: Processes that its program has started.
+    """
+
+    rank: int
+    cpu_percent: int
+    rss_mib: int
+    quiet_s: int
+    state: str
+    threads: int
+    children: int
+
+
+class Sample(NamedTuple):
+    """What a node uses at one moment; a value that it cannot read is None or empty.
+
+    Rates and percentages are means since the last sample.
+
+    Args:
+        at: Seconds since 1970, by the clock of the node.
+        cpu: User, system, waiting for I/O, and stolen by the hypervisor, in percent of all CPUs of
+            the machine.
+        cpus: The CPUs of the machine.
+        own_cpu: Used by the node's control group, and the time for which its limit held it back,
+            in percent of one CPU.
+        memory: In use, and the limit, in MiB: of the control group, or else of the machine.
+        pressure: Time in the last 10 s in which processes waited for CPU, for memory, all of them
+            for memory, for I/O, all of them for I/O, in percent.
+        oom_kills: Processes that the kernel has ended for lack of memory since the journal began.
+        disk: Read and written, in KiB/s, by the machine.
+        network: Received and sent, in KiB/s, without the loopback interface.
+        rdma: The same for InfiniBand and RoCE, which bypasses the network above.
+    """
+
+    at: float
+    cpu: tuple[float, ...] = ()
+    cpus: int = 0
+    own_cpu: tuple[float, ...] = ()
+    memory: tuple[float, ...] = ()
+    pressure: tuple[float, ...] = ()
+    oom_kills: int = 0
+    disk: tuple[float, ...] = ()
+    network: tuple[float, ...] = ()
+    rdma: tuple[float, ...] = ()
+    devices: tuple[Device, ...] = ()
+    ranks: tuple[RankSample, ...] = ()
+
+
+Entry = Union[Phase, Sample]
+
+_LISTS = ("cpu", "own_cpu", "memory", "pressure", "disk", "network", "rdma")
+_COLUMNS = ("c", "m", "q", "s", "t", "k")
+
+
+def dump(entry: Entry) -> bytes:
+    """Return an entry as one line of JSON, without a mark; what is empty is left out."""
+    values = _phase(entry) if isinstance(entry, Phase) else _sample(entry)
+    return json.dumps(values, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def load(line: bytes) -> Entry | None:
+    """Return the entry of a line, without its mark; None if it is not one."""
+    if len(line) > LINE_LIMIT_BYTES:
+        return None
+    try:
+        values = json.loads(line.decode("ascii"))
+        return _read_phase(values) if "phase" in values else _read_sample(values)
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def split(data: bytes) -> tuple[bytes, list[bytes]]:
+    """Return whole lines of a log without those of the journal, and these without their mark."""
+    if MARK not in data:
+        return data, []
+    others, found = [], []
+    for line in data.split(b"\n"):
+        if line.startswith(MARK):
+            found.append(line[len(MARK) :])
+        else:
+            others.append(line)
+    return b"\n".join(others), found
+
+
+def pack(lines: Iterable[bytes]) -> bytes:
+    """Return the object with the lines of a journal."""
+    return gzip.compress(b"".join(lines), 6, mtime=0)
+
+
+def unpack(data: bytes) -> list[bytes]:
+    """Return the lines that ``pack`` was given; what is damaged or too long is left out."""
+    reader = zlib.decompressobj(wbits=31)
+    try:
+        text = reader.decompress(data, LIMIT_BYTES)
+    except zlib.error:
+        return []
+    return text.split(b"\n")[:-1]
+
+
+def read(lines: Iterable[bytes]) -> tuple[list[Phase], list[Sample]]:
+    """Return the phases of a journal, each with what is known last of it, and its samples."""
+    phases: dict[tuple[str, float], Phase] = {}
+    samples = []
+    for line in lines:
+        entry = load(line)
+        if isinstance(entry, Phase):
+            phases[entry.name, entry.started_at] = entry
+        elif entry is not None:
+            samples.append(entry)
+    return sorted(phases.values(), key=lambda phase: phase.started_at), samples
+
+
+# ---- phases --------------------------------------------------------------------------------------
+
+
+def _phase(phase: Phase) -> dict[str, Any]:
+    values: dict[str, Any] = {"phase": phase.name, "from": round(phase.started_at, 3)}
+    if phase.ended_at is not None:
+        values["to"] = round(phase.ended_at, 3)
+    if phase.at:
+        values["at"] = round(phase.at, 3)
+    if phase.done_bytes or phase.total_bytes:
+        values["bytes"] = [phase.done_bytes, phase.total_bytes]
+    return values
+
+
+def _read_phase(values: dict[str, Any]) -> Phase | None:
+    name, ended_at = values["phase"], values.get("to")
+    if not isinstance(name, str) or not 0 < len(name) <= _NAME_LIMIT or not name.isprintable():
+        return None
+    done_bytes, total_bytes = values.get("bytes", (0, 0))
+    return Phase(
+        name,
+        _number(values["from"]),
+        None if ended_at is None else _number(ended_at),
+        _number(values.get("at", 0.0)),
+        int(done_bytes),
+        int(total_bytes),
+    )
+
+
+# ---- samples -------------------------------------------------------------------------------------
+
+
+def _sample(sample: Sample) -> dict[str, Any]:
+    values: dict[str, Any] = {"at": round(sample.at, 1)}
+    for name in _LISTS:
+        numbers = getattr(sample, name)
+        if numbers:
+            values[name] = [_short(number) for number in numbers]
+    for name in ("cpus", "oom_kills"):
+        if getattr(sample, name):
+            values[name] = getattr(sample, name)
+    if sample.devices:
+        values["devices"] = [
+            [item if isinstance(item, str) else _short(item) for item in device]
+            for device in sample.devices
+        ]
+    if sample.ranks:
+        values["ranks"] = _columns(sample.ranks)
+    return values
+
+
+def _read_sample(values: dict[str, Any]) -> Sample:
+    return Sample(
+        at=_number(values["at"]),
+        cpus=int(values.get("cpus", 0)),
+        oom_kills=int(values.get("oom_kills", 0)),
+        devices=tuple(_device(device) for device in values.get("devices", ())),
+        ranks=_ranks(values["ranks"]) if "ranks" in values else (),
+        **{name: tuple(_number(item) for item in values.get(name, ())) for name in _LISTS},
+    )
+
+
+def _device(items: Sequence[Any]) -> Device:
+    kind, number, *numbers, errors, xid = items
+    percent, memory, limit, power, heat = (None if n is None else _number(n) for n in numbers)
+    errors = None if errors is None else int(errors)
+    return Device(str(kind), int(number), percent, memory, limit, power, heat, errors, int(xid))
+
+
+def _columns(ranks: Sequence[RankSample]) -> dict[str, Any]:
+    """Return ranks as columns; one that holds the same value for all has it once."""
+    columns: dict[str, Any] = {"r": _ranges([rank.rank for rank in ranks])}
+    for name, column in zip(_COLUMNS, list(zip(*ranks))[1:]):
+        columns[name] = column[0] if len(set(column)) == 1 else list(column)
+    if isinstance(columns["s"], list):
+        columns["s"] = "".join(columns["s"])
+    return columns
+
+
+def _ranks(columns: dict[str, Any]) -> tuple[RankSample, ...]:
+    numbers = _numbers(columns["r"])
+    rows = []
+    for name in _COLUMNS:
+        column = columns[name]
+        if isinstance(column, int) or (isinstance(column, str) and len(column) == 1):
+            column = [column] * len(numbers)
+        if len(column) != len(numbers):
+            raise ValueError("columns of different lengths")
+        rows.append([str(item)[:1] if name == "s" else int(item) for item in column])
+    return tuple(RankSample(*row) for row in zip(numbers, *rows))
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as text: ``0-3,7``."""
+    found = []
+    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        found.append("%d-%d" % (run[0], run[-1]) if len(run) > 1 else "%d" % run[0])
+    return ",".join(found)
+
+
+def _numbers(text: str) -> list[int]:
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        begin, end = int(first), int(last or first)
+        if not 0 <= begin <= end < _RANKS_LIMIT or len(found) > _RANKS_LIMIT:
+            raise ValueError("not a list of ranks")
+        found += range(begin, end + 1)
+    return found
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not isfinite(number):
+        raise ValueError("not a finite number")
+    return number
+
+
+def _short(number: float | None) -> float | None:
+    """Return a number with at most three digits that count: a chart shows no more."""
+    if number is None or isinstance(number, int):
+        return number
+    return round(number) if abs(number) >= 100 else round(number, 1)

@@ -1,0 +1,190 @@
+"""What the GPUs and NPUs of this node do: NVIDIA's through NVML, Ascend's through npu-smi."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+import subprocess
+import time
+from typing import Any, Callable, Sequence
+
+from jobentry.contract.journal import Device
+
+_MIB = 1024 * 1024
+# Constants of nvml.h.
+_XID = 8
+_TEMPERATURE_OF_CHIP = _VOLATILE = 0
+_UNCORRECTED = 1
+# npu-smi takes about a second of CPU time: it runs for at most one part in so many of the time.
+_NPU_SHARE = 300
+_NPU_PERIOD_S = 60.0
+_NPU_TIMEOUT_S = 20.0
+
+
+def find() -> Callable[[], tuple[Device, ...]] | None:
+    """Return what reads the devices of this node; None if it has none that can be read."""
+    if glob.glob("/dev/nvidia[0-9]*"):
+        with contextlib.suppress(ImportError, OSError, AttributeError):
+            return Nvml().read
+    if glob.glob("/dev/davinci[0-9]*"):
+        # On ModelArts it is not on PATH for every user.
+        program = shutil.which("npu-smi") or "/usr/local/sbin/npu-smi"
+        if os.path.exists(program):
+            return NpuSmi((program, "info")).read
+    return None
+
+
+class Nvml:
+    """Reads GPUs through the driver's library, which needs no process.
+
+    Raises:
+        OSError: The library or its driver is missing.
+    """
+
+    def __init__(self) -> None:
+        import ctypes
+
+        self._types = ctypes
+        self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if self._nvml.nvmlInit_v2():
+            raise OSError("NVML does not start")
+        count = ctypes.c_uint()
+        self._nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        self._devices = [self._device(index) for index in range(count.value)]
+        self._xids = dict.fromkeys(range(count.value), 0)
+        self._events = self._watch_errors()
+
+    def read(self) -> tuple[Device, ...]:
+        """Return the state of each GPU."""
+        self._read_errors()
+        return tuple(self._read(index, device) for index, device in enumerate(self._devices))
+
+    def _device(self, index: int) -> Any:
+        device = self._types.c_void_p()
+        self._nvml.nvmlDeviceGetHandleByIndex_v2(index, self._types.byref(device))
+        return device
+
+    def _read(self, index: int, device: Any) -> Device:
+        types = self._types
+        used = self._ask("nvmlDeviceGetUtilizationRates", device, types.c_uint * 2)
+        memory = self._ask("nvmlDeviceGetMemoryInfo", device, types.c_ulonglong * 3)
+        power = self._ask("nvmlDeviceGetPowerUsage", device, types.c_uint * 1)
+        heat = self._ask("nvmlDeviceGetTemperature", device, types.c_uint * 1, _TEMPERATURE_OF_CHIP)
+        errors = self._ask(
+            "nvmlDeviceGetTotalEccErrors", device, types.c_ulonglong * 1, _UNCORRECTED, _VOLATILE
+        )
+        return Device(
+            kind="gpu",
+            number=index,
+            utilisation_percent=used[0] if used else None,
+            # Total, free, used.
+            memory_mib=memory[2] / _MIB if memory else None,
+            memory_limit_mib=memory[0] / _MIB if memory else None,
+            power_w=power[0] / 1000 if power else None,
+            temperature_c=heat[0] if heat else None,
+            ecc_errors=errors[0] if errors else None,
+            xid=self._xids[index],
+        )
+
+    def _ask(self, name: str, device: Any, kind: Any, *words: int) -> Sequence[int] | None:
+        """Call a function that writes its answer; None if the device does not support it."""
+        answer = kind()
+        failed = getattr(self._nvml, name)(device, *words, self._types.byref(answer))
+        return None if failed else list(answer)
+
+    def _watch_errors(self) -> Any:
+        """Return the set of events in which the driver reports critical errors, or None."""
+        events = self._types.c_void_p()
+        if self._nvml.nvmlEventSetCreate(self._types.byref(events)):
+            return None
+        for device in self._devices:
+            self._nvml.nvmlDeviceRegisterEvents(device, self._types.c_ulonglong(_XID), events)
+        return events
+
+    def _read_errors(self) -> None:
+        if self._events is None:
+            return
+        types = self._types
+
+        class Event(types.Structure):  # type: ignore[name-defined, misc]
+            """``nvmlEventData_t``."""
+
+            _fields_ = (
+                ("device", types.c_void_p),
+                ("kind", types.c_ulonglong),
+                ("data", types.c_ulonglong),
+                ("gpu_instance", types.c_uint),
+                ("compute_instance", types.c_uint),
+            )
+
+        event = Event()
+        numbers = [device.value for device in self._devices]
+        while not self._nvml.nvmlEventSetWait_v2(self._events, types.byref(event), 0):
+            if event.device in numbers:
+                self._xids[numbers.index(event.device)] = event.data
+
+
+class NpuSmi:
+    """Reads NPUs by running ``npu-smi info`` now and then."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._argv = argv
+        self._due_s = 0.0
+
+    def read(self) -> tuple[Device, ...]:
+        """Return the state of each NPU; empty while it is too early to ask again."""
+        begun_s = time.monotonic()
+        if begun_s < self._due_s:
+            return ()
+        output = b""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            output = subprocess.run(
+                self._argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=_NPU_TIMEOUT_S,
+                check=False,
+            ).stdout
+        now_s = time.monotonic()
+        self._due_s = now_s + max(_NPU_PERIOD_S, _NPU_SHARE * (now_s - begun_s))
+        return read_npu_smi(output.decode("utf-8", "replace"))
+
+
+# Two rows for each chip: | 0     910B3  | OK           | 93.6   40            0    / 0     |
+#                         | 0            | 0000:C1:00.0 | 0      0    / 0      4152 / 65536 |
+_NPU = re.compile(
+    r"\|\s*(\d+)\s+\S[^|]*\|\s*[^|]+\|\s*([\d.]+|-|NA)\s+(\d+|-|NA)\b[^|]*\|\s*\n"
+    r"\|\s*\d+(?:\s+\d+)?\s*\|\s*(?:[0-9A-Fa-f]{4}:[^|]+|NA\s*)\|\s*(\d+)\s+([^|]*)\|"
+)
+
+
+def read_npu_smi(text: str) -> tuple[Device, ...]:
+    """Return the devices in the table that ``npu-smi info`` prints."""
+    found = []
+    for index, (_, power, heat, used, memory) in enumerate(_NPU.findall(text)):
+        # Memory of the host's side and HBM; older chips have only the first.
+        pairs = [pair for pair in re.findall(r"(\d+)\s*/\s*(\d+)", memory) if pair[1] != "0"]
+        in_use, limit = pairs[-1] if pairs else ("", "")
+        found.append(
+            Device(
+                "npu",
+                index,
+                _value(used),
+                _value(in_use),
+                _value(limit),
+                _value(power),
+                _value(heat),
+            )
+        )
+    return tuple(found)
+
+
+def _value(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

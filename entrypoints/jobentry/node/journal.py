@@ -1,0 +1,225 @@
+"""Keep the journal of this node: phases as they happen, and samples of what is used.
+
+A thread samples every few seconds. How often depends on the size of a sample and on what reading it
+costs, so that the journal stays small and the node free for the job (ADR 45).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Callable, Iterator
+
+from jobentry.contract import journal
+from jobentry.contract.journal import Phase, Sample
+
+if TYPE_CHECKING:
+    from jobentry.contract.paths import NodePaths
+    from jobentry.control.local_ranks import LocalRanks
+    from jobentry.node.processes import RankProcesses
+
+# The interval between two samples: a tenth of the job's age, within these limits, so that a short
+# job has some.
+LEAST_PERIOD_S = 1.0
+PERIOD_S = 5.0
+_PERIOD_SHARE = 0.1
+# Bytes that may be written at once, and those that may be added in a second: in the first hour, and
+# at least. Between these, the rate falls as the job ages.
+BURST_BYTES = 20_000
+RATE_BYTES = 40.0
+LEAST_RATE_BYTES = 5.0
+_HOUR_S = 3600.0
+# The part of the time of one CPU that sampling may take.
+_CPU_SHARE = 0.003
+# How long the end of a job may wait for a sample that hangs in a driver, and for the store.
+_JOIN_S = 1.0
+STORE_LIMIT_S = 5.0
+
+
+class Transfer:
+    """A phase while it lasts, with the number of bytes transferred so far; for any thread."""
+
+    def __init__(self, name: str, started_at: float | None = None) -> None:
+        self.name = name
+        self.started_at = time.time() if started_at is None else started_at
+        self.ended_at: float | None = None
+        self.total_bytes = 0
+        self._lock = threading.Lock()
+        self._done_bytes = self._written_bytes = 0
+
+    def add(self, moved_bytes: int) -> None:
+        """Count transferred bytes."""
+        with self._lock:
+            self._done_bytes += moved_bytes
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether bytes were added since the last ``phase``."""
+        return self._done_bytes != self._written_bytes
+
+    def phase(self) -> Phase:
+        """Return what the journal says of it now."""
+        done_bytes = self._written_bytes = self._done_bytes
+        total_bytes = max(done_bytes, self.total_bytes)
+        return Phase(
+            self.name, self.started_at, self.ended_at, time.time(), done_bytes, total_bytes
+        )
+
+
+class Journal:
+    """The journal of this node.
+
+    Args:
+        write: Writes the line of an entry to the node's log; None where nobody reads it.
+    """
+
+    def __init__(self, write: Callable[[bytes], None] | None = None) -> None:
+        self._write = write
+        self._lock = threading.Lock()
+        self._begun_s = time.monotonic()
+        self._lines: list[bytes] = []
+        self._spent_bytes = 0
+        self._open: dict[str, Transfer] = {}
+        self._phases: dict[str, Phase] = {}
+        self._ranks: RankProcesses | None = None
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="journal", daemon=True)
+
+    # -- phases -----------------------------------------------------------------------------------
+
+    @property
+    def phases(self) -> list[Phase]:
+        """The phases so far, and of those with one name the last; one that lasts has no end."""
+        with self._lock:
+            found = {**self._phases, **{name: each.phase() for name, each in self._open.items()}}
+        return sorted(found.values(), key=lambda phase: phase.started_at)
+
+    def begin(self, name: str, started_at: float | None = None) -> Transfer:
+        """Begin a phase, by default now."""
+        transfer = Transfer(name, started_at)
+        with self._lock:
+            self._open[name] = transfer
+        self._add(transfer.phase())
+        return transfer
+
+    def end(self, name: str) -> None:
+        """End a phase; nothing happens if it has not begun, or has ended."""
+        with self._lock:
+            transfer = self._open.pop(name, None)
+        if transfer is not None:
+            self.note(transfer)
+
+    @contextlib.contextmanager
+    def during(self, name: str) -> Iterator[Transfer]:
+        """Record the phase ``name`` around a block."""
+        transfer = self.begin(name)
+        try:
+            yield transfer
+        finally:
+            self.end(name)
+
+    def note(self, transfer: Transfer) -> None:
+        """Record a phase that ends now."""
+        transfer.ended_at = max(transfer.started_at, time.time())
+        phase = transfer.phase()
+        with self._lock:
+            self._phases[transfer.name] = phase
+        self._add(phase)
+
+    # -- samples ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start to sample; a node without room for another thread has no samples."""
+        with contextlib.suppress(RuntimeError, MemoryError):
+            self._thread.start()
+
+    def watch(self, ranks: LocalRanks, paths: NodePaths) -> None:
+        """Sample these ranks as well."""
+        from jobentry.node.processes import RankProcesses
+
+        self._ranks = RankProcesses(ranks, paths)
+
+    def _follow(self) -> None:
+        # Nothing that goes wrong here may concern the job: it then has no more samples.
+        with contextlib.suppress(Exception):
+            from jobentry.node import accelerators
+            from jobentry.node.resources import Resources
+
+            resources, devices = Resources(), accelerators.find()
+            resources.rates()
+            cost_s = 0.0
+            has_ended = False
+            while not has_ended:
+                # The last sample, at the end, shows how the ranks ended.
+                has_ended = self._has_ended.wait(self._pause_s(cost_s))
+                begun_s = time.thread_time()
+                ranks = self._ranks.sample() if self._ranks is not None else ()
+                used = resources.rates()
+                used["devices"] = devices() if devices is not None else ()
+                self._add(Sample(at=time.time(), ranks=ranks, **used))
+                for transfer in list(self._open.values()):
+                    if transfer.has_moved:
+                        self._add(transfer.phase())
+                cost_s = time.thread_time() - begun_s
+
+    def _pause_s(self, cost_s: float) -> float:
+        """Return how long to wait for the next sample, after one that took so much CPU time."""
+        age_s = time.monotonic() - self._begun_s
+        debt = self._spent_bytes - allowance_bytes(age_s)
+        rate = rate_bytes(age_s)
+        period_s = min(PERIOD_S, max(LEAST_PERIOD_S, _PERIOD_SHARE * age_s))
+        return max(period_s, debt / rate, cost_s / _CPU_SHARE)
+
+    # -- lines ------------------------------------------------------------------------------------
+
+    def _add(self, entry: journal.Entry) -> None:
+        line = journal.dump(entry)
+        with self._lock:
+            self._lines.append(line)
+            self._spent_bytes += len(line) + len(journal.MARK)
+        if self._write is not None:
+            self._write(journal.MARK + line)
+
+    def finish(self) -> None:
+        """Stop sampling, and end the phases that last."""
+        self._has_ended.set()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_S)
+        for name in list(self._open):
+            self.end(name)
+
+    def store(self, uri: str, limit_s: float) -> None:
+        """Store the journal as an object; a store that does not answer is given up.
+
+        The log holds the same lines, so a failure is not one of the job.
+        """
+        from jobentry import objects
+
+        with self._lock:
+            data = journal.pack(self._lines)
+
+        def write() -> None:
+            with contextlib.suppress(Exception):
+                objects.write(data, uri)
+
+        thread = threading.Thread(target=write, name="journal-store", daemon=True)
+        with contextlib.suppress(RuntimeError):
+            thread.start()
+            thread.join(limit_s)
+
+
+def rate_bytes(age_s: float) -> float:
+    """Return how many bytes a second may be added to the journal of a job of this age."""
+    return max(LEAST_RATE_BYTES, RATE_BYTES * _HOUR_S / max(_HOUR_S, age_s))
+
+
+def allowance_bytes(age_s: float) -> float:
+    """Return how many bytes the journal of a job of this age may have: the integral of the rate."""
+    from math import log
+
+    knee_s = _HOUR_S * RATE_BYTES / LEAST_RATE_BYTES
+    falling_s = min(max(age_s, _HOUR_S), knee_s)
+    found = BURST_BYTES + RATE_BYTES * min(age_s, _HOUR_S)
+    found += RATE_BYTES * _HOUR_S * log(falling_s / _HOUR_S)
+    return found + LEAST_RATE_BYTES * max(0.0, age_s - knee_s)

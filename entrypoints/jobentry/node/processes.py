@@ -1,0 +1,148 @@
+"""What the ranks of this node use: CPU time, memory, threads and children, from proc(5)."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Mapping, NamedTuple
+
+from jobentry.contract.journal import ENDED, FAILED, RankSample
+
+if TYPE_CHECKING:
+    from jobentry.contract.paths import NodePaths
+    from jobentry.control.local_ranks import LocalRanks, RankState
+
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+_PAGES_PER_MIB = (1024 * 1024) // os.sysconf("SC_PAGE_SIZE")
+# Processes that belong to no rank are read again after so many samples: a number can be reused.
+_FORGET_AFTER = 12
+
+
+class Process(NamedTuple):
+    """A process as ``/proc/PID/stat`` shows it."""
+
+    parent: int
+    state: str
+    ticks: int
+    threads: int
+    pages: int
+
+
+class RankProcesses:
+    """Samples the ranks of this node, each with everything that it has started."""
+
+    def __init__(self, ranks: LocalRanks, paths: NodePaths) -> None:
+        self._ranks = ranks
+        self._paths = paths
+        self._ticks: dict[int, int] = {}
+        # The rank of each process: one whose parent has ended still belongs to it.
+        self._owners: dict[int, int] = {}
+        self._foreign: set[int] = set()
+        self._wrappers: set[int] = set()
+        self._samples = 0
+        self._at_s = time.monotonic()
+        self._seen_at: dict[int, float] = {}
+
+    def sample(self) -> tuple[RankSample, ...]:
+        """Return what each rank has used since the last call."""
+        states = self._ranks.states()
+        now_s = time.monotonic()
+        elapsed_s, self._at_s = max(1e-3, now_s - self._at_s), now_s
+        if not states:
+            return ()
+        processes = self._read({state.wrapper for state in states.values()})
+        members = self._by_rank(processes, states)
+        found = tuple(
+            self._sample(rank, states[rank], members.get(rank, {}), elapsed_s)
+            for rank in sorted(states)
+        )
+        self._ticks = {number: process.ticks for number, process in processes.items()}
+        return found
+
+    def _sample(
+        self, rank: int, state: RankState, members: dict[int, Process], elapsed_s: float
+    ) -> RankSample:
+        ticks = sum(
+            process.ticks - self._ticks.get(number, 0) for number, process in members.items()
+        )
+        program = members.get(state.program)
+        ended = "" if state.exit_code is None else FAILED if state.exit_code else ENDED
+        return RankSample(
+            rank=rank,
+            cpu_percent=round(100 * max(0, ticks) * _TICK_S / elapsed_s),
+            rss_mib=sum(process.pages for process in members.values()) // _PAGES_PER_MIB,
+            quiet_s=self._quiet_s(rank),
+            state=ended or (program.state if program else "?"),
+            threads=sum(process.threads for process in members.values()),
+            children=max(0, len(members) - 1),
+        )
+
+    def _quiet_s(self, rank: int) -> int:
+        """Return for how long the log of a rank has not grown."""
+        seen_at = self._seen_at.setdefault(rank, time.time())
+        try:
+            status = os.stat(self._paths.rank_log(rank))
+        except OSError:
+            return max(0, round(time.time() - seen_at))
+        last = status.st_mtime if status.st_size else seen_at
+        return max(0, round(time.time() - last))
+
+    def _read(self, wrappers: set[int]) -> dict[int, Process]:
+        """Read all processes but those that are known to belong to nobody here."""
+        numbers = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+        self._samples += 1
+        if wrappers != self._wrappers or self._samples % _FORGET_AFTER == 0:
+            # A process that was seen before its rank was reported belongs to somebody after all.
+            self._wrappers = wrappers
+            self._foreign.clear()
+        self._foreign.intersection_update(numbers)
+        found = {}
+        for number in numbers:
+            process = None if number in self._foreign else _process(number)
+            if process is not None:
+                found[number] = process
+        return found
+
+    def _by_rank(
+        self, processes: dict[int, Process], states: Mapping[int, RankState]
+    ) -> dict[int, dict[int, Process]]:
+        """Return the processes of each rank, without its wrapper."""
+        ranks = {state.wrapper: rank for rank, state in states.items()}
+        owners: dict[int, int] = {}
+        found: dict[int, dict[int, Process]] = {}
+        for number in processes:
+            rank = self._owner(number, processes, ranks)
+            if rank is None:
+                self._foreign.add(number)
+            elif number not in ranks:
+                owners[number] = rank
+                found.setdefault(rank, {})[number] = processes[number]
+        self._owners = owners
+        return found
+
+    def _owner(
+        self, number: int, processes: dict[int, Process], ranks: dict[int, int]
+    ) -> int | None:
+        """Return the rank of a process: that of its nearest ancestor that has one."""
+        for _ in range(len(processes)):
+            rank = ranks.get(number, self._owners.get(number))
+            if rank is not None or number not in processes:
+                return rank
+            number = processes[number].parent
+        return None
+
+
+def _process(number: int) -> Process | None:
+    try:
+        with open("/proc/%d/stat" % number, "rb", buffering=0) as file:
+            # The name of a program may hold blanks and brackets; the last bracket ends it.
+            words = file.read().rpartition(b")")[2].split()
+        return Process(
+            parent=int(words[1]),
+            state=words[0].decode("ascii"),
+            ticks=int(words[11]) + int(words[12]),
+            threads=int(words[17]),
+            pages=int(words[21]),
+        )
+    except (OSError, ValueError, IndexError):
+        return None

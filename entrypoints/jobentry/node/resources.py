@@ -1,0 +1,279 @@
+"""What this node uses: CPU, memory, pressure, disk and network, read from the kernel's files.
+
+In a container the files of ``/proc`` show the whole machine; the limits and the use of the
+container are those of its control group, in version 1 or 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from typing import Any, NamedTuple
+
+_MIB = 1024 * 1024
+_SECTOR_BYTES = 512
+# A control group of version 1 without a limit has a number near 2**63.
+_UNLIMITED = 1 << 60
+# Whole disks: a partition (sda1, nvme0n1p2) and a mapped device count in its disk.
+_DISK = re.compile(rb"(sd[a-z]+|vd[a-z]+|xvd[a-z]+|hd[a-z]+|nvme\d+n\d+|mmcblk\d+)\Z")
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+class Reading(NamedTuple):
+    """The counters and gauges of a moment; a list is empty if it cannot be read."""
+
+    at_s: float
+    cpu: list[float]
+    own_cpu: list[float]
+    memory: list[float]
+    pressure: list[float]
+    oom_kills: int
+    disk: list[float]
+    network: list[float]
+    rdma: list[float]
+
+
+class Resources:
+    """Reads what this node uses.
+
+    Args:
+        proc: Where the kernel shows processes and the machine.
+        sys_: Where it shows devices and control groups.
+    """
+
+    def __init__(self, proc: str = "/proc", sys_: str = "/sys") -> None:
+        self._proc = proc
+        self._sys = sys_
+        self._group = find_group(proc, sys_)
+        self._ports = _rdma_ports(sys_)
+        self._first_kills: int | None = None
+        self._last: Reading | None = None
+
+    def rates(self) -> dict[str, Any]:
+        """Return fields of a ``contract.journal.Sample``: use since the last call, limits, gauges.
+
+        The first call returns nothing.
+        """
+        last, now = self._last, self._read()
+        self._last = now
+        if last is None:
+            return {}
+        elapsed_s = max(1e-3, now.at_s - last.at_s)
+        parts = _increase(last.cpu, now.cpu)
+        total = sum(parts)
+        return {
+            "cpus": os.cpu_count() or 1,
+            # Without the idle time.
+            "cpu": tuple(100 * part / total for part in parts[:4]) if total else (),
+            "own_cpu": tuple(
+                100 * part / elapsed_s for part in _increase(last.own_cpu, now.own_cpu)
+            ),
+            "memory": tuple(now.memory),
+            "pressure": tuple(now.pressure),
+            "oom_kills": now.oom_kills,
+            "disk": _rate(last.disk, now.disk, elapsed_s),
+            "network": _rate(last.network, now.network, elapsed_s),
+            "rdma": _rate(last.rdma, now.rdma, elapsed_s),
+        }
+
+    def _read(self) -> Reading:
+        kills = self._group.oom_kills()
+        if kills is None:
+            kills = _kills(_text(self._proc + "/vmstat"))
+        if self._first_kills is None:
+            self._first_kills = kills
+        return Reading(
+            at_s=time.monotonic(),
+            cpu=_cpu(_text(self._proc + "/stat")),
+            own_cpu=self._group.cpu(),
+            memory=self._group.memory() or _memory(_text(self._proc + "/meminfo")),
+            pressure=self._pressure(),
+            oom_kills=max(0, kills - self._first_kills),
+            disk=_disk(_text(self._proc + "/diskstats")),
+            network=_network(_text(self._proc + "/net/dev")),
+            rdma=[
+                4.0 * sum(_whole(port + "/" + name) for port in self._ports)
+                for name in ("port_rcv_data", "port_xmit_data")
+            ]
+            if self._ports
+            else [],
+        )
+
+    def _pressure(self) -> list[float]:
+        found: list[float] = []
+        for name, kinds in (("cpu", 1), ("memory", 2), ("io", 2)):
+            text = self._group.pressure(name) or _text(f"{self._proc}/pressure/{name}")
+            numbers = re.findall(rb"avg10=([0-9.]+)", text)[:kinds]
+            if len(numbers) < kinds:
+                return []
+            found += [float(number) for number in numbers]
+        return found
+
+
+# ---- control groups ------------------------------------------------------------------------------
+
+
+class Group:
+    """The control group of this process; every part of it may be missing.
+
+    Args:
+        folders: The folder of each controller, and ``unified`` for version 2.
+    """
+
+    def __init__(self, folders: dict[str, str]) -> None:
+        self._folders = folders
+        self._memory_folder, self._limit_bytes = self._limit()
+
+    def memory(self) -> list[float]:
+        """Return what is in use and its limit, in MiB; empty without a limit."""
+        if not self._limit_bytes:
+            return []
+        is_new = "unified" in self._folders
+        name = "memory.current" if is_new else "memory.usage_in_bytes"
+        used = _whole(f"{self._memory_folder}/{name}")
+        # What the kernel can drop at once is not in use; the OOM killer does not count it either.
+        stat = _text(self._memory_folder + "/memory.stat")
+        cached = re.search(rb"^%s (\d+)" % (b"inactive_file" if is_new else b"total_inactive_file"),
+                           stat, re.M)  # fmt: skip
+        used -= int(cached[1]) if cached else 0
+        return [max(0, used) / _MIB, self._limit_bytes / _MIB]
+
+    def cpu(self) -> list[float]:
+        """Return the seconds of CPU time used, and for which the limit held processes back."""
+        if "unified" in self._folders:
+            text = _text(self._folders["unified"] + "/cpu.stat")
+            found = [re.search(rb"^%s (\d+)" % name, text, re.M)
+                     for name in (b"usage_usec", b"throttled_usec")]  # fmt: skip
+            # The root has no limit, and shows the machine.
+            return [int(item[1]) / 1e6 for item in found if item] if all(found) else []
+        if "cpuacct" not in self._folders:
+            return []
+        text = _text(self._folders.get("cpu", "") + "/cpu.stat")
+        held = re.search(rb"^throttled_time (\d+)", text, re.M)
+        used = _whole(self._folders["cpuacct"] + "/cpuacct.usage")
+        return [used / 1e9, int(held[1]) / 1e9 if held else 0.0]
+
+    def pressure(self, name: str) -> bytes:
+        """Return the text of a pressure file; empty if there is none."""
+        folder = self._folders.get("unified")
+        return _text(f"{folder}/{name}.pressure") if folder else b""
+
+    def oom_kills(self) -> int | None:
+        """Return how many processes the kernel has ended here; None if it does not count them."""
+        is_new = "unified" in self._folders
+        text = _text(self._memory_folder + ("/memory.events" if is_new else "/memory.oom_control"))
+        return _kills(text) if b"oom_kill " in text else None
+
+    def _limit(self) -> tuple[str, int]:
+        """Return the folder of the tightest limit on memory, here or above, and the limit."""
+        is_new = "unified" in self._folders
+        folder = self._folders.get("unified" if is_new else "memory", "")
+        name = "memory.max" if is_new else "memory.limit_in_bytes"
+        best, limit_bytes = folder, _UNLIMITED
+        while folder and os.path.exists(f"{folder}/{name}"):
+            own_bytes = _whole(f"{folder}/{name}") or _UNLIMITED
+            if own_bytes < limit_bytes:
+                best, limit_bytes = folder, own_bytes
+            folder = os.path.dirname(folder)
+        return best, limit_bytes if limit_bytes < _UNLIMITED else 0
+
+
+def find_group(proc: str, sys_: str) -> Group:
+    """Return the control group of this process."""
+    root = sys_ + "/fs/cgroup"
+    folders: dict[str, str] = {}
+    for line in _text(proc + "/self/cgroup").decode("ascii", "replace").splitlines():
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if number == "0" and not controllers:
+            if os.path.exists(root + "/cgroup.controllers"):
+                return Group({"unified": _existing(root, path)})
+            continue
+        for name in controllers.split(","):
+            if os.path.isdir(f"{root}/{name}"):
+                folders[name] = _existing(f"{root}/{name}", path)
+    return Group(folders)
+
+
+def _existing(root: str, path: str) -> str:
+    """Return the folder of a group; in a container its path can be that of the host."""
+    folder = root + path.rstrip("/")
+    return folder if os.path.isdir(folder) else root
+
+
+# ---- files of the kernel -------------------------------------------------------------------------
+
+
+def _text(path: str) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read() or b""
+    except OSError:
+        return b""
+
+
+def _whole(path: str) -> int:
+    """Return a file that holds one number; 0 if it does not."""
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else 0
+
+
+def _kills(text: bytes) -> int:
+    found = re.search(rb"^oom_kill (\d+)", text, re.M)
+    return int(found[1]) if found else 0
+
+
+def _cpu(text: bytes) -> list[float]:
+    """Return the seconds of user, system, waiting, stolen and idle time of all CPUs."""
+    words = text.partition(b"\n")[0].split()
+    if len(words) < 9 or words[0] != b"cpu":
+        return []
+    user, nice, system, idle, waiting, irq, soft_irq, stolen = (int(word) for word in words[1:9])
+    parts = (user + nice, system + irq + soft_irq, waiting, stolen, idle)
+    return [part * _TICK_S for part in parts]
+
+
+def _memory(text: bytes) -> list[float]:
+    found = dict(re.findall(rb"^(MemTotal|MemAvailable): +(\d+) kB", text, re.M))
+    if len(found) < 2:
+        return []
+    total, free = int(found[b"MemTotal"]), int(found[b"MemAvailable"])
+    return [(total - free) / 1024, total / 1024]
+
+
+def _disk(text: bytes) -> list[float]:
+    rows = [line.split() for line in text.splitlines()]
+    rows = [row for row in rows if len(row) > 9 and _DISK.match(row[2])]
+    return [float(_SECTOR_BYTES * sum(int(row[at]) for row in rows)) for at in (5, 9)]
+
+
+def _network(text: bytes) -> list[float]:
+    received = sent = 0
+    for line in text.splitlines()[2:]:
+        name, _, rest = line.partition(b":")
+        numbers = rest.split()
+        if name.strip() != b"lo" and len(numbers) > 8:
+            received += int(numbers[0])
+            sent += int(numbers[8])
+    return [float(received), float(sent)]
+
+
+def _rdma_ports(sys_: str) -> list[str]:
+    found = []
+    top = sys_ + "/class/infiniband"
+    with contextlib.suppress(OSError):
+        for device in os.listdir(top):
+            for port in os.listdir(f"{top}/{device}/ports"):
+                folder = f"{top}/{device}/ports/{port}/counters"
+                if os.path.exists(folder + "/port_rcv_data"):
+                    found.append(folder)
+    return found
+
+
+def _increase(last: list[float], now: list[float]) -> list[float]:
+    return [max(0.0, after - before) for before, after in zip(last, now)]
+
+
+def _rate(last: list[float], now: list[float], elapsed_s: float) -> tuple[float, ...]:
+    return tuple(part / 1024 / elapsed_s for part in _increase(last, now))
