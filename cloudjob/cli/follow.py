@@ -273,6 +273,10 @@ def print_status(status: JobStatus) -> None:
     if status.cause:
         rows.append(("cause", status.cause))
     print_table(rows)
+    if status.phases:
+        from cloudjob.cli.phases import print_phases
+
+        print_phases(status)
     if status.failure:
         report(status)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 
 from cloudjob.cli.filters import filter_flags, filter_of
 from cloudjob.cli.follow import exit_code, print_status, report, status_json, stream
@@ -30,7 +31,10 @@ _WATCH_S = 2.0
 def _status(options: argparse.Namespace) -> int:
     from cloudjob import jobs as jobs
 
-    status = jobs.find(state_home(), options.job).status()
+    job = jobs.find(state_home(), options.job)
+    status = job.status()
+    if not status.state.is_final:
+        status = replace(status, phases=job.phases())
     if options.json:
         print_json(status_json(status))
     else:

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -27,6 +27,7 @@ from cloudjob.errors import (
 from cloudjob.home import locks, records_path, submits_folder, writing
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
 from cloudjob.jobs import outputs as job_outputs
+from cloudjob.jobs.journals import Journals
 from cloudjob.jobs.leftovers import sweep
 from cloudjob.model import status as statuses
 from cloudjob.model.status import Code, Failure, JobState, JobStatus, Phase
@@ -35,7 +36,7 @@ from cloudjob.retries import Patience, WaitNotices
 from cloudjob.store import open_store, with_store_options
 from cloudjob.store.base import PATIENCE_S, ObjectStore, OnProgress, ignore_progress
 from cloudjob.store.parallel import call_with_timeout, in_parallel
-from jobentry.contract import exits, lines, node_end
+from jobentry.contract import exits, journal, lines, node_end
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 
 # The polling interval grows from the backend's to this one, so that the end of a short job is seen
@@ -56,6 +57,10 @@ GONE = (
     "the backend knows nothing of it",
     "this cloudjob has no such backend",
 )
+
+
+# Called with the number of a node and lines of its journal.
+OnJournal = Callable[[int, list[bytes]], object]
 
 
 class LogLine(NamedTuple):
@@ -185,12 +190,64 @@ class Job:
             time.sleep(pause_s)
             pause_s = min(_POLL_GROWTH * pause_s, max(_POLL_S, self._backend.poll_s))
 
-    def pieces(self, node: int | None = None, *, follow: bool) -> Iterator[LogPiece]:
-        """Yield the log as it arrives; an empty piece means that there is nothing new."""
+    def pieces(
+        self, node: int | None = None, *, follow: bool, on_journal: OnJournal | None = None
+    ) -> Iterator[LogPiece]:
+        """Yield the log as it arrives; an empty piece means that there is nothing new.
+
+        Args:
+            on_journal: Called with the lines of the journals of nodes, which the log leaves out.
+        """
         if not self.handle:
             return
         for index, data in self._backend.logs(self.handle, node, follow=follow):
-            yield LogPiece(index, data)
+            text, recorded = journal.split(data)
+            if recorded and on_journal is not None:
+                on_journal(index, recorded)
+            yield LogPiece(index, text)
+
+    def journals(self) -> Journals:
+        """Return what the nodes have recorded so far: phases, ranks and resources.
+
+        The log of a job that runs holds this; of one that has ended, each node has stored it.
+
+        Raises:
+            CloudJobError: Neither can be read.
+        """
+        found = Journals()
+        if self.status().state.is_final:
+            self._add_stored(found)
+        if len(found.nodes) < self.nodes:
+            rest = Journals()
+            for _ in self.pieces(follow=False, on_journal=rest.add):
+                pass
+            found.add_missing(rest)
+        return found
+
+    def _add_stored(self, found: Journals) -> None:
+        """Add the journals in the store; a node that was killed has not stored its own."""
+
+        def load(node: int) -> None:
+            with contextlib.suppress(StoreError):
+                data = self._store.get_bytes(JobPaths(self.id).journal(node))
+                found.add(node, journal.unpack(data))
+
+        in_parallel(load, range(self.nodes), abort=self._store.abort)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the phases of its nodes so far; after some seconds, those found until then."""
+        status = self.status()
+        if status.phases or status.state.is_final or not self.handle:
+            return status.phases
+        found = Journals()
+
+        def read() -> None:
+            for _ in self.pieces(follow=False, on_journal=found.add):
+                pass
+
+        with contextlib.suppress(BackendError, TimeoutError):
+            call_with_timeout(_STORE_S, read)
+        return found.phases
 
     def lines(
         self, node: int | None = None, rank: int | None = None, *, follow: bool

@@ -52,12 +52,19 @@ class Code:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One stretch of a node's life; ``ended_at`` is None while it lasts."""
+    """One part of what a node does; ``ended_at`` is None while it lasts.
+
+    Args:
+        done_bytes: How much of a transfer is done.
+        total_bytes: Its size; 0 if it is not known, or nothing is transferred.
+    """
 
     node: int
     name: str
     started_at: str
     ended_at: str | None = None
+    done_bytes: int = 0
+    total_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,7 @@ def test_the_readme_runs(arts: Any):
     assert done.code == 0, done
     assert b"identical on all 2 ranks" in done.out
     assert (status["state"], status["exit_code"]) == ("SUCCEEDED", 0)
-    assert [phase["name"] for phase in status["phases"]] == ["stage", "bring-up", "run"]
+    assert {phase["name"] for phase in status["phases"]} >= {"stage", "bring-up", "run"}
 
 
 def test_every_argument_and_variable_arrives_exactly(arts: Any, ugly_values: dict[str, bytes]):

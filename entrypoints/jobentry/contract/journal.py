@@ -121,7 +121,15 @@ class Sample(NamedTuple):
 
 Entry = Union[Phase, Sample]
 
-_LISTS = ("cpu", "own_cpu", "memory", "pressure", "disk", "network", "rdma")
+_LISTS = {
+    "cpu": 4,
+    "own_cpu": 2,
+    "memory": 2,
+    "pressure": 5,
+    "disk": 2,
+    "network": 2,
+    "rdma": 2,
+}
 _COLUMNS = ("c", "m", "q", "s", "t", "k")
 
 
@@ -168,19 +176,6 @@ def unpack(data: bytes) -> list[bytes]:
     except zlib.error:
         return []
     return text.split(b"\n")[:-1]
-
-
-def read(lines: Iterable[bytes]) -> tuple[list[Phase], list[Sample]]:
-    """Return the phases of a journal, each with what is known last of it, and its samples."""
-    phases: dict[tuple[str, float], Phase] = {}
-    samples = []
-    for line in lines:
-        entry = load(line)
-        if isinstance(entry, Phase):
-            phases[entry.name, entry.started_at] = entry
-        elif entry is not None:
-            samples.append(entry)
-    return sorted(phases.values(), key=lambda phase: phase.started_at), samples
 
 
 # ---- phases --------------------------------------------------------------------------------------
@@ -241,8 +236,14 @@ def _read_sample(values: dict[str, Any]) -> Sample:
         oom_kills=int(values.get("oom_kills", 0)),
         devices=tuple(_device(device) for device in values.get("devices", ())),
         ranks=_ranks(values["ranks"]) if "ranks" in values else (),
-        **{name: tuple(_number(item) for item in values.get(name, ())) for name in _LISTS},
+        **{name: _list(values[name], length) for name, length in _LISTS.items() if name in values},
     )
+
+
+def _list(items: Any, length: int) -> tuple[float, ...]:
+    if len(items) != length:
+        raise ValueError("not a list of this length")
+    return tuple(_number(item) for item in items)
 
 
 def _device(items: Sequence[Any]) -> Device:

@@ -152,7 +152,8 @@ class Journal:
             has_ended = False
             while not has_ended:
                 # The last sample, at the end, shows how the ranks ended.
-                has_ended = self._has_ended.wait(self._pause_s(cost_s))
+                age_s = time.monotonic() - self._begun_s
+                has_ended = self._has_ended.wait(pause_s(age_s, self._spent_bytes, cost_s))
                 begun_s = time.thread_time()
                 ranks = self._ranks.sample() if self._ranks is not None else ()
                 used = resources.rates()
@@ -162,14 +163,6 @@ class Journal:
                     if transfer.has_moved:
                         self._add(transfer.phase())
                 cost_s = time.thread_time() - begun_s
-
-    def _pause_s(self, cost_s: float) -> float:
-        """Return how long to wait for the next sample, after one that took so much CPU time."""
-        age_s = time.monotonic() - self._begun_s
-        debt = self._spent_bytes - allowance_bytes(age_s)
-        rate = rate_bytes(age_s)
-        period_s = min(PERIOD_S, max(LEAST_PERIOD_S, _PERIOD_SHARE * age_s))
-        return max(period_s, debt / rate, cost_s / _CPU_SHARE)
 
     # -- lines ------------------------------------------------------------------------------------
 
@@ -207,6 +200,19 @@ class Journal:
         with contextlib.suppress(RuntimeError):
             thread.start()
             thread.join(limit_s)
+
+
+def pause_s(age_s: float, spent_bytes: float, cost_s: float) -> float:
+    """Return how long to wait for the next sample.
+
+    Args:
+        age_s: The age of the journal.
+        spent_bytes: Its size.
+        cost_s: The CPU time that the last sample took.
+    """
+    period_s = min(PERIOD_S, max(LEAST_PERIOD_S, _PERIOD_SHARE * age_s))
+    debt_bytes = spent_bytes - allowance_bytes(age_s)
+    return max(period_s, debt_bytes / rate_bytes(age_s), cost_s / _CPU_SHARE)
 
 
 def rate_bytes(age_s: float) -> float:

@@ -245,18 +245,13 @@ def _memory(text: bytes) -> list[float]:
 def _disk(text: bytes) -> list[float]:
     rows = [line.split() for line in text.splitlines()]
     rows = [row for row in rows if len(row) > 9 and _DISK.match(row[2])]
-    return [float(_SECTOR_BYTES * sum(int(row[at]) for row in rows)) for at in (5, 9)]
+    return [float(_SECTOR_BYTES * sum(int(row[at]) for row in rows)) for at in (5, 9) if rows]
 
 
 def _network(text: bytes) -> list[float]:
-    received = sent = 0
-    for line in text.splitlines()[2:]:
-        name, _, rest = line.partition(b":")
-        numbers = rest.split()
-        if name.strip() != b"lo" and len(numbers) > 8:
-            received += int(numbers[0])
-            sent += int(numbers[8])
-    return [float(received), float(sent)]
+    rows = [line.partition(b":") for line in text.splitlines()[2:]]
+    counts = [rest.split() for name, _, rest in rows if name.strip() != b"lo"]
+    return [float(sum(int(row[at]) for row in counts)) for at in (0, 8) if text]
 
 
 def _rdma_ports(sys_: str) -> list[str]:

@@ -20,6 +20,8 @@ from typing import Any, Callable, NamedTuple
 
 import pytest
 
+from jobentry.contract import journal
+
 MPIRUN = """\
 import os, shlex, signal, subprocess, sys, time
 
@@ -99,7 +101,9 @@ class Entry:
 
     @property
     def out(self) -> str:
-        return (self.folder / "out").read_bytes().decode("utf-8", "backslashreplace")
+        """What a user sees: the log without the journal."""
+        shown, _ = journal.split((self.folder / "out").read_bytes())
+        return shown.decode("utf-8", "backslashreplace")
 
     @property
     def err(self) -> str:
@@ -300,10 +304,13 @@ def test_a_successful_job_ends_with_0_and_leaves_nothing(job: Job):
     assert (record["job"], record["exit_code"], record["cause"], record["failure"]) == (
         "j", 0, "", None,
     )  # fmt: skip
-    assert [phase[:2] for phase in record["phases"]][-1] == [0, "run"]
-    times = [time for phase in record["phases"] for time in phase[2:]]
-    assert times == sorted(times)
-    assert record["started_at"] <= times[0] <= times[-1] <= record["ended_at"]
+    phases = record["phases"]
+    assert [phase[:2] for phase in phases] == [
+        [0, "stage"], [0, "bring-up"], [0, "run"], [0, "start ranks"], [0, "first output"],
+    ]  # fmt: skip
+    assert [phase[2] for phase in phases] == sorted(phase[2] for phase in phases)
+    assert all(record["started_at"] <= begun <= end <= record["ended_at"]
+               for _, _, begun, end in phases)  # fmt: skip
     assert job.left() == []
     assert not (job.folder / "node0" / "node").exists()
 

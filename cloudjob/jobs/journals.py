@@ -1,0 +1,92 @@
+"""The journals of a job's nodes: phases, ranks and resources, while it runs and afterwards.
+
+Times are by the clock of each node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from cloudjob import times
+from cloudjob.model.status import Phase
+from jobentry.contract import journal
+from jobentry.contract.journal import RankSample, Sample
+
+
+class RankPoint(NamedTuple):
+    """What a rank used at one moment.
+
+    Args:
+        at: Seconds since 1970.
+    """
+
+    at: float
+    node: int
+    sample: RankSample
+
+
+class Journals:
+    """What the nodes of one job have recorded so far; ``add`` takes in more.
+
+    To follow a job that runs: ``job.pieces(follow=True, on_journal=journals.add)``.
+    """
+
+    def __init__(self) -> None:
+        self._phases: dict[tuple[int, str, float], journal.Phase] = {}
+        self._samples: dict[int, list[Sample]] = {}
+
+    def add(self, node: int, lines: Iterable[bytes]) -> None:
+        """Take in lines of the journal of ``node``; those that are damaged are left out."""
+        for line in lines:
+            entry = journal.load(line)
+            if isinstance(entry, journal.Phase):
+                self._phases[node, entry.name, entry.started_at] = entry
+            elif entry is not None:
+                self._samples.setdefault(node, []).append(entry)
+
+    def add_missing(self, other: Journals) -> None:
+        """Take in what ``other`` has of the nodes that have recorded nothing here."""
+        missing = other.nodes - self.nodes
+        self._phases.update({key: each for key, each in other._phases.items() if key[0] in missing})
+        self._samples.update(
+            {node: each for node, each in other._samples.items() if node in missing}
+        )
+
+    @property
+    def nodes(self) -> frozenset[int]:
+        """The nodes that have recorded anything."""
+        return frozenset(self._samples) | {node for node, _, _ in self._phases}
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of all nodes in order of their start; ``ended_at`` is None while one lasts."""
+        ordered = sorted(
+            dict(self._phases).items(), key=lambda item: (item[1].started_at, item[0][0])
+        )
+        return tuple(
+            Phase(
+                node=node,
+                name=phase.name,
+                started_at=times.rfc3339(phase.started_at),
+                ended_at=None if phase.ended_at is None else times.rfc3339(phase.ended_at),
+                done_bytes=phase.done_bytes,
+                total_bytes=phase.total_bytes,
+            )
+            for (node, _, _), phase in ordered
+        )
+
+    @property
+    def resources(self) -> Mapping[int, tuple[Sample, ...]]:
+        """The samples of each node, oldest first."""
+        return {node: tuple(samples) for node, samples in sorted(dict(self._samples).items())}
+
+    @property
+    def ranks(self) -> Mapping[int, tuple[RankPoint, ...]]:
+        """The samples of each rank, oldest first."""
+        found: dict[int, list[RankPoint]] = {}
+        for node, samples in sorted(self._samples.items()):
+            for sample in samples:
+                for each in sample.ranks:
+                    found.setdefault(each.rank, []).append(RankPoint(sample.at, node, each))
+        return {rank: tuple(points) for rank, points in sorted(found.items())}

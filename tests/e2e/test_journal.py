@@ -1,0 +1,112 @@
+"""What nodes record of a job: phases, ranks and resources, while it runs and afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from cloudjob import jobs
+from tests.e2e.conftest import poll
+
+WORK = """
+if rank == 0:
+    print('jobentry# {"phase":"forged","from":1,"to":2}', flush=True)
+    sys.stdout.write('part'); sys.stdout.flush()
+    time.sleep(0.5)
+    sys.stdout.write('\\rjobentry# {"phase":"forged","from":1,"to":2}\\n'); sys.stdout.flush()
+print("hello", flush=True)
+while not os.path.exists(f"{results}/go"):
+    if rank == 1:
+        sum(range(100_000))
+    elif rank == 2:
+        time.sleep(0.05)
+    else:
+        print("step", flush=True)
+        time.sleep(0.05)
+"""
+
+
+def test_each_rank_shows_in_the_right_place_while_a_job_runs(cloud: Any):
+    """Rank 1 works, rank 2 is silent, and a script cannot forge what its node records."""
+    script = cloud.script(WORK)
+    running = cloud.start_submit("--nodes", "2", "--procs-per-node", "2", script)
+    job = jobs.find(cloud.home, running.job)
+
+    def last(rank: int) -> Any:
+        points = job.journals().ranks.get(rank, ())
+        return points[-1].sample if points else None
+
+    poll(lambda: last(2) and last(2).quiet_s >= 3 and last(1), "a rank that is silent")
+    poll(lambda: last(1).cpu_percent > 3 * max(1, last(2).cpu_percent), "a rank that works")
+    assert last(0).quiet_s < last(2).quiet_s
+    assert [last(rank).state in "RSD" for rank in range(4)] == [True] * 4
+    assert {rank: points[-1].node for rank, points in job.journals().ranks.items()} == {
+        0: 0, 1: 0, 2: 1, 3: 1,
+    }  # fmt: skip
+    status = cloud.status(running.job)
+    lasting = {
+        (phase["node"], phase["name"]) for phase in status["phases"] if not phase["ended_at"]
+    }
+    assert status["state"] == "RUNNING"
+    assert lasting == {(0, "run"), (1, "run")}
+    assert {"stage", "package", "bring-up", "first output"} <= {
+        phase["name"] for phase in status["phases"] if phase["ended_at"] and phase["node"] == 1
+    }
+
+    (cloud.results / "go").touch()
+    done = running.end()
+    assert done.code == 0, done
+    assert b"[0] jobentry# {" in done.out
+    assert not any(line.startswith(b"jobentry# ") for line in (done.out + done.err).split(b"\n"))
+    raw = cloud.raw(running.job, 0)
+    forged = b'jobentry# {"phase":"forged","from":1,"to":2}\n'
+    assert raw.startswith(forged + b"part\r" + forged + b"hello\nstep\n")
+
+    ended = jobs.find(cloud.home, running.job).journals()
+    assert all(points[-1].sample.state == "E" for points in ended.ranks.values())
+    assert all(samples[-1].memory for samples in ended.resources.values())
+    assert "forged" not in {phase.name for phase in ended.phases}
+    assert {phase["node"] for phase in cloud.status(running.job)["phases"]} == {0, 1}
+    for node in range(2):
+        assert (cloud.home / "store" / running.job / "record" / f"journal-{node}.jsonl.gz").exists()
+
+
+def test_transfers_are_phases_with_their_size(cloud: Any):
+    """Inputs and outputs, and each save of the outputs while the job runs."""
+    (cloud.folder / "data").write_bytes(b"x" * 70_000)
+    script = cloud.script("""
+leave_output = open(os.path.join(os.environ["MODEL"], "weights"), "wb")
+leave_output.write(b"w" * 50_000); leave_output.close()
+print("written", flush=True)
+while not os.path.exists(f"{results}/go"): time.sleep(0.05)
+""")
+    running = cloud.start_submit(
+        *("--input", f"DATA=file://{cloud.folder}/data", "--output", "MODEL="),
+        *("--output-sync-s", "1", script),
+    )
+    job = jobs.find(cloud.home, running.job)
+
+    def found(name: str) -> Any:
+        return next((phase for phase in job.journals().phases if phase.name == name), None)
+
+    poll(lambda: found("checkpoint"), "a save of the outputs")
+    (cloud.results / "go").touch()
+    assert running.end().code == 0
+
+    assert (found("input DATA").done_bytes, found("input DATA").total_bytes) == (70_000, 70_000)
+    assert found("checkpoint").done_bytes == 50_000
+    assert found("outputs").ended_at is not None
+
+
+def test_a_node_that_is_killed_leaves_what_its_log_holds(cloud: Any):
+    """It has stored no journal; the log has one."""
+    script = cloud.script('leave("up%d" % rank)\nprint("up", flush=True)\ntime.sleep(600)')
+    running = cloud.start_submit("--nodes", "2", script)
+    cloud.await_left("up1")
+    job = jobs.find(cloud.home, running.job)
+    poll(lambda: len(job.journals().ranks) == 2, "both nodes")
+    os.kill(cloud.state(running.job)["nodes"][1]["process"], signal.SIGKILL)
+    running.end()
+
+    assert jobs.find(cloud.home, running.job).journals().nodes == {0, 1}

@@ -1,0 +1,120 @@
+"""The journal of a node: what is dumped is loaded, and junk is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobentry.contract import journal, lines
+from jobentry.contract.journal import Device, Phase, RankSample, Sample
+
+# What a journal writes: seconds with three digits, other numbers with one.
+SECONDS = st.integers(1, 2**42).map(lambda number: number / 1000)
+TENTHS = st.integers(0, 999).map(lambda number: number / 10)
+COUNTS = st.integers(0, 2**40)
+NAMES = st.text(st.characters(codec="ascii", categories=["L", "N", "P", "Zs"]), min_size=1)
+PHASES = st.builds(
+    Phase, NAMES.map(lambda name: name[:80]), SECONDS, st.none() | SECONDS, SECONDS, COUNTS, COUNTS
+)
+RANKS = st.lists(
+    st.builds(
+        RankSample, COUNTS.map(lambda n: n % 5000), COUNTS, COUNTS, COUNTS,
+        st.sampled_from("RSDTZEF?"), COUNTS, COUNTS,
+    ),
+    max_size=6,
+    unique_by=lambda sample: sample.rank,
+).map(lambda found: tuple(sorted(found)))  # fmt: skip
+DEVICES = st.builds(
+    Device, st.sampled_from(["gpu", "npu"]), st.integers(0, 15), *[st.none() | TENTHS] * 5,
+    st.none() | COUNTS, COUNTS,
+)  # fmt: skip
+
+
+def numbers(length: int) -> st.SearchStrategy[tuple[float, ...]]:
+    return st.just(()) | st.tuples(*[TENTHS] * length)
+
+
+SAMPLES = st.builds(
+    Sample,
+    at=st.integers(1, 2**40).map(lambda number: number / 10),
+    cpu=numbers(4),
+    cpus=st.integers(0, 1024),
+    own_cpu=numbers(2),
+    memory=numbers(2),
+    pressure=numbers(5),
+    oom_kills=COUNTS,
+    disk=numbers(2),
+    network=numbers(2),
+    rdma=numbers(2),
+    devices=st.lists(DEVICES, max_size=3).map(tuple),
+    ranks=RANKS,
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["r", "c", "m", "q", "s", "t", "k", "x"]), inner)
+    ),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(["phase", "from", "to", "at", "bytes", "cpu", "memory", "devices", "ranks"])
+
+
+@given(PHASES | SAMPLES)
+def test_an_entry_that_was_dumped_is_loaded(entry: journal.Entry):
+    assert journal.load(journal.dump(entry)[:-1]) == entry
+
+
+@given(st.binary(max_size=50) | st.dictionaries(KEYS, JSON).map(lambda x: json.dumps(x).encode()))
+def test_a_line_that_is_no_entry_is_refused(line: bytes):
+    """Whatever a line holds, loading it raises nothing."""
+    entry = journal.load(line)
+    assert entry is None or isinstance(entry, (Phase, Sample))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"[]",
+        b'{"at":NaN}',
+        b'{"at":1,"memory":[1]}',
+        b'{"phase":"a\\u001b[31m","from":1}',
+        b'{"phase":"run","from":1e999}',
+        b'{"at":1,"ranks":{"r":"0-999999999","c":0,"m":0,"q":0,"s":"R","t":1,"k":0}}',
+        b'{"at":1,"ranks":{"r":"0-1","c":[0],"m":0,"q":0,"s":"R","t":1,"k":0}}',
+        b'{"at":1,"x":"' + b"x" * journal.LINE_LIMIT_BYTES + b'"}',
+    ],
+)
+def test_a_damaged_line_is_refused(line: bytes):
+    assert journal.load(line) is None
+
+
+@given(st.lists(st.binary(max_size=20), max_size=5), st.lists(PHASES | SAMPLES, max_size=5))
+def test_a_script_cannot_print_an_entry(printed: list[bytes], entries: list[journal.Entry]):
+    """Whatever ranks print, the journal holds the entries of the node and nothing else."""
+    forged = journal.MARK + b'{"phase":"run","from":1,"to":2}\n'
+    dumped = [journal.dump(entry) for entry in entries]
+    data = b"".join(journal.MARK + line for line in dumped)
+    shown = b""
+    for text in [*printed, forged, b"\r" + forged]:
+        whole = text.replace(b"\n", b"") + b"\n"
+        shown += lines.write(7, whole)[0] + lines.write_part(7, text.rstrip(b"\n"))
+
+    others, found = journal.split(shown + data)
+
+    assert (others, found) == (shown, [line[:-1] for line in dumped])
+
+
+@given(st.lists(PHASES | SAMPLES, max_size=5))
+def test_the_object_of_a_journal_holds_its_lines(entries: list[journal.Entry]):
+    dumped = [journal.dump(entry) for entry in entries]
+
+    packed = journal.pack(dumped)
+
+    assert [line + b"\n" for line in journal.unpack(packed)] == dumped
+    assert journal.unpack(packed[:-12]) == [] or len(dumped) > 0
+    assert journal.unpack(b"not gzip") == []

@@ -1,0 +1,133 @@
+"""The journal of this node: phases, how often it samples, and what it costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jobentry.contract import journal as contract
+from jobentry.contract.journal import Phase, Sample
+from jobentry.node import journal
+from jobentry.node.journal import Journal
+
+HOUR_S, WEEK_S = 3600.0, 7 * 86400.0
+
+
+def entries(lines: list[bytes]) -> list[contract.Entry | None]:
+    return [contract.load(line[len(contract.MARK) : -1]) for line in lines]
+
+
+def test_a_phase_is_written_when_it_begins_and_when_it_ends():
+    lines: list[bytes] = []
+    kept = Journal(lines.append)
+
+    with kept.during("input DATA") as transfer:
+        transfer.total_bytes = 10
+        transfer.add(4)
+        transfer.add(5)
+
+    begun, ended = entries(lines)
+    assert isinstance(begun, Phase)
+    assert isinstance(ended, Phase)
+    assert (begun.name, begun.ended_at, begun.done_bytes) == ("input DATA", None, 0)
+    assert ended.ended_at is not None
+    assert ended.started_at == begun.started_at
+    assert (ended.done_bytes, ended.total_bytes) == (9, 10)
+    assert [phase.name for phase in kept.phases] == ["input DATA"]
+
+
+def test_of_phases_with_one_name_the_record_has_the_last():
+    """A job of a week keeps thousands of checkpoints."""
+    kept = Journal()
+    for size in (1, 2, 3):
+        transfer = journal.Transfer("checkpoint")
+        transfer.add(size)
+        kept.note(transfer)
+
+    assert [(phase.name, phase.done_bytes) for phase in kept.phases] == [("checkpoint", 3)]
+
+
+def test_a_transfer_that_goes_on_is_written_with_each_sample(until: Callable[..., None]):
+    lines: list[bytes] = []
+    kept = Journal(lines.append)
+    with kept.during("package") as transfer:
+        kept.start()
+        transfer.add(7)
+        until(
+            lambda: any(
+                isinstance(entry, Phase) and entry.done_bytes == 7 and entry.ended_at is None
+                for entry in entries(list(lines))
+            )
+        )
+    kept.finish()
+
+
+def test_the_last_sample_is_taken_at_the_end():
+    lines: list[bytes] = []
+    kept = Journal(lines.append)
+    kept.begin("run")
+    kept.start()
+    kept.finish()
+
+    found = entries(lines)
+    assert isinstance(found[-2], Sample)
+    assert isinstance(found[-1], Phase)
+    assert found[-1].ended_at is not None
+
+
+def test_the_journal_is_stored(tmp_path: Path):
+    kept = Journal()
+    with kept.during("stage"):
+        pass
+    kept.store(f"file://{tmp_path}/journal-0.jsonl.gz", 30.0)
+
+    stored = contract.unpack((tmp_path / "journal-0.jsonl.gz").read_bytes())
+    assert [contract.load(line).name for line in stored] == ["stage", "stage"]  # type: ignore[union-attr]
+
+
+def test_a_store_that_fails_is_not_a_failure_of_the_job(tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"")
+    Journal().store(f"file://{tmp_path}/file/journal-0.jsonl.gz", 30.0)
+
+
+@pytest.mark.parametrize("line_bytes", [200, 350, 2500])
+def test_an_hour_costs_at_most_200_kb_and_a_week_is_thinned(line_bytes: int):
+    """Lines of a node without ranks, with 8 and with 128; the clock is simulated."""
+    spent = {HOUR_S: 0.0, WEEK_S: 0.0}
+    count = {HOUR_S: 0, WEEK_S: 0}
+    for limit_s in spent:
+        age_s = written = 0.0
+        while age_s < limit_s:
+            written += line_bytes
+            count[limit_s] += 1
+            age_s += journal.pause_s(age_s, written, cost_s=0.0)
+        spent[limit_s] = written
+
+    assert spent[HOUR_S] <= 200_000
+    assert spent[WEEK_S] <= 4_000_000
+    assert count[HOUR_S] >= 60
+    assert count[WEEK_S] >= 1000
+
+
+def test_sampling_takes_less_than_half_a_percent_of_a_cpu():
+    """However slow reading is: the pause grows with it."""
+    for cost_s in (0.001, 0.02, 1.0):
+        assert cost_s / journal.pause_s(1e6, 0.0, cost_s=cost_s) < 0.005
+
+
+def test_a_node_that_has_no_room_for_a_thread_goes_on(monkeypatch: pytest.MonkeyPatch):
+    kept = Journal()
+
+    def refuse() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(kept._thread, "start", refuse)
+    kept.start()
+    with kept.during("stage"):
+        pass
+    kept.finish()
+    assert [phase.name for phase in kept.phases] == ["stage"]
+    assert kept.phases[0].started_at <= time.time()

@@ -1,0 +1,120 @@
+"""What ranks use: real processes that work, sleep, start others and end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jobentry.contract.journal import RankSample
+from jobentry.contract.paths import NodePaths
+from jobentry.control.local_ranks import LocalRanks
+from jobentry.node.processes import RankProcesses
+
+BUSY = "while True: pass"
+QUIET = "import time; time.sleep(600)"
+FORKING = (
+    "import os, time\nfor _ in range(3):\n    if not os.fork(): time.sleep(600)\ntime.sleep(600)"
+)
+# A wrapper: its child is the program of the rank.
+WRAPPER = "import subprocess, sys; subprocess.call([sys.executable, '-c', sys.argv[1]])"
+
+
+class Node:
+    """A node with ranks; each has a process that plays its wrapper."""
+
+    def __init__(self, folder: Path, until: Callable[..., None]) -> None:
+        self.folder = folder
+        self._until = until
+        self._wrappers: list[subprocess.Popen[bytes]] = []
+        paths = NodePaths(str(folder), str(folder), str(folder), str(folder), str(folder))
+        self.ranks = LocalRanks(paths)
+        self.processes = RankProcesses(self.ranks, paths)
+
+    def start(self, rank: int, program: str) -> None:
+        wrapper = subprocess.Popen([sys.executable, "-c", WRAPPER, program], start_new_session=True)
+        self._wrappers.append(wrapper)
+        children = Path(f"/proc/{wrapper.pid}/task/{wrapper.pid}/children")
+        self._until(lambda: children.read_text().split())
+        child = int(children.read_text().split()[0])
+        self._until(lambda: sys.executable.encode() in Path(f"/proc/{child}/cmdline").read_bytes())
+        self.ranks.hear("start %d %d %d" % (rank, wrapper.pid, child))
+
+    def sample(self) -> dict[int, RankSample]:
+        return {sample.rank: sample for sample in self.processes.sample()}
+
+    def close(self) -> None:
+        for wrapper in self._wrappers:
+            os.killpg(wrapper.pid, 9)
+            wrapper.wait()
+
+
+@pytest.fixture
+def node(tmp_path: Path, until: Callable[..., None]) -> Iterator[Node]:
+    found = Node(tmp_path, until)
+    yield found
+    found.close()
+
+
+def test_a_busy_rank_differs_from_one_that_sleeps(node: Node, until: Callable[..., None]):
+    node.start(0, BUSY)
+    node.start(1, QUIET)
+    until(lambda: node.sample()[0].cpu_percent > 0)
+    time.sleep(0.3)
+    found = node.sample()
+
+    assert found[0].cpu_percent > found[1].cpu_percent
+    assert found[0].state == "R"
+    assert found[1].state == "S"
+    assert found[1].rss_mib > 0
+
+
+def test_what_a_rank_starts_counts_for_it(node: Node, until: Callable[..., None]):
+    node.start(0, QUIET)
+    node.start(1, FORKING)
+    until(lambda: node.sample()[1].children == 3)
+    found = node.sample()
+
+    assert (found[0].children, found[0].threads) == (0, 1)
+    assert found[1].threads == 4
+
+
+def test_a_silent_rank_has_been_quiet_since_its_last_output(node: Node):
+    node.start(0, QUIET)
+    node.start(1, QUIET)
+    for rank, age_s in ((0, 0.0), (1, 1000.0)):
+        log = node.folder / ("rank-%d.log" % rank)
+        log.write_bytes(b"hello\n")
+        os.utime(log, (time.time() - age_s, time.time() - age_s))
+    found = node.sample()
+
+    assert found[0].quiet_s < 300
+    assert 999 <= found[1].quiet_s < 1300
+
+
+def test_a_rank_that_has_ended_says_how(node: Node):
+    for rank, code in ((0, 0), (1, 3)):
+        node.start(rank, QUIET)
+        node.ranks.hear("end %d %d 0 0 %f " % (rank, code, time.time()))
+    found = node.sample()
+
+    assert (found[0].state, found[1].state) == ("E", "F")
+
+
+def test_a_rank_that_is_seen_late_is_counted_all_the_same(node: Node, until: Callable[..., None]):
+    """Its processes were there at an earlier sample, when nobody had reported it."""
+    node.start(0, QUIET)
+    report, node.ranks.hear = node.ranks.hear, lambda _: ("", None)  # type: ignore[method-assign]
+    node.start(1, FORKING)
+    node.sample()
+    node.ranks.hear = report  # type: ignore[method-assign]
+    wrapper = node._wrappers[1].pid
+    child = int(Path(f"/proc/{wrapper}/task/{wrapper}/children").read_text().split()[0])
+    node.ranks.hear("start 1 %d %d" % (wrapper, child))
+
+    until(lambda: node.sample()[1].children == 3)
