@@ -90,5 +90,12 @@ def test_a_failed_job_as_json():
         "files": 2,
     }
     assert shown["phases"] == [
-        {"node": 0, "name": "run", "started_at": "2026-01-01T00:00:01.000Z", "ended_at": None}
+        {
+            "node": 0,
+            "name": "run",
+            "started_at": "2026-01-01T00:00:01.000Z",
+            "ended_at": None,
+            "done_bytes": 0,
+            "total_bytes": 0,
+        }
     ]
