@@ -26,7 +26,7 @@ leave(f"rank-{rank}", json.dumps({
     "files": sorted(os.listdir(".")), "addresses": [address(host) for host in hosts],
     "short": [address(host.split(".")[0]) for host in hosts],
     "home_is_folder": os.path.isdir(os.environ["HOME"]),
-    "tmp_is_folder": os.path.isdir(os.environ["TMPDIR"]),
+    "tmp": "%d-%d" % os.stat(os.environ["TMPDIR"])[1:3],
 }))
 """
 
@@ -72,9 +72,11 @@ def test_each_node_has_its_own_folders_name_and_address(cloud):
     ranks = [json.loads(cloud.left()[f"rank-{rank}"]) for rank in range(4)]
     assert [fact["node"] for fact in ranks] == [0, 0, 1, 1]
     heads, workers = ranks[0], ranks[2]
+    temporary = [fact["tmp"] for fact in ranks]
+    assert temporary[0] == temporary[1] != temporary[2] == temporary[3]
     for name in (
         "HOME",
-        "TMPDIR",
+        "HOSTNAME",
         "MA_HOME",
         "MA_JOB_DIR",
         "MA_LOG_DIR",
@@ -107,7 +109,6 @@ def test_each_node_has_its_own_folders_name_and_address(cloud):
         assert fact["cwd"].startswith(fact["env"]["HOME"] + "/")
         assert fact["files"] == ["data", "job.py"]
         assert fact["home_is_folder"]
-        assert fact["tmp_is_folder"]
     if heads["host"] == workers["host"]:
         return  # This machine allows no namespaces: the nodes share its name.
     assert [fact["host"] for fact in ranks] == [
