@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import os
 import shutil
 import subprocess
@@ -56,8 +57,18 @@ users: [{name: x, user: {token: t}}]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of the project."""
-    copy = tmp_path_factory.mktemp("project")
+    """The wheel, built from a copy of the project; the first of several workers builds it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    copy = folder / "project"
+    with (folder / "project.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return next((copy / "dist").glob("*.whl"), None) or _built(copy)
+
+
+def _built(copy: Path) -> Path:
+    copy.mkdir()
     for name in SOURCES:
         if (ROOT / name).is_dir():
             ignored = shutil.ignore_patterns("__pycache__", "*.pyz")

@@ -7,6 +7,7 @@ interpreter and Debian's. With ``CLOUDJOB_REQUIRE_ALL=1`` both a 4.1 and a 5.0 m
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -377,13 +378,14 @@ def _tail(text: bytes, size: int = 4000) -> str:
     return ("…" if len(text) > size else "") + text[-size:].decode("utf-8", "backslashreplace")
 
 
-def _mpis() -> list[Mpi]:
+@functools.cache
+def _mpis() -> tuple[Mpi, ...]:
     given = os.environ.get("CLOUDJOB_TEST_MPIRUNS")
     if given:
         paths = [Path(text) for text in given.split(":") if text]
     else:
         paths = [path for path in (BIN / "mpirun", Path("/usr/bin/mpirun")) if path.exists()]
-    return [Mpi(path, _version(path)) for path in paths]
+    return tuple(Mpi(path, _version(path)) for path in paths)
 
 
 def _version(path: Path) -> str:
@@ -419,10 +421,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder, and as lengthy the combinations of values already tested.
+    """Mark all tests of this folder, and as lengthy the cases that only combine tested values.
 
     ``scripts/test`` runs as many cases of a parametrised test as it takes for each value of each
-    parameter, and each mpirun, to occur once; CI runs the other combinations too.
+    parameter to occur once, and one case of each file with each other mpirun. CI runs all.
     """
     here = Path(__file__).parent
     known: dict[str, set[str]] = {}
@@ -432,9 +434,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.e2e)
         if item.get_closest_marker("lengthy"):
             continue
-        seen = known.setdefault(item.nodeid.partition("[")[0], set())
-        params = item.callspec.params if hasattr(item, "callspec") else {}
-        values = {f"{name}={value!r}" for name, value in params.items()}
+        params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+        mpi = params.pop("mpi", None)
+        group, values = item.nodeid.partition("[")[0], {f"{k}={v!r}" for k, v in params.items()}
+        if mpi and mpi.mpirun != _mpis()[0].mpirun:
+            group, values = str(item.path), {mpi.version}
+        seen = known.setdefault(group, set())
         if values and values <= seen:
             item.add_marker(pytest.mark.lengthy)
         seen |= values

@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -246,18 +246,10 @@ def case(
     shutil.rmtree(folder)
 
 
-def named(
-    table: dict[tuple[str, str], End], lengthy: Container[tuple[str, str]] = ()
-) -> pytest.MarkDecorator:
+def named(table: dict[tuple[str, str], End]) -> pytest.MarkDecorator:
     """Run a test with each cell of a table."""
     cells = [
-        pytest.param(
-            *key,
-            end,
-            id=" ".join(key).replace(" ", "-"),
-            marks=[pytest.mark.lengthy] if key in lengthy else [],
-        )
-        for key, end in table.items()
+        pytest.param(*key, end, id=" ".join(key).replace(" ", "-")) for key, end in table.items()
     ]
     return pytest.mark.parametrize(("stage", "who", "end"), cells)
 
@@ -280,8 +272,8 @@ def test_a_process_is_killed(case, stage: str, who: str, end: End):
     held.check_next()
 
 
-# What is held by its store waits for seconds: the heavy part of CI does that.
-@named(FROZEN, {key for key in FROZEN if key[0] in GATES})
+@pytest.mark.lengthy
+@named(FROZEN)
 def test_a_frozen_process_does_not_outlive_a_cancel(case, stage: str, who: str, end: End):
     """SIGSTOP; the stage is held on, too, while the job is cancelled."""
     held = case(stage)
@@ -345,6 +337,7 @@ FAILED_STORE = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("fault", ["500", "mute"])
 @pytest.mark.parametrize("stage", FAILED_STORE)
 def test_a_job_whose_store_fails_for_good_ends(cloud, case, stage: str, fault: str):
@@ -359,6 +352,7 @@ def test_a_job_whose_store_fails_for_good_ends(cloud, case, stage: str, fault: s
     held.check_next()
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("stage", GATES)
 def test_a_slow_store_only_takes_its_time(case, stage: str):
     """Whatever is stored from this stage on."""
@@ -442,6 +436,7 @@ def test_a_submitter_that_is_frozen_before_it_sends_hinders_nobody(case, stage: 
 LIMITS = ("nofile=10", "nofile=16", "nofile=20", "nofile=64", "as=50000000", "as=200000000")
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_job_under_a_low_limit_runs_or_says_what_it_lacks(cloud, limit: str):
     """Whoever meets the limit first: submit, controller, keeper, entry or mpirun."""
@@ -460,6 +455,7 @@ def test_a_job_under_a_low_limit_runs_or_says_what_it_lacks(cloud, limit: str):
     assert after.code == 0, after
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("limit", [2, 6, 10, 16])
 def test_a_job_under_a_limit_on_processes_runs_or_names_what_it_lacks(cloud, limit: int):
     """Whichever process meets the limit first: submit, controller, node, mpirun or rank."""

@@ -66,6 +66,7 @@ def test_a_start_that_hangs_once_is_repeated(cloud):
     assert cloud.status(done.job)["failure"] is None
 
 
+@pytest.mark.lengthy
 def test_a_start_that_hangs_twice_ends_the_job(cloud):
     """Long before the time for a start is over; the record names who has not started."""
     hang(cloud, 9)
