@@ -12,6 +12,8 @@ CloudJobError            exit code 1
 |  +- NotReady           5   .problems: everything that was found before the job was sent
 |  +- JobNotFound        6
 +- RecordsError          1   the job records of this machine cannot be used
++- WaitTimeout           1   a job did not end within the time that `Job.wait` was given
++- JobFailed             the job's own exit code   .status: how the job ended
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from cloudjob.model.status import JobStatus
 
 
 class CloudJobError(Exception):
@@ -97,3 +101,16 @@ class JobNotFound(BackendError):
 
 class RecordsError(CloudJobError):
     """The job records of this machine cannot be used."""
+
+
+class WaitTimeout(CloudJobError, TimeoutError):
+    """A job did not end within the time that ``Job.wait`` was given; the job goes on."""
+
+
+class JobFailed(CloudJobError):
+    """A job that was waited for did not succeed; ``status`` says how it ended."""
+
+    def __init__(self, message: str, status: JobStatus, exit_code: int) -> None:
+        super().__init__(message, hint=f"cloudjob logs {status.job}")
+        self.status = status
+        self.exit_code = exit_code

@@ -242,7 +242,7 @@ def test_help_is_quick(words: list[str]):
 def test_commands_that_read_no_job_file_do_without_pydantic():
     backends = sorted((ROOT / "cloudjob" / "backends").glob("*/backend.py"))
     modules = [f"cloudjob.backends.{path.parent.name}.backend" for path in backends]
-    code = f"import sys, cloudjob.jobs, {', '.join(modules)}; print('pydantic' in sys.modules)"
+    code = f"import sys, cloudjob.tracking, {', '.join(modules)}; print('pydantic' in sys.modules)"
 
     assert modules
     assert run(sys.executable, "-c", code).stdout == "False\n"

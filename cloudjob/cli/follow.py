@@ -13,8 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    from cloudjob.jobs import Job
-    from cloudjob.jobs.log_filter import LogFilter
+    from cloudjob import Job, LogFilter
     from cloudjob.model.status import Failure, JobStatus
 
 # What Ctrl-C does; a person is asked only about jobs that do not run on this machine.
@@ -247,14 +246,6 @@ def _seconds(status: JobStatus) -> float | None:
         for text in (status.started_at, status.ended_at)
     )
     return (end - start).total_seconds()
-
-
-def exit_code(status: JobStatus) -> int:
-    """Return what cloudjob ends with: the job's own code."""
-    if status.state == "SUCCEEDED":
-        return status.exit_code or 0
-    # Whatever is known or not: only a job that succeeded ends with 0.
-    return status.exit_code or 1
 
 
 def print_status(status: JobStatus) -> None:

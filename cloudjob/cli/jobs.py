@@ -7,9 +7,10 @@ import os
 import sys
 from dataclasses import replace
 
-from cloudjob.cli.filters import filter_flags, filter_of
-from cloudjob.cli.follow import exit_code, print_status, report, status_json, stream
-from cloudjob.cli.options import job_argument, json_flag, state_home, whole_number
+import cloudjob
+from cloudjob.cli.filters import filter_flags, filters_of
+from cloudjob.cli.follow import print_status, report, status_json, stream
+from cloudjob.cli.options import job_argument, json_flag, whole_number
 from cloudjob.cli.say import print_json, print_name, printable, say, tell_error
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import CloudJobError, UsageError
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Sequence
     from pathlib import Path
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
-    from cloudjob.jobs import Filter, Job
     from cloudjob.model.status import JobStatus
 
 # Seconds between two looks of `list --watch`.
@@ -29,9 +29,7 @@ _WATCH_S = 2.0
 
 
 def _status(options: argparse.Namespace) -> int:
-    from cloudjob import jobs as jobs
-
-    job = jobs.find(state_home(), options.job)
+    job = cloudjob.attach(options.job)
     status = job.status()
     if not status.state.is_final:
         status = replace(status, phases=job.phases())
@@ -43,29 +41,25 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _logs(options: argparse.Namespace) -> int:
-    from cloudjob import jobs as jobs
-
-    job = jobs.find(state_home(), options.job)
+    job = cloudjob.attach(options.job)
     _check_numbers("--node", options.node, job.nodes)
     _check_numbers("--rank", options.rank, job.ranks)
     if options.raw:
         return _raw_logs(job, options)
-    from cloudjob.jobs.log_filter import LogFilter
-
     pattern = _pattern(options.grep) if options.grep is not None else None
-    shown = LogFilter(options.node, options.rank, pattern, options.tail)
+    shown = cloudjob.LogFilter(options.node, options.rank, pattern, options.tail)
     stream(job, sys.stdout.buffer.fileno(), follow=options.follow, shown=shown)
     return 0
 
 
-def _raw_logs(job: Job, options: argparse.Namespace) -> int:
+def _raw_logs(job: cloudjob.Job, options: argparse.Namespace) -> int:
     if not options.rank.isdecimal() or options.grep is not None or options.tail is not None:
         raise UsageError(
             "logs --raw: the exact bytes are those of one rank",
             hint="add --rank R, and neither --grep nor --tail",
         )
     node = int(options.node) if options.node.isdecimal() else None
-    for line in job.lines(node, int(options.rank), follow=options.follow):
+    for line in job.logs(node, int(options.rank), follow=options.follow):
         sys.stdout.buffer.write(line.data)
         if options.follow:
             sys.stdout.buffer.flush()
@@ -96,9 +90,9 @@ def _pattern(text: str) -> re.Pattern[bytes]:
 
 
 def _wait(options: argparse.Namespace) -> int:
-    from cloudjob import jobs as jobs
+    from cloudjob.model.status import exit_code
 
-    found = [jobs.find(state_home(), job) for job in options.jobs]
+    found = [cloudjob.attach(job) for job in options.jobs]
     statuses, code = [], 0
     for job in found:
         try:
@@ -120,27 +114,23 @@ def _wait(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from cloudjob import jobs as jobs
-
-    which = filter_of(options)
+    filters = filters_of(options)
     if options.watch:
-        _watch(lambda: _statuses(which, options.limit))
-    statuses = _statuses(which, options.limit)
+        _watch(lambda: _statuses(filters, options.limit))
+    statuses = _statuses(filters, options.limit)
     if options.json:
         print_json([status_json(status) for status in statuses])
         return 0
     if not statuses:
-        is_all = which == jobs.Filter()
+        is_all = not any(filters.values())
         say("no jobs yet; `cloudjob submit SCRIPT` starts one" if is_all else "no such jobs")
         return 0
     _print_jobs(statuses)
     return 0
 
 
-def _statuses(which: Filter, limit: int | None) -> list[JobStatus]:
-    from cloudjob import jobs as jobs
-
-    return [status for _, status in jobs.find_all(state_home(), which, limit=limit)]
+def _statuses(filters: dict[str, Any], limit: int | None) -> list[JobStatus]:
+    return [job.last_status or job.status() for job in cloudjob.jobs(**filters, limit=limit)]
 
 
 def _print_jobs(statuses: Sequence[JobStatus]) -> None:
@@ -172,30 +162,22 @@ def _watch(look: Callable[[], list[JobStatus]]) -> NoReturn:
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    from cloudjob import jobs as jobs
-
-    which = filter_of(options)
-    is_bulk = options.all or which != jobs.Filter()
+    filters = filters_of(options)
+    is_bulk = options.all or any(filters.values())
     if is_bulk == (options.job is not None):
         raise UsageError("cancel: which job?", hint="cloudjob cancel JOB, or --all, or a filter")
     if is_bulk:
-        return _cancel_all(which, is_urgent=options.now)
-    job = jobs.find(state_home(), options.job)
+        return _cancel_all(filters, is_urgent=options.now)
+    job = cloudjob.attach(options.job)
     job.cancel(is_urgent=options.now)
     status = job.wait(record_s=0.0)
     say(f"job {job.id}: {status.state}")
     return 0
 
 
-def _cancel_all(which: Filter, *, is_urgent: bool) -> int:
+def _cancel_all(filters: dict[str, Any], *, is_urgent: bool) -> int:
     """Cancel every job that matches and wait for all; failures are reported and stop nothing."""
-    from cloudjob import jobs as jobs
-
-    found = [
-        job
-        for job, status in jobs.find_all(state_home(), which)
-        if not status.state.is_final and status.native_state not in jobs.GONE
-    ]
+    found = [job for job in cloudjob.jobs(**filters) if not job.is_over]
     asked, code = [], 0
     for job in found:
         try:
@@ -215,11 +197,7 @@ def _cancel_all(which: Filter, *, is_urgent: bool) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from cloudjob import jobs as jobs
-
-    rows = jobs.differences(
-        *(jobs.find(state_home(), job) for job in (options.first, options.second))
-    )
+    rows = cloudjob.attach(options.first).differences(cloudjob.attach(options.second))
     if options.json:
         print_json({key: [first, second] for key, first, second in rows})
     else:
@@ -229,9 +207,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _events(options: argparse.Namespace) -> int:
-    from cloudjob import jobs as jobs
-
-    events = jobs.find(state_home(), options.job).events()
+    events = cloudjob.attach(options.job).events()
     if options.json:
         print_json([event._asdict() for event in events])
     else:
@@ -240,9 +216,7 @@ def _events(options: argparse.Namespace) -> int:
 
 
 def _metrics(options: argparse.Namespace) -> int:
-    from cloudjob import jobs as jobs
-
-    metrics = jobs.find(state_home(), options.job).metrics()
+    metrics = cloudjob.attach(options.job).metrics()
     if options.json:
         print_json([metric._asdict() for metric in metrics])
         return 0
@@ -263,9 +237,7 @@ _INCOMPLETE = "  (may be incomplete)"
 def _outputs(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from cloudjob import jobs as jobs
-
-    job = jobs.find(state_home(), options.job)
+    job = cloudjob.attach(options.job)
     found = job.outputs()
     if not found:
         say(f"job {job.id} has left no outputs")
@@ -273,15 +245,15 @@ def _outputs(options: argparse.Namespace) -> int:
         for file in found:
             print_name(file.name + _INCOMPLETE * file.is_incomplete)
     else:
-        _fetch_outputs(job, Path(options.to), sum(file.size_bytes for file in found))
+        _fetch_outputs(found, Path(options.to))
     return 0
 
 
-def _fetch_outputs(job: Job, folder: Path, size_bytes: int) -> None:
+def _fetch_outputs(found: cloudjob.Outputs, folder: Path) -> None:
     from cloudjob.cli.progress import Transfers
 
     with Transfers("fetched") as transfers:
-        files = job.fetch_outputs(folder, on_progress=transfers.watch(size_bytes))
+        files = found.download(folder, on_progress=transfers.report)
     for file in files:
         print_name(str(folder / file.name))
         if file.is_incomplete:
@@ -289,17 +261,15 @@ def _fetch_outputs(job: Job, folder: Path, size_bytes: int) -> None:
 
 
 def _rm(options: argparse.Namespace) -> int:
-    from cloudjob import jobs as jobs
-
     if options.orphans == (options.job is not None):
         raise UsageError("rm: of which job?", hint="cloudjob rm JOB, or cloudjob rm --orphans")
     if options.orphans:
-        removed = jobs.sweep(state_home())
+        removed = cloudjob.remove_orphans()
         for name in removed:
             say(f"removed what {name} had left")
         say(f"{len(removed)} orphan(s)")
         return 0
-    job = jobs.find(state_home(), options.job)
+    job = cloudjob.attach(options.job)
     if job.status().state in ("PENDING", "RUNNING"):
         raise UsageError(f"removing {job.id}: it has not ended", hint=f"cloudjob cancel {job.id}")
     outputs = job.outputs(is_own=True)

@@ -6,7 +6,7 @@ import argparse
 
 from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
 from cloudjob.cli.say import print_json, say
-from cloudjob.cli.settings import described, full_store
+from cloudjob.cli.settings import described
 from cloudjob.cli.tables import print_table
 
 
@@ -53,7 +53,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _doctors_store(options: argparse.Namespace) -> str:
     """Return the store that a submit from here would use."""
-    return full_store(described(options))
+    from cloudjob import api
+
+    return api.store_of(described(options))
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:

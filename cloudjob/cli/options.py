@@ -221,12 +221,12 @@ def port_number(text: str) -> int:
     return number
 
 
-def given_flags(options: argparse.Namespace) -> dict[str, object]:
+def given_flags(options: argparse.Namespace) -> dict[str, Any]:
     """Return what the user gave on the command line, by field."""
     from cloudjob.config import read_env_file
     from cloudjob.model.job import OPTIONS
 
-    flags: dict[str, object] = {}
+    flags: dict[str, Any] = {}
     for name, option in OPTIONS.items():
         value = getattr(options, name, None)
         if value is not None:

@@ -6,7 +6,7 @@ import argparse
 
 from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
 from cloudjob.cli.say import print_json, print_name, printable, say, size
-from cloudjob.cli.settings import full_store, source_spec
+from cloudjob.cli.settings import source_spec
 
 
 def _package_ls(options: argparse.Namespace) -> int:
@@ -56,11 +56,11 @@ def _package_explain(options: argparse.Namespace) -> int:
 
 
 def _store_gc(options: argparse.Namespace) -> int:
-    from cloudjob import jobs as jobs
+    from cloudjob import api
 
-    spec = source_spec(options)
-    store = full_store(spec)
-    found = jobs.collect(state_home(), store, keep_days=options.keep_days, dry_run=options.dry_run)
+    found = api.collect_packages(
+        source_spec(options), keep_days=options.keep_days, dry_run=options.dry_run
+    )
     if options.json:
         print_json({"deleted": list(found.keys), "spared": found.spared})
         return 0

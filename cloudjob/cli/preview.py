@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
+    from cloudjob import Preview
     from cloudjob.model.job import JobSpec
-    from cloudjob.submission.pipeline import Preview
 
 # The most files that were left out, and the most letters of a command, on the page.
 _MOST_FILES, _MOST_LETTERS = 5, 300

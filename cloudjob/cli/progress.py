@@ -13,7 +13,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rich.progress import Progress
+    from rich.progress import Progress as Bar
+
+    from cloudjob import Progress
 
 # A transfer that takes no longer shows nothing.
 _QUIET_S = 1.0
@@ -36,7 +38,7 @@ class Transfers:
         self._is_shown = is_shown
         self._is_live = os.isatty(2) and os.environ.get("TERM") != "dumb"
         self._lock = threading.Lock()
-        self._bar: Progress | None = None
+        self._bar: Bar | None = None
         self._started_s = self._next_s = 0.0
         self._done_bytes = 0
 
@@ -57,6 +59,18 @@ class Transfers:
         self._next_s = self._started_s + _QUIET_S
         self._done_bytes = 0
         return lambda count: self.update(total_bytes, count=count)
+
+    def report(self, progress: Progress) -> None:
+        """Show a report of the API: a message as a line, bytes as a transfer."""
+        if not progress.message:
+            if not progress.done_bytes:
+                self.watch(progress.total_bytes)
+            self.update(progress.total_bytes, done_bytes=progress.done_bytes)
+            return
+        self.stop()
+        say(f"{'warning: ' * (progress.kind == 'warning')}{progress.message}")
+        if progress.hint:
+            say(f"hint: {progress.hint}")
 
     def update(self, total_bytes: int, *, done_bytes: int | None = None, count: int = 0) -> None:
         """Show how far a transfer is: at ``done_bytes``, or ``count`` further than before."""
@@ -99,7 +113,7 @@ class Transfers:
         self._bar.update(task, completed=self._done_bytes, total=total_bytes or None)
 
 
-def _bar() -> Progress:
+def _bar() -> Bar:
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -83,7 +83,7 @@ def hear_library() -> None:
             say(record.getMessage())
 
     logger = logging.getLogger("cloudjob")
-    if not logger.handlers:
+    if all(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
         logger.addHandler(Handler())
 
 

@@ -11,7 +11,6 @@ from cloudjob.cli.options import (
     given_flags,
     json_flag,
     spec_flags,
-    state_home,
 )
 from cloudjob.cli.say import print_json
 from cloudjob.cli.tables import print_table
@@ -35,14 +34,6 @@ def described(options: argparse.Namespace) -> JobSpec:
         environ=os.environ,
         needs_script=False,
     ).spec
-
-
-def full_store(spec: JobSpec) -> str:
-    """Return the URI of the store that a job would use."""
-    from cloudjob.home import store_uri
-    from cloudjob.store import full_uri
-
-    return full_uri(spec.store or store_uri(state_home()), spec.sections)
 
 
 def _config_show(options: argparse.Namespace) -> int:

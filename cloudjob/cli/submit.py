@@ -3,83 +3,41 @@
 from __future__ import annotations
 
 import argparse
-import os
 
-from cloudjob.cli.follow import ASK, CANCEL, DETACH, Interrupts, attend, exit_code, status_json
-from cloudjob.cli.options import given_flags, job_argument, json_flag, spec_flags, state_home
-from cloudjob.cli.say import print_json, printable, say, size
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from cloudjob.backends.base import Check
-    from cloudjob.model.job import JobSpec
-    from cloudjob.package import CodePackage
-    from cloudjob.package.claims import Kept
-    from cloudjob.submission.launcher_choice import Choice
-
-_SHOWN_LEFT_OUT = 5
+import cloudjob
+from cloudjob.cli.follow import ASK, CANCEL, DETACH, Interrupts, attend, status_json
+from cloudjob.cli.options import given_flags, job_argument, json_flag, spec_flags
+from cloudjob.cli.say import print_json, say
 
 
 def _submit(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from cloudjob import config
-
-    loaded = config.load(
-        given_flags(options), job_file=options.config, cwd=Path.cwd(), environ=os.environ
+    spec = cloudjob.job_spec(
+        job_file=options.config,
+        on_progress=lambda progress: say(progress.message),
+        **given_flags(options),
     )
-    if loaded.chosen_source:
-        say(loaded.chosen_source)
-    return _send(loaded.spec, options)
+    return _send(spec, options)
 
 
 def _cp(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from cloudjob import config
-    from cloudjob import jobs as jobs
-
-    job = jobs.find(state_home(), options.job)
+    job = cloudjob.attach(options.job)
     flags = given_flags(options)
     if options.rest is not None:
         flags["args"] = tuple(options.rest)
-    made = config.load(
-        flags,
-        job_file=options.config,
-        cwd=Path.cwd(),
-        environ=os.environ,
-        copied=(f"job {job.id}", job.spec()),
-    )
-    return _send(made.spec, options)
+    return _send(cloudjob.job_spec(job_file=options.config, copy_of=job, **flags), options)
 
 
-def _send(spec: JobSpec, options: argparse.Namespace) -> int:
+def _send(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
     """Send a job, and stay with it if that is wanted."""
     from cloudjob.model.rules import REMOTE_BACKENDS
-    from cloudjob.submission import pipeline
+    from cloudjob.model.status import exit_code
 
     if options.dry_run or options.show_request:
         return _show(spec, options)
-    from cloudjob.cli.progress import Transfers
-
     # A job elsewhere may be meant to continue, and a job on this machine rarely is.
     usual = ASK if spec.backend in REMOTE_BACKENDS else CANCEL
     interrupts = Interrupts(options.on_interrupt or usual)
-
-    def tell_sent(package: CodePackage, kept: Kept) -> None:
-        interrupts.hold()
-        transfers.stop()
-        _tell_sent(package, kept)
-
-    with Transfers("sent", is_shown=not options.json) as transfers:
-        job = pipeline.submit(
-            spec,
-            state_home(),
-            tell=_tell_package,
-            tell_sent=tell_sent,
-            watch=transfers.watch,
-            warn=_tell_check,
-        )
+    job = _sent(spec, interrupts, is_json=options.json)
     if options.detach:
         interrupts.release()
         if not interrupts.came:
@@ -97,16 +55,27 @@ def _send(spec: JobSpec, options: argparse.Namespace) -> int:
     return exit_code(status)
 
 
-def _show(spec: JobSpec, options: argparse.Namespace) -> int:
+def _sent(spec: cloudjob.JobSpec, interrupts: Interrupts, *, is_json: bool) -> cloudjob.Job:
+    from cloudjob.cli.progress import Transfers
+
+    def report(progress: cloudjob.Progress) -> None:
+        if progress.kind == "sent":
+            interrupts.hold()
+        transfers.report(progress)
+
+    with Transfers("sent", is_shown=not is_json) as transfers:
+        return cloudjob.submit(spec, on_progress=report)
+
+
+def _show(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
     """Show what would be sent, and send nothing."""
     from cloudjob.cli import preview
-    from cloudjob.submission import pipeline
 
     # The page shows the head and one worker.
     planned = 0 if options.show_request else None if options.json else 2
-    made = pipeline.preview(spec, state_home(), planned_nodes=planned)
-    if options.show_request or options.json:
-        _tell_launcher(made.choice)
+    made = cloudjob.preview(spec, planned_nodes=planned)
+    if made.choice and (options.show_request or options.json):
+        say(f"launcher {made.choice.launcher}: {made.choice.why}")
     if options.show_request:
         preview.print_request(made)
     elif options.json:
@@ -114,33 +83,6 @@ def _show(spec: JobSpec, options: argparse.Namespace) -> int:
     else:
         preview.print_page(made, spec)
     return 0
-
-
-def _tell_check(check: Check) -> None:
-    say(f"warning: {check.name}: {printable(check.found)}")
-    if check.hint:
-        say(f"hint: {check.hint}")
-
-
-def _tell_launcher(choice: Choice | None) -> None:
-    if choice:
-        say(f"launcher {choice.launcher}: {printable(choice.why)}")
-
-
-def _tell_package(package: CodePackage, choice: Choice | None) -> None:
-    _tell_launcher(choice)
-    told = ("secret", "CLOUDJOB_HOME")
-    left_out = [item for item in package.left_out if any(word in item.reason for word in told)]
-    for path, reason in left_out[:_SHOWN_LEFT_OUT]:
-        say(f"left out of the package: {printable(path)}: {reason}")
-    if len(left_out) > _SHOWN_LEFT_OUT:
-        say(f"… and {len(left_out) - _SHOWN_LEFT_OUT} more; `--dry-run` lists them all")
-
-
-def _tell_sent(package: CodePackage, kept: Kept) -> None:
-    whole = size(sum(layer.size_bytes for layer in kept.layers))
-    words = "1 layer new" if kept.sent_layers else "nothing new"
-    say(f"sent {size(kept.sent_bytes)} of {whole}, {words}: {package.files} file(s)")
 
 
 _EXAMPLES = """\

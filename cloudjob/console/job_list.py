@@ -11,8 +11,8 @@ from cloudjob import times
 from cloudjob.errors import CloudJobError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.jobs import Filter, find_all
-from cloudjob.jobs.job import attach
+from cloudjob.tracking import Filter, find_all
+from cloudjob.tracking.job import attach
 from cloudjob.model.status import JobState, JobStatus
 
 _ACTIVE = tuple(state.value for state in JobState if not state.is_final)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from cloudjob.errors import CloudJobError
-from cloudjob.jobs import Job
+from cloudjob.tracking import Job
 from jobentry.contract import lines
 
 # A longer line is shown cut.

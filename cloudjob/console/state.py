@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cloudjob.console.job_list import JobList
 from cloudjob.console.log_file import LogFile
-from cloudjob.jobs import Job, find
+from cloudjob.tracking import Job, find
 
 # Logs whose files are kept while others are looked at.
 _MOST_LOGS = 16

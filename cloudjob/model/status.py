@@ -92,6 +92,19 @@ class JobStatus:
     code: Code | None = None
     phases: tuple[Phase, ...] = ()
 
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        from cloudjob.model import html
+
+        return html.status_table(self)
+
+
+def exit_code(status: JobStatus) -> int:
+    """Return the exit code that stands for a job: its own, and never 0 if it did not succeed."""
+    if status.state is JobState.SUCCEEDED:
+        return status.exit_code or 0
+    return status.exit_code or 1
+
 
 def to_json(status: JobStatus) -> dict[str, Any]:
     """Return the object that ``status --json`` prints, of plain JSON values."""

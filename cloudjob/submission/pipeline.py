@@ -21,20 +21,21 @@ from cloudjob.backends.base import Backend, Check
 from cloudjob.errors import CloudJobError, NotReady, RecordsError, SpecError, Unanswered
 from cloudjob.home import locks, make_home, records_path, store_uri, submits_folder
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
-from cloudjob.jobs import Job
-from cloudjob.jobs.leftovers import sweep
 from cloudjob.model import submission as submissions
 from cloudjob.model import validation
 from cloudjob.model.job import masked
+from cloudjob.model.progress import OnProgress, log_warnings, meter
 from cloudjob.model.submission import Code, Submission, prepare
 from cloudjob.package import CodePackage, Memory, Options, cache, claims, pack
 from cloudjob.package.claims import Claim, Kept, Missing
 from cloudjob.store import full_uri, open_store
-from cloudjob.store.base import ObjectStore, OnProgress, Signer, ignore_progress
+from cloudjob.store.base import ObjectStore, Signer
 from cloudjob.store.parallel import call_with_timeout, in_parallel
-from cloudjob.submission import launcher_choice, nested_launchers
+from cloudjob.submission import launcher_choice, messages, nested_launchers
 from cloudjob.submission.launcher_choice import Choice
 from cloudjob.times import rfc3339
+from cloudjob.tracking import Job
+from cloudjob.tracking.leftovers import sweep
 from jobentry.contract import names
 from jobentry.contract.launchers import AUTO
 from jobentry.contract.packages import Layer, damage_key
@@ -57,20 +58,13 @@ def submit(
     spec: JobSpec,
     home: Path,
     *,
-    tell: Callable[[CodePackage, Choice | None], None] = lambda *_: None,
-    tell_sent: Callable[[CodePackage, Kept], None] = lambda *_: None,
-    warn: Callable[[Check], None] = lambda _: None,
-    watch: Callable[[int], OnProgress] = lambda _: ignore_progress,
+    on_progress: OnProgress = log_warnings,
 ) -> Job:
     """Send ``spec`` to its backend and return the running job.
 
     Args:
         home: The folder of cloudjob's state on this machine.
-        tell: Called with the package before it is sent, and with the launcher that was chosen when
-            the job names none.
-        tell_sent: Called with what was sent of it, before the job is sent to the platform.
-        warn: Called with each failed check that does not prevent the job.
-        watch: Called with the number of bytes to send; returns what is called as they are sent.
+        on_progress: Called with each report, from any thread.
 
     Raises:
         CloudJobError: Nothing was started, and nothing is left except layers, which the next submit
@@ -78,6 +72,7 @@ def submit(
     """
     job = new_id(spec.name)
     paths = JobPaths(job)
+    sending = partial(meter, "sending", on_progress=on_progress)
     backend = _open_backend(spec, home)
     uri, store = _open_store(spec, backend, home)
     make_home(home)
@@ -88,11 +83,12 @@ def submit(
     ):
         package = _pack(spec, home, scratch, uri, _remembered(spec, home, uri))
         spec, choice = _with_launcher(spec)
-        tell(package, choice)
+        for report in (*messages.launcher(choice), *messages.left_out(package)):
+            on_progress(report)
         # Building a request reports what the platform cannot do before anything is sent.
         backend.build(_prepare(spec, paths, store, package, package.layers))
-        _check(backend.checks(spec, uri), warn)
-        with _undo_on_failure(store, db, job) as undo, Claim(store, job, watch) as claim:
+        _check(backend.checks(spec, uri), on_progress)
+        with _undo_on_failure(store, db, job) as undo, Claim(store, job, sending) as claim:
             package, kept = _keep(spec, home, uri, scratch, claim, package)
             submission = _prepare(spec, paths, store, package, kept.layers)
             request = backend.build(submission)
@@ -103,7 +99,7 @@ def submit(
             claim.check()
             _put(store, paths, submission, claims.descriptor(package, kept.layers))
             _put_companions(store, paths, kept, backend.companions(request))
-            tell_sent(package, kept)
+            on_progress(messages.sent(package, kept))
             undo.on_platform = lambda: backend.remove(record.handle)
             record = record._replace(handle=backend.send(request), state="PENDING")
             undo.is_over = True
@@ -276,7 +272,7 @@ def _access(
     return {names.CLOUDJOB_SIGNED_URIS: json.dumps(signed)}
 
 
-def _check(checks: Iterable[Check], warn: Callable[[Check], None]) -> None:
+def _check(checks: Iterable[Check], on_progress: OnProgress) -> None:
     """Check that a job can be sent.
 
     Raises:
@@ -287,7 +283,7 @@ def _check(checks: Iterable[Check], warn: Callable[[Check], None]) -> None:
     if needed:
         raise NotReady([(f"{check.name}: {check.found}", check.hint) for check in needed])
     for check in wrong:
-        warn(check)
+        on_progress(messages.warning(check))
 
 
 def _put(store: ObjectStore, paths: JobPaths, submission: Submission, descriptor: bytes) -> None:

@@ -453,9 +453,9 @@ def test_jobs_of_several_backends_are_listed_copied_compared_and_cancelled(arts:
     [
         (("cancel",), b"cancel: which job?"),
         (("cancel", "--all", "x"), b"cancel: which job?"),
-        (("list", "--state", "DONE"), b"reading --state DONE: there is no such one"),
+        (("list", "--state", "DONE"), b"reading the filter state DONE: no such state"),
         (("list", "--backend", "dokcer"), b"did you mean 'docker'?"),
-        (("list", "--since", "tomorrow"), b"reading --since tomorrow: this is no time"),
+        (("list", "--since", "tomorrow"), b"reading the filter since tomorrow: not a time"),
         (("events", "nothing"), b"finding 'nothing': no such job"),
     ],
 )

@@ -13,7 +13,7 @@ from cloudjob.console.job_list import row_of
 from cloudjob.console.pages.frame import frame
 from cloudjob.console.state import Console
 from cloudjob.errors import CloudJobError
-from cloudjob.jobs import Job
+from cloudjob.tracking import Job
 
 _MOST_JOBS = 8
 

@@ -14,7 +14,7 @@ from cloudjob.console.pages.frame import badge, frame
 from cloudjob.console.pages.words import duration, since
 from cloudjob.console.state import Console
 from cloudjob.errors import CloudJobError, JobNotFound
-from cloudjob.jobs import Job
+from cloudjob.tracking import Job
 from cloudjob.model.status import JobState, JobStatus
 
 _REFRESH_S = 2.0

@@ -12,7 +12,7 @@ from nicegui import app, ui
 from cloudjob.console.log_file import Selection
 from cloudjob.console.state import Console
 from cloudjob.errors import JobNotFound
-from cloudjob.jobs import Job
+from cloudjob.tracking import Job
 
 _ALL = "all"
 # From this many ranks on, one types the rank instead of choosing it.

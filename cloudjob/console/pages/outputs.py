@@ -9,7 +9,7 @@ from nicegui import ui
 from cloudjob.console.pages import words
 from cloudjob.console.pages.command import show_command
 from cloudjob.errors import CloudJobError
-from cloudjob.jobs import Job
+from cloudjob.tracking import Job
 from cloudjob.package.messages import size_text
 
 _COLUMNS = [

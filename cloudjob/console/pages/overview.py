@@ -9,7 +9,7 @@ from nicegui import ui
 
 from cloudjob.console import charts
 from cloudjob.console.pages import words
-from cloudjob.jobs import Job
+from cloudjob.tracking import Job
 from cloudjob.model.status import Failure, JobStatus
 from cloudjob.package.messages import size_text
 

@@ -10,7 +10,7 @@ from nicegui import ui
 
 from cloudjob.console.pages.command import show_command
 from cloudjob.errors import CloudJobError
-from cloudjob.jobs import Job
+from cloudjob.tracking import Job
 
 
 def build(job: Job) -> None:

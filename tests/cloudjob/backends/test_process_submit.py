@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cloudjob import jobs as jobs
+from cloudjob import tracking
 from cloudjob.backends.process import running
 from cloudjob.backends.process.backend import ProcessBackend
 from cloudjob.backends.process.node import children_of
@@ -70,9 +70,9 @@ class Laptop:
         words = [sys.executable, "-c", SUBMIT, str(self.home), str(self.source), step, when]
         assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
 
-    def job(self) -> jobs.Job:
+    def job(self) -> tracking.Job:
         """Return the one job there is."""
-        [(job, _)] = jobs.find_all(self.home)
+        [(job, _)] = tracking.find_all(self.home)
         return job
 
     def left(self) -> list[str]:
@@ -91,7 +91,7 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     user = Laptop(tmp_path)
     yield user
     user.go.touch()
-    found = [job for job, _ in jobs.find_all(user.home)]
+    found = [job for job, _ in tracking.find_all(user.home)]
     for job in found:
         job.cancel(is_urgent=True)
         job.remove()
@@ -125,7 +125,7 @@ def test_a_submit_that_is_killed_before_its_job_starts_leaves_a_record_to_remove
 
     job = laptop.job()
     run_dir = Path("/tmp", f"cloudjob-{job.id.rpartition('-')[2]}")
-    poll(lambda: jobs.find_all(laptop.home) and laptop.left() == [] and not run_dir.exists())
+    poll(lambda: tracking.find_all(laptop.home) and laptop.left() == [] and not run_dir.exists())
     status = job.status()
     assert (status.state, status.native_state) == (JobState.UNKNOWN, "the submit was interrupted")
     with pytest.raises(JobNotFound, match="interrupted"):
@@ -134,7 +134,7 @@ def test_a_submit_that_is_killed_before_its_job_starts_leaves_a_record_to_remove
         patched.setenv("CLOUDJOB_HOME", str(laptop.home))
         assert main(["cancel", "--all"]) == 0
     job.remove()
-    assert jobs.find_all(laptop.home) == []
+    assert tracking.find_all(laptop.home) == []
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_records_that_are_locked_after_the_start_lose_no_job(
         patched.setattr(Records, "update", refuse)
         job = pipeline.submit(laptop.spec(), laptop.home)
 
-    assert [found.id for found, _ in jobs.find_all(laptop.home)] == [job.id]
-    found = jobs.find(laptop.home, job.id)
+    assert [found.id for found, _ in tracking.find_all(laptop.home)] == [job.id]
+    found = tracking.find(laptop.home, job.id)
     assert found.status().state is JobState.RUNNING
     found.cancel()
     assert found.wait().state is JobState.CANCELLED
@@ -185,7 +185,7 @@ def test_an_interrupt_while_the_job_is_sent_ends_it(
         with pytest.raises(KeyboardInterrupt):
             pipeline.submit(laptop.spec(), laptop.home)
 
-    assert jobs.find_all(laptop.home) == []
+    assert tracking.find_all(laptop.home) == []
     assert laptop.left() == []
 
 
@@ -200,7 +200,7 @@ def test_what_a_killed_controller_leaves_is_removed_by_the_next_command(laptop: 
     deep.mkdir(parents=True)
 
     os.kill(int(lock.read_bytes().split()[-1]), signal.SIGKILL)
-    poll(lambda: jobs.find_all(laptop.home) and not lock.exists())
+    poll(lambda: tracking.find_all(laptop.home) and not lock.exists())
 
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == []
     status = job.wait()
@@ -216,17 +216,17 @@ def test_a_damaged_state_neither_breaks_the_list_nor_keeps_the_job(laptop: Lapto
     poll(lambda: b'"process": 0' not in path.read_bytes())
     path.write_bytes(b"[1, 2")
 
-    [(_, status)] = jobs.find_all(laptop.home)
+    [(_, status)] = tracking.find_all(laptop.home)
     assert status.state is JobState.RUNNING
     job.cancel(is_urgent=True)
-    poll(lambda: jobs.find_all(laptop.home)[0][1].state.is_final)
+    poll(lambda: tracking.find_all(laptop.home)[0][1].state.is_final)
     path.write_bytes(b"[1, 2")
     with Records(laptop.home / "records.db") as db:
         db.update(job.id, final_json="", state="PENDING")
-    [(found, status)] = jobs.find_all(laptop.home)
+    [(found, status)] = tracking.find_all(laptop.home)
     assert (status.state, status.exit_code) == (JobState.FAILED, 137)
     found.remove()
-    assert jobs.find_all(laptop.home) == []
+    assert tracking.find_all(laptop.home) == []
 
 
 def test_a_worker_that_was_lost_before_the_job_began_is_blamed_and_not_the_head(tmp_path: Path):

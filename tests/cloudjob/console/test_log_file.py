@@ -12,7 +12,7 @@ import pytest
 
 from cloudjob.console.log_file import LogFile, Selection
 from cloudjob.errors import BackendError
-from cloudjob.jobs.job import LogPiece
+from cloudjob.tracking.job import LogPiece
 from tests.support.polling import poll
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from cloudjob.errors import StoreError
+from cloudjob.model import progress
 from cloudjob.store.base import ObjectStore, OnProgress, ignore_progress
 from cloudjob.store.files import replacing
 from cloudjob.store.parallel import consume_in_parallel, in_parallel
@@ -58,6 +59,44 @@ class Output(NamedTuple):
     digests: frozenset[str]
     modified_ns: int
     is_incomplete: bool = False
+
+
+class Outputs(Collection[Output]):
+    """The output files of a job that were stored when this was created."""
+
+    def __init__(self, locations: Sequence[OutputLocation]) -> None:
+        self._locations = locations
+        self._files = tuple(file for location in locations for file in find(location))
+
+    def __iter__(self) -> Iterator[Output]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __contains__(self, file: object) -> bool:
+        return file in self._files
+
+    def __repr__(self) -> str:
+        return f"Outputs({[file.name for file in self._files]})"
+
+    def download(
+        self,
+        folder: str | os.PathLike[str] = ".",
+        *,
+        on_progress: progress.OnProgress = progress.log_warnings,
+    ) -> list[Output]:
+        """Copy the files, as they are stored now, below ``folder`` and return them.
+
+        The file ``output`` is then at ``folder / output.name``.
+
+        Raises:
+            StoreError: A file cannot be fetched or written.
+        """
+        total_bytes = sum(file.size_bytes for file in self._files)
+        step = progress.meter("fetching", total_bytes, on_progress)
+        fetched = (fetch(place, Path(folder), on_progress=step) for place in self._locations)
+        return [file for files in fetched for file in files]
 
 
 def find(location: OutputLocation) -> list[Output]:
@@ -201,7 +240,7 @@ def _writing(file: Output, path: Path) -> Iterator[None]:
     except OSError as error:
         raise StoreError(
             f"fetching {file.name} to {path}: {error.strerror}",
-            hint="give --to a folder that you may write to and that has room",
+            hint="choose a folder that you may write to and that has room",
         ) from error
 
 

@@ -15,14 +15,13 @@ from typing import Any, NoReturn
 import pytest
 
 from cloudjob.backends.base import Backend, NativeStatus
-from cloudjob.cli.follow import exit_code
 from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.jobs import Filter, Job, find_all, job, queries
-from cloudjob.jobs.job import GONE
-from cloudjob.model.status import JobState
+from cloudjob.model.status import JobState, exit_code
 from cloudjob.store.directory import DirectoryStore
+from cloudjob.tracking import Filter, Job, find_all, job, queries
+from cloudjob.tracking.job import GONE
 from jobentry.contract import exits
 from jobentry.contract.paths import JobPaths
 
@@ -246,7 +245,7 @@ def test_a_job_of_an_unknown_backend_is_listed_and_removed(tmp_path: Path):
         job.wait()
     with pytest.raises(BackendError, match="punchcards"):
         job.cancel()
-    assert job.outputs(is_own=True) == []
+    assert list(job.outputs(is_own=True)) == []
     job.remove()
     assert find_all(tmp_path) == []
 

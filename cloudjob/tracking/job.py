@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,23 +21,26 @@ from cloudjob.backends.base import Backend, Event, Metric, NativeStatus
 from cloudjob.errors import (
     BackendError,
     CloudJobError,
+    JobFailed,
     JobNotFound,
     StoreError,
     Unreachable,
     UsageError,
+    WaitTimeout,
 )
 from cloudjob.home import locks, records_path, submits_folder, writing
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
-from cloudjob.jobs import outputs as job_outputs
-from cloudjob.jobs.journals import Journals
-from cloudjob.jobs.leftovers import sweep
+from cloudjob.model import html
 from cloudjob.model import status as statuses
 from cloudjob.model.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.package import claims
 from cloudjob.retries import Patience, WaitNotices
 from cloudjob.store import open_store, with_store_options
-from cloudjob.store.base import PATIENCE_S, ObjectStore, OnProgress, ignore_progress
+from cloudjob.store.base import PATIENCE_S, ObjectStore
 from cloudjob.store.parallel import call_with_timeout, in_parallel
+from cloudjob.tracking.journals import Journals
+from cloudjob.tracking.leftovers import sweep
+from cloudjob.tracking.outputs import OutputLocation, Outputs
 from jobentry.contract import exits, journal, lines, node_end
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 
@@ -64,7 +69,7 @@ OnJournal = Callable[[int, list[bytes]], object]
 
 
 class LogLine(NamedTuple):
-    """One line of a job's log.
+    """One line of a job's log; ``str`` returns it as ``cloudjob logs`` shows it.
 
     Args:
         rank: The rank that wrote it, None for a line of the entry.
@@ -75,6 +80,14 @@ class LogLine(NamedTuple):
     rank: int | None
     data: bytes
 
+    @property
+    def text(self) -> str:
+        """The line without its newline; bytes that are not UTF-8 are escaped."""
+        return self.data.decode("utf-8", "backslashreplace").rstrip("\n")
+
+    def __str__(self) -> str:
+        return self.text if self.rank is None else f"[{self.rank}] {self.text}"
+
 
 class LogPiece(NamedTuple):
     """Whole lines of one node, with the prefixes that the entry wrote."""
@@ -84,7 +97,10 @@ class LogPiece(NamedTuple):
 
 
 class Job:
-    """A job that was submitted."""
+    """A job that was submitted.
+
+    Any number of threads may use a job at the same time.
+    """
 
     def __init__(
         self,
@@ -99,6 +115,24 @@ class Job:
         self._opened = store
         # Why the record of the ended job could not be read; empty if it was read.
         self._record_error = ""
+        self._last: JobStatus | None = None
+        # One request at a time: why a record could not be read belongs to one status.
+        self._asking = threading.Lock()
+
+    def __repr__(self) -> str:
+        state = f" {self._last.state}" if self._last else ""
+        return f"<Job {self.handle or self.id}{state}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook, of what is known without asking the platform."""
+        if self._last is not None:
+            return html.status_table(self._last, self.handle)
+        return html.table([("job", self.id), ("handle", self.handle), ("nodes", self.nodes)])
+
+    @property
+    def last_status(self) -> JobStatus | None:
+        """The status that was returned last, None before the first; nothing is requested."""
+        return self._last
 
     @property
     def id(self) -> str:
@@ -121,6 +155,12 @@ class Job:
         return bool(self._record.final_json)
 
     @property
+    def is_over(self) -> bool:
+        """Whether the last status will never change: the job has ended, or nobody knows it."""
+        last = self._last
+        return last is not None and (last.state.is_final or last.native_state in GONE)
+
+    @property
     def code_digest(self) -> str:
         """The digest of its package."""
         return self._record.code_digest
@@ -137,9 +177,11 @@ class Job:
 
     def status(self) -> JobStatus:
         """Return the status of the job; a store that does not answer delays it by seconds only."""
-        final = _recorded_status(self._record)
-        if final is not None:
-            return final
+        with self._asking:
+            self._last = _recorded_status(self._record) or self._asked_status()
+            return self._last
+
+    def _asked_status(self) -> JobStatus:
         status = self._status_now()
         if status.state.is_final:
             self._forget_secrets()
@@ -158,27 +200,60 @@ class Job:
             # Following the log reports the error if it lasts.
             return ""
 
-    def wait(self, *, record_s: float = PATIENCE_S) -> JobStatus:
+    def wait(
+        self,
+        *,
+        timeout_s: float | None = None,
+        check: bool = False,
+        on_status: Callable[[JobStatus], None] | None = None,
+        record_s: float = PATIENCE_S,
+    ) -> JobStatus:
         """Wait for the job to end and return its status.
 
+        Ctrl-C raises ``KeyboardInterrupt`` here, and the job goes on.
+
         Args:
+            timeout_s: Seconds to wait, by default without limit.
+            check: Raise ``JobFailed`` if the job does not succeed, like ``subprocess.run``.
+            on_status: Called with the first status and with each one that differs from the last.
             record_s: Seconds to retry reading its record while the store does not answer.
+
+        Raises:
+            JobFailed: ``check`` is set and the job did not succeed.
+            JobNotFound: The platform no longer has the job.
+            WaitTimeout: The job did not end in time.
         """
+        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        status = self._wait(end_s, record_s, on_status or _ignore)
+        if check and status.state is not JobState.SUCCEEDED:
+            why = status.failure.message if status.failure else status.native_state
+            raise JobFailed(
+                f"job {self.id}: {status.state}: {why}", status, statuses.exit_code(status)
+            )
+        return status
+
+    def _wait(
+        self, end_s: float, record_s: float, on_status: Callable[[JobStatus], None]
+    ) -> JobStatus:
         pause_s = self._backend.poll_s
         patience = Patience()
-        ended_s, notices = float("inf"), WaitNotices()
+        ended_s, notices, shown = float("inf"), WaitNotices(), None
         while True:
             try:
                 status = self.status()
             except Unreachable as error:
+                _check_time(self.id, "its platform does not answer", end_s)
                 patience.pause(error)
                 continue
             patience.reset()
+            if status != shown:
+                on_status(status)
+                shown = status
             if status.state.is_final:
                 ended_s = min(ended_s, time.monotonic())
                 # A cancelled job does not wait for its record, which adds little.
                 is_cancelled = status.state is JobState.CANCELLED
-                is_late = time.monotonic() + pause_s > ended_s + record_s
+                is_late = time.monotonic() + pause_s > min(ended_s + record_s, end_s)
                 if not self._record_error or is_cancelled or is_late:
                     return status
                 notices.report(ended_s, self._record_error)
@@ -187,7 +262,8 @@ class Job:
                     f"waiting for {self.id}: {status.native_state}",
                     hint="cloudjob rm removes it from the list",
                 )
-            time.sleep(pause_s)
+            _check_time(self.id, f"it is {status.state}", end_s)
+            time.sleep(max(0.0, min(pause_s, end_s - time.monotonic())))
             pause_s = min(_POLL_GROWTH * pause_s, max(_POLL_S, self._backend.poll_s))
 
     def pieces(
@@ -249,10 +325,16 @@ class Job:
             call_with_timeout(_STORE_S, read)
         return found.phases
 
-    def lines(
-        self, node: int | None = None, rank: int | None = None, *, follow: bool
+    def logs(
+        self, node: int | None = None, rank: int | None = None, *, follow: bool = False
     ) -> Iterator[LogLine]:
-        """Yield the log line by line, of one node or rank if given."""
+        """Yield the log line by line, of one node or rank if given.
+
+        Lines of one node are in order.
+
+        Args:
+            follow: Wait for new lines until the job has ended.
+        """
         for piece in self.pieces(node, follow=follow):
             for text in piece.data.split(b"\n")[:-1]:
                 line = lines.read(text + b"\n")
@@ -269,47 +351,36 @@ class Job:
         if self.handle:
             self._backend.cancel(self.handle, is_urgent=is_urgent)
 
-    def outputs(self, *, is_own: bool = False) -> list[job_outputs.Output]:
+    def outputs(self, name: str = "", *, is_own: bool = False) -> Outputs:
         """Return the output files stored so far; each name starts with the name of its output.
 
         Args:
+            name: Only those of this output.
             is_own: Only those in the job's own store, which ``remove`` deletes.
+
+        Raises:
+            UsageError: The job has no output of this name.
         """
-        places = [p for p in self._places() if p.prefix or not is_own]
-        return [file for place in places for file in job_outputs.find(place)]
+        places = self._places()
+        known = [place.name for place in places]
+        if name and name not in known:
+            allowed = f"it has {', '.join(known)}" if known else "it has none"
+            raise UsageError(f"reading the outputs of {self.id}: no output {name!r}", hint=allowed)
+        return Outputs([p for p in places if (p.prefix or not is_own) and name in ("", p.name)])
 
-    def fetch_outputs(
-        self, folder: Path, *, on_progress: OnProgress = ignore_progress
-    ) -> list[job_outputs.Output]:
-        """Copy every output to a folder of its name below ``folder``, and return the files.
-
-        Args:
-            on_progress: Called, from any thread, with the number of bytes of each step.
-        """
-        fetched = (
-            job_outputs.fetch(place, folder, on_progress=on_progress) for place in self._places()
-        )
-        return [file for files in fetched for file in files]
-
-    def _places(self) -> list[job_outputs.OutputLocation]:
+    def _places(self) -> list[OutputLocation]:
         """Return where the outputs are: in the job's own store, or at URIs that the user chose."""
         below = self._store.uri(JobPaths(self.id).outputs) + "/"
         try:
             uris: dict[str, str] = dict(json.loads(self._record.spec_json)["outputs"])
         except (ValueError, LookupError, TypeError):
             # The record is damaged, but the outputs in the job's own store can be listed.
-            return [
-                job_outputs.OutputLocation(
-                    "outputs", self._store, f"{JobPaths(self.id).outputs}/", True
-                )
-            ]
+            return [OutputLocation("outputs", self._store, f"{JobPaths(self.id).outputs}/", True)]
         is_listed = self._backend.copies_files
         return [
-            job_outputs.OutputLocation(
-                name, self._store, f"{JobPaths(self.id).outputs}/{name}/", is_listed
-            )
+            OutputLocation(name, self._store, f"{JobPaths(self.id).outputs}/{name}/", is_listed)
             if uri == below + name
-            else job_outputs.OutputLocation(
+            else OutputLocation(
                 name, self._open(with_store_options(uri, self._record.store)), "", is_listed
             )
             for name, uri in sorted(uris.items())
@@ -348,6 +419,19 @@ class Job:
         if found is None:
             raise UsageError(f"reading the description of {self.id}: it was not recorded")
         return found
+
+    def differences(self, other: Job) -> list[tuple[str, Any, Any]]:
+        """Return each key whose value differs in the description of another job, with both values.
+
+        Raises:
+            UsageError: A description was not recorded.
+        """
+        left, right = _flat(self), _flat(other)
+        return [
+            (key, left.get(key), right.get(key))
+            for key in sorted({*left, *right})
+            if left.get(key) != right.get(key)
+        ]
 
     def remove(self) -> None:
         """Remove the job from its platform, its store and the local records."""
@@ -406,15 +490,17 @@ class Job:
         Args:
             native: Its status in the list; None if the job is not in it.
         """
-        if native is not None and not native.state.is_final:
-            return self._as_status(native)
         if native is None and self._record.state != SUBMITTING:
-            return self._as_status(NativeStatus(JobState.UNKNOWN, GONE[1]))
-        return self.status()
+            native = NativeStatus(JobState.UNKNOWN, GONE[1])
+        if native is None or native.state.is_final:
+            return self.status()
+        self._last = self._as_status(native)
+        return self._last
 
     def unknown(self, why: str) -> JobStatus:
         """Return the status of a job whose platform cannot be asked."""
-        return self._as_status(NativeStatus(JobState.UNKNOWN, why))
+        self._last = self._as_status(NativeStatus(JobState.UNKNOWN, why))
+        return self._last
 
     def _as_status(self, native: NativeStatus) -> JobStatus:
         record = self._record
@@ -553,8 +639,30 @@ class Job:
             return ()
         last: deque[bytes] = deque(maxlen=_LAST_LINES)
         with contextlib.suppress(BackendError):
-            last.extend(line.data for line in self.lines(node, follow=False) if line.rank is None)
+            last.extend(line.data for line in self.logs(node) if line.rank is None)
         return tuple(line.decode("utf-8", "replace").rstrip() for line in last)
+
+
+def _flat(job: Job) -> dict[str, Any]:
+    found = {"code.digest": job.code_digest}
+    for key, value in job.spec().items():
+        if isinstance(value, dict):
+            found.update({f"{key}.{name}": item for name, item in value.items()})
+        else:
+            found[key] = value
+    return found
+
+
+def _ignore(_status: JobStatus) -> None:
+    """Do nothing with a status."""
+
+
+def _check_time(job: str, found: str, end_s: float) -> None:
+    if time.monotonic() >= end_s:
+        raise WaitTimeout(
+            f"waiting for {job}: {found}, and the time given is over; the job goes on",
+            hint=f"cloudjob wait {job}",
+        )
 
 
 def _stopped(record: exits.ExitRecord) -> exits.ExitRecord:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from cloudjob.errors import StoreError
-from cloudjob.jobs import outputs
-from cloudjob.jobs.outputs import OutputLocation
 from cloudjob.store.base import OnProgress, ignore_progress
 from cloudjob.store.directory import DirectoryStore
+from cloudjob.tracking import outputs
+from cloudjob.tracking.outputs import OutputLocation
 from jobentry import objects
 from jobentry.contract import manifest
 from jobentry.contract.manifest import Kept, Manifest

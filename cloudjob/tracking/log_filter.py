@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from cloudjob.jobs.job import Job, LogPiece
+from cloudjob.tracking.job import Job, LogPiece
 from jobentry.contract import env, lines
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloudjob.jobs.job import LogPiece
-from cloudjob.jobs.log_filter import LogFilter
+from cloudjob.tracking.job import LogPiece
+from cloudjob.tracking.log_filter import LogFilter
 
 NOW = [
     LogPiece(0, b"jobentry: starting\n[0] loss 1\n[1]+ 50%\n"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib.util import find_spec
@@ -14,15 +16,17 @@ from typing import Any, NamedTuple, NoReturn
 
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, NativeStatus
-from cloudjob.errors import CloudJobError, JobNotFound, Unreachable
-from cloudjob.home import records_path, store_uri
+from cloudjob.errors import CloudJobError, JobNotFound, Unreachable, UsageError
+from cloudjob.home import records_path
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
-from cloudjob.jobs import leftovers
-from cloudjob.jobs.job import GONE, Job, attach, backend_of
-from cloudjob.model.status import JobStatus
+from cloudjob.model.rules import BACKENDS
+from cloudjob.model.status import JobState, JobStatus
+from cloudjob.model.text import nearest
 from cloudjob.package import collection
 from cloudjob.package.collection import Collected
 from cloudjob.store import open_store
+from cloudjob.tracking import leftovers
+from cloudjob.tracking.job import GONE, Job, attach, backend_of
 
 _DAY_S = 24 * 3600.0
 # Status requests that a list sends at once, and the time limit of a list.
@@ -51,6 +55,49 @@ class Filter(NamedTuple):
             and (not self.names or any(fnmatchcase(i, n) for i in ids for n in self.names))
             and record.created_at >= self.since
         )
+
+
+def filter_of(
+    *,
+    backend: Sequence[str] = (),
+    name: Sequence[str] = (),
+    state: Sequence[str] = (),
+    since: str = "",
+) -> Filter:
+    """Return the filter that words of a user describe.
+
+    Args:
+        since: ``2h``, ``3d``, a date, or a date and a time.
+
+    Raises:
+        UsageError: A backend or state does not exist, or ``since`` is no time.
+    """
+    states = tuple(word.upper() for word in state)
+    known_states = tuple(each.value for each in JobState)
+    for key, words, allowed in (("backend", backend, BACKENDS), ("state", states, known_states)):
+        for word in words:
+            if word not in allowed:
+                raise UsageError(
+                    f"reading the filter {key} {word}: no such {key}{nearest(word, allowed)}",
+                    hint=f"one of {', '.join(allowed)}",
+                )
+    return Filter(tuple(backend), tuple(name), states, _moment(since) if since else "")
+
+
+def _moment(text: str) -> str:
+    """Return a time as records have it, from an age, a date, or a date and a time."""
+    age = re.fullmatch(r"([0-9]{1,6})([smhdw])", text)
+    if age:
+        units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+        moment = datetime.now(timezone.utc) - timedelta(**{units[age[2]]: int(age[1])})
+    else:
+        try:
+            moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        except ValueError as error:
+            raise UsageError(
+                f"reading the filter since {text}: not a time", hint="2h, 3d, or 2026-01-31"
+            ) from error
+    return moment.astimezone(timezone.utc).isoformat(timespec="milliseconds")[:23] + "Z"
 
 
 def find_all(
@@ -178,37 +225,17 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
-def differences(first: Job, second: Job) -> list[tuple[str, Any, Any]]:
-    """Return each key whose value differs between two job descriptions, with both values."""
-    left, right = _flat(first), _flat(second)
-    return [
-        (key, left.get(key), right.get(key))
-        for key in sorted({*left, *right})
-        if left.get(key) != right.get(key)
-    ]
-
-
-def _flat(job: Job) -> dict[str, Any]:
-    found = {"code.digest": job.code_digest}
-    for key, value in job.spec().items():
-        if isinstance(value, dict):
-            found.update({f"{key}.{name}": item for name, item in value.items()})
-        else:
-            found[key] = value
-    return found
-
-
 def collect(home: Path, store: str, *, keep_days: float, dry_run: bool) -> Collected:
     """Delete the layers in a store that no job needs, and unfinished uploads of killed writers.
 
     Args:
-        store: Its URI; empty for the default.
+        store: Its URI.
         keep_days: Days after the end of a job for which its package is kept.
 
     Raises:
         CloudJobError: The store or the records cannot be used.
     """
-    opened = open_store(store or store_uri(home))
+    opened = open_store(store)
     if not dry_run:
         opened.sweep(_DAY_S)
     return collection.collect(

@@ -1,0 +1,227 @@
+"""The functions of the public Python API: submit a job, and find the ones that were submitted."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from cloudjob import config, tracking
+from cloudjob.home import home, store_uri
+from cloudjob.model.job import JobSpec
+from cloudjob.model.progress import OnProgress, Progress, log_warnings
+from cloudjob.package.collection import Collected
+from cloudjob.store import full_uri
+from cloudjob.submission import pipeline
+from cloudjob.submission.pipeline import Preview
+from cloudjob.tracking import Job
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# A library does not print; a program that wants the notices configures logging.
+logging.getLogger("cloudjob").addHandler(logging.NullHandler())
+
+
+class Options(TypedDict, total=False):
+    """The keys of a job file as keyword arguments; ``docs/reference/job-file.md`` describes them.
+
+    ``secrets`` are names of environment variables, or map a name to ``""`` or to ``@FILE``.
+    """
+
+    name: str
+    nodes: int
+    procs_per_node: int | str
+    backend: str
+    launcher: str
+    source: str | os.PathLike[str]
+    env: Mapping[str, str]
+    secrets: Sequence[str] | Mapping[str, str]
+    inputs: Mapping[str, str]
+    input_nodes: Mapping[str, str]
+    outputs: Mapping[str, str]
+    output_sync_s: float
+    restore_outputs: str
+    image: str
+    flavor: str
+    timeout_min: float
+    start_timeout_min: float
+    retries: int
+    min_nodes: int
+    grace_s: float
+    store: str
+    source_limit_mb: float
+    links: str
+    hardware_check: str
+    process: Mapping[str, Any]
+    docker: Mapping[str, Any]
+    modelarts: Mapping[str, Any]
+    kubernetes: Mapping[str, Any]
+    slurm: Mapping[str, Any]
+    mindspore: Mapping[str, Any]
+    network: Mapping[str, Any]
+    s3: Mapping[str, Any]
+    obs: Mapping[str, Any]
+
+
+def job_spec(
+    script: str | os.PathLike[str] | None = None,
+    args: Sequence[str] | None = None,
+    *,
+    job_file: str | os.PathLike[str] | None = None,
+    copy_of: Job | None = None,
+    on_progress: OnProgress | None = None,
+    **options: Unpack[Options],
+) -> JobSpec:
+    """Return the job that the arguments, the job file and the configuration files describe.
+
+    The arguments take precedence over files, as options do on the command line.
+
+    Args:
+        script: The program to run, relative to the source folder, which is the current folder by
+            default.
+        args: The script's own arguments.
+        copy_of: A job that provides the values that are not given, instead of configuration files.
+        on_progress: Called with a note if a source folder was chosen for the script.
+
+    Raises:
+        UsageError: A file cannot be read.
+        SpecError: With every error in the description.
+    """
+    given: dict[str, Any] = dict(options)
+    if script is not None:
+        given["script"] = os.fspath(script)
+    if args is not None:
+        given["args"] = tuple(args)
+    if "source" in given:
+        given["source"] = os.fspath(given["source"])
+    if isinstance(given.get("secrets"), (list, tuple)):
+        given["secrets"] = dict.fromkeys(given["secrets"], "")
+    loaded = config.load(
+        given,
+        job_file=None if job_file is None else os.fspath(job_file),
+        cwd=Path.cwd(),
+        environ=os.environ,
+        copied=None if copy_of is None else (f"job {copy_of.id}", copy_of.spec()),
+    )
+    if loaded.chosen_source and on_progress:
+        on_progress(Progress("note", loaded.chosen_source))
+    return loaded.spec
+
+
+def submit(
+    script: str | os.PathLike[str] | JobSpec,
+    args: Sequence[str] | None = None,
+    *,
+    job_file: str | os.PathLike[str] | None = None,
+    on_progress: OnProgress | None = None,
+    **options: Unpack[Options],
+) -> Job:
+    """Send a job to its backend and return it as soon as the platform has accepted it.
+
+    Args:
+        script: The program to run, or a job that ``job_spec`` returned.
+        on_progress: Called with each ``Progress`` report, from any thread, one at a time; by
+            default warnings are logged as ``cloudjob``.
+
+    Raises:
+        SpecError: With every error in the description.
+        CloudJobError: Anything else that prevents the job; then nothing was started.
+    """
+    spec = _spec_of(script, args, job_file, options)
+    return pipeline.submit(spec, home(), on_progress=on_progress or log_warnings)
+
+
+def preview(
+    script: str | os.PathLike[str] | JobSpec,
+    args: Sequence[str] | None = None,
+    *,
+    job_file: str | os.PathLike[str] | None = None,
+    planned_nodes: int | None = None,
+    **options: Unpack[Options],
+) -> Preview:
+    """Return what ``submit`` would send and what each node would do; nothing is sent.
+
+    Args:
+        planned_nodes: The number of nodes to plan, by default all.
+
+    Raises:
+        SpecError: With every error in the description.
+    """
+    spec = _spec_of(script, args, job_file, options)
+    return pipeline.preview(spec, home(), planned_nodes=planned_nodes)
+
+
+def _spec_of(
+    script: str | os.PathLike[str] | JobSpec,
+    args: Sequence[str] | None,
+    job_file: str | os.PathLike[str] | None,
+    options: Options,
+) -> JobSpec:
+    if not isinstance(script, JobSpec):
+        return job_spec(script, args, job_file=job_file, **options)
+    if args is not None or job_file is not None or options:
+        raise TypeError("a JobSpec is complete: pass the other values to job_spec")
+    return script
+
+
+def attach(job: str) -> Job:
+    """Return a job that was submitted earlier, from this or another process.
+
+    Args:
+        job: Its id, its name (the newest job of that name), the start of its id, or its handle.
+
+    Raises:
+        JobNotFound: No job matches.
+    """
+    return tracking.find(home(), job)
+
+
+def jobs(
+    *,
+    backend: str | Sequence[str] = (),
+    name: str | Sequence[str] = (),
+    state: str | Sequence[str] = (),
+    since: str = "",
+    limit: int | None = None,
+) -> list[Job]:
+    """Return the jobs submitted from this machine that match every filter, newest first.
+
+    ``Job.last_status`` of each is set; a job is UNKNOWN if its platform does not answer in time.
+
+    Args:
+        name: Shell patterns for the job's name or id.
+        since: ``2h``, ``3d``, a date, or a date and a time.
+
+    Raises:
+        UsageError: A filter is not understood.
+    """
+    which = tracking.filter_of(
+        backend=_words(backend), name=_words(name), state=_words(state), since=since
+    )
+    return [job for job, _ in tracking.find_all(home(), which, limit=limit)]
+
+
+def _words(value: str | Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def remove_orphans() -> list[str]:
+    """Remove what killed submits left on container engines and clusters; return the jobs' ids."""
+    return tracking.sweep(home())
+
+
+def collect_packages(spec: JobSpec, *, keep_days: float, dry_run: bool) -> Collected:
+    """Delete the packages that no job needs from the store that a job would use.
+
+    Args:
+        keep_days: Days after the end of a job for which its package is kept.
+    """
+    return tracking.collect(home(), store_of(spec), keep_days=keep_days, dry_run=dry_run)
+
+
+def store_of(spec: JobSpec) -> str:
+    """Return the URI of the store that a job names, or of the default store."""
+    return full_uri(spec.store or store_uri(home()), spec.sections)

@@ -1,0 +1,45 @@
+"""Statuses as HTML, for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.status import JobStatus
+
+
+def table(rows: Iterable[tuple[str, object]]) -> str:
+    """Return rows of a name and a value as a table; an empty value leaves its row out."""
+    cells = (
+        f"<tr><th style='text-align:left'>{escape(name)}</th>"
+        f"<td style='text-align:left'>{escape(str(value))}</td></tr>"
+        for name, value in rows
+        if value not in (None, "")
+    )
+    return f"<table>{''.join(cells)}</table>"
+
+
+def status_table(status: JobStatus, handle: str = "") -> str:
+    """Return a status as a table."""
+    failure = status.failure
+    return table(
+        [
+            ("job", status.job),
+            ("handle", handle),
+            ("state", status.state),
+            ("backend", f"{status.backend} ({status.native_state})"),
+            ("nodes", status.nodes),
+            ("ranks per node", status.procs_per_node),
+            ("created", status.created_at),
+            ("started", status.started_at),
+            ("ended", status.ended_at),
+            ("exit code", status.exit_code),
+            ("cause", status.cause),
+            ("failed on node", failure and failure.node),
+            ("failed rank", failure and failure.rank),
+            ("message", failure and failure.message),
+            ("last lines", failure and "\n".join(failure.last_lines)),
+        ]
+    )

@@ -1,0 +1,56 @@
+"""What a long call reports while it works."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Progress(NamedTuple):
+    """One report.
+
+    Args:
+        kind: ``note`` or ``warning``, with a message; ``sending`` or ``fetching``, with bytes;
+            ``sent``, with a message, when the platform is about to be asked for the job.
+        message: One line; it may hold unprintable characters of file names.
+        hint: What to do about a warning; may be empty.
+        total_bytes: 0 if unknown.
+    """
+
+    kind: str
+    message: str = ""
+    hint: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def log_warnings(progress: Progress) -> None:
+    """Log warnings as ``cloudjob`` and ignore everything else."""
+    if progress.kind == "warning":
+        import logging
+
+        logging.getLogger("cloudjob").warning(
+            "; ".join(text for text in (progress.message, progress.hint) if text)
+        )
+
+
+def meter(kind: str, total_bytes: int, on_progress: OnProgress) -> Callable[[int], None]:
+    """Return a function that takes the bytes of each step, and reports the sum.
+
+    It may be called from any thread; ``on_progress`` is called by one thread at a time.
+    """
+    lock = threading.Lock()
+    done_bytes = 0
+    on_progress(Progress(kind, total_bytes=total_bytes))
+
+    def step(count: int) -> None:
+        nonlocal done_bytes
+        with lock:
+            done_bytes += count
+            on_progress(Progress(kind, done_bytes=done_bytes, total_bytes=total_bytes))
+
+    return step

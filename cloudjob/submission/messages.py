@@ -1,0 +1,45 @@
+"""What a submit reports of its package and its launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cloudjob.backends.base import Check
+from cloudjob.model.progress import Progress
+from cloudjob.package import CodePackage
+from cloudjob.package.claims import Kept
+from cloudjob.package.messages import size_text
+from cloudjob.submission.launcher_choice import Choice
+
+_SHOWN_LEFT_OUT = 5
+# Words in the reasons to report: files that usually hold secrets, and cloudjob's own folder.
+_REPORTED = ("secret", "CLOUDJOB_HOME")
+
+
+def launcher(choice: Choice | None) -> Iterator[Progress]:
+    """Report the launcher that was chosen, if the job named none."""
+    if choice:
+        yield Progress("note", f"launcher {choice.launcher}: {choice.why}")
+
+
+def left_out(package: CodePackage) -> Iterator[Progress]:
+    """Report what was not packed although no rule of the user leaves it out."""
+    found = [item for item in package.left_out if any(word in item.reason for word in _REPORTED)]
+    for path, reason in found[:_SHOWN_LEFT_OUT]:
+        yield Progress("note", f"left out of the package: {path}: {reason}")
+    if len(found) > _SHOWN_LEFT_OUT:
+        more = len(found) - _SHOWN_LEFT_OUT
+        yield Progress("note", f"… and {more} more; `--dry-run` lists them all")
+
+
+def warning(check: Check) -> Progress:
+    """Report a check that failed but does not prevent the job."""
+    return Progress("warning", f"{check.name}: {check.found}", check.hint)
+
+
+def sent(package: CodePackage, kept: Kept) -> Progress:
+    """Report how much of the package was sent."""
+    whole = size_text(sum(layer.size_bytes for layer in kept.layers))
+    layers = "1 layer new" if kept.sent_layers else "nothing new"
+    message = f"sent {size_text(kept.sent_bytes)} of {whole}, {layers}: {package.files} file(s)"
+    return Progress("sent", message)

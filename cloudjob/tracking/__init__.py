@@ -1,0 +1,8 @@
+"""Submitted jobs: status, log, outputs, cancel and removal. Start at ``job.Job``."""
+
+from __future__ import annotations
+
+from cloudjob.tracking.job import GONE, Job, find
+from cloudjob.tracking.queries import Filter, collect, filter_of, find_all, sweep
+
+__all__ = ["GONE", "Filter", "Job", "collect", "filter_of", "find", "find_all", "sweep"]

@@ -1,0 +1,243 @@
+"""The public Python API, on real jobs of emulated nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cloudjob
+from cloudjob import api
+from cloudjob.model.job import JobSpec
+from cloudjob.model.sections import Process
+
+LIMIT_S = 120.0
+TRAIN = """
+import os, sys, time
+print("arguments", sys.argv[1:], flush=True)
+if "MODEL" in os.environ:
+    open(os.path.join(os.environ["MODEL"], "weights"), "w").write("trained")
+while "--wait-for" in sys.argv and not os.path.exists(sys.argv[-1]):
+    time.sleep(0.02)
+sys.exit(7 if "--fail" in sys.argv else 0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script, as the current folder, and a CLOUDJOB_HOME of its own."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
+    return folder
+
+
+def submit(*args: str, **options: Any) -> cloudjob.Job:
+    return cloudjob.submit("train.py", args, launcher="python", **options)
+
+
+def test_a_job_is_submitted_followed_and_downloaded(project: Path, capfd: Any):
+    reports: list[cloudjob.Progress] = []
+    job = submit("--epochs", "3", outputs={"MODEL": ""}, on_progress=reports.append)
+    seen: list[cloudjob.JobState] = []
+
+    status = job.wait(
+        timeout_s=LIMIT_S, check=True, on_status=lambda status: seen.append(status.state)
+    )
+    lines = [str(line) for line in job.logs(follow=True) if line.rank == 0]
+    outputs = job.outputs("MODEL")
+    files = outputs.download("results")
+
+    assert status.state == "SUCCEEDED" == seen[-1]
+    assert lines == ["[0] arguments ['--epochs', '3']"]
+    assert [file.name for file in outputs] == [file.name for file in files] == ["MODEL/weights"]
+    assert Path("results", files[0].name).read_text() == "trained"
+    assert [report.kind for report in reports if report.message] == ["sent"]
+    sending = [report for report in reports if report.kind == "sending"]
+    assert sending[0].done_bytes == 0
+    assert sending[-1].done_bytes == sending[-1].total_bytes > 0
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_failed_job_is_a_status_or_an_error_with_its_exit_code():
+    job = submit("--fail")
+
+    assert job.wait(timeout_s=LIMIT_S).exit_code == 7
+    with pytest.raises(cloudjob.JobFailed, match=rf"^job {job.id}: FAILED: ") as caught:
+        job.wait(timeout_s=LIMIT_S, check=True)
+    assert caught.value.exit_code == 7
+    assert caught.value.status.failure is not None
+
+
+def test_a_job_is_found_from_another_process_and_cancelled(project: Path):
+    job = submit("--wait-for", "nothing")
+    found = cloudjob.attach(job.handle)
+
+    with pytest.raises(cloudjob.WaitTimeout, match="the job goes on") as caught:
+        found.wait(timeout_s=0)
+    assert isinstance(caught.value, TimeoutError)
+    assert [each.id for each in cloudjob.jobs(name="train*")] == [job.id]
+    assert not cloudjob.jobs(name="other")[:1]
+    found.cancel(is_urgent=True)
+    assert job.wait(timeout_s=LIMIT_S).state is cloudjob.JobState.CANCELLED
+    [listed] = cloudjob.jobs(backend="process", state=["CANCELLED"], since="1h", limit=1)
+    assert listed.is_over
+
+
+def test_ctrl_c_while_waiting_leaves_the_job_running(project: Path):
+    code = (
+        "import cloudjob\n"
+        f"job = cloudjob.submit('train.py', ['--wait-for', '{project}/go'], launcher='python')\n"
+        "try:\n"
+        "    job.wait(on_status=lambda status: print(job.handle, flush=True))\n"
+        "except KeyboardInterrupt:\n"
+        "    print('detached', job.status().state)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    handle = process.stdout.readline().strip()
+    os.killpg(process.pid, signal.SIGINT)
+    rest, _ = process.communicate(timeout=LIMIT_S)
+    (project / "go").touch()
+
+    assert rest.splitlines()[-1].startswith("detached ")
+    assert cloudjob.attach(handle).wait(timeout_s=LIMIT_S).state == "SUCCEEDED"
+
+
+def test_jobs_are_submitted_and_waited_for_from_asyncio():
+    async def train(seed: int) -> cloudjob.JobStatus:
+        job = await asyncio.to_thread(submit, "--seed", str(seed), name=f"seed-{seed}")
+        return await asyncio.to_thread(job.wait, timeout_s=LIMIT_S, check=True)
+
+    async def sweep() -> list[cloudjob.JobStatus]:
+        return await asyncio.gather(*(train(seed) for seed in range(3)))
+
+    assert [status.name for status in asyncio.run(sweep())] == ["seed-0", "seed-1", "seed-2"]
+
+
+def test_one_job_is_used_by_several_threads_at_once():
+    job = submit()
+    found: list[cloudjob.JobStatus] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(job.wait(timeout_s=LIMIT_S))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+
+    assert [status.state for status in found] == ["SUCCEEDED"] * 4
+
+
+def test_a_notebook_shows_a_job_as_a_table_without_asking_the_platform():
+    job = submit(name="a-b")
+    assert job.last_status is None
+    assert job.handle in job._repr_html_()
+    job.wait(timeout_s=LIMIT_S)
+
+    assert "<th style='text-align:left'>state</th>" in job._repr_html_()
+    assert repr(job) == f"<Job {job.handle} SUCCEEDED>"
+
+
+def test_a_message_cannot_put_html_into_a_notebook():
+    failure = cloudjob.Failure(message="<script>alert(1)</script>", rank=0)
+    status = cloudjob.JobStatus(
+        job="j", name="j", backend="process", state=cloudjob.JobState.FAILED, native_state="",
+        nodes=1, procs_per_node=1, created_at="", failure=failure,
+    )  # fmt: skip
+
+    assert html.escape(failure.message) in status._repr_html_()
+    assert "<script>" not in status._repr_html_()
+    assert ">failed rank</th><td style='text-align:left'>0<" in status._repr_html_()
+
+
+def test_errors_name_every_fault_and_nothing_is_started():
+    with pytest.raises(cloudjob.SpecError) as caught:
+        cloudjob.submit("train.py", nodes=0, env={"A=B": "1"})
+
+    assert len(caught.value.problems) == 2
+    assert caught.value.exit_code == 2
+    assert cloudjob.jobs() == []
+    with pytest.raises(cloudjob.JobNotFound):
+        cloudjob.attach("train")
+    with pytest.raises(cloudjob.UsageError, match="no such state"):
+        cloudjob.jobs(state="RUNING")
+    with pytest.raises(TypeError):
+        cloudjob.submit(cloudjob.job_spec("train.py"), nodes=2)
+
+
+def test_secrets_are_named_and_their_values_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("TOKEN", "hunter2")
+    spec = cloudjob.job_spec("train.py", secrets=["TOKEN"], process={"isolation": "none"})
+
+    assert spec.secrets == {"TOKEN": "hunter2"}
+    assert spec.process == Process(isolation="none")
+    assert "hunter2" not in repr(spec)
+    assert cloudjob.preview("train.py", launcher="python").plans[0]["role"] == "head"
+
+
+def test_an_unknown_output_is_refused_by_name():
+    job = submit(outputs={"MODEL": ""})
+    with pytest.raises(cloudjob.UsageError, match="no output 'MODLE'") as caught:
+        job.outputs("MODLE")
+
+    assert caught.value.hint == "it has MODEL"
+    job.wait(timeout_s=LIMIT_S)
+
+
+def test_the_options_of_submit_are_the_keys_of_a_job_file():
+    assert set(api.Options.__annotations__) == set(JobSpec.model_fields) - {"script", "args"}
+
+
+def test_the_public_names_can_be_imported_and_have_docstrings():
+    for name in cloudjob.__all__:
+        public = getattr(cloudjob, name)
+        assert inspect.getdoc(public), name
+    with pytest.raises(AttributeError):
+        _ = cloudjob.nothing  # type: ignore[attr-defined]
+
+
+def test_importing_cloudjob_imports_nothing_else():
+    code = (
+        "import sys; before = set(sys.modules); import cloudjob;"
+        "print(sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert set(eval(done.stdout)) <= {"__future__", "cloudjob"}
+
+
+def test_python_m_cloudjob_is_the_command_line():
+    done = subprocess.run(
+        [sys.executable, "-m", "cloudjob", "--version"], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == f"cloudjob {cloudjob.__version__}\n"
+
+
+def test_every_public_name_and_every_error_with_its_exit_code_is_documented():
+    page = (Path(cloudjob.__file__).parents[1] / "docs" / "reference" / "python.md").read_text()
+    for name in cloudjob.__all__:
+        public = getattr(cloudjob, name)
+        if inspect.isclass(public) and issubclass(public, cloudjob.CloudJobError):
+            code = "the job's own" if name == "JobFailed" else public.exit_code
+            assert name == "CloudJobError" or f"| `{name}` | {code} |" in page
+        assert f"`{name}" in page or f".{name}`" in page, name
+    internal = {"has_final_status", "code_digest", "unknown", "status_in_list"}
+    members = {name for name in dir(cloudjob.Job) if not name.startswith("_")}
+    assert {name for name in members - internal if f"`{name}" not in page} == set()
