@@ -96,9 +96,9 @@ class Interrupts:
         is_first = self._on_interrupt == ASK and self._asked == 1
         if not (is_first and number == signal.SIGINT and os.isatty(0) and os.isatty(2)):
             return self._on_interrupt == DETACH
-        show(f"\ndetach from {job.id} (Enter), or cancel it (c, or Ctrl-C again)? ")
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
+            show(f"\ndetach from {job.id} (Enter), or cancel it (c, or Ctrl-C again)? ")
             return not sys.stdin.readline().strip().lower().startswith("c")
         except KeyboardInterrupt:
             show("\n")
