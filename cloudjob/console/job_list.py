@@ -11,9 +11,9 @@ from cloudjob import times
 from cloudjob.errors import CloudJobError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
+from cloudjob.model.status import JobState, JobStatus
 from cloudjob.tracking import Filter, find_all
 from cloudjob.tracking.job import attach
-from cloudjob.model.status import JobState, JobStatus
 
 _ACTIVE = tuple(state.value for state in JobState if not state.is_final)
 _REFRESH_S = 2.0

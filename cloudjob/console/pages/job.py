@@ -14,8 +14,8 @@ from cloudjob.console.pages.frame import badge, frame
 from cloudjob.console.pages.words import duration, since
 from cloudjob.console.state import Console
 from cloudjob.errors import CloudJobError, JobNotFound
-from cloudjob.tracking import Job
 from cloudjob.model.status import JobState, JobStatus
+from cloudjob.tracking import Job
 
 _REFRESH_S = 2.0
 _VIEWS = ("overview", "log", "outputs", "submitted")

@@ -9,8 +9,8 @@ from nicegui import ui
 from cloudjob.console.pages import words
 from cloudjob.console.pages.command import show_command
 from cloudjob.errors import CloudJobError
-from cloudjob.tracking import Job
 from cloudjob.package.messages import size_text
+from cloudjob.tracking import Job
 
 _COLUMNS = [
     {"field": "name", "headerName": "File", "flex": 1, "cellClass": "mono"},
@@ -25,7 +25,7 @@ async def build(job: Job) -> None:
         ui.spinner()
     error = ""
     try:
-        files = await asyncio.to_thread(job.outputs)
+        files = list(await asyncio.to_thread(job.outputs))
     except CloudJobError as failure:
         files, error = [], failure.message
     panel.clear()

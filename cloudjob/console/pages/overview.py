@@ -9,9 +9,9 @@ from nicegui import ui
 
 from cloudjob.console import charts
 from cloudjob.console.pages import words
-from cloudjob.tracking import Job
 from cloudjob.model.status import Failure, JobStatus
 from cloudjob.package.messages import size_text
+from cloudjob.tracking import Job
 
 
 def build(job: Job, status: JobStatus) -> None:
