@@ -1,4 +1,4 @@
-"""The places where jobs run: one module each, imported when it is used."""
+"""The platforms that run jobs: one folder each, imported on first use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloudjob.errors import BackendError
 if TYPE_CHECKING:  # the controller of a job imports this package and needs none of it
     from cloudjob.backends.base import Backend
 
-# Module and class; each is made with the folder of cloudjob's state on this machine.
+# Module and class; each is created with the folder of cloudjob's state on this machine.
 _BACKENDS = {
     "process": ("cloudjob.backends.process.backend", "ProcessBackend"),
     "docker": ("cloudjob.backends.docker.backend", "DockerBackend"),

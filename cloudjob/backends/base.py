@@ -1,4 +1,4 @@
-"""What every backend promises."""
+"""The interface of all backends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Request = TypeVar("Request")
 
 @dataclass(frozen=True, slots=True)
 class NativeStatus:
-    """A job as its platform sees it.
+    """The status of a job on its platform.
 
     Args:
         native: The platform's own word for the state.
@@ -52,10 +52,10 @@ class NativeStatus:
 
 
 class Check(NamedTuple):
-    """One thing that was looked for.
+    """The result of one check.
 
     Args:
-        found: What is there, in few words.
+        found: What was found, in a few words.
         hint: What to do when it is not as it should be.
         is_needed: Whether nothing works without it.
     """
@@ -68,7 +68,7 @@ class Check(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that happened to a job on its platform.
+    """An event of a job on its platform.
 
     Args:
         at: When, as the platform writes it.
@@ -123,7 +123,7 @@ class Backend(ABC, Generic[Request]):
     @property
     @abstractmethod
     def poll_s(self) -> float:
-        """How long to wait between two looks at a job."""
+        """Seconds to wait between two status requests."""
 
     @abstractmethod
     def build(self, submission: Submission) -> Request:
@@ -147,7 +147,7 @@ class Backend(ABC, Generic[Request]):
 
     @abstractmethod
     def status(self, handle: str) -> NativeStatus:
-        """Say where the job stands."""
+        """Return the job's status."""
 
     @abstractmethod
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
@@ -159,7 +159,7 @@ class Backend(ABC, Generic[Request]):
 
     @abstractmethod
     def remove(self, handle: str) -> None:
-        """Leave nothing of the job."""
+        """Remove everything of the job from its platform."""
 
     # -- what only some platforms offer -------------------------------------------------------
 
@@ -192,7 +192,7 @@ class Backend(ABC, Generic[Request]):
         return ""
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
-        """Return where many jobs of one platform stand, in as few requests as it allows.
+        """Return the status of many jobs of one platform, in as few requests as it allows.
 
         None is a job that the platform does not have. A job without an entry has to be asked for
         with ``status``: all of them where a platform cannot list its jobs, and those that have
@@ -201,14 +201,14 @@ class Backend(ABC, Generic[Request]):
         return {}
 
     def waits_for(self, handle: str) -> str:
-        """Return what keeps a queued job from running; empty when nothing is known to."""
+        """Return why a queued job does not run yet; empty if unknown."""
         return ""
 
     def events(self, handle: str) -> list[Event]:
-        """Return what happened to the job, oldest first.
+        """Return the events of the job, oldest first.
 
         Raises:
-            UsageError: The platform keeps no events.
+            UsageError: The platform records no events.
         """
         raise _keeps_none("events", handle)
 
@@ -216,7 +216,7 @@ class Backend(ABC, Generic[Request]):
         """Return what each node of the job used.
 
         Raises:
-            UsageError: The platform keeps no metrics.
+            UsageError: The platform records no metrics.
         """
         raise _keeps_none("metrics", handle)
 

@@ -1,4 +1,4 @@
-"""What every platform delivers to the nodes: the entry, its start script, and a key for ssh."""
+"""What every platform copies to the nodes: the entry, its start script, and a key for ssh."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BOOT = "boot.sh"
 
 
 def files() -> dict[str, bytes]:
-    """Return the entry of this cloudjob and what starts it, by name; they lie side by side."""
+    """Return the files of this cloudjob's entry and its start script, by name."""
     package = Path(cloudjob.__file__).parent
     boot = package / BOOT
     if not boot.exists():

@@ -1,4 +1,4 @@
-"""How paths are written as URIs, and which text JSON can hold."""
+"""Conversion of paths to URIs, and a test for text that JSON can hold."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def file_path(uri: str) -> str:
 
 
 def file_uri(path: str) -> str:
-    """Return the URI of a folder; a path that begins with ``~`` is not known yet."""
+    """Return the URI of a folder; a path that begins with ``~`` is left as it is."""
     return "file://" + quote_from_bytes(os.fsencode(path), safe="/~")
 
 
 def is_utf8(text: str) -> bool:
-    """Whether JSON can hold a text: a surrogate stands for a byte that is no UTF-8."""
+    """Whether JSON can hold a text; a surrogate stands for a byte that is not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

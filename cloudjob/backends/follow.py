@@ -1,8 +1,8 @@
-"""Following logs: the whole lines of several nodes, in the order in which they come.
+"""Follows the logs of several nodes: whole lines, in the order in which they arrive.
 
-Every follower keeps the same promise: each line once, none cut. ``Lines`` joins what was read to
-whole lines. ``poll`` looks at logs again and again, for platforms that keep them as files;
-``Streams`` reads each in a thread of its own, for platforms that send them.
+Every follower yields each line once and complete. ``Lines`` joins pieces to lines. ``poll`` reads
+logs at intervals, for platforms that keep them as files; ``Streams`` reads each log in its own
+thread, for platforms that stream them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cloudjob.retries import Patience
 Piece = tuple[int, bytes]
 NOTHING_NEW: Piece = (-1, b"")
 PIECE_BYTES = 1 << 20
-# How long a reader of streams waits before it is given NOTHING_NEW.
+# Seconds that a reader of streams waits before it gets NOTHING_NEW.
 _IDLE_S = 0.1
-# Pieces of all nodes that wait to be shown: a slow reader must not fill the memory.
+# Pieces that wait for the reader: a slow reader must not fill the memory.
 _WAITING = 64
 _GROWTH = 1.2
 
@@ -34,7 +34,7 @@ class Lines:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> bytes:
-        """Take in what was read, and return the lines that are whole now."""
+        """Add what was read, and return the lines that are complete now."""
         end = data.rfind(b"\n") + 1
         whole = bytes(self._rest) + data[:end] if end else b""
         if end:
@@ -43,7 +43,7 @@ class Lines:
         return whole
 
     def finish(self) -> bytes:
-        """Return what is left when the log has ended, with the newline that it lacks."""
+        """Return the rest when the log has ended, with a newline added."""
         rest = bytes(self._rest)
         self._rest.clear()
         return rest + b"\n" if rest else b""
@@ -83,10 +83,10 @@ def poll(
     With ``follow``, a platform that does not answer for some minutes does not end this.
 
     Args:
-        look: Returns what has been written since the last look, in pieces of any size; an empty
-            one says that more is known to be there.
+        look: Returns what was written since its last call, in pieces of any size; an empty piece
+            means that more is known to exist.
         follow: Whether to wait for the end of the job; else what is there now is yielded.
-        pause_s: How long the shortest and the longest wait between two looks is.
+        pause_s: The shortest and the longest wait between two calls of ``look``.
     """
     lines: dict[int, Lines] = {}
     shortest_s, longest_s = pause_s
@@ -115,7 +115,7 @@ def poll(
 
 
 def _new_lines(pieces: Iterable[Piece], lines: dict[int, Lines]) -> Generator[Piece, None, bool]:
-    """Yield the lines that pieces make whole, and return whether there was any piece."""
+    """Yield the lines that pieces complete; return whether there was any piece."""
     is_new = False
     for node, data in pieces:
         is_new = True
@@ -145,19 +145,19 @@ class Streams:
 
     @property
     def has_ended(self) -> bool:
-        """Whether every thread has ended, and everything has been taken."""
+        """Whether every thread has ended, and everything was read."""
         with self._lock:
             return not self._running and self.is_taken
 
     def add(self, read: Callable[[], Iterable[Piece]]) -> None:
-        """Start a thread that reads; what it raises, ``next`` raises."""
+        """Start a reader thread; ``next`` raises its exception."""
         with self._lock:
             self._running += 1
         # A stream that is silent cannot be interrupted; the process may end before it does.
         threading.Thread(target=self._run, args=(read,), name="log", daemon=True).start()
 
     def next(self) -> Piece:
-        """Return the next piece; NOTHING_NEW after a moment without one."""
+        """Return the next piece, or NOTHING_NEW if none arrives within a moment."""
         try:
             news = self._news.get(timeout=_IDLE_S)
         except queue.Empty:
@@ -167,15 +167,15 @@ class Streams:
         return news
 
     def stop(self) -> None:
-        """Let the threads end."""
+        """Ask the threads to end."""
         self._stopped.set()
 
     def wait(self, seconds: float) -> None:
-        """Pause a thread, at most until the reader has left."""
+        """Pause a thread until the time is over or the reader has left."""
         self._stopped.wait(seconds)
 
     def _put(self, news: Piece | Exception) -> bool:
-        """Hand on what was read; False when nobody waits for it any more."""
+        """Pass a piece to the reader; return False if the reader has left."""
         while not self.is_stopped:
             try:
                 self._news.put(news, timeout=_IDLE_S)

@@ -11,7 +11,7 @@ def write(scheme: str, *parts: str) -> str:
 
 
 def read(handle: str, scheme: str, count: int = 0) -> list[str]:
-    """Return the parts of a handle, as they were written.
+    """Return the parts of a handle.
 
     Args:
         count: How many there are; 0 for any number.
@@ -28,6 +28,6 @@ def read(handle: str, scheme: str, count: int = 0) -> list[str]:
 
 
 def platform(handle: str) -> str:
-    """Return the beginning of a handle, which all jobs of one platform have in common."""
+    """Return the part of a handle that all jobs of one platform share."""
     scheme, mark, rest = handle.partition("://")
     return scheme + mark + rest.partition("/")[0]

@@ -20,7 +20,7 @@ _DIGEST = "digest"
 
 
 def python_of(asked: str, key: str) -> str:
-    """Return the interpreter of the script: asked for, the active environment's, or our own.
+    """Return the interpreter of the script: as configured, the active environment's, or our own.
 
     Args:
         key: Where it was asked for, for a message.
@@ -44,7 +44,7 @@ def python_of(asked: str, key: str) -> str:
 
 
 def path_with_mpirun() -> str:
-    """Return PATH, followed by the folder of our own interpreter where only that has mpirun.
+    """Return PATH, followed by the folder of our own interpreter if only that has mpirun.
 
     A wheel of Open MPI installs it there.
     """
@@ -70,7 +70,7 @@ def libmpi_of(mpirun: str, python: str) -> str:
 
 
 def entry_of(home: Path) -> str:
-    """Return the folder of the unpacked entry, made below ``home`` when it is first used.
+    """Return the folder of the unpacked entry, which is created below ``home`` on first use.
 
     Unpacked, it starts faster than the archive does. It runs with the secrets of every job, so what
     was unpacked is compared with its digest each time.

@@ -1,4 +1,4 @@
-"""Builds the container images of ``images/``, each under a tag that says what it was made of."""
+"""Builds the container images of ``images/``; each tag is a hash of the image's inputs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LATEST = "latest"
 # What a tag may not contain, and how long it may be.
 _NO_TAG = re.compile(r"[^A-Za-z0-9_.-]")
 _LONGEST_TAG = 128
-# What an image says of itself.
+# The labels of an image.
 INPUTS_LABEL = "cloudjob.inputs"
 # The stage of a build in which pip runs. With files of the user's it has a name of its own, and
 # nothing of it stays.
 _STAGE_LABEL = "cloudjob.stage"
 _OWN_STAGE = "build-"
-# After this a stage with a name of its own is that of a build that was killed.
+# A named stage that is older belongs to a build that was killed.
 _STALE_S = 24 * 3600.0
 _CA_BUNDLE = "images/ca.pem"
 _PIP_CONFIG = "images/pip.conf"
@@ -42,12 +42,12 @@ Pulled = Callable[[int, int], None]
 
 
 class Recipe(NamedTuple):
-    """What an image is made of.
+    """The inputs of an image.
 
     Args:
         dockerfile: Its text.
         files: What it copies: path in the build's context -> bytes.
-        base: The image it begins with.
+        base: The image that it is based on.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Recipe(NamedTuple):
 
 
 class Built(NamedTuple):
-    """An image that is there."""
+    """An existing image."""
 
     tag: str
     id: str
@@ -110,7 +110,7 @@ def tag_of_base(base: str) -> str:
 
 
 def recipe_of(name: str, base: str = "") -> Recipe:
-    """Return what the image ``name`` is made of.
+    """Return the inputs of the image ``name``.
 
     Raises:
         UsageError: There is no such image.
@@ -126,7 +126,7 @@ def recipe_of(name: str, base: str = "") -> Recipe:
 
 
 def inputs(recipe: Recipe, base_id: str) -> str:
-    """Return the hash of all that goes into an image, and so of what comes out.
+    """Return the hash of everything that goes into an image.
 
     Neither the CA bundle nor the pip configuration counts: they say where packages come from, not
     which, and nobody may guess at them by their hash.
@@ -193,7 +193,7 @@ def _build(
 
 
 def _remove_stage(client: Any, own: str) -> None:
-    """Remove the stage of a build, and what builds that were killed have left of theirs.
+    """Remove the stage of a build, and the stages of builds that were killed.
 
     The engine's own ``prune`` would take those of builds that go on, and refuses a second caller.
     """
@@ -219,10 +219,10 @@ def _remove_image(client: Any, image: str) -> None:
 def _base(
     client: Any, recipe: Recipe, tell: Callable[[str], None], pulled: Pulled
 ) -> tuple[str, str]:
-    """Return name and id of the image to begin with, built or pulled when it is not there."""
+    """Return name and id of the base image, which is built or pulled if it is missing."""
     base = recipe.base
     if base == f"{REPOSITORY}/base:{_LATEST}" and recipe.name != "base":
-        # Ours as it is now, whatever was built last under this name.
+        # Our current one, which may differ from what was last built under this name.
         inner = _build(client, recipe_of("base"), {}, tell, pulled)
         _tag(client, inner, "base", _LATEST)
         return inner.tag, inner.id
@@ -273,7 +273,7 @@ def _counted(stream: Iterator[dict[str, Any]], pulled: Pulled) -> Iterator[dict[
 
 
 def _follow(stream: Iterator[dict[str, Any]], what: str, tell: Callable[[str], None]) -> None:
-    """Tell each line of a build or pull; raise when the engine says that it failed."""
+    """Report each line of a build or pull; raise an error if the engine reports a failure."""
     last: list[str] = []
     for word in stream:
         if "error" in word:
@@ -294,12 +294,12 @@ def _hint(lines: list[str]) -> str:
     if "CERTIFICATE_VERIFY_FAILED" in text or "SSLError" in text:
         return "pip does not trust the index: --ca-bundle FILE"
     if "No matching distribution" in text:
-        return "the index does not have it: --pip-config FILE can name another"
+        return "the index does not have it: --pip-config FILE can name another index"
     return ""
 
 
 def _parted(reference: str) -> tuple[str, str]:
-    """Part an image's name from its tag; a colon before the last slash is a port."""
+    """Split an image's name and tag; a colon before the last slash belongs to a port."""
     name, colon, tag = reference.rpartition(":")
     if not colon or "/" in tag or "@" in reference:
         return reference, "" if "@" in reference else _LATEST

@@ -1,4 +1,4 @@
-"""What is remembered of a source between two packs of it, so that unchanged files are not read.
+"""Remembers a source folder between two packs, so that unchanged files are not read again.
 
 A file whose size, times and inode are as they were has the same content: git's rule, with git's
 exception. A file that was changed just before it was read may change again within one tick of the
@@ -35,7 +35,7 @@ class Known(NamedTuple):
         layer: The number of the layer whose manifest lists it.
         holder: The number of the layer that holds a file's content.
         seen: What ``stat`` returned for a file; None when that is not to be trusted.
-        scanned: The version of the rules that found no secret in it; empty when not searched.
+        scanned: The version of the rules that found no secret in it; empty if not searched.
     """
 
     entry: Entry
@@ -59,7 +59,7 @@ class KnownLayer(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """All that is remembered of one source: nothing, when it was never packed.
+    """Everything remembered about one source; empty if it was never packed.
 
     Args:
         entries: In the order of the bytes of their names.
@@ -72,13 +72,13 @@ class Memory(NamedTuple):
 
 
 def path_of(home: Path, source: Path, store: str) -> Path:
-    """Return the file that remembers ``source`` as it lies in ``store``."""
+    """Return the file with the memory of ``source`` and ``store``."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(source)) + b"\0" + os.fsencode(store))
     return home / "packages" / f"{name.hexdigest()[:32]}.json"
 
 
 def trusted(seen: Seen | None, now_ns: int) -> Seen | None:
-    """Return what ``stat`` returned if a later change is sure to show in it.
+    """Return ``seen`` if any later change is sure to alter it; otherwise None.
 
     Args:
         now_ns: When the scan began.
@@ -89,7 +89,7 @@ def trusted(seen: Seen | None, now_ns: int) -> Seen | None:
 
 
 def load(path: Path) -> Memory:
-    """Return what is remembered; nothing when the file is missing or damaged."""
+    """Return the saved memory; empty if the file is missing or damaged."""
     try:
         digest, _, data = path.read_bytes().partition(b"\n")
         if digest.decode("ascii") != hashlib.sha256(data).hexdigest():
@@ -111,13 +111,13 @@ def load(path: Path) -> Memory:
 
 
 def with_layers(memory: Memory, layers: Sequence[Layer]) -> Memory:
-    """Return ``memory`` with its layers named as they are in the store."""
+    """Return ``memory`` with the names that its layers have in the store."""
     known = zip(memory.layers, layers, strict=True)
     return memory._replace(layers=tuple(each._replace(layer=layer) for each, layer in known))
 
 
 def save(path: Path, memory: Memory) -> None:
-    """Remember ``memory``; if that fails, the next pack only reads more."""
+    """Save ``memory``; if that fails, the next pack only reads more."""
     data = json.dumps({"format": _FORMAT, **memory._asdict()}, separators=(",", ":")).encode()
     new = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
     with suppress(OSError):

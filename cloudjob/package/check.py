@@ -19,7 +19,7 @@ _RELATIVE = "the script's path is relative to --source"
 
 
 def script(tree: Tree, path: str) -> None:
-    """Refuse a script that the job would not find.
+    """Check that the job will find its script.
 
     Raises:
         PackageError: It is left out, is not a file, or does not exist.
@@ -63,13 +63,13 @@ def size(tree: Tree, limit_bytes: int) -> None:
     raise PackageError(
         f"pack {shown(tree.source)}: {size_text(total)} is over the limit of "
         f"{size_text(limit_bytes)}; largest: {listed}",
-        hint=f"each of these is the line in {CLOUDJOBIGNORE} that leaves it out; data reaches a "
-        "job with --input; --source-limit-mb sets another limit",
+        hint=f"each of these is the line in {CLOUDJOBIGNORE} that leaves it out; pass data "
+        "with --input; --source-limit-mb sets another limit",
     )
 
 
 def ignore_line(path: str) -> str:
-    """Return the line of an ignore file that means this path of the source and no other."""
+    """Return the line for an ignore file that matches exactly this path of the source."""
     text = re.sub(r"([*?\[\\])", r"\\\1", path)
     return "/" + re.sub(r" $", r"\\ ", text)
 

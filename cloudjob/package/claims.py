@@ -61,12 +61,12 @@ class Missing(CloudJobError):
 
 
 class Kept(NamedTuple):
-    """What the store holds of a package now.
+    """The layers of a package that are in the store now.
 
     Args:
         layers: What the package consists of, as its descriptor names it.
-        sent_bytes: How much of it was not there before.
-        sent_layers: In how many layers.
+        sent_bytes: How many bytes were sent, as they were not there before.
+        sent_layers: How many layers were sent.
     """
 
     layers: tuple[Layer, ...]
@@ -131,7 +131,7 @@ class Claim:
         return Kept((*old, layer), layer.size_bytes, 1)
 
     def check(self) -> None:
-        """Do nothing while others respect the claim.
+        """Check that others still respect the claim.
 
         Raises:
             StoreError: It is so old that they may not.
@@ -190,13 +190,13 @@ def _is_whole(store: ObjectStore, layer: Layer) -> bool:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A layer in a store as a file, of which only the end is fetched, as far as it is read."""
+    """A layer in a store as a file; only the part that is read, near its end, is fetched."""
 
     def __init__(self, store: ObjectStore, layer: Layer) -> None:
         self._store, self._layer = store, layer
         self._place = 0
         self._begin = max(0, layer.size_bytes - _TAIL_BYTES)
-        # An object that is too long shows in the byte after the last one.
+        # One byte more reveals an object that is too long.
         expected = layer.size_bytes - self._begin
         self._data = store.get_range(layer.key, self._begin, expected + 1)
         if len(self._data) != expected:
@@ -212,7 +212,7 @@ class _RemoteFile(io.RawIOBase):
         begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._layer.size_bytes}
         self._place = begin[whence] + offset
         if self._place < 0:
-            raise ValueError("a position before the file")
+            raise ValueError("the position is before the start of the file")
         return self._place
 
     def readinto(self, room: Any) -> int:
@@ -251,7 +251,7 @@ def stale_notes(store: ObjectStore) -> list[str]:
 
 
 def _load_note(store: ObjectStore, key: str) -> tuple[float, list[str]]:
-    """Return when a note was written and what it names; now and nothing if it was just deleted."""
+    """Return when a note was written and what it names; now and no layers if it is gone."""
     try:
         value = json.loads(store.get_bytes(key))
         return float(value["written_s"]), [str(layer) for layer in value["layers"]]

@@ -1,4 +1,4 @@
-"""Says of any path whether it goes into the package, and what decided."""
+"""Explains whether a path goes into the package, and which rule decides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudjob.package.tree import FOLDER
 
 
 class Explained(NamedTuple):
-    """What decided about one path.
+    """The decision about one path.
 
     Args:
         path: Relative to the source; a folder's ends with ``/``.
@@ -32,7 +32,7 @@ class Explained(NamedTuple):
 def explain(
     source: Path, path: str, *, home: Path | None = None, follow_links: bool = False
 ) -> Explained:
-    """Return what decided about ``path``, relative to the source or absolute.
+    """Return the decision about ``path``, relative to the source or absolute.
 
     Raises:
         PackageError: There is no such path in the source, or the source cannot be read.
@@ -56,10 +56,10 @@ def explain(
 
 
 def _name(source: Path, path: str) -> str:
-    """Return a path as the package would have it."""
+    """Return a path as the package would name it."""
     given = posixpath.normpath(path)
     if posixpath.isabs(given):
-        # Its last segment may be a link that is to be explained itself.
+        # Its last segment may be a link, which is explained itself.
         above = os.path.realpath(posixpath.dirname(given))
         given = os.path.relpath(
             posixpath.join(above, posixpath.basename(given)), os.path.realpath(source)

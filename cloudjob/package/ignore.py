@@ -27,7 +27,7 @@ _ANY_FOLDER = "(?P<ps_d>/)"
 
 
 class Decision(NamedTuple):
-    """What one line of an ignore file says about a path.
+    """The effect of one line of an ignore file on a path.
 
     Args:
         rule: The file, its line's number, and the line.
@@ -49,9 +49,9 @@ class Rules:
     """The lines of one ignore file.
 
     Args:
-        shown_name: The file as people know it.
-        prefix: The folder below which it is in force, relative to the source, ``/`` at the end.
-        above: For a file above the source, the way from its folder down to the source.
+        shown_name: The file's name in messages.
+        prefix: The folder in which it applies, relative to the source, with ``/`` at the end.
+        above: For a file above the source, the path from its folder down to the source.
     """
 
     def __init__(self, shown_name: str, text: bytes, *, prefix: str = "", above: str = "") -> None:
@@ -65,7 +65,7 @@ class Rules:
         return bool(self._lines)
 
     def decide(self, name: str, is_folder: bool) -> Decision | None:
-        """Return what the last line that applies to ``name`` says about it.
+        """Return the decision of the last line that matches ``name``.
 
         Args:
             name: Relative to the source.
@@ -73,7 +73,7 @@ class Rules:
         return self.decide_relative(self._above + name[self._skip :], is_folder)
 
     def decide_relative(self, relative: str, is_folder: bool) -> Decision | None:
-        """Return what the last line that applies to a path says; relative to the file's folder."""
+        """Return the decision of the last line that matches a path in the file's folder."""
         path = relative + "/" if is_folder else relative
         if not self._may_apply(path):
             return None
@@ -87,7 +87,7 @@ class Rules:
         return None
 
     def _may_apply(self, path: str) -> bool:
-        """Whether any line matches; by Hyperscan, so that most paths cost a microsecond."""
+        """Whether any line matches; uses Hyperscan, so that most paths take a microsecond."""
         try:
             return self._spec is not None and self._spec.check_file(path).include is not None
         except UnicodeEncodeError:
@@ -95,7 +95,7 @@ class Rules:
 
 
 def parse_own(folder: str, prefix: str, name: str) -> Rules:
-    """Read an ignore file that lies in a folder of the source.
+    """Read an ignore file in a folder of the source.
 
     Raises:
         OSError: It cannot be read.
@@ -104,7 +104,7 @@ def parse_own(folder: str, prefix: str, name: str) -> Rules:
 
 
 def outer(source: str) -> tuple[Rules, ...]:
-    """Return the rules of git that come from elsewhere than the source, the weakest first.
+    """Return the rules of git from outside the source, lowest precedence first.
 
     They are the user's own (``core.excludesFile``), ``.git/info/exclude``, and the ``.gitignore``
     of each folder above, up to the top of the repository that the source lies in. When these leave
@@ -119,7 +119,7 @@ def outer(source: str) -> tuple[Rules, ...]:
         return tuple(rules for rules in (Rules(own, _read(own)),) if rules)
     way = os.path.relpath(source, top)
     segments = () if way == "." else tuple(way.split("/"))
-    # Each with the number of steps from the top down to the folder that its lines speak from.
+    # Each with the depth, from the top, of the folder that its lines are relative to.
     files = [(own, 0), (_info_exclude(top), 0)]
     files += [
         (posixpath.join(top, *segments[:steps], GITIGNORE), steps) for steps in range(len(segments))
@@ -180,14 +180,14 @@ _SETTINGS = re.compile(r"(HOME|PATH|LANG|LC_\w+|XDG_CONFIG_HOME|GIT_\w+)\Z")
 
 
 def _excludes_file(source: str) -> str:
-    """Return the path of the user's own ignore file: what git says, else git's default."""
+    """Return the path of the user's own ignore file: as configured in git, or git's default."""
     import shutil
     import subprocess
 
     git = shutil.which("git")
     if git is not None:
         argv = (git, "-C", source, "config", "--path", "-z", "--get", "core.excludesFile")
-        # Only what its settings are found by: a secret of the job may be a variable of ours.
+        # Only the variables by which git finds its settings; others may hold secrets.
         env = {name: value for name, value in os.environ.items() if _SETTINGS.match(name)}
         done = subprocess.run(
             argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False
@@ -199,9 +199,9 @@ def _excludes_file(source: str) -> str:
 
 
 def _read(path: str) -> bytes:
-    """Return what a file outside the source holds; nothing for one that cannot be read."""
+    """Return the contents of a file outside the source; empty if it cannot be read."""
     try:
-        # A named pipe would be waited for.
+        # Opening a named pipe would block.
         return Path(path).read_bytes() if Path(path).is_file() else b""
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
         return b""
@@ -211,7 +211,7 @@ def _read(path: str) -> bytes:
 
 
 def _lines(data: bytes) -> Iterator[_Line]:
-    """Yield the lines that mean something, as git reads them."""
+    """Yield the lines that are patterns, as git reads them."""
     if not data.strip():
         return
     from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern  # 25 ms
@@ -238,12 +238,12 @@ def _spec(lines: Sequence[_Line]) -> GitIgnoreSpec:
 
 
 def _applies(line: _Line, path: str) -> bool:
-    """Whether a line applies to this very path; a folder's path ends with ``/``.
+    """Whether a line matches exactly this path; a folder's path ends with ``/``.
 
     For pathspec it applies to what lies below a folder too, and ``a/**`` to ``a/``; not for git.
     """
     regex = line.pattern.regex
-    assert regex is not None, "lines without a meaning are left out"
+    assert regex is not None, "lines that are not patterns are left out"
     if regex.pattern == _ANY_FOLDER:
         return path.endswith("/")
     match = regex.search(path)

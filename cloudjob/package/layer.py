@@ -1,4 +1,4 @@
-"""Makes the newest layer of a package: what of the source the layers in the store do not have."""
+"""Creates the newest layer of a package: what the layers in the store do not contain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cloudjob.package.tree import FILE, LINK, SourceEntry, Tree
 from jobentry.contract.packages import Entry, Manifest
 
 _LISTED = 10
-# What a file takes in a layer beside its content: its row in the manifest, and two zip headers.
+# The overhead of a file in a layer: its row in the manifest, and two zip headers.
 _ROW_BYTES = 256
 
 
@@ -27,7 +27,7 @@ class Job(NamedTuple):
     """What to pack.
 
     Args:
-        memory: What is known of the source from the last time.
+        memory: What is known about the source from the last pack.
         destination: The file of the new layer.
         allows: Whether the user permits a finding.
         now_ns: When the scan began.
@@ -43,7 +43,7 @@ class Job(NamedTuple):
 
 
 class Made(NamedTuple):
-    """The package as it is now; ``is_new`` tells whether a layer was written."""
+    """The package as it is now; ``is_new`` is true if a layer was written."""
 
     memory: Memory
     is_new: bool
@@ -86,7 +86,7 @@ def _make(job: Job) -> Made | None:
 
 
 class _Change:
-    """What differs from the last time; new contents are in the layer.
+    """The difference from the last pack; new contents are in the layer.
 
     Args:
         before: What was known, by name.
@@ -113,7 +113,7 @@ class _Change:
         self.new_bytes = layer.content_bytes + _ROW_BYTES * len(self.names)
 
     def absorb(self, kept: int) -> None:
-        """Store the contents again that only layers from number ``kept`` on hold.
+        """Store contents again that only the layers from number ``kept`` on contain.
 
         Raises:
             ChangedError: A file is not what it was when the source was scanned.
@@ -149,7 +149,7 @@ class _Change:
         return tuple(found)
 
     def _is_known(self, seen: SourceEntry) -> bool:
-        """Whether a file is as it was, and today's rules found no secret in it."""
+        """Whether a file is unchanged, and the current rules found no secret in it."""
         was = self._before.get(_text(seen.name))
         if was is None or was.seen is None or was.seen != seen.seen:
             return False
@@ -215,7 +215,7 @@ def _kept(memory: Memory, change: _Change, holders: Mapping[str, int]) -> int:
 
 
 def _removed(memory: Memory, change: _Change, kept: int) -> set[str]:
-    """Return the names to remove from the layers that stay; one that is not there does no harm."""
+    """Return the names to remove from the layers that stay; unknown names do no harm."""
     before = {name for each in memory.layers[kept:] for name in each.removed}
     return (before | change.removed) - {entry.name for entry in change.entries}
 
@@ -234,12 +234,12 @@ def _checked(job: Job, findings: Sequence[Finding]) -> frozenset[str]:
             f"pack {shown(job.tree.source)}: may hold secrets: {'; '.join(listed)}"
             + (f"; and {more} more" if more > 0 else ""),
             hint="give the job its keys with --secret, and leave the file out with a line in "
-            ".cloudjobignore; what is no secret passes with the comment `cloudjob: allow-secret` "
-            "on its line or a line in .cloudjob-secrets-allow",
+            ".cloudjobignore; if a finding is not a secret, add the comment `cloudjob: allow-secret` to "
+            "its line, or a line to .cloudjob-secrets-allow",
         )
     return frozenset(finding.path for finding in findings)
 
 
 def _text(name: str) -> str:
-    """Return a name as a package has it: its bytes, whatever the locale here is."""
+    """Return a name as text that keeps its bytes, independent of the locale."""
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "surrogateescape")

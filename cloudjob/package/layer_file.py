@@ -18,10 +18,10 @@ _SAMPLE_BYTES = 16 * 1024
 
 
 class LayerFile:
-    """A layer that is being written; a context manager that removes it unless it was finished.
+    """A layer being written; a context manager that removes the file unless it was finished.
 
     Args:
-        is_compressed: Deflate contents that become smaller by it.
+        is_compressed: Deflate contents that shrink.
     """
 
     def __init__(self, path: Path, *, is_compressed: bool) -> None:
@@ -72,7 +72,7 @@ class LayerFile:
         self.content_bytes += size_bytes
 
     def finish(self, manifest: Manifest) -> Layer:
-        """Add the manifest; return what names the layer."""
+        """Add the manifest, and return the layer's reference."""
         data = dump_manifest(manifest)
         info = self._info(MANIFEST, 0o644, data[:_SAMPLE_BYTES])
         with writing(self._path):
@@ -85,7 +85,7 @@ class LayerFile:
         return Layer(LAYERS + digest, digest, size_bytes)
 
     def _info(self, name: str, mode: int, sample: bytes) -> zipfile.ZipInfo:
-        # Without the time of the file: the same contents are the same bytes.
+        # Without the time of the file, so that the same contents give the same bytes.
         info = zipfile.ZipInfo(name)
         info.create_system = 3  # Unix, for the mode
         info.external_attr = (stat.S_IFREG | mode) << 16

@@ -1,18 +1,18 @@
-"""How many layers a package has: few, and yet an edit sends little. No I/O."""
+"""Decides which layers to merge, so that they stay few and an edit sends little. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# What an edit may send again beside the edited files.
+# Bytes that an edit may send again beside the edited files.
 _CHEAP_BYTES = 48 * 1024
 _MOST_LAYERS = 12
-# Less than this is not worth sending everything again for.
+# Fewer dead bytes than this are not worth sending everything again.
 _DEAD_BYTES = 1024 * 1024
 
 
 def merged(live_bytes: Sequence[int], dead_bytes: int, new_bytes: int) -> int:
-    """Return how many of the newest layers a new one of ``new_bytes`` takes into itself.
+    """Return how many of the newest layers to merge into a new one of ``new_bytes``.
 
     Small layers are always taken. When there are many all the same, layers are taken until each one
     that stays is at least as large as all that lies above it, so that what is sent again, over

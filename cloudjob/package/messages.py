@@ -1,4 +1,4 @@
-"""How packing reports paths, sizes and what the file system answered."""
+"""Paths, sizes and errors of the file system in messages about packing."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from cloudjob.package.secrets import Searcher
 from cloudjob.package.tree import FILE, LeftOut, Tree
 from jobentry.contract.packages import Layer, tree_digest
 
-# A line is a pattern of paths as in .gitignore, after [rule] for one rule only.
+# Each line is a path pattern as in .gitignore; a [rule] before it limits it to that rule.
 ALLOW_FILE = ".cloudjob-secrets-allow"
 
-# Someone may be saving a file just now; a file that changes all the time is named.
+# A file may be saved at this moment; if it keeps changing, the error names it.
 _ATTEMPTS = 3
 _PAUSE_S = 0.2
 
@@ -30,10 +30,10 @@ class CodePackage(NamedTuple):
         digest: ``sha256:`` and the digest of the tree.
         size_bytes: The total size of its files.
         layers: From the oldest to the newest.
-        left_out: What of the source is not in it, and why.
+        left_out: The paths of the source that are not in it, and why.
         new: The file of the newest layer; None if nothing has changed.
         memory: What to remember for the next pack, once the layers are in the store.
-        is_remembered: Whether it is the memory that was given.
+        is_remembered: Whether ``memory`` is the one that was passed in.
     """
 
     digest: str
@@ -50,7 +50,7 @@ class Options(NamedTuple):
     """How a source is packed.
 
     Args:
-        is_compressed: Deflate contents that become smaller by it.
+        is_compressed: Deflate contents that shrink.
         follow_links: Pack what links outside the source point to, instead of refusing them.
         home: ``$CLOUDJOB_HOME``: never packed; the compiled rules for secrets are kept there.
     """
@@ -69,11 +69,11 @@ def pack(
     options: Options = Options(),  # noqa: B008 (a value)
     memory: Memory = Memory(),  # noqa: B008 (a value)
 ) -> CodePackage:
-    """Write what ``memory`` does not know of ``source`` as one layer to ``destination``.
+    """Write what has changed in ``source`` since ``memory`` as one layer to ``destination``.
 
     Raises:
-        PackageError: The source cannot be read, is too big, changes all the time, holds secrets or
-            links that leave it, or does not hold ``script``, when one is named.
+        PackageError: The source cannot be read, is too large, keeps changing, contains secrets or
+            links that leave it, or lacks ``script``, if one is named.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         now_ns = time.time_ns()

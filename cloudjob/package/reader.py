@@ -1,4 +1,4 @@
-"""Reads the files of a source, and fails when one is not what the scan saw."""
+"""Reads the files of a source, and fails if one has changed since the scan."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cloudjob.package.messages import changed, reading
 from cloudjob.package.tree import Seen, SourceEntry
 
 PIECE_BYTES = 8 * 1024 * 1024
-# What was a file may be a link or a pipe by now: follow nothing, wait for nothing.
+# The file may have become a link or a pipe: do not follow or block.
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def pieces(source: Path, entry: SourceEntry) -> Iterator[bytes]:
-    """Yield the content of a file; it is right only when the last piece has been taken.
+    """Yield the content of a file, which is verified only when the last piece was read.
 
     Raises:
         ChangedError: The file is not what it was when the source was scanned.

@@ -15,7 +15,7 @@ from cloudjob.package.ignore import GITIGNORE, Decision, Rules
 from cloudjob.package.messages import CLOUDJOBIGNORE, came_back, reading, shown, translated
 from cloudjob.package.tree import FILE, FOLDER, LINK, LeftOut, Seen, SourceEntry, Tree
 
-# What no job needs in the cloud, whatever the ignore files say.
+# Never needed by a job; left out regardless of ignore files.
 _DEFAULT_NAMES = frozenset(
     {
         ".cloudjob", ".git", ".hg", ".svn", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache",
@@ -33,7 +33,7 @@ _SPECIAL = {
 
 
 class Refused(NamedTuple):
-    """What cannot be sent to another machine, and why."""
+    """A path that cannot be sent to another machine, and why."""
 
     name: str
     fault: str
@@ -80,7 +80,7 @@ def walk(
     home: Path | None = None,
     follow_links: bool = False,
 ) -> Found:
-    """Return everything in ``source``, also what is refused.
+    """Return everything in ``source``, including what is refused.
 
     Raises:
         PackageError: A folder cannot be read.
@@ -121,14 +121,14 @@ def _place(folder: Path | None) -> _Place | None:
 
 
 class _InForce(NamedTuple):
-    """The ignore files that apply to what is in one folder, the deepest first."""
+    """The ignore files that apply in one folder, deepest first."""
 
     own: tuple[Rules, ...]
     git: tuple[Rules, ...]
 
 
 class _Folder(NamedTuple):
-    """A folder to look into.
+    """A folder to scan.
 
     Args:
         prefix: Its name and ``/``; empty for the source.
@@ -143,10 +143,10 @@ class _Folder(NamedTuple):
 
 
 class _Verdict(NamedTuple):
-    """Whether a path goes, and why.
+    """Whether a path is packed, and why.
 
     Args:
-        reason: Why it is left out; empty when it goes.
+        reason: Why it is left out; empty if it is packed.
         kept_by: The line that keeps it, when there is one.
         is_named: Whether that line spells it out.
     """
@@ -168,7 +168,7 @@ class _Walker:
         self.found = Found([], [], [])
 
     def look_into(self, folder: _Folder) -> list[_Folder]:
-        """Decide about everything in a folder; return the folders to look into next."""
+        """Decide about everything in a folder; return its subfolders to scan."""
         prefix = folder.prefix
         with reading(self._source, prefix or "."), os.scandir(folder.path) as listed:
             children = list(listed)
@@ -184,11 +184,11 @@ class _Walker:
         return inner
 
     def _with_rules_of(self, folder: _Folder, children: list[os.DirEntry[str]]) -> _InForce:
-        """Return the rules that are in force inside a folder: its own ignore files come first."""
+        """Return the rules that apply inside a folder; its own ignore files come first."""
         own, git = folder.in_force
         prefix, path = folder.prefix, folder.path
         for child in sorted(children, key=lambda child: child.name):
-            # A link is no ignore file, as in git.
+            # As in git, a symbolic link does not count as an ignore file.
             if child.name in (GITIGNORE, CLOUDJOBIGNORE) and child.is_file(follow_symlinks=False):
                 with reading(self._source, prefix + child.name):
                     rules = ignore.parse_own(path, prefix, child.name)
@@ -202,7 +202,7 @@ class _Walker:
         return _InForce(own, git)
 
     def _look_at(self, name: str, child: os.DirEntry[str], folder: _Folder) -> Iterable[_Folder]:
-        """Decide about one child; return the folder that it leads into."""
+        """Decide about one child; return it as a folder to scan if it is one."""
         is_folder = child.is_dir(follow_symlinks=False)
         verdict = _judge(name, child, is_folder, folder.in_force)
         if verdict.reason:
@@ -229,7 +229,7 @@ class _Walker:
     def _take(
         self, name: str, status: os.stat_result, verdict: _Verdict, real: str, path: str
     ) -> None:
-        """Add a file, unless it is something else or a key."""
+        """Add a regular file that is not a private key."""
         if not stat.S_ISREG(status.st_mode):
             kind = _SPECIAL.get(stat.S_IFMT(status.st_mode), "is no file")
             self.found.refused.append(Refused(name, kind))
@@ -248,7 +248,7 @@ class _Walker:
     def _link(
         self, name: str, child: os.DirEntry[str], verdict: _Verdict, folder: _Folder
     ) -> Iterable[_Folder]:
-        """Keep a link whose end lies in the source; refuse or follow one whose end does not.
+        """Keep a link to a target inside the source; refuse or follow any other.
 
         It must stay inside by where it really points, and by its text as well: the other machine
         may lack the folders that lead it back.
@@ -283,7 +283,7 @@ class _Walker:
             return ()
         place = (status.st_dev, status.st_ino)
         if place in folder.trail or _is_inside(self._root, real):
-            fault = f"is a link to {shown(target)}, a folder that it lies in itself"
+            fault = f"is a link to {shown(target)}, a folder that contains the link"
             self.found.refused.append(Refused(name, fault))
             return ()
         trail = (*folder.trail, place)
@@ -316,7 +316,7 @@ _GOES = _Verdict()
 
 
 def _last_decision(rules: tuple[Rules, ...], name: str, is_folder: bool) -> Decision | None:
-    """Return what the deepest ignore file that mentions ``name`` says about it."""
+    """Return the decision of the deepest ignore file that has a line for ``name``."""
     for each in rules:
         decision = each.decide(name, is_folder)
         if decision is not None:
@@ -345,7 +345,7 @@ def _refusal(source: Path, refused: list[Refused]) -> PackageError:
         f"pack {shown(source)}: {'; '.join(listed)}" + (f"; and {more} more" if more > 0 else ""),
         hint=f"leave it out with a line in {CLOUDJOBIGNORE}; "
         + ("--follow-links packs what links point to; " if has_links else "")
-        + "data that lies elsewhere reaches a job with --input",
+        + "pass data from elsewhere with --input",
     )
 
 

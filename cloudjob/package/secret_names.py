@@ -20,7 +20,7 @@ _KEY_HEADER = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?----
 
 
 def reason(name: str, is_folder: bool) -> str:
-    """Return why a path of this last segment is left out, or ""."""
+    """Return why a path with this last segment is left out, or ""."""
     if is_folder:
         return f"may hold secrets: {name}/" if name in _FOLDERS else ""
     if name.startswith(_BEGINNINGS) or name.endswith(".kubeconfig"):
@@ -29,12 +29,12 @@ def reason(name: str, is_folder: bool) -> str:
 
 
 def may_be_key(name: str) -> bool:
-    """Whether a file is named as keys are, though certificates and much else is, too."""
+    """Whether a file's name is typical of keys; certificates and other files share it."""
     return name.endswith(_KEY_SUFFIXES)
 
 
 def key_reason(path: str, size_bytes: int) -> str:
-    """Return why a file that is named as a key is left out, or "".
+    """Return why a file with a key's name is left out, or "".
 
     Raises:
         OSError: It cannot be read.

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from cloudjob.home import private_folder
 from cloudjob.package.tree import SourceEntry
 
-# A longer file is data or a model and not a text that somebody typed a key into.
+# A longer file is data or a model rather than text that someone typed a key into.
 LIMIT_BYTES = 1024 * 1024
-# Increase it when a rule of ours or the choice among theirs changes: all files are searched again.
+# Increase this when the rules change, so that all files are searched again.
 _VERSION = 1
 _BINARY_SAMPLE_BYTES = 8000
 
@@ -42,7 +42,7 @@ class Rule(NamedTuple):
 
     Args:
         pattern: What it looks like.
-        find: Whether the library sees one in these lines; None when the pattern decides.
+        find: Whether the library finds one in these lines; None if the pattern decides.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Rule(NamedTuple):
 # ---- our own rules -----------------------------------------------------------------------------
 
 _ASSIGNED = rb"""["']?\s*(?:=>|:=|[:=])\s*["']?"""
-# Code that handles keys quotes the header too; a key has its body on the next line.
+# Code that handles keys also contains the header; a real key has its body on the next line.
 _OWN = (
     Rule(
         "private-key",
@@ -186,12 +186,12 @@ class Searcher:
         self._rules: tuple[Rule, ...] | None = None
 
     def tag(self, entry: SourceEntry) -> str:
-        """Return the version of the rules for a file that they search; empty for any other."""
+        """Return the version of the rules if they search this file; else empty."""
         is_searched = not entry.is_named and 0 < entry.size_bytes <= LIMIT_BYTES
         return self._version if is_searched else ""
 
     def search(self, entry: SourceEntry, data: bytes) -> list[Finding]:
-        """Return the secrets in a text file, the first of each line."""
+        """Return the first secret of each line of a text file."""
         if (
             not self.tag(entry)
             or not self._is_suspect(data)
@@ -215,7 +215,7 @@ class Searcher:
         return [found[line] for line in sorted(found)]
 
     def _is_suspect(self, data: bytes) -> bool:
-        """Whether Hyperscan sees anything; without Hyperscan, every file is a suspect."""
+        """Whether Hyperscan finds anything; without Hyperscan, every file is searched."""
         if self._engine is None:
             self._engine = _engine(self._folder, self._version)
         if self._engine is False:
@@ -230,7 +230,7 @@ class Searcher:
 
 
 def _engine(folder: Path | None, tag: str) -> Any:
-    """Return all rules as one pattern, kept from the last time where possible.
+    """Return all rules as one compiled pattern, from the cache if possible.
 
     False if there is no Hyperscan for this machine: every rule then searches every file, at a few
     megabytes a second.
@@ -276,7 +276,7 @@ def _compiled(every: Sequence[Rule]) -> Any:
 
 
 def allowed(text: bytes) -> Allows:
-    """Return what decides whether a file of allowed findings permits one.
+    """Return a function that tells whether the file of allowed findings permits one.
 
     A line is a pattern of paths as in ``.gitignore``; after ``[rule]`` it allows that rule only.
     """

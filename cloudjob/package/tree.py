@@ -1,4 +1,4 @@
-"""The source folder as the scan found it."""
+"""The source folder, as scanned."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class SourceEntry(NamedTuple):
     Args:
         seen: For a file.
         target: Where a link points.
-        is_named: Whether a line of ``.cloudjobignore`` spells it out to keep it.
-        real: Where to read a file that a followed link leads to; empty for all others.
+        is_named: Whether a line of ``.cloudjobignore`` keeps it by its full name.
+        real: Where to read the target of a followed link; empty for all others.
         kept_by: The line of an ignore file that keeps it, if there is one.
     """
 
@@ -46,12 +46,12 @@ class SourceEntry(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The size of a file; 0 for all else."""
+        """The size of a file; 0 for anything else."""
         return self.seen.size_bytes if self.seen else 0
 
 
 class Tree(NamedTuple):
-    """What goes into the package, sorted by the bytes of its names, and what does not."""
+    """The paths that go into the package, sorted by the bytes of their names, and the others."""
 
     source: Path
     entries: tuple[SourceEntry, ...]

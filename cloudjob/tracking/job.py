@@ -59,7 +59,7 @@ _LATE_S = 120.0
 # Native states of an UNKNOWN job that will never change.
 GONE = (
     "the submit was interrupted",
-    "the backend knows nothing of it",
+    "the backend has no such job",
     "this cloudjob has no such backend",
 )
 

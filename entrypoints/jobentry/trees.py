@@ -42,7 +42,7 @@ def _empty(top: int, errors: list[OSError]) -> None:
     """Remove everything in a folder."""
     folders = _emptied_of_files(top, errors)
     prefix = os.urandom(6).hex()
-    for folder in folders:  # grows while it is read
+    for folder in folders:  # it grows while it is read
         with _noted(errors), _writable(folder, top) as above:
             for name in _emptied_of_files(above, errors):
                 # Moving a folder changes its entry "..", which needs the right to write in it.

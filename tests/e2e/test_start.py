@@ -60,7 +60,7 @@ def test_a_start_that_hangs_once_is_repeated(cloud):
     assert (
         b"starting the ranks: mpirun started 0 of 4 and then hung for 22 s; without a rank: node 0"
     ) in done.err
-    assert b"ending it, and starting it once more" in done.err
+    assert b"ending it, and starting it again" in done.err
     assert len(cloud.left("run-*")) == 4
     assert sorted(cloud.left("mpirun-*")) == ["mpirun-1", "mpirun-2"]
     assert cloud.status(done.job)["failure"] is None

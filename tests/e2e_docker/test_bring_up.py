@@ -131,7 +131,7 @@ def test_a_missing_worker_is_reported_in_a_table(cloud, faulty):
     assert re.match(r"1\|.*\|open\|yes\|same\|4\.1\|3\.\d+\.\d+\|[+-]0\.\d s\|ready", row(done, 1))
     assert re.match(r"2\|.*\|[\d.]+\|closed\|-\|-\|-\|-\|-\|port 38888: .* refused", row(done, 2))
     assert (
-        "hint: node 2: it is up without an entry that listens: what does its own log say?"
+        "hint: node 2: the node is up, but its entry does not listen: what does its own log say?"
         in done.err
     )
     assert done.err.count("jobentry: the nodes after") == 1
@@ -165,7 +165,7 @@ def test_a_node_that_accepts_connections_but_never_answers_is_reported(cloud, fa
 
     done = cloud.submit("--nodes", "2", *SOON, "--image", faulty, "-e", "FAULT=hung:1")
 
-    refused(cloud, done, node=1, message="its entry accepts and then says nothing")
+    refused(cloud, done, node=1, message="its entry accepts the connection and then sends nothing")
     assert "hint: node 1: it hangs" in done.err
 
 

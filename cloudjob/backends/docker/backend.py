@@ -1,4 +1,4 @@
-"""The docker backend: a container a node on one engine, with what ModelArts gives to each.
+"""The docker backend: one container per node on one engine, set up as ModelArts does it.
 
 Nobody waits for a job whose submitter has gone: its containers end by themselves, as the entry on
 each node sees how the job ends. They stay until a cloudjob on this machine looks at the job again,
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
 
 _SCHEME = "docker"
 _BOOT = "boot.sh"
-# How many containers are made or started at once: more only queue in the engine.
+# Containers created or started at once: more would only queue in the engine.
 _AT_ONCE = 8
-# How long workers may take to leave by themselves when the head has ended.
+# Seconds that workers have to end by themselves after the head has ended.
 _LEAVE_S = 30.0
-# How long the head may take to end, outputs and all, when a worker has ended badly. It notices by
-# itself, or reads our report, but not while it stages code and inputs.
+# Seconds that the head has to end, outputs included, after a worker has failed. It notices by
+# itself or reads our report, but not while it stages code and inputs.
 _LOST_S = 10.0
-# How often a job is looked after while its log is followed.
+# Seconds between two checks of a job while its log is followed.
 _TEND_S = 1.0
 _STATE, _LOCK, _CANCELLED, _ASKED = "state.json", "lock", "cancelled", "asked"
 
@@ -73,7 +73,7 @@ class DockerBackend(Backend[DockerRequest]):
     def __init__(self, home: Path, options: dict[str, Any]) -> None:
         self._home = home / "docker"
         self._options = options
-        # The containers whose end the head of their job knows from us.
+        # The containers whose end we have reported to the head of their job.
         self._reported: set[str] = set()
         self._opened: Any = None
 
@@ -126,7 +126,7 @@ class DockerBackend(Backend[DockerRequest]):
     # -- back ---------------------------------------------------------------------------------
 
     def nodes(self, handle: str) -> list[Container]:
-        """Return what the engine knows of each node, which it goes on to know."""
+        """Return what the engine knows about each node; nothing is removed."""
         return self._inspected(self._containers(_job(handle)))
 
     def signal(self, handle: str, signal: str, node: int | None = None) -> None:
@@ -135,7 +135,7 @@ class DockerBackend(Backend[DockerRequest]):
         self._kill([item for item in found if item.is_alive], signal)
 
     def restart(self, handle: str) -> None:
-        """Start containers that have ended again: same files, same command."""
+        """Restart containers that have ended, with the same files and command."""
 
         def start(item: Container) -> None:
             with engine.translated(f"starting node {item.node} again"):
@@ -144,7 +144,7 @@ class DockerBackend(Backend[DockerRequest]):
         _each(self._containers(_job(handle)), start)
 
     def status(self, handle: str) -> NativeStatus:
-        """Say where the job stands; when it has ended, keep that and free the engine."""
+        """Return the job's status; once the job has ended, save it and free its resources."""
         job = _job(handle)
         kept = _kept(self._home / job)
         if kept is not None:
@@ -152,7 +152,7 @@ class DockerBackend(Backend[DockerRequest]):
         try:
             return self._status_now(job)
         except BackendError:
-            # Another cloudjob may have kept it meanwhile, and removed its containers.
+            # Another cloudjob may have saved it meanwhile and removed its containers.
             kept = _kept(self._home / job)
             if kept is not None:
                 return kept
@@ -160,11 +160,11 @@ class DockerBackend(Backend[DockerRequest]):
 
     def _status_now(self, job: str) -> NativeStatus:
         folder = self._home / job
-        # The lock first: a submit that ends between the two looks has started all nodes.
+        # The lock first: a submit that ends between the two queries has started all nodes.
         is_sending = locks.is_held(folder / _LOCK)
         found = self._containers(job)
         if not found:
-            raise JobNotFound(f"looking for job {job}: the engine knows nothing of it")
+            raise JobNotFound(f"looking for job {job}: the engine has no such job")
         if self._has_ended(found) or (not is_sending and any(item.is_new for item in found)):
             return self._keep(job)
         self._tend(found, folder)
@@ -184,7 +184,7 @@ class DockerBackend(Backend[DockerRequest]):
                 yield from self._tended(job, pieces) if follow else pieces
                 return
             if _kept(folder) is None:
-                raise JobNotFound(f"looking for {handle}: the engine knows nothing of it")
+                raise JobNotFound(f"looking for {handle}: the engine has no such job")
         for path in _kept_logs(folder):
             index = _index(path)
             if node in (None, index):
@@ -200,20 +200,20 @@ class DockerBackend(Backend[DockerRequest]):
             return
         with _kept_files(folder):
             (folder / _CANCELLED).touch()
-        # Each entry tells the head and ends by itself; a signal that comes to all of them is one.
+        # Each entry reports to the head and ends by itself; a signal to all of them counts once.
         alive = [item for item in found if item.is_alive]
         self._kill(alive, "SIGKILL" if is_urgent else "SIGTERM")
-        # A process that was stopped would never get it.
+        # A stopped process would never handle it.
         self._kill(alive, "SIGCONT")
 
     def remove(self, handle: str) -> None:
-        """Leave nothing of the job here and in the engine."""
+        """Remove everything of the job, here and in the engine."""
         job = _job(handle)
         self._remove(job)
         shutil.rmtree(self._home / job, ignore_errors=True)
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
-        """Return where many jobs stand, from one list of the engine's containers.
+        """Return the status of many jobs from one list of the engine's containers.
 
         A job of which a container has ended, or that was cancelled, is left to ``status``, which
         also ends what does not end by itself.
@@ -238,7 +238,7 @@ class DockerBackend(Backend[DockerRequest]):
         return found
 
     def sweep(self, known: Collection[str]) -> list[str]:
-        """Remove what was left in the engine by jobs of ours that are not ``known``; name them."""
+        """Remove what jobs of ours that are not ``known`` have left; return their names."""
         with engine.translated("looking for what jobs have left"):
             ours = {"label": f"{OWNER_LABEL}={self.owner()}"}
             found = [
@@ -248,7 +248,7 @@ class DockerBackend(Backend[DockerRequest]):
         jobs = sorted({item["Labels"][JOB_LABEL] for item in found} - set(known))
         removed = []
         for job in jobs:
-            # A submit holds this lock until its job is known.
+            # A submit holds this lock until its job is recorded.
             if not locks.is_held(self._home / job / _LOCK):
                 self.remove(handles.write(_SCHEME, "local", job))
                 removed.append(job)
@@ -267,7 +267,7 @@ class DockerBackend(Backend[DockerRequest]):
         return bool(ended) and time.time() - times.seconds_of(ended) > _LEAVE_S
 
     def _tended(self, job: str, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-        """Look after a job while its log is followed: nobody else may do so until it ends."""
+        """Check a job while its log is followed, as no other process may do so until it ends."""
         tend_at = time.monotonic() + _TEND_S
         patience = Patience()
         for piece in pieces:
@@ -281,7 +281,7 @@ class DockerBackend(Backend[DockerRequest]):
                 tend_at = time.monotonic() + _TEND_S
 
     def _tend(self, found: list[Container], folder: Path) -> None:
-        """End those of a job that do not end by themselves."""
+        """End the nodes of a job that do not end by themselves."""
         if found and self._has_ended(found):
             self._kill([item for item in found if item.is_alive], "SIGKILL")
         elif found:
@@ -289,7 +289,7 @@ class DockerBackend(Backend[DockerRequest]):
             self._end_who_waits(found, folder)
 
     def _end_the_overdue(self, found: list[Container], folder: Path) -> None:
-        """End what was cancelled and has not ended long after its grace."""
+        """End the nodes of a cancelled job that outlive its grace period by far."""
         with contextlib.suppress(FileNotFoundError):
             waited_s = time.time() - (folder / _CANCELLED).stat().st_mtime
             alive = [item for item in found if item.is_alive]
@@ -298,13 +298,13 @@ class DockerBackend(Backend[DockerRequest]):
                 self._kill(alive, "SIGKILL")
 
     def _end_who_waits(self, found: list[Container], folder: Path) -> None:
-        """Ask nodes to end that wait for one that ended before it could join."""
+        """Ask nodes to end if they wait for one that ended before it could join."""
         head, over = found[0], [item for item in found if not item.is_alive]
         if head.node == 0 and not head.is_alive:
-            # A worker that the head has spoken to leaves by itself, and minds no signal by now.
+            # A worker that the head has reached ends by itself and ignores signals by now.
             self._kill([item for item in found if item.is_alive], "SIGTERM")
         elif ELASTIC_LABEL in head.labels:
-            # The head decides with how few it goes on, and how long it waits for one to come back.
+            # The head decides how few nodes are enough, and how long it waits for one to return.
             return
         elif over and not (folder / _ASKED).exists():
             bad = [item for item in self._inspected(over) if item.exit_code]
@@ -317,7 +317,7 @@ class DockerBackend(Backend[DockerRequest]):
                 self._kill([head], "SIGTERM")
 
     def _report(self, head: Container, ended: list[Container]) -> None:
-        """Report to the head which nodes have ended badly: it may still wait for them."""
+        """Report to the head which nodes have failed: it may still wait for them."""
         for item in ended:
             if item.id in self._reported:
                 continue
@@ -327,7 +327,7 @@ class DockerBackend(Backend[DockerRequest]):
             _unless_gone(put)
 
     def _keep(self, job: str) -> NativeStatus:
-        """Keep logs and state of a job that has ended, then free what it has in the engine."""
+        """Save the logs and state of an ended job, then free its resources in the engine."""
         folder = self._home / job
         with _kept_files(folder), locks.held(folder / _LOCK):
             kept = _kept(folder)
@@ -403,7 +403,7 @@ class DockerBackend(Backend[DockerRequest]):
         return Source(item.node, item.id, driver, folder / f"node-{item.node}.log")
 
     def owner(self) -> str:
-        """Return what tells our jobs from those of another user of the engine."""
+        """Return the label that distinguishes our jobs from those of other users of the engine."""
         path = self._home / "owner"
         try:
             return path.read_text(encoding="ascii")
@@ -439,7 +439,7 @@ def _image(client: Any, reference: str) -> dict[str, Any]:
 
 
 def _needs_entry(image: Mapping[str, Any], reference: str) -> bool:
-    """Whether the image's entry is of another version than ours.
+    """Whether the image's entry has another version than ours.
 
     Raises:
         BackendError: It has none.
@@ -544,20 +544,20 @@ def _make_containers(
 
 
 def _has_log_driver(client: Any) -> bool:
-    """Whether the engine has the driver that we want; Podman has others, which are exact too."""
+    """Whether the engine has our log driver; Podman has others, which are exact too."""
     with engine.translated("asking the engine what it is"):
         drivers = (client.info().get("Plugins") or {}).get("Log") or []
     return requests.LOG_DRIVER in drivers
 
 
 def _each(items: Iterable[_Item], action: Callable[[_Item], _Result]) -> list[_Result]:
-    """Do something with each item, several at once; raise the first failure when all are done."""
+    """Call a function for each item, several at once; raise the first failure at the end."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return [future.result() for future in [pool.submit(action, item) for item in items]]
 
 
 def _unless_gone(action: Callable[[], object]) -> None:
-    """Do what changes nothing where the thing is gone, or has ended, already."""
+    """Ignore the engine's error that an object is gone or has ended already."""
     try:
         with engine.translated("ending a job"):
             action()
@@ -575,7 +575,7 @@ def _job(handle: str) -> str:
 
 @contextlib.contextmanager
 def _kept_files(folder: Path) -> Iterator[None]:
-    """Make our folder, and say in words when the disk is against us."""
+    """Create our folder; turn ``OSError`` into a readable error."""
     with writing("keeping what is known of a job", folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield

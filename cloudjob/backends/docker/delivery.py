@@ -24,7 +24,7 @@ _FOLDERS = (
     "/cache",
 )
 ENTRY = "/opt/cloudjob/jobentry.pyz"
-# An image says by this label which entry it has.
+# The label that names the version of an image's entry.
 ENTRY_LABEL = "cloudjob.entry"
 
 
@@ -36,7 +36,7 @@ class _File(NamedTuple):
 
 
 def archive(node: NodeRequest, hosts: tuple[str, ...], key: bytes, *, with_entry: bool) -> bytes:
-    """Return the tar that is laid over the container's root.
+    """Return the tar that is unpacked over the container's root.
 
     It goes from this process to the engine and never lies on this machine's own disk. The folder of
     the secrets is the job's user's, so that the entry can remove what it has read.
@@ -76,7 +76,7 @@ def entry() -> bytes:
 
 
 def entry_digest() -> str:
-    """Return the hash by which an image says which entry it has."""
+    """Return the hash that identifies the entry of an image."""
     return hashlib.sha256(entry()).hexdigest()
 
 

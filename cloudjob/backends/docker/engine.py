@@ -1,4 +1,4 @@
-"""The connection to the engine, and its errors as ours."""
+"""The connection to the engine, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from cloudjob.errors import BackendError, Unreachable
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
-# The words of an engine that is asked for what is already so, or no longer there.
+# An engine's messages for an object that is already in the wanted state, or gone.
 NOT_FOUND, CONFLICT, NOT_MODIFIED = 404, 409, 304
 _LIMIT_S = 120
 
@@ -43,7 +43,7 @@ def status_code(error: BaseException | None) -> int:
 
 @contextlib.contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Turn whatever the SDK, its HTTP client and the system raise into ``BackendError``."""
+    """Turn errors of the SDK, its HTTP client and the system into ``BackendError``."""
     try:
         import docker.errors
         import requests.exceptions
@@ -68,19 +68,19 @@ def translated(doing: str) -> Iterator[None]:
         raise kind(f"{doing}: {said}", hint=hint) from error
 
 
-# What the engine says -> what to try.
+# The engine's message -> what to try.
 _HINTS = (
     (
         "bind source path does not exist",
         "the engine must run on this machine when the store is a folder (file://)",
     ),
     ("could not select device driver", "this engine has no GPUs: docker.gpus must be 0"),
-    ("unknown device", "nodes share no GPUs: docker.gpus for each of them must be there"),
+    ("unknown device", "nodes share no GPUs: the machine needs docker.gpus of them for each node"),
     ("no space left", "docker system df shows what takes the room"),
     ("non-overlapping IPv4", "too many networks: `cloudjob rm --orphans`, `docker network prune`"),
     ("all predefined address pools", "`cloudjob rm --orphans`, or `docker network prune`"),
-    ("Minimum memory limit", "give docker.memory_gib a larger number"),
-    ("Range of CPUs", "give docker.cpus a number that this machine has"),
+    ("Minimum memory limit", "set docker.memory_gib to a larger number"),
+    ("Range of CPUs", "set docker.cpus to a number that this machine has"),
 )
 
 
@@ -89,7 +89,7 @@ def _hint(said: str) -> str:
 
 
 def _reason(error: BaseException) -> tuple[str, str, type[BackendError]]:
-    """Return what came back, what to try and what it is, from the innermost error of a chain."""
+    """Return message, hint and class for the innermost error of a chain."""
     found: BaseException | None = error
     seen = []
     while found is not None and found not in seen:
@@ -108,7 +108,7 @@ def _reason(error: BaseException) -> tuple[str, str, type[BackendError]]:
             )
         found = _inner(found)
     said = str(error).strip() or type(error).__name__
-    return said, "`docker info` says how the engine is; DOCKER_HOST names it", Unreachable
+    return said, "`docker info` shows the state of the engine; DOCKER_HOST names it", Unreachable
 
 
 def _inner(error: BaseException) -> BaseException | None:

@@ -1,4 +1,4 @@
-"""The log of a container: from the engine's frames to whole lines, and kept when it is gone."""
+"""The log of a container: turns the engine's frames into lines, and keeps them when it is gone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Frames:
         self._parts: dict[int, list[bytes]] = {}
 
     def feed(self, data: bytes) -> bytes:
-        """Take in what the engine sent, and return the lines that are whole now."""
+        """Add what the engine sent, and return the lines that are complete now."""
         buffer = self._buffer
         buffer += data
         done: list[bytes] = []
@@ -51,7 +51,7 @@ class Frames:
         return b"".join(done)
 
     def finish(self) -> bytes:
-        """Return what is left when the stream has ended, with the newline that it lacks."""
+        """Return the rest when the stream has ended, with a newline added."""
         rest = [b"".join(parts) + b"\n" for _, parts in sorted(self._parts.items()) if parts]
         self._parts.clear()
         return b"".join(rest)
@@ -83,7 +83,7 @@ class Source(NamedTuple):
 
 
 def read(client: Any, source: Source, *, follow: bool) -> Iterator[bytes]:
-    """Yield the log of one container, whole lines, from the beginning.
+    """Yield the log of one container in whole lines, from the beginning.
 
     Raises:
         BackendError: The engine refused, or the container is gone.
@@ -113,7 +113,7 @@ def read_all(client: Any, sources: list[Source], *, follow: bool) -> Iterator[Pi
 
 
 def _read_anywhere(client: Any, source: Source, *, follow: bool) -> Iterator[Piece]:
-    """Yield a log from the engine, and what is missing of it from the file that was kept.
+    """Yield a log from the engine, and the rest from the saved file if the container is gone.
 
     Another cloudjob may keep the log and remove the container while we read: what it has kept is
     made of the same frames, so it goes on at the same byte.

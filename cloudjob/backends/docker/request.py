@@ -1,4 +1,4 @@
-"""What the engine gets for a job: one network, and one container for each node. No I/O."""
+"""The request for a job: one network, and one container for each node. No I/O."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NODE_LABEL = "cloudjob.node"
 OWNER_LABEL = "cloudjob.owner"
 GRACE_LABEL = "cloudjob.grace_s"
 MEMORY_LABEL = "cloudjob.memory_gib"
-# On a job that goes on without a node that is lost.
+# Marks a job that continues when it loses a node.
 ELASTIC_LABEL = "cloudjob.elastic"
 
 # What is put into each container before it starts, for its user alone; the entry takes it away.
@@ -41,7 +41,7 @@ SSH_KEY = f"{DELIVERED}/ssh-key"
 
 # An address is known when the network is there; the request is made before.
 UNKNOWN_ADDRESS = "0.0.0.0"
-# How long after its grace a node may live that was asked to end.
+# Seconds that a node asked to end may outlive its grace period.
 PATIENCE_S = 15
 _GIB = 1 << 30
 # Byte for byte and never cut: the usual driver, json-file, turns bytes that are no UTF-8 into
@@ -77,7 +77,7 @@ class NodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class DockerRequest:
-    """What the engine gets.
+    """The request to the engine.
 
     Args:
         network: The body of ``POST /networks/create``.
@@ -177,7 +177,7 @@ def environment(node: NodeRequest) -> dict[str, str]:
     """Return the variables that the entry of this node is given."""
     pairs = (text.partition("=") for text in node.config["Env"])
     given = {**{name: value for name, _, value in pairs}, **node.env}
-    # The entry takes in what stands in this file; a dry run has no such file.
+    # The entry reads this file; a dry run has no such file.
     given.pop(names.CLOUDJOB_ENV_FILE, None)
     given.pop(names.CLOUDJOB_DELIVERED, None)
     return given
@@ -240,7 +240,7 @@ def _node(
 
 
 def _limits(spec: JobSpec) -> dict[str, Any]:
-    """What one container may use, and what it may not do."""
+    """Return the limits and security options of one container."""
     limits: dict[str, Any] = {
         "ShmSize": int(spec.docker.shm_gib * _GIB),
         "LogConfig": LOG_CONFIG,
@@ -260,7 +260,7 @@ def _limits(spec: JobSpec) -> dict[str, Any]:
 
 
 def _devices(spec: JobSpec, node: int) -> dict[str, Any]:
-    """The GPUs of one node: by a number alone the engine would give all nodes the same ones."""
+    """Return the GPUs of one node by name: given a number, the engine gives all nodes the same."""
     gpus = spec.docker.gpus
     if not gpus:
         return {}
@@ -269,7 +269,7 @@ def _devices(spec: JobSpec, node: int) -> dict[str, Any]:
 
 
 def _gpus(spec: JobSpec) -> dict[str, str]:
-    """What ModelArts says on a flavor with GPUs."""
+    """Return the variables that ModelArts sets on a flavor with GPUs."""
     gpus = spec.docker.gpus
     if not gpus:
         return {}
@@ -301,7 +301,7 @@ def _mounts(
 
 
 def _outputs(submission: Submission, folder: str) -> tuple[str, ...]:
-    """Return the folders outside the job's own that outputs are kept in."""
+    """Return the folders outside the job's own folder where outputs are stored."""
     paths = dict.fromkeys(file_path(uri) for _, uri in submission.outputs)
     return tuple(path for path in paths if path and not (folder and _is_below(path, folder)))
 

@@ -1,4 +1,4 @@
-"""Where a job stands, from the state of its containers. No I/O."""
+"""The status of a job, from the state of its containers. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.docker.request import MEMORY_LABEL, NODE_LABEL
 from cloudjob.model.status import JobState
 
-# The engine's word for a container -> where its node stands; any other word is UNKNOWN.
+# The engine's state of a container -> the state of its node; any other is UNKNOWN.
 _STATES = {
     "created": JobState.PENDING,
     "initialized": JobState.PENDING,
@@ -30,7 +30,7 @@ _NEW = ("created", "initialized")
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One node as the engine sees it; the second half is known when it was inspected."""
+    """One node as the engine sees it; the second half is set once it was inspected."""
 
     id: str
     node: int
@@ -81,7 +81,7 @@ def container(found: Mapping[str, Any]) -> Container:
 
 
 def status_of(found: list[Container], *, is_cancelled: bool, has_ended: bool) -> NativeStatus:
-    """Return where a job with these containers, at least one, stands."""
+    """Return the status of a job from its containers, of which there is at least one."""
     head = next((item for item in found if item.node == 0), None)
     if not has_ended:
         item = head or found[0]
@@ -100,7 +100,7 @@ def status_of(found: list[Container], *, is_cancelled: bool, has_ended: bool) ->
     if is_cancelled:
         return replace(status, state=JobState.CANCELLED)
     if any(item.is_new for item in found):
-        # Its exit code is 0 all the same.
+        # Its exit code is 0 nevertheless.
         message = "the submit was interrupted before it had started every node"
         return replace(status, exit_code=1, message=message)
     if head is None:
@@ -112,7 +112,7 @@ def status_of(found: list[Container], *, is_cancelled: bool, has_ended: bool) ->
 
 
 def blamed(status: NativeStatus, found: list[Container]) -> NativeStatus:
-    """Return the status of a job whose head we asked to end: the first worker that ended badly."""
+    """Return the status of a job whose head we ended because a worker failed: that worker's."""
     bad = [item for item in found if item.node and item.exit_code]
     if not bad:
         return status
@@ -124,7 +124,7 @@ def blamed(status: NativeStatus, found: list[Container]) -> NativeStatus:
 
 
 def _reason(found: list[Container]) -> str:
-    """Return what the entry cannot know: which nodes ran out of memory."""
+    """Return which nodes ran out of memory, which the entry cannot know."""
     full = [item for item in found if item.is_out_of_memory]
     if not full:
         return ""

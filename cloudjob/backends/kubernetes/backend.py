@@ -1,4 +1,4 @@
-"""The kubernetes backend: an operator's job, with what ModelArts gives to each of its pods.
+"""The kubernetes backend: an operator's job whose pods are set up as ModelArts does it.
 
 A handle says all that is needed to find a job again, whatever the current context is by then:
 ``kubernetes://context/namespace/engine/job``; where the job file or ``$KUBECONFIG`` names files,
@@ -57,14 +57,14 @@ if TYPE_CHECKING:
 _SCHEME = "kubernetes"
 _POLL_S = 1.0
 _LOCK = "lock"
-# How long a cancel waits for logs: for those that are there when it asks, and at the job's end.
+# Seconds that a cancel waits for logs: for existing lines, and for those at the job's end.
 _LAST_WORDS_S = 5.0
-# Between two looks at the pods and events of a job that waits or runs: there may be thousands.
+# Seconds between two requests for the pods and events of a job: there may be thousands.
 _LOOK_S = 10.0
-# Says on the job itself that it was cancelled, and not aborted by its operator.
+# Marks the job object as cancelled, as opposed to aborted by its operator.
 CANCELLED = "cloudjob.cancelled"
 _AUTO = "auto"
-# So many objects are made at a time.
+# Objects created at a time.
 _AT_ONCE = 8
 _OF_KIND = {resource.kind: resource for resource in (CONFIG_MAP, SECRET, SERVICE)}
 _DEFAULT_FILE = str(Path.home() / ".kube" / "config")
@@ -99,7 +99,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         self._pause = pause
         self._found: Cluster | None = None
         self._chosen: Engine | None = None
-        # The checks before a submit look at what was built for it.
+        # The checks before a submit validate this request.
         self._built: KubernetesRequest | None = None
         self._clients: dict[Cluster, Client] = {}
         self._keeper: threading.Thread | None = None
@@ -108,7 +108,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         self._looks: dict[tuple[str, JobState], tuple[float, list[Pod], list[str]]] = {}
 
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
-        """Look for what a job needs, before anything is packed or sent."""
+        """Check what a job needs before anything is packed or sent."""
         from cloudjob.backends.kubernetes import checks
 
         chosen = None if spec is None else self._engine
@@ -139,7 +139,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return _handle(_Handle(self._cluster, request.engine, request.called), request.job)
 
     def send(self, request: KubernetesRequest) -> str:
-        """Make the job with what it needs, and return its handle."""
+        """Create the job and its companion objects, and return its handle."""
         cluster = self._cluster
         client = self._client(cluster)
         where = _Handle(cluster, request.engine, request.called)
@@ -167,7 +167,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                     self._delete(client, where)
                     _for_each([item for item in items if item["kind"] == SERVICE.kind], remove)
                 except BackendError as left:
-                    # Who may not log in has made nothing.
+                    # Without a login nothing was created.
                     is_refused = isinstance(error, NotAuthorised) and not made
                     if isinstance(error, BackendError) and not is_refused:
                         raise Unanswered(error.message, hint=error.hint) from left
@@ -176,7 +176,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     @contextlib.contextmanager
     def _held(self, job: str) -> Iterator[None]:
-        """Hold the lock that tells a submit at work from one that was killed."""
+        """Hold the lock that distinguishes a running submit from a killed one."""
         folder = self._home / job
         with writing("keeping the job's logs", folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -214,17 +214,17 @@ class KubernetesBackend(Backend[KubernetesRequest]):
     # -- back ---------------------------------------------------------------------------------
 
     def status(self, handle: str) -> NativeStatus:
-        """Say where the job stands."""
+        """Return the job's status."""
         status = self._status(handle)
         keeper = self._keeper
         if status.state.is_final and keeper is not None:
-            # Who waits for a cancelled job ends when it has; its last words are on their way.
+            # The wait for a cancelled job ends with the job; its last lines may still arrive.
             keeper.join(_LAST_WORDS_S)
             self._keeper = None
         return status
 
     def _status(self, handle: str, *, is_brief: bool = False) -> NativeStatus:
-        """Say where the job stands.
+        """Return the job's status.
 
         Args:
             is_brief: Whether only the state counts, and not what keeps the job from running.
@@ -242,21 +242,21 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             pods, said = self._look(client, where, job, now)
         found = state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, said=said)
         if is_cancelled and any(pod.is_cut_off for pod in pods) and not found.state.is_final:
-            # Such a pod never ends; who waits for it must know.
+            # Such a pod never ends, so report it to the user who waits.
             since_s = self._waiting_s.setdefault(handle, time.monotonic())
             doing = f"cancelling {where.called.job}: {found.native}"
             self._notices.report(since_s, doing, "`cloudjob cancel --now` does not wait for it")
         return found
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
-        """Return where many jobs stand: in each namespace one list of jobs, and one of pods."""
+        """Return the status of many jobs from one list of jobs and one of pods per namespace."""
         groups: dict[tuple[Cluster, str, Engine], dict[str, Names]] = {}
         for handle in handles:
             cluster, engine, called = _parted(handle)
             groups.setdefault((cluster, called.namespace, engine), {})[handle] = called
         found: dict[str, NativeStatus | None] = {}
         for (cluster, namespace, engine), wanted in groups.items():
-            # Users who may look at a job need not be allowed to list them.
+            # Users who may read a job are not always allowed to list jobs.
             with contextlib.suppress(errors.Denied):
                 found |= _listed(self._client(cluster), namespace, engine, wanted)
         return found
@@ -277,7 +277,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return pods, said
 
     def waits_for(self, handle: str) -> str:
-        """Return what keeps the job from running: no room, no image, a quota."""
+        """Return why the job does not run yet: no room, no image, a quota."""
         status = self._status(handle)
         is_known = status.state is JobState.PENDING and "(" in status.native
         return status.native if is_known else ""
@@ -309,7 +309,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         yield from logs.follow(self._client(where.cluster), self._place(where, node), has_ended)
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
-        """Ask the job to end; the cluster gives its pods their grace, and deletes them."""
+        """Cancel the job; the cluster grants its pods their grace period, then deletes them."""
         where = _parted(handle)
         client = self._client(where.cluster)
         job = self._job(client, where)
@@ -331,7 +331,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             client.delete(POD.path(namespace), doing, query, gracePeriodSeconds=0)
 
     def _keep_logs(self, handle: str) -> None:
-        """Keep what the pods have written, and what they write until they go: the logs go, too.
+        """Save what the pods have written and still write: the logs are deleted with them.
 
         A log that cannot be read, or not at once, does not delay the cancel.
         """
@@ -342,7 +342,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                 for _ in self.logs(handle, None, follow=False):
                     pass
             has_read.set()
-            # It ends with the API server: nobody waits for this thread.
+            # It ends with the API server, as nothing waits for this thread.
             with contextlib.suppress(CloudJobError):
                 for _ in self._follow(handle, None, Patience(limit_s=0.0)):
                     pass
@@ -352,13 +352,13 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         has_read.wait(_LAST_WORDS_S)
 
     def remove(self, handle: str) -> None:
-        """Leave nothing of the job in the cluster and here."""
+        """Remove everything of the job, in the cluster and here."""
         where = _parted(handle)
         self._delete(self._client(where.cluster), where)
         shutil.rmtree(self._home / where.called.job, ignore_errors=True)
 
     def sweep(self, handles: Iterable[str]) -> list[str]:
-        """Remove what killed submits of these jobs have left in their clusters; name the jobs."""
+        """Remove what killed submits have left in their clusters; return the names of the jobs."""
         return [_parted(handle).called.job for handle in handles if self._swept(handle)]
 
     def _swept(self, handle: str) -> bool:
@@ -374,7 +374,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         try:
             self._job(client, where)
         except JobNotFound:
-            # What belongs to a job that was deleted, the cluster deletes by itself.
+            # The cluster itself deletes what belongs to a deleted job.
             is_left = not entry["metadata"].get("ownerReferences")
         else:
             return False
@@ -383,7 +383,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return is_left
 
     def events(self, handle: str) -> list[Event]:
-        """Return what happened to the job and its pods, the first first."""
+        """Return the events of the job and its pods, oldest first."""
         where = _parted(handle)
         found = events.of_job(self._client(where.cluster), where.called)
         return [
@@ -406,7 +406,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     @property
     def _engine(self) -> Engine:
-        """The engine that the job file names, or the first that the cluster has."""
+        """The operator that the job file names, or the first one that the cluster has."""
         if self._chosen is None:
             named = str(self._options.get("engine") or _AUTO)
             self._chosen = ENGINES[named] if named != _AUTO else self._engine_there()
@@ -422,7 +422,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             raise
         if not found:
             raise BackendError(
-                f"looking for an operator in {self._cluster.context}: there is none that we know",
+                f"looking for an operator in {self._cluster.context}: there is none",
                 hint=f"install one of {', '.join(ENGINES)}; `cloudjob docs kubernetes` shows how",
             )
         return found[0]
@@ -466,10 +466,10 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             self._delete_services(client, called)
 
     def _delete_services(self, client: Client, called: Names) -> None:
-        """Delete the services of a submit that was killed before they belonged to the job."""
+        """Delete the services of a submit that was killed before the job owned them."""
         doing = f"removing the services of job {called.job}"
         query = {"labelSelector": f"{JOB_LABEL}={called.job}"}
-        # Users who may not list them may still remove jobs: these go with the job.
+        # Users who may not list them may still remove jobs; owned services go with the job.
         with contextlib.suppress(errors.Denied):
             for item in client.list(SERVICE.path(called.namespace), doing, query)["items"]:
                 client.delete(SERVICE.path(called.namespace, item["metadata"]["name"]), doing)
@@ -478,7 +478,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 def _listed(
     client: Client, namespace: str, engine: Engine, wanted: Mapping[str, Names]
 ) -> dict[str, NativeStatus | None]:
-    """Return where the jobs of one namespace stand; those that have ended are left out.
+    """Return the status of the jobs of one namespace; those that have ended are left out.
 
     Args:
         wanted: What the objects of each job are called, by its handle.
@@ -488,7 +488,7 @@ def _listed(
     try:
         jobs = client.list(engine.resource.path(namespace), doing, ours)["items"]
     except errors.Missing:
-        # The operator is no longer installed, and its jobs went with it.
+        # The operator was uninstalled, and its jobs were deleted with it.
         return dict.fromkeys(wanted)
     by_name = {job["metadata"]["name"]: job for job in jobs}
     pods: dict[str, list[dict[str, Any]]] = {}
@@ -514,7 +514,7 @@ def _listed(
 
 
 def _for_each(items: list[dict[str, Any]], act: Callable[[dict[str, Any]], None]) -> None:
-    """Do ``act`` to each, a few at a time: of services there may be hundreds."""
+    """Call ``act`` for each item, a few at a time: there may be hundreds of services."""
     if items:
         act(items[0])
         with ThreadPoolExecutor(_AT_ONCE) as pool:

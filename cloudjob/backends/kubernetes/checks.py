@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _CRDS = "`cloudjob docs kubernetes` shows how to install one"
-# Fields that a message lists.
+# The number of fields that a message lists.
 _MOST = 3
 _QUEUE = "/apis/scheduling.volcano.sh/v1beta1/queues"
 
@@ -40,7 +40,7 @@ def look(
     engine: Engine | None,
     request: KubernetesRequest | None = None,
 ) -> list[Check]:
-    """Return what was looked for, the first first that all else depends on.
+    """Return the results of all checks, first the one that the others depend on.
 
     Args:
         request: What will be sent, where it is known.
@@ -74,7 +74,7 @@ def _has(client: Client, resource: Resource) -> bool:
 
 
 def _rights(client: Client, engine: Engine) -> list[Check]:
-    """Ask the cluster what it would refuse."""
+    """Check what the cluster would refuse."""
     wanted = [
         ("create", engine.resource, ""),
         ("get", engine.resource, ""),
@@ -116,7 +116,7 @@ def _may(client: Client, verb: str, resource: Resource, part: str) -> bool:
 
 
 def _manifest(client: Client, request: KubernetesRequest) -> list[Check]:
-    """Let the API server look at the manifest without keeping it, and find what it drops.
+    """Have the API server validate the manifest in a dry run, and find what it drops.
 
     Servers since 1.25 refuse fields that they do not know when asked to; older ones drop them.
     """
@@ -127,7 +127,7 @@ def _manifest(client: Client, request: KubernetesRequest) -> list[Check]:
         kept = client.ask(path, body, f"trying the {resource.kind} {request.called.name}", query)
     except Refused as error:
         if "does not support dry run" in error.message:
-            # The webhook of an operator has effects of its own: nothing can be found out.
+            # The operator's webhook has side effects, so the manifest cannot be tried.
             return []
         return [Check("manifest", False, error.message, error.hint)]
     dropped = list(_dropped(body, kept))
@@ -140,7 +140,7 @@ def _manifest(client: Client, request: KubernetesRequest) -> list[Check]:
 
 
 def _dropped(sent: Any, kept: Any, where: str = "") -> Iterator[str]:
-    """Yield the fields that were sent and are not kept; what is empty need not be."""
+    """Yield the fields that were sent and dropped, except for empty ones."""
     if isinstance(sent, Mapping) and isinstance(kept, Mapping):
         for key, value in sent.items():
             if key in kept:
@@ -153,7 +153,7 @@ def _dropped(sent: Any, kept: Any, where: str = "") -> Iterator[str]:
 
 
 def _queue(client: Client, spec: JobSpec | None, engine: Engine) -> list[Check]:
-    """Volcano refuses no job whose queue is not there: it only never runs."""
+    """Check the queue: Volcano accepts a job with an unknown queue and never runs it."""
     wanted = spec.kubernetes.queue if spec else ""
     if not wanted or engine.name != "volcano":
         return []

@@ -1,4 +1,4 @@
-"""Requests to the API server: logged in as kubectl is, tried again when that may help."""
+"""Requests to the API server: with kubectl's login, and retried where that may help."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ EVENT = Resource("", "v1", "events", "Event")
 
 _JSON, _MERGE = "application/json", "application/merge-patch+json"
 _CONNECT_S = 10.0
-# A stream that is silent for this long is opened again: its connection may be dead.
+# A stream that is silent for this long is reopened: its connection may be dead.
 _SILENCE_S = 300.0
 
 
 class Broken(Unreachable):
-    """A connection broke, or was never made."""
+    """A connection broke, or was never established."""
 
 
 class _Ask(NamedTuple):
@@ -100,7 +100,7 @@ class Client:
     def ask(
         self, path: str, body: Mapping[str, Any], doing: str, query: Query | None = None
     ) -> dict[str, Any]:
-        """Post a question that is kept nowhere, and return the answer."""
+        """Post an object that the server only answers and does not store; return the answer."""
         return self._json(_Ask("POST", path, doing, query, body))
 
     def patch(self, path: str, body: Mapping[str, Any], doing: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Client:
         return self._json(_Ask("PATCH", path, doing, body=body, kind=_MERGE))
 
     def delete(self, path: str, doing: str, query: Query | None = None, **options: Any) -> bool:
-        """Delete an object, or all that a selector names; return whether there was one."""
+        """Delete an object, or all that a selector matches; return whether there was one."""
         body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
         try:
             self._json(_Ask("DELETE", path, doing, query, body))
@@ -141,7 +141,7 @@ class Client:
 
     @contextlib.contextmanager
     def stream(self, path: str, query: Query, doing: str) -> Iterator[Iterator[bytes]]:
-        """Open a stream and give its pieces as they come.
+        """Open a stream and yield its pieces as they arrive.
 
         Raises:
             Refused: The server does not want to.
@@ -150,7 +150,7 @@ class Client:
         answer = self._asked(_Ask("GET", path, doing, query, read_s=_SILENCE_S))
         try:
             if answer.status == errors.UNAUTHORISED:
-                # As for every request: the next one logs in again.
+                # As for every request, the next one logs in again.
                 self._opened = None
             if answer.status >= 400:
                 raise errors.refused(doing, answer.status, answer.data)
@@ -175,7 +175,7 @@ class Client:
         answer = self._asked(ask)
         data = _read(answer, ask.doing)
         if answer.status == errors.UNAUTHORISED:
-            # A token that has expired: the files, or the plugin, may have a new one.
+            # An expired token: the files or the plugin may have a new one.
             self._opened = None
             answer = self._asked(ask)
             data = _read(answer, ask.doing)
@@ -235,19 +235,19 @@ def _loaded(data: bytes, doing: str) -> dict[str, Any]:
         found = json.loads(data)
     except ValueError as error:
         raise BackendError(
-            f"{doing}: the answer is no JSON", hint="is this the address of an API server?"
+            f"{doing}: the answer is not JSON", hint="is this the address of an API server?"
         ) from error
     return dict(found)
 
 
 def _seconds(text: str | None) -> float:
-    """Return the pause that the server asks for; it is never a date."""
+    """Return the pause that the server asks for, which is never a date."""
     return float(text) if text and text.isascii() and text.isdecimal() else 0.0
 
 
 @contextlib.contextmanager
 def _translated(doing: str, host: str) -> Iterator[None]:
-    """Turn whatever the HTTP client and the system raise into ``Broken``."""
+    """Turn errors of the HTTP client and the system into ``Broken``."""
     import urllib3.exceptions
 
     try:
@@ -258,7 +258,7 @@ def _translated(doing: str, host: str) -> Iterator[None]:
 
 
 def _why(error: BaseException, host: str) -> tuple[str, str]:
-    """Return what came back and what to try, from the innermost error that says something."""
+    """Return message and hint from the innermost error that has a known cause."""
     from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, ReadTimeoutError
 
     at = f" at {host}" if host else ""
@@ -271,9 +271,12 @@ def _why(error: BaseException, host: str) -> tuple[str, str]:
         if isinstance(found, ConnectionRefusedError):
             return f"there is no API server{at}", "is this the right context?"
         is_late = isinstance(found, (ConnectTimeoutError, ReadTimeoutError))
-        # A connection that was refused is for urllib3 one that took too long, too.
+        # urllib3 reports a refused connection as a connect timeout, too.
         if is_late and not isinstance(found, NewConnectionError):
-            return f"no answer in time{at}", "is this the right context, and is there a way to it?"
+            return (
+                f"no answer in time{at}",
+                "is this the right context, and does the network reach it?",
+            )
         if isinstance(found, OSError) and found.errno:
             return f"{os.strerror(found.errno)}{at}", "does `kubectl get pods` work?"
         reason = getattr(found, "reason", None)

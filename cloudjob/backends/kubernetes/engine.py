@@ -1,4 +1,4 @@
-"""What the operators have in common: their resources, their manifests and their states."""
+"""What all operators have in common: resources, manifests and states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Resource(NamedTuple):
-    """A kind of object in the API.
+    """A resource of the API.
 
     Args:
         group: Empty for the API's own core.
@@ -42,7 +42,7 @@ class Resource(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Where a job stands by its operator's own word.
+    """The state of a job as its operator reports it.
 
     Args:
         message: Why, where the operator says so.
@@ -67,7 +67,7 @@ def own_selector(called: Names) -> str:
 
 
 def no_services(_submission: Submission, _called: Names) -> list[dict[str, Any]]:
-    """Return nothing: the operator gives names to all nodes."""
+    """Return no services: the operator gives network names to all nodes."""
     return []
 
 
@@ -135,7 +135,7 @@ def job_manifest(
         "spec": body,
     }
     patched = dict(merged(made, submission.spec.kubernetes.job))
-    # Whatever a patch replaces: by these the job is found again.
+    # After the patch, which must not change them: they find the job again.
     patched["metadata"] = pods.with_own_labels(patched.get("metadata"), submission) | metadata
     return patched
 
@@ -163,10 +163,10 @@ def run_policy(spec: JobSpec, own: Mapping[str, Any], *, deadline_s: int = 0) ->
 
 
 def stage_of_conditions(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
-    """Return where a job stands by the conditions that Kubeflow's operators write."""
+    """Return the state of a job from the conditions that Kubeflow's operators write."""
     status = job.get("status") or {}
     held = [item for item in status.get("conditions") or [] if item.get("status") == "True"]
-    # The last to come true comes last; these stay true beside those that follow.
+    # Ordered by time; earlier conditions stay true beside later ones.
     by_type = {str(item.get("type")): item for item in held}
     for name, state in (
         ("Failed", JobState.FAILED),
@@ -191,7 +191,7 @@ def _stage(
     is_cancelled: bool,
 ) -> Stage:
     if name == "Suspended" and not is_cancelled:
-        # Somebody has put it aside; it may go on.
+        # Suspended by somebody; it may be resumed.
         state = JobState.PENDING
     if name == "Failed" and is_cancelled:
         state = JobState.CANCELLED

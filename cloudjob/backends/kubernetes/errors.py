@@ -1,4 +1,4 @@
-"""The errors of the API server, each with what to try."""
+"""The errors of the API server, each with a hint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cloudjob.errors import BackendError, JobNotFound, NotAuthorised
 
 UNAUTHORISED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 401, 403, 404, 409, 410
 TOO_MANY = 429
-# Worth another try: nothing was done, or doing it twice is doing it once.
+# Statuses worth another try: nothing was done, or the request is idempotent.
 MAY_PASS = (TOO_MANY, 500, 502, 503, 504)
 
 
@@ -30,14 +30,14 @@ class Refused(BackendError):
 
 
 class Denied(Refused, NotAuthorised):
-    """It does not know us, or does not let us."""
+    """The API server rejects the credentials, or does not allow the operation."""
 
 
 class Missing(Refused, JobNotFound):
     """There is no such object."""
 
 
-# What an answer says -> what to try. The first that fits.
+# Part of an answer -> hint; the first match counts.
 _HINTS = (
     ("exceeded quota", "`kubectl describe quota` shows what is left; ask for less, or for more"),
     ("no matches for kind", "is the operator installed? kubernetes.engine names another"),

@@ -1,4 +1,4 @@
-"""Events of a job's objects, and what they and the queue say against a job that waits."""
+"""Events of a job's objects, and why a waiting job does not run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def moment(item: Event) -> str:
 def reasons(
     client: Client, engine: Engine, called: Names, job: Mapping[str, Any], pods: list[Pod]
 ) -> list[str]:
-    """Return what stands against a job whose pods themselves say nothing, the best reason first.
+    """Return why a job does not run if its pods give no reason, the best reason first.
 
     A reason that something newer has made obsolete is left out. Users who may not read events and
     pod groups may still submit.
@@ -94,7 +94,7 @@ def _of_stuck(client: Client, called: Names, pods: Iterable[Pod]) -> Iterator[st
         return
     first = min(stuck, key=lambda pod: (pod.node if pod.node is not None else -1, pod.name))
     found = _named(client, called, first.name)
-    # What comes after a warning makes it obsolete: a volume was mounted at last.
+    # A later event makes a warning obsolete: a volume was mounted at last.
     last = max(found, key=lambda item: (moment(item), item.get("type") == _WARNING), default=None)
     if last is not None and last.get("type") == _WARNING:
         yield f"node {first.node}: {_text(last)}"
@@ -117,7 +117,7 @@ def _is_of_create(warning: Event) -> bool:
 
 
 def _is_after(warning: Event, at: str) -> bool:
-    # Whole seconds: at the moment of the last pod another one was refused.
+    # Whole seconds: another pod may be refused in the second of the last pod.
     return not at or moment(warning)[:19] >= at[:19]
 
 

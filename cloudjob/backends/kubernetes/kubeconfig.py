@@ -22,7 +22,7 @@ IN_CLUSTER = "in-cluster"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _KUBECONFIG = "KUBECONFIG"
 _DEFAULT_NAMESPACE = "default"
-# More streams than a person watches; each takes a connection.
+# More streams than a person follows; each takes a connection.
 _CONNECTIONS = 256
 _HINT = "does `kubectl get pods` work?"
 
@@ -45,7 +45,7 @@ class Cluster:
 
 
 def find(options: Mapping[str, object], environ: Mapping[str, str], user_home: Path) -> Cluster:
-    """Return where jobs go; nothing is asked.
+    """Return the cluster that jobs go to, without a request.
 
     Raises:
         UsageError: The kubeconfig cannot be read, or has no such context.
@@ -71,7 +71,7 @@ def find(options: Mapping[str, object], environ: Mapping[str, str], user_home: P
 
 
 def _absolute(files: str) -> str:
-    """Return files that mean the same from any folder: they stand in the job's handle."""
+    """Return absolute paths, as the job's handle contains them."""
     paths = filter(None, files.split(os.pathsep))
     return os.pathsep.join(str(Path(path).expanduser().absolute()) for path in paths)
 
@@ -98,7 +98,7 @@ def _loaded(files: str) -> Iterator[dict[str, Any]]:
             for kind in ("contexts", "users"):
                 _ = [item["name"] for item in loaded.get(kind) or ()]
         except FileNotFoundError:
-            # As kubectl: a file of the list that is not there yet.
+            # As in kubectl, a file of the list may be missing.
             continue
         except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
             why = error.strerror if isinstance(error, OSError) else "this is no kubeconfig"
@@ -116,7 +116,7 @@ def _own_namespace() -> str:
 
 
 class Login(NamedTuple):
-    """A way to one API server.
+    """Access to one API server.
 
     Args:
         pool: Connections of urllib3.
@@ -134,7 +134,7 @@ class Login(NamedTuple):
         return str(self.configuration.host).rstrip("/")
 
     def headers(self, doing: str) -> Iterator[tuple[str, str]]:
-        """Yield the headers that say who we are; a plugin may be asked for it.
+        """Yield the headers that authenticate us; a plugin may be run for them.
 
         Raises:
             NotAuthorised: The plugin fails.
@@ -148,7 +148,7 @@ class Login(NamedTuple):
 
 
 def opened(cluster: Cluster) -> Login:
-    """Return the way to the API server of a cluster.
+    """Return the access to the API server of a cluster.
 
     Of the client library we take what is hard to do right: kubeconfig, plugins, certificates. The
     requests are our own: its models know no operator, and its calls differ between its versions.
@@ -189,7 +189,7 @@ def opened(cluster: Cluster) -> Login:
 
 
 def _user(cluster: Cluster, doing: str) -> Mapping[str, Any]:
-    """Return what the kubeconfig says of the context's user; it may name none."""
+    """Return the context's user in the kubeconfig; empty if it names none."""
     context = entries(cluster.kubeconfig, "contexts").get(cluster.context) or {}
     name = context.get("user")
     if not name:
@@ -236,7 +236,7 @@ class _RootErrors(logging.Handler):
 
 @contextlib.contextmanager
 def _logged_in(doing: str) -> Iterator[None]:
-    """Raise what the client library raises, or only logs, as one error.
+    """Turn what the client library raises, or only logs, into one error.
 
     Else a plugin that fails would be a request of ``system:anonymous``.
     """

@@ -27,18 +27,18 @@ from cloudjob.errors import BackendError
 from cloudjob.home import writing
 from cloudjob.retries import WaitNotices
 
-# Between two looks at a job of which no pod is read, and of one whose pods are silent.
+# Seconds between two checks of a job without open streams, and of one with silent pods.
 _LOOK_S = 1.0
 _LOOK_SILENT_S = 10.0
-# How long a follower waits, when the job has ended, for a log that cannot be read or stays silent.
+# Seconds that a follower waits after the job's end for an unreadable or silent log.
 _LAST_S = 15.0
-# The same for a pod that still runs when the job has ended: it has its grace.
+# The same for a pod that still runs after the job's end, within its grace period.
 _LAST_RUNNING_S = 60.0
-# Before a stream, or the watch, is opened again.
+# Seconds before a stream, or the watch, is reopened.
 _AGAIN_S = 0.5
 # A log is refused with this status while its container starts.
 _STARTING = 400
-# A watch is ended by the server after this, and begun again where it was.
+# The server ends a watch after this time, and it is resumed where it was.
 _WATCH_S = 300
 # Lines of which we remember that we have had them: a stream that is opened again begins at a whole
 # second, and lines of stdout and stderr may lie in a different order than their times.
@@ -47,7 +47,7 @@ _WINDOW_S = 3.0
 
 @dataclass(slots=True)
 class Place:
-    """Which pods, and where their logs are kept.
+    """Which pods to read, and where their logs are saved.
 
     Args:
         node_of: The number of a node, from its pod.
@@ -96,7 +96,7 @@ def pods(client: Client, place: Place) -> tuple[list[Pod], str]:
 
 
 def read_all(client: Client, place: Place) -> Iterator[Piece]:
-    """Yield all that there is now, node by node.
+    """Yield everything that is there now, node by node.
 
     Raises:
         BackendError: A log cannot be read; all others have been yielded.
@@ -120,7 +120,7 @@ def read_all(client: Client, place: Place) -> Iterator[Piece]:
 
 
 def follow(client: Client, place: Place, has_ended: Callable[[], bool]) -> Iterator[Piece]:
-    """Yield what is written until the job has ended; an empty piece means that nothing is new.
+    """Yield the logs until the job has ended; an empty piece means that nothing is new.
 
     Args:
         has_ended: Asks whether the job has; called only while no pod writes.
@@ -161,7 +161,7 @@ class _Looks:
     _next_at: float = 0.0
 
     def is_due(self, now: float, *, has_data: bool, is_idle: bool) -> bool:
-        """Whether it is time; streams that are open say by themselves when they end."""
+        """Whether to ask now; open streams report their end by themselves."""
         if has_data:
             self.data_at = now
             return False
@@ -170,18 +170,18 @@ class _Looks:
         return now >= max(self._next_at, self.data_at) + _LOOK_SILENT_S
 
     def took(self, now: float, *, has_ended: bool) -> None:
-        """Note what was seen; a job that is started again has not ended."""
+        """Record the job's state; a restarted job has not ended."""
         self._next_at = now + _LOOK_S
         self.ended_at = (self.ended_at or now) if has_ended else None
 
     def silent_s(self, now: float) -> float:
-        """Return for how long nothing has come since the end of the job."""
+        """Return for how many seconds nothing has arrived since the end of the job."""
         return now - max(self.data_at, self.ended_at or now)
 
 
 @dataclass(slots=True)
 class _Window:
-    """Which of the last lines we have had, so that each is given once.
+    """The last lines that were read, so that each is yielded once.
 
     Args:
         since: The time of the youngest, as the server writes it.
@@ -193,11 +193,11 @@ class _Window:
     _again: Counter[bytes] = field(default_factory=Counter)
 
     def reopen(self) -> None:
-        """From here on lines come that we may have had."""
+        """Note that lines may be repeated from here on."""
         self._again = Counter(self._had)
 
     def is_new(self, line: bytes) -> bool:
-        """Whether this line, its time before it, was not given yet."""
+        """Whether this line, with its timestamp, is new."""
         if self._again.get(line, 0):
             self._again[line] -= 1
             return False
@@ -215,13 +215,13 @@ class _Window:
 
     @property
     def query(self) -> dict[str, str]:
-        """From when on a stream that is opened again has to begin."""
+        """The time from which a reopened stream must start."""
         # The API takes whole seconds, and one more for lines that lie in another order.
         return {"sinceTime": _earlier(self.since, 1.0)} if self.since else {}
 
 
 class _Follower:
-    """The threads of one follower: one watches, one a pod reads."""
+    """The threads of one follower: one for the watch, and one for each pod."""
 
     def __init__(self, client: Client, place: Place) -> None:
         self._client = client
@@ -231,14 +231,14 @@ class _Follower:
         self._seen: set[str] = set()
         self._over: set[str] = set()
         self._reading: dict[str, Pod] = {}
-        # Whose streams the server has opened, and why those of others are not.
+        # Pods whose streams are open, and why those of the others are not.
         self._open: set[str] = set()
         self._errors: dict[str, BackendError] = {}
         self._since_s: dict[str, float] = {}
         self._notices = WaitNotices()
 
     def start(self) -> None:
-        """Begin with what is there."""
+        """Start with the pods that exist."""
         found, version = pods(self._client, self._place)
         self._take(found)
         self.streams.add(lambda: self._watch(version))
@@ -250,7 +250,7 @@ class _Follower:
             return not self._open and self.streams.is_taken
 
     def is_drained(self, silent_s: float) -> bool:
-        """Whether there is nothing more to read; what the watch has missed is read now.
+        """Whether there is nothing more to read; reads what the watch has missed.
 
         Args:
             silent_s: How long nothing has come since the job has ended.
@@ -298,7 +298,7 @@ class _Follower:
                 self._reading.pop(pod.uid, None)
 
     def _lines(self, pod: Pod) -> Iterator[bytes]:
-        """Yield what a pod writes until it has ended, or is gone; each line once."""
+        """Yield each line of a pod once, until the pod has ended or is gone."""
         window = _Window()
         is_last = is_again = False
         while not self.streams.is_stopped:
@@ -325,7 +325,7 @@ class _Follower:
                 self.streams.wait(_AGAIN_S)
 
     def _note(self, pod: Pod, error: BackendError) -> None:
-        """Keep why a log cannot be read now, and report it when that lasts."""
+        """Record why a log cannot be read now, and report it if that lasts."""
         with self._lock:
             self._errors[pod.uid] = error
             since_s = self._since_s.setdefault(pod.uid, time.monotonic())
@@ -334,12 +334,12 @@ class _Follower:
     def _opened(
         self, pod: Pod, window: _Window, *, is_last: bool, is_again: bool
     ) -> Iterator[bytes]:
-        """Yield what is new in one stream, which ends when the server wants it to."""
+        """Yield what is new in one stream, which the server may end at any time."""
         query = {"container": self._place.container, "timestamps": "true", **window.query}
         query["follow"] = "false" if is_last else "true"
         path, doing = self._place.log(pod.name), f"following node {pod.node}"
         with self._client.stream(path, query, doing) as pieces:
-            # A log is asked for by name, and an operator gives a new pod the old name.
+            # A log is requested by name, and an operator reuses the name for a new pod.
             if is_again and self._now(pod) is None:
                 raise errors.Missing(f"{doing}: it is gone", status=404, reason="NotFound")
             with self._lock:
@@ -368,10 +368,10 @@ class _Follower:
         return now if now.uid == pod.uid else None
 
     def _watch(self, version: str) -> Iterator[Piece]:
-        """Take pods as they come, from this moment on; it yields nothing itself."""
+        """Start a reader for each new pod from this moment on."""
         while not self.streams.is_stopped:
             if not version:
-                # The server has forgotten the moment from which we would go on.
+                # The server no longer has the version from which we would resume.
                 found, version = pods(self._client, self._place)
                 self._take(found)
             try:
@@ -385,7 +385,7 @@ class _Follower:
         yield from ()
 
     def _watched(self, version: str) -> str:
-        """Watch until the server ends it, and return the last moment that we know."""
+        """Watch until the server ends it, and return the last known version."""
         query = {
             **self._place.selector,
             "watch": "true",
@@ -394,7 +394,7 @@ class _Follower:
             "resourceVersion": version,
         }
         doing = f"watching the pods of job {self._place.job}"
-        # Cut in the middle of a line, it comes again from that moment.
+        # Cut in the middle of a line: it is repeated from that version.
         with (
             contextlib.suppress(Broken, ValueError),
             self._client.stream(self._place.pods, query, doing) as pieces,
@@ -406,7 +406,7 @@ class _Follower:
         return version
 
     def _heard(self, event: dict[str, Any], version: str) -> str:
-        """Take one event and return the moment of it; empty when the server has forgotten it."""
+        """Handle one event and return its version; empty if the server no longer has it."""
         found = event.get("object") or {}
         if event.get("type") == "ERROR":
             return ""
@@ -475,7 +475,7 @@ def _earlier(moment: str, seconds: float) -> str:
 
 @contextlib.contextmanager
 def _keeping(place: Place, pod: Pod) -> Iterator[Callable[[bytes], object]]:
-    """Write down what is read of a pod; it stands for the pod when it is at least as long."""
+    """Save what is read from a pod; it replaces the saved log if it is at least as long."""
     path = place.kept / f"{pod.node}-{pod.uid}.log"
     new = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.new")
     with writing(f"keeping the log of node {pod.node}", new):
@@ -492,7 +492,7 @@ def _keeping(place: Place, pod: Pod) -> Iterator[Callable[[bytes], object]]:
 
 
 def _kept(place: Place) -> list[tuple[int, str, Path]]:
-    """Return node, pod and file of each log that is kept, the oldest first."""
+    """Return node, pod and file of each saved log, oldest first."""
     found = []
     for path in place.kept.glob("*.log"):
         number, _, uid = path.stem.partition("-")

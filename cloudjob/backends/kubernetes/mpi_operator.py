@@ -16,7 +16,7 @@ from cloudjob.model.submission import Submission
 from jobentry.contract import names
 
 RESOURCE = Resource("kubeflow.org", "v2beta1", "mpijobs", "MPIJob")
-# Where the operator puts its key: not below the home, which is a volume of its own.
+# Where the operator puts its key: outside the home folder, which is a volume.
 SSH_PATH = "/run/cloudjob-ssh"
 HOST_FILE = "/etc/mpi/hostfile"
 
@@ -25,11 +25,11 @@ _BOOT = f"{pod.ENTRY_PATH}/boot.sh"
 # with 4.1 and with 5.0 (tried); but 5.0 stumbles over a value with "=" in other places, and no
 # script that calls Open MPI itself should meet it.
 _LAUNCHER = f'unset OMPI_MCA_plm_rsh_args; exec sh {_BOOT} "$@"'
-# All workers have one template; which of them this is stands at the end of its name.
+# All workers share one template; the name of a pod ends with its index.
 _WORKER = (
     f'{names.VC_TASK_INDEX}=$((${{{names.MA_CURRENT_INSTANCE_NAME}##*-}} + 1)) exec sh {_BOOT} "$@"'
 )
-# Those that end by themselves stay for their logs.
+# Pods that end by themselves stay for their logs.
 _RUN_POLICY = {"cleanPodPolicy": "Running", "backoffLimit": 0}
 
 
@@ -51,7 +51,7 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
         template = pod.template(
             submission, called, given, command, {**own, **key}, has_delivery=has_delivery
         )
-        # The operator wants to be asked for it in its own words, and warns of these.
+        # The operator has its own settings for these and warns about them here.
         policy = template["spec"].pop("restartPolicy")
         return {"replicas": count, "restartPolicy": policy, "template": template}
 
@@ -98,7 +98,7 @@ def stop(job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
 
 
 def _own_host_file(submission: Submission) -> dict[str, str]:
-    """The user's word comes last."""
+    """Apply the user's setting last."""
     path = submission.spec.env.get(names.OPENMPI_HOST_FILE_PATH)
     return {names.OPENMPI_HOST_FILE_PATH: path} if path else {}
 

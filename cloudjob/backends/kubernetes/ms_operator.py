@@ -28,7 +28,7 @@ CONTAINER = "mindspore"
 # Of labels and annotations of pods its CRD keeps nothing, so they are found by the operator's own.
 _LABEL = "training.kubeflow.org/job-name"
 SCHEDULER_PORT = "MS_SCHED_PORT"
-# By this name the operator finds the port, and opens it; the number is its own default.
+# The operator finds the port by this name and opens it; the number is its default.
 _PORT_NAME, _PORT = "msjob-port", 2222
 
 _BOOT = f"{pod.ENTRY_PATH}/boot.sh"
@@ -36,12 +36,12 @@ _BOOT = f"{pod.ENTRY_PATH}/boot.sh"
 # ranks so itself; of the operator's words only the port of the service stays.
 _UNSET = "unset MS_ROLE MS_NODE_ID MS_WORKER_NUM MS_SERVER_NUM MS_SCHED_HOST"
 _HEAD = f'{_UNSET}; exec sh {_BOOT} "$@"'
-# All workers have one template; which of them this is stands at the end of its name.
+# All workers share one template; the name of a pod ends with its index.
 _WORKER = (
     f"{_UNSET}; {names.VC_TASK_INDEX}=$((${{{names.MA_CURRENT_INSTANCE_NAME}##*-}} + 1)) "
     f'exec sh {_BOOT} "$@"'
 )
-# With any other it would end the head when the workers have ended, and the head ends last.
+# Any other policy would end the head with the workers, and the head must end last.
 _RUN_POLICY = {"cleanPodPolicy": "None"}
 
 
@@ -63,10 +63,10 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
         template = pod.template(submission, called, given, command, own, has_delivery=has_delivery)
         deadline_s = pod.deadline_s(spec)
         if deadline_s:
-            # The operator has one for the job, and looks at it only when something else happens.
+            # The operator's own limit for the job is checked only when something else happens.
             template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
         del template["metadata"]
-        # The operator wants to be asked for it in its own words, and warns of these.
+        # The operator has its own settings for these and warns about them here.
         policy = template["spec"].pop("restartPolicy")
         return {"replicas": count, "restartPolicy": policy, "template": template}
 
@@ -99,7 +99,7 @@ def services(submission: Submission, called: Names) -> list[dict[str, Any]]:
             "metadata": {"name": name, "namespace": called.namespace, **own},
             "spec": {
                 "clusterIP": "None",
-                # They are asked for before they are ready, and not refused.
+                # Clients look them up before they are ready.
                 "publishNotReadyAddresses": True,
                 "selector": {
                     _LABEL: called.name,
@@ -122,7 +122,7 @@ def environment(submission: Submission, called: Names, node: int) -> dict[str, s
 
 def node_of(name: str, found: Mapping[str, Any]) -> int | None:
     """Return the number of the node that this pod is."""
-    # By its name the only worker of a job of one node is like the first of several.
+    # The only worker of a one-node job has the same name as the first of several.
     for container in (found.get("spec") or {}).get("containers") or ():
         if {"name": names.VC_TASK_INDEX, "value": "0"} in (container.get("env") or ()):
             return 0
@@ -140,13 +140,13 @@ def stage(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
     found = engines.stage_of_conditions(job, is_cancelled)
     has_begun = bool((job.get("status") or {}).get("startTime"))
     if is_cancelled and not has_begun and not found.state.is_final:
-        # It waits in a queue; should its turn come, the operator ends it at once.
+        # It waits in a queue; if it is scheduled, the operator ends it at once.
         return found._replace(state=JobState.CANCELLED)
     return found._replace(has_asked=found.state is JobState.CANCELLED)
 
 
 def stop(job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
-    """Return the patch by which the job's time is over: the operator deletes the pods that run.
+    """Return the patch that expires the job, so that the operator deletes its running pods.
 
     It can neither suspend a job nor abort it.
     """
@@ -155,7 +155,7 @@ def stop(job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
 
 
 def _name_containers(job: Mapping[str, Any], port: int) -> None:
-    """Give ours the operator's name; in a job file it has one name for all operators."""
+    """Rename our container as the operator requires; job files use one name for all operators."""
     for replica in job["spec"]["msReplicaSpecs"].values():
         for container in replica["template"]["spec"]["containers"]:
             if container["name"] == pod.CONTAINER:
@@ -165,7 +165,7 @@ def _name_containers(job: Mapping[str, Any], port: int) -> None:
 
 
 def _port(spec: JobSpec) -> int:
-    """Return the port of MindSpore's scheduler; what is no number the entry refuses."""
+    """Return the port of MindSpore's scheduler; the entry refuses an invalid number."""
     text = spec.env.get(SCHEDULER_PORT, "")
     return int(text) if text.isascii() and text.isdecimal() else _PORT
 
@@ -180,7 +180,7 @@ ENGINE = Engine(
     node_of=node_of,
     stage=stage,
     stop=stop,
-    no_retries="the MindSpore operator starts no job again as a whole",
+    no_retries="the MindSpore operator cannot restart a whole job",
     container=CONTAINER,
     launchers=("dynamic-cluster", "msrun"),
     runs="MindSpore's cluster",

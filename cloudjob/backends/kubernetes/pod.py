@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
 HOME = "/home/ma-user"
-# One container a pod; its name is the one by which a patch finds it.
+# The name of a pod's container, by which a patch finds it.
 CONTAINER = "cloudjob"
 JOB_LABEL = "cloudjob.job"
 MANAGER_LABEL = "app.kubernetes.io/managed-by"
 # Where the entry lies in a pod, as in our own images, and where its secrets do.
 ENTRY_PATH = "/opt/cloudjob"
 DELIVERY_PATH = "/run/cloudjob"
-# How long after its grace a node may live that was asked to end.
+# Seconds that a node asked to end may outlive its grace period.
 PATIENCE_S = 15
-# How long a pod may live after the job's own time-out has ended it.
+# Seconds that a pod may outlive the job's own timeout.
 _DEADLINE_S = 600
-# An entry that may not use this between ranks would say so with each message (ADR 8, docker).
+# Without this, MPI would complain with each message between ranks (ADR 8, docker).
 _OPEN_MPI = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
-# Each node has its own; the kubelet knows them when the pod has a place.
+# Per node; the kubelet sets them once the pod is scheduled.
 _FIELDS = {
     names.MA_CURRENT_IP: "status.podIP",
     names.MA_CURRENT_HOST_IP: "status.hostIP",
@@ -40,7 +40,7 @@ PER_NODE = (*_FIELDS, names.VC_TASK_INDEX, names.VK_TASK_INDEX)
 
 
 class Names(NamedTuple):
-    """What the objects of one job are called."""
+    """The names of one job's objects."""
 
     job: str
     namespace: str
@@ -190,7 +190,7 @@ def with_own_labels(found: Mapping[str, Any] | None, submission: Submission) -> 
 
 
 def deadline_s(spec: JobSpec) -> int:
-    """Return when the cluster ends a pod whose entry could not; 0 is never."""
+    """Return after how many seconds the cluster ends a pod; 0 is never."""
     if not spec.timeout_min:
         return 0
     own_s = (spec.timeout_min + spec.start_timeout_min) * 60 + spec.grace_s
@@ -198,7 +198,7 @@ def deadline_s(spec: JobSpec) -> int:
 
 
 def exact(text: str) -> str:
-    """Return text that the kubelet turns into this one: it replaces ``$(NAME)``, and ``$$``."""
+    """Return ``text`` escaped for the kubelet, which replaces ``$(NAME)`` and ``$$``."""
     return text.replace("$", "$$")
 
 
@@ -209,7 +209,7 @@ def _gpus(spec: JobSpec) -> dict[str, str]:
 
 
 def _resources(spec: JobSpec) -> dict[str, Any]:
-    """What one pod asks for, and may use: the same, so that no other pod can take it away."""
+    """Return a pod's requests and limits, which are equal so that no other pod can take a share."""
     options = spec.kubernetes
     limits: dict[str, Any] = {}
     if options.cpus:

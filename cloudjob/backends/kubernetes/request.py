@@ -1,4 +1,4 @@
-"""What the cluster gets for a job: a ConfigMap, a Secret and the operator's manifest. No I/O."""
+"""The request for a job: a ConfigMap, a Secret and the operator's manifest. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a job stands, from the status of its operator and of its pods. No I/O."""
+"""The status of a job, from its operator's status and its pods. No I/O."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cloudjob.backends.kubernetes.engine import Engine, Stage
 from cloudjob.backends.kubernetes.pod import CONTAINER
 from cloudjob.model.status import JobState
 
-# What a container waits for in the usual course of things.
+# Why a container normally waits.
 _USUAL = ("ContainerCreating", "PodInitializing", "")
 _OUT_OF_MEMORY = "OOMKilled"
 _OVER = ("Succeeded", "Failed")
-# Shown of one node's reason: a scheduler can write pages.
+# The part of a node's reason that is shown: a scheduler can write pages.
 _MAX_WORDS = 300
 
 
@@ -71,7 +71,7 @@ def pod_of(
     began = state.get("running") or ended
     resources = _of_container(spec.get("containers"), container).get("resources") or {}
     phase = str(status.get("phase") or "")
-    # A container that is restarted writes on.
+    # A restarted container continues to write.
     has_ended = bool(ended) and spec.get("restartPolicy") == "Never"
     return Pod(
         name=metadata["name"],
@@ -138,12 +138,12 @@ def status_of(
 
 
 def _with_head(stage: Stage, nodes: list[Pod]) -> Stage:
-    """Return where a job stands whose operator looks at the workers alone."""
+    """Return the status of a job whose operator considers only the workers."""
     head = next((pod for pod in nodes if pod.node == 0), None)
     if head is None or head.is_leaving:
         return stage
     if head.has_started and not head.is_over:
-        # It keeps outputs, and leaves the record.
+        # It stores outputs and writes the record.
         native = f"{stage.native}, and its head still runs"
         return stage._replace(state=JobState.RUNNING, native=native, message="", ended_at="")
     if stage.state is JobState.SUCCEEDED and (head.exit_code or head.phase == "Failed"):
@@ -186,7 +186,7 @@ def _failure(stage: Stage, head: Pod | None, blamed: Pod | None) -> str:
 
 
 def _native(stage: Stage, nodes: list[Pod], said: Iterable[str]) -> str:
-    """Return the operator's word, and beside it what keeps the job from running."""
+    """Return the operator's state, followed by what keeps the job from running."""
     if stage.state.is_final:
         return stage.native
     troubles = sorted((pod.node or 0, pod.name, _trouble(pod)) for pod in nodes if _trouble(pod))
@@ -199,7 +199,7 @@ def _native(stage: Stage, nodes: list[Pod], said: Iterable[str]) -> str:
 
 
 def _trouble(pod: Pod) -> str:
-    """Return what keeps a node from running, or from being known to run."""
+    """Return why a node does not run, or is not known to run."""
     if pod.is_cut_off:
         return f"its machine {pod.machine} sends nothing to the cluster; it may be lost"
     return pod.waits_for
@@ -218,13 +218,13 @@ def _waits_for(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
 
 
 def _own_reason(ended: Mapping[str, Any]) -> str:
-    """Return why a container ended, where that says more than its exit code."""
+    """Return why a container ended, if that is more specific than its exit code."""
     reason = str(ended.get("reason") or "")
     return "" if reason in ("Completed", "Error") else reason
 
 
 def _blamed(nodes: list[Pod]) -> Pod | None:
-    """Return the node that says most of a failure: not one that was ended by us or others."""
+    """Return the node that explains a failure best: not one that was ended from outside."""
     bad = [pod for pod in nodes if pod.reason or pod.exit_code or pod.phase == "Failed"]
     own = [pod for pod in bad if pod.reason or pod.exit_code not in (None, 143)]
     return min(own or bad, key=lambda pod: (not pod.reason, pod.ended_at or "~"), default=None)
@@ -238,7 +238,7 @@ def _message(pod: Pod) -> str:
 
 
 def _reason(nodes: list[Pod]) -> str:
-    """Return what the entry cannot know: who ran out of memory, who was evicted and why."""
+    """Return which nodes ran out of memory or were evicted, which the entry cannot know."""
     full = [pod for pod in nodes if pod.reason == _OUT_OF_MEMORY]
     if full:
         listed = ", ".join(f"node {pod.node} ({pod.name})" for pod in full)

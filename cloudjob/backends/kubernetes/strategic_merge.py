@@ -1,4 +1,4 @@
-"""What the user says of a manifest himself, merged as Kubernetes merges it. No I/O."""
+"""Strategic merge patches of the user's job file for manifests. No I/O."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _merged_mapping(manifest: Mapping[str, Any], patch: Mapping[str, Any]) -> di
 
 
 def unknown_directives(patch: Any, where: str = "") -> Iterator[str]:
-    """Yield where a patch has a directive that ``merged`` does not know: it would be sent as is."""
+    """Yield where a patch has a directive that ``merged`` does not know and would send as it is."""
     if isinstance(patch, Mapping):
         for key, value in patch.items():
             if str(key).startswith("$") and not _is_known(key, value):
@@ -93,7 +93,7 @@ def _named(item: Any, change: Any, name: str) -> bool:
 
 
 def _without_directives(value: Any) -> Any:
-    """Return what stands where nothing was before, so that there is nothing to take away either."""
+    """Return a patch applied to nothing, so that it has nothing to remove."""
     if isinstance(value, Mapping):
         return {
             key: _without_directives(item)

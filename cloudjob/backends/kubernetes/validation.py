@@ -1,4 +1,4 @@
-"""The faults of a job for Kubernetes, found before anything is sent. No I/O."""
+"""Finds what is wrong with a job for Kubernetes before anything is sent. No I/O."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def _engine_problems(spec: JobSpec, engine: Engine) -> Iterator[str]:
 
 
 def _signing_problems(submission: Submission) -> Iterator[str]:
-    """Yield what an address for each object does not do: it names no folder."""
+    """Yield what signed addresses do not support: they name no folder."""
     spec, key = submission.spec, "kubernetes.presigned_h"
     if file_path(submission.code.uri):
-        yield f"{key}: a folder has no addresses (allowed with a store of s3:// or obs://)"
+        yield f"{key}: a folder cannot be signed (allowed with a store of s3:// or obs://)"
     named = [f"outputs.{name}" for name, uri in submission.outputs if not file_path(uri)]
     named += [f"inputs.{name}" for name, uri in spec.inputs.items() if _is_of_store(uri)]
     if named:
@@ -136,7 +136,7 @@ def _is_label_key(key: str) -> bool:
 
 
 def _patch_problems(options: Kubernetes) -> Iterator[str]:
-    """Yield what a patch must not say, and directives that would be sent as they are."""
+    """Yield what a patch must not contain, and unknown directives."""
     for patch in ("pod", "job"):
         where = f"kubernetes.{patch}"
         for key in unknown_directives(getattr(options, patch), where):
@@ -190,7 +190,7 @@ def _mapping(found: object) -> Mapping[str, Any]:
 
 
 def _place_problems(submission: Submission, volumes: list[Any]) -> Iterator[str]:
-    """Yield the folders of this machine that no volume brings into the pods."""
+    """Yield the folders of this machine that no volume mounts into the pods."""
     spec = submission.spec
     uris = {
         "store": submission.code.uri,
@@ -208,7 +208,7 @@ def _place_problems(submission: Submission, volumes: list[Any]) -> Iterator[str]
 
 
 def _size_problems(submission: Submission, engine: Engine) -> Iterator[str]:
-    """Yield what Linux would refuse when the container starts, long after the queue."""
+    """Yield what Linux would refuse only when the container starts, long after the queue."""
     nodes = submission.spec.nodes
     size = len(",".join(engine.hosts(Names(submission.job, "").name, nodes)))
     size += len(f"{names.VC_WORKER_HOSTS}=")

@@ -1,4 +1,4 @@
-"""Volcano: one task whose pods are the nodes, with the variables that ModelArts has from it."""
+"""Volcano: one task whose pods are the nodes; ModelArts has its variables from Volcano."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
         template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
     body: dict[str, Any] = {
         "schedulerName": "volcano",
-        # All nodes or none: a part of a job would only hold what others could use.
+        # All nodes or none: a part of a job would only block resources.
         "minAvailable": spec.nodes,
         "maxRetry": spec.retries + 1,
-        # A node asks for the others by name before they are ready, and is not refused.
+        # A node looks up the others by name before they are ready.
         "plugins": {"env": [], "svc": ["--publish-not-ready-addresses=true"]},
         "policies": _policies(spec.retries),
         "tasks": [{"name": TASK, "replicas": spec.nodes, "template": template}],
@@ -107,7 +107,7 @@ def stage(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
 
 
 def stop(job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
-    """Return the command that Volcano's own `vcctl job suspend` makes."""
+    """Return the command object that Volcano's own `vcctl job suspend` creates."""
     metadata = job["metadata"]
     target = {
         "apiVersion": RESOURCE.api_version,
@@ -131,7 +131,7 @@ def stop(job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
 
 
 def _policies(retries: int) -> list[dict[str, str]]:
-    """Return what happens when a pod is lost.
+    """Return the policies for a lost pod.
 
     The entries see by themselves that a node has failed, and the head leaves its record; nothing
     may end it meanwhile. But in the place of a pod that was deleted Volcano makes another, which

@@ -44,7 +44,7 @@ _END_S = 300.0
 _AT_ONCE = 8
 # Statuses with which the service refuses to end a job that has ended.
 _OVER = (400, 404, 409)
-# In a handle: the id of a job that was not created yet.
+# In a handle: stands for the id of a job that is not created yet.
 _NO_ID = "-"
 
 
@@ -148,7 +148,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         client = self._client(where)
         found = state.status_of(client.show(where.id))
         if found.state is JobState.FAILED and found.exit_code is None:
-            # No node has got so far as to report a failure; the first error event does.
+            # No node has reported a failure; the first error event says why.
             with suppress(BackendError):
                 events = client.events(where.id)
                 bad = next((event for event in events if event.get("level") == "Error"), {})
@@ -157,7 +157,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         return found
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
-        """Return where many jobs stand, from one search for those that have not ended.
+        """Return the status of many jobs from one search for those that have not ended.
 
         When more than a few others are left, a second search finds out which of them are gone.
         """
@@ -293,7 +293,7 @@ def _handle(client: Client, job: str, name: str) -> str:
 def _searched(
     client: Client, wanted: Mapping[str, _Handle], phases: Sequence[str] = ()
 ) -> dict[str, NativeStatus]:
-    """Return where those of the jobs stand that a search finds.
+    """Return the status of those jobs that a search finds.
 
     Args:
         phases: The phases that they may be in; empty for any.
@@ -318,6 +318,6 @@ def _parted(handle: str) -> _Handle:
 
 
 def _values(metric: Mapping[str, Any]) -> tuple[float | None, ...]:
-    """Return the values by minute; the service writes -1 for one that it has not measured."""
+    """Return the values by minute; -1, the service's mark for no measurement, becomes None."""
     values = (float(value) for value in metric.get("value") or ())
     return tuple(None if value < 0 else value for value in values)

@@ -1,4 +1,4 @@
-"""Asks OBS about the bucket of a store, with the user's own keys."""
+"""Requests to OBS about the bucket of a store, with the user's own keys."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Bucket:
             raise BucketError(f"{self._doing}: {what}", what) from error
 
 
-# To make a client takes longer than a request.
+# Creating a client takes longer than a request.
 @functools.lru_cache(maxsize=4)
 def _client(store_options: str, keys: Keys, region: str) -> Any:
     import boto3

@@ -134,7 +134,7 @@ def _engine(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     if spec is not None and not wanted:
         return
     engines = client.engines()
-    # What a job may call it -> all its names.
+    # Each name that a job may use -> id, name and version.
     known: dict[str, tuple[str, ...]] = {}
     for item in engines:
         number, name, version = (
@@ -161,7 +161,7 @@ def _engine(client: Client, spec: JobSpec | None) -> Iterator[Check]:
 
 
 def _image(client: Client, spec: JobSpec | None) -> Iterator[Check]:
-    """The image lies in the region's registry; only there does the service look for it."""
+    """Look for the image in the region's registry, as the service does."""
     wanted = spec.image if spec else ""
     parts = _IN_SWR.fullmatch(wanted)
     if not (parts and client.site.registry):
@@ -172,7 +172,7 @@ def _image(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     except ServiceError as error:
         if error.status != 404:
             raise
-        # Another account's, shared with this one, may be used and not be listed.
+        # An image that another account shares can be used although it is not listed.
         yield Check(
             "image",
             False,
@@ -227,7 +227,7 @@ def _quota(client: Client, spec: JobSpec | None) -> Iterator[Check]:
 
 
 def _inputs(client: Client, spec: JobSpec | None, store: str) -> Iterator[Check]:
-    """The service takes a place that holds nothing for an empty input, and the job succeeds."""
+    """Check that inputs exist: the service treats a missing one as empty, and the job succeeds."""
     keys = client.site.keys
     for name, uri in spec.inputs.items() if spec and keys else ():
         if not uri.startswith("obs://"):
@@ -240,7 +240,7 @@ def _inputs(client: Client, spec: JobSpec | None, store: str) -> Iterator[Check]
             )
         except BucketError as error:
             if not error.is_missing:
-                # The platform has permissions of its own.
+                # The platform reads it with its own permissions.
                 hint = "may these keys list it?"
                 yield Check("inputs", False, f"{name}: {error.message}", hint, is_needed=False)
                 continue
@@ -251,7 +251,7 @@ def _inputs(client: Client, spec: JobSpec | None, store: str) -> Iterator[Check]
 
 
 def _outputs(client: Client, spec: JobSpec | None) -> Iterator[Check]:
-    """The service refuses a second running job with the same output, after hours in the queue."""
+    """Check outputs: after hours in the queue, the service refuses one that another job writes."""
     wanted = {
         name: folder_url(uri)
         for name, uri in (spec.outputs.items() if spec else ())
@@ -278,7 +278,7 @@ def _output_urls(job: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _bucket(client: Client, store: str) -> Iterator[Check]:
-    """The bucket must exist, in the region of the job, and must not be encrypted."""
+    """Check that the bucket exists in the job's region and is not encrypted."""
     keys, region = client.site.keys, client.site.region
     if keys is None or not store.startswith("obs://"):
         return

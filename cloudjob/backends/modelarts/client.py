@@ -43,7 +43,7 @@ class Client:
         return self._transport.clock_ahead_s
 
     def project_id(self) -> str:
-        """Return the project; asks IAM for it where none is set."""
+        """Return the project; asks IAM for it if none is set."""
         return self._transport.project_id()
 
     # -- jobs ---------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Client:
         return dict(found) if found else None
 
     def log_url(self, job: str, task: str) -> str:
-        """Return a URL of the whole log of a task; empty when there is none yet."""
+        """Return a URL of the whole log of a task; empty if there is none yet."""
         path = f"/training-jobs/{job}/tasks/{task}/logs/url"
         doing = f"asking where the log of {task} of job {job} is"
         found = self._call("GET", path, doing, headers=_WHOLE_LOG) or {}
@@ -173,12 +173,12 @@ class Client:
         return dict(self._call("GET", f"/pools/{name}", f"asking for the pool {name}") or {})
 
     def quotas(self) -> list[dict[str, Any]]:
-        """Return this user's quotas, and how much of each is used."""
+        """Return this user's quotas and their usage."""
         found = self._call("GET", "/training-quotas", "asking for quotas") or {}
         return list(found.get("quotas") or [])
 
     def image_tags(self, namespace: str, repository: str, like: str) -> list[str]:
-        """Return the tags like ``like`` of an image in SWR, the registry of the region.
+        """Return the tags of an image in SWR, the region's registry, that contain ``like``.
 
         Raises:
             ServiceError: 404 where it knows no such image.
@@ -197,7 +197,7 @@ class Client:
                 return tags
 
     def fetch(self, url: str, first: int, doing: str) -> bytes | None:
-        """Return an object's bytes from ``first`` on, by a URL that needs no signature.
+        """Return an object's bytes from ``first`` on; the URL needs no signature.
 
         None when it is not there (yet).
         """

@@ -1,4 +1,4 @@
-"""What lies beside the code, in the folder that the platform brings to each node."""
+"""The files beside the code, in the folder that the platform copies to each node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts.request import ModelArtsRequest
 from jobentry.contract import names, paths
 
-# What a preset engine runs: it takes a file of Python, and no words of ours.
+# What a preset engine runs: a Python file, without arguments of ours.
 _BOOT_PY = f"""\
 import os
 import sys
@@ -22,7 +22,7 @@ os.execv("/bin/sh", ["sh", os.path.join(here, "{deliveries.BOOT}"), *words, *sys
 
 
 def companions(request: ModelArtsRequest) -> dict[str, bytes]:
-    """Return what lies beside the code, by name; secrets are among it."""
+    """Return the files beside the code by name; some contain secrets."""
     found = deliveries.files()
     if request.env:
         found[paths.DELIVERED_ENV] = requests.delivered_env(request)

@@ -1,8 +1,8 @@
-"""The logs of a job's tasks, followed until the job has ended and then to their very end.
+"""Follows the logs of a job's tasks until the job has ended and the logs are complete.
 
-The service shows the last 5 MB of a log and takes no offset. So each look has to find out where
-the window lies on what was seen before: by the sizes that come with it, and by the text itself
-where bytes that are no UTF-8 have made the sizes useless.
+The service returns the last 5 MB of a log and takes no offset. So each request must find out where
+this window overlaps with what was read before: by the sizes that come with it, and by the text
+itself where bytes that are not UTF-8 make the sizes useless.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from cloudjob.backends.modelarts import state
 from cloudjob.backends.modelarts.client import Client
 
 _AT_ONCE = 8
-# How many nodes a look at a running job asks for, each with a request: of more they take turns.
+# The nodes that one round asks for, each with a request; more nodes take turns.
 _A_LOOK = 64
-# While nothing is new, the looks become rarer, to a third.
+# While nothing is new, the pause between rounds grows up to this factor.
 _SLOWEST = 3.0
-# How often a gap is looked for in the exported log before it is given up.
+# Attempts to fill a gap from the exported log.
 _GAP_TRIES = 20
-# How many characters of what was seen are kept to recognise it, of each of a thousand logs.
+# Characters kept of each log, of up to a thousand, to recognise what was read before.
 _KEPT = 256 * 1024
-# A window may begin within a character, whose rest then reads as this.
+# A window may begin within a character, the rest of which is then decoded as this.
 _REPLACED = "�"
 _BROKEN = 3
-# What is taken for proof that a window continues what was seen, where sizes say nothing.
+# Characters that must match to prove that a window continues the log, if sizes do not help.
 _PROOF = 64
 
 
@@ -45,7 +45,7 @@ def follow(
     """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new.
 
     Args:
-        is_live: Whether to stay until the job has ended; else what is there now is given once.
+        is_live: Whether to follow until the job has ended; else what is there now is yielded once.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         tails = _Tails(client, job, node, pool, is_live=is_live)
@@ -72,8 +72,8 @@ def follow(
 class _Tails:
     """The logs of all tasks of a job.
 
-    A large job is sampled while it runs: each look asks for the head and for some of the others in
-    their turn. What a look leaves out comes with a later one, at last with those after the end.
+    A large job is sampled while it runs: each round asks for the head's log and for some of the
+    others in turn. What one round leaves out is read by a later one, at the latest after the end.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class _Tails:
         self._is_live = is_live
         self._tails: dict[str, _Tail] = {}
         self._turn = 0
-        # How many looks in a row have found nothing in any log.
+        # How many rounds in a row have found nothing in any log.
         self._quiet = 0
         self.is_over = self.has_news = False
 
     def has_ended(self) -> bool:
-        """Whether the job has ended, and a look after that has found nothing."""
+        """Whether the job has ended, and a later round has found nothing."""
         return self.is_over and self._quiet > 0
 
     def look(self) -> Iterator[Piece]:
@@ -107,7 +107,7 @@ class _Tails:
         for task in state.tasks(shown):
             if self._node in (None, state.node_of(task)):
                 self._tails.setdefault(task, _Tail(self._client, self._job, task))
-        # The state is from before the look: what was written before the end is in it.
+        # The state was read before the logs, so they hold what was written before the end.
         is_done = self.has_ended()
         asked = list(self._tails.values())
         if self._is_live and not self.is_over:
@@ -123,12 +123,12 @@ class _Tails:
             yield 0, b""
 
     def rest(self) -> Iterator[Piece]:
-        """Yield what is left when nobody looks again."""
+        """Yield the rest of each log at the end."""
         yield from ((t.node, data) for t in self._tails.values() if (data := t.rest()))
 
 
 def _sample(tails: list[_Tail], turn: int) -> list[_Tail]:
-    """Return those that this look asks: all of few; of many the head, and others in their turn."""
+    """Return the logs of this round: all if few; else the head's, and others in turn."""
     if len(tails) <= _A_LOOK:
         return tails
     head, others = tails[0], tails[1:]
@@ -137,7 +137,7 @@ def _sample(tails: list[_Tail], turn: int) -> list[_Tail]:
 
 
 class _Tail:
-    """The log of one task, as far as it was given out."""
+    """The log of one task, as far as it was yielded."""
 
     def __init__(self, client: Client, job: str, task: str) -> None:
         self._client = client
@@ -154,7 +154,7 @@ class _Tail:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something is known to be there that has not been given out."""
+        """Whether part of the log is known but not yielded yet."""
         return 0 < self._gap_tries < _GAP_TRIES
 
     def look(self, is_done: bool) -> bytes:
@@ -164,12 +164,12 @@ class _Tail:
             return b""
         window = _window(found)
         added = self._add(window, is_last=is_done)
-        # Of a thousand nodes it would be 5 GB.
+        # For a thousand nodes, the windows would take 5 GB.
         self._window = window if self._stitcher.seen_bytes < window.full_bytes else None
         return added
 
     def rest(self) -> bytes:
-        """Return what is left when nobody looks again: a line that has no end."""
+        """Return the rest at the end: a line without a newline."""
         return self._add(self._window, is_last=True) if self._window else b""
 
     def _add(self, window: Window, *, is_last: bool) -> bytes:
@@ -180,7 +180,7 @@ class _Tail:
         return self._filled(added, window, is_last=is_last)
 
     def _filled(self, gap: Gap, window: Window, *, is_last: bool) -> bytes:
-        """Return what the window does not show any more, from the log as it is exported."""
+        """Return lines older than the window from the exported log."""
         doing = f"reading the exported log of {self._task}"
         url = self._client.log_url(self._job, self._task)
         got = self._client.fetch(url, gap.first, doing) if url else None
@@ -208,11 +208,11 @@ def _window(found: dict[str, Any]) -> Window:
 
 
 class Window(NamedTuple):
-    """What the service shows of a log.
+    """The end of a log, as the service returns it.
 
     Args:
-        size_bytes: Of the log's part that ``text`` is.
-        full_bytes: Of the whole log.
+        size_bytes: The size of ``text`` in the log.
+        full_bytes: The size of the whole log.
     """
 
     text: str
@@ -221,16 +221,16 @@ class Window(NamedTuple):
 
     @property
     def first(self) -> int:
-        """Where in the log it begins."""
+        """Its offset in the log."""
         return self.full_bytes - self.size_bytes
 
 
 class Gap(NamedTuple):
-    """Between what was seen and the window lies something that nobody has seen.
+    """A part of the log between what was read and the window.
 
     Args:
         first: The first byte that is missing.
-        last: The byte after the last that is missing; the same when nobody knows.
+        last: The byte after the last missing one; equal to ``first`` if unknown.
     """
 
     first: int
@@ -238,19 +238,19 @@ class Gap(NamedTuple):
 
 
 class Stitcher:
-    """Joins the windows on one log: every line once, in order."""
+    """Joins the windows of one log: yields every line once, in order."""
 
     def __init__(self) -> None:
-        # Bytes of the log up to the end of the last whole line that was given out.
+        # Bytes of the log up to the end of the last line that was yielded.
         self._seen_bytes = 0
-        # The end of what was given out, in the service's own reading.
+        # The end of what was yielded, as the service decodes it.
         self._tail = ""
         # Whether _tail goes back to the beginning of the log.
         self._is_whole = True
 
     @property
     def seen_bytes(self) -> int:
-        """How many bytes of the log have been given out."""
+        """How many bytes of the log have been yielded."""
         return self._seen_bytes
 
     def add(self, window: Window, *, is_last: bool = False) -> bytes | Gap:
@@ -260,7 +260,7 @@ class Stitcher:
             is_last: Whether the log has ended, so that its last line may lack its newline.
         """
         if window.full_bytes < self._seen_bytes:
-            # A node that was given to the job anew begins a log of its own.
+            # A rescheduled node starts a new log.
             self._seen_bytes, self._tail, self._is_whole = 0, "", True
         if window.first > self._seen_bytes:
             return Gap(self._seen_bytes, window.first)
@@ -278,13 +278,13 @@ class Stitcher:
         return _ended(new, is_last=is_last)
 
     def skip(self, window: Window) -> int:
-        """Go on with ``window``, and return how many bytes before it nobody will ever see."""
+        """Continue at ``window``, and return how many bytes before it are lost."""
         lost = max(0, window.first - self._seen_bytes)
         self._seen_bytes, self._tail, self._is_whole = window.first, "", False
         return lost
 
     def _begin(self, window: Window) -> int | None:
-        """Return where in the window's text what is new begins, None when nothing tells."""
+        """Return where new text begins in the window; None if unknown."""
         if not self._seen_bytes:
             return 0
         ahead_bytes = self._seen_bytes - window.first
@@ -298,8 +298,8 @@ class Stitcher:
         return self._search(window.text, ahead_bytes)
 
     def _fits(self, text: str, begin: int) -> bool:
-        """Whether the text before ``begin`` is the end of what was seen."""
-        # The window may begin within a character, whose rest is then broken.
+        """Whether the text before ``begin`` is the end of what was read."""
+        # The window may begin within a character, the rest of which is then invalid.
         first = 0
         while first < min(_BROKEN, begin) and text[first] == _REPLACED:
             first += 1
@@ -309,7 +309,7 @@ class Stitcher:
         return self._tail.endswith(before)
 
     def _search(self, text: str, ahead_bytes: int) -> int | None:
-        """Return the place at which what was seen ends: the likeliest by the number of bytes."""
+        """Return where the text that was read ends: the likeliest place by the number of bytes."""
         end = self._tail[-_PROOF:]
         if not end:
             return None
@@ -325,7 +325,7 @@ class Stitcher:
         return best
 
     def _take(self, window: Window, begin: int, *, is_last: bool) -> bytes:
-        """Give out the new whole lines, as far as one can say how many bytes of the log they are.
+        """Return the new whole lines, as far as their size in bytes is known.
 
         U+FFFD may stand for one byte or for three. Lines without it can be counted, and lines with
         it, too, while what is held back has none; else they wait until it has.
@@ -357,10 +357,10 @@ def _ended(new: bytes, *, is_last: bool) -> bytes:
 
 
 def _index_of(text: str, size_bytes: int) -> int | None:
-    """Return how many characters the first bytes are, None where one cannot count them."""
+    """Return how many characters the first bytes are; None if they cannot be counted."""
     part = text[:size_bytes]
     if _REPLACED in part:
-        # It may lie behind the place that is looked for; a character has four bytes at most.
+        # It may lie behind the wanted place; a character has four bytes at most.
         part = part[: part.index(_REPLACED)]
     encoded = part.encode("utf-8", "surrogatepass")
     if len(encoded) < size_bytes:
@@ -369,7 +369,7 @@ def _index_of(text: str, size_bytes: int) -> int | None:
 
 
 def _index_from_end(text: str, size_bytes: int) -> int | None:
-    """Return where the last bytes begin, None where one cannot count them."""
+    """Return where the last bytes begin; None if they cannot be counted."""
     part = text[-size_bytes:] if size_bytes else ""
     part = part[part.rfind(_REPLACED) + 1 :]
     encoded = part.encode("utf-8", "surrogatepass")
@@ -380,7 +380,7 @@ def _index_from_end(text: str, size_bytes: int) -> int | None:
 
 
 def _characters(data: bytes) -> int | None:
-    """Return how many characters these bytes are, None when one of them is cut."""
+    """Return how many characters these bytes are; None if one of them is cut."""
     try:
         return len(data.decode("utf-8", "surrogatepass"))
     except UnicodeDecodeError:

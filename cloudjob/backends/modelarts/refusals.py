@@ -35,7 +35,7 @@ _HINTS = {
     "ModelArts.2781": _FLAVORS,
     "ModelArts.2787": _BODY,
     "ModelArts.2788": _BODY,
-    "ModelArts.2791": "places in OBS are obs://bucket/folder/, in the region of the job",
+    "ModelArts.2791": "paths in OBS have the form obs://bucket/folder/, in the region of the job",
     "ModelArts.2793": "ask for fewer --nodes, or choose another --flavor",
     "ModelArts.0116": _QUOTA,
     "ModelArts.0118": _QUOTA,
@@ -49,7 +49,7 @@ _STATUS_HINTS = {
     403: "ask for the permission `modelarts:trainJob:*`, and for access to the bucket",
     429: _RATE,
 }
-# The names of code and message: of the service, its gateway and IAM.
+# The keys of code and message in answers of the service, its gateway and IAM.
 _FIELDS = (
     ("error_code", "error_msg"),
     ("errorCode", "errorMsg"),
@@ -62,9 +62,9 @@ class ServiceError(BackendError):
     """The service refused a request.
 
     Args:
-        status: Of HTTP.
-        code: The service's own, such as ``ModelArts.2775``; may be empty.
-        retry_after_s: For how long the service asks to wait; 0 if it does not.
+        status: The HTTP status.
+        code: The service's error code, such as ``ModelArts.2775``; may be empty.
+        retry_after_s: Seconds that the service asks to wait; 0 if it does not.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class ServiceError(BackendError):
 
 
 class Refused(ServiceError, NotAuthorised):
-    """The service does not know this user, or does not allow this operation."""
+    """The service rejects the credentials, or does not allow the operation."""
 
 
 class Gone(ServiceError, JobNotFound):
-    """The service knows no such job."""
+    """The service has no such job."""
 
     exit_code = JobNotFound.exit_code
 
@@ -114,7 +114,7 @@ def _retry_after_s(answer: Response) -> float:
 
 
 def _fields(body: bytes) -> tuple[str, str, str]:
-    """Return the code, the message and the advice of an answer; empty where it has none."""
+    """Return code, message and advice of an answer; empty if it has none."""
     try:
         return _fields_of(json.loads(body))
     except ValueError:

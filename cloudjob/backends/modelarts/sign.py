@@ -12,12 +12,12 @@ from requests import PreparedRequest
 
 from jobentry.contract.sigv4 import Keys
 
-# The headers of a request that are signed, beside those that the signer adds.
+# The headers that are signed, beside those that the signer adds.
 _SIGNED = ("Content-Type", "X-Project-Id")
 
 
 def sign(request: PreparedRequest, keys: Keys, now: float) -> None:
-    """Add to ``request`` the headers that prove who sends it.
+    """Add the headers of a signature to ``request``.
 
     Args:
         now: Seconds since the epoch, by the service's clock.

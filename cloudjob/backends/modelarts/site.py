@@ -1,4 +1,4 @@
-"""Finds the service and the credentials: in the job file, variables and the vendor's files."""
+"""Finds service and credentials in the job file, in variables and in the vendor's files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from cloudjob.errors import NotAuthorised, UsageError
 from jobentry.contract.sigv4 import Keys
 
-# Written by `cloudjob emulator up` for the other commands, below the folder of cloudjob's state.
+# Written by `cloudjob emulator up` for other commands, below the folder of cloudjob's state.
 EMULATOR_FILE = "emulator/address.json"
-# As the endpoint: the emulator on this machine, also where there are credentials.
+# This endpoint selects the emulator on this machine, even if there are credentials.
 _EMULATOR = "emulator"
 _EMULATOR_NEEDS = (
     "endpoint",
@@ -27,7 +27,7 @@ _EMULATOR_NEEDS = (
     "secret_key",
     "project_id",
 )
-# What the emulator's file need not say.
+# Optional keys of the emulator's file.
 _EMULATOR_DEFAULTS = {
     "region": "",
     "bucket": "cloudjob",
@@ -41,7 +41,7 @@ _KEY_VARIABLES = (
     ("HW_ACCESS_KEY", "HW_SECRET_KEY", "HW_SECURITY_TOKEN"),
 )
 _FILE_VARIABLE = "HUAWEICLOUD_SDK_CREDENTIALS_FILE"
-# Setting -> the variables that set it where the job file does not.
+# Setting -> the variables that set it if the job file does not.
 _VARIABLES = {
     "endpoint": ("CLOUDJOB_MODELARTS_ENDPOINT",),
     "iam_endpoint": ("HUAWEICLOUD_SDK_IAM_ENDPOINT",),
@@ -58,7 +58,7 @@ _KEYS_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A user's name and password, with which IAM gives a token."""
+    """A user's name and password, which IAM exchanges for a token."""
 
     user: str
     domain: str
@@ -67,14 +67,14 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where the service is, and who the user is there.
+    """The service's endpoints and the user's credentials.
 
     Args:
         endpoint: ``https://host`` or ``http://host:port`` of ModelArts.
-        iam_endpoint: The same of IAM.
-        project_id: Empty if IAM has to be asked for it.
-        keys: None where ``login`` gives a token.
-        wants_token: Whether the keys, too, are only used to get a token.
+        iam_endpoint: The same for IAM.
+        project_id: Empty if IAM must be asked for it.
+        keys: None if ``login`` is used to get a token.
+        wants_token: Whether the keys are only used to get a token.
         file: The file with the keys, which is read again when they have expired.
         store_uri: The store of jobs that name none; empty if there is none.
         default_image: The image of jobs that name none; only an emulator has one.
@@ -107,10 +107,10 @@ class Site:
 def find(
     options: Mapping[str, Any], environ: Mapping[str, str], state: Path, user_home: Path
 ) -> Site:
-    """Return where the service is, and who the user is there.
+    """Return the service's endpoints and the user's credentials.
 
     The job file's section takes precedence over variables, these over the vendor's files, and
-    these over an emulator on this machine, which is used only where nothing else is set.
+    these over an emulator on this machine, which is used only if nothing else is set.
 
     Args:
         options: The section ``modelarts`` of the job file.
@@ -130,7 +130,7 @@ def find(
         return site
     if site.keys.token:
         raise UsageError(
-            "modelarts.auth: token: IAM gives none for temporary keys", hint="leave it at sign"
+            "modelarts.auth: token: IAM issues none for temporary keys", hint="set it to sign"
         )
     return replace(site, wants_token=True)
 
@@ -163,7 +163,7 @@ def _found(
 
 
 def _remote(settings: Mapping[str, str], bucket: str) -> Site:
-    """Return the site of a region, or of an endpoint that may be another cloud's."""
+    """Return the site of a region, or of an endpoint, which may belong to another cloud."""
     endpoint = _url(settings["endpoint"])
     in_host = _REGION_IN_HOST.match(urlsplit(endpoint).hostname or "")
     region = settings["region"] or (in_host[1] if in_host else "")
@@ -174,7 +174,7 @@ def _remote(settings: Mapping[str, str], bucket: str) -> Site:
             "example",
         )
     domain = "myhuaweicloud.eu" if region.startswith("eu-") else "myhuaweicloud.com"
-    # The registry of another cloud is not known.
+    # The registry of another cloud is unknown.
     registry = settings["registry"] or ("" if endpoint else f"swr-api.{region}.{domain}")
     return Site(
         endpoint=endpoint or f"https://modelarts.{region}.{domain}",
@@ -207,7 +207,7 @@ def _local(
 
 
 def renewed(site: Site) -> Keys | None:
-    """Return the keys that the file of ``site`` holds now; None if it has no file."""
+    """Read the keys of ``site`` again from its file; None if it has no file."""
     return _keys_in(_read_file(site.file)) if site.file else None
 
 
@@ -233,7 +233,7 @@ def _login(environ: Mapping[str, str]) -> Login | None:
 
 
 def _read_file(path: Path) -> dict[str, str]:
-    """Return the contents of the credentials file of Huawei's SDKs; nothing if there is none.
+    """Return the values in the credentials file of Huawei's SDKs; empty if there is no file.
 
     Raises:
         UsageError: It cannot be read, or others can read it.
@@ -269,7 +269,7 @@ def _keys_in(section: Mapping[str, str]) -> Keys:
 
 
 def _emulator(state: Path) -> dict[str, str]:
-    """Return what the emulator on this machine has written; nothing if there is none."""
+    """Return the addresses of the emulator on this machine; empty if there is none."""
     try:
         written = json.loads((state / EMULATOR_FILE).read_bytes())
         needed = {name: str(written[name]) for name in _EMULATOR_NEEDS}

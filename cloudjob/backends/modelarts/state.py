@@ -1,4 +1,4 @@
-"""What the service says of a job, in our words."""
+"""Translates the service's status of a job into ours."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _STATES = {
     "Terminated": JobState.CANCELLED,
 }
 ACTIVE = ("Creating", "Pending", "Running", "Terminating")
-# Abnormal is the service's own fault. Where it says that nothing will come of the job any more,
-# the job has failed; else it may come back, and nobody knows.
+# Abnormal is the service's own fault. With one of these secondary phases the job has failed for
+# good; with any other it may recover, so its state is unknown.
 _OVER = ("CreateFailed", "Failed", "TerminatedFailed")
 _REASONS = {
     137: "killed: most likely the node ran out of memory",
@@ -30,10 +30,10 @@ _REASONS = {
 
 
 def status_of(job: Mapping[str, Any]) -> NativeStatus:
-    """Return where a job stands.
+    """Return the status of a job.
 
     Args:
-        job: What the service shows of it.
+        job: The job as the service returns it.
     """
     status = job.get("status") or {}
     phase = str(status.get("phase") or "")
@@ -58,7 +58,7 @@ def status_of(job: Mapping[str, Any]) -> NativeStatus:
 
 
 def tasks(job: Mapping[str, Any]) -> list[str]:
-    """Return the names of the job's tasks, one a node, by number."""
+    """Return the names of the job's tasks, one per node, sorted by number."""
     found = (job.get("status") or {}).get("tasks") or []
     return sorted((str(task) for task in found), key=lambda task: (_node(task) or 0, task))
 
@@ -74,9 +74,9 @@ def _node(task: str) -> int | None:
 
 
 def _failed_task(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the task that says most of a failure: the first with an exit code, and not by us."""
+    """Return the task that explains a failure: the first with an exit code of its own."""
     found = [task for task in status.get("task_statuses") or [] if task.get("exit_code")]
-    # Who was only ended because another had failed is not to blame.
+    # A task that was ended because another had failed is not to blame.
     own = [task for task in found if task["exit_code"] != 143]
     first: Mapping[str, Any] = (own or found or [{}])[0]
     return first

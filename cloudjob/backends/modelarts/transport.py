@@ -1,4 +1,4 @@
-"""Sends requests to Huawei Cloud as this user, until they are answered."""
+"""Sends authenticated requests to Huawei Cloud, with retries."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import BackendError, CloudJobError, NotAuthorised, Unanswered
 from cloudjob.retries import Limits, retried
 
-# The service counts requests by the minute, so a request is tried for longer than that.
+# The service limits requests per minute, so a request is retried for longer than that.
 LIMITS = Limits(total_s=90.0)
 # The service refuses a request whose date is more than 15 minutes off.
 SKEW_LIMIT_S = 15 * 60.0
 _CONNECT_S = 10.0
-# How often a connection is tried where nothing listens.
+# Attempts to connect if nothing listens.
 _CONNECTS = 4
 _CONNECTIONS = 16
 _TOKEN_LIFE_S = 20 * 3600.0
-# The gateway refuses with 429 before anything is done.
+# The gateway answers 429 before anything is done.
 _TOO_MANY = 429
 _PASSING = (_TOO_MANY, 500, 502, 503, 504)
 
@@ -79,7 +79,7 @@ class Transport:
 
     @property
     def site(self) -> Site:
-        """Where the services are, with the project and the keys as they are known now."""
+        """The services' endpoints, with the current project and keys."""
         return self._site
 
     @property
@@ -90,7 +90,7 @@ class Transport:
     def send(
         self, method: str, url: str, doing: str, *, is_repeatable: bool = True, **options: Any
     ) -> Response:
-        """Send a request until it is answered, and return the answer.
+        """Send a request, retry it until it is answered, and return the answer.
 
         Args:
             is_repeatable: Whether sending it twice does no more than sending it once.
@@ -150,13 +150,13 @@ class Transport:
         date = email.utils.parsedate_tz(answer.headers.get("Date", ""))
         if date is not None:
             ahead_s = time.time() - email.utils.mktime_tz(date)
-            # The header has whole seconds, and the answer took some time.
+            # The header has whole seconds, and the answer took a moment.
             self._ahead_s = ahead_s if abs(ahead_s) > 60 else 0.0
 
-    # -- who sends them -------------------------------------------------------------------------
+    # -- authentication -------------------------------------------------------------------------
 
     def project_id(self) -> str:
-        """Return the project; asks IAM for it where none is set."""
+        """Return the project; asks IAM for it if none is set."""
         with self._lock:
             if not self._site.project_id:
                 self._site = replace(self._site, project_id=self._ask_for_project())
@@ -168,7 +168,7 @@ class Transport:
         if not region:
             raise BackendError(doing, hint="set HUAWEICLOUD_SDK_PROJECT_ID, or HW_REGION_NAME")
         if self._uses_token:
-            # A token is for one project, which comes with it.
+            # A token belongs to one project and comes with its id.
             self._current_token()
             return self._site.project_id
         url = f"{self._site.iam_endpoint}/v3/projects"
@@ -181,7 +181,7 @@ class Transport:
         )
 
     def _authorise(self, request: PreparedRequest) -> PreparedRequest:
-        """Add to a request what proves who sends it."""
+        """Add a token or a signature to a request."""
         keys = self._site.keys
         if keys is None or self._uses_token:
             request.headers["X-Auth-Token"] = self._current_token()
@@ -192,12 +192,12 @@ class Transport:
         return request
 
     def _renew(self) -> bool:
-        """Return whether a request that was refused can now be sent with another proof."""
+        """Return whether a refused request can be repeated with a fresh token or signature."""
         if self._uses_token:
             self._token_until_s = 0.0
             return True
         if self._ahead_s:
-            # The answer has told the service's own time, which the next request will carry.
+            # The answer contains the service's time, with which the next request is signed.
             return True
         keys = sites.renewed(self._site)
         if keys is None or keys == self._site.keys:
@@ -217,7 +217,7 @@ class Transport:
             return self._token
 
     def _take_token(self) -> None:
-        """Ask IAM for a token, which is valid for a day."""
+        """Request a token from IAM, which is valid for a day."""
         doing = "asking IAM for a token"
         site = self._site
         project = {"id": site.project_id} if site.project_id else {"name": site.region}
@@ -235,7 +235,7 @@ class Transport:
 
 
 def unsigned(request: PreparedRequest) -> PreparedRequest:
-    """Send a request as it is, also where ~/.netrc has a password for the host."""
+    """Leave a request unsigned, even if ~/.netrc has a password for the host."""
     return request
 
 
@@ -262,7 +262,7 @@ def _session(site: Site) -> requests.Session:
 
 
 def _identity(site: Site) -> dict[str, Any]:
-    """Return whom IAM gives a token to."""
+    """Return the identity in a request for a token."""
     if site.keys is not None:
         access, secret = {"key": site.keys.access_key}, {"key": site.keys.secret_key}
         return {"methods": ["hw_ak_sk"], "hw_ak_sk": {"access": access, "secret": secret}}

@@ -44,15 +44,15 @@ _SCHEME = "process"
 # The key of the job, in its run folder.
 KEY = "key"
 _POLL_S = 0.01
-# A Unix socket's path has at most 107 bytes, and scripts and Open MPI make sockets below TMPDIR.
+# A Unix socket's path has at most 107 bytes, and scripts and Open MPI create sockets in TMPDIR.
 _LONGEST_TMPDIR = 40
-# How long the processes of a job that is removed may take to end before they are killed.
+# Seconds that the processes of a job being removed have to end before they are killed.
 _END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this machine has.
+    """The tools and devices of this machine.
 
     Args:
         path: PATH of the nodes.
@@ -79,7 +79,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRequest:
-    """What the controller of a job gets.
+    """The request to the controller of a job.
 
     Args:
         is_led: Whether the job ends with its head; else it ends when every node has, or one badly.
@@ -183,7 +183,7 @@ class ProcessBackend(Backend[ProcessRequest]):
     # -- back ---------------------------------------------------------------------------------
 
     def nodes(self, handle: str) -> tuple[bool, list[dict[str, Any]]]:
-        """Say whether the job has ended, and what is known of each node.
+        """Return whether the job has ended, and what is known about each node.
 
         Returns:
             A node has ``host, started_at, ended_at, exit_code``; the times are seconds since the
@@ -195,20 +195,20 @@ class ProcessBackend(Backend[ProcessRequest]):
         if state is None:
             if is_alive:
                 return False, []
-            raise JobNotFound(f"looking for {handle}: this machine knows nothing of it")
+            raise JobNotFound(f"looking for {handle}: this machine has no such job")
         return bool(state["ended_at"]) or not is_alive, state["nodes"]
 
     def end_node(self, handle: str, node: int) -> None:
-        """End one node as if its power had gone."""
+        """End one node as if it had lost power."""
         _, nodes = self.nodes(handle)
         if node < len(nodes) and nodes[node]["process"] and nodes[node]["exit_code"] is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(nodes[node]["process"], signal.SIGHUP)
 
     def status(self, handle: str) -> NativeStatus:
-        """Say where the job stands."""
+        """Return the job's status."""
         job, folder = self._found(handle)
-        # The lock first: a controller that ends between the two looks has left its last state.
+        # The lock first: a controller that ends between the two queries has written its last state.
         is_alive = self._is_alive(job)
         try:
             state = _state(folder)
@@ -219,7 +219,7 @@ class ProcessBackend(Backend[ProcessRequest]):
         if state is None:
             if is_alive:
                 return NativeStatus(JobState.PENDING, "starting")
-            raise JobNotFound(f"looking for {handle}: this machine knows nothing of it")
+            raise JobNotFound(f"looking for {handle}: this machine has no such job")
         if state["ended_at"] is not None:
             return _ended(state)
         if is_alive:
@@ -253,11 +253,11 @@ class ProcessBackend(Backend[ProcessRequest]):
         controller = running.controller_of(self._home.parent, job)
         if controller and running.is_running(self._home.parent, job):
             _signal(controller, signal.SIGUSR1 if is_urgent else signal.SIGTERM)
-            # One that was stopped would never get it.
+            # A stopped process would never handle it.
             _signal(controller, signal.SIGCONT)
 
     def remove(self, handle: str) -> None:
-        """Leave nothing of the job here; one that runs is ended first."""
+        """Remove everything of the job; one that is running is ended first."""
         try:
             job, folder = self._found(handle)
         except JobNotFound:
@@ -266,7 +266,7 @@ class ProcessBackend(Backend[ProcessRequest]):
         self._abandon(job, folder)
 
     def _abandon(self, job: str, folder: Path) -> None:
-        """Wait until the processes of a job have ended, kill those that hang, remove the rest."""
+        """Wait for the processes of a job, kill those that hang, and remove its files."""
         home = self._home.parent
         deadline = time.monotonic() + _END_S
         while self._is_alive(job):
@@ -289,7 +289,7 @@ class ProcessBackend(Backend[ProcessRequest]):
         return is_alive
 
     def _has_ended(self, job: str, folder: Path) -> bool:
-        """Whether the nodes of the job have ended, or nobody is left to run them."""
+        """Whether the nodes of the job have ended, or no process is left that runs them."""
         if not self._is_alive(job):
             return True
         try:
@@ -303,7 +303,7 @@ class ProcessBackend(Backend[ProcessRequest]):
         job = handles.read(handle, _SCHEME, 2)[1]
         folder = self._home / job
         if not folder.is_dir():
-            raise JobNotFound(f"looking for {handle}: this machine knows nothing of it")
+            raise JobNotFound(f"looking for {handle}: this machine has no such job")
         return job, folder
 
 
@@ -435,7 +435,7 @@ def open_mpi_of_one_machine(*, is_isolated: bool) -> dict[str, str]:
 
 
 def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -> Machine:
-    """Return what this machine has.
+    """Return the tools and devices of this machine.
 
     Args:
         options: The section ``process`` of a job file.
@@ -479,7 +479,7 @@ def _short_temporary_folder() -> str:
 
 
 def _write_key(path: Path) -> None:
-    """Write the key by which the nodes of a job know each other; no ssh reads it."""
+    """Write the key with which the nodes of a job authenticate each other; ssh does not use it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(os.urandom(32).hex().encode())
@@ -519,13 +519,13 @@ def _start_controller(request: ProcessRequest, lock: int, path: Path) -> int:
         process.kill()
         process.wait()
         raise
-    # It may outlive us; while we live, ``_is_alive`` waits for it.
+    # It may outlive us; until then, ``_is_alive`` reaps it.
     process.returncode = 0
     return process.pid
 
 
 def _tell(process: subprocess.Popen[bytes], request: ProcessRequest, path: Path, lock: int) -> None:
-    """Give a controller its request, and wait until it is ready."""
+    """Send a controller its request, and wait until it is ready."""
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
@@ -546,7 +546,7 @@ _NOT_TOLD = ("job", "hosts_text", "secret_names")
 
 
 def _state(folder: Path) -> dict[str, Any] | None:
-    """Return what the controller has written last; None when it has not begun.
+    """Return the last state that the controller has written; None if there is none yet.
 
     Raises:
         BackendError: The file cannot be read.
@@ -581,7 +581,7 @@ def _lost(folder: Path, state: dict[str, Any] | None, message: str) -> NativeSta
         137,
         message=message,
         attempt_at=times.rfc3339(state["nodes"][0]["started_at"]) if state else "",
-        # An entry is sent SIGTERM when its keeper is gone: that is no cancel.
+        # An entry is sent SIGTERM when its keeper is gone; that is not a cancel.
         has_asked=not (state and state["is_cancelled"]),
         is_unwatched=True,
     )
@@ -592,11 +592,11 @@ def _ended(state: dict[str, Any]) -> NativeStatus:
     code = state["exit_code"]
     has_asked = state.get("has_asked_head", False)
     ended_at = times.rfc3339(state["ended_at"])
-    # The first node that ended badly took the others with it.
+    # The first node that failed caused the others to end.
     bad = [(node["ended_at"], i) for i, node in enumerate(state["nodes"]) if node["exit_code"]]
     first = min(bad)[1] if bad else 0
     if has_asked:
-        # The head was asked to end for the sake of that node.
+        # The head was asked to end because of that node.
         code = state["nodes"][first]["exit_code"]
     since = times.rfc3339(state["nodes"][0]["started_at"])
     if state["is_cancelled"]:

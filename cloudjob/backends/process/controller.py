@@ -26,10 +26,10 @@ from jobentry.trees import remove_tree
 # The signals that it handles; blocked until it can.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
 _POLL_S = 0.05
-# How long workers may take to leave by themselves when the head has ended.
+# Seconds that workers have to end by themselves after the head has ended.
 LEAVE_S = 5.0
-# How long a head may take to end, outputs and all, when a worker has ended badly. It notices by
-# itself, or reads our report, but not while it stages code and inputs.
+# Seconds that a head has to end, outputs included, after a worker has failed. It notices by
+# itself or reads our report, but not while it stages code and inputs.
 LOST_S = 60.0
 # How long the nodes of a cancelled job may take after the grace, to store outputs and to leave.
 OVERDUE_S = 15.0
@@ -54,7 +54,7 @@ class _Node:
 
 @dataclass(slots=True)
 class Controller:
-    """One job: its nodes, and what is to be left behind.
+    """One job: its nodes and its state file.
 
     Args:
         folder: The job's folder, for its state and logs.
@@ -86,14 +86,14 @@ class Controller:
     is_cancelled: bool = False
     started_at: float = field(default_factory=time.time)
     _has_asked_head: bool = False
-    # When a job that was cancelled is ended, whatever hangs.
+    # When a cancelled job is killed, even if parts of it hang.
     _overdue_at: float = float("inf")
     _message: str = ""
     _signals: list[int] = field(default_factory=list)
     _file: StateFile | None = None
 
     def run(self) -> None:
-        """Run the job, again as often as it may be, and leave its last state."""
+        """Run the job, with its retries, and write its last state."""
         wake, end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(end)
         for number in _SIGNALS:
@@ -112,7 +112,7 @@ class Controller:
         self._finish(code)
 
     def _attempts(self, selector: selectors.BaseSelector, wake: int) -> int:
-        """Run the job, again as often as it may be; return its exit code."""
+        """Run the job, with its retries; return its exit code."""
         code = 1
         for attempt in range(1 if self.is_elastic else self.retries + 1):
             self._start(attempt)
@@ -181,7 +181,7 @@ class Controller:
                 self._note_state()
             if deadline is None and self._is_over():
                 deadline = time.monotonic() + LEAVE_S
-                # One that waits for a head that never came leaves at once.
+                # One that waits for a head that never came ends at once.
                 self._forward(signal.SIGTERM)
             if self.is_led and not self.is_elastic:
                 self._report_ended()
@@ -204,19 +204,19 @@ class Controller:
         return min(bad)[1] if bad else 0
 
     def _report_ended(self) -> None:
-        """Report to the head which workers have ended badly: it may still wait for them."""
+        """Report to the head which workers have failed: it may still wait for them."""
         if self.is_cancelled or not self.nodes[0].is_running:
             return
         for index, node in enumerate(self.nodes):
             path = os.path.join(self.run_dir, node_end.file_name(index))
             if node.exit_code and not os.path.exists(path):
-                with contextlib.suppress(OSError):  # no room: tried again in some seconds
+                with contextlib.suppress(OSError):  # no room: retried after some seconds
                     with open(path + ".new", "wb") as file:
                         file.write(node_end.dump(node.exit_code))
                     os.replace(path + ".new", path)
 
     def _end_head_that_waits(self) -> None:
-        """Ask the head to end when a worker has ended badly and the head goes on all the same."""
+        """Ask the head to end if a worker has failed and the head continues regardless."""
         head, *workers = self.nodes
         lost = [node.ended_at for node in workers if node.exit_code]
         if self._has_asked_head or not lost or not head.is_running:
@@ -227,7 +227,7 @@ class Controller:
                 os.kill(head.process, signal.SIGTERM)
 
     def _replace_lost(self) -> None:
-        """Start workers of an elastic job again that have ended badly, as often as that may be."""
+        """Restart failed workers of an elastic job, up to the number of retries."""
         head, *workers = self.nodes
         for node in workers:
             may_be = self.is_elastic and self.retries > 0 and not self.is_cancelled
@@ -244,7 +244,7 @@ class Controller:
         while self._signals:
             number = self._signals.pop(0)
             if number in (signal.SIGTERM, signal.SIGINT) and not self.is_cancelled:
-                # Once: the entry takes a second one for impatience.
+                # Once: the entry takes a second one as a request to hurry.
                 self.is_cancelled = True
                 self._overdue_at = time.monotonic() + self.grace_s + OVERDUE_S
                 self._forward(signal.SIGTERM)
@@ -257,11 +257,11 @@ class Controller:
             if node.is_running:
                 with contextlib.suppress(OSError):
                     os.kill(node.process, number)
-                    # One that was stopped would never get it.
+                    # A stopped process would never handle it.
                     os.kill(node.process, signal.SIGCONT)
 
     def _reap(self) -> bool:
-        """Take in the nodes that have ended, and end what a killed one left behind."""
+        """Note the nodes that have ended, and end what a killed one left behind."""
         found = False
         while True:
             try:
@@ -280,19 +280,19 @@ class Controller:
         return found
 
     def _end_strangers(self) -> None:
-        """A child that is no keeper came to us when its own keeper was killed."""
+        """End adopted children: processes of a keeper that was killed."""
         keepers = {node.process for node in self.nodes if node.is_running}
         for child in children_of(os.getpid()):
-            # Its own children come to us when it is gone, and SIGCHLD brings us here again.
+            # We adopt its children when it ends, and SIGCHLD calls this again.
             if child not in keepers:
                 with contextlib.suppress(OSError):
                     os.kill(child, signal.SIGKILL)
 
     def _end_all_strangers(self, selector: selectors.BaseSelector, wake: int) -> None:
-        """End the last of what killed keepers left behind: the job may be over before it is."""
+        """End the last processes of killed keepers, which may outlive the job."""
         deadline = time.monotonic() + LEAVE_S
         while children_of(os.getpid()) and time.monotonic() < deadline:
-            # One whose parent was no child of ours comes without a signal.
+            # A process whose parent was not our child is adopted without a signal.
             for _ in selector.select(_POLL_S):
                 os.read(wake, 4096)
             self._obey()
@@ -301,7 +301,7 @@ class Controller:
     # -- what is left -------------------------------------------------------------------------
 
     def open_state(self) -> None:
-        """Write the first state, with room for the last one on a disk that is full by then.
+        """Write the first state, and reserve room for the last one in case the disk is full then.
 
         Raises:
             OSError: There is no room now.
@@ -312,13 +312,13 @@ class Controller:
         self._file.write(text)
 
     def _note_state(self) -> None:
-        """Write what is known while the job runs; it runs on when that fails."""
+        """Write the state while the job runs; a failure does not stop the job."""
         assert self._file is not None
         with contextlib.suppress(OSError):
             self._file.write(self._state())
 
     def _finish(self, code: int) -> None:
-        """Leave the last state and nothing else; removing the job's files may make room for it."""
+        """Write the last state and remove the job's files, which may make room for it."""
         assert self._file is not None
         text = self._state(code)
         deadline = time.monotonic() + _WRITE_S
@@ -330,7 +330,7 @@ class Controller:
             except OSError as error:
                 if time.monotonic() > deadline:
                     self._log(f"writing how the job has ended: {error}")
-                    return  # the file in running/ stays: the job counts as lost
+                    return  # the file in running/ stays, so the job counts as lost
                 self._tidy()
                 time.sleep(1)
         self._tidy()
@@ -373,17 +373,17 @@ class Controller:
 
 
 def main(stdin: int = 0, stdout: int = 1) -> None:
-    """Run the job whose request stands on the input."""
-    # Who cancels may know of it before it listens.
+    """Run the job whose request is on standard input."""
+    # A cancel may come before it listens.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     # The descriptor stays open, so that no other file gets its number.
     with os.fdopen(stdin, "rb", closefd=False) as file:
-        # A submitter that was killed while it wrote has started nothing.
+        # A submitter that is killed while it writes has started nothing.
         request = json.loads(file.read())
     controller = controller_of(request)
     controller.open_state()
     with contextlib.suppress(BrokenPipeError):
-        # A submitter that was killed by now leaves a job that runs, and is found by its record.
+        # If the submitter is killed from here on, the job runs and its record finds it.
         os.write(stdout, b"ready\n")
     _let_go_of_terminal(request["folder"])
     _adopt()

@@ -1,4 +1,4 @@
-"""The GPUs of emulated nodes: those of this machine, as far as this shell may use them.
+"""The GPUs of emulated nodes: those of this machine that this shell may use.
 
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
 """
@@ -12,7 +12,7 @@ from cloudjob.errors import SpecError
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 ASCEND = "ASCEND_RT_VISIBLE_DEVICES"
-# What a shell or a scheduler says of the devices that we may use, and in which order they count.
+# The variables in which a shell or a scheduler names usable devices, in order of precedence.
 _SAYING = (
     CUDA,
     "CUDA_DEVICE_ORDER",
@@ -24,7 +24,7 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def said(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that say which devices may be used; ours are no others."""
+    """Return the variables that name the devices that we may use."""
     return {name: environ[name] for name in _SAYING if name in environ}
 
 
@@ -36,7 +36,7 @@ def gpus(environ: Mapping[str, str], driver: Path = _DRIVER) -> tuple[str, ...]:
         except OSError:
             return ()
     words = [word.strip() for word in environ[CUDA].split(",")]
-    # CUDA does not see what stands behind a word that is none; -1 is how people write "none".
+    # CUDA ignores what follows an invalid entry; people write -1 for "none".
     end = next((at for at, word in enumerate(words) if word in ("", "-1")), len(words))
     return tuple(words[:end])
 
@@ -57,7 +57,7 @@ def count(
 
 
 def share(there: tuple[str, ...], nodes: int, each: int, node: int) -> dict[str, str]:
-    """Return what tells a node of the GPUs that it alone has; nothing when none were asked for.
+    """Return the variables that name a node's own GPUs; none if the job requests no GPUs.
 
     Args:
         there: The GPUs of this machine.

@@ -47,7 +47,7 @@ def isolate(host: str, hosts_file: str, mounts: Sequence[Mount] = ()) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()
     if libc.unshare(_CLONE_NEWUTS | _CLONE_NEWNS):
-        # Not root: a user namespace of our own gives the right, and keeps who we are.
+        # Not root: our own user namespace grants the right and keeps our user id.
         _check(libc.unshare(_CLONE_NEWUSER | _CLONE_NEWUTS | _CLONE_NEWNS), "unshare")
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{user} {user} 1")

@@ -1,4 +1,4 @@
-"""The keeper of one emulated node: all that runs there are its descendants, and end with it.
+"""The keeper of one emulated node: all processes there are its descendants and end with it.
 
 It plays the machine: it starts the entry and reaps, and when the entry has ended nothing of the
 node is left. Standard library only.
@@ -21,7 +21,7 @@ from jobentry.trees import remove_tree
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# What a keeper listens to; blocked from its birth until it does.
+# The signals that a keeper handles; blocked from its start until it can.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 # The exit code of a node that was ended from outside.
 _SWITCHED_OFF = 128 + signal.SIGKILL
@@ -54,7 +54,7 @@ class NodeRequest:
 
 
 class Keeper:
-    """Runs one node; made in a process of its own."""
+    """Runs one node, in a process of its own."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Keeper:
         self._argv = argv
         self._hosts = hosts
         self._controller = controller
-        # Entries hold it, too: a job runs until they have ended, whoever is killed.
+        # Entries hold it, too: a job runs until they have ended, whichever process is killed.
         self._lock = () if lock is None else (lock,)
         self._selector = selectors.DefaultSelector()
         self._prctl = ctypes.CDLL(None).prctl
@@ -83,10 +83,10 @@ class Keeper:
         self._process = os.getpid()
         prctl = self._prctl
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        # When the controller dies this node is to end with it.
+        # This node must end with the controller.
         prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
         if os.getppid() != self._controller:
-            # It died before we had asked for a signal at its end.
+            # It died before our prctl call.
             return _SWITCHED_OFF
         self._listen_to_signals()
         self._start_entry()
@@ -95,10 +95,10 @@ class Keeper:
                 key.data(key.fileobj)
         self._sweep()
         with contextlib.suppress(OSError):
-            # It says when the node has ended, where no controller is left that could.
+            # Its time tells when the node ended if no controller is left.
             os.utime(self._request.log)
         with contextlib.suppress(OSError):
-            # Also when the controller was killed: secrets of the job lie there.
+            # Also when the controller was killed: it contains secrets of the job.
             remove_tree(self._request.tmp)
         return self._code
 
@@ -134,7 +134,7 @@ class Keeper:
         except OSError as error:
             os.write(2, f"cloudjob: starting node {request.host}: {error!r}\n".encode())
             os._exit(125)
-        # Only for a keeper that was killed: else it ends them itself.
+        # Only for a killed keeper; otherwise it ends them itself.
         self._prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != self._process:
             os._exit(_SWITCHED_OFF)
@@ -153,7 +153,7 @@ class Keeper:
                 self._code = code
 
     def _sweep(self) -> None:
-        """End what is left on this node: whatever it was, the node is gone."""
+        """End every process that is left on this node."""
         for _ in range(1000):
             found = descendants_of(self._process)
             if not found:
@@ -163,7 +163,7 @@ class Keeper:
             for process in found:
                 with contextlib.suppress(OSError):
                     os.kill(process, signal.SIGKILL)
-            # Those that are not our children yet become so when their parent is gone.
+            # We adopt the others when their parents end.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(-1, 0)
                 while os.waitpid(-1, os.WNOHANG)[0]:
@@ -191,7 +191,7 @@ class Keeper:
             elif number != signal.SIGCHLD and self._entry:
                 with contextlib.suppress(OSError):
                     os.kill(self._entry, number)
-                    # One that was stopped would never get it.
+                    # A stopped process would never handle it.
                     os.kill(self._entry, signal.SIGCONT)
         self._reap()
 
@@ -207,7 +207,7 @@ def descendants_of(ancestor: int) -> list[int]:
     for process, parent in _parents():
         children.setdefault(parent, []).append(process)
     found = list(children.get(ancestor, ()))
-    for process in found:  # grows while it is read
+    for process in found:  # it grows while it is read
         found += children.get(process, ())
     return found
 

@@ -1,4 +1,4 @@
-"""Which jobs run on this machine, and what killed ones have left.
+"""Which jobs run on this machine, and what killed jobs have left behind.
 
 A file ``running/<job>`` is made and locked before anything else of a job. The submitter holds the
 lock, then the controller, its keepers and the entries, who inherit it; the controller removes the
@@ -20,7 +20,7 @@ from cloudjob.home import locks, private_folder, writing
 from jobentry.trees import remove_tree
 
 _FOLDER = "running"
-# How long a new file may be without its name.
+# Seconds that a new file may keep its temporary name.
 _NEW_S = 60.0
 
 
@@ -30,7 +30,7 @@ def path_of(home: Path, job: str) -> Path:
 
 
 def begin(home: Path, job: str, folder: Path, temporary: Sequence[str]) -> int:
-    """Make the file of a job, and return its locked descriptor.
+    """Create the file of a job, and return its locked descriptor.
 
     Args:
         folder: The job's own folder.
@@ -46,7 +46,7 @@ def begin(home: Path, job: str, folder: Path, temporary: Sequence[str]) -> int:
 
 
 def note_controller(descriptor: int, process: int) -> None:
-    """Add the controller's process to the file of its job."""
+    """Write the controller's process id into the file of its job."""
     os.write(descriptor, b"%d\n" % process)
 
 
@@ -62,7 +62,7 @@ def is_running(home: Path, job: str) -> bool:
 
 
 def controller_of(home: Path, job: str) -> int:
-    """Return the process of a job's controller; 0 when it is gone or was not started yet."""
+    """Return the process id of a job's controller; 0 if it is gone or not started yet."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         process = int(path_of(home, job).read_bytes().split(b"\n")[1])
         if is_of(process, job):
@@ -104,7 +104,7 @@ def process_name(job: str) -> str:
 
 
 def sweep(home: Path) -> None:
-    """Remove what jobs have left whose processes were killed."""
+    """Remove the leftovers of jobs whose processes were killed."""
     with contextlib.suppress(OSError):
         for path in (home / _FOLDER).iterdir():
             with contextlib.suppress(OSError):
@@ -115,7 +115,7 @@ def sweep(home: Path) -> None:
 
 
 def sweep_job(home: Path, job: str) -> None:
-    """Remove what a job has left, if its processes were killed.
+    """Remove the leftovers of a job whose processes were killed.
 
     Raises:
         OSError: Something could not be removed; the next sweep tries again.
@@ -136,6 +136,6 @@ def sweep_job(home: Path, job: str) -> None:
 
 
 def _sweep_new(path: Path) -> None:
-    """Remove a file whose maker was killed before it had its name."""
+    """Remove a file whose creator was killed before it could rename the file."""
     if time.time() - path.stat().st_mtime > _NEW_S and not locks.is_held(path):
         path.unlink()

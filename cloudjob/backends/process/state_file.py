@@ -14,7 +14,7 @@ _CANNOT = (errno.EINVAL, errno.ENOSYS)
 
 
 class StateFile:
-    """A text file that is replaced as a whole, from a second file with room of its own.
+    """A text file that is replaced as a whole, from a second file with reserved room.
 
     The two files change places at each write, so that none of it needs new space.
 
@@ -32,7 +32,7 @@ class StateFile:
         self._reserve()
 
     def write(self, text: bytes) -> None:
-        """Replace what the file says.
+        """Replace the text of the file.
 
         Raises:
             OSError: That failed, and the file is as it was.
@@ -57,13 +57,13 @@ class StateFile:
             os.close(descriptor)
 
     def release(self) -> None:
-        """Give up the reserved room; the file stays."""
+        """Release the reserved room; the file stays."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._next)
 
 
 def _exchanged(first: str, second: str) -> bool:
-    """Let two files change places; False where that is not possible."""
+    """Exchange two files; return False where that is not possible."""
     import ctypes
 
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
 _SCHEME = "slurm"
-# The folder is asked often and Slurm's controller seldom: it serves a whole cluster.
+# The folder is read often and Slurm's controller seldom, as it serves a whole cluster.
 _POLL_S, _FAR_POLL_S = 0.1, 1.0
 _ASK_S = 2.0
-# When a job has ended only Slurm's last word is missing.
+# After the job's end, only Slurm's final state is missing.
 _ASK_LAST_S = 0.25
-# How long a controller may be silent while somebody waits for a job.
+# Seconds that a controller may be silent while a command waits for a job.
 _PATIENCE_S = 900.0
-# The shortest and the longest wait between two looks at a log.
+# The shortest and the longest wait between two reads of a log.
 _LOG_POLL_S = (0.02, 0.1)
 _END_POLL_S = 0.25
-# How long a job that is removed may take to be gone from Slurm.
+# Seconds that Slurm may take to end a job that is being removed.
 _END_S = 120.0
-# How long a submit may take from its first file to the last.
+# Minutes that a submit may take from its first file to the last.
 _SUBMIT_MIN = 3
-# Files in the job's folder: it was cancelled, and without its grace.
+# Files in the job's folder: it was cancelled, and without its grace period.
 _CANCELLED, _NOW = "cancelled", "now"
 _NO_JOB = ("Invalid job id", "invalid job id")
 _HAS_ENDED = ("already completing or completed", *_NO_JOB)
@@ -81,20 +81,20 @@ class SlurmBackend(Backend[SlurmRequest]):
         self._home = home
         self._options = options
         self._found: Cluster | None = None
-        # What Slurm said of a job, when it was asked and when it last answered.
+        # Slurm's last answer about a job, when it was asked and when it last answered.
         self._facts: dict[str, _Answer] = {}
-        # What a job's folder on another machine had, and when.
+        # The contents of a job's folder on another machine, and when they were read.
         self._looks: dict[str, tuple[float, _Look]] = {}
-        # The jobs that have ended and whose folder has been looked after.
+        # The ended jobs whose outputs have been copied back.
         self._settled: set[str] = set()
 
     @property
     def poll_s(self) -> float:
-        """How long to wait between two looks at a job."""
+        """Seconds to wait between two status requests."""
         return _FAR_POLL_S if self._options.get("host") else _POLL_S
 
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
-        """Look for what a job needs, before anything is packed or sent."""
+        """Check what a job needs before anything is packed or sent."""
         return checks.look(self._cluster, spec)
 
     # -- forward ------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         try:
             self._submit(request, host, folder)
         except Unanswered:
-            # The folder is what finds a job that Slurm has taken.
+            # The folder finds a job that Slurm has accepted.
             raise
         except BackendError:
             host.run("", f"rm -rf {quoted(folder)}")
@@ -145,7 +145,7 @@ class SlurmBackend(Backend[SlurmRequest]):
 
     def _submit(self, request: SlurmRequest, host: Host, folder: str) -> None:
         if request.folder != folder:
-            # Places below the folder are known now.
+            # Paths below the folder are known now.
             env = variables.dump(requests.located(request, folder))
             done = host.run(folder, f"cat >{paths.DELIVERED_ENV}", env)
             if done.code:
@@ -153,7 +153,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         sbatch = clusters.clean(
             f"sbatch --parsable --export=ALL {script.JOB_SCRIPT}", request.inherited
         )
-        # By the shell, so that the number is kept whatever becomes of us.
+        # In the shell, so that the number is stored even if this process is killed.
         try:
             done = host.run(folder, f"{sbatch} >{script.ID}.new && mv {script.ID}.new {script.ID}")
         except BackendError as error:
@@ -165,14 +165,14 @@ class SlurmBackend(Backend[SlurmRequest]):
             raise errors.refused(f"submitting job {request.job} to Slurm", done.words)
         if request.local:
             local_store.remember(self._home, request.job, request.local)
-        # Nobody needs to ask at once for what was sent just now.
+        # A job that was just sent needs no query yet.
         now = time.monotonic()
         self._facts[request.job] = _Answer(state.Facts(state="PENDING"), now, now)
 
     # -- back ---------------------------------------------------------------------------------
 
     def status(self, handle: str) -> NativeStatus:
-        """Say where the job stands."""
+        """Return the job's status."""
         where = _parted(handle)
         look = self._look(where)
         if is_settled(look.marks):
@@ -180,7 +180,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         else:
             facts = self._ask(where, look)
             if facts.state:
-                # What it noted while we asked is newer.
+                # The folder may have changed while Slurm was asked.
                 look = self._look(where)
         if not (facts.state or look.id or look.marks.id) and self._is_new(where):
             return NativeStatus(JobState.PENDING, "being submitted")
@@ -190,7 +190,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         return status
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
-        """Return where many jobs of one host stand, from one squeue and one look at all folders.
+        """Return the status of many jobs of one host from one squeue and one read of all folders.
 
         A job of which squeue says nothing has ended, and is left to ``status``.
         """
@@ -239,7 +239,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         where.host.run(where.folder, f": >{_CANCELLED}")
         if state.is_waiting(facts):
             self._scancel(where, f"--state=PENDING {facts.id}")
-            # It may have started in the meantime.
+            # It may have started meanwhile.
             facts = self._ask(where, look, is_fresh=True)
             if state.is_over(facts):
                 return
@@ -256,7 +256,7 @@ class SlurmBackend(Backend[SlurmRequest]):
             raise errors.refused(f"cancelling {where.job}", done.words)
 
     def remove(self, handle: str) -> None:
-        """Leave nothing of the job; one that runs is ended first."""
+        """Remove everything of the job; one that is running is ended first."""
         where = _parted(handle)
         try:
             self._end(where)
@@ -276,7 +276,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         return self._found
 
     def _look(self, where: _Handle) -> _Look:
-        """Read what lies in the job's folder.
+        """Read the files in the job's folder.
 
         Raises:
             JobNotFound: There is no such folder.
@@ -291,7 +291,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         return look
 
     def _ask(self, where: _Handle, look: _Look, *, is_fresh: bool = False) -> state.Facts:
-        """Ask Slurm for the job, unless it was asked just now."""
+        """Ask Slurm about the job, unless it was asked just now."""
         now = time.monotonic()
         last = self._facts.get(where.job)
         wait_s = _ASK_LAST_S if look.marks.code is not None else _ASK_S
@@ -300,7 +300,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         try:
             facts, heard_at = self._asked(where, look.id or look.marks.id), now
         except BackendError:
-            # A controller that is restarted ends no job, and nobody's wait for one.
+            # A restart of the controller ends neither a job nor a wait for one.
             if last is None or is_fresh or now - last.heard_at > _PATIENCE_S:
                 raise
             facts, heard_at = last.facts, last.heard_at
@@ -310,7 +310,7 @@ class SlurmBackend(Backend[SlurmRequest]):
     def _asked(self, where: _Handle, number: str) -> state.Facts:
         doing = f"asking Slurm for {where.job}"
         if not number:
-            # Its submitter was killed before it could write it down.
+            # Its submitter was killed before it could store the number.
             named = f"squeue -h -t all --name=cloudjob-{where.job} -o %A"
             number = _first(_said(where.host, named, doing))
             if not number:
@@ -318,7 +318,7 @@ class SlurmBackend(Backend[SlurmRequest]):
             where.host.run(where.folder, f"echo {number} >{script.ID}")
         # "123;cluster", where there are several.
         number = number.partition(";")[0]
-        # An older cloudjob, or a hand, may have written there.
+        # An older cloudjob, or a person, may have written this file.
         if not number.isdecimal():
             return state.Facts()
         show = f"SLURM_TIME_FORMAT=%s scontrol --oneliner show job {number}"
@@ -340,7 +340,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         return bool(where.host.run(where.folder, text).out)
 
     def _settle(self, where: _Handle) -> None:
-        """Bring home what the job has left, and let its secrets go."""
+        """Copy back what the job has left, and delete its secrets."""
         if where.job in self._settled:
             return
         if local_store.bring_home(where.host, where.folder, self._home, where.job):
@@ -384,7 +384,7 @@ done"""
 def _queued(
     queue: Mapping[str, state.Facts], looks: Mapping[str, _Look]
 ) -> Iterator[tuple[str, NativeStatus]]:
-    """Yield where those jobs stand that are in the queue, by handle, and have not ended."""
+    """Yield handle and status of the jobs in the queue that have not ended."""
     for handle, look in looks.items():
         facts = queue.get(_parted(handle).job)
         if facts is not None:
@@ -394,7 +394,7 @@ def _queued(
 
 
 def _looks(host: Host, folders: Sequence[str]) -> list[_Look | None]:
-    """Return what lies in folders of jobs; None for each that is not there."""
+    """Return the contents of job folders; None for a missing folder."""
     if not host.name:
         return [_look_here(Path(folder)) for folder in folders]
     text = "".join(f"{folder}\n" for folder in folders)
@@ -435,7 +435,7 @@ def _read(path: Path) -> str:
 
 
 def _said(host: Host, text: str, doing: str) -> str:
-    """Return what one of Slurm's commands says; nothing for a job that it does not know."""
+    """Return the output of one of Slurm's commands; empty for a job that it does not know."""
     done = host.run("", text, is_reading=True)
     if done.code and not any(words in done.words for words in _NO_JOB):
         raise errors.refused(doing, done.words)

@@ -14,7 +14,7 @@ _OLDEST = (20, 11)
 
 
 def look(cluster: Cluster, spec: JobSpec | None) -> list[Check]:
-    """Return what is there; before a submit only what costs next to nothing.
+    """Return the results of the checks; before a submit only the cheap ones.
 
     Args:
         spec: The job; None for `cloudjob doctor`, which looks at everything.

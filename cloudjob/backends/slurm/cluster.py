@@ -1,4 +1,4 @@
-"""The cluster: the machine with Slurm's commands and the folders of jobs, here or behind ssh."""
+"""The cluster: a machine with Slurm's commands and the job folders, local or behind ssh."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cloudjob.backends.follow import PIECE_BYTES
 from cloudjob.errors import BackendError, Unreachable
 from jobentry.contract.paths import ENTRY
 
-# How long one of Slurm's commands may take: a busy controller answers late.
+# Seconds that one of Slurm's commands may take: a busy controller answers late.
 LIMIT_S = 60.0
 _SSH_DOWN = 255
 _AGAIN_S = 3.0
@@ -39,7 +39,7 @@ class Done(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The last of what it said on stderr, in one line."""
+        """The last line of its stderr."""
         lines = (self.err or self.out).decode("utf-8", "replace").split("\n")
         return "; ".join(line.strip() for line in lines if line.strip())[-600:] or "no word"
 
@@ -65,13 +65,13 @@ class Host:
         """
         if not self.name:
             return _run(["/bin/sh", "-c", text], stdin, cwd=folder, doing="asking Slurm")
-        # Whatever the login shell is, it runs sh, and that reads one word of ours.
+        # Any login shell can run sh with one quoted argument.
         line = f"cd {quoted(folder)} && {text}" if folder else text
         words = [*_ssh(self.name), f"sh -c {shlex.quote(line)}"]
         doing = f"asking Slurm on {self.name}"
         done = _run(words, stdin, doing=doing)
         deadline = time.monotonic() + LIMIT_S
-        # A line that broke ends nobody's wait; what only reads may be asked again.
+        # A broken connection must not end a wait; a command that only reads may be repeated.
         while done.code == _SSH_DOWN and is_reading and time.monotonic() < deadline:
             time.sleep(_AGAIN_S)
             done = _run(words, stdin, doing=doing)
@@ -112,18 +112,18 @@ class Host:
         return os.fsdecode(done.out.rstrip(b"\n"))
 
     def remove(self, folder: str, names: Sequence[str]) -> None:
-        """Delete files of a folder, as far as they are there."""
+        """Delete files in a folder, as far as they exist."""
         self.run(folder, f"rm -f {' '.join(names)}", is_reading=True)
 
     def tails(self, folder: str, offsets: Mapping[int, int]) -> dict[int, bytes]:
-        """Return what is new in the log of each node, from an offset on; 0 for a log not known."""
+        """Return what is new in the log of each node from its offset on, by default 0."""
         if self.name:
             return read_tails(self.run(folder, tails_text(offsets), is_reading=True).out)
-        # A follower looks many times a second, and each of these commands would start a process.
+        # A follower reads many times a second, and each of these commands would start a process.
         found = {}
         for path in Path(folder).glob("node-*.log"):
             index = int(path.stem.removeprefix("node-"))
-            # Opened anew each time: on NFS that is when another node's writing becomes visible.
+            # Reopened each time: only then does NFS show what another node has written.
             with path.open("rb") as file:
                 file.seek(offsets.get(index, 0))
                 data = file.read(PIECE_BYTES)
@@ -133,7 +133,7 @@ class Host:
 
 
 class Cluster(NamedTuple):
-    """What the cluster has, as far as it is known here.
+    """The settings of the cluster that are known on this machine.
 
     Args:
         host: The login node.
@@ -153,7 +153,7 @@ class Cluster(NamedTuple):
 
 
 def find(options: Mapping[str, object], home: Path) -> Cluster:
-    """Return what the section ``slurm`` of a job file says, and this machine.
+    """Return the settings from the section ``slurm`` of a job file and from this machine.
 
     Raises:
         BackendError: It names an interpreter that is not there.
@@ -182,13 +182,13 @@ def find(options: Mapping[str, object], home: Path) -> Cluster:
 
 
 def tails_text(offsets: Mapping[int, int]) -> str:
-    """Return the lines of shell that write what is new in the log of each node."""
+    """Return the shell script that writes what is new in the log of each node."""
     known = " ".join(f"{index}:{offset}" for index, offset in offsets.items())
     return _TAILS.format(known=shlex.quote(f" {known} "), limit=PIECE_BYTES)
 
 
 def read_tails(data: bytes) -> dict[int, bytes]:
-    """Return what these lines wrote, by node; what is cut is left for the next time."""
+    """Return the output of that script by node; an incomplete piece is read again next time."""
     found: dict[int, bytes] = {}
     while data:
         line, _, data = data.partition(b"\n")
@@ -219,7 +219,7 @@ def quoted(path: str) -> str:
 
 
 def clean(text: str, more: Sequence[str] = ()) -> str:
-    """Return a line of shell that runs ``text`` with next to no environment.
+    """Return a shell command that runs ``text`` with a minimal environment.
 
     sbatch passes its own environment to the nodes unless an option forbids that, and with that
     option the node logs the user in, which takes time and may fail.
@@ -236,7 +236,7 @@ def _mode(name: str) -> int:
 
 
 def _ssh(host: str) -> list[str]:
-    """The user's own ssh and configuration; one connection serves all that we ask in a minute."""
+    """The ssh command with the user's configuration; one connection is shared for a minute."""
     folder = Path(tempfile.gettempdir(), f"cloudjob-ssh-{os.getuid()}")
     words = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"]
     try:

@@ -1,4 +1,4 @@
-"""The errors of Slurm's commands, each with what to try."""
+"""The errors of Slurm's commands, each with a hint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _HINTS = (
         "Access/permission denied",
         "your account may not do this: ask the administrator of the cluster",
     ),
-    ("unrecognized option", "slurm.sbatch holds an option that this version of Slurm has not"),
+    (
+        "unrecognized option",
+        "slurm.sbatch contains an option that this version of Slurm does not have",
+    ),
 )
 _DEFAULT = "--dry-run shows what is submitted; cloudjob doctor --backend slurm looks at the cluster"
 
@@ -44,7 +47,7 @@ _MAY_BE_DONE = ("Socket timed out", "Zero Bytes were transmitted")
 
 
 def may_be_done(words: str) -> bool:
-    """Whether a command that failed may have done what it was asked."""
+    """Whether a failed command may have taken effect."""
     return any(part in words for part in _MAY_BE_DONE)
 
 

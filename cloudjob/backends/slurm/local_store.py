@@ -1,4 +1,4 @@
-"""A store that is a folder of this machine, for jobs of a login node elsewhere.
+"""A store in a folder of this machine, for jobs of a remote login node.
 
 The nodes cannot reach such a store. So the package is copied to the job's folder on the cluster,
 and when the job has ended, its record and its outputs are copied back to the store.
@@ -21,7 +21,7 @@ _LEFT = ("record", "outputs")
 
 
 def package(store: str, job: str, layers: tuple[str, ...]) -> dict[str, bytes]:
-    """Return the files of a package, by where the entry looks for them."""
+    """Return the files of a package by the paths where the entry expects them."""
     root = Path(store)
     files = {paths.DELIVERED_CODE: (root / JobPaths(job).code).read_bytes()}
     for path in layers:
@@ -30,19 +30,19 @@ def package(store: str, job: str, layers: tuple[str, ...]) -> dict[str, bytes]:
 
 
 def remember(home: Path, job: str, store: str) -> None:
-    """Keep where the store of a job is."""
+    """Record where the store of a job is."""
     path = _note(home, job)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.write_text(json.dumps({"store": store}), encoding="ascii")
 
 
 def forget(home: Path, job: str) -> None:
-    """Forget the job."""
+    """Remove the record of the job's store."""
     _note(home, job).unlink(missing_ok=True)
 
 
 def bring_home(host: Host, folder: str, home: Path, job: str) -> bool:
-    """Copy what a job that has ended has left to its store, if that is a folder of this machine.
+    """Copy the results of an ended job to its store, if that is a folder of this machine.
 
     Returns:
         Whether there was something to do, and it was done.
@@ -59,19 +59,19 @@ def bring_home(host: Host, folder: str, home: Path, job: str) -> bool:
         folder, f'for d in {names}; do [ ! -d "$d" ] || echo "$d"; done | tar -cf - -T -'
     )
     if done.code:
-        raise BackendError(f"bringing home what {job} has left: {done.words}")
+        raise BackendError(f"copying back what {job} has left: {done.words}")
     target = Path(store, job)
     try:
         with tarfile.open(fileobj=io.BytesIO(done.out)) as archive:
             for member in archive:
                 _extract(archive, member, target)
     except (OSError, tarfile.TarError) as error:
-        raise BackendError(f"bringing home what {job} has left: {target}: {error}") from error
+        raise BackendError(f"copying back what {job} has left: {target}: {error}") from error
     return True
 
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    """Take one file; whatever else an archive may hold, objects are files below their folder."""
+    """Extract one file; anything in the archive that is not a file below the folder is ignored."""
     parts = Path(member.name).parts
     if not member.isfile() or not parts or parts[0] not in _LEFT or ".." in parts:
         return

@@ -1,4 +1,4 @@
-"""What Slurm gets for a job: two scripts, and the files beside them. No I/O."""
+"""The request for a job: two scripts, and the files beside them. No I/O."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
-# What a node finds out for itself, or the script of the nodes for it.
+# Variables that a node, or the nodes' script, determines itself.
 _OF_NODE = (
     names.VC_TASK_INDEX,
     names.VK_TASK_INDEX,
@@ -49,9 +49,9 @@ _RESERVED = (
 _RESERVED_SHORT = "JoeDNnaWVh"
 # Short options without a value, behind which more may stand in the same word.
 _SHORT_FLAGS = "HIkKOsvQ"
-# A warning that comes later than this leaves outputs no time.
+# A later warning would leave no time for outputs.
 _OUTPUTS_S = 30
-# How long staging and bring-up may take of what Slurm gives to the whole job.
+# Minutes of the job's time on Slurm that staging and bring-up may take.
 _ROOM_MIN = 10
 _MOST_WARN_S = 65535
 _SITE_DEFAULTS = ("partition", "account", "qos", "reservation")
@@ -59,7 +59,7 @@ _SITE_DEFAULTS = ("partition", "account", "qos", "reservation")
 
 @dataclass(frozen=True, slots=True)
 class SlurmRequest:
-    """What is laid into the job's folder, and submitted there.
+    """The files of the job's folder, and what is submitted there.
 
     Args:
         folder: The job's folder; ``~`` at its beginning is the home on the login node.
@@ -99,7 +99,7 @@ def build(submission: Submission, cluster: Cluster) -> SlurmRequest:
     if problems:
         raise SpecError(problems)
     folder = f"{cluster.folder}/{submission.job}"
-    # With a host the store's folder is another machine's: its files travel with the job.
+    # With a host, the nodes cannot read the store's folder, so its files are sent with the job.
     local = file_path(submission.code.uri) if cluster.host.name else ""
     variables = _variables(submission, cluster, folder, is_local=bool(local))
     return SlurmRequest(
@@ -188,7 +188,7 @@ def _variables(
     if _is_srun(spec):
         node = node._replace(launcher="srun")
     found = submissions.variables(submission, node, home="", address="")
-    # What the user has of his own, and what each node finds out.
+    # The user's own variables, without those that each node determines.
     for name in ("HOME", names.MA_NUM_GPUS):
         if name not in spec.env:
             del found[name]
@@ -198,7 +198,7 @@ def _variables(
 def _environments(
     submission: Submission, cluster: Cluster, variables: Mapping[str, str]
 ) -> Iterator[dict[str, str]]:
-    """Yield what each entry is given: host names and addresses are known when the job starts."""
+    """Yield the variables of each entry, without host names and addresses, known at the start."""
     hosts = submissions.host_names(submission)
     for index in range(len(hosts)):
         node = submissions.node_env(submission, index, hosts)
@@ -229,7 +229,7 @@ def _options(submission: Submission) -> tuple[str, ...]:
     for name in (*names_of_site, "exclude", "gres"):
         found[name] = getattr(options, name)
     flags = ["exclusive"] if options.exclusive == "true" else []
-    # Said either way: a site may requeue by itself, and then a job would run twice.
+    # Always set: a site may requeue by default, and then a job would run twice.
     flags.append("requeue" if options.requeue == "true" else "no-requeue")
     return (
         *(f"--{name}={value}" for name, value in found.items() if value),
@@ -239,7 +239,7 @@ def _options(submission: Submission) -> tuple[str, ...]:
 
 
 def _time_min(spec: JobSpec) -> int:
-    """The job's time on Slurm: its own limit, with room for what comes before and after."""
+    """Return the job's time limit on Slurm: its own, plus time to start and to end."""
     asked = spec.slurm.time_min
     if asked or not spec.timeout_min:
         return asked
@@ -248,7 +248,7 @@ def _time_min(spec: JobSpec) -> int:
 
 def _warn_s(spec: JobSpec) -> int:
     asked = spec.slurm.warn_s or math.ceil(spec.grace_s) + _OUTPUTS_S
-    # A warning that is due before the job begins comes at once.
+    # A warning that is due before the job starts is sent at once.
     return min(asked, 30 * (_time_min(spec) or _MOST_WARN_S), _MOST_WARN_S)
 
 
@@ -262,7 +262,7 @@ def _is_srun(spec: JobSpec) -> bool:
 
 
 def _needs_shell(spec: JobSpec) -> bool:
-    """Whether the nodes speak ssh with each other; with a launcher not yet chosen they may."""
+    """Whether the nodes use ssh between them; assumed while the launcher is not chosen yet."""
     return not _is_srun(spec) and needs_sshd(spec.launcher, spec.env)
 
 

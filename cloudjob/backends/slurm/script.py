@@ -17,18 +17,18 @@ STATE, ID, SLURM_LOG = "state", "id", "slurm.log"
 # Slurm may warn a minute earlier than it was asked to (sbatch(1), --signal); a warning that comes
 # earlier still is of a preemption, and not of the end of the job's time.
 EARLY_S = 65
-# What Slurm tells of its own steps would have mpirun and some frameworks act on it.
+# mpirun and some frameworks would act on Slurm's variables about its own steps.
 _KEPT = "SLURM_JOB_ID | SLURM_CONF | SLURM_GRES"
 
 # In Slurm's log: a node that does not see the job's folder, and so has no other way to report it.
 _UNSEEN = "cloudjob-unseen:"
-# There, what comes after it is of this attempt.
+# In Slurm's log: what follows belongs to this attempt.
 _BEGIN = "cloudjob: an attempt begins"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeText:
-    """What the script of the nodes says.
+    """The parameters of the nodes' script.
 
     Args:
         python: The interpreter of the entry; empty to look for one on each node.
@@ -52,7 +52,7 @@ class NodeText:
 
 @dataclass(frozen=True, slots=True)
 class JobText:
-    """What the script says that sbatch is given.
+    """The parameters of the script for sbatch.
 
     Args:
         options: What stands behind each ``#SBATCH``.
@@ -89,7 +89,7 @@ def job_script(job: JobText) -> str:
 
 def node_script(node: NodeText) -> str:
     """Return what every node runs."""
-    # Modules are functions of a login shell.
+    # `module` is a function of login shells.
     shell = "/bin/bash -l" if node.setup or not node.paths else "/bin/sh"
     exports = "".join(f"export {name}={shlex.quote(v)}\n" for name, v in node.paths.items())
     setup = "".join(f"{line}\n" for line in node.setup)
@@ -100,7 +100,7 @@ def node_script(node: NodeText) -> str:
     return _NODE.format(
         shell=shell,
         scratch=shlex.quote(node.scratch),
-        # Scripts make sockets below it, whose paths are short: the job's name is left out.
+        # Scripts create sockets below it, whose paths must be short, so the job's name is left out.
         suffix=node.job.rpartition("-")[2],
         paths=exports,
         setup=setup,
@@ -317,7 +317,7 @@ _SSH_KEY = "ssh-keygen -q -t ed25519 -N '' -C cloudjob -f {key}"
 # No ssh reads it. Each line has 122 bits of the kernel's random numbers.
 _KEY = "cat /proc/sys/kernel/random/uuid /proc/sys/kernel/random/uuid >{key}"
 
-# Until 22.05 srun took the first from its job by itself.
+# Until 22.05, srun took the first one from its job by itself.
 _CPUS = """\
 export SLURM_CPUS_PER_TASK={cpus} SRUN_CPUS_PER_TASK={cpus}
 """

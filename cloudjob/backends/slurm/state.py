@@ -1,4 +1,4 @@
-"""Where a job stands, from the notes in its folder and from Slurm's commands. No I/O."""
+"""The status of a job, from the notes in its folder and Slurm's commands. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloudjob.model.status import JobState
 from cloudjob.times import rfc3339
 from jobentry.contract.exits import ENTRY_FAILED, TIMED_OUT
 
-# Slurm's word -> where the job stands; any other word is UNKNOWN. (squeue(1), JOB STATE CODES)
+# Slurm's state -> ours; any other state is UNKNOWN. (squeue(1), JOB STATE CODES)
 _STATES = {
     "PENDING": JobState.PENDING,
     "CONFIGURING": JobState.PENDING,
@@ -55,11 +55,11 @@ _UNSEEN = (
     "{host} does not see the job's folder: it must be on a disk that all nodes share, under the"
     " same path (slurm.folder names another)"
 )
-# Why a job waits, in a user's words; by how Slurm's word begins. (squeue(1), JOB REASON CODES)
+# The beginning of Slurm's reason -> why the job waits. (squeue(1), JOB REASON CODES)
 _WAITS = (
     ("Resources", "waits for free nodes"),
     ("Priority", "waits behind jobs of higher priority"),
-    ("BeginTime", "waits for its time to begin"),
+    ("BeginTime", "waits for its start time"),
     ("Dependency", "waits for another job"),
     ("Reservation", "waits for its reservation"),
     ("Licenses", "waits for a licence"),
@@ -75,10 +75,10 @@ _WAITS = (
     ("JobHeldUser", "is held: scontrol release starts it"),
     ("JobHeldAdmin", "is held by the administrator"),
     ("JobArrayTaskLimit", "waits for other tasks of its array"),
-    ("InvalidAccount", "its account is none of yours"),
-    ("InvalidQOS", "its QOS is none of yours"),
-    ("AccountNotAllowed", "its partition does not take its account"),
-    ("QOSNotAllowed", "its partition does not take its QOS"),
+    ("InvalidAccount", "its account is not one of yours"),
+    ("InvalidQOS", "its QOS is not one of yours"),
+    ("AccountNotAllowed", "its partition does not accept its account"),
+    ("QOSNotAllowed", "its partition does not accept its QOS"),
     ("QOS", "its QOS has reached a limit"),
     ("MaxQOS", "its QOS has reached a limit"),
     ("Assoc", "its account has reached a limit"),
@@ -96,7 +96,7 @@ _FACT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What the script has noted in the job's folder, of its last beginning.
+    """The script's notes in the job's folder about its last attempt.
 
     Args:
         id: Slurm's number of the job; empty when it has not begun.
@@ -144,7 +144,7 @@ class Facts:
 
 
 def read_marks(text: str) -> Marks:
-    """Return what the lines of the file ``state`` say; a line that is cut is passed over."""
+    """Parse the lines of the file ``state``; an incomplete line is skipped."""
     marks = Marks()
     for line in text.splitlines():
         words = line.split()
@@ -183,7 +183,7 @@ def _with_hosts(marks: Marks, word: str, hosts: str) -> Marks:
 
 
 def read_facts(text: str) -> Facts:
-    """Return what ``scontrol --oneliner show job`` says, with times in seconds since the epoch."""
+    """Parse ``scontrol --oneliner show job``, with times in seconds since the epoch."""
     places = list(_FACT.finditer(text))
     found: dict[str, str] = {}
     for place in places:
@@ -204,7 +204,7 @@ def read_facts(text: str) -> Facts:
 
 
 def read_accounting(text: str) -> Facts:
-    """Return what ``sacct --parsable2`` says: JobIDRaw, State, Reason, Start, End, of one job."""
+    """Parse ``sacct --parsable2`` of one job: JobIDRaw, State, Reason, Start, End."""
     for line in text.splitlines():
         cells = line.split("|")
         # The steps of the job have lines, too.
@@ -218,7 +218,7 @@ def read_accounting(text: str) -> Facts:
 
 
 def read_queue(text: str) -> dict[str, Facts]:
-    """Return what ``squeue`` says of our jobs, by their ids."""
+    """Parse ``squeue`` for our jobs, by their ids."""
     found: dict[str, Facts] = {}
     for line in text.splitlines():
         number, state, start, name, reason = (*line.split("|", 4), *[""] * 5)[:5]
@@ -249,7 +249,7 @@ def is_over(facts: Facts) -> bool:
 
 
 def status_of(marks: Marks, facts: Facts, *, is_cancelled: bool) -> NativeStatus:
-    """Return where the job stands.
+    """Return the status of the job.
 
     Args:
         is_cancelled: Whether somebody has cancelled it through cloudjob.
@@ -297,7 +297,7 @@ def _memory(found: dict[str, str]) -> str:
 
 
 def _short_of_memory(marks: Marks, facts: Facts) -> str:
-    """Return why a process was killed, if that was the job's limit of memory."""
+    """Return a message if the job's memory limit caused a process to be killed."""
     if not marks.out_of_memory and facts.state != "OUT_OF_MEMORY":
         return ""
     host = marks.out_of_memory or "a node"
@@ -309,7 +309,7 @@ def _short_of_memory(marks: Marks, facts: Facts) -> str:
 
 
 def _not_ended(status: NativeStatus, facts: Facts) -> NativeStatus:
-    # While it waits again, what it did before is over.
+    # While it waits to restart, the previous attempt does not count.
     if status.state is JobState.PENDING:
         return replace(status, started_at=None)
     return replace(status, started_at=status.started_at or rfc3339(facts.started_at) or None)
@@ -356,7 +356,7 @@ def _why(marks: Marks, facts: Facts) -> str:
         why = "the job's script was killed"
     if not facts.state:
         begun = "its script was killed" if marks.id else "it never began"
-        why = f"Slurm knows the job no more, and {begun}"
+        why = f"Slurm no longer knows the job, and {begun}"
     if facts.reason:
         why = f"{why} ({facts.reason})"
     return why

@@ -1,4 +1,4 @@
-"""Bring-up: the head waits until every worker is there and fits, and mpirun starts meanwhile."""
+"""Bring-up: the head waits until every worker is ready and compatible; mpirun starts meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BringUp:
         self._run = run
 
     def wait(self, key: bytes, port: int) -> Outcome | None:
-        """Wait until every worker is there; return what prevents the job, if anything does.
+        """Wait until every worker is ready; return what prevents the job, if anything does.
 
         Args:
             key: The private key of the job.
@@ -49,7 +49,7 @@ class BringUp:
         return self._compare()
 
     def _compare(self) -> Outcome | None:
-        """Compare the nodes; one that does not fit prevents the job."""
+        """Compare the nodes; an incompatible one prevents the job."""
         for warning in self._pool.warnings():
             log_message(warning)
         unfit = [row for row in self._pool.unfit() if row.facts or self._elastic is None]

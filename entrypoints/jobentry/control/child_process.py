@@ -1,4 +1,4 @@
-"""A child process in a session of its own, whose output comes through the node's loop."""
+"""A child process in its own session, whose output is read by the node's loop."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ChildProcess:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Kill its process group, which may still have members when the child has ended."""
+        """Kill its process group, which may outlive the child."""
         with contextlib.suppress(OSError):
             os.killpg(self.id, signal.SIGKILL)
 
@@ -84,7 +84,7 @@ class ChildProcess:
         except BlockingIOError:
             return []
         if not data:
-            # It has closed its output and goes on, as a daemon may.
+            # It has closed its output and continues, as a daemon may.
             self._unregister()
         return [line.decode("utf-8", "replace") for line in self._lines.feed(data)]
 

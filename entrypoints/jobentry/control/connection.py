@@ -33,7 +33,7 @@ LONGEST_LINE_BYTES = 1 << 24
 
 
 class ControlError(Exception):
-    """What came over a connection is not from a node of this job, or not what it should be."""
+    """Data on a connection is not from a node of this job, or is malformed."""
 
 
 def secret(key: bytes) -> bytes:
@@ -47,7 +47,7 @@ def nonce() -> str:
 
 
 def proof(key: bytes, side: str, node: int, transcript: str) -> str:
-    """Return what only a holder of ``key`` can compute from a handshake, in hex."""
+    """Return the HMAC of a handshake in hex, which only a holder of ``key`` can compute."""
     return _derived(key, side, str(node), transcript).hex()
 
 
@@ -70,13 +70,13 @@ class Channel:
         self._sent = self._received = 0
 
     def seal(self, line: bytes) -> bytes:
-        """Return ``line``, which holds no newline, as it goes over the connection."""
+        """Return ``line``, which contains no newline, with its signature."""
         mac = _mac(self._sending, self._sent, line)
         self._sent += 1
         return mac + line + b"\n"
 
     def open(self, line: bytes) -> bytes:
-        """Return the line that the other side has sealed.
+        """Return the line without its signature, which is verified.
 
         Raises:
             ControlError: It has not sealed this line, or not as the next one.
@@ -98,7 +98,7 @@ def _derived(key: bytes, *words: str) -> bytes:
 
 
 class Stream:
-    """A connected socket in an event loop: lines come in, bytes go out, nothing blocks.
+    """A connected socket in an event loop: reads lines and writes bytes without blocking.
 
     ``on_end`` is called once, with what ended the stream, unless ``close`` did.
     """
@@ -117,7 +117,7 @@ class Stream:
         selector.register(connection, selectors.EVENT_READ, self._ready)
 
     def send(self, data: bytes) -> None:
-        """Send ``data``, later if there is no room for it now."""
+        """Send ``data``, or queue it if the socket's buffer is full."""
         self._outgoing += data
         self._flush()
 
@@ -170,12 +170,12 @@ class Stream:
             self._selector.modify(self._socket, wanted, self._ready)
 
 
-# Why a stream has ended: the kernel of the other side closed it, as the process there has ended.
+# Why a stream ended: the other kernel closed it, because the process there has ended.
 CLOSED = "closed"
 
 
 class Link:
-    """The messages to and from one node, whatever becomes of single connections.
+    """The messages to and from one node, across connections.
 
     Args:
         on_message: Called with each message, once and in order.
@@ -214,7 +214,7 @@ class Link:
         self._send(self._last, line)
 
     def attach(self, stream: Stream, channel: Channel, acknowledged: int) -> None:
-        """Go on with this connection, on which nothing was sent after its handshake.
+        """Continue with this connection, on which nothing was sent after its handshake.
 
         Args:
             acknowledged: How many of our messages the other side has received.
@@ -234,9 +234,9 @@ class Link:
         self._stream = self._channel = None
 
     def tick(self, elapsed_s: float) -> None:
-        """Count time, and let the other side know that this one lives. Called about once a second.
+        """Count time, and send a sign of life if due. Called about once a second.
 
-        The caller counts its own turns: how long a machine was suspended says nothing of others.
+        The caller limits the time per call: a suspended machine knows nothing about others.
         """
         self.silent_s += elapsed_s
         self._quiet_s += elapsed_s

@@ -1,4 +1,4 @@
-"""One attempt of the head to reach a worker: its address, its port, and the handshake there."""
+"""One attempt of the head to reach a worker: address lookup, connection and handshake."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from jobentry.control.event_loop import NodeLoop
 GREETING = b"cloudjob-control 1 "
 REFUSED = b"refused"
 TAKEN = b"taken"
-# What a stranger may send before the handshake is done.
+# Bytes that a peer may send before the handshake is done.
 LONGEST_GREETING_BYTES = 256
 # How long a TCP connection, and the handshake on it, may take.
 _CONNECT_S = 3.0
 GREET_S = 5.0
-# Names are looked up by threads, as that blocks; each mostly waits.
+# Threads look up names, as lookups block.
 _THREADS = 64
 
 
 class Step(NamedTuple):
-    """How far an attempt came; ``trouble`` says what is in the way, ``hint`` what to do.
+    """The result of an attempt; ``trouble`` is what prevents the connection, ``hint`` what to try.
 
     Args:
-        is_dead: Whether it shows that the worker's entry does not listen any more.
+        is_dead: Whether it proves that the worker's entry no longer listens.
         line: Whether the handshake succeeded; None for not tried.
     """
 
@@ -70,7 +70,7 @@ class Caller(NamedTuple):
 
 
 class Resolver:
-    """Looks up names in threads, and hands the addresses to the node's loop."""
+    """Looks up names in threads, and passes the addresses to the node's loop."""
 
     def __init__(self, loop: NodeLoop) -> None:
         self._asked: queue.SimpleQueue[tuple[str, int, Callable[[str], None]]] = queue.SimpleQueue()
@@ -158,7 +158,7 @@ class Dial:
         self._loop.at(self._timer, _CONNECT_S, lambda: self._unreachable(errno.ETIMEDOUT))
 
     def stop(self) -> None:
-        """Give the attempt up."""
+        """Abandon the attempt."""
         self._loop.drop(self._timer)
         if self._stream is not None:
             self._stream.close()
@@ -190,7 +190,7 @@ class Dial:
     def _greeted(self, line: bytes) -> None:
         """Answer the worker's greeting."""
         if not line.startswith(GREETING):
-            self._fail("what listens there is not the entry of a node", _STRANGER, True)
+            self._fail("another program listens there, not the entry of a node", _STRANGER, True)
             return
         words = line[len(GREETING) :].decode("ascii", "replace").split()
         self._entry = words[1] if len(words) == 2 else ""
@@ -221,7 +221,7 @@ class Dial:
         self._on_answer(Answer(self._address, stream, channel, self._entry, int(received)))
 
     def _is_silent(self) -> None:
-        self._fail("its entry accepts and then says nothing", _SILENT, False)
+        self._fail("its entry accepts the connection and then sends nothing", _SILENT, False)
 
     def _fail(self, trouble: str, hint: str, is_dead: bool) -> None:
         self.stop()
@@ -250,8 +250,8 @@ NO_ADDRESS = Step(
     hint="what does its own log say?",
 )
 _NO_ANSWER = "is it up, and may the nodes reach each other on port {}? (firewall, network policy)"
-_NOT_LISTENING = "it is up without an entry that listens: what does its own log say?"
-_SILENT = "it hangs: is its memory or its disk full? start that node again"
+_NOT_LISTENING = "the node is up, but its entry does not listen: what does its own log say?"
+_SILENT = "it hangs: is its memory or its disk full? restart that node"
 _STRANGER = "give SSHD_PORT another number than {} on all nodes"
 _OTHER = (
     "every node of a job must be given the same key (CLOUDJOB_SSH_KEY), and its port be free"

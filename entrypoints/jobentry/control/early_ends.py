@@ -1,4 +1,4 @@
-"""The nodes that have ended before they joined the job, as the backend reports them to the head."""
+"""Nodes that ended before they joined the job, as the backend reports them to the head."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def reported(node: NodeEnv, index: int) -> Failure | None:
 
 
 def cause_of(failure: Failure) -> str:
-    """Return what ended a node that has never joined the job: its entry, or a signal to that."""
+    """Return the cause of such an end: the entry, or a signal to it."""
     return "platform" if (failure.exit_code or 0) > 128 else "entry"

@@ -1,4 +1,4 @@
-"""The nodes that take part in an elastic job now, for the driver that starts the ranks on them."""
+"""The nodes that now take part in an elastic job, for the driver that starts ranks on them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Members:
 
     @property
     def count(self) -> int:
-        """How many there are whose ranks have not failed."""
+        """The number of nodes whose ranks have not failed."""
         return len(self._names.keys() - self._struck)
 
     @property
@@ -44,18 +44,18 @@ class Members:
         return self.count >= self._least
 
     def come(self, index: int) -> None:
-        """Take a node in."""
+        """Add a node."""
         self._struck.discard(index)
         times = self._times[index] = self._times.get(index, 0) + 1
         self._names[index] = self._hosts[index] + ("~%d" % times if times > 1 else "")
         self._write()
 
     def strike(self, index: int) -> None:
-        """Count a node no more: one of its ranks has failed, and the driver uses it no longer."""
+        """Stop counting a node with a failed rank, which the driver no longer uses."""
         self._struck.add(index)
 
     def go(self, index: int) -> None:
-        """Take a node out, if it is one of them."""
+        """Remove a node, if it takes part."""
         if self._names.pop(index, ""):
             self._write()
 
@@ -67,7 +67,7 @@ class Members:
 
 
 class ElasticHosts:
-    """The nodes of an elastic job, which begins and goes on with at least ``min_nodes``."""
+    """The nodes of an elastic job, which starts and continues with at least ``min_nodes``."""
 
     def __init__(
         self, node: NodeEnv, paths: NodePaths, loop: NodeLoop, pool: WorkerPool, stop: Stop
@@ -81,7 +81,7 @@ class ElasticHosts:
         self._members.come(node.node)
 
     def worker_came(self, index: int) -> None:
-        """Take in a worker, which may come at any time."""
+        """Add a worker, which may join at any time."""
         row = next((row for row in self._pool.unfit() if row.node == index), None)
         if row is not None and self.has_begun:
             log_message("node %d (%s) takes no part: it has %s" % (index, row.host, row.trouble))
@@ -92,20 +92,20 @@ class ElasticHosts:
         self.check()
 
     def worker_lost(self, worker: RemoteWorker, failure: Failure) -> None:
-        """Go on without a worker, if enough are left, and look for it again."""
+        """Continue without a worker if enough are left, and look for it again."""
         self._members.go(worker.index)
         worker.look_again()
         self.check(failure)
 
     def can_go_on_without(self, node: int | None) -> bool:
-        """Whether the job goes on although a rank of that node has failed: it is used no more."""
+        """Whether the job continues without that node, a rank of which has failed."""
         if node is None:
             return False
         self._members.strike(node)
         return self._members.are_enough
 
     def check(self, lost: Failure | None = None) -> None:
-        """Check whether the job has the nodes to begin or to go on."""
+        """Check whether the job has enough nodes to start or to continue."""
         if self._members.are_enough:
             self._loop.drop("too-few")
             if not self.has_begun and not self._loop.is_planned("begin"):

@@ -1,4 +1,4 @@
-"""What every node watches over: its ranks, their output, and signals, as events of one loop.
+"""The event loop of a node: ranks, their output, and signals.
 
 Nothing relies on mpirun's own time-outs or grace: it has a fixed grace of less than a second, does
 not end a start that hangs, and leaves ranks behind when it is killed (tried on 4.1.4 and 5.0.11).
@@ -26,24 +26,24 @@ from jobentry.control.messages import Lines
 from jobentry.log import Relay
 from jobentry.node.journal import Journal
 
-# How long ranks may take to end when the job has failed, before they are killed.
+# Seconds that ranks have to end after the job has failed, before they are killed.
 ABORT_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-# The least time to store outputs in when the job was stopped, and some for the last of them.
+# The least time to store outputs when the job was stopped, and extra time for the last ones.
 STOPPED_LIMIT_S = 10.0
 _LAST_S = 2.0
 _TICK_S = 0.5
 # A rank writes lines of 2,000 bytes at most; a script may write anything.
 _EVENT_LIMIT_BYTES = 16 * 1024
-# What wakes the loop without being a signal.
+# Wakes the loop, but is not a signal.
 _WOKEN = 0
-# Seconds between two looks for adopted children that have ended.
+# Seconds between two checks for adopted children that have ended.
 _REAP_S = 1.0
 
 
 class NodeLoop:
-    """What a head and a worker share: the ranks of this node, their output, and signals."""
+    """The loop that head and worker share: the ranks of this node, their output, and signals."""
 
     def __init__(self, node: NodeEnv, paths: NodePaths) -> None:
         self.node = node
@@ -60,7 +60,7 @@ class NodeLoop:
         self.on_start: Callable[[int], None] = lambda rank: None
         self.on_signal: Callable[[int], None] = lambda number: None
         self.selector.register(self._events, selectors.EVENT_READ, self.hear_ranks)
-        # Children that somebody here waits for; all others were adopted.
+        # Children that other code waits for; all others were adopted.
         self.own: set[int] = set()
         self._on_first_rank: Callable[[], object] = _nothing
         self._has_dead_children = True
@@ -99,7 +99,7 @@ class NodeLoop:
         heapq.heappush(self._due, (due, name))
 
     def drop(self, name: str) -> None:
-        """Forget what ``at`` planned under this name."""
+        """Cancel what ``at`` planned under this name."""
         self._timers.pop(name, None)
 
     def is_planned(self, name: str) -> bool:
@@ -107,7 +107,7 @@ class NodeLoop:
         return name in self._timers
 
     def step(self) -> None:
-        """Wait for the next thing to happen, and deal with it."""
+        """Wait for the next event, and handle it."""
         ready = self.selector.select(self._wait_s())
         # First, so that a signal reaches a rank that has just started, too.
         self.hear_ranks()
@@ -119,7 +119,7 @@ class NodeLoop:
             if name in self._timers and self._timers[name][0] == due:
                 self._timers.pop(name)[1]()
         if self.ranks.missing:
-            # What a rank said before it was gone comes first.
+            # A rank's own report comes before its disappearance.
             self.hear_ranks()
             for end in self.ranks.lost():
                 self.on_end(end)
@@ -129,13 +129,13 @@ class NodeLoop:
             reap(self.own)
 
     def run_aside(self, work: Callable[[], str], is_late: Callable[[], bool]) -> str:
-        """Run ``work`` in a thread while the loop goes on, and return what it returned.
+        """Run ``work`` in a thread while the loop continues, and return its result.
 
         Args:
-            is_late: Whether it is not to be waited for any longer.
+            is_late: Whether to stop waiting for it.
 
         Raises:
-            TimeoutError: It was not done when it was late.
+            TimeoutError: It was late.
             Exception: What ``work`` raised.
         """
         answers: list[str] = []
@@ -153,7 +153,7 @@ class NodeLoop:
         try:
             thread.start()
         except RuntimeError:
-            # No room for another thread: better late to answer than not to store anything.
+            # No thread can be started: answering late is better than storing nothing.
             return work()
         while thread.is_alive() and not answers and not faults:
             if is_late():
@@ -173,14 +173,14 @@ class NodeLoop:
         return _TICK_S
 
     def close(self, keep: tuple[int, ...] = ()) -> None:
-        """End what is left of the ranks, and show the last of what they wrote."""
+        """End the remaining ranks, and show their last output."""
         self.ranks.kill()
         self.ranks.release()
         sweep(keep)
         self.relay.finish()
 
     def _watch(self, wrapper: int) -> None:
-        """Let a wrapper's end wake the loop: mpirun kills the others a moment after the first."""
+        """Have a wrapper's end wake the loop: mpirun kills the others a moment after the first."""
         try:
             ended: int = getattr(os, "pidfd_open")(wrapper)  # noqa: B009 (Python 3.8 has none)
         except (AttributeError, OSError):
@@ -213,7 +213,7 @@ class NodeLoop:
 
 
 def is_late(stopped_at: float | None, node: NodeEnv) -> bool:
-    """Whether the outputs of a job that was stopped then are not to be waited for any longer."""
+    """Whether to stop waiting for the outputs of a job that was stopped at that time."""
     if stopped_at is None:
         return False
     return time.monotonic() > stopped_at + max(STOPPED_LIMIT_S, node.grace_s) + _LAST_S
@@ -224,16 +224,16 @@ def _nothing() -> None:
 
 
 def _wake_only(_number: int, _frame: FrameType | None) -> None:
-    """Without a handler no byte would be written."""
+    """Do nothing: without a handler no byte would be written."""
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of what its descendants leave behind, so it can be ended."""
+    """Adopt the processes that descendants leave behind, so that they can be ended."""
     linux.prctl()(linux.ADOPT_ORPHANS, 1)
 
 
 def reap(own: Collection[int]) -> None:
-    """Reap the children that have ended, except ``own``, which somebody else waits for.
+    """Reap the children that have ended, except ``own``, which other code waits for.
 
     A script of days that starts programs, which start others and end, would fill the table of
     processes: what they leave is ours (``adopt_orphans``), and not that of the container's init.
@@ -245,7 +245,7 @@ def reap(own: Collection[int]) -> None:
 
 
 def sweep(keep: Collection[int] = ()) -> None:
-    """Kill what is left of our children and of theirs, except the processes in ``keep``."""
+    """Kill our descendants, except the processes in ``keep``."""
     for _ in range(100):
         found = [child for child in children() if child not in keep]
         if not found:
@@ -286,7 +286,7 @@ _DAEMONS = (b"orted", b"prted", b"hydra_pmi_proxy", b"hydra_bstrap_proxy")
 
 
 def remove_sessions(processes: Collection[int]) -> None:
-    """Remove the folders that killed processes of Open MPI have left for temporary files.
+    """Remove the temporary folders that killed processes of Open MPI have left.
 
     By process id, and never all: other jobs may share the folder. 4.1 makes ompi.HOST.UID/pid.ID,
     or jf.JOB with the id in the names of its files; 5.0 makes ompi.ID and prted.ID.

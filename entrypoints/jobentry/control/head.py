@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from jobentry.control.remote_commands import RemoteCommands
     from jobentry.staging.outputs import Outputs
 
-# A node of a job that was stopped is not waited for when it has been silent for this long.
+# After a stop, a node that has been silent for this long is not waited for.
 _SILENT_S = 7.0
 _CUT_SHORT = "cancelled: the job was stopped while its outputs were stored, and some are missing"
 
@@ -43,8 +43,8 @@ class Head:
     """The head of a job.
 
     Args:
-        facts: What the workers must have in common with it.
-        own: The children of this process that somebody else waits for.
+        facts: Facts that must be the same on the workers.
+        own: The children of this process that other code waits for.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Head:
 
     @property
     def bad_end(self) -> BadEnd | None:
-        """How ranks of this node ended badly; None when none did."""
+        """How ranks of this node failed; None if none did."""
         return self._loop.ranks.bad_end
 
     @property
@@ -106,7 +106,7 @@ class Head:
         return self._stop.requested_at
 
     def attach(self, journal: Journal, outputs: Outputs | None) -> None:
-        """Keep ``journal``, and let ``outputs`` know when ranks of this node are ended."""
+        """Write to ``journal``, and notify ``outputs`` before ranks of this node are ended."""
         self._journal = self._run.journal = journal
         self._loop.keep(journal, self._paths)
         if outputs is not None:
@@ -197,10 +197,10 @@ class Head:
     # -- the end ----------------------------------------------------------------------------------
 
     def aside(self, work: Callable[[], str]) -> str:
-        """Run ``work`` while the head goes on to hear its workers, and return what it returned.
+        """Run ``work`` while the head continues to serve its workers, and return its result.
 
         Raises:
-            EntryError: The job was cancelled meanwhile, and the work was not done in time.
+            EntryError: The job was cancelled meanwhile, and the work took too long.
         """
         try:
             return self._loop.run_aside(work, lambda: is_late(self.stopped_at, self._node))
@@ -209,7 +209,7 @@ class Head:
             raise EntryError(_CUT_SHORT, code, cause="cancelled") from error
 
     def end(self, outcome: Outcome) -> Outcome:
-        """Send the end of the job to every worker, wait until each has left; return how it ended.
+        """Report the end of the job to every worker, wait until each has left, return the outcome.
 
         The job has failed if a worker cannot store its outputs, or does not confirm that it has.
         """

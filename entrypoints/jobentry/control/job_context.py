@@ -1,4 +1,4 @@
-"""What the parts of the head share: bring-up, run and stop."""
+"""The objects that the parts of the head share: bring-up, run and stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class JobContext(NamedTuple):
-    """What the parts of the head share.
+    """The objects that the parts of the head share.
 
     Args:
         launcher: What starts the ranks of this node.

@@ -20,7 +20,7 @@ class LaunchProcesses:
     """The processes that start ranks here, as events of the node's loop.
 
     Args:
-        is_quiet: Whether what they write is no longer shown; it is kept all the same.
+        is_quiet: Whether to stop showing their output, which is kept nevertheless.
     """
 
     def __init__(self, loop: NodeLoop, is_quiet: Callable[[], bool]) -> None:
@@ -28,10 +28,10 @@ class LaunchProcesses:
         self._is_quiet = is_quiet
         self._running: dict[str, ChildProcess] = {}
         self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        # Those that serve the ranks, with what each has written, and how the first ended badly.
+        # Servers of the ranks with their output, and how the first of them failed.
         self._servers: dict[str, deque[str]] = {}
         self.server_end: LaunchEnd | None = None
-        # The first that ended badly, and its exit code, negative for a signal.
+        # The first process that failed, and its exit code, negative for a signal.
         self.name = ""
         self.code = 0
         self._wrappers: set[str] = set()
@@ -39,13 +39,13 @@ class LaunchProcesses:
 
     @property
     def signal(self) -> int:
-        """The signal with which somebody else killed one of them, 0 for none."""
+        """The signal from outside that killed one of them; 0 for none."""
         by_us = self.were_killed or self.name in self._wrappers
         return 0 if by_us or self.code >= 0 else -self.code
 
     @property
     def are_running(self) -> bool:
-        """Whether any of them runs that is not a server of the ranks."""
+        """Whether any of them runs, apart from servers of the ranks."""
         for name, child in list(self._running.items()):
             end = child.end()
             if end is None:
@@ -89,7 +89,7 @@ class LaunchProcesses:
         return ""
 
     def kill(self) -> None:
-        """Kill them, each with its process group."""
+        """Kill all of them, each with its process group."""
         for child in self._running.values():
             if child.is_running:
                 self.were_killed = True

@@ -39,7 +39,7 @@ def listen(port: int, address: str = "") -> socket.socket:
 
 
 def announce(server: socket.socket, folder: str, node: int) -> None:
-    """Leave the address of ``server`` in the folder that the nodes of one machine share."""
+    """Write the address of ``server`` to the folder that the nodes of one machine share."""
     path = address_file(folder, node)
     address, port = server.getsockname()[:2]
     with open(path + ".new", "w", encoding="ascii") as file:
@@ -48,7 +48,7 @@ def announce(server: socket.socket, folder: str, node: int) -> None:
 
 
 def announced(folder: str, node: int) -> tuple[str, int] | None:
-    """Return the address that a node of this machine has announced, if it has."""
+    """Return the address that a node of this machine has announced, if any."""
     try:
         with open(address_file(folder, node), encoding="ascii") as file:
             address, port = file.read().split()
@@ -63,7 +63,7 @@ def address_file(folder: str, node: int) -> str:
 
 
 class Listener:
-    """Accepts the head on ``server``, again when a connection broke, and joins it to ``link``.
+    """Accepts connections of the head on ``server`` and attaches them to ``link``.
 
     Args:
         key: The signing key of the job.
@@ -85,7 +85,7 @@ class Listener:
         loop.selector.register(server, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
-        """Stop listening, and hang up on everyone but the head."""
+        """Stop listening, and close all connections but the head's."""
         with contextlib.suppress(KeyError, ValueError):
             self._loop.selector.unregister(self._server)
         self._server.close()
@@ -132,12 +132,12 @@ class Listener:
         return f"{mine} {proof}", channel, session, int(received)
 
     def attach(self, stream: Stream, channel: Channel, received: int) -> None:
-        """Go on with a connection of our head."""
+        """Continue with a connection of our head."""
         self._link.attach(stream, channel, received)
         self.on_attach()
 
     def forget(self, guest: _Guest) -> None:
-        """Forget a guest that was let in or has gone."""
+        """Drop a peer that was accepted or has gone."""
         self._guests.discard(guest)
 
 
@@ -157,7 +157,7 @@ class _Guest:
         self._stream.send(GREETING + self._greeting.encode("ascii") + b"\n")
 
     def leave(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._loop.drop(self._timer)
         self._stream.close()
         self._listener.forget(self)

@@ -23,11 +23,11 @@ _LAST_PROCESS, _MOST = 1 << 22, 1 << 31
 
 
 class End(NamedTuple):
-    """How the program of a rank ended.
+    """How a rank's program ended.
 
     Args:
-        signal: What ended it, 0 for nothing.
-        was_asked_to_end: Whether it had been asked to end, and so is not the first to blame.
+        signal: The signal that ended it; 0 for none.
+        was_asked_to_end: Whether it had been asked to end, and so is not to blame.
         is_reported: Whether its wrapper reported it; False if the wrapper was killed.
         at_s: When, by the clock of its node.
     """
@@ -76,7 +76,7 @@ class LocalRanks:
 
     @property
     def bad_end(self) -> BadEnd | None:
-        """How they ended badly; None when all have ended well.
+        """How they failed; None if all have succeeded.
 
         One that still runs is about to be killed.
         """
@@ -117,7 +117,7 @@ class LocalRanks:
             return "", None
         if word == "start":
             rank, wrapper, program = (int(text) for text in rest.split())
-            # Signals to the processes 0, 1 and -1 would reach others.
+            # Signals to the process ids 0, 1 and -1 would reach other processes.
             if rank < 0 or not all(1 < process <= _LAST_PROCESS for process in (wrapper, program)):
                 return "", None
             self.wrappers[rank] = wrapper
@@ -126,7 +126,7 @@ class LocalRanks:
             self._failing.pop(rank, None)
             self._programs[rank] = program
             if os.path.exists(self._stopping):
-                # It looked before the job was stopped, and was heard after it.
+                # It checked before the job was stopped, and its report arrived afterwards.
                 _signal_group(wrapper, signal.SIGTERM)
             return word, None
         if word == "gone":
@@ -152,7 +152,7 @@ class LocalRanks:
         )
         if end.rank not in self.wrappers or abs(end.code) > _MOST or not isfinite(end.at_s):
             return "", None
-        # One that failed still runs its exit handlers, and is not to be disturbed.
+        # A failed rank still runs its exit handlers and must not be disturbed.
         (self._failing if word == "fail" else self.ends)[end.rank] = end
         return word, end
 
@@ -162,7 +162,7 @@ class LocalRanks:
         return [rank for rank in self.running if not _is_alive(self.wrappers[rank])]
 
     def lost(self) -> list[End]:
-        """Take the ranks that are missing for killed, and return their ends."""
+        """Treat missing ranks as killed, and return their ends."""
         ends = []
         for rank in self.missing:
             killed = End(
@@ -181,18 +181,18 @@ class LocalRanks:
         return ends
 
     def stop(self) -> None:
-        """Ask every rank to end; the wrappers stay, so that mpirun ends none before its time."""
+        """Ask every rank to end; the wrappers stay, so that mpirun ends none of them early."""
         with open(self._stopping, "w", encoding="ascii"):
             pass
         self.pass_on(signal.SIGTERM)
 
     def pass_on(self, number: int) -> None:
-        """Send a signal to every rank that is not on its way out."""
+        """Send a signal to every rank that is not ending."""
         if number == signal.SIGTERM:
             self.note_end()
         for rank in self.running:
             if rank not in self._failing:
-                # The group of the wrapper: the program, and what it has started.
+                # The wrapper's process group: the program and its children.
                 _signal_group(self.wrappers[rank], number)
 
     def note_end(self) -> None:
@@ -210,7 +210,7 @@ class LocalRanks:
                 _signal(self._programs[rank], signal.SIGKILL)
 
     def release(self) -> None:
-        """Let the wrappers that stayed go."""
+        """Release the wrappers that stayed."""
         with contextlib.suppress(OSError):
             os.unlink(self._stopping)
 
@@ -241,7 +241,7 @@ def _message(end: End) -> str:
 
 
 def _is_alive(process: int) -> bool:
-    """Whether a process is there and not yet waiting to be reaped."""
+    """Whether a process exists and is not a zombie."""
     try:
         with open("/proc/%d/stat" % process, "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Message(NamedTuple):
-    """What one side sends: a word, and the values that go with it."""
+    """A message: a word and its values."""
 
     word: str
     values: dict[str, Any]

@@ -1,14 +1,14 @@
-"""One table of all nodes: what each has and lacks, and what to do about it. No I/O."""
+"""The table of all nodes: what each lacks, and what to do about it. No I/O."""
 
 from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Sequence
 
-# A table of a thousand lines says less than one of the nodes that lack something.
+# A full table of a thousand nodes would be less useful than one of the nodes that lack something.
 SHOWN = 32
-# So many nodes are named in one hint.
+# The number of nodes that one hint names.
 _NAMED = 8
-# Further apart than this, the times in logs and records of two nodes mislead.
+# With clocks further apart, the times in logs and records of two nodes mislead.
 CLOCK_S = 60.0
 
 _HEADINGS = ("node", "host", "address", "port", "line", "code", "Open MPI", "Python", "clock", "")
@@ -21,7 +21,7 @@ _SAME_VERSION = "every node needs the same image, or the same {} first on PATH"
 
 
 class Row(NamedTuple):
-    """One node, as far as the way to it has been gone.
+    """One node, as far as it was reached.
 
     Args:
         address: Empty while its name does not resolve.
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 
 def compared(row: Row, head: Row) -> Row:
-    """Return ``row`` with what keeps it from working with the head, if there is something.
+    """Return ``row`` with what makes it incompatible with the head, if anything.
 
     Code and Open MPI must be the same; of Python the first two numbers, as ranks exchange objects,
     and the place of the entry, as the head's mpirun starts it on all nodes.
@@ -64,7 +64,7 @@ def compared(row: Row, head: Row) -> Row:
 _DIFFERENCES: tuple[tuple[str, str, str, int | None], ...] = (
     ("code", "other code", _SAME_CODE, None),
     ("mpi", "another MPI", _SAME_VERSION.format("mpirun"), None),
-    ("module", "another version of what the launcher needs", _SAME_MODULE, None),
+    ("module", "another version of the launcher's framework", _SAME_MODULE, None),
     ("python", "another Python", _SAME_VERSION.format("python3"), 2),
     ("entry", "its entry elsewhere", _SAME_PLACE, None),
 )

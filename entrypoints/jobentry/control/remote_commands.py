@@ -23,7 +23,7 @@ from jobentry.control.messages import Lines
 from jobentry.control.remote_worker import RemoteWorker
 from jobentry.launchers import agent
 
-# What ssh ends with when it has not run the command.
+# The exit code of ssh when it could not run the command.
 _NOT_RUN = 255
 _SHELL = "/bin/sh"
 _SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh", "csh", "tcsh")
@@ -102,7 +102,7 @@ class RemoteCommands:
             worker.send("run", number=number, command=command)
 
     def _find(self, host: str) -> RemoteWorker | None:
-        """Return the worker that a host file calls ``host``.
+        """Return the worker with the name ``host`` in a host file.
 
         The platform's or the user's own file may have longer names than the job (the MPI operator's
         has), or addresses.

@@ -1,4 +1,4 @@
-"""A worker, as the head sees it: found, connected, lost, found again, or dead.
+"""The head's view of a worker: found, connected, lost, found again, or dead.
 
 A connection that has ended says little: the node may be dead, or the network broken. So the head
 connects again at once. Where nothing listens any more, or another process does, the worker's entry
@@ -58,7 +58,7 @@ class RemoteWorker:
         self.has_left = False
         self.trouble = ""
         self.reason = ""
-        # How it ended before it had answered, where the backend reports that.
+        # How it ended before it had answered, if the backend reports that.
         self.early_end: Failure | None = None
         self.clock_ahead_s = 0.0
         self.step = Step()
@@ -94,11 +94,11 @@ class RemoteWorker:
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing has come from a worker that had answered."""
+        """For how many seconds a worker that had answered has been silent."""
         return 0.0 if self.is_absent else self.link.silent_s
 
     def open(self, caller: Caller, resolver: Resolver, port: int) -> None:
-        """Start to look for the worker, and greet its entry once it is found."""
+        """Start to look for the worker, and greet its entry."""
         self._caller, self._resolver, self._port = caller, resolver, port
         self.link.send("hello")
         self._look()
@@ -109,7 +109,7 @@ class RemoteWorker:
             self.link.send(word, **values)
 
     def close(self) -> None:
-        """Give the worker up, and stop looking for it."""
+        """Give up the worker, and stop looking for it."""
         self._loop.drop(self._timer)
         if self._dial is not None:
             self._dial.stop()
@@ -258,4 +258,4 @@ class RemoteWorker:
             self._lose("its entry ended")
 
 
-_NO_ENTRY = "it can be reached, and its entry does not answer: what does its own log say?"
+_NO_ENTRY = "it can be reached, but its entry does not answer: what does its own log say?"

@@ -1,4 +1,4 @@
-"""The run: the head has the ranks started, hears how each one ends, and decides how the job ended.
+"""The run: the head has the ranks started, learns how each ends, and decides the job's outcome.
 
 mpirun starts while the workers come up (``start_early``); ``RemoteCommands`` holds its requests
 back, and a file holds back the ranks of the head, until all workers are there. A start that hangs
@@ -28,13 +28,13 @@ from jobentry.control.verdict import (
 from jobentry.log import log_message
 from jobentry.node.journal import Journal
 
-# How long a reason may still be on its way when mpirun has ended badly without one.
+# Seconds to wait for a rank's report after mpirun has failed without a reason.
 REASON_S = 1.0
-# How long to wait for a worker whose connection has ended to be found again or given up.
+# Seconds to wait until a worker with a broken connection is found again or given up.
 _DOUBT_S = 10.0
-# How long the rank that another lost its connection to may take to end by itself.
+# Seconds for a rank to end by itself after another one lost its connection to it.
 CAUSE_S = 0.2
-# How long the workers may take to clean up after a start that hung.
+# Seconds that the workers have to clean up after a start that hung.
 CLEAN_UP_S = 10.0
 _LATE_RANK = (
     "starting the ranks: mpirun hung, and a rank started while it was ended: the script may have"
@@ -46,7 +46,7 @@ class Run:
     """The ranks of the job.
 
     Attributes:
-        first_failed: The rank whose failure was heard of first.
+        first_failed: The rank whose failure was reported first.
         journal: The journal of this node.
     """
 
@@ -62,12 +62,12 @@ class Run:
         self._elastic = context.elastic
         self._stop = context.stop
         self._waiting = context.paths.waiting
-        # Our children before mpirun, and why it could not be started early.
+        # Our child processes before mpirun, and why it could not be started early.
         self._before: list[int] = []
         self._early_fault = ""
         self._started: dict[int, int] = {}
         self._ends: dict[int, RankEnd] = {}
-        # The workers on which something that starts ranks still runs, and the first bad end there.
+        # The workers whose launcher still runs, and the first launcher failure there.
         self._launching: set[int] = set()
         self._worker_end = LaunchEnd("", 0, ())
         self._is_bad_end_seen = False
@@ -103,7 +103,7 @@ class Run:
     # -- starting ---------------------------------------------------------------------------------
 
     def start_early(self) -> None:
-        """Start mpirun while the workers come up: it has to wait for their first answer anyway."""
+        """Start mpirun while the workers come up, as it must wait for their first answer anyway."""
         if self._commands is None or self._elastic is not None:
             return
         self._before = children()
@@ -112,7 +112,7 @@ class Run:
         self._early_fault = self._launcher.start(self._plan.processes, self._plan.cwd)
 
     def end_early(self) -> None:
-        """End what was started early for a job that does not begin."""
+        """End the launcher that was started early for a job that does not start."""
         started = self._launcher.processes
         self._launcher.kill()
         remove_sessions(started)
@@ -156,13 +156,13 @@ class Run:
         if is_final or not startup_timeout.may_try_again(self._attempt, self._started):
             self._give_up(failure._replace(last_lines=tuple(self._launcher.lines)[-20:]))
             return
-        log_message(f"{failure.message}: ending it, and starting it once more")
+        log_message(f"{failure.message}: ending it, and starting it again")
         self._is_hung = True
         self._stop.abort()
 
     def _has_cleaned_up(self) -> bool:
-        """Remove what a hung mpirun has left on all nodes; return whether it may start again."""
-        # Also what has left mpirun's process group: its daemon here, and its agents.
+        """Remove what a hung mpirun has left on all nodes; return whether it may be restarted."""
+        # Including processes outside mpirun's process group: its daemon here, and its agents.
         sweep(self._before)
         self._dirty = {worker.index for worker in self._pool.workers}
         self._pool.send("clean-up")
@@ -189,7 +189,7 @@ class Run:
         """Check what the loop does not report: the launcher, its commands, and its servers."""
         if self._commands is not None:
             self._commands.check()
-        # mpirun waits for wrappers that stay, or for its own clock.
+        # Otherwise mpirun waits for the wrappers that stay, or for its own timeout.
         have_all_ended = not self._loop.ranks.running and self._pool.are_idle
         if self._stop.has_begun and have_all_ended:
             self._stop.abort()
@@ -203,31 +203,31 @@ class Run:
             self._loop.at("launcher", REASON_S, self._launcher_failed)
 
     def _launcher_failed(self) -> None:
-        """What starts the ranks of one node has failed; the others would wait for these."""
+        """Handle the failure of one node's launcher: the other nodes would wait for its ranks."""
         if not self._stop.has_begun:
             self._stop.outcome = decide({}, self._started, self._plan.ranks, self._launch_end())
             self._stop.end_ranks()
 
     def server_ended(self, end: LaunchEnd, node: int) -> None:
-        """End the job: without its server (MindSpore's scheduler) no rank can go on."""
+        """End the job: without its server (MindSpore's scheduler) no rank can continue."""
         have_started = len(self._started) >= self._plan.ranks
         self._stop.fail(server_ended(end, node, self._node.hosts[node], have_started))
 
     def launcher_ended(self, node: int, end: LaunchEnd) -> None:
-        """Note that what starts the ranks of a worker has ended."""
+        """Note that the launcher of a worker has ended."""
         self._launching.discard(node)
         if end.code and not self._worker_end.code:
             self._worker_end = end._replace(name="%s on node %d" % (end.name, node))
 
     def worker_lost(self, node: int) -> None:
-        """Wait no longer for what starts the ranks of a worker."""
+        """Stop waiting for the launcher of a lost worker."""
         self._launching.discard(node)
 
     def rank_started(self, rank: int, node: int) -> None:
         """Note that a rank has started."""
         self._started[rank] = node
         if self._elastic is not None:
-            # From now on the driver watches over starts.
+            # From now on the driver handles starts.
             self._ends.pop(rank, None)
             self._loop.drop("start")
         elif len(self._started) >= self._plan.ranks:
@@ -243,7 +243,7 @@ class Run:
         self.rank_ended(end.rank, RankEnd(end.at_s, was_asked, end.is_reported, failure))
 
     def rank_ended(self, rank: int, end: RankEnd) -> None:
-        """Note how a rank ended; the first that fails ends the others."""
+        """Note how a rank ended; the first failure ends the others."""
         if rank in self._ends or self._stop.outcome:
             return
         self._ends[rank] = end
@@ -301,7 +301,7 @@ class Run:
         return outcome._replace(failure=outcome.failure._replace(host=host))
 
     def _launch_end(self) -> LaunchEnd:
-        """Return how what starts the ranks ended: a bad end, if there was one on any node."""
+        """Return how the launchers ended: with a failure, if there was one on any node."""
         if not self._launcher.code and self._worker_end.code:
             return self._worker_end
         return LaunchEnd(self._launcher.name, self._launcher.code, self._launcher.lines)

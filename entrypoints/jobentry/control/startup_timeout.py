@@ -1,4 +1,4 @@
-"""Whether mpirun still starts the ranks, or hangs: how long it has, and what is done then. No I/O.
+"""Detects whether mpirun hangs while it starts the ranks, and decides what to do. No I/O.
 
 Open MPI 5.0.11 hangs in its start-up now and then, and neither version ends a start that hangs by
 itself (experiments: a hung agent is waited for for ever, whatever its time-outs say).
@@ -29,7 +29,7 @@ def patience_s(nodes: int, start_timeout_s: float, attempt: int) -> float:
 
 
 def may_try_again(attempt: int, started: Mapping[int, int]) -> bool:
-    """Whether mpirun may be started once more.
+    """Whether mpirun may be started again.
 
     A rank that has started runs the user's script, which is never run twice behind the user's back.
     """

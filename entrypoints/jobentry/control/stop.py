@@ -21,19 +21,19 @@ from jobentry.log import log_message
 if TYPE_CHECKING:
     from jobentry.control.remote_commands import RemoteCommands
 
-# How long what starts the ranks of a worker may take to end when everything is killed.
+# Seconds that the launcher of a worker may take to end when everything is killed.
 _KILLED_S = 2.0
 
 
 class Stop:
-    """Stops the job, and knows why.
+    """Stops the job, and records why.
 
     Attributes:
         outcome: How the job ends, once something other than a rank has decided it.
         lost_nodes: The nodes that were lost, each with its failure.
-        has_rank_failed: Whether a rank has failed that the job cannot go on without.
+        has_rank_failed: Whether a rank has failed that the job cannot continue without.
         requested_at: When the job was cancelled, on the monotonic clock.
-        on_killed: Called when nodes that do not answer are not waited for any longer.
+        on_killed: Called when the head stops waiting for nodes that do not answer.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Stop:
     # -- actions ----------------------------------------------------------------------------------
 
     def _end_within_grace(self, outcome: Outcome) -> None:
-        """Ask the ranks to end; their wrappers stay, so that mpirun ends none before its time."""
+        """Ask the ranks to end; their wrappers stay, so that mpirun ends none of them early."""
         assert outcome.failure is not None
         log_message(f"{outcome.failure.message}; all ranks have {self._node.grace_s:g} s to end")
         self.outcome = outcome
@@ -136,11 +136,11 @@ class Stop:
     def abort(self) -> None:
         """Kill everything on every node."""
         self._pool.send("kill")
-        # A node that does not answer is not waited for.
+        # Do not wait for a node that does not answer.
         self._loop.at("killed", _KILLED_S, self.on_killed)
-        # Before mpirun: it takes its ranks with it.
+        # Before mpirun ends, as its ranks end with it.
         self._loop.ranks.note_end()
-        # Daemons of mpirun on the workers see that it is gone; SIGTERM may not end it (5.0.11).
+        # mpirun's daemons on the workers notice its end; SIGTERM may not end it (5.0.11).
         self._launcher.kill()
         if self.commands is not None:
             self.commands.kill()

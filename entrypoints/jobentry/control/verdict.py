@@ -1,4 +1,4 @@
-"""Who is to blame: from how the ranks ended, and what mpirun said, to how the job ended. No I/O."""
+"""Decides how the job ended, and which rank is to blame, from the ends of the ranks. No I/O."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jobentry.contract.exits import Failure
 # A rank that fails closes its connections some milliseconds before it is gone. By then another
 # rank may have ended because of it, and the signal that this one caused may have reached it.
 _CLOSE_S = 0.1
-# What has happened longer ago than this, an elastic job had got over when it ended.
+# An elastic job has recovered from failures that are older than this when it ends.
 _ROUND_S = 5.0
 
 
-# What srun says when the plugin is not there, or finds no PMIx.
+# srun's messages when the plugin is missing, or finds no PMIx.
 _NO_PMIX = "Invalid MPI type 'pmix'"
 _WITHOUT_PMIX = (
     ": Slurm cannot load its PMIx here: it needs libpmix.so (Debian has it in libpmix-dev);"

@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from jobentry.staging.outputs import Outputs
 
 _TICK_S = 1.0
-# Of a node that was itself suspended, so much counts as the silence of the head.
+# A worker that was itself suspended counts at most this much as the silence of the head.
 _LONGEST_TICK_S = 3.0
-# A head that lives connects again within this time after its kernel has closed a connection.
+# A running head reconnects within this time after a connection was closed.
 _CLOSED_S = 3.0
-# How long the head of a job that was stopped may take to confirm that this node is done.
+# Seconds that the head of a stopped job has to confirm that this node is done.
 _LEAVE_S = 3.0
 
 
 class ControlSocket(NamedTuple):
-    """Where a worker waits for its head: a socket that listens, and the private key of the job."""
+    """The listening socket on which a worker waits for its head, and the job's private key."""
 
     server: socket.socket
     key: bytes
@@ -54,9 +54,9 @@ class Worker:
     """A worker: it serves the head until the job ends, and starts its ranks if mpirun does not.
 
     Args:
-        facts: Returns what this node has.
-        control_socket: Where the head comes in.
-        own: The children of this process that somebody else waits for, and ends.
+        facts: Returns the facts about this node.
+        control_socket: The socket on which the head connects.
+        own: The children of this process that other code waits for, and ends.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class Worker:
         self._facts = facts
         self._journal = Journal()
         self._code: int | None = None
-        # Whether the job has run to its own end, as the head says.
+        # Whether the job is complete, as reported by the head.
         self.is_over = False
         self._is_stopping = False
-        # When the job was stopped, on the clock that never jumps.
+        # When the job was stopped, on the monotonic clock.
         self.stopped_at: float | None = None
         self._on_idle: Callable[[], None] = lambda: None
 
     @property
     def bad_end(self) -> BadEnd | None:
-        """How ranks of this node ended badly; None when none did."""
+        """How ranks of this node failed; None if none did."""
         return self._loop.ranks.bad_end
 
     def attach(self, journal: Journal, outputs: Outputs | None) -> None:
@@ -140,14 +140,14 @@ class Worker:
         return self._code
 
     def aside(self, work: Callable[[], str]) -> str:
-        """Run ``work`` while this node goes on to answer its head, and return what it returned."""
+        """Run ``work`` while this node continues to answer its head, and return its result."""
         try:
             return self._loop.run_aside(work, lambda: is_late(self.stopped_at, self._node))
         except TimeoutError:
             return "storing the outputs was not done in time when the job was stopped"
 
     def leave(self, trouble: str) -> None:
-        """Tell the head that this node is done, and what went wrong with its outputs.
+        """Report to the head that this node is done, and any problem with its outputs.
 
         Returns when the head has confirmed it, or is gone: this node may end a moment later, and a
         message that is still on its way would be lost with it.
@@ -166,7 +166,7 @@ class Worker:
     # -- the head ---------------------------------------------------------------------------------
 
     def _broke(self, why: str) -> None:
-        """The connection to the head has ended: it comes again at once, if it lives."""
+        """Handle the end of the connection; a running head reconnects at once."""
         if not self._has_head:
             return
         patience_s = _CLOSED_S if why == connection.CLOSED else connection.SILENT_S
@@ -205,7 +205,7 @@ class Worker:
                 self._journal.end("bring-up")
                 self._journal.begin("run")
             self._was_greeted = self._has_head = True
-            # Now, and not when this node was up: the head reads its clock off this.
+            # Sent only now, as the head derives this node's clock from it.
             self._send("ready", **self._facts(), at_s=time.time())
         elif word == "bye":
             self._has_head = False
@@ -213,7 +213,7 @@ class Worker:
             self._code = values["code"]
             self.is_over = values["is_over"]
             if values["reason"] and not self._loop.ranks.wrappers:
-                # Else the log of the job says it.
+                # Otherwise the job's log has the reason.
                 log_message(
                     "the head (%s) ends the job: %s" % (self._node.hosts[0], values["reason"])
                 )
@@ -249,7 +249,7 @@ class Worker:
             ranks.pass_on(values["number"])
 
     def _run(self, number: int, command: str) -> None:
-        """Run what mpirun wants of this node: its daemon."""
+        """Run mpirun's command for this node, which starts its daemon."""
         if self._commands is None:
             from jobentry.control.remote_commands import CommandRunner
 
@@ -261,7 +261,7 @@ class Worker:
             self._commands.kill()
 
     def _launch(self) -> None:
-        """Start the ranks of this node: the launcher is one that has every node do so."""
+        """Start the ranks of this node, for a launcher with which every node does so."""
         self._has_launched = True
         fault = self._launcher.start(self._plan.processes, self._plan.cwd)
         if fault:
@@ -293,13 +293,13 @@ class Worker:
 
     def _signalled(self, number: int) -> None:
         if number in STOP_SIGNALS and os.getppid() != self._parent:
-            # What plays the machine of this node was killed: nobody has asked for anything.
+            # The keeper that emulates this machine was killed; this is not a cancel.
             self._has_head = False
             self._listener.close()
             self._link.detach()
             self._leave(number)
             return
-        # The head decides; it signals every node, this one too.
+        # The head decides, and signals every node, including this one.
         self._send("signal", number=number)
         if number in STOP_SIGNALS and not self._was_greeted:
             self._leave(number)

@@ -1,4 +1,4 @@
-"""The head's connections to all workers: found, compared with the head, and ended."""
+"""The head's connections to all workers: finds them, compares them with the head, ends them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class WorkerPool:
     """The control connections from the head to its workers.
 
     Args:
-        facts: What the head has, which the workers must have in common with it.
+        facts: The head's facts, which must be the same on the workers.
         on_message: Called with each message of a worker.
-        on_lost: Called when a worker that had answered is gone, or one has ended before it did.
+        on_lost: Called when a worker that had answered is gone, or one ended before it answered.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class WorkerPool:
 
     @property
     def are_idle(self) -> bool:
-        """Whether no worker has a rank that runs."""
+        """Whether no worker has a running rank."""
         return all(worker.is_idle or worker.is_absent for worker in self.workers)
 
     @property
     def are_in_doubt(self) -> bool:
-        """Whether a worker's connection has ended and nobody knows yet whether the worker has."""
+        """Whether a worker's connection has ended, and it is unknown whether the worker has."""
         return any(not worker.is_absent and not worker.link.is_attached for worker in self.workers)
 
     def open(self, key: bytes, port: int) -> None:
@@ -100,7 +100,7 @@ class WorkerPool:
         """
         self._loop.drop("late")
         if self._is_late and not self.absent:
-            log_message("all workers are there after %.0f s" % (time.monotonic() - self._begun))
+            log_message("all workers are ready after %.0f s" % (time.monotonic() - self._begun))
         if for_good:
             for worker in self.absent:
                 worker.close()
@@ -122,7 +122,7 @@ class WorkerPool:
         """Send every worker how and why the job ended, and wait until each has left.
 
         Args:
-            silent_limit_s: A worker that has been silent for so long is not waited for.
+            silent_limit_s: A worker that has been silent for longer is not waited for.
 
         Returns:
             The workers that have not confirmed that their outputs are stored.
@@ -143,7 +143,7 @@ class WorkerPool:
         return [worker for worker in self.workers if worker.is_ready and not worker.has_left]
 
     def warnings(self) -> list[str]:
-        """Return what to warn about, such as clocks that differ."""
+        """Return warnings, such as different clocks."""
         if not self.workers:
             return []
         from jobentry.control import node_table
@@ -171,7 +171,7 @@ class WorkerPool:
         return [row for row in rows if row.trouble]
 
     def show(self, message: str = "") -> None:
-        """Log what each node has and lacks, ``message``, and what to do about it."""
+        """Log the table of nodes, then ``message`` and hints."""
         from jobentry.control import node_table
 
         head = node_table.Row(0, self._head, facts=self._facts)

@@ -598,4 +598,4 @@ def test_temporary_keys_get_no_token(tmp_path: Path):
     with pytest.raises(UsageError) as caught:
         site.find({"auth": "token"}, environ, tmp_path, tmp_path)
 
-    assert caught.value.message == "modelarts.auth: token: IAM gives none for temporary keys"
+    assert caught.value.message == "modelarts.auth: token: IAM issues none for temporary keys"

@@ -140,7 +140,7 @@ def test_a_job_that_slurm_has_forgotten():
     assert (ended.state, ended.exit_code, ended.node) == (JobState.FAILED, 3, 0)
     assert ended.message == "node 0 (n1) ended with exit code 3"
     assert killed.state is JobState.FAILED
-    assert killed.message == "Slurm knows the job no more, and its script was killed"
+    assert killed.message == "Slurm no longer knows the job, and its script was killed"
 
 
 def test_the_warning_of_a_limit_is_no_preemption():

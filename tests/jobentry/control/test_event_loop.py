@@ -512,7 +512,7 @@ def test_an_mpirun_that_hangs_twice_ends_the_job(job: Job):
     text = "starting the ranks: mpirun started 0 of 1 and then hung for 1 s"
     without = "; without a rank: node 0 (node0)"
     assert ended.err.splitlines() == [
-        f"jobentry: {text}{without}: ending it, and starting it once more",
+        f"jobentry: {text}{without}: ending it, and starting it again",
         f"jobentry: {text}, at the second try, too{without}",
     ]
     assert job.failure["message"] == f"{text}, at the second try, too{without}"
@@ -526,7 +526,7 @@ def test_an_mpirun_that_hangs_once_is_started_again(job: Job):
     (ended,) = job.run(FAKE_HANG="first", CLOUDJOB_START_TIMEOUT_S="2")
 
     assert (ended.code, ended.out) == (0, "[0] ran 0\n")
-    assert "ending it, and starting it once more" in ended.err
+    assert "ending it, and starting it again" in ended.err
     assert (job.record["exit_code"], job.record["failure"]) == (0, None)
     assert list((job.folder / "node0/tmp/ompi.h.0").iterdir()) == []
     assert len(job.mpiruns()) == 2
@@ -719,7 +719,7 @@ def test_daemons_of_a_hung_start_are_killed_before_the_next(pair: Job):
     head, worker = pair.run(FAKE_HANG="first", CLOUDJOB_START_TIMEOUT_S="5")
 
     assert (head.code, worker.code) == (0, 0), (head, worker)
-    assert "ending it, and starting it once more" in head.err
+    assert "ending it, and starting it again" in head.err
     assert (head.out, worker.out) == ("[0] daemons []\n", "[1] daemons []\n")
     assert len(pair.mpiruns()) == 2
 

@@ -57,7 +57,7 @@ def test_a_large_table_shows_those_that_lack_something():
         ({"mpi": "MPICH 4.0"}, "another MPI: MPICH 4.0, and the head has 4.1"),
         (
             {"module": "none"},
-            "another version of what the launcher needs: none, and the head has 0.28.1",
+            "another version of the launcher's framework: none, and the head has 0.28.1",
         ),
         ({"python": "3.1.2"}, "another Python: 3.1.2, and the head has 3.11.2"),
         (

@@ -273,7 +273,7 @@ def test_late_workers_are_shown_while_the_head_waits(
     text = "".join(said)
 
     assert "hint: node" in text
-    assert "all workers are there" not in text
+    assert "all workers are ready" not in text
 
 
 def test_a_normal_start_shows_no_table(
