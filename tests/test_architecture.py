@@ -133,7 +133,6 @@ def test_the_node_half_needs_only_the_standard_library(path: Path):
 
 
 def test_every_module_of_the_node_half_can_be_imported_alone(zipapp: Path):
-    """Without site-packages, without the user's folders, from the archive only."""
     code = (
         "import importlib, sys\n"
         "sys.path[:0] = [sys.argv[1], sys.argv[1] + '/emulated']\n"
@@ -221,7 +220,6 @@ def test_the_zipapp_starts_quickly(zipapp: Path):
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["submit", "--help"]], ids=" ".join)
 def test_help_is_quick(words: list[str]):
-    """What a command needs is imported when it runs."""
     code = (
         "import sys\n"
         "from cloudjob.cli import main\n"
@@ -342,7 +340,6 @@ LAUNCHER_TABLES = list(tables(ROOT / "docs" / "reference" / "launchers.md"))
 
 
 def test_every_launcher_has_a_row_with_its_tests():
-    """In the order of the table that the code has."""
     rows = LAUNCHER_TABLES[0][1:]
 
     assert sorted(row[0].strip("`") for row in rows) == sorted(LAUNCHERS)
@@ -354,7 +351,6 @@ def test_every_launcher_has_a_row_with_its_tests():
     "heading", ["", "mode", "what each promises", "in containers, with the backend docker"]
 )
 def test_every_method_on_every_device_has_a_test_or_a_mark(heading: str):
-    """What has run names the test; all else says why it has not."""
     (table,) = (table for table in LAUNCHER_TABLES[1:] if table[0][0] == heading)
     marks = ("needs hardware: not run", "refused: ", "not run: ", "the same")
     cells = [cell for row in table[1:] for cell in row[1:]]
@@ -392,7 +388,6 @@ def test_every_test_that_a_page_names_exists():
 
 
 def test_the_reference_of_the_command_line_is_up_to_date():
-    """To rewrite it: python scripts/reference.py."""
     script = runpy.run_path(str(ROOT / "scripts" / "reference.py"))
 
     assert script["PAGE"].read_text() == script["page"]()

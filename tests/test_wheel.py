@@ -109,7 +109,6 @@ def test_a_command_whose_extra_is_missing_names_it(extra: str, bare: Path, tmp_p
 
 @pytest.mark.parametrize("extra", ["", *sorted(set(EXTRAS.values()))])
 def test_an_extra_brings_all_that_its_modules_import(extra: str, wheel: Path, tmp_path: Path):
-    """Also what they import only when they need it."""
     folder = tmp_path / "env"
     venv.create(folder)
     with zipfile.ZipFile(wheel) as archive:

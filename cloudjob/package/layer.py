@@ -234,8 +234,8 @@ def _checked(job: Job, findings: Sequence[Finding]) -> frozenset[str]:
             f"pack {shown(job.tree.source)}: may hold secrets: {'; '.join(listed)}"
             + (f"; and {more} more" if more > 0 else ""),
             hint="give the job its keys with --secret, and leave the file out with a line in "
-            ".cloudjobignore; if a finding is not a secret, add the comment `cloudjob: allow-secret` to "
-            "its line, or a line to .cloudjob-secrets-allow",
+            ".cloudjobignore; if a finding is not a secret, add the comment "
+            "`cloudjob: allow-secret` to its line, or a line to .cloudjob-secrets-allow",
         )
     return frozenset(finding.path for finding in findings)
 

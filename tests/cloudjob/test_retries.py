@@ -77,7 +77,7 @@ def test_a_wait_is_reported_every_five_seconds(caplog: pytest.LogCaptureFixture)
     ]
 
 
-def test_a_store_that_says_nothing_is_reported_and_given_up(
+def test_a_store_that_does_not_answer_is_reported_and_given_up(
     soon: None,
     silent: Silent,
     s3_store: Callable[[str, float], S3Store],
@@ -185,7 +185,6 @@ def test_a_pause_between_two_tries_can_be_broken_off(
 def test_a_submit_that_is_cancelled_does_not_wait_for_a_store(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """Neither for its claim nor for the objects that it deletes."""
     monkeypatch.setattr(pipeline, "_UNDO_S", 0.1)
     monkeypatch.setattr(claims, "_UNDO_S", 0.1)
     for_ever = threading.Event()
@@ -211,10 +210,9 @@ def test_a_submit_that_is_cancelled_does_not_wait_for_a_store(
         for_ever.set()
 
 
-def test_a_cluster_that_says_nothing_is_told(
+def test_a_cluster_that_does_not_answer_is_reported(
     soon: None, silent: Silent, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ):
-    """Before it is given up."""
     config = tmp_path / "config"
     config.write_text(
         "apiVersion: v1\nkind: Config\ncurrent-context: x\n"
@@ -231,10 +229,9 @@ def test_a_cluster_that_says_nothing_is_told(
     assert caplog.messages == [f"{caught.value.message}; trying again"]
 
 
-def test_the_command_line_says_what_the_library_logs(
+def test_the_command_line_prints_what_the_library_logs(
     soon: None, capsys: pytest.CaptureFixture[str]
 ):
-    """In one line each, whatever a service has said; once, however often it was set up."""
     hear_library()
     hear_library()
     WaitNotices().report(time.monotonic() - 1, "get x: it says \x1b[31mno")

@@ -30,5 +30,5 @@ def test_a_time_survives_its_text(milliseconds: int):
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 1e12, float("nan")])
-def test_what_is_no_time_of_a_job_has_no_text(seconds: float):
+def test_an_impossible_time_is_written_as_an_empty_text(seconds: float):
     assert times.rfc3339(seconds) == ""

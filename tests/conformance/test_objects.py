@@ -153,7 +153,6 @@ def test_signatures_equal_those_of_botocore(  # noqa: PLR0913
     at_s: int,
     payload: str,
 ):
-    """Whatever the key, the query, the headers and the moment are."""
     from botocore.auth import S3SigV4Auth
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
@@ -220,7 +219,6 @@ def test_unusual_names_survive_a_list(bucket: Bucket, key: str):
 
 @pytest.mark.parametrize("size", [0, 1, 2 * 1024 * 1024, 8 * 1024 * 1024, LARGE])
 def test_objects_of_every_size_are_transferred(bucket: Bucket, tmp_path: Path, size: int):
-    """In one request or in parts, read at once or in ranges."""
     data = os.urandom(size)
     (tmp_path / "in").write_bytes(data)
     moved: list[int] = []
@@ -376,7 +374,6 @@ def test_a_part_damaged_in_transit_is_sent_again(
 def test_a_put_survives_faults(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, fault: Fault
 ):
-    """At the start, in a part or at the end, the answer lost or not: it is there, and once."""
     data = os.urandom(LARGE)
     (tmp_path / "in").write_bytes(data)
     made = proxy()
@@ -526,7 +523,6 @@ def signed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str
 def test_an_object_is_reached_by_its_presigned_url(
     bucket: Bucket, signed: Callable[..., str], tmp_path: Path
 ):
-    """Under its own URI and without keys: read whole and in part, and written."""
     bucket.put("a b", data := os.urandom(100_000))
     uri = signed("GET", "a b")
     objects.fetch(uri, str(tmp_path / "out"))

@@ -108,7 +108,6 @@ def is_get(request: Request) -> bool:
 def test_a_large_object_comes_back_as_it_was(
     s3_given: S3Given, kind: str, weather: Callable[[FaultProxy], None], big: Path, tmp_path: Path
 ):
-    """In parts up and in ranges down; nothing is left of the parts, here or there."""
     given = s3_given(kind)
     assert given.proxy is not None
     weather(given.proxy)
@@ -275,7 +274,6 @@ def test_two_writers_of_one_object_do_not_disturb_each_other(given: Given, big: 
 def test_a_put_survives_a_fault(
     given: Given, proxy: FaultProxy, big: Path, fault: Fault, method: str
 ):
-    """At a part, at the beginning and at the completion of an upload."""
     proxy.add(fault, when=lambda r: r.method == method, skip=1)
     store = given.open()
 
@@ -303,7 +301,6 @@ def test_a_put_survives_a_fault(
 def test_a_get_survives_a_fault(
     given: Given, proxy: FaultProxy, big: Path, tmp_path: Path, fault: Fault, skip: int
 ):
-    """In the first range, which is hashed for itself at best, and in a later one."""
     store = given.open()
     store.put(big, "key")
     proxy.add(fault, when=is_get, skip=skip)
@@ -315,7 +312,6 @@ def test_a_get_survives_a_fault(
 
 
 def test_a_long_list_is_complete_and_in_order(store: ObjectStore):
-    """Of more keys than a service names at a time, with folders among them."""
     keys = sorted(
         [f"a/{i:04}" for i in range(600)] + [f"a.{i:04}" for i in range(600)] + ["a", "a0", "b/c/d"]
     )

@@ -55,7 +55,6 @@ def get(client: Any, bucket: str) -> bytes:
 def test_a_server_keeps_what_it_is_given(
     name: str, request: pytest.FixtureRequest, new_bucket: MakeBucket, fault_proxy: MakeProxy
 ):
-    """Directly, and through a proxy without faults, which notes what came by."""
     server: Server = request.getfixturevalue(name)
     bucket, proxy = new_bucket(server), fault_proxy(server)
     client = boto3_client(proxy.endpoint)

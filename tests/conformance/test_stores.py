@@ -96,7 +96,6 @@ def test_a_second_put_replaces_the_object(store: ObjectStore):
 
 @pytest.mark.parametrize("name", ["key", "a b/ü+%/c"])
 def test_a_copy_is_the_same_object_under_another_key(store: ObjectStore, name: str):
-    """Within the store, whatever the key; what was there is replaced."""
     store.put_bytes(b"\0data\xff", name)
     store.put_bytes(b"old", "job/node/copy")
     store.copy(name, "job/node/copy")
@@ -177,7 +176,7 @@ def test_list_yields_keys_with_a_prefix_sorted_by_bytes(store: ObjectStore):
     assert list(store.list("a/c/d")) == list(store.list("x/y")) == list(store.list("..")) == []
 
 
-def test_deleting_twice_is_no_error(store: ObjectStore):
+def test_deleting_twice_is_not_an_error(store: ObjectStore):
     store.put_bytes(b"", "a/b")
 
     for key in ("a/b", "a/b", "never", "a", "a/b/c"):
@@ -370,7 +369,7 @@ def test_a_failed_write_leaves_nothing(directory: DirectoryStore, tmp_path: Path
     assert list((tmp_path / "store" / "job").iterdir()) == []
 
 
-def test_nobody_else_may_read_the_objects(directory: DirectoryStore):
+def test_objects_are_private(directory: DirectoryStore):
     """Folders are 0700 and objects 0600, whatever the umask lets through."""
     before = os.umask(0)
     try:

@@ -444,7 +444,6 @@ def test_a_secret_whose_variable_is_not_set_is_refused(cloud):
 
 
 def test_a_failing_job_does_not_reveal_its_secrets(cloud):
-    """Nor does its record, unless the rank itself printed them."""
     done = cloud.submit(
         "--nodes", "2", "--secret", "TOKEN", cloud.script("sys.exit(3)"), env={"TOKEN": SECRET}
     )

@@ -307,7 +307,7 @@ def test_the_record_names_a_worker_that_cannot_start(cloud, tmp_path):
     assert cloud.status(done.job)["cause"] == "entry"
 
 
-def test_a_head_that_cannot_stage_its_inputs_tells_the_workers_why(cloud, tmp_path):
+def test_a_head_that_cannot_stage_its_inputs_reports_the_reason_to_the_workers(cloud, tmp_path):
     missing = f"file://{tmp_path}/missing"
     words = ("--nodes", "2", "--input", f"X={missing}", "--input-nodes", "X=0")
 

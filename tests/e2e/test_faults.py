@@ -355,7 +355,6 @@ def test_a_job_whose_store_fails_for_good_ends(cloud, case, stage: str, fault: s
 @pytest.mark.lengthy
 @pytest.mark.parametrize("stage", GATES)
 def test_a_slow_store_only_takes_its_time(case, stage: str):
-    """Whatever is stored from this stage on."""
     held = case(stage, fault="slow")
     held.job = held.submit.job
 
@@ -417,7 +416,7 @@ def test_a_disk_that_becomes_full_while_the_package_is_uploaded(cloud, small_dis
 
 
 @pytest.mark.parametrize("stage", ["packing", "uploading", "before send"])
-def test_a_submitter_that_is_frozen_before_it_sends_hinders_nobody(case, stage: str):
+def test_a_submitter_frozen_before_it_sends_blocks_no_other_command(case, stage: str):
     """SIGSTOP: other commands answer and other jobs run; then the submit goes on."""
     held = case(stage)
     held.submit.send(signal.SIGSTOP)
@@ -438,7 +437,7 @@ LIMITS = ("nofile=10", "nofile=16", "nofile=20", "nofile=64", "as=50000000", "as
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("limit", LIMITS)
-def test_a_job_under_a_low_limit_runs_or_says_what_it_lacks(cloud, limit: str):
+def test_a_job_under_a_low_limit_runs_or_reports_what_it_lacks(cloud, limit: str):
     """Whoever meets the limit first: submit, controller, keeper, entry or mpirun."""
     script = cloud.script("print('done', rank)")
     cloud.prefix = ("prlimit", f"--{limit}:{limit.partition('=')[2]}")

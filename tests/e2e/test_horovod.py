@@ -70,7 +70,6 @@ def test_the_example_trains_the_same_model_on_all_ranks(cloud, submit, controlle
 
 
 def test_ranks_know_their_numbers_on_their_node_and_overall(cloud, submit, controller):
-    """By node and among all; with Gloo also after a second meeting, which MPI does not know."""
     cloud.write(
         "train.py",
         PRELUDE

@@ -84,7 +84,6 @@ def done(cloud) -> dict[str, list]:
 
 
 def test_training_continues_after_the_loss_of_a_node(cloud, words):
-    """From the step that was reached, with one model on all ranks that are left."""
     text = "def is_done(steps, newcomers): return hvd.size() == 2 and steps >= 10"
     job = cloud.detach(*words(text, "--min-nodes", "2"))
     cloud.await_left(*(f"up-{slot}" for slot in range(3)), limit_s=LIMIT_S)
@@ -143,7 +142,6 @@ def each_step():
 
 
 def test_a_rank_that_fails_on_every_node_ends_the_job(cloud, words):
-    """With its exit code: nobody is left to go on."""
     text = """
 def is_done(steps, newcomers): return False
 def each_step():

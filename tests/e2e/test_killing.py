@@ -59,7 +59,7 @@ def test_killing_a_workers_keeper_ends_the_job_and_names_the_node(cloud, job):
 @pytest.mark.every_mpi
 @both
 def test_killing_the_heads_keeper_ends_the_job(cloud, job):
-    """Nobody is left to leave a record, so the backend tells; workers do not wait for ever."""
+    """No head is left to write a record, so the backend reports the end to the workers."""
     os.kill(cloud.state(job)["nodes"][0]["process"], signal.SIGKILL)
 
     status = ends(cloud, job, "platform")
@@ -113,7 +113,6 @@ def test_killing_a_rank_wrapper_ends_its_program_and_names_the_rank(cloud, job, 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["head", "worker"])
 def test_killing_the_program_of_a_rank_names_the_rank(cloud, job, rank):
-    """As the kernel does when memory is short."""
     os.kill(int(cloud.left(f"up-{rank}")[f"up-{rank}"]), signal.SIGKILL)
 
     status = ends(cloud, job, "user")

@@ -154,7 +154,6 @@ print("rank", rank, os.path.exists("job.py"), os.environ["PWD"] == os.getcwd(), 
     ],
 )
 def test_a_failing_rank_ends_the_job(cloud, words, launcher, bad, how, code):
-    """With its exit code, and its node, rank and last lines in the record."""
     text = f"""
 leave(f"up-{{rank}}", node)
 if rank == {bad}:
@@ -245,7 +244,6 @@ def test_tensorflow_gets_the_list_of_workers_and_its_own_index(cloud):
 
 
 def test_workers_and_parameter_servers_get_each_others_addresses(cloud):
-    """By options as the platform's, and by TF_CONFIG; the job ends with its workers."""
     text = """
 import json, os, sys, time
 options = dict(zip(sys.argv[1:9:2], sys.argv[2:9:2]))

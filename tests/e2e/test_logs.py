@@ -135,7 +135,6 @@ def test_a_progress_bar_appears_before_its_newline(cloud, poll):
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("how", ["SIGKILL", "cancel"])
 def test_the_log_is_complete_however_the_job_ends(cloud, how):
-    """What a rank had written before it was killed is there, up to the last byte."""
     script = cloud.script(
         """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

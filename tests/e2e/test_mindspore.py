@@ -75,7 +75,6 @@ print("sum", all_sum(rank + 1), get_group_size(), rank == node, sys.argv[1:])
 
 @mindspore
 def test_a_failing_rank_ends_the_job(cloud, submit):
-    """With its code and last lines; the other, which waits for it in a collective, is ended."""
     done = submit(
         "msrun",
         """
@@ -146,7 +145,7 @@ def test_the_record_names_a_scheduler_that_died(cloud, poll):
 
 @mindspore
 def test_cancel_reaches_every_rank_with_its_grace_period(cloud):
-    """Through msrun, which would kill them at once."""
+    """The launcher msrun would kill them at once."""
     python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
     text = """
 import signal
@@ -240,7 +239,6 @@ esac
 
 
 def test_modes_that_need_an_accelerator_are_refused_on_a_cpu(cloud):
-    """Before anything is sent, with the mode to use."""
     cloud.write(
         "job.yaml",
         "launcher: msrun\nmindspore: {parallel_mode: auto_parallel, device_target: CPU}\n",
@@ -285,7 +283,6 @@ open(path, "w").write(json.dumps([told, table, os.environ["VC_TASK_INDEX"]]))
 
 
 def test_each_rank_in_a_rank_table_gets_its_number(cloud):
-    """On two nodes with two devices each, which the job file lists."""
     cloud.write("train.py", TOLD)
     cloud.write(
         "job.yaml",

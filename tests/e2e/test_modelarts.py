@@ -96,7 +96,6 @@ def test_the_readme_runs(arts: Any):
 
 
 def test_every_argument_and_variable_arrives_exactly(arts: Any, ugly_values: dict[str, bytes]):
-    """In the body, beside the code, or in the command: exact bytes on each node."""
     script = arts.script(
         """
         import json
@@ -199,7 +198,6 @@ def test_a_log_longer_than_the_platforms_window_is_complete(arts: Any):
 
 
 def test_the_status_names_the_rank_that_failed(arts: Any):
-    """By the head's record, which the platform keeps as an output."""
     script = arts.script(
         """
         print("about to fail", flush=True)
@@ -261,7 +259,6 @@ def objects(arts: Any, prefix: str) -> set[str]:
 
 
 def test_rm_leaves_nothing(arts: Any):
-    """Neither on the service nor in the bucket, but for layers that others share."""
     done = submitted(arts, arts.script("pass"))
     assert arts.cli("rm", done.job).code == 0
 
@@ -270,7 +267,6 @@ def test_rm_leaves_nothing(arts: Any):
 
 
 def test_a_failed_job_restarted_by_the_platform_runs_again(arts: Any):
-    """In place: the code and the variables must still be there, and the last record counts."""
     script = arts.script(
         """
         leave(f"attempt-{len(os.listdir(results))}", os.environ["TOKEN"])
@@ -301,7 +297,6 @@ def test_a_failed_job_restarted_by_the_platform_runs_again(arts: Any):
 def test_a_job_survives_transient_failures(
     words: tuple[str, ...], arts: Any, fault: Callable[..., str]
 ):
-    """What users meet and should not notice; there is one job after it, and not two."""
     fault(*words)
     name = f"once-{words[0]}"
     done = submitted(arts, "--name", name, arts.script("print('it ran')"))
@@ -365,7 +360,6 @@ def test_an_image_that_cannot_be_pulled_is_a_platform_failure(arts: Any, fault: 
 def test_a_lost_node_is_a_platform_failure(
     arts: Any, fault: Callable[..., str], poll: Callable[..., Any]
 ):
-    """Without fault tolerance the job is over."""
     job = detach(arts, "--nodes", "2", arts.script('leave(f"up-{rank}"); time.sleep(60)'))
     arts.await_left("up-0", "up-1")
     native = next(found for found in jobs_of(arts, job))["metadata"]["id"]
@@ -411,7 +405,6 @@ def test_doctor_checks_the_service(arts: Any):
 
 
 def test_jobs_of_several_backends_are_listed_copied_compared_and_cancelled(arts: Any):
-    """By one command each, with filters."""
     script = arts.script('leave(f"up-{os.getpid()}"); time.sleep(120)')
     near = arts.detach("--name", "near", "-e", "A=1", script)
     far = detach(arts, "--name", "far", "-e", "A=1", script)

@@ -249,7 +249,6 @@ def test_a_job_cannot_damage_its_input(cloud, tmp_path):
 
 
 def test_outputs_are_fetched_by_their_manifest(cloud, tmp_path):
-    """What a broken-off upload has left is not listed, and what was changed since is told."""
     script = cloud.script('open(os.environ["OUT"] + "/model", "w").write("good")')
     kept = tmp_path / "kept"
     done = cloud.submit("--output", f"OUT={kept.as_uri()}", script)

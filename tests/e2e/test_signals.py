@@ -75,7 +75,6 @@ def test_a_signal_to_submit_gives_every_rank_its_grace_period(cloud, number):
     [(False, -1), (False, 0), (False, 3), (True, 0), (True, 3)],
 )
 def test_cancel_from_another_shell_gives_every_rank_its_grace_period(cloud, early, mpi_init):
-    """Also when one rank has ended at once while others still save."""
     job = cloud.detach(*SIZE, saves(cloud, early, mpi=mpi_init))
     cloud.await_left(*UP)
 

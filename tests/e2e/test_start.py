@@ -68,7 +68,6 @@ def test_a_start_that_hangs_once_is_repeated(cloud):
 
 @pytest.mark.lengthy
 def test_a_start_that_hangs_twice_ends_the_job(cloud):
-    """Long before the time for a start is over; the record names who has not started."""
     hang(cloud, 9)
     script = cloud.script("leave(f'run-{rank}')")
 

@@ -166,7 +166,6 @@ UGLY_ARGS = [
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_arguments_arrive_byte_for_byte(cloud, nodes):
-    """Whatever follows the script is the script's on every rank."""
     script = cloud.script('leave(f"rank-{rank}", b"\\0".join(os.fsencode(a) for a in sys.argv))')
 
     done = cloud.submit("--nodes", str(nodes), script, *UGLY_ARGS)
@@ -251,7 +250,6 @@ def test_two_jobs_of_one_user_do_not_interfere(cloud):
 
 
 def test_a_failed_job_is_retried(cloud):
-    """With two retries a script that fails twice ends well, and its log tells of every try."""
     script = cloud.script(
         """
         tries = len([name for name in os.listdir(results) if name.startswith(f"try-{rank}-")])

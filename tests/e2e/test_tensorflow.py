@@ -49,7 +49,6 @@ def test_the_example_trains_one_model_on_all_workers(cloud, submit):
 
 
 def test_workers_share_variables_on_parameter_servers(submit):
-    """As scripts for the platform's preset do, by the options that it gives them."""
     done = submit(
         "tensorflow-ps",
         """

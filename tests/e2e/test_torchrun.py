@@ -60,7 +60,6 @@ dist.destroy_process_group()
     ("how", "code"), [("os._exit(7)", 7), ("sys.exit(9)", 9), ("os.kill(os.getpid(), 9)", 137)]
 )
 def test_a_failing_rank_ends_the_job(cloud, submit, how, code):
-    """With its code and last lines; the others, which wait for it in a collective, are ended."""
     done = submit(f"""
 if rank == 3:
     print("that was it", flush=True)

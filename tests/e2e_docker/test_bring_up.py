@@ -275,7 +275,6 @@ def test_the_entry_runs_again_beside_processes_of_its_first_run(cloud, faulty):
 
 
 def test_orphans_are_reaped_while_the_job_runs(cloud):
-    """What a script's programs leave behind is no zombie a moment later, on any node."""
     cloud.script("""\
         import os, pathlib, subprocess, time
         for _ in range(20):
@@ -405,7 +404,6 @@ def test_daemons_can_be_started_as_a_tree(cloud):
 
 @pytest.mark.parametrize("launcher", ["python", "mpirun"])
 def test_a_job_with_a_silent_node_can_be_cancelled(cloud, launcher):
-    """Nobody waits for what the node would still have to report."""
     cloud.script("import time\nprint('up', flush=True)\ntime.sleep(600)")
     job = cloud.detached("--nodes", "2", "--launcher", launcher, "--grace-s", "3")
     cloud.await_log(job, b"[0] up", b"[1] up")

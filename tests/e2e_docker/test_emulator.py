@@ -116,7 +116,6 @@ def test_a_custom_image_runs_in_two_containers(api: Api, s3: Any, base_image: st
 def test_a_preset_image_runs_in_two_containers(
     api: Api, s3: Any, base_image: str, preset: str, has_image: bool
 ):
-    """With its own image, and with one of the user's."""
     name = new_name()
     s3.put_object(
         Bucket="data",
@@ -222,7 +221,6 @@ def test_a_container_reaches_obs_and_gets_sigterm_on_terminate(api: Api, base_im
 
 
 def test_a_failed_job_is_restarted_in_the_same_containers(api: Api, base_image: str):
-    """What it has left outside all folders of the platform's is still there."""
     job = api.create(
         "echo x >> /tmp/n; echo line $(wc -l < /tmp/n); [ $(wc -l < /tmp/n) = 2 ]",
         annotations={models.RETRY_NUM: "1", models.RETRY_ALWAYS: "true"},

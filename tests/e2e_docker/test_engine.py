@@ -105,7 +105,6 @@ def test_rm_removes_everything_of_an_ended_job(cloud):
 
 
 def test_orphans_are_removed_but_running_jobs_stay(cloud, base_image):
-    """What no record knows of is removed; a job that runs and other people's things stay."""
     cloud.script("import time; time.sleep(600)")
     job = cloud.detached()
     labels = {"cloudjob.job": "lost-1", "cloudjob.node": "0", "cloudjob.owner": cloud.owner}
@@ -176,7 +175,7 @@ def test_doctor_reports_what_an_image_lacks(cloud, base_image):
 
 
 def test_doctor_reports_a_shell_that_prints_text_or_runs_nothing(cloud, derive):
-    """What it prints would come before the answer of every command over ssh."""
+    """Its text would precede the output of every command over ssh."""
     loud = "#!/bin/sh\necho 'Welcome to this node'\nexec /bin/sh \"$@\"\n"
     lines = "COPY loud /bin/loud\nRUN usermod --shell /bin/loud ma-user"
     image = derive("loud-shell", lines, loud=loud)
@@ -321,7 +320,6 @@ def own_engine(cloud, engine, base_image) -> Iterator[Dockerd]:
 def test_a_restart_of_the_engine_ends_jobs_unless_it_restores_containers(
     cloud, own_engine, tmp_path
 ):
-    """With live-restore the job goes on; without, it has failed: nobody has cancelled it."""
     cloud.script(TICKS)
     with (tmp_path / "submit").open("wb") as file:
         submit = cloud.start("submit", "--backend", "docker", "train.py", out=file)

@@ -257,7 +257,6 @@ def test_an_attached_submit_ends_with_its_job_after_a_partition(case):
 
 @pytest.mark.parametrize("request_line", [b"/networks/create", b"/archive?", b"/start "])
 def test_a_submit_that_is_killed_while_it_makes_nodes(cloud, tmp_path, request_line):
-    """What it has made is a failed job's, which ends and can be removed."""
     proxy = EngineProxy(tmp_path / "engine.sock", engines.host())
     cloud.script("print('never')")
     reached = proxy.hold(request_line)

@@ -187,7 +187,6 @@ def test_a_failing_script_sets_the_exit_code_and_is_named(cloud):
 
 
 def test_a_detached_job_is_seen_from_any_shell(cloud):
-    """Without its submitter a job runs, is followed, and is freed by the first look at its end."""
     cloud.script("import time; print('a', flush=True); time.sleep(2); print('b')")
 
     job = cloud.detached("--nodes", "2")
@@ -290,7 +289,7 @@ def test_ctrl_c_cancels_the_job(cloud):
     assert b"CANCELLED" in err
 
 
-def test_a_killed_submit_leaves_a_job_that_goes_on(cloud):
+def test_a_killed_submit_leaves_a_running_job(cloud):
     """The job does not need its submitter; its end is seen and freed later."""
     cloud.script("import time; print('a', flush=True); time.sleep(3); print('b')")
     submit = cloud.start("submit", "--backend", "docker", "train.py")

@@ -156,7 +156,6 @@ say(json.dumps([node, os.getcwd() == os.environ["PWD"], os.getcwd(), sys.argv[1:
     ],
 )
 def test_a_failing_rank_ends_the_job(cloud, submit, launcher, bad, how, code):
-    """With its exit code, and its node, rank and last lines in the record."""
     text = f"""
 if rank == {bad}:
     say("that was it")

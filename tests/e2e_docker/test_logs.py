@@ -77,7 +77,6 @@ def test_long_lines_and_progress_bars_are_exact(
 
 
 def test_a_rank_with_a_progress_bar_is_exact(cloud):
-    """Through the relay of the entry, too: live with its marks, and byte for byte afterwards."""
     cloud.script(WRITE)
 
     done = cloud.submit("--nodes", "2")

@@ -244,7 +244,6 @@ def left(lab: Lab, job: str) -> list[str]:
 
 
 def test_what_a_job_needs_belongs_to_it(lab: Lab):
-    """So that it goes with the job, whoever deletes that."""
     job = lab.submit("-n", "2", "-e", "A=b")
     uid = lab.get(lab.path(job))["metadata"]["uid"]
 
@@ -258,7 +257,7 @@ def test_what_a_job_needs_belongs_to_it(lab: Lab):
         assert [owner["uid"] for owner in owners] == [uid]
 
 
-def test_a_job_that_cannot_run_says_why(volcano_lab: Lab):
+def test_a_job_that_cannot_run_is_reported_with_the_reason(volcano_lab: Lab):
     """The scheduler's words, the kubelet's, and those of a quota."""
     lab = volcano_lab
     job = lab.submit("-n", "2")
@@ -277,8 +276,7 @@ def test_a_job_that_cannot_run_says_why(volcano_lab: Lab):
     assert "node 0: ErrImagePull: not found, and 1 more" in lab.status(job)["native_state"]
 
 
-def test_a_list_says_of_each_job_what_its_status_says(lab: Lab):
-    """From one list of the namespace's jobs and one of their pods; a deleted job is unknown."""
+def test_a_list_shows_the_same_status_as_status(lab: Lab):
     jobs = [lab.submit("-n", "2") for _ in range(3)]
     for job in jobs[:2]:
         lab.operate(job)
@@ -292,7 +290,7 @@ def test_a_list_says_of_each_job_what_its_status_says(lab: Lab):
     assert states == ["UNKNOWN", "PENDING", "RUNNING"]
 
 
-def test_who_waits_with_a_job_is_told_for_what(volcano_lab: Lab, until: Callable[..., None]):
+def test_a_waiting_submit_reports_why_the_job_waits(volcano_lab: Lab, until: Callable[..., None]):
     """``submit`` says it by itself: nobody else would look."""
     lab = volcano_lab
     submitting = lab.start("submit", "--config", "job.yaml", "train.py")
@@ -359,7 +357,6 @@ def test_a_quota_that_stands_in_the_way_is_named(volcano_lab: Lab):
 
 
 def test_a_node_that_ran_out_of_memory_is_named_by_status(lab: Lab):
-    """And the job has failed."""
     job = lab.submit("-n", "2")
     pods = lab.operate(job)
     lab.begin(*pods)
@@ -485,7 +482,6 @@ def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):
 def test_a_pod_that_vanishes_does_not_take_its_log_with_it(
     volcano_lab: Lab, until: Callable[..., None]
 ):
-    """Who follows has read it, and it stays; the pod in its place is another one."""
     lab = volcano_lab
     job = lab.submit("-n", "1")
     (pod,) = lab.operate(job)
@@ -515,7 +511,6 @@ def test_a_pod_that_vanishes_does_not_take_its_log_with_it(
 def test_the_cluster_itself_deletes_what_belongs_to_a_job(
     cluster: Cluster, volcano_lab: Lab, until: Callable[..., None]
 ):
-    """Somebody deletes the job with kubectl; the garbage collector takes the rest away."""
     lab = volcano_lab
     cluster.controllers("garbagecollector")
     job = lab.submit("-n", "2")
@@ -534,7 +529,6 @@ def test_pods_with_signed_addresses_need_no_keys_of_the_store(
     new_bucket: Callable[[Server], str],
     tmp_path: Path,
 ):
-    """What the pod is given is enough for the entry: it reads the package and leaves the record."""
     lab = volcano_lab
     lab.write(presigned_h=1, volumes=[])
     lab.environ |= {
@@ -580,7 +574,7 @@ def test_pods_with_signed_addresses_need_no_keys_of_the_store(
 # -- who may do what ------------------------------------------------------------------------------
 
 
-def test_who_may_not_is_told_what_is_missing(volcano_lab: Lab):
+def test_missing_permissions_are_reported(volcano_lab: Lab):
     """Before anything is packed or sent, with the rights by name; exit code 5."""
     lab = volcano_lab
     config = lab.cluster.kubeconfig(token=lab.cluster.guest, namespace=lab.namespace)
@@ -633,7 +627,7 @@ def test_the_role_in_the_documentation_is_enough(lab: Lab, until: Callable[..., 
     assert left(lab, job) == []
 
 
-def test_who_is_not_known_is_told_so(volcano_lab: Lab):
+def test_invalid_credentials_are_reported(volcano_lab: Lab):
     """A token that is none."""
     lab = volcano_lab
     config = lab.cluster.kubeconfig(token="nobody", namespace=lab.namespace)

@@ -71,7 +71,6 @@ def words_of(handle: str) -> str:
 
 @pytest.mark.parametrize("status", [429, 500, 503, 504])
 def test_a_server_that_is_busy_is_asked_again(way: Way, status: int):
-    """After the pause that it asks for, where it asks for one."""
     headers = {"Retry-After": "1"} if status == 429 else {}
     way.fail(Fault(status=status, body=b"busy", headers=headers), "POST", "/jobs", times=2)
     begun = time.monotonic()
@@ -94,7 +93,7 @@ def test_a_create_whose_answer_got_lost_makes_one_object(way: Way, kind: str):
     assert owned["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
 
 
-def test_an_object_of_somebody_else_is_not_taken_for_ours(way: Way):
+def test_an_object_of_another_job_is_not_taken_for_ours(way: Way):
     """The same name without our label: the job is not made, and nothing of ours stays."""
     made = request.build(submission("volcano"), ENGINES["volcano"], way.lab.namespace)
     other = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": made.called.delivery}}
@@ -133,7 +132,6 @@ def test_a_conflict_of_a_patch_is_tried_again(way: Way):
 
 
 def test_a_server_that_stays_away_is_given_up_in_one_line(way: Way):
-    """With what was done, and where."""
     way.proxy.close()
     backend = KubernetesBackend(
         Path("/nowhere"), way.backend._options, environ={}, limits=Limits(total_s=1.0)
@@ -177,7 +175,7 @@ def test_a_token_that_has_expired_is_asked_for_again(way: Way, tmp_path: Path):
     assert count.read_text() == "2"
 
 
-def test_a_token_that_stays_bad_is_no_endless_loop(way: Way, tmp_path: Path):
+def test_a_token_that_stays_invalid_ends_the_retries(way: Way, tmp_path: Path):
     """Asked for once more, and then it is the user's turn."""
     config = way.lab.cluster.kubeconfig(
         server=way.proxy.endpoint, token="nobody", namespace=way.lab.namespace
@@ -248,7 +246,6 @@ def text(count: int) -> bytes:
 def test_a_log_that_is_cut_again_and_again_has_each_line_once(
     way: Way, until: Callable[..., None], is_one_moment: bool
 ):
-    """In the middle of a line, and without a word: as when a kubelet is restarted."""
     lab = way.lab
     handle = way.send()
     (pod,) = lab.operate(words_of(handle))
@@ -273,7 +270,6 @@ def test_a_log_that_is_cut_again_and_again_has_each_line_once(
 
 
 def test_a_log_whose_connection_breaks_has_each_line_once(way: Way, until: Callable[..., None]):
-    """Between us and the API server, in the middle of a line."""
     lab = way.lab
     handle = way.send()
     (pod,) = lab.operate(words_of(handle))
@@ -322,9 +318,7 @@ def test_a_watch_that_breaks_misses_no_pod(way: Way, until: Callable[..., None],
     assert following.end() == {0: text(1), 1: text(1)}
 
 
-def test_a_watch_that_says_in_its_stream_that_it_is_too_old_begins_anew(
-    way: Way, until: Callable[..., None]
-):
+def test_a_watch_that_is_reported_as_too_old_starts_again(way: Way, until: Callable[..., None]):
     """As an event of the type ERROR with the code 410: that is how a server usually says it."""
     lab = way.lab
     handle = way.send()
@@ -364,7 +358,6 @@ def test_a_log_is_followed_on_when_a_token_has_expired(way: Way, until: Callable
 
 
 def test_100_pods_cost_one_watch_and_a_stream_each(cluster: Cluster, tmp_path: Path):
-    """However long they write: nothing is asked for again and again."""
     lab = Lab(cluster, tmp_path / "lab")
     way = Way(lab, tmp_path)
     try:

@@ -111,7 +111,7 @@ def made_lab(machine: RealMachine, folder: Path, engine: str) -> RealLab:
 LAST = {"volcano": ("Completed", "Failed"), "mpi-operator": ("Succeeded", "Failed")}
 
 
-def test_a_pod_gets_from_a_real_kubelet_what_its_manifest_says(
+def test_a_real_kubelet_sets_up_a_pod_as_its_manifest_describes(
     lab: RealLab, until: Callable[..., None]
 ):
     job = lab.begun("$(B)", "$$")

@@ -189,7 +189,6 @@ def test_a_cluster_of_mindspore_is_formed_in_the_pods_of_its_operator(
 def test_a_failed_rank_ends_the_job_also_where_the_operator_ends_it_early(
     mindspore_lab: Lab, engine: docker.APIClient, base_image: str
 ):
-    """For the operator it ends with a worker's pod; the head has yet to keep what is an output."""
     lab = mindspore_lab
     mark = str(lab.folder / "store" / "mark")
     words = with_stand_in(
@@ -313,7 +312,6 @@ def test_the_quick_start_of_mindspore_runs_in_the_pods_of_its_operator(
 def test_volcano_starts_a_failed_job_again(
     volcano_lab: Lab, engine: docker.APIClient, base_image: str
 ):
-    """As a whole, with new pods of the old names; the log has both attempts."""
     lab = volcano_lab
     mark = Path(lab.folder, "store", "mark")
     (lab.source / "train.py").write_text(

@@ -100,7 +100,7 @@ def test_a_rank_that_used_too_much_memory_is_reported_with_the_limit(cloud):
     )
 
 
-def test_a_job_at_the_limit_of_its_qos_waits_and_says_so(cloud):
+def test_a_job_at_the_limit_of_its_qos_waits_and_is_reported(cloud):
     """In Slurm's word and ours; it runs when the other one has ended."""
     cloud.write("job.yaml", "slurm: {account: lab, qos: single}\n")
     cloud.write("train.py", WAITS)

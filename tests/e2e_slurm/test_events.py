@@ -90,7 +90,6 @@ def test_a_job_whose_node_dies_has_failed(cloud, nodes):
 
 @pytest.mark.parametrize("by", ["hand", "a dead node"])
 def test_a_job_that_is_requeued_runs_again(cloud, nodes, by):
-    """With the same code, variables and id, on nodes that need not be the same."""
     cloud.write("train.py", AGAIN)
     cloud.write("job.yaml", "slurm: {requeue: true}\n")
     job = cloud.detached("--config", "job.yaml", *SIZE, "train.py")

@@ -23,7 +23,7 @@ def cluster():
         yield value
 
 
-def test_the_database_says_how_a_job_ended_that_slurm_has_forgotten(cloud, cluster):
+def test_accounting_has_the_end_of_a_job_that_slurm_has_forgotten(cloud, cluster):
     """One died with its node, and one was cancelled by hand before it began."""
     cloud.write("train.py", WAITS)
     cloud.write("job.yaml", "slurm: {account: lab, nodelist: n2}\n")

@@ -107,7 +107,6 @@ sys.exit(4 if rank == 2 else 0)
 
 
 def test_there_a_job_can_be_followed_and_cancelled(far):
-    """From any shell, with its grace."""
     far.write("train.py", SAVES)
     job = far.detached("--config", "job.yaml", *SIZE, "train.py")
     far.await_left("up-3")
@@ -124,7 +123,6 @@ def test_there_a_job_can_be_followed_and_cancelled(far):
 
 
 def test_a_host_that_cannot_be_reached_is_one_line(far):
-    """What ssh said, and what to try; nothing is left."""
     far.write("train.py", "")
     far.write("job.yaml", "slurm: {host: nowhere.invalid}\n")
     done = far.submit("--config", "job.yaml", "train.py")

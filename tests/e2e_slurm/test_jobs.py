@@ -91,7 +91,7 @@ def test_the_job_file_of_all_backends_runs_here(cloud):
         assert portable_job.files(target) == portable_job.FILES, backend
 
 
-def test_ranks_of_two_nodes_are_where_they_say(cloud):
+def test_ranks_of_two_nodes_run_on_their_nodes(cloud):
     """Hosts are Slurm's, home is the user's; nothing of Slurm's steps reaches the ranks."""
     cloud.write(
         "train.py",
@@ -218,7 +218,6 @@ def test_a_suspended_job_can_be_cancelled(cloud):
 
 @pytest.mark.parametrize("mpi", ["ssh", "pmix"])
 def test_every_rank_sees_the_gpus_of_its_node_whatever_option_asked_for_them(cloud, mpi):
-    """With --gpus-per-task srun gives a node the share of one rank by itself."""
     cloud.write("job.yaml", f"slurm: {{mpi: {mpi}, sbatch: [--gpus-per-task=1]}}\n")
     cloud.write(
         "train.py",
@@ -233,7 +232,7 @@ def test_every_rank_sees_the_gpus_of_its_node_whatever_option_asked_for_them(clo
     }
 
 
-def test_a_job_that_waits_says_why_and_can_be_cancelled(cloud):
+def test_a_waiting_job_is_reported_with_the_reason_and_can_be_cancelled(cloud):
     """The reason is Slurm's, with what it means; such a job is gone at once."""
     cloud.write("train.py", PRELUDE + "await_file('go')\n")
     cloud.write("job.yaml", "slurm: {sbatch: [--hold]}\n")
@@ -274,7 +273,6 @@ def test_a_list_of_many_jobs_asks_slurm_once(cloud):
 
 
 def test_a_bare_scancel_is_a_cancel(cloud):
-    """Somebody stops it past us: the job is cancelled all the same."""
     cloud.write("train.py", SAVES)
     job = cloud.detached(*SIZE, "train.py")
     cloud.await_left(*(f"up-{rank}" for rank in range(4)))
@@ -368,7 +366,7 @@ def test_a_refused_job_leaves_nothing(cloud):
     assert json.loads(cloud.run("list", "--json").out) == []
 
 
-def test_doctor_says_what_the_cluster_has(cloud):
+def test_doctor_reports_what_the_cluster_has(cloud):
     """Version, controller, partitions and a folder; accounting may be missing."""
     done = cloud.run("doctor", "--backend", "slurm")
     text = done.out.decode() + done.err

@@ -110,7 +110,6 @@ def machine(tmp_path: Path, zipapp: str) -> Machine:
 
 
 def test_help_is_printed(machine: Machine):
-    """Whoever asks for it gets it on stdout."""
     assert machine.run("--help") == Ended(0, USAGE, "")
     assert machine.run("-h") == Ended(0, USAGE, "")
 
@@ -363,7 +362,6 @@ def test_a_record_that_cannot_be_written_is_reported(machine: Machine):
 
 
 def test_a_cancelled_node_does_not_wait_for_its_store(machine: Machine):
-    """Neither for its code, nor to leave its record."""
     machine.add_mpirun()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         started = machine.start(

@@ -88,7 +88,6 @@ def test_the_head_starts_mpirun_with_its_files():
 # A rank table needs one of the platform, and has tests of its own.
 @pytest.mark.parametrize("launcher", sorted(LAUNCHERS.keys() - {"rank-table"}))
 def test_every_launcher_makes_a_plan(launcher: str):
-    """Of the table that users choose from, none is missing here."""
     node = NODE._replace(launcher=launcher)
     made = plan.make(node, {"PWD": "/code"}, PATHS, TOOLS, ("x.py",))
 
@@ -166,7 +165,6 @@ def test_the_credentials_of_the_entry_do_not_reach_the_ranks():
 
 
 def test_secrets_are_masked():
-    """What is printed or kept never holds a secret, and is JSON."""
     shown = plan.masked(
         LaunchPlan(
             role="head",

@@ -77,7 +77,7 @@ def test_a_link_that_takes_the_place_of_a_folder_meanwhile_is_not_followed(
 
 
 def test_folders_without_permissions_are_removed(tmp_path: Path):
-    """As an ordinary user: root may do everything."""
+    """Tested as an ordinary user, as root ignores permissions."""
     top = tmp_path / "top"
     (top / "a" / "b" / "c").mkdir(parents=True)
     (top / "a" / "b" / "c" / "file").touch()

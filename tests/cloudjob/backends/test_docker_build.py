@@ -69,7 +69,6 @@ def test_the_request_is_the_golden_one():
 
 
 def test_each_node_reads_its_own_environment():
-    """What a container is given is what the entry understands."""
     made = request.build(submission(), "me")
 
     nodes = [env.read(request.environment(node)) for node in made.nodes]
@@ -101,7 +100,7 @@ def test_bytes_that_json_cannot_carry_travel_in_the_file():
     ]
 
 
-def test_a_store_that_is_no_folder_is_not_mounted():
+def test_a_remote_store_is_not_mounted():
     """Only what lies on this machine is shared with the containers."""
     made = request.build(
         Submission(
@@ -121,7 +120,7 @@ def test_a_store_that_is_no_folder_is_not_mounted():
 
 
 def test_the_way_to_the_store_is_as_secret_as_a_secret():
-    """It is delivered in the file of the entry, not in the configuration, and masked when shown."""
+    """It is in the entry's file, not in the configuration, and masked when shown."""
     access = {"CLOUDJOB_S3_ENDPOINT": "https://s3", "CLOUDJOB_S3_SECRET_KEY": "k3y"}
 
     made = request.build(replace(submission(), access=access), "me")
@@ -135,7 +134,7 @@ def test_the_way_to_the_store_is_as_secret_as_a_secret():
     assert shown["containers"][0]["delivered"]["CLOUDJOB_S3_SECRET_KEY"] == "***"
 
 
-def test_a_node_is_told_its_address_before_it_starts():
+def test_a_node_knows_its_address_before_it_starts():
     """The address stands in the variables and in the network, and changes nothing else."""
     node = request.build(submission(), "me").nodes[1]
 
@@ -179,7 +178,6 @@ def test_every_key_is_fresh():
     )
 )
 def test_variables_survive_their_file(values):
-    """What is dumped is loaded, whatever the bytes."""
     given_ = {name: value.decode("utf-8", "surrogateescape") for name, value in values.items()}
 
     assert variables.load(variables.dump(given_)) == given_
@@ -227,8 +225,7 @@ def test_the_newline_that_the_local_driver_loses_is_put_back():
     assert lines.finish() == b"z" * 16384 + b"\n"
 
 
-def test_a_kept_log_goes_on_at_a_byte(tmp_path):
-    """What was read from the engine is not read again from the file that was kept."""
+def test_a_saved_log_continues_at_the_same_byte(tmp_path):
     (tmp_path / "node-0.log").write_bytes(b"one\ntwo\nthree\n")
 
     assert b"".join(follow.read_file(tmp_path / "node-0.log", 4)) == b"two\nthree\n"
@@ -263,7 +260,6 @@ def test_the_head_decides_how_the_job_ended(found, is_cancelled, expected):
 
 
 def test_out_of_memory_names_the_node_and_its_limit():
-    """What only the engine knows is said beside what the entry says."""
     status = state.status_of(
         [node(exit_code=137), node(1, is_out_of_memory=True)], is_cancelled=False, has_ended=True
     )
@@ -328,7 +324,6 @@ class Answer:
     ],
 )
 def test_every_foreign_error_becomes_ours(error, said, hint):
-    """Whatever stands between us and the engine is said in one line, with what to try."""
     with pytest.raises(BackendError) as caught, engine.translated("asking"):
         raise error
 
@@ -338,7 +333,7 @@ def test_every_foreign_error_becomes_ours(error, said, hint):
 
 
 def test_the_status_of_a_refusal_is_known():
-    """What is gone already is no fault when it is to be removed."""
+    """An object that is already gone is no error when it is removed."""
     with pytest.raises(BackendError) as caught, engine.translated("asking"):
         raise docker.errors.APIError("x", Answer(), "x")
 
@@ -435,7 +430,6 @@ CONFIG = {"User": "1000:100", "Entrypoint": ["/opt/cloudjob/boot.sh"]}
 
 
 def test_a_good_image_passes():
-    """With all of it nothing is missing."""
     assert doctor.all_needed_ok(list(doctor._image_checks(GOOD, CONFIG)))
 
 
@@ -451,7 +445,6 @@ def test_a_good_image_passes():
     ],
 )
 def test_each_mpi_that_is_driven_passes(text: str, shown: str):
-    """By what it says of its version."""
     checks = {
         check.name: check
         for check in doctor._image_checks({**GOOD, "mpirun.version": text}, CONFIG)

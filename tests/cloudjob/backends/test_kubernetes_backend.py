@@ -222,7 +222,7 @@ def test_a_container_that_has_not_started_beside_a_sidecar_has_no_log(lab: Lab):
     assert not lab.api.asked("GET", f"{lab.pods[0]}/log")
 
 
-def test_who_cancels_a_job_on_a_lost_machine_is_told_what_it_waits_for(
+def test_cancelling_a_job_on_a_lost_machine_reports_what_it_waits_for(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(retries, "FIRST_S", 0.0)
@@ -268,7 +268,7 @@ def test_a_follower_ends_with_a_job_whose_log_cannot_be_read(
 
 @pytest.mark.usefixtures("impatient")
 def test_a_follower_ends_with_a_job_whose_machine_falls_silent(lab: Lab):
-    """The stream stays open, and the pod runs for ever as far as the cluster knows."""
+    """The stream stays open, and the cluster reports the pod as running for ever."""
     lab.api.logs = {lab.pods[0]: b"", lab.pods[1]: [b"2026-11-21T10:00:02Z [1] shown\n"]}
     lab.finish(0, 1)
     lose(lab, 1)
@@ -300,7 +300,7 @@ def test_a_log_that_fails_for_a_while_is_reported_and_followed_to_its_end(
 def test_followers_and_waits_outlast_an_api_server_that_does_not_answer(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
-    """The job goes on without it; each request gives up earlier than these commands do."""
+    """The job continues without them; each request times out earlier than these commands do."""
     monkeypatch.setattr(lab.backend, "_limits", QUICK._replace(total_s=0.2))
     lab.backend._clients.clear()
     lab.api.logs = dict.fromkeys(lab.pods, 500)
@@ -360,7 +360,7 @@ def test_our_container_counts_and_not_a_sidecar_before_it(
 
 
 @pytest.mark.parametrize("engine", ["mpi-operator", "ms-operator", "volcano"])
-def test_a_pod_that_was_taken_away_is_no_cancelled_job(api: FakeApi, tmp_path: Path, engine: str):
+def test_a_job_whose_pod_was_deleted_is_not_cancelled(api: FakeApi, tmp_path: Path, engine: str):
     """Drained or preempted: the head is asked to end, and its record says ``cancelled``."""
     lab = Lab(api, tmp_path, engine)
     lab.send()
@@ -551,7 +551,7 @@ def test_a_sweep_leaves_jobs_and_what_belongs_to_them(lab: Lab):
 # -- logging in -----------------------------------------------------------------------------------
 
 
-def test_a_user_acts_as_the_kubeconfig_says(api: FakeApi, tmp_path: Path):
+def test_requests_impersonate_the_user_named_in_the_kubeconfig(api: FakeApi, tmp_path: Path):
     user = {
         "token": "t",
         "as": "ann",

@@ -145,7 +145,7 @@ def test_the_manifests_are_the_golden_ones(engine: str):
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_the_operator_knows_every_field(engine: str, options: dict[str, Any], nodes: int):
-    """Strictly, against its CRD: the API server would drop a field that it does not know."""
+    """The API server would drop a field that the CRD does not have."""
     made = build(engine, options, nodes=nodes)
 
     assert check(dict(made.body), engine) == []
@@ -164,8 +164,7 @@ def test_the_check_of_schemas_finds_a_typo_deep_inside(engine: str):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_the_entry_of_each_pod_reads_what_it_would_be_told(engine: str, nodes: int):
-    """What operator and kubelet make of the manifests is the dialect of the container half."""
+def test_the_entry_of_each_pod_can_read_its_variables(engine: str, nodes: int):
     made = build(engine, nodes=nodes)
     all_told = list(request.environments(made))
     from_operator = operators.made_of(dict(made.body))
@@ -236,7 +235,7 @@ def test_each_node_of_the_mindspore_operator_has_a_service_of_its_own():
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_the_pods_of_the_mindspore_operator_are_nodes_in_their_order(nodes: int):
-    """With one node there is no scheduler, and its worker is the head."""
+    """A job of one node has no scheduler, and its worker is the head."""
     made = build("ms-operator", nodes=nodes)
     pods = operators.made_of(dict(made.body)).pods
 
@@ -245,7 +244,6 @@ def test_the_pods_of_the_mindspore_operator_are_nodes_in_their_order(nodes: int)
 
 
 def test_secrets_lie_in_the_secret_alone():
-    """Neither in the job's manifest nor in what a dry run shows; and no key is made for it."""
     made = build("volcano")
     key = request.objects(made, b"the key of ssh")[1]
 
@@ -255,7 +253,7 @@ def test_secrets_lie_in_the_secret_alone():
     assert base64.b64decode(key["data"]["ssh-key"]) == b"the key of ssh"
 
 
-def test_bytes_that_are_no_utf8_travel_in_the_secret():
+def test_bytes_that_are_not_utf8_are_sent_in_the_secret():
     """A manifest is JSON, which has no bytes."""
     made = build("volcano", env={"RAW": "caf\udce9"}, secrets={})
     data = request.objects(made, b"")[1]["data"]
@@ -287,7 +285,6 @@ def test_the_text_of_a_dry_run_is_what_is_applied():
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_job_of_1000_nodes_is_quickly_made_and_small_enough(engine: str):
-    """Under a second of this machine's time, and within what an API server takes."""
     begun = time.process_time()
     made = build(engine, nodes=1000)
     text = request.text(made)
@@ -308,8 +305,7 @@ def test_a_service_can_have_the_name_of_the_job(job: str):
 
 
 @pytest.mark.parametrize("policy", ["AtStartup", "WaitForWorkersReady"])
-def test_the_mpi_operator_is_told_when_to_make_node_0(policy: str):
-    """By its own word; with the second its other pods run, and wait for the head, before it."""
+def test_launcher_creation_is_passed_to_the_mpi_operator(policy: str):
     made = build("mpi-operator", {"launcher_creation": policy})
 
     assert made.body["spec"]["launcherCreationPolicy"] == policy
@@ -319,7 +315,7 @@ def test_the_mpi_operator_is_told_when_to_make_node_0(policy: str):
 
 
 def test_volcano_aborts_a_job_that_has_lost_a_pod_and_leaves_a_failure_to_the_entry():
-    """Else it would make a new pod, which waits for nodes that have ended."""
+    """Otherwise the operator would create a new pod, which waits for nodes that have ended."""
     spec = build("volcano").body["spec"]
 
     assert spec["policies"] == [{"event": "PodEvicted", "action": "AbortJob"}]
@@ -341,7 +337,6 @@ def test_volcano_starts_a_job_again_as_often_as_was_asked():
 
 
 def test_a_patch_reaches_one_container_and_one_variable():
-    """As Kubernetes merges: items of lists by their names."""
     patch = {
         "spec": {
             "containers": [
@@ -384,7 +379,6 @@ _trees = st.recursive(
 @settings(max_examples=50)
 @given(_trees, _trees)
 def test_merging_the_same_twice_changes_nothing_more(manifest: Any, patch: Any):
-    """And the manifest that was given stays as it was."""
     before = copy.deepcopy(manifest)
     once = merged(manifest, patch)
 
@@ -485,8 +479,8 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
         ("volcano", {"options": mounted("/x", name="home")}, "volumes[0]: the name home is taken"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_sent(engine: str, values: Any, said: str):
-    """Each fault with its key."""
+def test_an_impossible_job_is_refused_before_anything_is_sent(engine: str, values: Any, said: str):
+    """Each error names its key."""
     options = values.pop("options", None)
     with pytest.raises(SpecError) as caught:
         build(engine, options, **values)
@@ -549,7 +543,7 @@ def test_pods_run_with_as_few_rights_as_their_user_allows(user: str, pod_context
 
 
 def test_a_folder_of_this_machine_is_fine_where_a_volume_brings_it():
-    """A network disk that has the same path here and there."""
+    """A network disk may have the same path on this machine and in the pods."""
     volume = {"name": "nfs", "nfs": {"server": "s", "path": "/x"}, "mountPath": "/data"}
 
     assert build("volcano", {"volumes": [volume]}, inputs={"D": "file:///data/digits"})
@@ -559,7 +553,7 @@ def test_a_folder_of_this_machine_is_fine_where_a_volume_brings_it():
 
 
 def test_the_namespace_is_that_of_the_context(tmp_path: Path):
-    """The job file's word comes first, then the context's, then Kubernetes' own."""
+    """The job file takes precedence over the context, and this over Kubernetes' default."""
     contexts = [
         {"name": "one", "context": {"cluster": "c", "namespace": "lab"}},
         {"name": "two", "context": {"cluster": "c"}},
@@ -634,7 +628,7 @@ def test_phases_of_volcano(phase: str, is_cancelled: bool, expected: JobState):
 def test_conditions_of_the_mpi_operator(
     held: tuple[str, ...], is_cancelled: bool, expected: JobState
 ):
-    """The one that weighs most of those that hold."""
+    """The most significant of the conditions that are true counts."""
     assert engines.stage_of_conditions(mpi_job(*held), is_cancelled).state is expected
 
 
@@ -687,7 +681,7 @@ def test_a_job_of_mindspore_s_operator_ends_with_its_head(said: str, head: Any, 
 
 
 def test_a_head_that_was_deleted_is_not_waited_for():
-    """Its machine may be gone, and then it never ends."""
+    """If its machine is gone, the pod never ends."""
     found = {
         "metadata": {
             "name": "j-scheduler-0",
@@ -736,7 +730,7 @@ def seen(job: dict[str, Any], *pods: state.Pod, is_cancelled: bool = False, said
     )
 
 
-def test_a_pod_that_no_machine_can_take_says_why():
+def test_an_unschedulable_pod_is_reported_with_the_reason():
     """Beside the operator's own word, where ``status`` shows it."""
     reason = {
         "type": "PodScheduled",
@@ -752,8 +746,8 @@ def test_a_pod_that_no_machine_can_take_says_why():
     )
 
 
-def test_an_image_that_cannot_be_pulled_says_so():
-    """The kubelet goes on trying, so nobody else would."""
+def test_an_image_that_cannot_be_pulled_is_reported():
+    """The kubelet retries for ever, so cloudjob must report it."""
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling "x:1"'}}
     found = seen(
         volcano_job("Pending"),
@@ -766,7 +760,7 @@ def test_an_image_that_cannot_be_pulled_says_so():
     )
 
 
-def test_a_job_without_pods_says_what_the_quota_says():
+def test_a_job_without_pods_is_reported_with_the_quotas_message():
     """There is no pod that could."""
     found = seen(volcano_job("Pending"), said=["FailedCreate: exceeded quota: gpus"])
 
@@ -774,7 +768,7 @@ def test_a_job_without_pods_says_what_the_quota_says():
 
 
 def test_a_node_that_ran_out_of_memory_is_named():
-    """The entry only saw a rank killed."""
+    """The entry only knows that a rank was killed."""
     found = seen(volcano_job("Failed"), ended(0, 1), ended(1, 137, "OOMKilled"))
 
     assert found.state is JobState.FAILED
@@ -782,8 +776,7 @@ def test_a_node_that_ran_out_of_memory_is_named():
     assert found.node == 1
 
 
-def test_an_evicted_pod_is_blamed_and_not_who_was_told_to_end():
-    """With the kubelet's words."""
+def test_an_evicted_pod_is_blamed_rather_than_pods_ended_because_of_it():
     evicted = pod_in(2, "Failed", reason="Evicted", message="The node was low on resource: memory.")
     found = seen(volcano_job("Aborted"), ended(0, 143), evicted)
 
@@ -792,7 +785,7 @@ def test_an_evicted_pod_is_blamed_and_not_who_was_told_to_end():
     assert found.has_asked
 
 
-def test_a_cancelled_job_blames_nobody():
+def test_a_cancelled_job_blames_no_node():
     """Its nodes were asked to end."""
     found = seen(volcano_job("Aborted"), ended(0, 143), is_cancelled=True)
 
@@ -809,8 +802,8 @@ def test_times_are_those_of_the_containers():
     assert found.exit_code == 0
 
 
-def test_a_restarted_job_says_when_its_attempt_began():
-    """So that the record of an earlier attempt is not taken for this one's."""
+def test_a_restarted_job_has_the_start_of_its_last_attempt():
+    """The record of an earlier attempt must not count for this one."""
     assert seen(volcano_job("Running", retryCount=1)).attempt_at == "2026-11-21T10:00:09.000Z"
     assert seen(volcano_job("Running")).attempt_at == ""
 

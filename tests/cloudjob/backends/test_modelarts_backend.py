@@ -64,14 +64,14 @@ def sent(backend: ModelArtsBackend, **values: Any) -> str:
 
 
 def test_the_platform_copies_code_outputs_and_record(backend: ModelArtsBackend):
-    """So outputs have no manifests, and the secrets beside the code are deleted at the end."""
+    """Outputs therefore have no manifests, and secrets beside the code are deleted at the end."""
     assert backend.copies_files
 
 
 def test_a_handle_finds_the_job_again_from_another_process(
     service: ModelArts, backend: ModelArtsBackend, tmp_path: Path
 ):
-    """It says where the service is; only who we are comes from the environment."""
+    """The handle contains the endpoint; only the credentials come from the environment."""
     handle = sent(backend)
     (job,) = service.jobs()
     environ = {**environ_of(service), "CLOUDJOB_MODELARTS_ENDPOINT": "http://127.0.0.1:1"}
@@ -86,7 +86,7 @@ def test_a_handle_finds_the_job_again_from_another_process(
 def test_many_jobs_that_run_are_one_search(
     gone: int, searches: int, service: ModelArts, backend: ModelArtsBackend
 ):
-    """A second one when many are left, for those that the service has no more."""
+    """If many handles are left, a second search finds out which jobs are gone."""
     handle = sent(backend)
     prefix = handle.rpartition("/")[0].rpartition("/")[0]
     running = [f"{prefix}/{service.add(f'train-{n}')}/train-{n}" for n in range(20)]
@@ -106,7 +106,7 @@ def test_many_jobs_that_run_are_one_search(
 def test_a_job_is_found_by_the_handle_that_was_kept_before_it_was_created(
     service: ModelArts, backend: ModelArtsBackend, tmp_path: Path
 ):
-    """Its submit may be killed before it hears the job's id."""
+    """The submit may be killed before it receives the job's id."""
     handle = backend.handle(backend.build(submission()))
     with pytest.raises(JobNotFound):
         backend.status(handle)
@@ -122,7 +122,7 @@ def test_a_job_is_found_by_the_handle_that_was_kept_before_it_was_created(
 
 
 def test_a_job_whose_tags_are_refused_may_be_there(service: ModelArts, backend: ModelArtsBackend):
-    """The pipeline then removes it, or else keeps its record."""
+    """The pipeline then removes the job, or keeps its record."""
     service.faults.append(once("/tags", Reply(403, {"error_msg": "no", "error_code": "M.1"})))
 
     with pytest.raises(Unanswered):
@@ -130,14 +130,13 @@ def test_a_job_whose_tags_are_refused_may_be_there(service: ModelArts, backend: 
 
 
 @pytest.mark.parametrize("handle", ["docker://local/x", "modelarts://a/b", "", "modelarts://"])
-def test_another_backends_handle_is_no_job(backend: ModelArtsBackend, handle: str):
-    """And no traceback."""
+def test_a_handle_of_another_backend_is_not_found(backend: ModelArtsBackend, handle: str):
     with pytest.raises(JobNotFound):
         backend.status(handle)
 
 
 def test_tags_are_put_on_the_job(service: ModelArts, backend: ModelArtsBackend):
-    """After it was created: the create does not take them."""
+    """The create request does not accept tags, so they follow it."""
     sent(backend, modelarts={"tags": {"team": "vision"}})
 
     (job,) = service.jobs()
@@ -161,16 +160,15 @@ def test_tags_are_put_on_the_job(service: ModelArts, backend: ModelArtsBackend):
         ("", "", JobState.UNKNOWN),
     ],
 )
-def test_each_phase_is_a_state(phase: str, second: str, wanted: JobState):
-    """What has no name here is unknown, and keeps its word."""
+def test_each_phase_maps_to_a_state(phase: str, second: str, wanted: JobState):
     found = state.status_of({"status": {"phase": phase, "secondary_phase": second}})
 
     assert found.state is wanted
     assert found.native.startswith(phase)
 
 
-def test_a_failure_is_that_of_the_task_that_began_it():
-    """A task that was only ended with the others is not to blame."""
+def test_a_failure_is_attributed_to_the_task_that_failed_first():
+    """A task that was ended because of another one is not to blame."""
     job = {
         "status": {
             "phase": "Failed",
@@ -208,7 +206,7 @@ def test_a_job_without_any_details_has_a_status():
 def test_cancel_ends_a_job_and_leaves_one_that_has_ended(
     service: ModelArts, backend: ModelArtsBackend
 ):
-    """The service refuses to end what has ended; that is no error."""
+    """The service refuses to end such a job, which is not an error."""
     handle = sent(backend)
     backend.cancel(handle)
     backend.cancel(handle)
@@ -217,16 +215,17 @@ def test_cancel_ends_a_job_and_leaves_one_that_has_ended(
     assert len(service.asked("/actions")) == 2
 
 
-def test_cancel_of_a_job_that_was_deleted_is_told(service: ModelArts, backend: ModelArtsBackend):
-    """As every backend tells it."""
+def test_cancelling_a_deleted_job_reports_that_it_is_not_found(
+    service: ModelArts, backend: ModelArtsBackend
+):
     handle = sent(backend)
     service.database.remove_job(service.jobs()[0].id)
     with pytest.raises(JobNotFound):
         backend.cancel(handle)
 
 
-def test_a_refused_cancel_is_told(service: ModelArts, backend: ModelArtsBackend):
-    """When the job goes on."""
+def test_a_refused_cancel_is_reported(service: ModelArts, backend: ModelArtsBackend):
+    """The job continues."""
     handle = sent(backend)
     service.faults.append(once("/actions", Reply(400, {"error_msg": "no", "error_code": "M.1"})))
     with pytest.raises(BackendError):
@@ -244,7 +243,7 @@ def test_remove_leaves_nothing_whatever_the_state(service: ModelArts, backend: M
 
 
 def test_events_and_metrics_are_those_of_the_service(service: ModelArts, backend: ModelArtsBackend):
-    """A minute that nobody has measured is no number."""
+    """A minute without a measurement has the value None."""
     handle = sent(backend)
     (job,) = service.jobs()
     service.database.add_event(job.id, "no room", "Warning", "Scheduler")
@@ -265,7 +264,6 @@ def test_events_and_metrics_are_those_of_the_service(service: ModelArts, backend
 
 
 def test_the_store_is_the_bucket_that_the_section_names(backend: ModelArtsBackend):
-    """With the same keys."""
     uri, environ = backend.store()
 
     assert uri == "obs://bucket/jobs?region=cn-north-4"
@@ -285,8 +283,8 @@ def looked(
     return {check.name: check for check in backend.checks(spec, uri)}
 
 
-def test_all_is_well(service: ModelArts, backend: ModelArtsBackend):
-    """Each check has looked at something."""
+def test_every_check_passes_for_a_valid_job(service: ModelArts, backend: ModelArtsBackend):
+    """Each check reports a result."""
     found = looked(service, backend)
 
     assert all(check.is_ok for check in found.values())
@@ -335,14 +333,13 @@ def test_all_is_well(service: ModelArts, backend: ModelArtsBackend):
         ),
     ],
 )
-def test_what_would_fail_is_said_before(
+def test_each_check_reports_what_would_fail(
     name: str,
     values: dict[str, Any],
     words: str,
     service: ModelArts,
     backend: ModelArtsBackend,
 ):
-    """With what to do about it."""
     outputs = [{"name": "O", "remote": {"obs": {"obs_url": "obs://bucket/taken/"}}}]
     service.add("other", outputs=outputs)
     store = values.pop("store", "")
@@ -380,8 +377,10 @@ def test_an_input_that_is_not_there_is_found_before_the_submit(
     assert check.found == f"DATA: {'' if is_there else 'there is nothing at '}obs://bucket/{key}"
 
 
-def test_a_bucket_elsewhere_or_encrypted_is_said(service: ModelArts, backend: ModelArtsBackend):
-    """The service says so only when the job has failed."""
+def test_a_bucket_in_another_region_or_encrypted_is_reported(
+    service: ModelArts, backend: ModelArtsBackend
+):
+    """The service reports it only after the job has failed."""
     service.obs.location, service.obs.is_encrypted = "eu-west-101", True
     found = looked(service, backend)
 
@@ -414,8 +413,7 @@ def test_an_endpoint_of_the_store_that_cannot_be_used_is_reported(
     assert check.found.startswith("asking for obs://bucket: ")
 
 
-def test_a_full_quota_is_said(service: ModelArts, backend: ModelArtsBackend):
-    """Before an hour in the queue."""
+def test_a_full_quota_is_reported(service: ModelArts, backend: ModelArtsBackend):
     service.configure(max_jobs=3)
     for number in range(3):
         service.add(f"job-{number}")
@@ -426,7 +424,7 @@ def test_a_full_quota_is_said(service: ModelArts, backend: ModelArtsBackend):
 def test_a_pool_is_looked_for_in_the_place_of_a_flavor(
     service: ModelArts, backend: ModelArtsBackend
 ):
-    """Its nodes have the size that it has."""
+    """The pool determines the size of its nodes."""
     options = {"modelarts": {"pool_id": "pool-a"}}
     found = looked(service, backend, flavor="", **options)
 
@@ -443,21 +441,19 @@ def test_a_pool_is_looked_for_in_the_place_of_a_flavor(
 def test_an_image_is_looked_for_in_the_registry(
     image: str, service: ModelArts, backend: ModelArtsBackend
 ):
-    """All pages of its tags; a name with a folder in it as the registry wants it."""
+    """All pages of its tags are read; a folder in the name is escaped as the registry requires."""
     service.images["a/b/c"] = [f"v{number}" for number in range(120)]
 
     assert looked(service, backend, image=image)["image"].is_ok
 
 
 def test_an_image_that_is_not_listed_may_be_shared(service: ModelArts, backend: ModelArtsBackend):
-    """So it is no reason to refuse the job."""
     assert not looked(service, backend, image="other/name:v1")["image"].is_needed
 
 
 def test_an_image_of_another_registry_is_the_services_to_find(
     service: ModelArts, backend: ModelArtsBackend
 ):
-    """Nobody here can ask there."""
     assert "image" not in looked(service, backend, image="registry.example:5000/a/b:v1")
 
 
@@ -471,7 +467,9 @@ def test_wrong_keys_are_reported_once_and_not_by_every_check(service: ModelArts,
     ]
 
 
-def test_who_may_not_ask_may_still_submit(service: ModelArts, backend: ModelArtsBackend):
+def test_a_user_without_the_right_to_list_quotas_may_submit(
+    service: ModelArts, backend: ModelArtsBackend
+):
     """A user may have the right to train and not to list quotas."""
     refused = {"error_msg": "denied", "error_code": "ModelArts.0103"}
     service.faults.append(once("training-quotas", Reply(403, refused), times=9))
@@ -481,8 +479,8 @@ def test_who_may_not_ask_may_still_submit(service: ModelArts, backend: ModelArts
     assert "denied" in found["asking for quotas"].found
 
 
-def test_the_checks_take_as_long_as_one_question(service: ModelArts, backend: ModelArtsBackend):
-    """They go out together: none of five is answered before all five are there."""
+def test_the_checks_run_in_parallel(service: ModelArts, backend: ModelArtsBackend):
+    """None of the first five requests is answered before all five have arrived."""
     found: list[bool] = []
     numbers = itertools.count(1)
     are_there = threading.Event()
@@ -508,8 +506,8 @@ def test_without_a_job_there_is_a_list_of_what_there_is(
     assert found["engine"].found == "4 engines: hvd-1, ms-1, ms-2, torch-1"
 
 
-def test_a_site_is_a_value():
-    """Nothing changes it behind one's back."""
+def test_a_site_is_immutable():
+    """Its fields cannot be assigned."""
     site = Site("https://h", "https://h", "r", PROJECT, KEYS)
     with pytest.raises(AttributeError):
         site.endpoint = "x"  # type: ignore[misc]

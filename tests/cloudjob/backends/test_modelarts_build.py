@@ -107,7 +107,7 @@ def test_the_body_is_the_golden_one(name: str):
 
 
 def test_no_secret_stands_in_the_body():
-    """Neither the user's nor those of the store: everybody in the workspace may read it."""
+    """Every user of the workspace can read the body."""
     made = request.build(submission(**EVERYTHING), SITE)
     text = json.dumps(made.body)
 
@@ -136,7 +136,6 @@ def test_the_keys_of_the_store_travel_only_when_an_entry_needs_them():
     )
 )
 def test_every_variable_arrives_exactly_by_one_way(wanted: dict[str, str]):
-    """What the service does not take goes into the file, and nothing is in both."""
     made = request.build(submission(env=wanted), SITE)
     shown = made.body["algorithm"]["environments"]
     delivered = variables.load(request.delivered_env(made))
@@ -160,7 +159,6 @@ def test_the_hundredth_variable_is_the_last_in_the_body():
 
 
 def test_each_node_reads_its_own_environment():
-    """What the plan of a dry run is made of: what the platform says, and what we say."""
     made = request.build(submission(**EVERYTHING), SITE)
     nodes = [env.read(dict(environ)) for environ in made.environments]
 
@@ -174,7 +172,6 @@ def test_each_node_reads_its_own_environment():
 def test_the_command_hands_over_every_word_and_what_the_platform_appends(
     words: tuple[str, ...], tmp_path: Path
 ):
-    """Through a shell, as the platform may have one, and without."""
     folder = tmp_path / "job dir" / "node"
     folder.mkdir(parents=True)
     (folder / "boot.sh").write_text('printf "%s\\0" "$CLOUDJOB_DELIVERY" "$@"\n')
@@ -261,8 +258,7 @@ def test_what_lies_beside_the_code():
         ),
     ],
 )
-def test_what_modelarts_cannot_do_is_said(values: dict[str, Any], wanted: str):
-    """Before anything is sent."""
+def test_settings_that_modelarts_does_not_support_are_refused(values: dict[str, Any], wanted: str):
     with pytest.raises(SpecError) as caught:
         request.build(submission(**values), SITE)
 
@@ -281,7 +277,7 @@ def test_a_store_that_is_not_obs_is_refused():
 
 
 def test_a_null_in_the_body_takes_a_key_away():
-    """The way out of what cloudjob says and should not."""
+    """A user can thus remove a key that cloudjob sets."""
     tree = {"spec": {"log_export_path": None}, "algorithm": {"policies": None, "summary": {"a": 1}}}
     made = request.build(submission(modelarts={"body": tree}), SITE)
 
@@ -292,7 +288,7 @@ def test_a_null_in_the_body_takes_a_key_away():
 
 
 def test_the_time_out_of_the_platform_is_behind_that_of_the_entry():
-    """The entry ends a job with its grace; the platform only one whose entry cannot."""
+    """The entry ends a job within its grace period; the platform's limit is the fallback."""
     made = request.build(submission(timeout_min=61.0), SITE)
     own = request.build(submission(timeout_min=61.0, modelarts={"auto_stop_hours": 2}), SITE)
 
@@ -301,7 +297,6 @@ def test_the_time_out_of_the_platform_is_behind_that_of_the_entry():
 
 
 def test_an_emulator_has_defaults():
-    """So that a first job needs nothing but its script."""
     site = replace(SITE, default_image="cloudjob/base:latest", default_flavor="cpu")
     made = request.build(submission(image="", flavor=""), site)
 

@@ -70,7 +70,7 @@ def site_of(service: ModelArts, **values: Any) -> Site:
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-def test_a_passing_failure_is_tried_again(status: int, service: ModelArts, client: Client):
+def test_a_temporary_failure_is_retried(status: int, service: ModelArts, client: Client):
     job = service.add("train")
     service.faults.append(once("GET", Reply(status, {}), times=3))
 
@@ -121,7 +121,6 @@ def test_no_pause_is_longer_than_the_time_limit(service: ModelArts, client: Clie
 
 @pytest.mark.parametrize("reply", [Reply(cut=True), Reply(200, {"a": 1}, cut_after=3)])
 def test_a_connection_that_breaks_is_made_again(reply: Reply, service: ModelArts, client: Client):
-    """Before an answer, or in the middle of one."""
     job = service.add("train")
     service.after.append(once("GET", reply, times=2))
 
@@ -207,8 +206,10 @@ def test_a_create_that_may_have_been_lost_is_sent_again_after_a_look_for_the_job
     ]
 
 
-def test_a_look_for_the_job_may_come_too_early(service: ModelArts, client: Client):
-    """The list may not have the job yet; the service takes no second one of its name."""
+def test_a_search_that_does_not_list_the_job_yet_creates_no_second_one(
+    service: ModelArts, client: Client
+):
+    """The service accepts no second job of the same name."""
     service.after.append(once(CREATE, Reply(cut=True)))
     service.faults.append(once("training-job-searches", Reply(200, {"total": 0, "items": []})))
     made = client.create(BODY)
@@ -232,7 +233,7 @@ def test_a_refused_create_is_not_sent_again(service: ModelArts, client: Client):
 def test_a_create_that_the_gateway_refuses_is_sent_again_at_once(
     service: ModelArts, client: Client
 ):
-    """With 429 the gateway has not passed it on, so there is no job to look for."""
+    """With 429 the gateway has not forwarded the request, so there is no job to search for."""
     service.faults.append(once(CREATE, Reply(429, {}), times=3))
     client.create(BODY)
 
@@ -244,7 +245,7 @@ def test_a_create_that_the_gateway_refuses_is_sent_again_at_once(
 def test_a_create_whose_outcome_stays_unknown_is_reported_as_such(
     search: Reply | None, service: ModelArts
 ):
-    """Also where the search for the job fails; otherwise the submit would forget a running job."""
+    """Otherwise the submit would forget a running job."""
     service.after.append(once(CREATE, Reply(cut=True), times=99))
     empty = Reply(200, {"total": 0, "items": []})
     service.faults.append(once("searches", search or empty, times=99))
@@ -255,7 +256,7 @@ def test_a_create_whose_outcome_stays_unknown_is_reported_as_such(
 
 
 def test_many_creates_under_faults_make_one_job_each(service: ModelArts):
-    """Eight at once, on a service that drops every third answer and refuses every fifth request."""
+    """Eight run at once; the service drops every third answer and fails every fifth request."""
     count = itertools.count(1)
 
     def every(number: int, reply: Reply) -> Any:
@@ -274,8 +275,8 @@ def test_many_creates_under_faults_make_one_job_each(service: ModelArts):
 # -- pages ----------------------------------------------------------------------------------------
 
 
-def test_pages_are_turned_by_their_number(service: ModelArts, client: Client):
-    """What the service calls the offset is no number of jobs."""
+def test_a_search_requests_pages_by_number(service: ModelArts, client: Client):
+    """The service's offset counts pages, not jobs."""
     wanted = [service.add(f"job-{number}") for number in range(120)]
     found = [job["metadata"]["id"] for job in client.search([])]
 
@@ -296,8 +297,7 @@ def test_events_of_several_pages_come_in_order(service: ModelArts, client: Clien
 # -- what the service says ------------------------------------------------------------------------
 
 
-def test_not_found_is_a_400_of_its_own_code(client: Client):
-    """And becomes the error that every backend has for it."""
+def test_an_unknown_job_is_reported_as_not_found(client: Client):
     with pytest.raises(JobNotFound) as caught:
         client.show("0000")
 
@@ -353,8 +353,7 @@ def test_a_query_with_special_characters_arrives_as_it_was_signed(
 # -- who we are -----------------------------------------------------------------------------------
 
 
-def test_wrong_keys_are_told_as_such(service: ModelArts):
-    """Not as a missing job."""
+def test_wrong_keys_are_reported_as_an_authentication_error(service: ModelArts):
     wrong = Client(site_of(service, keys=Keys("AK", "wrong")))
     with pytest.raises(NotAuthorised) as caught:
         wrong.show("0")
@@ -363,8 +362,7 @@ def test_wrong_keys_are_told_as_such(service: ModelArts):
     assert len(service.seen) == 1
 
 
-def test_the_project_is_asked_for_where_nobody_says_it(service: ModelArts):
-    """By the name of the region, once."""
+def test_iam_is_asked_once_for_the_project_if_none_is_set(service: ModelArts):
     job = service.add("train")
     client = Client(site_of(service, project_id=""))
     client.show(job)
@@ -374,16 +372,15 @@ def test_the_project_is_asked_for_where_nobody_says_it(service: ModelArts):
     assert len(service.asked("/v3/projects?name=cn-north-4")) == 1
 
 
-def test_a_region_without_a_project_is_told(service: ModelArts):
-    """The account has none of that name."""
+def test_a_region_without_a_project_is_reported(service: ModelArts):
+    """The account has no project of that name."""
     with pytest.raises(NotAuthorised) as caught:
         Client(site_of(service, project_id="", region="mars-1")).show("0")
 
     assert caught.value.message.startswith("asking for the project of mars-1: ")
 
 
-def test_a_password_gets_a_token(service: ModelArts):
-    """Which says for which project it is, and is used until it is over."""
+def test_a_password_is_exchanged_for_a_token_once(service: ModelArts):
     job = service.add("train")
     client = Client(site_of(service, keys=None, login=LOGIN, project_id=""))
     client.show(job)
@@ -394,7 +391,7 @@ def test_a_password_gets_a_token(service: ModelArts):
     assert client.project_id() == PROJECT
 
 
-def test_a_token_that_is_over_in_mid_run_is_renewed(service: ModelArts):
+def test_an_expired_token_is_renewed(service: ModelArts):
     """The service refuses it with 401."""
     job = service.add("train")
     client = Client(site_of(service, keys=None, login=LOGIN))
@@ -406,7 +403,7 @@ def test_a_token_that_is_over_in_mid_run_is_renewed(service: ModelArts):
 
 
 def test_keys_may_be_exchanged_for_a_token(service: ModelArts):
-    """Then no request is signed; a token that is over is renewed."""
+    """Requests are then not signed, and an expired token is renewed."""
     job = service.add("train")
     client = Client(site_of(service, wants_token=True, project_id=""))
     client.show(job)
@@ -418,8 +415,7 @@ def test_keys_may_be_exchanged_for_a_token(service: ModelArts):
     assert not [seen for seen in service.seen if "authorization" in seen.headers]
 
 
-def test_a_wrong_password_is_told(service: ModelArts):
-    """In IAM's words."""
+def test_a_wrong_password_is_reported(service: ModelArts):
     login = replace(LOGIN, password="wrong")
     client = Client(site_of(service, keys=None, login=login))
     with pytest.raises(NotAuthorised) as caught:
@@ -433,8 +429,7 @@ def test_a_wrong_password_is_told(service: ModelArts):
     assert "wrong" not in repr(login)
 
 
-def test_temporary_keys_are_read_again_when_they_are_over(service: ModelArts, tmp_path: Path):
-    """Somebody writes fresh ones to the file."""
+def test_expired_temporary_keys_are_read_again_from_the_file(service: ModelArts, tmp_path: Path):
     job = service.add("train")
     file = tmp_path / "credentials"
     write_keys(file, Keys(*service.access.new_key(900)[:3]))
@@ -464,7 +459,7 @@ def write_keys(file: Path, keys: Keys) -> None:
 
 
 def test_a_wrong_clock_is_noticed_and_corrected(service: ModelArts):
-    """The service refuses what is 15 minutes off, and says what its own clock shows."""
+    """The service refuses a time that is 15 minutes off, and its answer has its own time."""
     job = service.add("train")
     service.ahead_s = 3600
     client = Client(site_of(service))
@@ -479,7 +474,7 @@ def test_a_wrong_clock_is_noticed_and_corrected(service: ModelArts):
 ENVIRON = {"HUAWEICLOUD_SDK_AK": "AK", "HUAWEICLOUD_SDK_SK": "SK", "HW_REGION_NAME": "cn-north-4"}
 
 
-def test_a_region_says_where_everything_is(tmp_path: Path):
+def test_the_endpoints_follow_from_the_region(tmp_path: Path):
     """The public addresses of a region."""
     found = site.find({"bucket": "mine/jobs"}, ENVIRON, tmp_path, tmp_path)
 
@@ -489,8 +484,7 @@ def test_a_region_says_where_everything_is(tmp_path: Path):
     assert found.keys == Keys("AK", "SK")
 
 
-def test_the_section_wins_over_the_environment(tmp_path: Path):
-    """And what it does not say comes from there."""
+def test_the_section_takes_precedence_over_the_environment(tmp_path: Path):
     options = {"region": "eu-west-101", "project_id": "p"}
     found = site.find(options, {**ENVIRON, "HUAWEICLOUD_SDK_PROJECT_ID": "q"}, tmp_path, tmp_path)
 
@@ -498,8 +492,7 @@ def test_the_section_wins_over_the_environment(tmp_path: Path):
     assert found.project_id == "p"
 
 
-def test_an_endpoint_says_its_region(tmp_path: Path):
-    """As the console shows it."""
+def test_the_region_follows_from_the_endpoint(tmp_path: Path):
     environ = {
         "HUAWEICLOUD_SDK_AK": "AK",
         "HUAWEICLOUD_SDK_SK": "SK",
@@ -525,7 +518,7 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["", "[basic]\n", "[other]\nak=1\n", "not ini", "\x00"])
-def test_a_file_that_says_nothing_is_told(text: str, tmp_path: Path):
+def test_a_credentials_file_without_keys_is_refused_with_a_hint(text: str, tmp_path: Path):
     """One line, and no traceback."""
     file = tmp_path / "credentials"
     file.touch(0o600)
@@ -537,8 +530,7 @@ def test_a_file_that_says_nothing_is_told(text: str, tmp_path: Path):
     assert caught.value.hint
 
 
-def test_nobody_is_told_how_to_begin(tmp_path: Path):
-    """Without an account there is the emulator."""
+def test_without_credentials_the_hint_names_the_emulator(tmp_path: Path):
     with pytest.raises(NotAuthorised) as caught:
         site.find({}, {}, tmp_path, tmp_path)
 
@@ -565,8 +557,7 @@ def emulator(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_emulator_is_found_where_nothing_else_is_said(emulator: Path):
-    """So that a first job needs no account and no configuration."""
+def test_an_emulator_is_used_if_nothing_else_is_configured(emulator: Path):
     found = site.find({}, {}, emulator, emulator)
 
     assert found.endpoint == "http://127.0.0.1:7000"
@@ -576,22 +567,20 @@ def test_an_emulator_is_found_where_nothing_else_is_said(emulator: Path):
     assert found.default_flavor
 
 
-def test_an_account_wins_over_the_emulator_unless_it_is_named(emulator: Path):
-    """Nobody sends a job to the wrong place by an emulator that was forgotten, or by his keys."""
+def test_credentials_take_precedence_over_the_emulator_unless_it_is_named(emulator: Path):
     assert not site.find({}, ENVIRON, emulator, emulator).is_local
     named = site.find({"endpoint": "emulator"}, {"HW_REGION_NAME": "x"}, emulator, emulator)
     assert named.is_local
 
 
-def test_a_broken_note_of_an_emulator_is_no_emulator(emulator: Path):
-    """As though there were none."""
+def test_a_damaged_address_file_of_the_emulator_is_ignored(emulator: Path):
     (emulator / site.EMULATOR_FILE).write_text("{}")
     with pytest.raises(NotAuthorised):
         site.find({}, {}, emulator, emulator)
 
 
-def test_temporary_keys_get_no_token(tmp_path: Path):
-    """IAM gives one for lasting keys only; a user's password needs no such word."""
+def test_temporary_keys_are_not_exchanged_for_a_token(tmp_path: Path):
+    """IAM issues tokens for permanent keys only."""
     environ = {**ENVIRON, "HUAWEICLOUD_SDK_SECURITY_TOKEN": "t"}
     assert site.find({"auth": "token"}, ENVIRON, tmp_path, tmp_path).wants_token
     assert not site.find({}, ENVIRON, tmp_path, tmp_path).wants_token

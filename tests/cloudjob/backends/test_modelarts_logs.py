@@ -59,7 +59,6 @@ spoiled = st.lists(
 @example("日本\n".encode() * 30, [9, 50, 61, 80], 41)
 @example(b"no end", [1, 2, 3], 4)
 def test_every_line_comes_once_and_in_order(log: bytes, ends: list[int], size_bytes: int):
-    """Whatever the log, however it grows, however small the window: the bytes are the log's."""
     ends = sorted(min(end, len(log)) for end in ends)
     got, _ = joined(log, ends, size_bytes)
 
@@ -68,10 +67,10 @@ def test_every_line_comes_once_and_in_order(log: bytes, ends: list[int], size_by
 
 @settings(max_examples=300)
 @given(spoiled, st.lists(st.integers(0, 300), max_size=8), st.integers(20, 200))
-def test_bytes_that_are_no_text_lose_and_repeat_no_line(
+def test_bytes_that_are_not_utf8_lose_and_repeat_no_line(
     log: bytes, ends: list[int], size_bytes: int
 ):
-    """They read as U+FFFD, as the service has them; the lines around them are not touched."""
+    """Such bytes become U+FFFD, as the service decodes them; other lines are unchanged."""
     log = ended(log)
     ends = sorted(min(end, len(log)) for end in ends)
     got, _ = joined(log, ends, size_bytes)
@@ -85,7 +84,6 @@ def test_bytes_that_are_no_text_lose_and_repeat_no_line(
 def test_every_line_comes_once_when_less_is_remembered_than_the_window_shows(
     log: bytes, ends: list[int], size_bytes: int
 ):
-    """Of a long log only its end is kept to recognise it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(following, "_KEPT", 10)
         got, _ = joined(log, sorted(min(end, len(log)) for end in ends), size_bytes)
@@ -94,8 +92,8 @@ def test_every_line_comes_once_when_less_is_remembered_than_the_window_shows(
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=20))
-def test_while_the_window_holds_what_is_new_nothing_else_is_asked_for(grown: list[int]):
-    """The exported log is for what the window has passed over."""
+def test_the_exported_log_is_not_read_while_the_window_has_all_new_lines(grown: list[int]):
+    """The exported log is only for lines older than the window."""
     log = b"".join(b"line %d\n" % number for number in range(400))
     ends, at = [], 0
     for count in grown:
@@ -106,8 +104,8 @@ def test_while_the_window_holds_what_is_new_nothing_else_is_asked_for(grown: lis
     assert joined(log, ends, 100) == (ended(log), 0)
 
 
-def test_a_line_is_held_back_until_it_is_whole():
-    """A character may be half there, and marks of ours stand at the beginning of a line."""
+def test_a_line_is_held_back_until_it_is_complete():
+    """A line may end within a character, and cloudjob's marks are at the beginning of lines."""
     stitcher = Stitcher()
 
     assert stitcher.add(window(b"one\ntw", 99)) == b"one\n"
@@ -115,16 +113,15 @@ def test_a_line_is_held_back_until_it_is_whole():
     assert stitcher.add(window(b"one\ntwo\n", 99)) == b"two\n"
 
 
-def test_a_node_that_is_given_anew_begins_a_log_of_its_own():
-    """The job was scheduled again: the log is shorter than what was seen of it."""
+def test_a_rescheduled_node_starts_a_new_log():
+    """The log is then shorter than what was read before."""
     stitcher = Stitcher()
     stitcher.add(window(b"first\nattempt\n", 99))
 
     assert stitcher.add(window(b"again\n", 99)) == b"again\n"
 
 
-def test_what_the_window_has_passed_over_is_named():
-    """With its place in the log."""
+def test_a_gap_before_the_window_is_returned():
     stitcher = Stitcher()
     stitcher.add(window(b"0123\n", 5))
 
@@ -149,7 +146,7 @@ def client_of(service: ModelArts) -> Client:
 
 
 def test_the_logs_of_all_nodes_are_followed_to_their_end(service: ModelArts):
-    """Each grows as the follower looks; both are complete after the end."""
+    """Both logs grow between requests, and are complete after the end."""
     logs = [b"".join(b"node %d line %d\n" % (n, i) for i in range(200)) for n in (0, 1)]
     logs[1] += b"no end"
     job = service.add("train", nodes=2)
@@ -175,7 +172,7 @@ def test_the_logs_of_all_nodes_are_followed_to_their_end(service: ModelArts):
 
 
 def test_of_a_large_job_each_look_asks_some_nodes_and_every_line_comes(service: ModelArts):
-    """The head each time, the others in turn; after the end all of them."""
+    """The head is asked each time, the others in turn, and all after the end."""
     nodes, looks = 150, 6
     job = service.add("train", nodes=nodes)
     logs = [b"".join(b"node %d line %d\n" % (n, i) for i in range(12)) for n in range(nodes)]
@@ -203,8 +200,8 @@ def test_of_a_large_job_each_look_asks_some_nodes_and_every_line_comes(service: 
     assert len(set().union(*running[:3])) == nodes
 
 
-def test_a_look_at_some_nodes_says_nothing_of_the_end_of_the_others(service: ModelArts):
-    """Nothing was new where it asked; the last line of another node may still grow."""
+def test_a_round_over_some_nodes_does_not_end_the_logs_of_the_others(service: ModelArts):
+    """The last line of a node that was not asked may still grow."""
     job = service.add("train", nodes=150)
     steps = [0]
 
@@ -222,7 +219,6 @@ def test_a_look_at_some_nodes_says_nothing_of_the_end_of_the_others(service: Mod
 
 
 def test_one_node_is_asked_for_alone(service: ModelArts):
-    """Without following, what is there now is given once, the unfinished line too."""
     job = service.add("train", nodes=2)
     service.write_log(job, 1, b"one\ntw")
     found = following.follow(
@@ -233,7 +229,7 @@ def test_one_node_is_asked_for_alone(service: ModelArts):
     assert not service.asked("worker-0/logs")
 
 
-def test_a_log_that_is_not_there_yet_is_no_error(service: ModelArts):
+def test_a_missing_log_is_not_an_error(service: ModelArts):
     """The service answers 204 until the node runs."""
     job = service.add("train")
 
@@ -247,8 +243,8 @@ def test_a_log_that_is_not_there_yet_is_no_error(service: ModelArts):
     )
 
 
-def test_what_nobody_can_show_is_said_and_not_passed_over_silently(service: ModelArts):
-    """The window has passed it, and it was not exported."""
+def test_lost_lines_are_reported(service: ModelArts):
+    """They are older than the window, and the log was not exported."""
     job = service.add("train", phase="Completed")
     log = b"".join(b"line %d\n" % number for number in range(100))
     service.write_log(job, 0, log)

@@ -178,7 +178,7 @@ def test_a_state_file_is_written_again_and_again_on_a_full_disk(small_disk):
     assert sorted(path.name for path in small_disk.iterdir()) == ["filler", "state"]
 
 
-def test_a_controller_that_cannot_go_on_says_so(start, tmp_path):
+def test_a_controller_that_cannot_continue_reports_it(start, tmp_path):
     """Its nodes cannot be started: a file stands where a home should be."""
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "home-2").write_bytes(b"")

@@ -21,8 +21,7 @@ from cloudjob.errors import SpecError
         ("2,-1,3", ("2",)),
     ],
 )
-def test_a_shell_may_say_which_gpus_are_ours(tmp_path: Path, said, expected):
-    """As CUDA reads it, whatever the machine has."""
+def test_variables_of_the_shell_select_the_gpus(tmp_path: Path, said, expected):
     assert devices.gpus({"CUDA_VISIBLE_DEVICES": said}, tmp_path) == expected
 
 
@@ -56,7 +55,6 @@ def test_no_gpu_is_shared():
     ],
 )
 def test_too_few_are_refused(there, nodes, words):
-    """With how many there are."""
     with pytest.raises(SpecError, match=r"process\.gpus: ") as raised:
         devices.share(there, nodes, 1, 0)
 

@@ -76,7 +76,7 @@ def test_killed_while_it_sweeps(start, after_ms):
     poll_for(lambda: not start.left())
 
 
-def test_told_to_end(start):
+def test_a_node_that_is_asked_to_end(start):
     """Nothing is left when it has ended."""
     keeper = start()
 

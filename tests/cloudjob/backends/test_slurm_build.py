@@ -95,7 +95,6 @@ def golden(name: str, text: str) -> None:
 
 
 def test_the_script_of_a_plain_job():
-    """Readable, and down to the last letter."""
     golden("slurm-job.sh", built().job_script)
 
 
@@ -104,7 +103,7 @@ def test_the_script_of_a_plain_job():
     [("command", "ssh", True), ("mpirun", "ssh", False), ("mpirun", "pmix", False)],
 )
 def test_only_a_job_that_speaks_ssh_makes_a_key_of_ssh(launcher, mpi, has_ssh):
-    """For all others any secret does, and no program of OpenSSH need be there."""
+    """Other jobs need any shared secret, but no program of OpenSSH."""
     made = built(launcher=launcher, procs_per_node=1, slurm={"mpi": mpi}).job_script
 
     assert ("ssh-keygen" in made) is has_ssh
@@ -117,7 +116,6 @@ def test_the_script_of_every_node():
 
 
 def test_every_key_is_one_line_of_the_script():
-    """In the order of sbatch's manual, what is not given left out."""
     lines = built(slurm=WHOLE).job_script.splitlines()
 
     assert [line for line in lines if line.startswith("#SBATCH")] == [
@@ -217,7 +215,6 @@ def test_lines_of_setup_run_in_a_login_shell():
 
 @pytest.mark.parametrize("launcher", ["mpirun", "srun"])
 def test_with_pmix_the_head_starts_ranks_by_srun(launcher):
-    """Which takes its processors from variables that older versions set by themselves."""
     options = {"mpi": "pmix", "cpus_per_rank": 3}
     made = built(launcher=launcher, slurm=options)
 
@@ -225,8 +222,7 @@ def test_with_pmix_the_head_starts_ranks_by_srun(launcher):
     assert "SLURM_CPUS_PER_TASK=3 SRUN_CPUS_PER_TASK=3" in made.node_script
 
 
-def test_sites_defaults_reach_sbatch_only_where_the_job_says_nothing():
-    """As sbatch takes a variable's word before its script's."""
+def test_site_defaults_reach_sbatch_only_where_the_job_sets_nothing():
     made = built(slurm={"partition": "gpu"})
 
     assert made.inherited == ("SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION")
@@ -254,7 +250,6 @@ def test_sites_defaults_reach_sbatch_only_where_the_job_says_nothing():
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_sent(options, message):
-    """With its key."""
     with pytest.raises(SpecError, match="^" + message.replace("[", r"\[").replace("]", r"\]")):
         built(slurm=options)
 
@@ -276,7 +271,6 @@ def test_what_has_no_mpi_has_no_pmix(launcher):
 
 
 def test_a_key_that_is_none_names_the_nearest(tmp_path):
-    """From a job file, with its line."""
     path = tmp_path / "job.yaml"
     path.write_text("backend: slurm\nscript: a.py\nslurm:\n  partion: gpu\n")
 
@@ -301,7 +295,6 @@ def test_the_words_of_the_script_survive_the_shell(words):
 @pytest.mark.parametrize("options", [{}, WHOLE])
 @pytest.mark.parametrize("where", [HERE, FAR], ids=["here", "far"])
 def test_the_scripts_are_good_shell(options, where, tmp_path):
-    """As a shell and shellcheck read them."""
     made = built(where, slurm=options)
     for name, text in (("job.sh", made.job_script), ("node.sh", made.node_script)):
         path = tmp_path / name
@@ -311,7 +304,6 @@ def test_the_scripts_are_good_shell(options, where, tmp_path):
 
 
 def test_sbatch_sees_next_to_nothing_of_the_shell(monkeypatch):
-    """What it sees it would take along to the nodes."""
     monkeypatch.setenv("STRAY", "x")
     monkeypatch.setenv("SBATCH_ACCOUNT", "lab of mine")
     done = Host().run("/", cluster.clean("env", ("SBATCH_ACCOUNT", "SBATCH_QOS")))
@@ -340,7 +332,7 @@ def test_sbatch_sees_next_to_nothing_of_the_shell(monkeypatch):
         ),
     ],
 )
-def test_a_refusal_says_what_to_do(said, message, hint):
+def test_a_refusal_has_a_hint(said, message, hint):
     """In Slurm's own words, without its ceremony."""
     error = errors.refused("submitting", said)
 

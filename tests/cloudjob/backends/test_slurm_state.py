@@ -36,7 +36,7 @@ def status(marks: str, word: str = "", *, reason: str = "None", restarts: int = 
     return state.status_of(state.read_marks(marks), said, **{"is_cancelled": False, **given})
 
 
-def test_what_scontrol_says_is_read():
+def test_the_output_of_scontrol_is_parsed():
     """Values with blanks, and a path that looks like a key, too."""
     assert facts("PENDING", "ReqNodeNotAvail, UnavailableNodes:n[1-2]", 2) == Facts(
         id="8",
@@ -48,8 +48,7 @@ def test_what_scontrol_says_is_read():
     )
 
 
-def test_what_sacct_says_is_read():
-    """Of the job and not of its steps."""
+def test_the_output_of_sacct_is_parsed():
     text = "8.batch|COMPLETED||1|2\n8|CANCELLED by 0|None|1795258477|1795258481\n"
 
     assert state.read_accounting(text) == Facts("8", "CANCELLED", "", 0, 1795258477.0, 1795258481.0)
@@ -67,7 +66,7 @@ def test_what_sacct_says_is_read():
         ("PENDING", "None", "PENDING"),
     ],
 )
-def test_a_job_that_waits_says_why(word, reason, native):
+def test_a_waiting_job_is_reported_with_the_reason(word, reason, native):
     """In Slurm's word and in ours."""
     found = status("", word, reason=reason)
 
@@ -89,7 +88,7 @@ def test_a_job_that_waits_says_why(word, reason, native):
         ("FAILED", JobState.FAILED, "", "the job's script was killed"),
     ],
 )
-def test_a_job_whose_script_was_killed_ended_as_slurm_says(word, expected, cause, message):
+def test_a_job_whose_script_was_killed_has_slurms_final_state(word, expected, cause, message):
     """The folder says only that it had begun."""
     found = status(BEGIN, word)
 
@@ -143,7 +142,7 @@ def test_a_job_that_slurm_has_forgotten():
     assert killed.message == "Slurm no longer knows the job, and its script was killed"
 
 
-def test_the_warning_of_a_limit_is_no_preemption():
+def test_the_warning_of_a_limit_is_not_a_preemption():
     """By how much time was left; Slurm may warn a minute early."""
     late = status(BEGIN + "asked warned 40 40 1795258488\nend 143 1795258490\n", "FAILED")
     early = status(BEGIN + "asked warned 3500 40 1795258488\nend 143 1795258490\n", "FAILED")
@@ -154,8 +153,7 @@ def test_the_warning_of_a_limit_is_no_preemption():
     assert "higher priority" in endless.message
 
 
-def test_a_cancel_is_one_whoever_did_it():
-    """Through cloudjob, by a signal to the script, by scancel."""
+def test_a_job_is_cancelled_whoever_cancelled_it():
     asked = BEGIN + "asked cancel 1795258488\nend 143 1795258490\n"
 
     assert status(asked, "FAILED").state is JobState.CANCELLED
@@ -165,8 +163,7 @@ def test_a_cancel_is_one_whoever_did_it():
     assert status(ended, "COMPLETED", is_cancelled=True).state is JobState.SUCCEEDED
 
 
-def test_a_worker_that_was_never_heard_of_is_to_blame():
-    """And not the head, which was asked to end for it."""
+def test_a_worker_that_never_reported_is_to_blame():
     found = status(BEGIN + "lost 1 125 1795258488\nend 143 1795258490\n", "FAILED")
 
     assert (found.node, found.exit_code, found.has_asked) == (1, 125, True)
@@ -225,7 +222,6 @@ def test_a_job_that_begins_again_has_forgotten_its_first_time():
 
 @given(st.text())
 def test_no_text_is_more_than_one_line_of_nothing(text):
-    """Whatever a command writes, it is read without an error."""
     state.read_marks(text)
     state.read_accounting(text)
     found = state.read_facts(text)
@@ -253,7 +249,6 @@ def test_words_in_any_order_are_read(text):
     st.integers(0, 99),
 )
 def test_what_scontrol_writes_is_what_is_read(word, reason, restarts):
-    """Of every state and any reason."""
     found = facts(word, reason or "None", restarts)
 
     assert (found.state, found.restarts, found.id) == (word, restarts, "8")

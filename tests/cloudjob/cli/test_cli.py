@@ -25,7 +25,7 @@ from cloudjob.model.status import Code, Failure, JobState, JobStatus
 
 
 @pytest.mark.parametrize("command", [name for name, _, _ in _COMMANDS])
-def test_each_command_says_what_it_does(command: str, capsys: pytest.CaptureFixture[str]):
+def test_each_command_has_a_description(command: str, capsys: pytest.CaptureFixture[str]):
     """It has options of its own, and a word more than its name."""
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
@@ -37,7 +37,6 @@ def test_each_command_says_what_it_does(command: str, capsys: pytest.CaptureFixt
 
 
 def test_help_imports_no_command():
-    """Who asks for help waits for nothing else."""
     code = (
         "import sys; from cloudjob.cli import main\n"
         "try: main(['--help'])\n"
@@ -57,7 +56,6 @@ def test_a_port_that_is_none_is_refused(port: str, capsys: pytest.CaptureFixture
 
 
 def test_orphans_are_removed_without_the_docker_extra(tmp_path: Path):
-    """And a job of the docker backend is reported in one line."""
     code = (
         "import sys; from cloudjob.cli import main\n"
         "for name in ('docker', 'requests', 'urllib3'): sys.modules[name] = None\n"
@@ -72,7 +70,6 @@ def test_orphans_are_removed_without_the_docker_extra(tmp_path: Path):
 
 
 def test_no_message_controls_the_terminal(capsys: pytest.CaptureFixture[str]):
-    """Whatever a script has written, a record says, or a store has answered."""
     bad = "\x1b]0;x\x07\r\u202e\x9b2J\udcff"
     failure = Failure(node=0, host=bad, rank=1, exit_code=1, message=bad, last_lines=(bad, bad))
     status = JobStatus(

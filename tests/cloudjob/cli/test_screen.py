@@ -37,7 +37,6 @@ def shown(*pieces: bytes, is_live: bool = True) -> bytes:
     ],
 )
 def test_only_colours_of_a_rank_reach_a_terminal(text: bytes, safe: bytes):
-    """In whole lines and in parts; a file has every byte."""
     for piece, end in ((b"[0] " + text + b"\n", b"\n"), (b"[0]+ " + text + b"\n", b"\n")):
         assert shown(piece) == b"[0] " + safe + end
         assert shown(piece, is_live=False) == b"[0] " + text + b"\n"

@@ -60,7 +60,6 @@ def problems_of(job, *args, **options):
 
 
 def test_a_script_alone_is_a_job(job, tmp_path):
-    """Without any file everything is a default and the source is the current folder."""
     loaded = job(job_file=None)
 
     assert loaded.spec == JobSpec(script="train.py", source=str(tmp_path))
@@ -181,7 +180,6 @@ def test_script_and_args_may_stand_in_the_file(job):
 
 
 def test_the_project_file_is_searched_in_the_source(job, tmp_path):
-    """With --source it is that folder's cloudjob.yaml that counts."""
     (tmp_path / "cloudjob.yaml").write_text("nodes: 2")
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "cloudjob.yaml").write_text("nodes: 3")
@@ -222,7 +220,7 @@ def test_null_is_not_given(job, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "~", "{}", "\ufeff", "\r\n"])
-def test_an_empty_file_says_nothing(job, text):
+def test_an_empty_file_sets_nothing(job, text):
     """A file without keys is no fault."""
     assert job(text).spec.nodes == 1
 
@@ -381,7 +379,6 @@ BOMB = "modelarts:\n  body:\n    a0: &a0 [x]\n" + "".join(
     ],
 )
 def test_a_broken_file_is_one_line(job, text, where, what, hint):
-    """What is no YAML is said with file, line and column, and a hint."""
     with pytest.raises(UsageError) as caught:
         job(text)
 
@@ -409,7 +406,6 @@ def test_a_user_file_that_is_named_must_exist(job, tmp_path):
 
 
 def test_the_users_own_file_is_found(job, tmp_path, monkeypatch):
-    """Without CLOUDJOB_CONFIG it is config.yaml in the platform's folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert job("", environ={}).spec.retries == 0
 
@@ -418,8 +414,7 @@ def test_the_users_own_file_is_found(job, tmp_path, monkeypatch):
     assert job("", environ={}).spec.retries == 3
 
 
-def test_a_project_file_that_is_a_folder_is_said(job, tmp_path):
-    """What is there but cannot be read is never passed over."""
+def test_a_project_file_that_is_a_folder_is_reported(job, tmp_path):
     (tmp_path / "cloudjob.yaml").mkdir()
 
     with pytest.raises(UsageError, match=r"reading project file: cloudjob\.yaml: "):
@@ -459,7 +454,6 @@ PIECES += ["{", "}", "[", "]", ", ", "- ", "\n", "  ", "~", "@f", "A", "9" * 500
     | st.lists(st.sampled_from(PIECES), max_size=16).map(lambda pieces: "".join(pieces).encode())
 )
 def test_no_file_is_a_traceback(job, data):
-    """Whatever bytes a job file holds, it is read or refused as the user's mistake."""
     with contextlib.suppress(UsageError):
         job(data)
 
@@ -651,7 +645,6 @@ def test_the_profile_is_complete_and_good(job, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_profile_is_good_with_every_comment_opened(job, environ, backend):
-    """What the profile shows in comments works when it is used."""
     text = (ROOT / "configs" / f"{backend}.yaml").read_text()
     opened = re.sub(r"^# ?(?=( *[A-Za-z0-9_]+:| *- )( |$|[^ ]))", "", text, flags=re.MULTILINE)
     environ |= {"WANDB_API_KEY": "x"}
@@ -707,8 +700,7 @@ def test_a_section_has_maps_lists_and_trees(job):
         "modelarts: {tags: [a]}",
     ],
 )
-def test_a_section_says_what_is_wrong_with_it(job, text):
-    """With the key, and the schema says so, too."""
+def test_each_problem_of_a_section_is_reported(job, text):
     assert problems_of(job, text)[0].split(": ")[1].startswith("modelarts.")
     assert not accepts(yaml.safe_load(text))
 
@@ -744,7 +736,6 @@ def test_a_backend_has_a_limit_of_its_own(job, tmp_path, user, text, flags, want
 
 
 def test_a_job_that_is_copied_is_the_same_job(job, tmp_path, environ):
-    """Whatever it holds; its files are not read again, and what is given anew wins."""
     environ["TOKEN"] = "s3cret"
     first = job(
         MODELARTS + "script: t.py\nenv: {A: '1', B: x}\nsecrets: [TOKEN]\nargs: [a, b]"
@@ -812,7 +803,6 @@ def test_an_env_file_is_read_exactly(env_file, data, variables):
 
 
 def test_a_name_alone_is_taken_from_the_environment(env_file):
-    """As in Docker, a name that is not set there is left out."""
     assert env_file(b"A\nexport B \nC\n", {"A": "1", "B": "2"}) == {"A": "1", "B": "2"}
 
 
@@ -850,7 +840,6 @@ def test_an_env_file_that_cannot_be_read_is_one_line(tmp_path, name):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=40) | st.text("A1=\"'\\ n$#\n\r\t").map(str.encode))
 def test_no_env_file_is_a_traceback(env_file, data):
-    """Whatever bytes an env file holds, it is read or refused as the user's mistake."""
     try:
         variables = env_file(data)
     except UsageError:
@@ -861,7 +850,6 @@ def test_no_env_file_is_a_traceback(env_file, data):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(NAMES, st.binary(max_size=20).filter(lambda v: b"\r" not in v)))
 def test_every_value_can_be_written_in_quotes(env_file, variables):
-    """In double quotes with backslashes doubled, any bytes without CR come back."""
     lines = [
         name.encode() + b'="' + value.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
         for name, value in variables.items()

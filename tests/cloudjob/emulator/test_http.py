@@ -125,7 +125,7 @@ def test_a_refused_upload_is_read_before_the_answer_is_lost(api: Api, s3: Any):
     assert answer.count(b"HTTP/1.1 403 ") == 2
 
 
-def test_a_client_that_waits_for_100_gets_its_refusal_at_once(api: Api):
+def test_a_client_that_waits_for_100_is_refused_at_once(api: Api):
     api.fault("full-obs")
     endpoint = api.address.s3_endpoint
     put = head(endpoint, "PUT /data/x", "Content-Length: 1000", "Expect: 100-continue")
@@ -234,7 +234,7 @@ def put_of(endpoint: str, target: str) -> bytes:
 
 @pytest.mark.parametrize("parts", [(), (b"GET / HT",), (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",)])
 def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch, parts: tuple[bytes, ...]):
-    """Before a request, within its head and after its answer."""
+    """A client may fall silent before a request, within its head and after its answer."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await Response("ok")(scope, receive, send)

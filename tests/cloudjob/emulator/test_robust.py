@@ -136,7 +136,7 @@ REQUESTS = [("POST", "{p}/training-jobs", JOB), *OTHERS]
 PLACES = [(*request, way) for request in REQUESTS for way in ways(request[2])]
 
 
-def test_a_value_of_another_type_at_any_key_is_no_internal_error(held: tuple[Api, str]):
+def test_a_value_of_another_type_at_any_key_causes_no_internal_error(held: tuple[Api, str]):
     chance = random.Random(20261121)
     for method, path, body, way in PLACES:
         for value in chance.sample(VALUES, 4):
@@ -163,7 +163,7 @@ ANY = st.recursive(
 
 @given(st.sampled_from(PLACES), ANY)
 @settings(max_examples=150)
-def test_hostile_values_at_any_key_are_no_internal_error(
+def test_hostile_values_at_any_key_cause_no_internal_error(
     held: tuple[Api, str], place: Any, value: Any
 ):
     method, path, body, way = place
@@ -259,7 +259,7 @@ def test_a_fault_accepts_finite_numbers_only(held: tuple[Api, str]):
             daemon.add_fault(api.home, kind="slow-obs", **values)
 
 
-def test_a_body_that_is_no_object_is_refused(held: tuple[Api, str]):
+def test_a_body_that_is_not_an_object_is_refused(held: tuple[Api, str]):
     api, _ = held
     for body in ([], "text", 3, None):
         status, answer, _ = api.ask("POST", "{p}/training-jobs", body)

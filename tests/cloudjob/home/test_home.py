@@ -150,7 +150,6 @@ def test_a_shared_folder_is_refused_and_left_as_it_is(
 
 @pytest.mark.parametrize("mode", [0o1777, 0o1770])
 def test_a_folder_with_the_sticky_bit_is_never_taken_for_ours(open_folder: Path, mode: int):
-    """Neither with our records in it, nor where it bears the name of a folder of ours."""
     open_folder.chmod(mode)
     (open_folder / "records.db").touch()
 
@@ -182,7 +181,7 @@ def test_a_link_of_our_own_may_name_another_disk(tmp_path: Path):
 
 @pytest.mark.parametrize("pattern", ["main.py", "__pycache__/main.*.pyc", "../digest"])
 @pytest.mark.parametrize("change", ["flip", "empty", "remove"])
-def test_a_damaged_entry_is_made_anew(tmp_path: Path, pattern: str, change: str):
+def test_a_damaged_entry_is_unpacked_again(tmp_path: Path, pattern: str, change: str):
     entry = Path(interpreters.entry_of(tmp_path / "home"))
     [path] = (entry / "jobentry").glob(pattern)
     whole = path.read_bytes()

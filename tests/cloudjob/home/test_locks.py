@@ -77,7 +77,7 @@ def test_a_folder_of_a_process_that_was_killed_goes_and_that_of_a_living_one_sta
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_was_made_just_now_is_nobody_s_leftover(tmp_path: Path):
+def test_a_new_folder_is_not_swept(tmp_path: Path):
     """Its lock is taken a moment after it was made."""
     (tmp_path / "new").mkdir()
 
@@ -86,7 +86,6 @@ def test_a_folder_that_was_made_just_now_is_nobody_s_leftover(tmp_path: Path):
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
-    """With what to do."""
     (tmp_path / "file").write_bytes(b"")
 
     with pytest.raises(BackendError) as caught, locks.scratch(tmp_path / "file"):
@@ -97,7 +96,6 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
 
 
 def test_a_lock_is_held_as_long_as_its_descriptor_is_open(tmp_path: Path):
-    """And it is no other's in between."""
     path = tmp_path / "lock"
     assert not locks.is_held(path)
 
@@ -110,9 +108,7 @@ def test_a_lock_is_held_as_long_as_its_descriptor_is_open(tmp_path: Path):
     assert not locks.is_held(path)
 
 
-def test_where_there_are_no_locks_nobody_is_taken_for_dead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_locks_no_process_counts_as_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A file system without them must not have a living job swept away."""
 
     def refuse(*_: object) -> None:
@@ -125,7 +121,7 @@ def test_where_there_are_no_locks_nobody_is_taken_for_dead(
         locks.is_held(tmp_path / "lock")
 
 
-def test_many_watchers_see_a_running_process_and_keep_no_other_from_starting(tmp_path: Path):
+def test_checking_a_lock_does_not_block_its_owner_or_a_new_one(tmp_path: Path):
     held, free = tmp_path / "held", tmp_path / "free"
     taken = locks.take(held)
     free.touch()

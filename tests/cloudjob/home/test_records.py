@@ -62,7 +62,6 @@ def in_a_child(code, path):
 
 
 def test_a_record_reads_back_as_it_was_written(path):
-    """What is added is there for the next process, every column of it."""
     ugly = record(handle="process://ünï/'\"; --", spec_json="{}\n" * 1000, code_size_bytes=2**40)
     with Records(path) as records:
         records.add(ugly)
@@ -72,7 +71,6 @@ def test_a_record_reads_back_as_it_was_written(path):
 
 
 def test_the_records_are_private(path, records):
-    """Neither the folder nor the file can be read by anybody else, whatever the umask."""
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
@@ -148,8 +146,8 @@ def test_a_beginning_that_fits_several_is_not_guessed(records):
 
 
 @pytest.mark.parametrize("word", ["", "%", "nothing", "'", "train-00011", "\udcff"])
-def test_a_word_that_fits_nothing_is_no_job(records, word):
-    """No word, however odd, finds a job that it is not."""
+def test_an_unknown_name_finds_no_job(records, word):
+    """An arbitrary text never finds a job by accident."""
     records.add(record("train-0001"))
 
     with pytest.raises(JobNotFound) as caught:
@@ -167,7 +165,7 @@ def test_a_mistyped_id_gets_the_nearest(records):
 
 
 def test_a_removed_job_is_gone(records):
-    """Removing forgets exactly one job, and only a job that is there."""
+    """Only an existing job can be removed, and only that one is."""
     records.add(record("a"))
     records.add(record("ab"))
     records.remove("a")
@@ -239,7 +237,7 @@ def refused(path, **options):
     return caught.value
 
 
-def test_a_locked_file_is_said_to_be_locked(path):
+def test_a_locked_file_is_reported_as_locked(path):
     """A writer that never ends is waited for and then named."""
     Records(path).close()
     other = sqlite3.connect(path, isolation_level=None)
@@ -267,7 +265,7 @@ def test_a_newer_file_is_left_alone(path):
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_no_database_is_left_alone(path):
+def test_a_file_that_is_not_a_database_is_left_unchanged(path):
     """Some other file in the place of the records is refused and not overwritten."""
     path.parent.mkdir()
     path.write_text("my notes\n" * 1000)
@@ -276,7 +274,7 @@ def test_a_file_that_is_no_database_is_left_alone(path):
     assert path.read_text() == "my notes\n" * 1000
 
 
-def test_a_damaged_file_is_said_to_be_damaged(path):
+def test_a_damaged_file_is_reported_as_damaged(path):
     """Records whose pages are overwritten are an error with a hint, not a traceback."""
     with Records(path) as records:
         for i in range(200):
@@ -288,7 +286,7 @@ def test_a_damaged_file_is_said_to_be_damaged(path):
     assert "malformed" in refused(path).message
 
 
-def test_a_shortened_file_is_said_to_be_damaged(path):
+def test_a_truncated_file_is_reported_as_damaged(path):
     """Records cut in the middle are an error with a hint too."""
     with Records(path) as records:
         for i in range(200):
@@ -342,7 +340,7 @@ def test_a_system_file_that_cannot_be_opened_is_refused():
     refused(Path("/proc/cloudjob/records.db"))
 
 
-def test_a_full_disk_is_said(path):
+def test_a_full_disk_is_reported(path):
     """SQLite's word for a full disk comes with what to do about it."""
     with Records(path) as records:
         records._database.execute("PRAGMA max_page_count = 1")
@@ -351,7 +349,7 @@ def test_a_full_disk_is_said(path):
     assert "free some space" in caught.value.hint
 
 
-def test_a_file_that_may_not_grow_is_said(path):
+def test_a_file_size_limit_is_reported(path):
     """A write that the system refuses half-way is an error, and the records stay whole."""
     Records(path).close()
     code = (

@@ -33,7 +33,7 @@ def told(job: JobSpec) -> MindSpore:
 
 @pytest.mark.parametrize("launcher", ["msrun", "dynamic-cluster", "mindspore-mpi", "rank-table"])
 @pytest.mark.parametrize("target", ["CPU", "GPU", "Ascend"])
-def test_launchers_work_where_the_documents_say(launcher, target):
+def test_launchers_are_allowed_on_the_documented_devices(launcher, target):
     """And mpirun on a CPU too, as our wrappers make it work; a rank table only on Ascend."""
     found = problems(spec(launcher, device_target=target))
 
@@ -69,7 +69,7 @@ def test_parameter_servers_are_refused_and_not_ignored(launcher, servers):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("target", ["CPU", "GPU", "Ascend"])
-def test_modes_work_where_the_documents_say(mode, target):
+def test_modes_are_allowed_on_the_documented_devices(mode, target):
     """A CPU knows only data-parallel training."""
     found = problems(spec(device_target=target, parallel_mode=mode))
 
@@ -82,7 +82,6 @@ def test_modes_work_where_the_documents_say(mode, target):
 
 
 def test_a_flag_overrides_the_table_of_hardware():
-    """But not what makes no sense anywhere."""
     job = spec("rank-table", parallel_mode="auto_parallel", hardware_check="off")
     senseless = spec("torchrun", parallel_mode="data_parallel", hardware_check="off")
 
@@ -139,7 +138,7 @@ def test_devices_are_those_of_the_job(lines, problem):
     assert problems(job) == [problem]
 
 
-def test_the_nodes_are_told_what_is_not_left_to_the_script():
+def test_the_nodes_get_the_settings_that_the_script_does_not_choose():
     """And nothing at all where MindSpore plays no part."""
     whole = spec(
         "msrun", device_target="GPU", parallel_mode="auto_parallel",

@@ -140,7 +140,6 @@ def test_a_fault_names_its_key(values, key):
     ],
 )
 def test_unusual_jobs_that_make_sense_pass(values):
-    """What only looks odd is no fault."""
     assert problems(**values) == []
 
 
@@ -173,7 +172,6 @@ def test_a_name_stands_in_one_place(first):
 
 
 def test_secret_values_are_never_shown():
-    """Neither repr nor problems nor the masked form holds a secret's value."""
     value = spec(secrets={"TOKEN": "hunter2"})
     found = problems(secrets={"TOKEN": "hunter2\0", "MA_X": "hunter2"})
     with pytest.raises(ValidationError) as caught:
@@ -186,7 +184,6 @@ def test_secret_values_are_never_shown():
 
 
 def test_a_job_is_frozen_through_and_through():
-    """Neither fields nor mappings change, not even through the mapping that was passed in."""
     env = {"A": "1"}
     value = spec(env=env, process={"python": "py"})
     env["A"] = "2"
@@ -207,7 +204,6 @@ def test_equal_jobs_are_equal():
 
 
 def test_a_section_is_complete():
-    """What a job leaves out of a backend's section has its default there."""
     value = spec(process={"isolation": "none"})
 
     assert value.section("process") == {
@@ -237,7 +233,6 @@ def test_a_name_comes_from_the_script(script, name):
 
 @given(st.text(st.characters(codec=None), max_size=100))
 def test_every_script_gives_an_allowed_name(script):
-    """Whatever the script is called, the default name obeys the rule of names."""
     assert re.fullmatch(NAME_RULE, default_name(script))
 
 

@@ -27,7 +27,6 @@ def test_only_three_states_are_final():
 
 @pytest.mark.parametrize("state", JobState)
 def test_a_state_prints_as_its_word(state):
-    """On every Python a state is its plain word, however it is written."""
     assert (str(state), f"{state}", json.dumps(state)) == (
         state.value,
         state.value,
@@ -37,7 +36,6 @@ def test_a_state_prints_as_its_word(state):
 
 
 def test_a_running_job_as_json():
-    """What is not known yet is null, and no key is left out."""
     assert to_json(RUNNING) == {
         "job": "train-1",
         "name": "train",

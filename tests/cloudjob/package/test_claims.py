@@ -124,7 +124,6 @@ def gc(store: Store, *, keep_s: float = WEEK_S, dry_run: bool = False) -> Collec
 
 
 def test_a_second_submit_sends_nothing(laptop: Laptop, store: Store):
-    """And leaves no claim."""
     laptop.submit()
     before = keys(store, "layers/")
     job = laptop.submit()
@@ -143,7 +142,6 @@ def test_two_users_with_one_source_share_its_layer(laptop: Laptop, store: Store,
 
 
 def test_a_layer_that_has_gone_is_sent_again(laptop: Laptop, store: Store):
-    """What is remembered is not believed."""
     laptop.submit()
     (laptop.source / "train.py").write_text("print(2)\n")
     laptop.submit()
@@ -418,7 +416,7 @@ def whole(store: DirectoryStore, target: Path) -> Iterator[str]:
 
 @pytest.mark.long
 def test_a_submit_that_is_killed_leaves_nothing_half_made(tmp_path: Path):
-    """At forty points: each object is whole or not there, and the next submit works as ever."""
+    """Killed at forty points: each object is complete or absent, and the next submit works."""
     source, home = tmp_path / "source", tmp_path / "home"
     source.mkdir()
     (source / "train.py").write_text("print('hello')\n")

@@ -148,8 +148,8 @@ def test_rules_above_the_source_count_in_one_repository(tmp_path: Path):
 
 
 @needs_git
-def test_a_source_that_git_ignores_is_packed_all_the_same(tmp_path: Path):
-    """Who submits a folder of results means its files."""
+def test_a_source_folder_that_git_ignores_is_packed(tmp_path: Path):
+    """A user who submits a folder of results wants its files."""
     top = tmp_path / "top"
     git(tmp_path, "init", "-q", str(top))
     write(top / ".gitignore", "/out/\n*.py\n")
@@ -160,7 +160,6 @@ def test_a_source_that_git_ignores_is_packed_all_the_same(tmp_path: Path):
 
 @needs_git
 def test_the_users_own_rules_and_info_exclude_count(tmp_path: Path, home: Path):
-    """Also through a worktree, whose .git is a file, and by git's default for the former."""
     top = tmp_path / "top"
     git(tmp_path, "init", "-q", str(top))
     write(top / "a")
@@ -177,7 +176,7 @@ def test_the_users_own_rules_and_info_exclude_count(tmp_path: Path, home: Path):
     assert explain(tmp_path / "other", "y.mine").rule == f"{home}/.config/git/ignore:1: *.mine"
 
 
-def test_git_is_told_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_git_gets_no_secret_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A secret of the job is often a variable of who submits it."""
     seen = tmp_path / "seen"
     write(tmp_path / "bin" / "git", f"#!/bin/sh\nenv >{seen}\nexit 1\n").chmod(0o755)

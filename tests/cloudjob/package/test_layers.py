@@ -118,7 +118,6 @@ def test_a_young_file_is_read_again(source: Source):
 
 
 def test_an_edit_sends_the_file_alone(source: Source):
-    """With a few hundred bytes of index."""
     source.write("lib/7.bin", b"y" * 3000)
 
     packed = source.pack()
@@ -129,7 +128,6 @@ def test_an_edit_sends_the_file_alone(source: Source):
 
 
 def test_a_rename_a_mode_and_a_copy_send_no_content(source: Source):
-    """What a layer holds already is only named."""
     (source.folder / "lib" / "1.bin").rename(source.folder / "lib" / "moved.bin")
     (source.folder / "lib" / "2.bin").chmod(0o755)
     source.write("copy.bin", (source.folder / "lib" / "3.bin").read_bytes())
@@ -151,7 +149,6 @@ def test_a_touched_file_makes_no_layer(source: Source):
 
 
 def test_removed_files_are_gone(source: Source):
-    """Also a folder that becomes a file, and the other way round."""
     for number in range(50):
         (source.folder / "lib" / f"{number}.bin").unlink()
     source.write("thing", b"1")
@@ -301,7 +298,7 @@ def test_an_edit_beside_thousands_of_empty_files_stays_small(tmp_path: Path):
     source.check(packed)
 
 
-def test_memory_is_a_file_that_nobody_else_reads(source: Source, tmp_path: Path):
+def test_the_memory_is_a_private_file(source: Source, tmp_path: Path):
     """It comes back as it was; what makes no sense is nothing."""
     path = cache.path_of(tmp_path / "home", source.folder, "file:///store")
 
@@ -326,5 +323,4 @@ def test_memory_is_a_file_that_nobody_else_reads(source: Source, tmp_path: Path)
     [("a b", "/a b"), ("a*?[x]\\", "/a\\*\\?\\[x]\\\\"), ("d/", "/d/"), ("tail ", "/tail\\ ")],
 )
 def test_the_line_that_leaves_a_path_out(path: str, line: str):
-    """Whatever is in a name."""
     assert ignore_line(path) == line

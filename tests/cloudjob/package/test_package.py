@@ -164,7 +164,6 @@ def test_the_package_describes_its_tree(source: Path):
 
 
 def test_modes_are_kept_without_the_bits_that_change_users(source: Path):
-    """What may run may run on the other side, but not as somebody else."""
     (source / "train.py").chmod(0o4755)
     (source / "empty").mkdir(mode=0o700)
 
@@ -173,7 +172,7 @@ def test_modes_are_kept_without_the_bits_that_change_users(source: Path):
     assert (tree["train.py"].mode, tree["empty"].mode) == (0o755, 0o700)
 
 
-def test_names_that_are_no_text_come_as_they_are(source: Path):
+def test_names_that_are_not_utf8_keep_their_bytes(source: Path):
     """The bytes of every name are kept."""
     (source / "d").mkdir()
     for name in (b"d/\xff", b"d/z", "d/é".encode(), b"d-"):
@@ -344,7 +343,7 @@ def test_the_state_of_cloudjob_is_never_packed(source: Path, ignore: str, is_lin
     assert not explain(source, "state/records.db", home=home, follow_links=True).goes
 
 
-def test_the_state_of_cloudjob_is_no_source(source: Path):
+def test_the_state_folder_of_cloudjob_is_not_packed(source: Path):
     with pytest.raises(PackageError, match="CLOUDJOB_HOME"):
         scan(source, home=source)
 
@@ -392,7 +391,6 @@ def test_a_text_that_holds_a_key_stops_the_pack(source: Path, name: str, text: s
 
 
 def test_a_file_that_is_called_a_key_and_is_one_is_left_out(source: Path):
-    """By its name and its first line; a certificate beside it goes."""
     write(source / "server.pem", KEY_HEADER)
     write(source / "ca.pem", "-----BEGIN CERTIFICATE-----\nMIIE\n")
 
@@ -423,7 +421,7 @@ def test_all_secrets_are_named_at_once_with_their_lines(source: Path):
         ("weights.bin", PRIVATE_KEY + "\0"),
     ],
 )
-def test_ordinary_files_are_no_secrets(source: Path, name: str, text: str):
+def test_ordinary_files_contain_no_secrets(source: Path, name: str, text: str):
     """Public keys, code that handles keys, hashes and binary data go along."""
     write(source / name, text)
 
@@ -508,7 +506,7 @@ def test_a_script_may_be_reached_in_any_way_inside_the_source(source: Path):
 # ---- what cannot be read
 
 
-def test_a_source_that_is_no_folder_is_refused(source: Path):
+def test_a_source_that_is_not_a_folder_is_refused(source: Path):
     """A missing one and a file are told apart."""
     missing, file = source / "missing", source / "train.py"
 
@@ -560,7 +558,7 @@ def test_an_archive_that_breaks_off_leaves_nothing(source: Path):
 def test_a_file_that_changes_between_the_two_steps_is_refused(
     source: Path, size_bytes: int, change: str
 ):
-    """What was decided must still be true when it is read: small files and large ones alike."""
+    """A file must not change between scan and read, whether small or large."""
     file = source / "log.bin"
     file.write_bytes(b"x" * size_bytes)
     tree = scan(source)

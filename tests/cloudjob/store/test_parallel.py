@@ -25,7 +25,6 @@ def test_a_call_has_a_time_limit():
 
 
 def test_each_comes_with_what_it_gave():
-    """In their order, however many."""
     assert list(iterate_in_parallel(str, range(1000))) == [(n, str(n)) for n in range(1000)]
 
 
@@ -44,7 +43,7 @@ def test_slow_calls_do_not_hold_up_what_comes():
     assert done == set(range(4 * 64))
 
 
-def test_what_comes_faster_than_it_is_taken_waits():
+def test_results_wait_for_a_slow_reader():
     """No more is in memory than the threads are at, and the next that is to be handed over."""
     taken, most = list[int](), 0
     go_on = threading.Event()

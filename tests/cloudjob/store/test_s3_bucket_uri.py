@@ -204,7 +204,6 @@ def test_a_profile_and_a_program_that_prints_credentials_are_used(
     ],
 )
 def test_a_uri_that_means_nothing_is_refused(uri: str, message: str, hint: str):
-    """At once, and without showing keys that stand in it."""
     with pytest.raises(StoreError) as caught:
         open_store(uri)
 
@@ -228,7 +227,6 @@ def test_a_uri_that_means_nothing_is_refused(uri: str, message: str, hint: str):
     ],
 )
 def test_an_endpoint_that_cannot_be_is_refused(uri: str, environ: dict[str, str], message: str):
-    """Before anything is sent to it."""
     with pytest.raises(StoreError, match=message) as caught:
         opened(uri, {**KEYS, **environ}).access()
 
@@ -236,7 +234,6 @@ def test_an_endpoint_that_cannot_be_is_refused(uri: str, environ: dict[str, str]
 
 
 def test_a_section_fills_in_what_the_uri_leaves_out():
-    """So that the record of a job is all that is needed to find its objects again."""
     sections = {
         "s3": {"endpoint": "https://minio:9000", "region": "r", "addressing": "auto"},
         "process": {"python": "x"},
@@ -256,7 +253,7 @@ def test_a_uri_of_an_object_has_no_options():
     assert store.uri("50%/é#?") == "s3://bucket/a%20b/50%25/%C3%A9%23%3F"
 
 
-def test_bytes_that_are_no_utf8_name_no_object():
+def test_a_key_that_is_not_utf8_is_refused():
     """S3's keys are text."""
     with pytest.raises(StoreError, match="not a valid key"):
         open_store("s3://bucket").put_bytes(b"", "a\udcff")

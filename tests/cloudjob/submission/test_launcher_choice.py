@@ -48,7 +48,6 @@ def choose(tmp_path):
     ],
 )
 def test_an_import_names_its_launcher(choose, text, launcher, module):
-    """In each of the forms that Python has for it."""
     assert choose(text) == (launcher, f"train.py imports {module}")
 
 
@@ -67,7 +66,7 @@ def test_an_import_names_its_launcher(choose, text, launcher, module):
         "import typing as t\nif t.TYPE_CHECKING:\n    import mpi4py",
     ],
 )
-def test_what_is_no_import_names_none(choose, text):
+def test_text_that_is_not_an_import_chooses_no_launcher(choose, text):
     """Words in texts and comments, names that look alike, and what only a type checker reads."""
     choice = choose(text)
 
@@ -109,7 +108,6 @@ def test_what_is_no_import_names_none(choose, text):
     ],
 )
 def test_of_several_imports_the_surest_wins(choose, text, launcher, why):
-    """What the script cannot do without goes before what stands in a function or in a try."""
     assert choose(text) == (launcher, f"train.py {why}")
 
 
@@ -124,14 +122,12 @@ def test_of_several_imports_the_surest_wins(choose, text, launcher, why):
     ],
 )
 def test_modules_of_the_user_are_followed(choose, text, file):
-    """However they are named; a framework that they import counts."""
     choice = choose(text, files={file: "import torch.distributed"})
 
     assert choice == ("torchrun", f"{file}, which train.py imports, imports torch.distributed")
 
 
 def test_they_are_followed_from_one_to_the_next(choose):
-    """Also in a circle, and with relative imports; the folder of the script is where they begin."""
     files = {
         "src/a.py": "from b import c",
         "src/b/__init__.py": "from . import c\nimport a",
@@ -153,13 +149,12 @@ def test_the_nearest_module_decides(choose):
     assert choose("import a, mpi4py", files=files).launcher == "mpirun"
 
 
-def test_a_module_that_nothing_imports_has_no_say(choose):
+def test_a_module_that_nothing_imports_is_ignored(choose):
     """It only lies beside the script."""
     assert choose("import os", files={"old.py": "import horovod"}).launcher == "mpirun"
 
 
 def test_a_folder_of_the_users_hides_a_framework_of_its_name(choose):
-    """As it does for Python."""
     assert choose("import mpi4py", files={"mpi4py.py": "import torch.distributed"}) == (
         "torchrun",
         "mpi4py.py, which train.py imports, imports torch.distributed",
@@ -180,7 +175,7 @@ def test_a_folder_of_notes_hides_nothing(choose):
     "text",
     [b"print 'old'", b"\xff\xfe\x00", b"(" * 5000, b"-" * 90_000 + b"1", b"x = 1\n" * 200_000],
 )
-def test_a_file_that_cannot_be_read_has_no_say(choose, text, recwarn):
+def test_an_unreadable_file_is_ignored(choose, text, recwarn):
     """Python 2, no text, text that is too deep or too long: the nodes say what is wrong with it."""
     assert choose(text).launcher == "mpirun"
     assert choose(b"import broken\nimport torch.distributed", files={"broken.py": text}) == (
@@ -190,7 +185,7 @@ def test_a_file_that_cannot_be_read_has_no_say(choose, text, recwarn):
     assert not recwarn.list
 
 
-def test_the_image_is_asked_where_the_script_says_nothing(choose):
+def test_the_image_decides_if_the_script_imports_no_framework(choose):
     """Its name, or that of the platform's preset; the script's own word goes first."""
     preset = {"modelarts": {"engine": "horovod_0.22.1-pytorch_1.8.0-cuda_10.2"}}
 
@@ -213,7 +208,6 @@ def test_a_script_of_another_language_is_not_read(choose):
 
 
 def test_horovod_with_gloo_is_a_launcher_of_its_own(choose):
-    """Which the variable of Horovod asks for."""
     choice = choose("import horovod.torch", env={"HOROVOD_CONTROLLER": "gloo"})
 
     assert choice == (
@@ -223,7 +217,6 @@ def test_horovod_with_gloo_is_a_launcher_of_its_own(choose):
 
 
 def test_horovod_that_may_lose_nodes_is_a_launcher_of_its_own(choose):
-    """Whatever its controller: that one is Gloo's."""
     choice = choose("import horovod.torch", nodes=3, min_nodes=2)
 
     assert choice == ("horovod-elastic", "train.py imports horovod, and min_nodes is 2")

@@ -171,8 +171,7 @@ def test_damage_that_a_record_reports_is_marked_in_the_store(tmp_path: Path):
         (Filter(since=moment(0)), False),
     ],
 )
-def test_a_filter_takes_what_it_says(which: Filter, wanted: bool, tmp_path: Path):
-    """By the record alone."""
+def test_a_filter_selects_the_matching_jobs(which: Filter, wanted: bool, tmp_path: Path):
     assert which.matches(record_of(tmp_path, created_at=MADE_AT)) is wanted
 
 

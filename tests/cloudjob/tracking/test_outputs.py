@@ -74,8 +74,7 @@ def test_small_files_are_fetched_many_at_a_time(tmp_path: Path, size_bytes: int)
     assert len({folder.stat().st_mode for folder in made}) == 1
 
 
-def test_a_file_that_is_not_what_its_manifest_says_is_an_error(tmp_path: Path):
-    """And nothing of it has its name."""
+def test_a_file_that_does_not_match_its_manifest_is_an_error(tmp_path: Path):
     store = DirectoryStore(tmp_path / "store")
     place = kept(store, {"good": b"good", "bad": b"bad"})
     store.put_bytes(b"other", "out/bad")

@@ -115,7 +115,6 @@ def test_an_invalid_line_of_devices_is_reported():
 
 
 def test_an_empty_environment_is_one_node():
-    """Without a word of the platform, this machine is the only node, with one slot."""
     assert env.read({}) == NodeEnv(job="job", node=0, hosts=("localhost",), slots=1)
 
 
@@ -292,8 +291,8 @@ def test_nodes_without_host_names_are_reported(count: str):
     ]
 
 
-def test_all_problems_are_said_at_once():
-    """Nobody should have to start a job five times to find five faults."""
+def test_all_problems_are_reported_at_once():
+    """A user must not have to submit five times to find five errors."""
     found = problems(
         {
             "VC_WORKER_HOSTS": "a,-b",

@@ -40,7 +40,6 @@ def split(stream: bytes) -> list[bytes]:
 
 @given(HAPPENINGS)
 def test_the_bytes_of_every_rank_are_recovered(happenings: list[tuple[int, bytes, bool]]):
-    """However the streams of several ranks are cut and mixed, each can be had back exactly."""
     written: dict[int, bytes] = {}
     for rank, data, _ in happenings:
         written[rank] = written.get(rank, b"") + data

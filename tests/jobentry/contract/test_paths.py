@@ -18,7 +18,6 @@ def test_the_objects_of_a_job_are_below_its_id():
 
 
 def test_the_documented_layout_is_the_default():
-    """Without a word of the platform the folders lie where its documentation puts them."""
     assert node_paths({}, NodeEnv(job="j", node=1, hosts=("a", "b"))) == NodePaths(
         home="/home/ma-user",
         job_dir="/home/ma-user/modelarts/user-job-dir",

@@ -28,7 +28,6 @@ def told(tmp_path):
 
 
 def test_the_driver_gets_the_available_nodes(members, told):
-    """By a name of its own, with the node's number and host."""
     members.come(0)
     few = members.are_enough
     members.come(2)

@@ -550,7 +550,6 @@ def test_a_killed_mpirun_ends_its_ranks(job: Job, until: Callable[..., None]):
 
 
 def test_processes_left_by_ranks_are_killed(job: Job):
-    """Also what has left every group and session."""
     job.script(
         "subprocess.Popen(['setsid', '-f', 'sleep', '60'])\n"
         "subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
@@ -569,7 +568,6 @@ def test_a_second_run_shows_nothing_of_the_first(job: Job):
 
 
 def test_a_killed_entry_can_be_restarted(job: Job, until: Callable[..., None]):
-    """What it left is replaced, and a stop that it was at is forgotten."""
     job.script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + UP + WAIT)
     entry = job.start()
     until(up(job, 1))
@@ -695,7 +693,6 @@ def test_each_node_chooses_its_own_interfaces(pair: Job):
 
 
 def test_a_users_interfaces_reach_every_node(pair: Job):
-    """What stands in OPENMPI_X_ARGS is for all, and each node without it says so."""
     pair.environ["OPENMPI_X_ARGS"] = "-x NCCL_SOCKET_IFNAME=none7"
     pair.script("print(os.environ['NCCL_SOCKET_IFNAME'])\n")
     head, worker = pair.run()

@@ -112,7 +112,7 @@ def test_a_killed_rank_wrapper_is_noticed(
     assert processes[1].wait(20) == -signal.SIGKILL
 
 
-def test_killing_a_wrapper_after_a_failure_is_no_second_failure(
+def test_killing_a_wrapper_after_a_failure_is_not_a_second_failure(
     ranks: LocalRanks, processes: list[subprocess.Popen[bytes]], until: Callable[..., None]
 ):
     door = start(processes, "exit 0")

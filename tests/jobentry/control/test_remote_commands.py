@@ -90,7 +90,6 @@ def head(tmp_path: Path) -> Iterator[Head]:
     "host", ["b.j", "b", "b.j.space.svc"], ids=["whole-name", "short-name", "more-than-whole"]
 )
 def test_a_command_goes_to_the_worker_byte_for_byte(head: Head, host: str):
-    """And what it wrote and how it ended come back, whatever its lines look like."""
     head.commands.open()
     process = head.ask(host, COMMAND)
 

@@ -64,7 +64,7 @@ def test_when_no_rank_has_started_no_node_is_blamed():
 
 
 def test_a_node_that_may_have_no_rank_is_not_named():
-    """With OPENMPI_NP below the number of slots nobody knows which nodes get one."""
+    """If OPENMPI_NP is below the number of slots, it is unknown which nodes get ranks."""
     failure = startup_timeout.hung("mpirun", NodeEnv(hosts=HOSTS, slots=2), 4, {0: 0}, 1, 23.0)
 
     assert failure.node is None

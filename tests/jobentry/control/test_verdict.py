@@ -163,7 +163,7 @@ def test_a_missing_pmix_of_srun_is_reported_with_a_hint():
 
 
 def test_a_failing_mpirun_without_a_failed_rank_is_classified():
-    """With all ranks started it is the user's, else the entry's."""
+    """If all ranks had started, the user's code failed; otherwise the entry did."""
     assert decide({}, {0: 0}, 1, LaunchEnd("mpirun", 9, ("a", "b"))) == Outcome(
         9,
         "user",

@@ -140,7 +140,6 @@ def test_a_worker_whose_head_is_silent_for_too_long_ends_with_125(watch: Any):
 
 
 def test_a_head_that_connects_again_finds_the_worker_as_it_was(watch: Any):
-    """What it has not received comes again, and what the worker has received does not count."""
     head = watch(("torchrun", ["sh", "-c", "exit 3"]))
     head.say("launch")
     head.close()

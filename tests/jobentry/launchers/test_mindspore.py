@@ -216,7 +216,6 @@ def test_an_unknown_host_name_is_reported():
 
 
 def test_the_wrapper_under_mpirun_sets_the_rank_and_device():
-    """And its place on its node, which is its device."""
     environment = {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 
     assert wrapper._apply_options(["--mpi-cluster"], environment, 5) == ""

@@ -128,7 +128,7 @@ def test_open_mpi_5_gets_the_documented_command():
     ("mpi", "nodes", "expected"), [(MPI_4, 1000, None), (MPI_5, 129, None), (MPI_5, 1000, "999")]
 )
 def test_open_mpi_5_opens_all_remote_shells_at_once(mpi: Mpi, nodes: int, expected: str | None):
-    """With fewer at once than nodes it was seen to hang; the user's word comes before ours."""
+    """Open MPI was seen to hang with a lower limit; the user's value takes precedence."""
     hosts = tuple(f"h{node}" for node in range(nodes))
     many = NODE._replace(hosts=hosts)
 
@@ -365,8 +365,8 @@ def test_invalid_options_are_reported_with_their_variable(words: str, problem: s
         assert caught.value.problems == ["%s: %s" % (variable, problem)]
 
 
-def test_all_problems_are_said_at_once():
-    """Nobody should have to start a job four times to find four faults."""
+def test_all_problems_are_reported_at_once():
+    """A user must not have to submit four times to find four errors."""
     with pytest.raises(ArgsError) as caught:
         command(OpenMpi(bind_args="'", x_args="-x", mca_args="-mca", extra_args=":"))
 

@@ -130,7 +130,6 @@ def test_an_existing_default_interface_stays(environ: dict[str, str]):
     [(DEFAULT, {}), ("bond0,eth0", {"NCCL_SOCKET_IFNAME": "bond0,eth0"})],
 )
 def test_a_missing_default_interface_is_replaced(value: str, environ: dict[str, str]):
-    """By the interface on which the other nodes are, and the log says so."""
     choice = choose(TWO, here(ETH0._replace(name="ens1"), NET1, toward="net1"), **environ)
 
     assert choice == Choice(
@@ -247,7 +246,6 @@ def test_gloo_needs_full_names_of_existing_interfaces(value: str, is_there: bool
 def test_missing_infiniband_devices_are_reported(
     value: str, devices: tuple[str, ...], is_there: bool
 ):
-    """What is to be left out need not be there; without its devices NCCL is only slow."""
     choice = choose(TWO, here(ETH0, devices=devices), NCCL_IB_HCA=value)
 
     assert choice.variables["NCCL_IB_HCA"] == value
@@ -309,7 +307,6 @@ def test_the_loopback_interface_is_detected():
 
 
 def test_the_loopback_leads_to_nodes_on_this_machine():
-    """By the address that the backend names, by the node's own name, and by its peer's."""
     found = interfaces.detect()
     for environ, hosts in (
         ({"MA_CURRENT_IP": "127.0.3.4"}, ("no.invalid", "neither.invalid")),

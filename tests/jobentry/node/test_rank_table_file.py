@@ -61,7 +61,6 @@ PUBLISHED = v0(
 
 
 def test_the_platforms_table_becomes_version_1_0():
-    """As in the published example: pods by their number, ranks through all devices."""
     made = json.loads(rank_table.of_text(PUBLISHED).text)
 
     first, second = made["server_list"]
@@ -225,7 +224,6 @@ def site(node: int = 0, **given) -> Site:
 
 
 def test_each_device_has_a_rank_with_its_number():
-    """On the second node, whose ranks come after those of the first."""
     launch = rank_table.launch(site(node=1), ["train.py", "--lr", "1"])
 
     assert launch.ranks == 4

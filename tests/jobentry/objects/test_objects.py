@@ -32,7 +32,7 @@ def test_written_objects_are_read_back(tmp_path: Path):
     assert listed(tmp_path / "job" / "outputs") == ["a b", "a b2"]
 
 
-def test_nobody_else_may_read_the_objects(tmp_path: Path):
+def test_objects_are_private(tmp_path: Path):
     """Folders are 0700 and objects 0600, as the store makes them."""
     objects.write(b"", f"file://{tmp_path}/job/a")
 

@@ -40,7 +40,6 @@ PLAIN = st.text(
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.lists(ANY))
 def test_encoded_keys_come_back_whatever_they_are(keys: list[str]):
-    """What XML cannot hold, a percent sign can."""
     more = "<EncodingType>url</EncodingType><IsTruncated>false</IsTruncated>"
     data = page(*(row(quote_plus(key)) for key in keys), more=more)
 
@@ -106,7 +105,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
-def test_what_is_no_list_is_refused(data: bytes):
+def test_an_answer_that_is_not_a_list_is_refused(data: bytes):
     """It is not taken for an empty one, nor does it do any harm."""
     with pytest.raises(XmlError):
         s3_xml.page(data)
@@ -135,5 +134,4 @@ def test_a_fault_has_a_code_and_a_message():
     ],
 )
 def test_times(text: str, seconds: int):
-    """Of a list, and of a header."""
     assert s3_xml.when(text) == seconds * 10**9

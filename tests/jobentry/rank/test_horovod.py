@@ -69,7 +69,6 @@ def test_with_mpi_mpirun_carries_the_variables():
 
 
 def test_an_elastic_job_has_a_driver_on_the_head_and_nothing_on_the_workers():
-    """What the driver needs stands in a file: what it starts, how, and how many ranks."""
     head = make("horovod-elastic", HOROVOD_ELASTIC_TIMEOUT="7")
 
     (driver,) = head.processes

@@ -298,7 +298,6 @@ def test_a_missing_script_is_reported(tmp_path: Path, door: Door):
 def test_a_script_is_ended_by_signals_as_with_python(
     tmp_path: Path, zipapp: str, number: int, until: Callable[..., None]
 ):
-    """Who waits for it sees the signal."""
     # The mark is made on the line that sleeps, by a call with no frame of its own: wherever SIGINT
     # strikes from then on, the traceback is the same but for what it underlines.
     script = written(tmp_path, "import os, time\nos.mkdir('up'); time.sleep(60)")

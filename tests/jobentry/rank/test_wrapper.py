@@ -26,7 +26,6 @@ NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,6}", fullmatch=True) | st.sampled_from
 
 
 def test_a_rank_has_carried_variables_and_those_of_its_node():
-    """What differs from node to node is the node's, all else the head's where it carried it."""
     session = {
         "MA_VJ_NAME": "head",
         "LR": "head",
@@ -299,7 +298,7 @@ def test_a_rank_does_not_wait_for_daemons(node: Node):
     os.kill(int(node.log()), signal.SIGKILL)
 
 
-def test_processes_that_a_script_kills_are_no_failure(node: Node):
+def test_processes_that_a_script_kills_are_not_a_failure(node: Node):
     door = node.start("bash", "-c", "sleep 600 & kill $!; exit 0")
 
     assert door.wait(20) == 0

@@ -268,7 +268,6 @@ def test_a_missing_layer_is_reported(tmp_path: Path):
 
 
 def test_a_package_with_another_digest_is_not_unpacked(tmp_path: Path):
-    """Neither one whose descriptor says so, nor one whose layers make another tree."""
     package = made(tmp_path, file("a"))
     other = "sha256:" + "0" * 64
     target = str(tmp_path / "node" / "code")
@@ -393,7 +392,6 @@ def test_a_zip_bomb_is_not_inflated(tmp_path: Path, announced_bytes: int, in_zip
 
 
 def test_a_manifest_that_is_a_bomb_is_not_inflated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Neither when the zip file declares its size, nor when it declares less."""
     monkeypatch.setattr(packages, "MANIFEST_LIMIT_BYTES", 1_000_000)
     bomb = zipped([(deflated("manifest.json"), b" " * BOMB_BYTES)])
     less = bomb.replace(BOMB_BYTES.to_bytes(4, "little"), (1000).to_bytes(4, "little"))
@@ -587,7 +585,6 @@ def test_a_number_of_a_million_digits_is_refused_at_once():
 
 @pytest.mark.parametrize("cut_bytes", [0, 10, 100, 300])
 def test_a_layer_that_was_cut_is_refused(tmp_path: Path, cut_bytes: int):
-    """At its beginning, at its end, or longer than it was."""
     package = made(tmp_path, file("a", b"x" * 600), body=b"x" * 600)
     path = package.store / package.layers[0].key
     whole = path.read_bytes()

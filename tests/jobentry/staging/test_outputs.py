@@ -171,7 +171,6 @@ def test_an_invalid_manifest_is_refused(data: bytes):
 
 
 def test_every_file_is_uploaded_at_the_end(tmp_path: Path):
-    """Under its own name, whatever bytes that has; what is no file is passed over."""
     node = Node(tmp_path).prepare()
     odd = os.fsdecode(b"50% \xff#?")
     (node.folder / "deep" / "empty").mkdir(parents=True)
@@ -470,7 +469,6 @@ def test_stored_files_are_listed_before_a_large_upload(
 
 
 def test_changed_files_are_uploaded_while_the_job_runs(tmp_path: Path):
-    """And what has not changed is not touched again."""
     node = Node(tmp_path).prepare()
     node.write(a=b"1", ckpt__b=b"2")
     node.keep_now()
