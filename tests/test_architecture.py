@@ -1,4 +1,4 @@
-"""The rules of the whole: who may import whom, how old a Python may be, what is documented."""
+"""Rules of the code base: imports, Python versions, and documentation."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def built(target: Path) -> bytes:
-    """Return the zipapp, built anew."""
+    """Return a freshly built zipapp."""
     done = run(sys.executable, ROOT / "scripts" / "build_zipapp.py", target)
     assert done.returncode == 0, done.stderr
     return target.read_bytes()
@@ -178,7 +178,7 @@ def test_the_container_half_needs_no_younger_python_than_3_8():
 
 @pytest.mark.parametrize("path", CONTAINER, ids=named)
 def test_annotations_are_never_evaluated(path: Path):
-    """``list[str]`` and ``X | None`` are no syntax of 3.8, but in annotations nobody reads them."""
+    """Annotations may have ``list[str]`` and ``X | None``, as they are not evaluated."""
     text = path.read_text()
     annotated = [
         node
@@ -248,7 +248,7 @@ def test_commands_that_read_no_job_file_do_without_pydantic():
 
 @pytest.mark.parametrize("path", LAPTOP + CONTAINER, ids=named)
 def test_only_the_wrappers_print(path: Path):
-    """All else returns what it has to say, or raises it."""
+    """All other modules return messages, or raise them."""
     printed = [
         node.lineno
         for node in ast.walk(ast.parse(path.read_text()))

@@ -1,4 +1,4 @@
-"""Who waits for a service reads for what: stores, clusters, ModelArts and the command line."""
+"""Notices about waits for a service: stores, clusters, ModelArts and the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A submit to a bucket that is killed at any of its requests: what a node would start is whole."""
+"""A submit killed at any of its requests to a bucket never leaves half a package."""
 
 from __future__ import annotations
 

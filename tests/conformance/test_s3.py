@@ -1,4 +1,4 @@
-"""What only stores of S3 and OBS promise: parts that go on, and a network that may fail."""
+"""What only S3 and OBS stores promise: multipart uploads and a failing network."""
 
 from __future__ import annotations
 

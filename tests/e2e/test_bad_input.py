@@ -1,4 +1,4 @@
-"""Whatever is wrong is told in a line with a hint and the documented code: no traceback."""
+"""Every error is one line with a hint and the documented exit code, never a traceback."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_job_with_more_gpus_than_the_machine_has_is_refused(cloud, script):
 
 
 def test_a_missing_mpirun_is_reported_with_what_to_install(cloud, script):
-    """The message says what to install; launchers that need none do without."""
+    """The message names what to install; launchers without mpirun still work."""
     tools = cloud.folder / "tools"
     tools.mkdir()
     for name in ("sh", "env", "cat"):

@@ -1,4 +1,4 @@
-"""Each way in which a rank ends badly ends the job at once, with that rank's code."""
+"""Every failure of a rank ends the job at once, with that rank's exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every fault at every stage: the job ends with the truth, in finite time, and leaves nothing.
+"""Every fault at every stage: the job ends with the right status, in time, and leaves nothing.
 
 A cell of the table holds a job at a stage, inflicts a fault, and then checks how the job ended,
 what is left, and whether the next submit works. Nothing here waits for a time: a stage is held by a
@@ -256,7 +256,7 @@ def named(table: dict[tuple[str, str], End]) -> pytest.MarkDecorator:
 
 @named(KILLED)
 def test_a_process_is_killed(case, stage: str, who: str, end: End):
-    """With SIGKILL: the job ends or goes on, and says so."""
+    """After a SIGKILL the job ends or continues, and reports it."""
     held = case(stage)
     for process in held.victims(who):
         os.kill(process, signal.SIGKILL)

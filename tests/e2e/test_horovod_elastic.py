@@ -79,7 +79,7 @@ def kill_node(cloud, job: str, node: int) -> None:
 
 
 def done(cloud) -> dict[str, list]:
-    """What each rank says at its end."""
+    """Return what each rank printed at its end."""
     return {name: json.loads(text) for name, text in cloud.left("done-*").items()}
 
 

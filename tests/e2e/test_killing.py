@@ -1,4 +1,4 @@
-"""Any process of a job may be killed: it ends or goes on, says so, and leaves nothing."""
+"""Any process of a job may be killed: the job ends or continues, reports it, leaves nothing."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def each(names, cases=lambda slots: [()]):
 
 
 def slots_of(launcher):
-    """How many ranks a node has where that is all the same: as many as tell ranks from nodes."""
+    """The number of ranks per node in tests that need more ranks than nodes."""
     return 1 if launcher in LAUNCHERS and LAUNCHERS[launcher].is_one_a_node else 2
 
 

@@ -59,7 +59,7 @@ def run(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def arts(cloud: Any, emulator: Path) -> Any:
-    """The command line of somebody for whom the emulator is what there is."""
+    """The command line of a user who has only the emulator."""
     (cloud.home / "emulator").mkdir(parents=True)
     shutil.copy2(emulator / "emulator" / "address.json", cloud.home / "emulator")
     run(emulator, "fault", "clear")

@@ -1,4 +1,4 @@
-"""Cancelling, time-outs and grace: every rank is asked, has its time, and is gone afterwards."""
+"""Cancels, timeouts and grace periods: every rank gets its signal and time, and then ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real mpirun that hangs in its start-up: ended soon, tried once more, and named."""
+"""A real mpirun that hangs while starting is ended, restarted once, and reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that end well: every rank runs, in the right place, with the right words and variables."""
+"""Successful jobs: every rank runs in the right folder with the right arguments and variables."""
 
 from __future__ import annotations
 

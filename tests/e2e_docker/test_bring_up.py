@@ -1,4 +1,4 @@
-"""Nodes that come up late, wrongly, or not at all, and nodes that come up twice."""
+"""Nodes that come up late, incompatible, twice or not at all."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_an_image_without_python_is_reported_from_its_log(cloud, derive):
 
 
 def test_containers_restart_after_a_crash_of_all_nodes(cloud, base_image):
-    """After a crash of all nodes, as with `docker restart`, what is stale is no hindrance."""
+    """Stale files do not prevent a restart after a crash of all nodes."""
     cloud.script(TWICE)
     job = cloud.detached("--nodes", "2")
     cloud.await_log(job, b"first 1", b"first 0")
@@ -311,7 +311,7 @@ ALONE = ("--nodes", "2", "--launcher", "python")
     ("launcher", "user"), [("python", "sed -i /ma-user/d /etc/passwd"), ("mpirun", "true")]
 )
 def test_nodes_of_most_launchers_need_no_ssh(cloud, derive, launcher, user):
-    """Nor, but for Open MPI, a user in /etc/passwd; the nodes find each other all the same."""
+    """Except for Open MPI, they need no user in /etc/passwd either."""
     image = derive(
         f"no-ssh-{launcher}",
         f"RUN rm /usr/sbin/sshd /usr/bin/ssh /usr/bin/ssh-keygen && {user}",

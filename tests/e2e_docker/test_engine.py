@@ -1,4 +1,4 @@
-"""What stands in the way of a job in containers, what is left, and the images themselves."""
+"""What prevents a job in containers, what is left behind, and the images."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_the_image_runs_a_job_without_cloudjob(engine, base_image, tmp_path):
 
 
 def test_doctor_reports_what_an_image_lacks(cloud, base_image):
-    """The base has everything; a bare Debian is told what to install."""
+    """The base image has everything; for a bare Debian, doctor lists what to install."""
     good = cloud.run("doctor", "--image", base_image)
     bare = cloud.run("doctor", "--image", "debian:bookworm-slim")
 

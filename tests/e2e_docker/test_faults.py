@@ -198,7 +198,7 @@ def check_next(cloud) -> None:
     [pytest.param(*key, end, id="-".join(key)) for key, end in KILLED.items()],
 )
 def test_a_process_or_node_is_killed(case, stage: str, who: str, end: End):
-    """With SIGKILL: the job ends or goes on, and says so."""
+    """After a SIGKILL the job ends or continues, and reports it."""
     held = case(stage)
     if stage == STORING:
         held.await_storing(who)
@@ -240,7 +240,7 @@ def test_a_paused_node_does_not_outlive_a_cancel(case, stage: str, who: str):
 
 
 def test_an_attached_submit_ends_with_its_job_after_a_partition(case):
-    """The nodes give each other up, and nobody waits for the one that was cut off."""
+    """The nodes give each other up, and no process waits for the one that was cut off."""
     held = case("running", "network: {stall_min: 0.25}")
     [network] = held.cloud.networks()
     held.cloud.engine.disconnect_container_from_network(held.nodes[1], network["Id"])

@@ -1,4 +1,4 @@
-"""Jobs in real containers: they run, they tell how they ended, and they leave nothing behind."""
+"""Jobs in real containers: they run, report how they ended, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cloud(cloud, request):
 
 
 def said(done):
-    """Return what each rank said with SAY, by rank."""
+    """Return what each rank printed with SAY, by rank."""
     lines = [json.loads(line.partition(b"] ")[2]) for line in done.out.splitlines()]
     return {int(line["rank"]): line for line in lines}
 
@@ -95,7 +95,7 @@ def test_the_example_trains_on_two_nodes(cloud, examples_image):
 
 
 def test_secrets_and_odd_bytes_reach_every_rank(cloud):
-    """Secrets and values that are no UTF-8 arrive exactly, and no inspection shows the secret."""
+    """Secrets and values that are not UTF-8 arrive exactly, and no inspection shows the secret."""
     cloud.environ["TOKEN"] = b"s3cr3t \xff =;'"
     cloud.script("""\
         import os, sys
@@ -121,7 +121,7 @@ def test_secrets_and_odd_bytes_reach_every_rank(cloud):
 
 
 def test_a_secret_is_gone_from_the_container_when_the_job_has_ended(cloud):
-    """A container that nobody has looked at since its end holds neither its variables nor a key."""
+    """An ended container that no command has checked contains neither its variables nor a key."""
     cloud.environ["TOKEN"] = "s3cr3t-in-a-file"
     cloud.script("print('done')")
 
@@ -138,7 +138,7 @@ def test_a_secret_is_gone_from_the_container_when_the_job_has_ended(cloud):
 
 
 def test_logs_keep_every_byte(cloud):
-    """A line of a megabyte, bytes that are no UTF-8 and a last line without newline come whole."""
+    """A line of 1 MB, bytes that are not UTF-8 and an unfinished last line arrive complete."""
     cloud.script("""\
         import sys
         out = sys.stdout.buffer
@@ -258,7 +258,7 @@ def test_a_killed_node_ends_the_job(cloud, node):
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_container_that_is_stopped_fails_the_job_and_is_named(cloud, node):
-    """`docker stop` of one node ends the whole job, with its grace; nobody has cancelled it."""
+    """`docker stop` of one node ends the whole job within its grace period, not as cancelled."""
     cloud.script(SLEEP)
     job = cloud.detached("--nodes", "2")
     cloud.await_log(job, b"ready 0", b"ready 1")

@@ -40,7 +40,7 @@ def say(*words): print(*words, flush=True)
 
 
 def slots_of(launcher):
-    """How many ranks a node has where that is all the same: as many as tell ranks from nodes."""
+    """The number of ranks per node in tests that need more ranks than nodes."""
     return 1 if LAUNCHERS[launcher].is_one_a_node else 2
 
 
@@ -97,7 +97,7 @@ def submit(cloud, words):
 
 @pytest.fixture
 def begin(cloud, words):
-    """Begin a job, and return its id when all ranks have said that they are up."""
+    """Start a job, and return its id once all ranks have reported that they are up."""
 
     def run(text, launcher, *first):
         head = ("submit", "--backend", "docker", "--detach", *first)

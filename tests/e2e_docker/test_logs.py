@@ -1,4 +1,4 @@
-"""An engine keeps lines in parts of 16 KiB; what comes back are the bytes that were written."""
+"""Logs through an engine, which splits lines into parts of 16 KiB, keep every byte."""
 
 from __future__ import annotations
 

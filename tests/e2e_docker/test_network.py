@@ -1,4 +1,4 @@
-"""What nodes say to each other, and over which of their interfaces."""
+"""The traffic between nodes, and the interfaces that it uses."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class Lab:
         return [item["metadata"]["name"] for item in made.pods]
 
     def phase(self, job: str, phase: str, **more: Any) -> None:
-        """Let the operator say where the job stands."""
+        """Write the operator's status of the job."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         if self.engine == "volcano":
             status: Any = {"state": {"phase": phase, "lastTransitionTime": now}, **more}

@@ -101,7 +101,7 @@ def without_owner(pod: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def openapi(cluster: Cluster) -> dict[str, Any]:
-    """What the server itself says of its objects, with nothing that it does not name."""
+    """Return the server's own view of an object, without unknown fields."""
     definitions = strict(cluster.ask("GET", "/openapi/v2")["definitions"])
     for found in definitions.values():
         if found.get("format") == "int-or-string":
@@ -291,7 +291,7 @@ def test_a_list_shows_the_same_status_as_status(lab: Lab):
 
 
 def test_a_waiting_submit_reports_why_the_job_waits(volcano_lab: Lab, until: Callable[..., None]):
-    """``submit`` says it by itself: nobody else would look."""
+    """``submit`` reports it without being asked."""
     lab = volcano_lab
     submitting = lab.start("submit", "--config", "job.yaml", "train.py")
     until(lambda: lab.get(lab.path())["items"], "job")
@@ -313,7 +313,7 @@ def test_a_waiting_submit_reports_why_the_job_waits(volcano_lab: Lab, until: Cal
 
 
 def test_a_queue_that_is_full_is_named(lab: Lab):
-    """Volcano says it in the job's pod group, which each operator names in its own way."""
+    """Volcano reports it in the job's pod group, which each operator names differently."""
     job = lab.submit("-n", "2")
     uid = lab.get(lab.path(job))["metadata"]["uid"]
     group = {
@@ -333,7 +333,7 @@ def test_a_queue_that_is_full_is_named(lab: Lab):
 
 
 def test_a_quota_that_stands_in_the_way_is_named(volcano_lab: Lab):
-    """There are no pods that could say it; the controller's event does."""
+    """There are no pods with a reason; the controller's event has it."""
     lab = volcano_lab
     job = lab.submit("-n", "2")
     lab.phase(job, "Pending")

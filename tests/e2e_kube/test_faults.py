@@ -1,4 +1,4 @@
-"""What goes wrong between us and an API server, over real HTTP: nothing is lost or done twice."""
+"""Failures between cloudjob and an API server over real HTTP: nothing is lost or done twice."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_server_that_stays_away_is_given_up_in_one_line(way: Way):
 
 
 def test_a_token_that_has_expired_is_asked_for_again(way: Way, tmp_path: Path):
-    """The plugin of the kubeconfig is run again when the server says 401, once a request."""
+    """The kubeconfig's plugin is run again after a 401, once per request."""
     count = tmp_path / "count"
     plugin = tmp_path / "login"
     plugin.write_text(
@@ -299,7 +299,7 @@ def test_a_log_whose_connection_breaks_has_each_line_once(way: Way, until: Calla
     ids=["410", "429", "401", "reset", "end"],
 )
 def test_a_watch_that_breaks_misses_no_pod(way: Way, until: Callable[..., None], fault: Fault):
-    """It goes on where it was, or begins anew where the server has forgotten that moment."""
+    """It resumes where it was, or starts again if the server no longer has that version."""
     lab = way.lab
     handle = way.send(nodes=2)
     way.fail(fault, "GET", "watch=true", times=2)
@@ -319,7 +319,7 @@ def test_a_watch_that_breaks_misses_no_pod(way: Way, until: Callable[..., None],
 
 
 def test_a_watch_that_is_reported_as_too_old_starts_again(way: Way, until: Callable[..., None]):
-    """As an event of the type ERROR with the code 410: that is how a server usually says it."""
+    """Servers usually report it as an event of the type ERROR with the code 410."""
     lab = way.lab
     handle = way.send()
     event = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}

@@ -1,4 +1,4 @@
-"""The manifests are run: each pod is a container, with what operator and kubelet put into it."""
+"""The manifests run as containers, set up as operator and kubelet would do it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_job_of_mpi_runs_on_both_lines_of_open_mpi(
 def test_a_rank_that_fails_ends_the_job_with_its_code(
     mpi_lab: Lab, engine: docker.APIClient, base_image: str
 ):
-    """The record of the head says which; submit ends with the script's own code."""
+    """The head's record has the code; submit exits with the script's own code."""
     lab = mpi_lab
     (lab.source / "train.py").write_text(
         "import os, sys, time\n"

@@ -1,4 +1,4 @@
-"""What befalls jobs on a cluster: their time, drained and dead nodes, and other jobs."""
+"""Events on a cluster: time limits, drained and dead nodes, and other jobs."""
 
 from __future__ import annotations
 

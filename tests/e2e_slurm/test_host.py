@@ -1,4 +1,4 @@
-"""A login node elsewhere: everything goes through one ssh, and its disks are not ours."""
+"""A remote login node: everything goes through one ssh connection, without shared disks."""
 
 from __future__ import annotations
 

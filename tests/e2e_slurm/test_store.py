@@ -1,4 +1,4 @@
-"""A bucket that login node and nodes reach, in the place of a folder that they share."""
+"""Jobs on Slurm with a bucket instead of a shared folder."""
 
 from __future__ import annotations
 

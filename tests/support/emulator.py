@@ -185,7 +185,7 @@ def await_true(claim: Callable[[], Any], told: Callable[[], Any] = lambda: "") -
 
 @contextlib.contextmanager
 def running(settings: str = SETTINGS) -> Iterator[Api]:
-    """An emulator of its own, gone with all it has when it is left."""
+    """Run a separate emulator, and remove it at the end."""
     # Short: sockets of nodes lie below it, and everybody's temporary folder is long.
     home = Path(tempfile.mkdtemp(prefix="emu-", dir="/tmp"))
     path = home / "settings.yaml"

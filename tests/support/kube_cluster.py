@@ -68,7 +68,7 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
+    """Return a free port of the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
     return port

@@ -45,7 +45,7 @@ class Objects:
 
 @dataclass(frozen=True)
 class Started:
-    """A container as a runtime is told of it."""
+    """A container as passed to the runtime."""
 
     image: str
     command: tuple[str, ...]

@@ -284,7 +284,7 @@ def _ms_service(job: Object, replica: Object, owner: list[Object]) -> Object:
 
 
 def _ms_env(role: str, service: Object, workers: str) -> list[Object]:
-    """SetClusterSpec: after what the manifest says, so these win."""
+    """SetClusterSpec: applied after the manifest, so these take precedence."""
     (port,) = [x["port"] for x in service["spec"]["ports"] if x["name"] == "msjob-port"]
     own_ip = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     host = own_ip if role == "scheduler" else {"value": CLUSTER_IP}

@@ -192,7 +192,7 @@ class Slurm:
         return [NSENTER, "-t", holder, "-n", "-u", "-m", "--wd=.", *words]
 
     def run(self, *words: str, node: str = "login", is_checked: bool = True) -> str:
-        """Run one of Slurm's commands on the login node and return what it says."""
+        """Run one of Slurm's commands on the login node and return its output."""
         done = subprocess.run(
             self.words(*words, node=node),
             env={**os.environ, **self.environment},
@@ -245,7 +245,7 @@ class Slurm:
         self._start("login", "/usr/sbin/sshd", "-D", "-e", "-f", str(config))
 
     def stop_sshd(self) -> None:
-        """Let nobody log in any more."""
+        """Make every login fail."""
         daemon = self._daemons.pop("sshd")
         daemon.kill()
         daemon.wait()
@@ -284,7 +284,7 @@ class Slurm:
         raise RuntimeError(f"the nodes are not idle: {said}\n{self.logs()}")
 
     def logs(self) -> str:
-        """Return the last of what the daemons said."""
+        """Return the last lines of the daemons' logs."""
         texts = [f"{p.name}: {p.read_text()[-2000:]}" for p in sorted(self.folder.glob("*.log"))]
         return "\n".join(texts)
 

@@ -1,4 +1,4 @@
-"""What an engine is told of a job, what its answers mean, what images are made of. No engine."""
+"""The request to an engine, the meaning of its answers, and the inputs of images. No engine."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_one_node_needs_no_key():
 
 
 def test_bytes_that_json_cannot_carry_travel_in_the_file():
-    """A value that is no UTF-8 goes the way of the secrets; an argument has no such way."""
+    """Values that are not UTF-8 are delivered like secrets; such arguments are refused."""
     made = request.build(submission(env={"ODD": "\udcff"}, secrets={}), "me")
 
     assert made.nodes[0].env == {"ODD": "\udcff"}
@@ -206,7 +206,7 @@ def test_lines_are_whole_however_the_bytes_come(pieces, step):
 
 
 def test_a_line_of_one_stream_is_not_cut_by_the_other():
-    """A long line comes in pieces; what the other stream says meanwhile waits for no one."""
+    """A long line arrives in pieces, between which the other stream's lines are shown."""
     lines = logs.Frames("json-file")
 
     got = lines.feed(frames((1, b"x" * 16384), (2, b"said\n"), (1, b"y\n")))
@@ -400,7 +400,7 @@ def test_an_unknown_image_is_a_usage_error():
 
 @pytest.mark.parametrize("name", images.names())
 def test_dockerfiles_are_clean(name):
-    """Hadolint has nothing to say of any image."""
+    """Hadolint accepts every Dockerfile."""
     linter = Path(sys.executable).with_name("hadolint")
     done = subprocess.run(
         [linter, ROOT / "images" / f"{name}.Dockerfile"], capture_output=True, check=False

@@ -78,7 +78,7 @@ class Lab:
         self.pod(node)["status"]["containerStatuses"] = [sidecar, ours]
 
     def phase(self, phase: str, **more: Any) -> None:
-        """Let the operator say where the job stands."""
+        """Write the operator's status of the job."""
         at = {"lastTransitionTime": "2026-11-21T10:00:06Z"}
         held = {"type": phase, "status": "True", **at, **more}
         is_volcano = self.engine.name == "volcano"
@@ -238,7 +238,7 @@ def test_cancelling_a_job_on_a_lost_machine_reports_what_it_waits_for(
 
 
 def lose(lab: Lab, node: int) -> None:
-    """Let the cluster hear nothing more of a node's machine."""
+    """Make a node's machine fall silent for the cluster."""
     lab.pod(node)["status"]["conditions"] = [
         {"type": "Ready", "status": "False"},
         {"type": "ContainersReady", "status": "True"},
@@ -484,7 +484,7 @@ def test_a_waiting_follower_does_not_list_events_every_second(
 
 
 def manifest_check(lab: Lab) -> list[tuple[bool, str]]:
-    """Return what the cluster says of the job's manifest before it is sent."""
+    """Return the checks of the job's manifest before it is sent."""
     client = lab.backend._client(lab.backend._cluster)
     return [(check.is_ok, check.found) for check in checks._manifest(client, lab.request)]
 

@@ -1,4 +1,4 @@
-"""What a cluster is told of a job, and what its answers mean. No cluster."""
+"""The manifests of a job, and the meaning of a cluster's answers. No cluster."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_bytes_that_are_not_utf8_are_sent_in_the_secret():
 
 
 def test_a_job_of_one_node_without_secrets_has_no_secret():
-    """Nothing is made that nobody reads."""
+    """No Secret is created without a reader."""
     plain = replace(submission("volcano", nodes=1, secrets={}), access={})
     made = request.build(plain, volcano.ENGINE, "lab")
 
@@ -419,7 +419,11 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
     [
         ("volcano", {"image": ""}, "image: is missing"),
         ("mpi-operator", {"retries": 1}, "retries: the MPI operator starts only its launcher"),
-        ("ms-operator", {"retries": 1}, "retries: the MindSpore operator starts no job again"),
+        (
+            "ms-operator",
+            {"retries": 1},
+            "retries: the MindSpore operator cannot restart a whole job",
+        ),
         (
             "ms-operator",
             {"options": {"pod": {"metadata": {"labels": {"a": "b"}}}}},
@@ -570,7 +574,7 @@ def test_the_namespace_is_that_of_the_context(tmp_path: Path):
 
 
 def test_a_dry_run_with_a_named_engine_needs_no_cluster(tmp_path: Path):
-    """There is no kubeconfig, and nothing is asked."""
+    """There is no kubeconfig, and no request is sent."""
     backend = KubernetesBackend(tmp_path, {"engine": "volcano"}, environ={}, user_home=tmp_path)
 
     assert backend.build(submission()).called.namespace == "default"
@@ -608,7 +612,7 @@ def mpi_job(*conditions: str, reason: str = "", message: str = "") -> dict[str, 
     ],
 )
 def test_phases_of_volcano(phase: str, is_cancelled: bool, expected: JobState):
-    """Each word of its API, and one that nobody has heard of."""
+    """Each phase of its API, and an unknown one."""
     assert volcano.stage(volcano_job(phase), is_cancelled).state is expected
 
 
@@ -761,7 +765,7 @@ def test_an_image_that_cannot_be_pulled_is_reported():
 
 
 def test_a_job_without_pods_is_reported_with_the_quotas_message():
-    """There is no pod that could."""
+    """There is no pod with a reason."""
     found = seen(volcano_job("Pending"), said=["FailedCreate: exceeded quota: gpus"])
 
     assert found.native == "Pending (FailedCreate: exceeded quota: gpus)"

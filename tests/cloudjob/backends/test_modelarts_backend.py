@@ -1,4 +1,4 @@
-"""The backend's promises, on a small ModelArts; and the checks before a submit."""
+"""The backend's promises on the emulator's API, and the checks before a submit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ModelArts is told of a job: whole bodies, and what goes another way."""
+"""The request for a job on ModelArts: whole bodies, and the files beside the code."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ BODIES = {
 
 @pytest.mark.parametrize("name", BODIES)
 def test_the_body_is_the_golden_one(name: str):
-    """Each way to say what runs, and a job with everything in it."""
+    """Each way to choose what runs, and a job that uses every key."""
     shown = request.show(request.build(submission(**BODIES[name]), SITE))
     text = json.dumps(shown, indent=1, sort_keys=True) + "\n"
     path = GOLDEN / f"{name}.json"
@@ -208,7 +208,7 @@ def test_a_preset_engine_runs_our_boot_file_with_the_same_words(tmp_path: Path):
 
 
 def test_what_lies_beside_the_code():
-    """The entry of this version, the variables, and a key that nobody else has."""
+    """The entry of this version, the variables, and a key made for this job."""
     made = request.build(submission(secrets={"TOKEN": "s3cr3t"}), SITE)
     found, other = delivery.companions(made), delivery.companions(made)
 

@@ -1,4 +1,4 @@
-"""The client of ModelArts, on a real HTTP server that fails as services do."""
+"""The client of ModelArts, against the emulator's API with injected failures."""
 
 from __future__ import annotations
 

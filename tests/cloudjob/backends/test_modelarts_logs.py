@@ -1,4 +1,4 @@
-"""A log that is seen through a window on its end: every line once, in order, whatever it holds."""
+"""Logs read through a window on their end: every line once, in order, whatever it contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller of a job of the process backend: what it is told reaches its nodes, whenever."""
+"""The controller of a job of the process backend: signals reach its nodes at any time."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ elif os.environ["NODE"] == "1":
 
 
 def test_a_job_that_ends_before_what_a_killed_keeper_left(start):
-    """All of it is ended all the same, however deep it lies."""
+    """Every such process is ended, however deep in the tree."""
     controller, path = start(sys.executable, "-c", CHAIN, "40")
     last = read_when_there(path.with_name("last"))
     keeper = json.loads(path.read_bytes())["nodes"][1]["process"]
@@ -121,7 +121,7 @@ def test_a_job_that_ends_before_what_a_killed_keeper_left(start):
 
 
 def read_when_there(path: Path) -> str:
-    """Return what stands in a file that somebody is about to make."""
+    """Wait for a file to appear, and return its text."""
     end = time.monotonic() + 20
     while not path.exists():
         assert time.monotonic() < end, path

@@ -1,4 +1,4 @@
-"""The keeper of an emulated node: when it goes, whatever ran on the node goes."""
+"""The keeper of an emulated node: everything on the node ends with it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_node_that_is_asked_to_end(start):
 
 
 def test_a_controller_that_is_gone(start):
-    """A keeper whose controller went before it could ask to be told of that starts nothing."""
+    """A keeper whose controller died before its prctl call starts nothing."""
     keeper = start(parent=os.getppid())
 
     _, status = os.waitpid(keeper, 0)

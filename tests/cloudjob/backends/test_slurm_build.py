@@ -1,4 +1,4 @@
-"""What Slurm is given for a job: scripts, variables and files. Nothing is run but the shell."""
+"""The request to Slurm: scripts, variables and files. Only the shell is run."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_options_that_only_resemble_reserved_ones_are_allowed(option):
 
 @pytest.mark.parametrize("launcher", ["torchrun", "python"])
 def test_what_has_no_mpi_has_no_pmix(launcher):
-    """A profile may say it for all jobs."""
+    """A profile may set it for all jobs."""
     made = built(launcher=launcher, procs_per_node=1, slurm={"mpi": "pmix"})
 
     assert made.env["CLOUDJOB_LAUNCHER"] == launcher

@@ -1,4 +1,4 @@
-"""What Slurm and the job's folder say, and where a job stands by that."""
+"""The status of a job, from Slurm's answers and the notes in the job's folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEGIN = "begin 8 0 n1,n2 1795258477\n"
 
 
 def facts(word: str, reason: str = "None", restarts: int = 0) -> Facts:
-    """Return what scontrol says."""
+    """Return the output of scontrol."""
     return state.read_facts(SHOWN.format(state=word, reason=reason, restarts=restarts))
 
 
@@ -89,7 +89,7 @@ def test_a_waiting_job_is_reported_with_the_reason(word, reason, native):
     ],
 )
 def test_a_job_whose_script_was_killed_has_slurms_final_state(word, expected, cause, message):
-    """The folder says only that it had begun."""
+    """The folder only shows that it had started."""
     found = status(BEGIN, word)
 
     assert (found.state, found.cause, found.native) == (expected, cause, word)
@@ -114,7 +114,7 @@ def test_a_word_that_slurm_had_not_is_unknown():
 
 
 def test_a_success_needs_no_word_of_slurm():
-    """The script's last line says it."""
+    """The last line of the script's notes is enough."""
     found = status(BEGIN + "end 0 1795258490\n")
 
     assert (found.state, found.exit_code) == (JobState.SUCCEEDED, 0)

@@ -1,4 +1,4 @@
-"""The layers of a job: who wins, what is kept exactly, and what every bad file says."""
+"""The layers of a job: precedence, exact values, and the error for every bad file."""
 
 import contextlib
 import json
@@ -221,7 +221,7 @@ def test_null_is_not_given(job, tmp_path):
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "~", "{}", "\ufeff", "\r\n"])
 def test_an_empty_file_sets_nothing(job, text):
-    """A file without keys is no fault."""
+    """A file without keys is valid."""
     assert job(text).spec.nodes == 1
 
 
@@ -267,7 +267,7 @@ def test_what_is_dumped_is_loaded(job, values, unicode, style):
 
 
 def test_flags_are_exact_too(job):
-    """What is no UTF-8 on the command line arrives as it was."""
+    """Bytes that are not UTF-8 on the command line are kept."""
     spec = job("", {"args": ["\udcff", ""], "env": {"A": "\udcfe=\n"}, "image": " x "}).spec
 
     assert (spec.args, spec.env["A"], spec.image) == (("\udcff", ""), "\udcfe=\n", " x ")
@@ -282,7 +282,7 @@ def test_aliases_are_followed(job):
 
 
 def test_every_fault_of_every_file_is_reported_at_once(job, tmp_path):
-    """One run says all that is wrong, each with the line it stands on."""
+    """One run reports every error, each with its line."""
     (tmp_path / "cloudjob.yaml").write_text("nodez: 2\nretries: many\n")
     text = (
         "nodes: 0\nprocs-per-node: 2\nenv:\n  A: [1]\n  MA_X: y\ngrace_s: 1 s\nprocess: {pyton: x}"
@@ -390,7 +390,7 @@ def test_a_broken_file_is_one_line(job, text, where, what, hint):
 
 @pytest.mark.parametrize("name", ["gone.yaml", "folder", "a\0b", "job.yaml/x", "/dev/zero"])
 def test_a_file_that_cannot_be_read_is_one_line(job, tmp_path, name):
-    """A job file that is missing, a folder, or endless is said, with a hint."""
+    """A job file that is missing, a folder, or endless is reported with a hint."""
     (tmp_path / "folder").mkdir()
 
     with pytest.raises(UsageError, match="reading job file: ") as caught:
@@ -794,7 +794,7 @@ def env_file(tmp_path):
     ],
 )
 def test_an_env_file_is_read_exactly(env_file, data, variables):
-    """Values are literal, quotes are optional, and line ends of Windows are no part of them."""
+    """Values are literal, quotes are optional, and Windows line ends are not part of them."""
     if variables is None:
         with pytest.raises(UsageError):
             env_file(data)

@@ -1,4 +1,4 @@
-"""What other users of the machine, and web pages in a browser on it, reach of an emulator."""
+"""What other users of the machine, and web pages in its browser, can access of an emulator."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def table(name: str) -> Iterator[list[str]]:
 
 
 def answers_to_nobody(addresses: Any, requests: list[str]) -> list[Any]:
-    """Return what another user gets to hear."""
+    """Return the answer that another user gets."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", PROBE],
         input=json.dumps({"addresses": addresses, "requests": requests}),

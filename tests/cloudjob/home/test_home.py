@@ -1,4 +1,4 @@
-"""The folder of jobs belongs to its user alone: what lies in it is run with the secrets of jobs."""
+"""The folder of jobs is private: its contents run with the secrets of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lives has its lock; what was killed leaves a folder to the next one."""
+"""Locks show which processes run; folders of killed processes are removed."""
 
 from __future__ import annotations
 

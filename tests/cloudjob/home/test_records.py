@@ -322,7 +322,7 @@ def test_a_read_only_file_is_refused():
 
 @contextmanager
 def as_ordinary_user(folder):
-    """Be somebody for whom permissions count: root is nobody for a while."""
+    """Run as an ordinary user, as permissions do not restrict root."""
     nobody = 65534
     is_root = os.geteuid() == 0
     if is_root:
@@ -368,7 +368,7 @@ def test_a_file_size_limit_is_reported(path):
 
 
 def test_text_that_cannot_be_stored_is_an_error_of_records(records):
-    """Half a character in a column is no traceback."""
+    """A lone surrogate in a column causes no traceback."""
     with pytest.raises(RecordsError):
         records.add(record(handle="\udcff"))
 
@@ -397,5 +397,5 @@ def test_every_error_of_sqlite_is_translated(records):
     ],
 )
 def test_every_word_of_sqlite_has_a_hint(said, word):
-    """The hint fits what was said."""
+    """The hint fits the error."""
     assert word in hint_for(said)

@@ -26,7 +26,7 @@ def problems(job: JobSpec) -> list[str]:
 
 
 def told(job: JobSpec) -> MindSpore:
-    """What the nodes of a job are told."""
+    """Return the variables of the nodes of a job."""
     sent = prepare(job, "j", code=Code("u", "d"), record_uri="r", outputs_uri="o")
     return node_env(sent, 0, ("a",)).mindspore
 

@@ -1,4 +1,4 @@
-"""What a job may be, and that every fault is found at once."""
+"""Valid and invalid jobs; every error is reported at once."""
 
 import json
 import math

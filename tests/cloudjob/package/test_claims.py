@@ -1,4 +1,4 @@
-"""Layers in a store: kept for those who need them, collected when nobody does, in any race."""
+"""Layers in a store: kept while a job needs them, collected afterwards, in any race."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def keys(store: Store, prefix: str = "") -> list[str]:
 
 
 def gc(store: Store, *, keep_s: float = WEEK_S, dry_run: bool = False) -> Collected:
-    """Collect as somebody who knows no jobs but from the store."""
+    """Collect with no knowledge of jobs except from the store."""
     return collect(store, keep_s=keep_s, ended_at=lambda _: None, dry_run=dry_run)  # type: ignore[arg-type]
 
 
@@ -134,7 +134,7 @@ def test_a_second_submit_sends_nothing(laptop: Laptop, store: Store):
 
 
 def test_two_users_with_one_source_share_its_layer(laptop: Laptop, store: Store, tmp_path: Path):
-    """The same tree is the same layer, whoever packs it."""
+    """The same tree gives the same layer for every user."""
     laptop.submit()
     Laptop(tmp_path / "you", store).submit()
 

@@ -1,4 +1,4 @@
-"""Only what has changed is packed again; what layers make is always the tree."""
+"""Only changes are packed again, and the layers together always give the tree."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ def test_special_files_are_refused(source: Path):
 
 
 def test_what_no_job_needs_is_left_out(source: Path):
-    """Version control, caches and environments stay at home, and the package says so."""
+    """Version control, caches and environments are left out, and listed with the reason."""
     for name in (".git/config", "a/__pycache__/x.pyc", "b.pyc", "env/pyvenv.cfg", "node_modules/m"):
         write(source / name)
     # An entry that was started by hand in this folder, and killed.
@@ -481,7 +481,7 @@ def test_a_script_that_is_a_secret_is_refused(source: Path, script: str, text: s
 def test_a_script_that_the_job_would_not_find_is_refused(
     source: Path, script: str, came_back: str, hint: str
 ):
-    """The message says why, the hint what to try."""
+    """The message has the reason, and the hint what to try."""
     for name in ("lib/model.py", "x.pyc", "old/run.py"):
         write(source / name)
     write(source / ".gitignore", "old/\n")
@@ -507,7 +507,7 @@ def test_a_script_may_be_reached_in_any_way_inside_the_source(source: Path):
 
 
 def test_a_source_that_is_not_a_folder_is_refused(source: Path):
-    """A missing one and a file are told apart."""
+    """The messages for a missing folder and for a file differ."""
     missing, file = source / "missing", source / "train.py"
 
     with pytest.raises(PackageError, match="missing: no such folder"):
@@ -533,7 +533,7 @@ def test_what_this_user_may_not_read_is_named(open_source: Path, name: str):
 
 
 def test_a_destination_that_cannot_be_written_is_named(source: Path):
-    """The fault lies with the archive, not with the source, and the message says so."""
+    """The message blames the destination, not the source."""
     with pytest.raises(PackageError, match=r"write package: to .*: no such file or directory"):
         pack(source, source / "no" / "layer", script="train.py", limit_bytes=LIMIT_BYTES)
     with pytest.raises(PackageError, match=r"write package: to .*: is a directory"):

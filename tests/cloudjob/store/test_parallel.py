@@ -1,4 +1,4 @@
-"""The same done to many things at a time."""
+"""A function called for many items in parallel."""
 
 from __future__ import annotations
 

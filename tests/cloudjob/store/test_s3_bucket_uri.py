@@ -1,4 +1,4 @@
-"""What URIs of stores, variables and files say about where a bucket is and who we are."""
+"""Endpoint and credentials of a bucket, from store URIs, variables and files."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_a_folder_of_notes_hides_nothing(choose):
     [b"print 'old'", b"\xff\xfe\x00", b"(" * 5000, b"-" * 90_000 + b"1", b"x = 1\n" * 200_000],
 )
 def test_an_unreadable_file_is_ignored(choose, text, recwarn):
-    """Python 2, no text, text that is too deep or too long: the nodes say what is wrong with it."""
+    """Python 2, binary, deeply nested or huge files: the nodes report what is wrong."""
     assert choose(text).launcher == "mpirun"
     assert choose(b"import broken\nimport torch.distributed", files={"broken.py": text}) == (
         "torchrun",

@@ -1,4 +1,4 @@
-"""What is known of a job that has ended, when its platform keeps the record and may be late."""
+"""The status of an ended job whose platform stores the record and may be late."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def left(home: Path, exit_code: int = 3) -> None:
 def test_a_record_that_is_late_still_counts(
     kind: type[Platform], ago_s: float, wanted: str, tmp_path: Path
 ):
-    """Where the platform keeps it, for two minutes; else what was said first stays."""
+    """Only if the platform stores it, and for two minutes; otherwise the first status stays."""
     platform: Any = kind(moment(ago_s))
     job = Job(record_of(tmp_path), platform, tmp_path)
     assert job.status().cause == "platform"
@@ -120,7 +120,7 @@ def test_a_record_that_is_late_still_counts(
 def test_a_store_that_does_not_answer_delays_a_status_by_seconds_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The status says that the record could not be read, and the next look reads it."""
+    """The status reports that the record could not be read, and the next request reads it."""
     monkeypatch.setattr(job, "_STORE_S", 0.3)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")

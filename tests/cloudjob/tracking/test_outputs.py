@@ -1,4 +1,4 @@
-"""What a job has kept is fetched as its manifests say."""
+"""Outputs are fetched and verified by their manifests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment of a node: what is written is read, and what is wrong is said."""
+"""The environment of a node: what is written is read, and every error is reported."""
 
 from __future__ import annotations
 

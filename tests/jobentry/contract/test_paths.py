@@ -1,4 +1,4 @@
-"""Where things lie, in the store and in the container."""
+"""Paths in the store and in the container."""
 
 from __future__ import annotations
 

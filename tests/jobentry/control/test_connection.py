@@ -1,4 +1,4 @@
-"""The control connection: what is signed, what is numbered, and what a break loses."""
+"""The control connection: signatures, message numbers, and broken connections."""
 
 from __future__ import annotations
 

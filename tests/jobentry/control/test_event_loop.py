@@ -341,7 +341,7 @@ def test_a_successful_job_ends_with_0_and_leaves_nothing(job: Job):
 def test_a_rank_that_fails_ends_the_job(
     job: Job, text: str, code: int, number: int | None, message: str
 ):
-    """The others are ended soon; the record says which rank, how, and what it wrote last."""
+    """The others are ended soon; the record has the rank, its end and its last lines."""
     job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
     job.script("print('line of', rank)\nif rank == 1:\n    %s\n%s" % (text, WAIT))
     (ended,) = job.run()
@@ -381,7 +381,7 @@ def test_output_keeps_every_byte(job: Job):
 
 
 def test_a_job_over_its_timeout_ends_with_124(job: Job):
-    """Every rank is asked to end and has its grace; 124, and the record says why."""
+    """Every rank gets SIGTERM and its grace period; the exit code is 124, with a reason."""
     job.environ.update(CLOUDJOB_TIMEOUT_S="1.5", CLOUDJOB_PROCS_PER_NODE="2")
     job.script(SAVES + UP + WAIT)
     (ended,) = job.run()
@@ -606,7 +606,7 @@ def test_outputs_that_cannot_be_uploaded_are_reported_before_the_start(job: Job)
 
 
 def test_outputs_that_cannot_be_uploaded_fail_the_job(job: Job):
-    """A model that is lost is no success."""
+    """A job whose model is lost has failed."""
     store = job.folder / "store"
     job.environ["CLOUDJOB_OUTPUTS"] = json.dumps({"MODEL": store.as_uri()})
     job.script(f"open(os.environ['MODEL'] + '/a', 'w').write('x')\nos.mkdir('{store}/a')\n")
@@ -722,7 +722,7 @@ def test_daemons_of_a_hung_start_are_killed_before_the_next(pair: Job):
 
 
 def test_a_start_with_running_ranks_is_not_repeated(pair: Job):
-    """A rank that has started runs the script, which nobody asked to have run twice."""
+    """A rank that has started runs the script, which must not run twice."""
     pair.script("with open(os.environ['ALL'] + '/runs', 'a') as f: f.write('x')\n" + WAIT)
     head, worker = pair.run(FAKE_HANG="worker", CLOUDJOB_START_TIMEOUT_S="5")
 
@@ -833,7 +833,7 @@ def test_nodes_start_in_any_order(pair: Job, first: int, until: Callable[..., No
 
 
 def test_a_job_cancelled_while_staging_has_a_record(job: Job, until: Callable[..., None]):
-    """Inputs can be large; whoever cancels then has a record, and nothing stays behind."""
+    """Inputs can be large; a job cancelled meanwhile has a record, and leaves nothing."""
     job.script("")
     # It takes what is asked, and never says a word.
     with socket.create_server(("127.0.0.1", 0)) as slow:

@@ -1,4 +1,4 @@
-"""The ranks of a node: what they say, and how they are stopped, with real processes."""
+"""The ranks of a node: their reports, and how they are stopped, with real processes."""
 
 from __future__ import annotations
 

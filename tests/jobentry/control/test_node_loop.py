@@ -1,4 +1,4 @@
-"""The loop that a head and a worker share: a signal is dealt with as soon as it has come."""
+"""The loop that head and worker share: a signal is handled at once."""
 
 from __future__ import annotations
 

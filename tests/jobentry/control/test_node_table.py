@@ -1,4 +1,4 @@
-"""The table of all nodes: who lacks what, and what to do about it."""
+"""The table of all nodes: what each lacks, and what to do about it."""
 
 from __future__ import annotations
 

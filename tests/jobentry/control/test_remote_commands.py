@@ -23,7 +23,7 @@ COMMAND = " PATH=/usr/bin:$PATH ; export PATH ; /usr/bin/orted -mca x 'a\tb' ü 
 
 
 class Far:
-    """A worker in the place of a peer: it notes what it is told."""
+    """Stands in for a worker, and records the messages that it gets."""
 
     def __init__(self, host: str) -> None:
         self.host = host

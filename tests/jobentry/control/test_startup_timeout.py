@@ -1,4 +1,4 @@
-"""When mpirun is taken for hung, whether it is started again, and what is said of it."""
+"""When mpirun counts as hung, whether it is restarted, and what is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker on its own: a real one in a process, and a test in the place of the head."""
+"""A real worker in a process, with the test in place of the head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All workers, as the head sees them: a real loop, and processes with a worker's end of it."""
+"""The head's view of all workers: a real loop, and processes that answer as workers."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ def test_a_killed_worker_is_lost_soon(watch: Callable[..., Watch]):
 
 
 def test_a_restarted_worker_is_a_new_one(watch: Callable[..., Watch]):
-    """Its ranks are gone with the first, whatever answers there now."""
+    """Its ranks ended with the first worker, whatever answers there now."""
     head = watch("good")
     head.open()
     head.until_all_are_there()

@@ -1,4 +1,4 @@
-"""MPICH's and Intel MPI's mpirun: the same job in their words."""
+"""The commands for MPICH's and Intel MPI's mpirun."""
 
 from __future__ import annotations
 

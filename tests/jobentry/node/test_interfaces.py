@@ -1,4 +1,4 @@
-"""Interfaces by name: what NCCL would make of a list, what is chosen for it, and what is said."""
+"""Network interfaces: NCCL's lists, the choice for each node, and the messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def here(*found: Interface, toward: str = "", devices: tuple[str, ...] = ()) -> 
 
 
 def choose(node: NodeEnv, found: Here, **environ: str) -> Choice:
-    """What a node with these variables is told."""
+    """Return the variables and messages for a node with these variables."""
     return interfaces.choose(node, environ, found)
 
 
@@ -50,7 +50,7 @@ def choose(node: NodeEnv, found: Here, **environ: str) -> Choice:
     ],
 )
 def test_a_list_of_interfaces_is_parsed(text: str, expected: Names):
-    """``^`` comes before ``=``; a port is no part of a name; empty words are nothing."""
+    """``^`` comes before ``=``; a port is not part of a name; empty words are ignored."""
     assert parse(text) == expected
 
 

@@ -1,4 +1,4 @@
-"""How S3 and OBS are reached, by what the environment says."""
+"""How S3 and OBS are reached, from the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists and faults of S3 in XML, as servers send them and as an enemy might."""
+"""Lists and errors of S3 in XML, from servers and from attackers."""
 
 from __future__ import annotations
 

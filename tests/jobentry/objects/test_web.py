@@ -1,4 +1,4 @@
-"""Objects of a web server: redirects, ranges, another try, proxies, and secrets kept secret."""
+"""Objects of a web server: redirects, ranges, retries, proxies, and masked secrets."""
 
 from __future__ import annotations
 

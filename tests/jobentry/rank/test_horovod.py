@@ -1,4 +1,4 @@
-"""Horovod's two controllers: what ranks are told, and the store over which Gloo's meet."""
+"""Horovod's two controllers: the variables of ranks, and the store through which Gloo connects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Python script through our door is a Python script: real processes, through the zipapp."""
+"""A script under the script runner behaves as under Python: real processes, from the zipapp."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Ended(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What the door behind the script was told."""
+    """What the script runner reported about the script's end."""
 
     code: int
     message: str
@@ -31,7 +31,7 @@ class Note(NamedTuple):
 
 @pytest.fixture
 def door(zipapp: str) -> Callable[..., tuple[Ended, list[Note]]]:
-    """A function that runs a script through the door of a rank's script."""
+    """A function that runs a script under the script runner."""
 
     def run(*words: str, cwd: Path) -> tuple[Ended, list[Note]]:
         note, end = os.pipe()
@@ -270,7 +270,7 @@ def test_source_encodings_and_line_ends_are_read_as_by_python(
     "data", [b"print(\n", b"x = = 1\n", b"def f():\nx\n", b"'\xff'\n", b"# coding: nowhere\n"]
 )
 def test_a_syntax_error_is_reported_as_by_python(tmp_path: Path, door: Door, data: bytes):
-    """A SyntaxError, without a line of ours; only on bytes that are no text the words differ."""
+    """The traceback has no line of ours; only for bytes that are not text the message differs."""
     (tmp_path / "x.py").write_bytes(data)
 
     ended, notes = door("x.py", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""The door of a rank: its environment, its log, and its end, with real programs behind it."""
+"""The rank wrapper: environment, log and end of a rank, with real programs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_variables_of_other_nodes_do_not_reach_a_rank(
 
 
 def test_the_environment_of_a_node_is_read_exactly(tmp_path: Path):
-    """Values with newlines, equal signs and bytes that are no text."""
+    """Values contain newlines, equal signs and bytes that are not UTF-8."""
     (tmp_path / "env").write_bytes(b"A=1\0B=x=y\0C=\0D=a\nb\0E=\xff\0")
 
     assert wrapper.read_node_env({"CLOUDJOB_NODE_DIR": str(tmp_path)}) == {
@@ -143,7 +143,7 @@ class Node:
         return path.read_bytes() if path.exists() else b""
 
     def lines(self) -> list[list[str]]:
-        """Return what the doors have said, word by word."""
+        """Return what the wrappers have reported, split into words."""
         with contextlib.suppress(BlockingIOError):
             self.said += os.read(self.events, 1 << 20)
         return [line.split(" ") for line in self.said.decode().splitlines()]
@@ -314,7 +314,7 @@ def test_a_cancel_ends_background_processes_of_a_script(node: Node, until: Calla
 
 
 def test_the_wrapper_waits_while_the_job_is_stopped(node: Node, until: Callable[..., None]):
-    """Mpirun ends every rank when the first one goes, so nobody goes before the others are done."""
+    """As mpirun ends every rank when the first exits, none exits before the others are done."""
     door = node.start("sh", "-c", "until [ -e go ]; do sleep 0.05; done", PWD=str(node.folder))
     until(lambda: len(node.lines()) == 1)
     (node.folder / "stopping").touch()

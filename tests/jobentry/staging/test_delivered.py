@@ -1,4 +1,4 @@
-"""What a platform has brought beside the entry is taken in, and stays for the next attempt."""
+"""Delivered files are read, and stay for the next attempt."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_single_file_is_an_input(tmp_path: Path, data: Path):
 
 
 def test_an_empty_folder_is_an_empty_folder(tmp_path: Path):
-    """It is there, so it is no mistake."""
+    """An empty input that exists is not an error."""
     (tmp_path / "empty").mkdir()
 
     assert list(bring(tmp_path / "node", (tmp_path / "empty").as_uri()).iterdir()) == []

@@ -1,4 +1,4 @@
-"""Outputs kept while the ranks run and at the end, whatever happens in between."""
+"""Outputs stored while the ranks run and at the end, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Node:
 
 
 def seen(store: Path, node: int = 0) -> dict[str, bytes]:
-    """Return what the manifest names, and fail when an object is not what it says."""
+    """Return the files in the manifest; fail if an object does not match it."""
     found = manifest.load((store / manifest.key(node)).read_bytes())
     files = {}
     for kept in found.files:
@@ -630,7 +630,7 @@ STATES: list[dict[str, bytes]] = [
 
 
 class Killed(BaseException):
-    """The process is no more: nothing catches this."""
+    """Ends the process at once; nothing catches this."""
 
 
 @contextlib.contextmanager
@@ -713,7 +713,7 @@ def test_after_any_changes_the_final_upload_matches_the_folder(
 
 
 def test_outputs_of_an_earlier_attempt_stay(tmp_path: Path):
-    """A second attempt that fails at once takes nothing away, and replaces what it writes anew."""
+    """A second attempt that fails at once removes nothing, and replaces what it writes again."""
     first = Node(tmp_path).prepare()
     first.write(a=b"1", b=b"1")
     first.finish()
