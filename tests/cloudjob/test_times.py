@@ -8,7 +8,7 @@ from cloudjob import times
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("2026-11-21T10:00:01Z", "2026-11-21T10:00:01.000Z"),
         ("2026-11-21T10:00:01.123456789Z", "2026-11-21T10:00:01.123Z"),
@@ -18,8 +18,8 @@ from cloudjob import times
         ("soon", ""),
     ],
 )
-def test_a_time_of_a_platform_becomes_utc_with_milliseconds(text: str, wanted: str):
-    assert times.normalised(text) == wanted
+def test_a_time_of_a_platform_becomes_utc_with_milliseconds(text: str, expected: str):
+    assert times.normalised(text) == expected
 
 
 @pytest.mark.parametrize("milliseconds", range(0, 1000, 7))

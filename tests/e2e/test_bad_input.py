@@ -100,16 +100,16 @@ WORDS = [
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     WORDS,
     ids=lambda value: None if isinstance(value, int | str) else " ".join(value)[:60],
 )
-def test_invalid_arguments_are_refused_and_start_nothing(cloud, script, words, code, told):
+def test_invalid_arguments_are_refused_and_start_nothing(cloud, script, words, code, message):
     (cloud.source / "folder").mkdir()
 
     done = cloud.cli(*words, limit_s=20)
 
-    refused(done, code, told, hint=False)
+    refused(done, code, message, hint=False)
     assert cloud.jobs() == []
 
 
@@ -165,7 +165,7 @@ def test_a_yaml_syntax_error_is_reported_with_file_line_and_column(cloud, script
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("nodez: 2\n", "nodes"),
         ("nodes: two\n", "nodes"),
@@ -181,11 +181,11 @@ def test_a_yaml_syntax_error_is_reported_with_file_line_and_column(cloud, script
     ],
 )
 def test_unknown_keys_and_wrong_types_in_yaml_are_reported_with_their_path(
-    cloud, script, text, told
+    cloud, script, text, message
 ):
     (cloud.source / "job.yaml").write_bytes(text.encode("latin-1"))
 
-    refused(cloud.cli("submit", "--config", "job.yaml", script), 2, told, hint=False)
+    refused(cloud.cli("submit", "--config", "job.yaml", script), 2, message, hint=False)
 
 
 def test_a_job_with_more_gpus_than_the_machine_has_is_refused(cloud, script):
@@ -232,7 +232,7 @@ def test_a_missing_mpirun_is_reported_with_what_to_install(cloud, script):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("echo 'HYDRA build details:'; echo ' Version: 3.1'", "MPICH"),
         ("echo 'mpirun (Open MPI) 3.1.6'", "3.1"),
@@ -243,7 +243,7 @@ def test_a_missing_mpirun_is_reported_with_what_to_install(cloud, script):
     ],
     ids=["mpich", "3.1", "6.0", "fails", "dies", "noise"],
 )
-def test_an_unsupported_mpirun_is_reported_with_its_version(cloud, script, text, told):
+def test_an_unsupported_mpirun_is_reported_with_its_version(cloud, script, text, message):
     tools = cloud.folder / "tools"
     tools.mkdir()
     (tools / "mpirun").write_text(f"#!/bin/sh\n{text}\n")
@@ -255,7 +255,7 @@ def test_an_unsupported_mpirun_is_reported_with_its_version(cloud, script, text,
 
     assert b"Traceback" not in done.err, done
     assert done.code in (5, 125, 127), done
-    assert told.encode() in done.err, done
+    assert message.encode() in done.err, done
     assert b"hint: " in done.err, done
 
 

@@ -629,7 +629,7 @@ def test_fewer_ranks_than_slots(cloud, np):
 
 @pytest.mark.every_mpi
 @pytest.mark.parametrize(
-    ("variable", "value", "told"),
+    ("variable", "value", "expected"),
     [
         ("OPENMPI_NP", "5", b"OPENMPI_NP"),
         ("OPENMPI_NP", "two", b"OPENMPI_NP"),
@@ -646,7 +646,7 @@ def test_fewer_ranks_than_slots(cloud, np):
         ("OPENMPI_EXTRA_ARGS", "--no-such-option", b"no-such-option"),
     ],
 )
-def test_invalid_options_for_mpirun_end_the_job_with_a_message(cloud, variable, value, told):
+def test_invalid_options_for_mpirun_end_the_job_with_a_message(cloud, variable, value, expected):
     done = cloud.submit(
         "--nodes",
         "2",
@@ -659,7 +659,7 @@ def test_invalid_options_for_mpirun_end_the_job_with_a_message(cloud, variable, 
     )
 
     assert done.code in (2, 125), done
-    assert told in done.err, done
+    assert expected in done.err, done
     assert b"Traceback" not in done.err, done
     assert cloud.left() == {}
     if done.code == 125:

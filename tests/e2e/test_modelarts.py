@@ -442,7 +442,7 @@ def test_jobs_of_several_backends_are_listed_copied_compared_and_cancelled(arts:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("cancel",), b"cancel: which job?"),
         (("cancel", "--all", "x"), b"cancel: which job?"),
@@ -452,10 +452,12 @@ def test_jobs_of_several_backends_are_listed_copied_compared_and_cancelled(arts:
         (("events", "nothing"), b"finding 'nothing': no such job"),
     ],
 )
-def test_invalid_requests_are_reported_in_one_line(words: tuple[str, ...], said: bytes, cloud: Any):
+def test_invalid_requests_are_reported_in_one_line(
+    words: tuple[str, ...], message: bytes, cloud: Any
+):
     done = cloud.cli(*words)
 
-    assert said in done.err
+    assert message in done.err
     assert b"Traceback" not in done.err
     assert done.code in (2, 6)
 

@@ -65,20 +65,20 @@ MPI.COMM_WORLD.Barrier()
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "told"),
+    ("name", "words", "message"),
     [
         ("OPENMPI_MCA_ARGS", "-mca btl tcp,self", "mca btl tcp,self"),
         ("OPENMPI_EXTRA_ARGS", "--report-bindings", "report-bindings"),
         ("OPENMPI_BIND_ARGS", "-bind-to core -map-by ppr:1:node", "map-by ppr:1:node"),
     ],
 )
-def test_an_option_that_only_open_mpi_has_is_refused(cloud, submit, name, words, told):
+def test_an_option_that_only_open_mpi_has_is_refused(cloud, submit, name, words, message):
     cloud.write("job.py", "")
 
     done = submit("-e", f"{name}={words}", "--launcher", "mpirun", "job.py")
 
     assert done.code == 125, done
-    assert f"{told}: MPICH 4.0 has no such mpirun option" in done.err.decode(), done
+    assert f"{message}: MPICH 4.0 has no such mpirun option" in done.err.decode(), done
 
 
 def test_options_that_mpich_has_too_are_passed_on(cloud, submit):

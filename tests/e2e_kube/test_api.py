@@ -131,7 +131,7 @@ def test_kubernetes_itself_knows_every_field(engine: str, openapi: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("patch", "said"),
+    ("patch", "message"),
     [
         ({"hostNetwrk": True}, "hostNetwrk"),
         ({"tolerations": [{"key": "a", "efect": "NoSchedule"}]}, "efect"),
@@ -139,13 +139,13 @@ def test_kubernetes_itself_knows_every_field(engine: str, openapi: dict[str, Any
     ],
 )
 def test_what_kubernetes_does_not_know_is_found(
-    openapi: dict[str, Any], patch: dict[str, Any], said: str
+    openapi: dict[str, Any], patch: dict[str, Any], message: str
 ):
     """Faults that can be made by hand in ``kubernetes.pod``."""
     made = build("volcano", {"pod": {"spec": patch}})
     (pod, *_) = operators.made_of(dict(made.body)).pods
 
-    assert any(said in fault for fault in against(openapi, pod))
+    assert any(message in fault for fault in against(openapi, pod))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

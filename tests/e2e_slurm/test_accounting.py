@@ -115,16 +115,16 @@ def test_a_job_at_the_limit_of_its_qos_waits_and_is_reported(cloud):
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [("account: nobodys", "Invalid account or account/partition"), ("qos: staff", "Invalid qos")],
 )
-def test_an_account_or_qos_of_others_is_refused_with_what_to_do(cloud, asked, said):
+def test_an_account_or_qos_of_others_is_refused_with_what_to_do(cloud, asked, message):
     """Slurm's own words, and the command that lists what is one's own."""
     cloud.write("job.yaml", f"slurm: {{{asked}}}\n")
     cloud.write("train.py", "")
     done = cloud.submit("--config", "job.yaml", "train.py")
 
     assert done.code == 5, done
-    assert said in done.err
+    assert message in done.err
     assert "hint: sacctmgr show assoc user=$USER" in done.err
     assert list(cloud.home.glob("slurm/*")) == []

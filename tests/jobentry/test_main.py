@@ -284,7 +284,7 @@ def test_a_missing_open_mpi_is_reported_with_a_hint(machine: Machine):
 
 
 @pytest.mark.parametrize(
-    ("says", "message"),
+    ("expected", "message"),
     [
         ("mpirun (Open MPI) 3.1.6", "{mpirun} is Open MPI 3.1, which is not supported"),
         ("mpirun (Open MPI) 6.0.0", "{mpirun} is Open MPI 6.0, which is not supported"),
@@ -296,8 +296,10 @@ def test_a_missing_open_mpi_is_reported_with_a_hint(machine: Machine):
         ),
     ],
 )
-def test_an_unsupported_mpirun_is_reported_with_a_hint(machine: Machine, says: str, message: str):
-    mpirun = machine.add("mpirun", f'echo "{says}"')
+def test_an_unsupported_mpirun_is_reported_with_a_hint(
+    machine: Machine, expected: str, message: str
+):
+    mpirun = machine.add("mpirun", f'echo "{expected}"')
     machine.write("x.py")
     ended = machine.run("x.py")
 

@@ -311,7 +311,7 @@ class Answer:
 
 
 @pytest.mark.parametrize(
-    ("error", "said", "hint"),
+    ("error", "expected", "hint"),
     [
         (docker.errors.APIError("x", Answer(), "no space left"), "no space left", "system df"),
         (docker.errors.DockerException("x"), "x", "docker info"),
@@ -323,12 +323,12 @@ class Answer:
         (ConnectionResetError("gone"), "gone", "docker info"),
     ],
 )
-def test_every_foreign_error_becomes_ours(error, said, hint):
+def test_every_foreign_error_becomes_ours(error, expected, hint):
     with pytest.raises(BackendError) as caught, engine.translated("asking"):
         raise error
 
     assert caught.value.message.startswith("asking: ")
-    assert said in caught.value.message
+    assert expected in caught.value.message
     assert hint in caught.value.hint
 
 

@@ -582,7 +582,7 @@ def plugin(*words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("user", "said"),
+    ("user", "expected"),
     [
         (plugin("sh", "-c", "echo please log in >&2; exit 3"), "returned 3. please log in"),
         (plugin("/nowhere/plugin"), "No such file or directory: '/nowhere/plugin'"),
@@ -592,9 +592,9 @@ def plugin(*words: str) -> dict[str, Any]:
     ids=["fails", "missing", "no answer", "groups alone"],
 )
 def test_a_login_that_fails_asks_nothing_of_the_server(
-    api: FakeApi, tmp_path: Path, capfd: pytest.CaptureFixture[str], user: Any, said: str
+    api: FakeApi, tmp_path: Path, capfd: pytest.CaptureFixture[str], user: Any, expected: str
 ):
-    with pytest.raises(NotAuthorised, match=re.escape(said)) as caught:
+    with pytest.raises(NotAuthorised, match=re.escape(expected)) as caught:
         Lab(api, tmp_path, **user).send()
 
     assert api.seen == []

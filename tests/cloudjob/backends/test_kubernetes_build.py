@@ -415,7 +415,7 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "values", "said"),
+    ("engine", "values", "message"),
     [
         ("volcano", {"image": ""}, "image: is missing"),
         ("mpi-operator", {"retries": 1}, "retries: the MPI operator starts only its launcher"),
@@ -483,13 +483,15 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
         ("volcano", {"options": mounted("/x", name="home")}, "volumes[0]: the name home is taken"),
     ],
 )
-def test_an_impossible_job_is_refused_before_anything_is_sent(engine: str, values: Any, said: str):
+def test_an_impossible_job_is_refused_before_anything_is_sent(
+    engine: str, values: Any, message: str
+):
     """Each error names its key."""
     options = values.pop("options", None)
     with pytest.raises(SpecError) as caught:
         build(engine, options, **values)
 
-    assert any(said in problem for problem in caught.value.problems), caught.value.problems
+    assert any(message in problem for problem in caught.value.problems), caught.value.problems
 
 
 @pytest.mark.parametrize("name", ["Lab", "a_b", "x" * 64, "", "a.b"])
@@ -656,7 +658,7 @@ def test_a_job_of_mindspore_s_operator_that_waits_is_cancelled_at_once(
 
 
 @pytest.mark.parametrize(
-    ("said", "head", "expected"),
+    ("message", "head", "expected"),
     [
         ("Succeeded", {"state": {"running": {"startedAt": "x"}}}, JobState.RUNNING),
         ("Failed", {"state": {"running": {"startedAt": "x"}}}, JobState.RUNNING),
@@ -667,7 +669,9 @@ def test_a_job_of_mindspore_s_operator_that_waits_is_cancelled_at_once(
         ("Failed", None, JobState.FAILED),
     ],
 )
-def test_a_job_of_mindspore_s_operator_ends_with_its_head(said: str, head: Any, expected: JobState):
+def test_a_job_of_mindspore_s_operator_ends_with_its_head(
+    message: str, head: Any, expected: JobState
+):
     """The operator looks at the workers, and the head still keeps outputs and leaves a record."""
     pods = []
     if head is not None:
@@ -679,7 +683,7 @@ def test_a_job_of_mindspore_s_operator_ends_with_its_head(said: str, head: Any, 
             "status": {"phase": phase, "containerStatuses": [{"name": "cloudjob", **head}]},
         }
         pods = [state.pod_of(found, lambda found: ms_operator.node_of("j", found))]
-    status = state.status_of(ms_operator.ENGINE, mpi_job(said), pods, is_cancelled=False)
+    status = state.status_of(ms_operator.ENGINE, mpi_job(message), pods, is_cancelled=False)
 
     assert status.state is expected
 

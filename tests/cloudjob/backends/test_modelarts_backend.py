@@ -144,7 +144,7 @@ def test_tags_are_put_on_the_job(service: ModelArts, backend: ModelArtsBackend):
 
 
 @pytest.mark.parametrize(
-    ("phase", "second", "wanted"),
+    ("phase", "second", "expected"),
     [
         ("Creating", "Creating", JobState.PENDING),
         ("Pending", "Queuing", JobState.PENDING),
@@ -160,10 +160,10 @@ def test_tags_are_put_on_the_job(service: ModelArts, backend: ModelArtsBackend):
         ("", "", JobState.UNKNOWN),
     ],
 )
-def test_each_phase_maps_to_a_state(phase: str, second: str, wanted: JobState):
+def test_each_phase_maps_to_a_state(phase: str, second: str, expected: JobState):
     found = state.status_of({"status": {"phase": phase, "secondary_phase": second}})
 
-    assert found.state is wanted
+    assert found.state is expected
     assert found.native.startswith(phase)
 
 

@@ -222,7 +222,7 @@ def test_what_lies_beside_the_code():
 
 
 @pytest.mark.parametrize(
-    ("values", "wanted"),
+    ("values", "expected"),
     [
         ({"image": ""}, "image: is missing"),
         ({"flavor": ""}, "flavor: is missing"),
@@ -258,11 +258,13 @@ def test_what_lies_beside_the_code():
         ),
     ],
 )
-def test_settings_that_modelarts_does_not_support_are_refused(values: dict[str, Any], wanted: str):
+def test_settings_that_modelarts_does_not_support_are_refused(
+    values: dict[str, Any], expected: str
+):
     with pytest.raises(SpecError) as caught:
         request.build(submission(**values), SITE)
 
-    assert [problem for problem in caught.value.problems if problem.startswith(wanted)]
+    assert [problem for problem in caught.value.problems if problem.startswith(expected)]
     assert len(caught.value.problems) == 1
 
 

@@ -11,7 +11,7 @@ from cloudjob.errors import SpecError
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("visible", "expected"),
     [
         ("0", ("0",)),
         ("3,1", ("3", "1")),
@@ -21,8 +21,8 @@ from cloudjob.errors import SpecError
         ("2,-1,3", ("2",)),
     ],
 )
-def test_variables_of_the_shell_select_the_gpus(tmp_path: Path, said, expected):
-    assert devices.gpus({"CUDA_VISIBLE_DEVICES": said}, tmp_path) == expected
+def test_variables_of_the_shell_select_the_gpus(tmp_path: Path, visible, expected):
+    assert devices.gpus({"CUDA_VISIBLE_DEVICES": visible}, tmp_path) == expected
 
 
 def test_else_they_are_those_of_the_driver(tmp_path: Path):

@@ -314,7 +314,7 @@ def test_sbatch_sees_next_to_nothing_of_the_shell(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("said", "message", "hint"),
+    ("stderr", "message", "hint"),
     [
         (
             "sbatch: error: invalid partition specified: x; sbatch: error: Batch job submission "
@@ -332,9 +332,9 @@ def test_sbatch_sees_next_to_nothing_of_the_shell(monkeypatch):
         ),
     ],
 )
-def test_a_refusal_has_a_hint(said, message, hint):
+def test_a_refusal_has_a_hint(stderr, message, hint):
     """In Slurm's own words, without its ceremony."""
-    error = errors.refused("submitting", said)
+    error = errors.refused("submitting", stderr)
 
     assert error.message.startswith(message)
     assert hint in error.hint

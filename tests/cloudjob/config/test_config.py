@@ -706,7 +706,7 @@ def test_each_problem_of_a_section_is_reported(job, text):
 
 
 @pytest.mark.parametrize(
-    ("user", "text", "flags", "wanted"),
+    ("user", "text", "flags", "expected"),
     [
         ("", "process: {source_limit_mb: 7}", {}, (7, "job.yaml:1")),
         ("", "process: {source_limit_mb: 7}\nsource_limit_mb: 9", {}, (7, "job.yaml:1")),
@@ -720,7 +720,7 @@ def test_each_problem_of_a_section_is_reported(job, text):
         ("source_limit_mb: 9", "process: {source_limit_mb: 0}", {}, (9, "user.yaml:1")),
     ],
 )
-def test_a_backend_has_a_limit_of_its_own(job, tmp_path, user, text, flags, wanted):
+def test_a_backend_has_a_limit_of_its_own(job, tmp_path, user, text, flags, expected):
     """The nearest layer decides, in one layer the backend's own; a copy of the job has it too."""
     (tmp_path / "user.yaml").write_text(user)
     environ = {"CLOUDJOB_CONFIG": str(tmp_path / "user.yaml")}
@@ -728,7 +728,7 @@ def test_a_backend_has_a_limit_of_its_own(job, tmp_path, user, text, flags, want
     loaded = job(text, flags, environ=environ)
 
     origin = {key: place for key, _, place in show(loaded)}["source_limit_mb"]
-    assert (loaded.spec.source_limit_mb, origin.rpartition("/")[2]) == wanted
+    assert (loaded.spec.source_limit_mb, origin.rpartition("/")[2]) == expected
     copied = load(
         {}, job_file=None, cwd=tmp_path, environ=environ, copied=("job x", masked(loaded.spec))
     )

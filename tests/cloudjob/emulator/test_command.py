@@ -63,7 +63,7 @@ def test_faults_are_added_listed_and_cleared(api: Api):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (("fault", "nothing"), 2, "hint: choose one of throttle"),
         (("fault", "lose-node", "--job", "x"), 2, "Training job (ID: x) not found"),
@@ -73,11 +73,13 @@ def test_faults_are_added_listed_and_cleared(api: Api):
     ],
     ids=str,
 )
-def test_an_error_is_one_line_with_a_hint(api: Api, words: tuple[str, ...], code: int, said: str):
+def test_an_error_is_one_line_with_a_hint(
+    api: Api, words: tuple[str, ...], code: int, message: str
+):
     done = cloudjob(api.home, *words)
 
     assert done.returncode == code
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 2
 

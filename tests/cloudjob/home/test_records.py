@@ -387,7 +387,7 @@ def test_every_error_of_sqlite_is_translated(records):
 
 
 @pytest.mark.parametrize(
-    ("said", "word"),
+    ("message", "word"),
     [
         ("database is locked", "again"),
         ("attempt to write a readonly database", "writable"),
@@ -396,6 +396,6 @@ def test_every_error_of_sqlite_is_translated(records):
         ("never heard", "CLOUDJOB_HOME"),
     ],
 )
-def test_every_word_of_sqlite_has_a_hint(said, word):
+def test_every_word_of_sqlite_has_a_hint(message, word):
     """The hint fits the error."""
-    assert word in hint_for(said)
+    assert word in hint_for(message)

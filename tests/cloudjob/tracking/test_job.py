@@ -98,7 +98,7 @@ def left(home: Path, exit_code: int = 3) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "ago_s", "wanted"),
+    ("kind", "ago_s", "expected"),
     [
         (CopyingPlatform, 0, "user"),
         (CopyingPlatform, 3600, "platform"),
@@ -106,7 +106,7 @@ def left(home: Path, exit_code: int = 3) -> None:
     ],
 )
 def test_a_record_that_is_late_still_counts(
-    kind: type[Platform], ago_s: float, wanted: str, tmp_path: Path
+    kind: type[Platform], ago_s: float, expected: str, tmp_path: Path
 ):
     """Only if the platform stores it, and for two minutes; otherwise the first status stays."""
     platform: Any = kind(moment(ago_s))
@@ -114,7 +114,7 @@ def test_a_record_that_is_late_still_counts(
     assert job.status().cause == "platform"
     left(tmp_path)
 
-    assert job.status().cause == wanted
+    assert job.status().cause == expected
 
 
 def test_a_store_that_does_not_answer_delays_a_status_by_seconds_only(
@@ -158,7 +158,7 @@ def test_damage_that_a_record_reports_is_marked_in_the_store(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("which", "wanted"),
+    ("which", "expected"),
     [
         (Filter(), True),
         (Filter(names=("train",)), True),
@@ -171,8 +171,8 @@ def test_damage_that_a_record_reports_is_marked_in_the_store(tmp_path: Path):
         (Filter(since=moment(0)), False),
     ],
 )
-def test_a_filter_selects_the_matching_jobs(which: Filter, wanted: bool, tmp_path: Path):
-    assert which.matches(record_of(tmp_path, created_at=MADE_AT)) is wanted
+def test_a_filter_selects_the_matching_jobs(which: Filter, expected: bool, tmp_path: Path):
+    assert which.matches(record_of(tmp_path, created_at=MADE_AT)) is expected
 
 
 class Lost(Platform):

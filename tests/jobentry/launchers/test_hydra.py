@@ -76,7 +76,7 @@ def test_a_colon_argument_is_encoded():
 
 
 @pytest.mark.parametrize(
-    ("mpi", "given", "told"),
+    ("mpi", "given", "message"),
     [
         (MPICH, {"mca_args": "-mca btl self"}, ["mca btl self: MPICH 4.0 has no such"]),
         (MPICH, {"bind_args": "--map-by core"}, ["map-by core: MPICH 4.0"]),
@@ -88,12 +88,12 @@ def test_a_colon_argument_is_encoded():
         ),
     ],
 )
-def test_options_without_an_equivalent_are_refused(mpi, given, told):
+def test_options_without_an_equivalent_are_refused(mpi, given, message):
     with pytest.raises(ArgsError) as caught:
         make(mpi, open_mpi=OpenMpi(x_args="", **given))
 
-    assert len(caught.value.problems) == len(told)
-    assert all(map(str.startswith, caught.value.problems, told))
+    assert len(caught.value.problems) == len(message)
+    assert all(map(str.startswith, caught.value.problems, message))
 
 
 def test_more_ranks_than_slots_are_refused():

@@ -84,7 +84,7 @@ def test_the_users_timeout_and_log_level_take_precedence():
 
 
 @pytest.mark.parametrize(
-    ("slots", "told", "expected"),
+    ("slots", "message", "expected"),
     [
         (128, {}, {"MS_RETRY_INTERVAL_LOWER": "1", "MS_RETRY_INTERVAL_UPPER": "1"}),
         (129, {}, {}),
@@ -93,8 +93,8 @@ def test_the_users_timeout_and_log_level_take_precedence():
         (2, {"MS_RETRY_INTERVAL_UPPER": "9"}, {"MS_RETRY_INTERVAL_UPPER": "9"}),
     ],
 )
-def test_small_clusters_poll_the_scheduler_more_often(slots, told, expected):
-    place = site(environment=told)
+def test_small_clusters_poll_the_scheduler_more_often(slots, message, expected):
+    place = site(environment=message)
     place = place._replace(node=place.node._replace(slots=slots))
 
     launches = mindspore.dynamic_cluster(place, WORDS), mindspore.msrun(place, WORDS)
