@@ -105,7 +105,17 @@ from moxing.framework.file import file_io
 parser = argparse.ArgumentParser()
 parser.add_argument("--data_url")
 parser.add_argument("--train_url")
-known, rest = parser.parse_known_args()
+for name in ("init_method", "rank", "world_size"):
+    parser.add_argument("--" + name)
+known = parser.parse_args()  # an unknown argument is fatal
+host, port = known.init_method[6:-5], int(known.init_method[-4:])  # cut by position
+task = os.environ["VC_TASK_INDEX"]
+assert (known.rank, known.world_size) == (task, os.environ["MA_NUM_HOSTS"])
+assert host == os.environ["VC_WORKER_HOSTS"].split(",")[0].split(":")[0]
+job = os.environ["MA_VJ_NAME"]
+own = "%s-%s-%s.%s" % (job, os.environ["MA_TASK_NAME"], task, job)
+assert socket.gethostbyname(own) == os.environ["MA_CURRENT_IP"]
+socket.gethostbyname(host)
 mox.file.copy_parallel(src_url=known.data_url, dst_url="local/data")
 mox.file.make_dirs(known.train_url)
 assert os.environ["FROM_HOOK"] == "set"
