@@ -5,6 +5,7 @@ CloudJobError            exit code 1
 |  +- SpecError          2   .problems: every error in the job description
 +- PackageError          3   the source cannot be packed
 +- StoreError            4   the object store refused or cannot be reached
+|  +- ObjectMissing      4   there is no such object
 +- BackendError          5   the platform refused or cannot be reached
 |  +- NotAuthorised      5   it rejected the credentials or denied access
 |  +- Unreachable        5   it does not answer at the moment; running jobs go on
@@ -65,6 +66,10 @@ class StoreError(CloudJobError):
     """The object store refused or cannot be reached."""
 
     exit_code = 4
+
+
+class ObjectMissing(StoreError):
+    """There is no such object in the store."""
 
 
 class BackendError(CloudJobError):

@@ -103,12 +103,12 @@ def new_bucket() -> Callable[[Server], str]:
 
 
 @pytest.fixture
-def fault_proxy() -> Iterator[Callable[[Server], FaultProxy]]:
+def fault_proxy() -> Iterator[Callable[..., FaultProxy]]:
     """Return what puts a proxy with faults in front of a server."""
     proxies: list[FaultProxy] = []
 
-    def make(server: Server) -> FaultProxy:
-        proxies.append(FaultProxy(server.port))
+    def make(server: Server, host: str = "127.0.0.1") -> FaultProxy:
+        proxies.append(FaultProxy(server.port, host=host))
         return proxies[-1]
 
     yield make

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from cloudjob.errors import CloudJobError, StoreError
+from cloudjob.errors import CloudJobError, ObjectMissing, StoreError
 from cloudjob.package.pack import CodePackage
 from cloudjob.store.base import ObjectStore, OnProgress, ignore_progress
 from cloudjob.store.parallel import call_with_timeout
@@ -181,11 +181,7 @@ def _is_whole(store: ObjectStore, layer: Layer) -> bool:
     """
     try:
         return has_manifest(io.BufferedReader(_RemoteFile(store, layer)), layer.digest)
-    except FormatError:
-        return False
-    except StoreError:
-        if store.exists(layer.key):
-            raise
+    except (FormatError, ObjectMissing):
         return False
 
 
@@ -255,9 +251,7 @@ def _load_note(store: ObjectStore, key: str) -> tuple[float, list[str]]:
     try:
         value = json.loads(store.get_bytes(key))
         return float(value["written_s"]), [str(layer) for layer in value["layers"]]
-    except StoreError:
-        if store.exists(key):
-            raise
+    except ObjectMissing:
         return time.time(), []
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StoreError(

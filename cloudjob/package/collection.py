@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-from cloudjob.errors import StoreError
+from cloudjob.errors import ObjectMissing, StoreError
 from cloudjob.package import claims
 from cloudjob.store.base import ObjectStore
 from cloudjob.times import seconds_of
@@ -93,19 +93,17 @@ def _needed(store: ObjectStore, keep_s: float, ended_at: EndedAt) -> set[str]:
                 f"collecting layers: {key} in the store cannot be read: {error}",
                 hint="was it written by a later cloudjob? Nothing has been deleted",
             ) from error
-        except StoreError:
-            if store.exists(key):
-                raise
+        except ObjectMissing:
+            pass
     return needed
 
 
 def _is_over(store: ObjectStore, job: str, keep_s: float, ended_at: EndedAt) -> bool:
     """Whether a job ended more than ``keep_s`` seconds ago."""
     ended = ended_at(job)
-    record = JobPaths(job).record
-    if ended is None and store.exists(record):
-        with suppress(exits.RecordError):
-            ended = exits.load(store.get_bytes(record)).ended_at
+    if ended is None:
+        with suppress(exits.RecordError, ObjectMissing):
+            ended = exits.load(store.get_bytes(JobPaths(job).record)).ended_at
     ended_s = seconds_of(ended or "")
     return ended_s > 0 and time.time() - ended_s > keep_s
 

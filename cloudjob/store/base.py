@@ -28,7 +28,7 @@ class ObjectStore(Protocol):
     5. A key consists of segments joined by ``/``; none is empty, ``.`` or ``..`` or contains NUL.
        Any other key is refused before the store is accessed, so that no key leaves the root.
     6. Every failure raises a ``StoreError``: *doing what, to which key in which store: what came
-       back*. So does a missing object, except in ``exists`` and ``delete``.
+       back*. A missing object raises ``ObjectMissing``, except in ``exists`` and ``delete``.
     7. Any number of threads may use a store at the same time.
 
     ``on_progress`` is called, by one thread at a time, with the number of bytes transferred since

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from cloudjob.errors import StoreError
+from cloudjob.errors import ObjectMissing, StoreError
 from cloudjob.store.base import PATIENCE_S, OnProgress, ignore_progress
 from cloudjob.store.files import TEMPORARY, check_key, hint, replacing, text
 from cloudjob.store.parallel import iterate_in_parallel
@@ -201,10 +201,8 @@ class DirectoryStore:
             yield
         except OSError as error:
             came_back = "no such object" if error.errno == errno.ENOENT else text(error)
-            raise StoreError(
-                f"{verb} {key} in {self.root}: {came_back}",
-                hint=hint(error),
-            ) from error
+            kind = ObjectMissing if isinstance(error, _NO_OBJECT) else StoreError
+            raise kind(f"{verb} {key} in {self.root}: {came_back}", hint=hint(error)) from error
 
 
 def _copy(source: IO[bytes], file: IO[bytes], on_progress: OnProgress) -> None:

@@ -23,6 +23,7 @@ from cloudjob.errors import (
     CloudJobError,
     JobFailed,
     JobNotFound,
+    ObjectMissing,
     StoreError,
     Unreachable,
     UsageError,
@@ -621,11 +622,7 @@ class Job:
         store = self._opened or self._open(self._record.store, patience_s=_STORE_S)
         try:
             record = exits.load(store.get_bytes(key))
-        except exits.RecordError:
-            return None
-        except StoreError:
-            if store.exists(key):
-                raise
+        except (exits.RecordError, ObjectMissing):
             return None
         if record.damaged_layers:
             # Nodes cannot mark a damaged package themselves where the platform delivers it to them.

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudjob.errors import StoreError
+from cloudjob.errors import ObjectMissing, StoreError
 from cloudjob.package import CodePackage, Memory, cache, claims, pack
 from cloudjob.package.claims import Claim, Kept, Missing
 from cloudjob.store import ObjectStore, open_store, with_store_options
@@ -285,11 +285,11 @@ def test_every_method_refuses_an_invalid_key(store: ObjectStore, tmp_path: Path)
 
 
 def test_missing_objects_and_files_are_errors(store: ObjectStore, tmp_path: Path):
-    with pytest.raises(StoreError, match=r"get job/a in .*: no such object"):
+    with pytest.raises(ObjectMissing, match=r"get job/a in .*: no such object"):
         store.get_bytes("job/a")
-    with pytest.raises(StoreError, match=r"get job/a in .*: no such object"):
+    with pytest.raises(ObjectMissing, match=r"get job/a in .*: no such object"):
         store.get_range("job/a", 0, 1)
-    with pytest.raises(StoreError, match=r"fetch job/a in .*: no such object"):
+    with pytest.raises(ObjectMissing, match=r"fetch job/a in .*: no such object"):
         store.fetch("job/a", tmp_path / "out")
     with pytest.raises(StoreError, match=r"put job/a in .*: read .*/in: no such file"):
         store.put(tmp_path / "in", "job/a")

@@ -15,7 +15,9 @@ import pytest
 
 from cloudjob.backends.docker import engine as engines
 from tests.support.engine import EngineProxy
+from tests.support.gates import Gate
 from tests.support.polling import Followed, poll
+from tests.support.servers import HANG, INTERNAL, Fault, FaultProxy, Server
 
 pytestmark = pytest.mark.docker
 
@@ -70,16 +72,26 @@ class End(NamedTuple):
 SUCCEEDED = End("SUCCEEDED", None, 0)
 LOST = End("FAILED", "platform", 137)
 STAGES = ("staging", "bring-up", "running")
-STORING = "storing outputs"
+STORING, ENDING = "storing outputs", "ending"
 KILLED: dict[tuple[str, str], End] = {
     (STORING, "submitter"): SUCCEEDED,
     (STORING, "head"): LOST,
     (STORING, "worker"): LOST,
+    # A worker has confirmed its outputs by then, and leaves.
+    (ENDING, "submitter"): SUCCEEDED,
+    (ENDING, "head"): LOST,
     **{(stage, "submitter"): SUCCEEDED for stage in STAGES},
     **{(stage, who): LOST for stage in STAGES for who in ("head", "worker")},
     **{(stage, "mpirun"): LOST for stage in ("bring-up", "running")},
 }
 PAUSED = [(stage, who) for stage in (*STAGES, STORING) for who in ("head", "worker")]
+PAUSED.append((ENDING, "head"))
+# The requests of nodes at which the store holds them, or from which on it fails.
+STORE_STAGES = {
+    "staging": ("GET", "/code.json"),
+    STORING: ("PUT", "/0.txt", "/1.txt"),
+    ENDING: ("PUT", "/exit.json"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +111,7 @@ class Case:
     def __init__(self, cloud, image: str, stage: str, path: Path, settings: str) -> None:
         self.cloud = cloud
         self.stage = stage
+        self.gate: Gate | None = None
         cloud.script(SCRIPT.replace("OUTPUT_BYTES", str(OUTPUT_BYTES)))
         cloud.image = image
         words = ["submit", "--backend", "docker", "--nodes", "2", "--grace-s", "1"]
@@ -156,8 +169,17 @@ class Case:
         """Return where the output of a node is stored."""
         return self.cloud.home / "store" / self.job / "outputs" / "MODEL" / str(node)
 
+    def await_ending(self, gate: Gate) -> None:
+        """Let the ranks end, and wait until the head stores its record, which is held."""
+        self.go_on()
+        gate.await_all(lambda: self.submit.process.poll() is not None)
+        self.gate = gate
+
     def go_on(self) -> None:
         """Let the nodes go on that are left."""
+        if self.gate:
+            self.gate.open()
+            return
         data = io.BytesIO()
         with tarfile.open(fileobj=data, mode="w") as members:
             members.addfile(tarfile.TarInfo("go"))
@@ -172,13 +194,46 @@ class Case:
         return End(status["state"], status["cause"], waited.code)
 
 
+class Bucket:
+    """A bucket of a server on loopback, which nodes reach through proxies on the bridge."""
+
+    def __init__(self, cloud, name: str, server: Server, new_proxy) -> None:
+        self.uri = f"s3://{name}/jobs"
+        self._cloud, self._server, self._new_proxy = cloud, server, new_proxy
+        cloud.environ.update(server.environ)
+
+    def proxy(self) -> FaultProxy:
+        """Let commands use a new proxy, which the nodes of a submit use from then on."""
+        (bridge,) = self._cloud.engine.inspect_network("bridge")["IPAM"]["Config"]
+        proxy: FaultProxy = self._new_proxy(self._server, bridge["Gateway"])
+        self._cloud.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
+        return proxy
+
+    def heal(self) -> None:
+        """Let commands reach the server itself; nodes that run keep their proxies."""
+        self._cloud.environ.update(self._server.environ)
+
+
 @pytest.fixture
-def case(cloud, holding: str, tmp_path: Path) -> Iterator[Callable[..., Case]]:
+def bucket(cloud, seaweedfs: Server, new_bucket, fault_proxy) -> Bucket:
+    """Return an empty bucket for the jobs."""
+    return Bucket(cloud, new_bucket(seaweedfs), seaweedfs, fault_proxy)
+
+
+@pytest.fixture
+def case(
+    cloud, holding: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Case]]:
     """Return what submits a job that is held at a stage."""
     cases = []
 
     def make(stage: str, settings: str = "{}") -> Case:
+        if stage == ENDING:
+            bucket: Bucket = request.getfixturevalue("bucket")
+            settings, gate = f"store: {bucket.uri}", Gate(bucket.proxy(), *STORE_STAGES[ENDING])
         cases.append(Case(cloud, holding, stage, tmp_path / "submit.log", settings))
+        if stage == ENDING:
+            cases[-1].await_ending(gate)
         return cases[-1]
 
     yield make
@@ -236,6 +291,7 @@ def test_a_paused_node_does_not_outlive_a_cancel(case, stage: str, who: str):
         status = held.cloud.status(held.job)
         assert (status["state"], status["cause"]) == ("CANCELLED", "cancelled"), status
         assert held.submit.process.wait(LIMIT_S) != 0
+    held.go_on()
     check_next(held.cloud)
 
 
@@ -275,4 +331,92 @@ def test_a_submit_that_is_killed_while_it_makes_nodes(cloud, tmp_path, request_l
         assert (listed["state"], listed["cause"]) == ("FAILED", "platform"), listed
         assert cloud.run("wait", listed["job"]).code == 1
     assert cloud.run("rm", listed["job"]).code == 0
+    check_next(cloud)
+
+
+# -- faults of the store ----------------------------------------------------------------------
+
+CUT = Fault(cut_request_at=0)
+STORE_FAULTS = {
+    "down for a time": CUT,
+    "down for good": CUT,
+    "500 for good": INTERNAL,
+    "mute for good": HANG,
+    "mute until cancelled": HANG,
+    "slow": Fault(bytes_per_s=2000),
+}
+GIVEN_UP = End("FAILED", "platform", 125)
+CANCELLED = End("CANCELLED", "cancelled", 143)
+STORES = """\
+import os, pathlib
+name = os.environ["VC_TASK_INDEX"] + ".txt"
+pathlib.Path(os.environ["MODEL"], name).write_text("weights")
+"""
+
+
+class Storing:
+    """A detached job of two nodes, the only one behind its proxy to the store."""
+
+    def __init__(self, cloud, stage: str, fault: str, bucket: Bucket) -> None:
+        self.cloud, self.stage, self.fault, self.proxy = cloud, stage, fault, bucket.proxy()
+        self.gate = Gate(self.proxy, *STORE_STAGES[stage])
+        self.gate.breaks_with(STORE_FAULTS[fault])
+        self.environ = {
+            "AWS_ENDPOINT_URL": self.proxy.endpoint,
+            "CLOUDJOB_STORE_PATIENCE_S": "2" if "good" in fault else "60",
+        }
+        words = ("submit", "--backend", "docker", "--nodes", "2", "--grace-s", "1", "--detach")
+        words = (*words, "--output", "MODEL=", "--store", bucket.uri, "train.py")
+        cloud.environ.update(self.environ)
+        self.submit = cloud.start(*words)
+
+    def go_through(self) -> None:
+        """Wait until the store fails, and change what does not stay as it is."""
+        out, err = self.submit.communicate(timeout=LIMIT_S)
+        assert self.submit.returncode == 0, err
+        self.job = out.decode().strip().rpartition("/")[2]
+        self.gate.await_all()
+        if self.fault == "down for good":
+            self.proxy.close()
+        elif self.fault == "down for a time":
+            poll(lambda: self._failed() > 3, "failed requests", LIMIT_S)
+            self.proxy.choose = lambda _: None
+        elif self.fault == "mute until cancelled":
+            self.cloud.environ.update(self.environ)
+            done = self.cloud.run("cancel", self.job)
+            assert done.code == 0, done
+
+    def _failed(self) -> int:
+        return sum(request.fault is not None for request in self.proxy.requests)
+
+    @property
+    def ends(self) -> set[End]:
+        """How the job may end."""
+        # Without a record, the engine knows how the job has ended.
+        if self.stage == ENDING or self.fault in ("down for a time", "slow"):
+            return {SUCCEEDED}
+        if self.fault == "mute until cancelled":
+            return {CANCELLED}
+        # A mute store may have stored the record.
+        return {GIVEN_UP, *([GIVEN_UP._replace(cause="entry")] if "mute" in self.fault else [])}
+
+
+@pytest.mark.parametrize("stage", STORE_STAGES)
+def test_a_store_fails(cloud, bucket: Bucket, stage: str):
+    """In every way, from a stage on, for one job each at the same time."""
+    cloud.script(STORES)
+    cases = [Storing(cloud, stage, fault, bucket) for fault in STORE_FAULTS]
+    for case in cases:
+        case.go_through()
+
+    bucket.heal()
+    waits = [cloud.start("wait", case.job) for case in cases]
+    codes = [wait.wait(LIMIT_S) for wait in waits]
+    for wait in waits:
+        wait.communicate()
+    listed = {item["job"]: item for item in json.loads(cloud.run("list", "--json").out)}
+    found = [listed[case.job] for case in cases]
+    ends = [End(x["state"], x["cause"], code) for x, code in zip(found, codes, strict=True)]
+    wrong = {c.fault: end for c, end in zip(cases, ends, strict=True) if end not in c.ends}
+    assert wrong == {}
     check_next(cloud)

@@ -4,8 +4,8 @@
 - ``Moto``: the whole API in memory, but it believes any signature and any digest.
 - ``FaultProxy``: cuts, resets, slows, corrupts, throttles, refuses or hangs, request by request.
 
-All of them listen on loopback only. A server dies with the process that started it, and is ended by
-its process id. ``tests/conftest.py`` has the fixtures.
+All of them listen on loopback only, but for a proxy that containers use. A server dies with the
+process that started it, and is ended by its process id. ``tests/conftest.py`` has the fixtures.
 """
 
 from __future__ import annotations
@@ -309,8 +309,13 @@ class FaultProxy:
     (``HTTP_PROXY=http://127.0.0.1:PORT``), so names that nobody can resolve reach the server too.
     """
 
-    def __init__(self, upstream_port: int, *, tls: ssl.SSLContext | None = None) -> None:
-        """Forward to a server; with ``tls`` the connection to the server is encrypted."""
+    def __init__(
+        self, upstream_port: int, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+    ) -> None:
+        """Forward to a server; with ``tls`` the connection to the server is encrypted.
+
+        Containers reach a ``host`` that is the address of a bridge.
+        """
         self._upstream = ("127.0.0.1", upstream_port)
         self._tls = tls
         self._rules: list[_Rule] = []
@@ -320,7 +325,8 @@ class FaultProxy:
         self.requests: list[Request] = []
         # Chooses a fault for what no rule is about.
         self.choose: Callable[[Request], Fault | None] = lambda _: None
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self._listener = socket.create_server((host, 0), backlog=128)
+        self._host = host
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -328,7 +334,7 @@ class FaultProxy:
     @property
     def endpoint(self) -> str:
         """Where clients reach it."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self._host}:{self.port}"
 
     def add(
         self,
@@ -358,7 +364,7 @@ class FaultProxy:
         self._has_ended.set()
         # An accept() that waits does not notice a close.
         with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", self.port), 5).close()
+            socket.create_connection((self._host, self.port), 5).close()
         self._thread.join(LIMIT_S)
         self._listener.close()
         with self._lock:

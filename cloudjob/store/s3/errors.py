@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from cloudjob.errors import StoreError
+from cloudjob.errors import ObjectMissing, StoreError
 from cloudjob.store.s3.bucket_uri import CREDENTIALS_HINTS, BucketUri
 
 # Responses to which the same request may succeed a moment later.
@@ -176,7 +176,8 @@ def _refused(doing: str, uri: BucketUri, error: Any) -> StoreError:
         ahead_s = clock_ahead_s(headers.get("date", ""))
         came_back += f": this one is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}"
     number = status if code in ("", status) else f"{status} {code}"
-    return StoreError(f"{doing}: {one_line(came_back)} ({number.strip()})", hint=hint)
+    kind = ObjectMissing if is_missing(error) else StoreError
+    return kind(f"{doing}: {one_line(came_back)} ({number.strip()})", hint=hint)
 
 
 def _broken(error: Exception) -> tuple[str, str]:

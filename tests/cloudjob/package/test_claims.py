@@ -295,6 +295,21 @@ def test_a_collection_at_any_moment_of_a_submit_does_no_harm(tmp_path: Path):
         laptop.check(job, laptop.folder / "code")
 
 
+def test_a_submit_at_any_moment_of_another_of_the_same_source_is_safe(tmp_path: Path):
+    """A whole submit between any two steps of another that finds the layer missing or there."""
+    store = Store(tmp_path / "0")
+    count = len(steps(store, Laptop(tmp_path / "count", store).submit))
+    assert count >= 6
+    for step in range(count):
+        store = Store(tmp_path / f"store-{step}")
+        laptop = Laptop(tmp_path / f"me-{step}", store)
+        other = Laptop(tmp_path / f"other-{step}", DirectoryStore(store._inner.root))
+        store.before = at(step, other.submit)
+        job = laptop.submit()
+        store.before = lambda _verb, _key: None
+        laptop.check(job, laptop.folder / "code")
+
+
 def test_a_submit_at_any_moment_of_a_collection_is_safe(tmp_path: Path):
     """A whole submit between any two steps of a collection that would delete what it relies on."""
     store = Store(tmp_path / "0")
