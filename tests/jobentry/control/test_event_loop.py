@@ -251,12 +251,13 @@ def pair(job: Job) -> Job:
 
 
 UP = "open(os.environ['ALL'] + '/up%d' % rank, 'w').close()\n"
-# A rank that saves when it is asked to end, and takes its time for it.
+# A rank that saves when it is asked to end, for as long as the test wants.
 SAVES = """
 def save(*_):
-    print('saving')
-    time.sleep(float(os.environ.get('SAVE_S', '0.3')))
-    print('saved')
+    print('saving', flush=True)
+    while not os.path.exists(os.environ['ALL'] + '/go'):
+        time.sleep(0.02)
+    print('saved', flush=True)
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 """
@@ -380,17 +381,20 @@ def test_output_keeps_every_byte(job: Job):
     assert ended.out == "[0] \\xff\r\n[0] " + "x" * 100000 + "\n[0]+ end\n"
 
 
-def test_a_job_over_its_timeout_ends_with_124(job: Job):
+def test_a_job_over_its_timeout_ends_with_124(job: Job, until: Callable[..., None]):
     """Every rank gets SIGTERM and its grace period; the exit code is 124, with a reason."""
-    job.environ.update(CLOUDJOB_TIMEOUT_S="1.5", CLOUDJOB_PROCS_PER_NODE="2")
-    job.script(SAVES + UP + WAIT)
-    (ended,) = job.run()
+    job.environ.update(CLOUDJOB_TIMEOUT_S="4", CLOUDJOB_PROCS_PER_NODE="2", CLOUDJOB_GRACE_S="60")
+    job.script(SAVES + WAIT)
+    entry = job.start()
+    until(lambda: entry.out.count("saving") == 2)
+    (job.folder / "go").touch()
+    ended = entry.wait()
 
     assert ended.code == 124
     assert ended.out.count("saved") == 2
     assert (job.record["exit_code"], job.record["cause"]) == (124, "timeout")
-    assert job.failure["message"] == "time is up: the job ran for 1.5 s"
-    assert "all ranks have 2 s to end" in ended.err
+    assert job.failure["message"] == "time is up: the job ran for 4 s"
+    assert "all ranks have 60 s to end" in ended.err
     assert job.left() == []
 
 
@@ -398,11 +402,13 @@ def test_a_job_over_its_timeout_ends_with_124(job: Job):
 def test_a_cancelled_job_gives_every_rank_its_grace_period(
     job: Job, until: Callable[..., None], number: int
 ):
-    job.environ.update(CLOUDJOB_PROCS_PER_NODE="3", CLOUDJOB_GRACE_S="300")
-    job.script("os.environ['SAVE_S'] = str(0.4 * rank)\n" + SAVES + UP + WAIT)
+    job.environ.update(CLOUDJOB_PROCS_PER_NODE="3", CLOUDJOB_GRACE_S="60")
+    job.script(SAVES + UP + WAIT)
     entry = job.start()
     until(up(job, 3))
     entry.send(number)
+    until(lambda: entry.out.count("saving") == 3)
+    (job.folder / "go").touch()
     ended = entry.wait()
 
     assert ended.code == 128 + number
@@ -416,7 +422,8 @@ def test_a_cancelled_job_gives_every_rank_its_grace_period(
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(
     job: Job, until: Callable[..., None]
 ):
-    job.environ.update(CLOUDJOB_PROCS_PER_NODE="2", CLOUDJOB_GRACE_S="1")
+    job.environ.update(CLOUDJOB_PROCS_PER_NODE="2", CLOUDJOB_GRACE_S="3")
+    (job.folder / "go").touch()
     job.script(
         "if rank:\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\nelse:"
         + SAVES.replace("\n", "\n    ")
@@ -430,9 +437,9 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(
     entry.send(signal.SIGTERM)
     ended = entry.wait()
 
-    assert time.monotonic() - begun > 0.9
+    assert time.monotonic() - begun > 2.9
     assert (ended.code, ended.out.count("saved")) == (143, 1)
-    assert "1 s are over: ending the ranks that are left" in ended.err
+    assert "3 s are over: ending the ranks that are left" in ended.err
     assert job.left() == []
 
 
@@ -739,10 +746,13 @@ def test_a_start_with_running_ranks_is_not_repeated(pair: Job):
 def test_a_stop_signal_to_any_node_cancels_the_job_on_all(
     node: int, pair: Job, until: Callable[..., None]
 ):
+    pair.environ["CLOUDJOB_GRACE_S"] = "60"
     pair.script(SAVES + UP + WAIT)
     entries = [pair.start(index) for index in range(2)]
     until(up(pair, 2))
     entries[node].send(signal.SIGTERM)
+    until(lambda: all("saving" in entry.out for entry in entries))
+    (pair.folder / "go").touch()
     head, worker = (entry.wait() for entry in entries)
 
     assert (head.code, worker.code) == (143, 143)
