@@ -10,11 +10,12 @@ import runpy
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from cloudjob import cli
 from jobentry.contract import names
 from jobentry.contract.launchers import LAUNCHERS
 
@@ -294,12 +295,27 @@ def test_every_prefix_that_is_carried_is_documented(prefix: str):
     assert f"`{prefix}" in (ROOT / "docs" / "reference" / "environment.md").read_text()
 
 
-def commands() -> Iterator[tuple[str, ...]]:
+Help = Callable[[tuple[str, ...]], str]
+
+
+@pytest.fixture
+def help_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Help:
+    """Return what ``--help`` of a command shows."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def help_of(command: tuple[str, ...]) -> str:
+        with pytest.raises(SystemExit, match=r"^0$"):
+            cli.main([*command, "--help"])
+        return capsys.readouterr().out
+
+    return help_of
+
+
+def commands(help_of: Help) -> Iterator[tuple[str, ...]]:
     """Yield every command of ``cloudjob``, found as a user finds it."""
 
     def below(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        text = run(sys.executable, "-m", "cloudjob.cli", *words, "--help", COLUMNS="200").stdout
-        listed = re.search(r"^ +COMMAND\n((?:    +\S.*\n)+)", text, re.MULTILINE)
+        listed = re.search(r"^ +COMMAND\n((?:    +\S.*\n)+)", help_of(words), re.MULTILINE)
         for line in listed.group(1).splitlines() if listed else ():
             yield (*words, line.split()[0])
 
@@ -308,15 +324,15 @@ def commands() -> Iterator[tuple[str, ...]]:
         yield from below(command)
 
 
-def test_every_command_and_every_option_is_documented():
+def test_every_command_and_every_option_is_documented(help_of: Help):
     """What ``--help`` shows stands in README.md or docs/, too."""
     text = pages()
-    found = list(commands())
+    found = list(commands(help_of))
     missing = [
         " ".join(command) for command in found if "cloudjob " + " ".join(command) not in text
     ]
     for command in found:
-        page = run(sys.executable, "-m", "cloudjob.cli", *command, "--help", COLUMNS="200").stdout
+        page = help_of(command)
         assert page.startswith("usage: cloudjob")
         options = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", page.split("\n\n", 1)[1]))
         missing += [f"{' '.join(command)} {option}" for option in options if option not in text]
