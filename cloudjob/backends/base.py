@@ -67,6 +67,17 @@ class Check(NamedTuple):
     is_needed: bool = True
 
 
+class Devices(NamedTuple):
+    """The accelerators of each node.
+
+    Args:
+        found: Where they are known from, in few words.
+    """
+
+    each: int
+    found: str
+
+
 class Event(NamedTuple):
     """An event of a job on its platform.
 
@@ -170,6 +181,14 @@ class Backend(ABC, Generic[Request]):
         that are set win.
         """
         return "", {}
+
+    def devices(self, spec: JobSpec, *, may_ask: bool) -> Devices | None:
+        """Return the GPUs or NPUs that each node has; None if only the nodes know.
+
+        Args:
+            may_ask: Whether the platform may be asked.
+        """
+        return Devices(0, "")
 
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
         """Check what a job needs, before anything is packed or sent.

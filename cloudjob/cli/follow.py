@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from cloudjob.cli.say import printable, say, show, tell_error
+from cloudjob.cli.say import count, printable, say, show, tell_error
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import BackendError, CloudJobError
 
@@ -254,7 +254,7 @@ def print_status(status: JobStatus) -> None:
         ("job", status.job),
         ("state", status.state),
         ("backend", f"{status.backend} ({status.native_state})"),
-        ("size", f"{status.nodes} node(s) x {status.procs_per_node} rank(s)"),
+        ("size", f"{count(status.nodes, 'node')} with {_ranks(status.procs_per_node)}"),
         ("created", status.created_at),
         ("started", status.started_at or "-"),
         ("ended", status.ended_at or "-"),
@@ -270,6 +270,10 @@ def print_status(status: JobStatus) -> None:
         print_phases(status)
     if status.failure:
         report(status)
+
+
+def _ranks(procs_per_node: int) -> str:
+    return f"{count(procs_per_node, 'rank')} each" if procs_per_node else "a rank for each device"
 
 
 def status_json(status: JobStatus) -> dict[str, Any]:

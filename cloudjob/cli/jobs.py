@@ -73,7 +73,8 @@ def _check_numbers(flag: str, text: str, count: int) -> None:
     if text and not is_list(text):
         raise UsageError(f"reading {flag} {text}: this lists no numbers", hint="like 0 or 0,3-5")
     highest = max(map(int, text.replace("-", ",").split(",")), default=0) if text else 0
-    if highest >= count:
+    # The number of ranks is 0 while only the nodes know it.
+    if count and highest >= count:
         raise UsageError(f"{flag} {text}: the job has {count}", hint=f"0 to {count - 1}")
 
 

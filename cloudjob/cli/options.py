@@ -184,7 +184,7 @@ def spec_flags(parser: argparse.ArgumentParser) -> None:
 
 def _help_of(option: Option, field: FieldInfo) -> str:
     """Return what an option does, what it accepts and what its default is."""
-    from cloudjob.model.types import allowed_words, is_map
+    from cloudjob.model.types import allowed_words, is_map, shown
 
     text = field.description or ""
     if option.const:
@@ -196,7 +196,7 @@ def _help_of(option: Option, field: FieldInfo) -> str:
     if is_map(field):
         facts.append("repeatable")
     elif field.default not in ("", None):
-        value = field.default
+        value = shown(field, field.default)
         facts.append(f"default {value:g}" if isinstance(value, float) else f"default {value}")
     return f"{text} [{'; '.join(facts)}]" if facts else text
 

@@ -55,8 +55,11 @@ def _what(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
     shown, package = preview.submission, preview.package
     ranks = shown["procs_per_node"]
     yield "job", f"{spec.name}, on the backend {spec.backend}"
-    total = f", {spec.nodes * ranks} in all" if spec.nodes > 1 else ""
-    yield "size", f"{count(spec.nodes, 'node')} with {count(ranks, 'rank')} each{total}"
+    total = f", {spec.nodes * ranks} in all" if spec.nodes > 1 and ranks else ""
+    each = f"{count(ranks, 'rank')} each" if ranks else "one rank for each GPU or NPU"
+    yield "size", f"{count(spec.nodes, 'node')} with {each}{total}"
+    if ranks and preview.ranks:
+        yield "", preview.ranks
     why = f": {preview.choice.why}" if preview.choice else ""
     yield "launcher", f"{shown['launcher']}{why}"
     yield "command", shlex.join([spec.script, *spec.args])

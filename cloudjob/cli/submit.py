@@ -74,8 +74,10 @@ def _show(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
     # The page shows the head and one worker.
     planned = 0 if options.show_request else None if options.json else 2
     made = cloudjob.preview(spec, planned_nodes=planned)
-    if made.choice and (options.show_request or options.json):
-        say(f"launcher {made.choice.launcher}: {made.choice.why}")
+    if options.show_request or options.json:
+        launcher = f"launcher {made.choice.launcher}: {made.choice.why}" if made.choice else ""
+        for note in filter(None, (launcher, made.ranks)):
+            say(note)
     if options.show_request:
         preview.print_request(made)
     elif options.json:

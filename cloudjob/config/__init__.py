@@ -25,6 +25,7 @@ from cloudjob.errors import SpecError
 from cloudjob.model.job import SECTIONS, JobSpec
 from cloudjob.model.rules import MAX_WORD_BYTES
 from cloudjob.model.text import MASK, one_line
+from cloudjob.model.types import shown
 from cloudjob.model.validation import validate
 from jobentry.contract.launchers import LAUNCHERS
 
@@ -117,7 +118,8 @@ def show(loaded: Loaded) -> list[tuple[str, str, str]]:
             for key, item in value:
                 rows += _rows(f"{name}.{key}", item)
         else:
-            rows += _rows(name, dict.fromkeys(value, MASK) if name == "secrets" else value)
+            written = shown(JobSpec.model_fields[name], value)
+            rows += _rows(name, dict.fromkeys(value, MASK) if name == "secrets" else written)
     return [(key, value, loaded.origins.get(key, "default")) for key, value in rows]
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from cloudjob.model.rules import BACKENDS, NAME_RULE
+from cloudjob.model.rules import AUTO_RANKS, BACKENDS, NAME_RULE
 from cloudjob.model.sections import (
     Docker,
     Kubernetes,
@@ -26,6 +26,7 @@ from cloudjob.model.types import (
     Number,
     OneOf,
     Option,
+    Ranks,
     Secrets,
     Text,
     Texts,
@@ -34,6 +35,7 @@ from cloudjob.model.types import (
     Variables,
     Whole,
     key,
+    shown,
 )
 from jobentry.contract.env import RESTORES
 from jobentry.contract.launchers import AUTO, LAUNCHERS
@@ -58,8 +60,9 @@ class JobSpec(Values):
         validate_default=True, json_schema_extra={"pattern": f"^{NAME_RULE}$"})
     nodes: Annotated[Whole, Option("--nodes", "N", short="-n")] = key(
         "Number of nodes.", 1, ge=1, le=10_000)
-    procs_per_node: Annotated[Whole, Option("--procs-per-node", "M")] = key(
-        "Number of ranks on each node.", 1, ge=1, le=1024)
+    procs_per_node: Annotated[Ranks, Option("--procs-per-node", "M")] = key(
+        "Number of ranks on each node; auto is one for each GPU or NPU of a node, else 1.",
+        AUTO_RANKS, ge=1, le=1024, json_schema_extra={"default": "auto"})
     backend: Annotated[str, OneOf(*BACKENDS), Option("--backend", "NAME")] = key(
         "Where the job runs.", "process")
     launcher: Annotated[str, OneOf(AUTO, *LAUNCHERS), Option("--launcher", "NAME")] = key(
@@ -142,6 +145,11 @@ class JobSpec(Values):
         return name
 
     @property
+    def ranks_per_node(self) -> int:
+        """The ranks of each node; 1 while that is to be chosen."""
+        return self.procs_per_node or 1
+
+    @property
     def takes_command(self) -> bool:
         """Whether the script is any command of the nodes, and not a file of the source."""
         return self.launcher in LAUNCHERS and LAUNCHERS[self.launcher].takes_command
@@ -178,7 +186,8 @@ def default_name(script: str) -> str:
 
 def masked(spec: JobSpec) -> dict[str, Any]:
     """Return the job as plain JSON values with every secret as ``***``, and the given sections."""
-    keys: dict[str, Any] = {name: value for name, value in spec if name not in SECTIONS}
+    fields = JobSpec.model_fields
+    keys = {name: shown(fields[name], value) for name, value in spec if name not in SECTIONS}
     keys["secrets"] = dict.fromkeys(spec.secrets, MASK)
     given_sections = {name: _plain(values) for name, values in spec.sections.items()}
     return {**_plain(keys), **given_sections}

@@ -80,7 +80,7 @@ def _device_conflicts(spec: JobSpec) -> Iterator[tuple[str, str]]:
             form = "SERVER[@SUPER_POD] DEVICE=ADDRESS[/SUPER_DEVICE]..."
             yield f"{key}[{index}]", f"{error} (given {line[:60]!r}; allowed {form})"
             continue
-        if found != spec.procs_per_node:
+        if found != (spec.procs_per_node or found):
             yield (
                 f"{key}[{index}]",
                 "needs a device for each rank of the node"

@@ -5,6 +5,8 @@ from __future__ import annotations
 BACKENDS = ("process", "docker", "modelarts", "kubernetes", "slurm")
 # Those whose jobs do not run on this machine.
 REMOTE_BACKENDS = ("modelarts", "kubernetes", "slurm")
+# How many ranks a node has while nobody has counted its devices.
+AUTO_RANKS = 0
 # The schemes of stores that have a section in the job file, and how their buckets are addressed.
 STORE_SECTIONS = ("s3", "obs")
 ADDRESSINGS = ("auto", "path", "virtual")

@@ -78,7 +78,7 @@ def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeE
         job=submission.job,
         node=node,
         hosts=hosts,
-        slots=spec.procs_per_node,
+        slots=spec.ranks_per_node,
         launcher=spec.launcher,
         code_uri=submission.code.uri,
         code_digest=submission.code.digest,

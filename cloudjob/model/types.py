@@ -22,12 +22,14 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError, core_schema
 
-from cloudjob.model.rules import MAX_WORD_BYTES, RESERVED_PREFIXES, VARIABLE_RULE
+from cloudjob.model.rules import AUTO_RANKS, MAX_WORD_BYTES, RESERVED_PREFIXES, VARIABLE_RULE
 from cloudjob.model.text import MASK, given
 
 
@@ -77,6 +79,16 @@ class OneOf:
 def key(description: str, default: Any = "", **limits: Any) -> Any:
     """Return the field of a key: its description, default and limits."""
     return Field(default=default, description=description, **limits)
+
+
+def shown(field: FieldInfo, value: object) -> object:
+    """Return a value as a user writes it: the word auto for a number that is chosen later."""
+    extra = field.json_schema_extra
+    return (
+        extra["default"]
+        if value == field.default and isinstance(extra, dict) and "default" in extra
+        else value
+    )
 
 
 def allowed_words(field: FieldInfo) -> tuple[str, ...]:
@@ -171,8 +183,20 @@ _TEXT_OR_NULL = {"type": ["string", "number", "boolean", "null"]}
 _NAME = {"pattern": f"^(?!{'|'.join(RESERVED_PREFIXES)}){VARIABLE_RULE}$"}
 _FILE = {"type": ["string", "null"], "pattern": "^(@|$)"}
 
+
+def _ranks(value: object, check: ValidatorFunctionWrapHandler) -> int:
+    return AUTO_RANKS if value == "auto" else check(value)
+
+
 Whole = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False), BeforeValidator(_number)]
+# A whole number, or the word auto.
+Ranks = Annotated[
+    Whole,
+    WrapValidator(_ranks),
+    WithJsonSchema({"type": ["integer", "string"], "minimum": 1, "maximum": 1024,
+                    "pattern": "^auto$"}),
+]  # fmt: skip
 Text = Annotated[str, AfterValidator(check_text), WithJsonSchema(_TEXT)]
 Texts = tuple[Text, ...]
 # Any names to texts.

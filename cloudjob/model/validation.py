@@ -182,9 +182,9 @@ def _ranks(spec: JobSpec) -> Iterator[tuple[str, str]]:
             f"must be 1 with the launcher {spec.launcher}, which starts one process a node"
             f" (given {spec.procs_per_node})",
         )
-    ranks = spec.nodes * spec.procs_per_node
+    ranks = spec.nodes * spec.ranks_per_node
     if ranks > MAX_RANKS:
-        product = f"{spec.nodes} x {spec.procs_per_node} = {ranks}"
+        product = f"{spec.nodes} x {spec.ranks_per_node} = {ranks}"
         yield (
             "nodes",
             f"times procs_per_node is too many ranks (given {product}; allowed {MAX_RANKS})",

@@ -22,6 +22,12 @@ def launcher(choice: Choice | None) -> Iterator[Progress]:
         yield Progress("note", f"launcher {choice.launcher}: {choice.why}")
 
 
+def ranks(chosen: str) -> Iterator[Progress]:
+    """Report the number of ranks that was chosen; nothing if it is obvious."""
+    if chosen:
+        yield Progress("note", chosen)
+
+
 def left_out(package: CodePackage) -> Iterator[Progress]:
     """Report what was not packed although no rule of the user leaves it out."""
     found = [item for item in package.left_out if any(word in item.reason for word in _REPORTED)]

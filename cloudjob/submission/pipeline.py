@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,7 +32,7 @@ from cloudjob.package.claims import Claim, Kept, Missing
 from cloudjob.store import full_uri, open_store
 from cloudjob.store.base import ObjectStore, Signer
 from cloudjob.store.parallel import call_with_timeout, in_parallel
-from cloudjob.submission import launcher_choice, messages, nested_launchers
+from cloudjob.submission import launcher_choice, messages, nested_launchers, ranks
 from cloudjob.submission.launcher_choice import Choice
 from cloudjob.times import rfc3339
 from cloudjob.tracking import Job
@@ -83,7 +84,9 @@ def submit(
     ):
         package = _pack(spec, home, scratch, uri, _remembered(spec, home, uri))
         spec, choice = _with_launcher(spec)
-        for report in (*messages.launcher(choice), *messages.left_out(package)):
+        spec, chosen = ranks.choose(spec, backend, may_ask=True)
+        reports = (messages.launcher(choice), messages.ranks(chosen), messages.left_out(package))
+        for report in chain.from_iterable(reports):
             on_progress(report)
         # Building a request reports what the platform cannot do before anything is sent.
         backend.build(_prepare(spec, paths, store, package, package.layers))
@@ -115,12 +118,14 @@ class Preview:
 
     Args:
         choice: The launcher that was chosen, when the job names none.
+        ranks: How many ranks a node has and why, empty if that is obvious.
         plans: One object a node, as ``jobentry --dry-run --json`` prints it.
         text: The request as the platform's own tool takes it; empty if there is no such tool.
     """
 
     package: CodePackage
     choice: Choice | None
+    ranks: str
     submission: dict[str, Any]
     request: dict[str, Any]
     plans: tuple[dict[str, Any], ...]
@@ -138,11 +143,13 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch:
         package = _pack(spec, home, Path(scratch), uri, _remembered(spec, home, uri))
     spec, choice = _with_launcher(spec)
+    spec, chosen = ranks.choose(spec, backend, may_ask=False)
     submission = _prepare(spec, JobPaths(new_id(spec.name)), store, package, package.layers)
     request = backend.build(submission)
     return Preview(
         package=package,
         choice=choice,
+        ranks=chosen,
         submission=submissions.show(submission),
         request=backend.show(request),
         plans=tuple(

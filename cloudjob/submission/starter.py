@@ -92,7 +92,7 @@ def _ranks(environ: Mapping[str, str]) -> Iterator[str]:
     here = (
         f"this machine has {count} {kind}{'s' * (count > 1)}" if count else "this machine has none"
     )
-    yield f"# Ranks on each node, such as one for each GPU or NPU ({here})."
+    yield f"# Ranks on each node; by default one for each GPU or NPU, else 1 ({here})."
     yield "# procs_per_node: 1"
 
 

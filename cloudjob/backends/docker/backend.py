@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from cloudjob import times
 from cloudjob.backends import follow as following
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Check, NativeStatus
+from cloudjob.backends.base import Backend, Check, Devices, NativeStatus
 from cloudjob.backends.delivery import new_ssh_key
 from cloudjob.backends.docker import delivery, engine, logs, shared_folders
 from cloudjob.backends.docker import request as requests
@@ -89,6 +89,10 @@ class DockerBackend(Backend[DockerRequest]):
         return []
 
     # -- forward ------------------------------------------------------------------------------
+
+    def devices(self, spec: JobSpec, *, may_ask: bool) -> Devices:
+        """Return the GPUs of each container."""
+        return Devices(spec.docker.gpus, f"docker.gpus is {spec.docker.gpus}")
 
     def build(self, submission: Submission) -> DockerRequest:
         """Return the request for ``submission``."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Check, Event, NativeStatus
+from cloudjob.backends.base import Backend, Check, Devices, Event, NativeStatus
 from cloudjob.backends.delivery import new_ssh_key
 from cloudjob.backends.kubernetes import errors, events, kubeconfig, logs, state
 from cloudjob.backends.kubernetes import request as requests
@@ -116,6 +116,10 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return checks.look(self._client(self._cluster), spec, chosen, built)
 
     # -- forward ------------------------------------------------------------------------------
+
+    def devices(self, spec: JobSpec, *, may_ask: bool) -> Devices:
+        """Return the devices that each pod requests."""
+        return Devices(spec.kubernetes.gpus, f"kubernetes.gpus is {spec.kubernetes.gpus}")
 
     def build(self, submission: Submission) -> KubernetesRequest:
         """Return the request for ``submission``."""

@@ -60,7 +60,7 @@ def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[
     if spec.nodes > 1:
         replicas["Worker"] = replica(spec.nodes - 1, _WORKER, {})
     body: dict[str, Any] = {
-        "slotsPerWorker": spec.procs_per_node,
+        "slotsPerWorker": spec.ranks_per_node,
         "runLauncherAsWorker": True,
         "sshAuthMountPath": SSH_PATH,
         "launcherCreationPolicy": options.launcher_creation,

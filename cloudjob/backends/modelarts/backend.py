@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Check, Event, Metric, NativeStatus
+from cloudjob.backends.base import Backend, Check, Devices, Event, Metric, NativeStatus
 from cloudjob.backends.modelarts import delivery, logs, refusals, state
 from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts import site as sites
@@ -104,6 +104,12 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         return checks.look(self._client(), spec, store)
 
     # -- forward ------------------------------------------------------------------------------
+
+    def devices(self, spec: JobSpec, *, may_ask: bool) -> Devices | None:
+        """Return the GPUs or NPUs of the flavor; in a dedicated pool only the nodes know."""
+        from cloudjob.backends.modelarts import checks
+
+        return checks.devices(self._client(), spec) if may_ask else None
 
     def build(self, submission: Submission) -> ModelArtsRequest:
         """Return the request for ``submission``."""

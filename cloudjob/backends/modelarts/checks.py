@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from cloudjob.backends.base import Check
+from cloudjob.backends.base import Check, Devices
 from cloudjob.backends.modelarts.bucket import Bucket, BucketError
 from cloudjob.backends.modelarts.client import Client
 from cloudjob.backends.modelarts.refusals import ServiceError
 from cloudjob.backends.modelarts.request import calls_mpirun, folder_url
 from cloudjob.backends.modelarts.transport import SKEW_LIMIT_S
 from cloudjob.errors import BackendError
+from cloudjob.model.rules import AUTO_RANKS
 from cloudjob.model.text import nearest
 
 TYPE_CHECKING = False
@@ -111,10 +112,27 @@ def _flavor(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     yield from _accelerators(flavors[wanted], spec)
 
 
-def _accelerators(flavor: Mapping[str, Any], spec: JobSpec) -> Iterator[Check]:
+def devices(client: Client, spec: JobSpec) -> Devices | None:
+    """Return the GPUs or NPUs of a job's flavor; None if the service does not list it."""
+    wanted = spec.flavor or client.site.default_flavor
+    if spec.modelarts.pool_id:
+        return None
+    try:
+        flavors = [item for item in client.flavors() if item.get("flavor_id") == wanted]
+    except BackendError:
+        # The checks report it.
+        return None
+    return Devices(_cards(flavors[0]), f"the flavor is {wanted}") if flavors else None
+
+
+def _cards(flavor: Mapping[str, Any]) -> int:
     info = flavor.get("flavor_info") or {}
-    cards = int((info.get("gpu") or info.get("npu") or {}).get("unit_num") or 0)
-    if cards and spec.procs_per_node != cards:
+    return int((info.get("gpu") or info.get("npu") or {}).get("unit_num") or 0)
+
+
+def _accelerators(flavor: Mapping[str, Any], spec: JobSpec) -> Iterator[Check]:
+    cards = _cards(flavor)
+    if cards and spec.procs_per_node not in (AUTO_RANKS, cards):
         yield Check(
             "accelerators",
             False,

@@ -295,6 +295,8 @@ def _node(submission: Submission, index: int, hosts: tuple[str, ...]) -> env.Nod
     spec = submission.spec
     copied = dict(_copied_inputs(spec))
     return submissions.node_env(submission, index, hosts)._replace(
+        # Without a number, each node counts its devices.
+        slots=submission.spec.procs_per_node,
         code_uri="",
         record_uri="",
         inputs=tuple((name, uri) for name, uri in spec.inputs.items() if name not in copied),

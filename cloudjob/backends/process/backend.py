@@ -20,7 +20,7 @@ from typing import Any
 import cloudjob
 from cloudjob import times
 from cloudjob.backends import handles, interpreters
-from cloudjob.backends.base import Backend, Check, NativeStatus
+from cloudjob.backends.base import Backend, Check, Devices, NativeStatus
 from cloudjob.backends.follow import PIECE_BYTES, poll
 from cloudjob.backends.process import devices, isolation, running
 from cloudjob.backends.process.isolation import Mount
@@ -123,6 +123,13 @@ class ProcessBackend(Backend[ProcessRequest]):
             "and have no /cache, /home/ma-user and /home/work"
         )
         return [Check("files of the nodes", False, found, is_needed=False)]
+
+    def devices(self, spec: JobSpec, *, may_ask: bool) -> Devices:
+        """Return the GPUs or NPUs of each node: its own, or those of this machine for one node."""
+        if spec.process.gpus or spec.nodes > 1:
+            return Devices(spec.process.gpus, f"process.gpus is {spec.process.gpus}")
+        count, kind = devices.count(os.environ)
+        return Devices(count, f"this machine has {count} {kind}s")
 
     def build(self, submission: Submission) -> ProcessRequest:
         """Return the request for ``submission``."""

@@ -50,8 +50,8 @@ def count(
         found = found or tuple(word for word in environ.get(name, "").split(",") if word.strip())
     if found:
         return len(found), "NPU" if CUDA not in environ and ASCEND in environ else "GPU"
-    if ASCEND in environ:
-        return 0, "NPU"
+    if CUDA in environ or ASCEND in environ:
+        return 0, "GPU" if CUDA in environ else "NPU"
     npus = [path for path in device_files.glob("davinci*") if path.name[7:].isdecimal()]
     return len(npus), "NPU" if npus else "GPU"
 

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 from cloudjob.backends import delivery as deliveries
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Check, NativeStatus
+from cloudjob.backends.base import Backend, Check, Devices, NativeStatus
 from cloudjob.backends.follow import poll
 from cloudjob.backends.slurm import checks, errors, local_store, script, state
 from cloudjob.backends.slurm import cluster as clusters
@@ -98,6 +98,10 @@ class SlurmBackend(Backend[SlurmRequest]):
         return checks.look(self._cluster, spec)
 
     # -- forward ------------------------------------------------------------------------------
+
+    def devices(self, spec: JobSpec, *, may_ask: bool) -> Devices:
+        """Return the devices that the job asks for on each node."""
+        return requests.devices(spec)
 
     def build(self, submission: Submission) -> SlurmRequest:
         """Return the request for ``submission``."""

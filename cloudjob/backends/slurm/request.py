@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 import posixpath
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cloudjob.backends.base import Devices
 from cloudjob.backends.encoding import file_path, file_uri
 from cloudjob.backends.slurm import script
 from cloudjob.backends.slurm.cluster import Cluster
@@ -54,6 +56,10 @@ _OUTPUTS_S = 30
 # Minutes of the job's time on Slurm that staging and bring-up may take.
 _ROOM_MIN = 10
 _MOST_WARN_S = 65535
+# Devices of each node: --gres=nvme:1,gpu:a100:8, --gpus-per-node=8.
+_DEVICES = re.compile(
+    r"--(?:gpus-per-node[= ]|gres[= ](?:[^ ]*,)?[gn]pu(?![^:,(]):?)(?:[^,:(]+:)?([0-9]{0,4})"
+)
 _SITE_DEFAULTS = ("partition", "account", "qos", "reservation")
 
 
@@ -135,7 +141,7 @@ def _job_text(submission: Submission) -> script.JobText:
     spec = submission.spec
     return script.JobText(
         _options(submission),
-        title=f"cloudjob's job {submission.job}: {spec.nodes} nodes of {spec.procs_per_node}",
+        title=f"cloudjob's job {submission.job}: {spec.nodes} nodes of {spec.ranks_per_node}",
         nodes=spec.nodes,
         retries=spec.retries,
         requeues=spec.slurm.requeue == "true",
@@ -209,6 +215,17 @@ def _environments(
         yield {"PATH": os.defpath, **cluster.paths, **own, **variables}
 
 
+def devices(spec: JobSpec) -> Devices:
+    """Return the GPUs or NPUs that a job asks for on each node."""
+    options = spec.slurm
+    if options.gpus:
+        return Devices(options.gpus, f"slurm.gpus is {options.gpus}")
+    for text in (f"--gres={options.gres}", *options.sbatch):
+        if found := _DEVICES.match(text):
+            return Devices(int(found[1] or 1), f"#SBATCH {text}")
+    return Devices(0, "")
+
+
 def _options(submission: Submission) -> tuple[str, ...]:
     """Return what stands behind each ``#SBATCH``."""
     spec = submission.spec
@@ -218,7 +235,7 @@ def _options(submission: Submission) -> tuple[str, ...]:
         "output": script.SLURM_LOG,
         "open-mode": "append",
         "nodes": str(spec.nodes),
-        "ntasks-per-node": str(spec.procs_per_node),
+        "ntasks-per-node": str(spec.ranks_per_node),
         "cpus-per-task": str(options.cpus_per_rank),
         "time": str(_time_min(spec) or ""),
         "mem": _megabytes(options.memory_gib),

@@ -43,6 +43,7 @@ from jobentry.contract.names import (
     CLOUDJOB_TIMEOUT_S,
     MA_NUM_GPUS,
     MA_NUM_HOSTS,
+    MA_NUM_NPUS,
     MA_SCRIPT_INTERPRETER,
     MA_TASK_INDEX,
     MA_TASK_NAME,
@@ -256,6 +257,9 @@ def write(node: NodeEnv) -> dict[str, str]:
     }
     text.update({name: value for name, value in optional.items() if value})
     text.update(_open_mpi_text(node.open_mpi))
+    if not node.slots:
+        # The node counts its devices.
+        del text[CLOUDJOB_PROCS_PER_NODE]
     return text
 
 
@@ -277,7 +281,7 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
         job=reader.job(),
         node=node,
         hosts=hosts,
-        slots=reader.first_number((CLOUDJOB_PROCS_PER_NODE, MA_NUM_GPUS), 1) or 1,
+        slots=reader.slots(),
         launcher=environ.get(CLOUDJOB_LAUNCHER) or "mpirun",
         interpreter=environ.get(MA_SCRIPT_INTERPRETER, ""),
         code_uri=environ.get(CLOUDJOB_CODE_URI, ""),
@@ -329,6 +333,11 @@ class _Reader:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
         self.problems: list[str] = []
+
+    def slots(self) -> int:
+        """Return the slots of this node: as many as it was given, else one for each device."""
+        devices = [self.first_number((name,), 0) for name in (MA_NUM_GPUS, MA_NUM_NPUS)]
+        return self.first_number((CLOUDJOB_PROCS_PER_NODE,), max(devices)) or 1
 
     def first_number(self, names: tuple[str, ...], default: int) -> int:
         """Return the first of ``names`` that is set and not empty, as a whole number."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cloudjob.backends.base import Check
+from cloudjob.backends.base import Check, Devices
 from cloudjob.backends.modelarts import bucket, state
 from cloudjob.backends.modelarts.backend import ModelArtsBackend
 from cloudjob.backends.modelarts.site import Site
@@ -349,6 +349,18 @@ def test_each_check_reports_what_would_fail(
     assert not check.is_ok
     assert words in check.found
     assert check.hint
+
+
+def test_a_flavor_says_how_many_devices_a_node_has(backend: ModelArtsBackend):
+    """In a dedicated pool, or with a flavor that is not listed, only the nodes know."""
+    job = JobSpec(script="train.py", backend="modelarts", flavor="gpu")
+    pool = JobSpec(script="train.py", backend="modelarts", modelarts={"pool_id": "p"})
+
+    assert backend.devices(job, may_ask=True) == Devices(8, "the flavor is gpu")
+    assert backend.devices(job.model_copy(update={"flavor": "cpu"}), may_ask=True).each == 0
+    assert backend.devices(job.model_copy(update={"flavor": "x"}), may_ask=True) is None
+    assert backend.devices(pool, may_ask=True) is None
+    assert backend.devices(job, may_ask=False) is None
 
 
 @pytest.mark.parametrize(

@@ -616,6 +616,8 @@ def kind_of(key):
         return "YAML"
     if key.get("type") == "object" and key.get("additionalProperties", True) is True:
         return "YAML"
+    if key.get("type") == ["integer", "string"]:
+        return "whole number or `auto`"
     kinds = {"integer": "whole number", "number": "number", "array": "list of texts",
              "object": "names to texts"}  # fmt: skip
     return kinds.get(str(key.get("type")), "text")

@@ -133,7 +133,8 @@ def test_an_unknown_word_is_an_error_with_the_likeliest_one():
 )
 def test_devices_are_those_of_the_job(lines, problem):
     """One line a node, one device a rank."""
-    job = spec("rank-table", nodes=2, device_target="Ascend", devices=tuple(lines))
+    given = {"nodes": 2, "procs_per_node": 1, "device_target": "Ascend"}
+    job = spec("rank-table", **given, devices=tuple(lines))
 
     assert problems(job) == [problem]
 

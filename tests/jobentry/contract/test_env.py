@@ -169,6 +169,15 @@ def test_a_node_without_gpus_has_one_slot():
     assert env.read({"MA_NUM_GPUS": "0"}).slots == 1
 
 
+def test_a_node_without_a_given_number_has_a_slot_for_each_gpu_or_npu():
+    assert env.read({"MA_NUM_GPUS": "0", "MA_NUM_NPUS": "8"}).slots == 8
+    assert env.read({"MA_NUM_GPUS": "4"}).slots == 4
+    assert env.read({"CLOUDJOB_PROCS_PER_NODE": "2", "MA_NUM_NPUS": "8"}).slots == 2
+    assert "CLOUDJOB_PROCS_PER_NODE" not in env.write(
+        NodeEnv(job="j", node=0, hosts=("a",), slots=0)
+    )
+
+
 @pytest.mark.parametrize("text", ["x", "-1", "1.5", " 1", "1_0", "٣", "²", "9" * 10, "9" * 5000])
 @pytest.mark.parametrize(
     "name",

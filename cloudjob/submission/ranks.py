@@ -1,0 +1,37 @@
+"""Choose how many ranks each node has, if the job does not say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cloudjob.backends.base import Backend
+from cloudjob.model import validation
+from jobentry.contract import devices
+from jobentry.contract.launchers import LAUNCHERS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
+
+
+def choose(spec: JobSpec, backend: Backend[Any], *, may_ask: bool) -> tuple[JobSpec, str]:
+    """Return the job with a number of ranks, and the choice as a message; empty if it is obvious.
+
+    Where only the nodes know their devices, the number stays open, and each node counts them.
+
+    Args:
+        may_ask: Whether the platform may be asked.
+    """
+    if spec.procs_per_node:
+        return spec, ""
+    count, why = 1, ""
+    if spec.mindspore.devices:
+        count, why = len(devices.parse(spec.mindspore.devices[0]).devices), "mindspore.devices"
+    elif not LAUNCHERS[spec.launcher].is_one_a_node:
+        found = backend.devices(spec, may_ask=may_ask)
+        if found is None:
+            return spec, "procs_per_node auto: each node starts a rank for each of its GPUs or NPUs"
+        count, why = max(1, found.each), found.found
+    chosen = spec.model_copy(update={"procs_per_node": count})
+    validation.check(chosen)
+    return chosen, f"procs_per_node {count}: {why}" if count > 1 else ""
