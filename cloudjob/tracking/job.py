@@ -57,6 +57,7 @@ _LAST_LINES = 5
 _STORE_S = 5.0
 # Seconds by which a record that the platform uploads may arrive late.
 _LATE_S = 120.0
+_ENTRY = "jobentry: "
 # Native states of an UNKNOWN job that will never change.
 GONE = (
     "the submit was interrupted",
@@ -587,13 +588,16 @@ class Job:
         cancelled = status.state is JobState.CANCELLED
         # The platform may report the exit code of its own command; a failed job must not show 0.
         code = native.exit_code if cancelled else native.exit_code or 1
-        texts = (native.message, native.reason, self._record_error)
-        message = ": ".join(text for text in texts if text)
+        lines = () if cancelled else self._entry_lines(native.node)
+        # What the entry says of its own failure is the reason for all that follows.
+        reasons = [line for line in lines if code == exits.ENTRY_FAILED and _is_reason(line)]
+        texts = (*reasons[-1:], native.message, native.reason, self._record_error)
+        message = ": ".join(text.removeprefix(_ENTRY) for text in texts if text)
         failure = Failure(
             node=native.node,
             exit_code=code,
             message=message or "cancelled before the head could write its record",
-            last_lines=() if cancelled else self._entry_lines(native.node),
+            last_lines=lines,
         )
         cause = "cancelled" if cancelled else native.cause or "platform"
         return replace(status, exit_code=code, cause=cause, failure=failure)
@@ -660,6 +664,15 @@ def _check_time(job: str, found: str, end_s: float) -> None:
             f"waiting for {job}: {found}, and the time given is over; the job goes on",
             hint=f"cloudjob wait {job}",
         )
+
+
+def _is_reason(line: str) -> bool:
+    """Whether a line of an entry's log is a failure, and not a hint or that it tries again."""
+    return (
+        line.startswith(_ENTRY)
+        and not line.startswith((f"{_ENTRY}hint: ", f"{_ENTRY}writing the record"))
+        and not line.endswith("; trying again")
+    )
 
 
 def _stopped(record: exits.ExitRecord) -> exits.ExitRecord:

@@ -314,5 +314,7 @@ def test_a_head_that_cannot_stage_its_inputs_reports_the_reason_to_the_workers(c
     done = cloud.submit(*words, cloud.script("print('never')"))
 
     assert done.code == 125, done
-    [line] = re.findall(rb"(?m)^jobentry: the head \(\S+\) ends the job: (.*)$", done.err)
+    [line] = re.findall(
+        rb"(?m)^\[node 1\] jobentry: the head \(\S+\) ends the job: (.*)$", done.err
+    )
     assert missing.encode() in line, done

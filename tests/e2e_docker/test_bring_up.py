@@ -81,9 +81,9 @@ def touch(cloud, container, name):
 
 def row(done, node):
     """Return the line of a node in the table that the head has shown."""
-    found = re.search(rf"^jobentry:   {node}  +ma-job-.*$", done.err, re.MULTILINE)
+    found = re.search(rf"^\[node \d+\] jobentry:   {node}  +ma-job-.*$", done.err, re.MULTILINE)
     assert found, done
-    return re.sub(r" {2,}", "|", found[0].removeprefix("jobentry:   "))
+    return re.sub(r" {2,}", "|", found[0].partition("jobentry:   ")[2])
 
 
 def refused(cloud, done, *, node, message, code=125, most=1):

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -95,6 +95,29 @@ def left(home: Path, exit_code: int = 3) -> None:
         phases=((0, "run", moment(), moment()),),
     )
     DirectoryStore(home / "store").put_bytes(exits.dump(record), JobPaths("train-1").record)
+
+
+class Storeless(Platform):
+    """One whose entry could reach no store, so that only its log says why it failed."""
+
+    def status(self, _handle: str) -> NativeStatus:
+        message = "node 0 ended with exit code 125"
+        return NativeStatus(JobState.FAILED, "Failed", exit_code=125, message=message, node=0)
+
+    def logs(self, _handle: str, _node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
+        yield 0, b"jobentry: put out/x: refused; trying again\n[0] epoch 1\n"
+        yield 0, b"jobentry: uploading the output M: put out/x: refused, for 20 s and 6 tries\n"
+        yield 0, b"jobentry: writing the record: put exit.json: refused\n"
+
+
+def test_an_entry_without_a_store_is_reported_with_its_own_last_words(tmp_path: Path):
+    failure = Job(record_of(tmp_path), Storeless(moment(0)), tmp_path).status().failure
+
+    assert failure is not None
+    assert failure.message == (
+        "uploading the output M: put out/x: refused, for 20 s and 6 tries:"
+        " node 0 ended with exit code 125"
+    )
 
 
 @pytest.mark.parametrize(
