@@ -10,7 +10,7 @@ from dataclasses import replace
 import cloudjob
 from cloudjob.cli.filters import filter_flags, filters_of
 from cloudjob.cli.follow import print_status, report, status_json, stream
-from cloudjob.cli.options import job_argument, json_flag, whole_number
+from cloudjob.cli.options import job_argument, json_flag, number_list, whole_number
 from cloudjob.cli.say import print_json, print_name, printable, say, tell_error
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import CloudJobError, UsageError
@@ -67,11 +67,7 @@ def _raw_logs(job: cloudjob.Job, options: argparse.Namespace) -> int:
 
 
 def _check_numbers(flag: str, text: str, count: int) -> None:
-    """Check a list such as ``0,3-5`` of the nodes or ranks of a job."""
-    from jobentry.contract.env import is_list
-
-    if text and not is_list(text):
-        raise UsageError(f"reading {flag} {text}: this lists no numbers", hint="like 0 or 0,3-5")
+    """Check that a job has the nodes or ranks of a list."""
     highest = max(map(int, text.replace("-", ",").split(",")), default=0) if text else 0
     # The number of ranks is 0 while only the nodes know it.
     if count and highest >= count:
@@ -298,8 +294,12 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
         "--tail", type=whole_number, metavar="N", help="start with the last N lines"
     )
     parser.add_argument("--grep", metavar="RE", help="only lines in which this is found")
-    parser.add_argument("--node", default="", metavar="I", help="only these nodes: 0, or 0,2-3")
-    parser.add_argument("--rank", default="", metavar="R", help="only these ranks: 0, or 0,3-5")
+    parser.add_argument(
+        "--node", type=number_list, default="", metavar="I", help="only these nodes: 0, or 0,2-3"
+    )
+    parser.add_argument(
+        "--rank", type=number_list, default="", metavar="R", help="only these ranks: 0, or 0,3-5"
+    )
     parser.add_argument("--raw", action="store_true", help="the exact bytes of one rank")
 
 

@@ -213,6 +213,15 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def number_list(text: str) -> str:
+    """Check an option's value that lists numbers, such as ``0,3-5``."""
+    from jobentry.contract.env import is_list
+
+    if not is_list(text):
+        raise argparse.ArgumentTypeError(f"{text!r} lists no numbers: like 0, or 0,3-5")
+    return text
+
+
 def port_number(text: str) -> int:
     """Read an option's value that is a TCP port, 0 for any that is free."""
     number = whole_number(text)

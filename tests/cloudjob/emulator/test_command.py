@@ -69,7 +69,7 @@ def test_faults_are_added_listed_and_cleared(api: Api):
         (("fault", "lose-node", "--job", "x"), 2, "Training job (ID: x) not found"),
         (("up", "--settings", "no.yaml"), 2, "it is already running, perhaps"),
         (("up", "--port", "x"), 2, "not a whole number"),
-        (("sideways",), 2, "invalid choice"),
+        (("sideways",), 2, "cloudjob emulator has no action 'sideways'"),
     ],
     ids=str,
 )
