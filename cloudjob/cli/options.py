@@ -217,7 +217,8 @@ def number_list(text: str) -> str:
     """Check an option's value that lists numbers, such as ``0,3-5``."""
     from jobentry.contract.env import is_list
 
-    if not is_list(text):
+    # argparse also checks the default, which is empty and means all.
+    if text and not is_list(text):
         raise argparse.ArgumentTypeError(f"{text!r} lists no numbers: like 0, or 0,3-5")
     return text
 
