@@ -24,8 +24,8 @@ class NativeStatus:
 
     Args:
         native: The platform's own word for the state.
-        message: Why it failed, as far as the platform knows; the head's record knows better.
-        attempt_at: When the last attempt began: an earlier record is not of this one.
+        message: Why it failed, as far as the platform knows; the head's record takes precedence.
+        attempt_at: When the last attempt began: an earlier record belongs to another attempt.
         has_asked: Whether the platform itself asked the head to end, so that a record which says
             ``cancelled`` is only the answer to that.
         knows_cancels: Whether every cancel is known here, so that a record which says ``cancelled``
@@ -115,13 +115,13 @@ class Backend(ABC, Generic[Request]):
     2. ``send`` starts the job and returns its handle, ``backend://…/id``. When it raises, nothing
        was started, unless the error is ``Unanswered``. A job outlives the process that sent it.
        ``handle`` returns a handle before that, which finds a job whose submit was killed.
-    3. ``status`` says where a job stands, from any process, at any time. A state that the platform
-       has not used before is UNKNOWN; an unknown id is ``JobNotFound``.
-    4. ``logs`` yields what a node's entry wrote: in order, in whole lines, nothing lost and nothing
-       twice, also after the job was killed; with ``follow``, until the job has ended.
+    3. ``status`` returns the status of a job, in any process, at any time. A state that cloudjob
+       does not know is UNKNOWN; an unknown id is ``JobNotFound``.
+    4. ``logs`` yields what a node's entry wrote: in order, in whole lines, each line once, even
+       after the job was killed; with ``follow``, until the job has ended.
     5. ``cancel`` asks the job to end, with its grace period, and returns at once; ``is_urgent``
        leaves out the grace period. A job that has ended stays as it is.
-    6. ``remove`` leaves nothing of a job on the platform, whatever state it is in.
+    6. ``remove`` removes everything of a job from the platform, whatever its state.
 
     Each raises ``BackendError`` when the platform refuses or cannot be reached. The methods below
     ``remove`` have defaults for a platform that offers nothing of the kind.

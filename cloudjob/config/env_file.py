@@ -28,7 +28,7 @@ def read_env_file(path: str | Path, environ: Mapping[str, str]) -> dict[str, str
         raise UsageError(
             f"reading env file: {one_line(str(path))}: {reason(error)}", hint="is the path right?"
         ) from error
-    # Values are bytes to the job, so bytes that are no UTF-8 travel as surrogate escapes.
+    # Values are bytes to the job, so bytes that are not UTF-8 become surrogate escapes.
     text = data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     variables: dict[str, str] = {}

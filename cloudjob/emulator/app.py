@@ -82,7 +82,7 @@ class Request:
         """
         try:
             found = json.loads(self.content or b"{}")
-            # Python also reads what is no JSON: NaN, Infinity, 1e999 and lone surrogates.
+            # Python also accepts invalid JSON: NaN, Infinity, 1e999 and lone surrogates.
             json.dumps(found, allow_nan=False, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError) as error:
             raise ApiError("ModelArts.2787", type(error).__name__) from error
@@ -159,7 +159,7 @@ class Api:
             try:
                 content = await asyncio.wait_for(_read(request), IDLE_S)
             except _TooLarge:
-                # Without the body, the next request could not be told from it.
+                # The rest of the body would be read as the next request.
                 return Response(status_code=413, headers={"Connection": "close"})
             except asyncio.TimeoutError:
                 return Response(status_code=408, headers={"Connection": "close"})

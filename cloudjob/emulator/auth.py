@@ -1,4 +1,4 @@
-"""Who may ask: tokens, keys, signatures, the project in the path, and how often."""
+"""Authentication and rate limits: tokens, keys, signatures, and the project in the path."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class ApiError(ValueError):
     As a ``ValueError`` it may be raised by a validator of pydantic's.
 
     Args:
-        detail: What stands in the place of ``%s`` in the code's message.
+        detail: Replaces ``%s`` in the code's message.
     """
 
     def __init__(self, code: str, detail: object = "") -> None:

@@ -1,6 +1,6 @@
-"""What requests carry, as pydantic models that refuse with the errors which the service documents.
+"""Pydantic models of requests, whose validation errors are those that the service documents.
 
-They need no look at OBS or the database. Unknown keys are kept, as the service shows them again.
+They need neither OBS nor the database. Unknown keys are kept, as the service returns them.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ Texts = Annotated[dict[str, Any], AfterValidator(_texts)]
 
 
 class Model(BaseModel):
-    """A JSON object of a request; a null is as good as no key.
+    """A JSON object of a request; a null counts as a missing key.
 
     Args:
-        codes: The code of the error for a fault in one of these keys; else ``code``.
+        codes: The error code for an invalid value of one of these keys; else ``code``.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -81,14 +81,14 @@ class Model(BaseModel):
 
 
 class Query(Model):
-    """The query of a request, whose numbers are texts; an empty value is as good as none."""
+    """The query of a request, whose numbers are texts; an empty value counts as missing."""
 
     model_config = ConfigDict(extra="ignore", strict=False)
     code: ClassVar[str] = "ModelArts.2764"
 
 
 class Page(Query):
-    """Where a list begins and ends; ``offset`` is the number of a page."""
+    """The requested page of a list; ``offset`` is its number."""
 
     limit: Annotated[int, Field(ge=1, le=100)] = 10
     offset: Offset = 0
@@ -140,15 +140,15 @@ def place(url: str | None) -> Place:
 
 
 def check_path(path: str, key: str) -> None:
-    """Refuse what is no absolute path within a node.
+    """Check that a path is absolute and contains no ``..``.
 
     Raises:
-        ApiError: It is none.
+        ApiError: It is not.
     """
     parts = PurePosixPath(path).parts
     is_absolute = path.startswith("/") and path.isprintable() and parts[0] == "/"
     if not is_absolute or len(parts) < 2 or ".." in parts:
-        raise ApiError("ModelArts.2788", f"{key}: {path} is no absolute path without ..")
+        raise ApiError("ModelArts.2788", f"{key}: {path} is not an absolute path without ..")
 
 
 # -- a job ----------------------------------------------------------------------------------------

@@ -131,6 +131,6 @@ def _error(request: Request, refusal: Refusal) -> Response:
     )
     headers = {"Server": "OBS", "x-obs-request-id": number, "x-amz-request-id": number}
     if "expect" in request.headers:
-        # The client does not send the body now, so the next request could not be told from it.
+        # The client does not send the body now, so the next request would be read as the body.
         headers["Connection"] = "close"
     return Response(body, refusal.status, headers, "application/xml")

@@ -1,4 +1,4 @@
-"""What the operations of the API work with."""
+"""The objects that the operations of the API share."""
 
 from __future__ import annotations
 

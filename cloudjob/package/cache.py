@@ -1,12 +1,11 @@
 """Remembers a source folder between two packs, so that unchanged files are not read again.
 
-A file whose size, times and inode are as they were has the same content: git's rule, with git's
-exception. A file that was changed just before it was read may change again within one tick of the
-file system's clock, so it is not trusted, and read again the next time.
+As in git, a file with the same size, times and inode has the same content, with one exception: a
+file that changed just before it was read may change again within one tick of the file system's
+clock, so it is read again the next time.
 
-One file for each source and store: JSON behind its own digest, private, replaced as a whole. A
-submit that is killed leaves the previous one, and a damaged one costs no more than reading the
-source again.
+There is one private file for each source and store: JSON after its own digest, replaced as a whole.
+A killed submit leaves the previous one; if the file is damaged, the source is read again.
 """
 
 from __future__ import annotations

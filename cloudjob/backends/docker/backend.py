@@ -1,8 +1,8 @@
 """The docker backend: one container per node on one engine, set up as ModelArts does it.
 
-Nobody waits for a job whose submitter has gone: its containers end by themselves, as the entry on
-each node sees how the job ends. They stay until a cloudjob on this machine looks at the job again,
-which keeps what the engine knows of it (logs, how each node ended) and removes them.
+A job whose submitter is gone needs no process of ours: the entry on each node learns how the job
+ends, so its containers end by themselves. They stay until the next cloudjob command on this machine
+checks the job, saves what the engine has (logs, how each node ended) and removes them.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ UNKNOWN_ADDRESS = "0.0.0.0"
 # Seconds that a node asked to end may outlive its grace period.
 PATIENCE_S = 15
 _GIB = 1 << 30
-# Byte for byte and never cut: the usual driver, json-file, turns bytes that are no UTF-8 into
+# Byte for byte and never cut: the usual driver, json-file, turns bytes that are not UTF-8 into
 # U+FFFD, and this one drops old lines unless it may grow (both tried on 20.10).
 LOG_DRIVER = "local"
 LOG_CONFIG = {

@@ -1,15 +1,15 @@
-"""Folders of this machine to which the user of the containers writes and from which we read.
+"""Folders of this machine to which containers write and from which we read.
 
-Containers run as uid 1000, gid 100, whoever we are, and they see a mounted folder with the owners
-and modes that it has here. What they leave there (the record, outputs) is private to its writer,
-but for a folder that is open to all: the entry makes its files as open as the folder they are in.
+Containers always run as uid 1000, gid 100, and see a mounted folder with its owners and modes on
+this machine. Their files there (the record, outputs) are private to their writer, unless the folder
+is open to all: the entry gives its files the same access as their folder.
 
-- We are uid 1000, as on most laptops: all files are ours on both sides, and stay private.
-- We are root: the folder is given to uid 1000 and stays private; root reads all.
-- We are someone else, or the engine maps users (rootless, userns-remap), so that nobody here can
-  say who uid 1000 is: the folder is open to all (0777, what is in it 0666) behind a folder that
-  only we can enter, so nobody else gets there; a folder without such a guard is refused. What the
-  containers leave there is open too, so we can read and remove it.
+- If we are uid 1000, as on most laptops, all files belong to us on both sides and stay private.
+- If we are root, the folder is given to uid 1000 and stays private, as root can read everything.
+- If we are another user, or the engine maps users (rootless, userns-remap), so that the owner of
+  the files is unknown here: the folder is open to all (0777, its files 0666) below a guard folder
+  that only we can enter; a folder without such a guard is refused. Files of the containers are open
+  too, so we can read and remove them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The kubernetes backend: an operator's job whose pods are set up as ModelArts does it.
 
-A handle says all that is needed to find a job again, whatever the current context is by then:
-``kubernetes://context/namespace/engine/job``; where the job file or ``$KUBECONFIG`` names files,
-``+`` and their paths follow the context.
+A handle contains all that is needed to find a job again, independent of the current context:
+``kubernetes://context/namespace/engine/job``; if the job file or ``$KUBECONFIG`` names files, ``+``
+and their paths follow the context.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which cluster and namespace jobs go to, and how to log in there, as kubectl does.
+"""Finds the cluster and namespace for jobs, and logs in there as kubectl does.
 
-The job file, the kubeconfig, or the pod that cloudjob runs in say so.
+The settings come from the job file, the kubeconfig, or the pod that cloudjob runs in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Logs of pods: read whole, or followed with one watch and one stream a pod; kept as they are read.
+"""Logs of pods: read once, or followed with one watch and one stream per pod, and saved on the way.
 
-A log goes with its pod. So whatever is read of one lies in a file here when it has been read to its
-end, and is read from there when the pod is gone.
+A log is deleted with its pod. So a log that was read to its end is saved to a file on this machine,
+and read from there once the pod is gone.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _AGAIN_S = 0.5
 _STARTING = 400
 # The server ends a watch after this time, and it is resumed where it was.
 _WATCH_S = 300
-# Lines of which we remember that we have had them: a stream that is opened again begins at a whole
-# second, and lines of stdout and stderr may lie in a different order than their times.
+# Seconds of lines that are remembered as read: a reopened stream starts at a whole second, and
+# lines of stdout and stderr may be in a different order than their times.
 _WINDOW_S = 3.0
 
 
@@ -50,10 +50,10 @@ class Place:
     """Which pods to read, and where their logs are saved.
 
     Args:
-        node_of: The number of a node, from its pod.
-        labels: The selector that finds the pods.
-        node: The one node that is asked for; None for all.
-        kept: The folder of what was read to its end.
+        node_of: Returns the number of a node, from its pod.
+        labels: The selector of the pods.
+        node: The requested node; None for all.
+        kept: The folder of the saved logs.
     """
 
     namespace: str

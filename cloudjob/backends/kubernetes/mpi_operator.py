@@ -1,6 +1,6 @@
-"""Kubeflow's MPI operator: its launcher is node 0 and runs ranks too, its workers are the others.
+"""Kubeflow's MPI operator: its launcher is node 0 and also runs ranks, its workers are the others.
 
-What the operator makes is used: the key for ssh of each job, and its host file.
+cloudjob uses the ssh key and the host file that the operator creates for each job.
 """
 
 from __future__ import annotations

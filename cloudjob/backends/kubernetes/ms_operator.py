@@ -1,8 +1,8 @@
-"""MindSpore's operator: its scheduler is node 0 and runs ranks too, its workers are the others.
+"""MindSpore's operator: its scheduler is node 0 and also runs ranks, its workers are the others.
 
-Facts: the operator's source (ms-operator e361e2b, the last there is, with kubeflow/common 0.4.1).
-It makes a service for the scheduler alone, open on one port, and takes a job for ended when its
-workers have; both is made up for here.
+Facts: the operator's source (ms-operator e361e2b, its last commit, with kubeflow/common 0.4.1). It
+creates a service only for the scheduler, open on one port, and considers a job ended when its
+workers have ended; this module compensates for both.
 """
 
 from __future__ import annotations

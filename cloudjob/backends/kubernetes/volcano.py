@@ -133,9 +133,9 @@ def stop(job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
 def _policies(retries: int) -> list[dict[str, str]]:
     """Return the policies for a lost pod.
 
-    The entries see by themselves that a node has failed, and the head leaves its record; nothing
-    may end it meanwhile. But in the place of a pod that was deleted Volcano makes another, which
-    would wait for nodes that have ended.
+    The entries notice by themselves that a node has failed, and the head writes its record, so
+    nothing may end it meanwhile. But Volcano replaces a deleted pod by a new one, which would wait
+    for nodes that have ended.
     """
     if not retries:
         return [{"event": "PodEvicted", "action": "AbortJob"}]

@@ -1,7 +1,7 @@
 """The keeper of one emulated node: all processes there are its descendants and end with it.
 
-It plays the machine: it starts the entry and reaps, and when the entry has ended nothing of the
-node is left. Standard library only.
+It stands for the machine: it starts the entry and reaps processes, and ends what is left of the
+node after the entry. Standard library only.
 """
 
 from __future__ import annotations

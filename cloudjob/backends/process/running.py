@@ -1,9 +1,9 @@
 """Which jobs run on this machine, and what killed jobs have left behind.
 
-A file ``running/<job>`` is made and locked before anything else of a job. The submitter holds the
-lock, then the controller, its keepers and the entries, who inherit it; the controller removes the
-file when nothing but the job's log and state is left. So a file that nobody holds belongs to a job
-whose processes were killed, and says what they have left.
+A file ``running/<job>`` is created and locked before anything else of a job. The submitter holds
+the lock, then the controller, its keepers and the entries, which inherit it. The controller removes
+the file when only the job's log and state are left. So a file without a lock belongs to a job whose
+processes were killed, and lists what they have left behind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The slurm backend: one sbatch script a job, which runs our entry once on each node.
+"""The slurm backend: one sbatch script per job, which runs our entry once on each node.
 
-All that is known of a job lies in its folder, which the nodes share; its handle says where:
-``slurm://HOST/FOLDER/JOB``, without a host where Slurm's commands are on this machine. So any shell
-finds it again, also when Slurm has forgotten it.
+Everything about a job is in its folder, which the nodes share, and the handle contains its path:
+``slurm://HOST/FOLDER/JOB``, without a host if Slurm's commands are on this machine. So any shell
+finds the job again, even if Slurm has forgotten it.
 """
 
 from __future__ import annotations

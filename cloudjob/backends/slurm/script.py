@@ -1,7 +1,7 @@
-"""The two scripts of a job on Slurm, as text: the one sbatch takes, and the one every node runs.
+"""The two scripts of a job on Slurm, as text: the batch script, and the one that every node runs.
 
-They lie in the job's folder beside what they leave for those who look at the job: ``state`` (what
-has happened, a line each), ``node-I.log``, ``end-I`` (how the entry of node I has ended).
+They are in the job's folder, and write files there that show the job's status: ``state`` (one line
+per event), ``node-I.log``, ``end-I`` (the exit code of the entry of node I).
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ left() {{
 
 # ask WHY...: have the head end the job, which gives the ranks their grace and leaves a record.
 ask() {{
-    # A preemption ends with SIGTERM, which is no reason of its own.
+    # A preemption ends with SIGTERM, which is not a separate reason.
     if [ -z "$why" ] || [ "$1" = cancel ]; then
         [ "$why" = "$1" ] || note "asked $*"
         why=$1

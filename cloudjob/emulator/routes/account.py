@@ -40,7 +40,7 @@ def engines(service: Service, request: Request) -> Any:
 
 
 def quotas(service: Service, request: Request) -> Any:
-    """Return how many jobs and nodes there may be, and how many there are."""
+    """Return the limits on jobs and nodes, and their usage."""
     settings = service.settings
     used = service.database.unfinished()
     nodes = sum(item[3] for item in used if item[1] == "Running")

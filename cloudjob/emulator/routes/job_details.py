@@ -211,7 +211,7 @@ class _Report(Model):
 
 
 def report(service: Service, request: Request) -> Any:
-    """Turn what a task reports of itself into an event."""
+    """Record a task's report as an event."""
     row = service.job(request)
     index, kind = service.node(request, row), request.path_params["report_type"]
     message = f"[worker-{index}] {kind}: {request.body(_Report).type}"

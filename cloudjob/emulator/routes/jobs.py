@@ -66,7 +66,7 @@ def create(service: Service, request: Request) -> Any:
     tags = request.body(TagList).by_key()
     _check_obs(service, whole)
     with service.database.transaction():
-        # Together: of requests that come at the same time one takes the name.
+        # In one transaction, so that only one of simultaneous requests gets the name.
         _check_room(service, whole)
         experiments.refer(service.database, whole["metadata"])
         row = _row(service, whole)

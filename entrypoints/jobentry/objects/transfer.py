@@ -158,7 +158,7 @@ def nothing(response: Response) -> None:
 
 
 def md5(data: bytes = b"") -> Any:
-    """Return an MD5, also where the library forbids it for secrets: it is none here."""
+    """Return an MD5 hash, also if the library forbids MD5 for security: here it is a checksum."""
     # Python 3.8 does not know this argument.
     arguments = {"usedforsecurity": False} if sys.version_info >= (3, 9) else {}
     return hashlib.new("md5", data, **arguments)

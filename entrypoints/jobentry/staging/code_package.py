@@ -125,7 +125,7 @@ def _fetch_all(uris: Sequence[str], scratch: str, progress: Progress) -> list[st
     """Bring the layers here, several at a time; return their files."""
     paths, waiting = [], []
     for number, uri in enumerate(uris):
-        # A folder of this machine is read where it is: each content is verified all the same.
+        # A layer in a local folder is read in place; its contents are verified, too.
         is_here = uri.startswith("file:")
         paths.append(objects.path_of(uri) if is_here else posixpath.join(scratch, str(number)))
         if not is_here:
