@@ -340,6 +340,33 @@ def test_set_auth_replaces_keys_and_server(bucket: Bucket, server: Server, monke
     assert mox.file.read(f"{bucket.url}/a") == "A"
 
 
+@pytest.mark.parametrize("name", ["a?b", "a%20b", "ü x", "#h", "a+b&c", "it's", "*star", " end "])
+def test_any_name_can_be_written_read_and_copied(bucket: Bucket, tmp_path: Path, name: str):
+    mox.file.write(f"{bucket.url}/d/{name}", name)
+    mox.file.copy_parallel(f"{bucket.url}/d", str(tmp_path))
+
+    assert mox.file.read(f"{bucket.url}/d/{name}") == name
+    assert files(tmp_path) == {name: name}
+
+
+def test_an_empty_address_or_a_folder_is_no_file(bucket: Bucket, tmp_path: Path, monkeypatch):
+    """An address that a script was not given is not the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keep").write_text("")
+    for call in (
+        lambda: mox.file.remove("", recursive=True),
+        lambda: mox.file.copy_parallel("", f"{bucket.url}/out"),
+        lambda: mox.file.stat(""),
+    ):
+        with pytest.raises(mox.file.MoxFileNotExistsException):
+            call()
+    with pytest.raises(IsADirectoryError):
+        mox.file.write(f"{bucket.url}/folder/", "text")
+
+    assert files(tmp_path) == {"keep": ""}
+    assert bucket.found() == {}
+
+
 # -- how scripts get it ---------------------------------------------------------------------------
 
 

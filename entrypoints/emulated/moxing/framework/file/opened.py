@@ -29,6 +29,8 @@ class File:
         how = self.mode.replace("b", "").replace("t", "")
         if how not in _MODES:
             raise ValueError(f"open {place.url}: invalid mode {self.mode!r}")
+        if place.is_named_folder:
+            raise IsADirectoryError(f"open {place.url}: it is a folder")
         descriptor, path = tempfile.mkstemp(prefix="moxing-")
         os.close(descriptor)
         try:

@@ -65,6 +65,9 @@ class Place:
 
     def __init__(self, url: Any) -> None:
         self.url: str = os.fspath(url)
+        if not self.url:
+            # Not the current folder: a script may pass on a parameter that nobody has set.
+            raise missing("''")
         self.is_remote = is_remote(self.url)
         self.is_named_folder = self.url.endswith("/")
         if self.is_remote:
