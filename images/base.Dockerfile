@@ -16,7 +16,8 @@ USER 0
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        ca-certificates openmpi-bin openssh-client openssh-server python3 tini \
+        ca-certificates openmpi-bin openssh-client openssh-server python3 python3-pip \
+        python-is-python3 tini \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/archives/*.deb /var/cache/debconf/*-old \
         /var/log/apt /var/log/dpkg.log /etc/ssh/ssh_host_*
 
@@ -38,7 +39,9 @@ RUN rm -rf /opt/cloudjob/jobentry \
 
 USER 1000:100
 WORKDIR /home/ma-user
-ENV HOME=/home/ma-user LANG=C.UTF-8 PYTHONUNBUFFERED=1
+# Debian's pip refuses to change the system, which here is the job's own.
+ENV HOME=/home/ma-user LANG=C.UTF-8 PYTHONUNBUFFERED=1 PIP_BREAK_SYSTEM_PACKAGES=1 \
+    PATH=$PATH:/home/ma-user/.local/bin
 
 # PID 1 reaps orphans. It must send signals only to the entry, which passes them on (so no `tini -g`).
 ENTRYPOINT ["/usr/bin/tini", "--", "/opt/cloudjob/boot.sh"]

@@ -18,5 +18,6 @@ RUN HOROVOD_WITH_MPI=1 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_GLOO=1 HOROVOD_WIT
 
 # hadolint ignore=DL3006
 FROM ${BASE}
-COPY --from=packages /opt/venv /opt/venv
+# Jobs install packages of their own.
+COPY --from=packages --chown=1000:100 /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv

@@ -25,5 +25,6 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/archives/*.deb /var/cache/debconf/*-old \
         /var/log/apt /var/log/dpkg.log
 USER 1000:100
-COPY --from=packages /opt/venv /opt/venv
+# Jobs install packages of their own.
+COPY --from=packages --chown=1000:100 /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv

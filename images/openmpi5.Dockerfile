@@ -17,5 +17,6 @@ RUN sh /build/pip-install.sh /build/openmpi5.txt
 
 # hadolint ignore=DL3006
 FROM ${BASE}
-COPY --from=packages /opt/venv /opt/venv
+# Jobs install packages of their own.
+COPY --from=packages --chown=1000:100 /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv

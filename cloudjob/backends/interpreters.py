@@ -43,6 +43,17 @@ def python_of(asked: str, key: str) -> str:
     return sys.executable
 
 
+def installed_in(python: str) -> tuple[str, ...]:
+    """Return the folders of this machine that ``pip install`` would change."""
+    folder = Path(python).parent.parent
+    if not (folder / "pyvenv.cfg").exists():
+        folder = Path(python).resolve().parent.parent
+    # Debian keeps its own packages apart from those that pip installs.
+    folders = {folder, Path("/usr/local")} - {Path("/usr")}
+    found = (folder / name for folder in folders for name in ("bin", "lib", "share"))
+    return tuple(sorted(str(path) for path in found if path.is_dir()))
+
+
 def path_with_mpirun() -> str:
     """Return PATH, followed by the folder of our own interpreter if only that has mpirun.
 

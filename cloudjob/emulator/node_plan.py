@@ -288,7 +288,8 @@ def _preset(row: JobRow, index: int, machine: Machine, words: str) -> str:
     else:
         run = f"{shlex.quote(machine.python)} {script} {_ranks(row, index)}{words}"
     hooks = _hooks(boot, machine)
-    return f'cd {shlex.quote(folder)} && {{ set -- {run.rstrip()}; {hooks}exec "$@"; }}'
+    start = f'set -- {run.rstrip()}; {hooks}exec "$@"'
+    return f"cd {shlex.quote(folder)} && {{ {_requirements(machine)}; {start}; }}"
 
 
 def _hooks(boot: str, machine: Machine) -> str:
@@ -302,6 +303,16 @@ def _hooks(boot: str, machine: Machine) -> str:
         f'set -- {shlex.quote(program)} -c {shlex.quote(text)} "$hook" "$@"; break; fi; done; '
         for suffix, program, text in kinds
     )
+
+
+def _requirements(machine: Machine) -> str:
+    """Return the command that installs what the code folder asks for, if it does."""
+    install = f"{shlex.quote(machine.python)} -m pip install -r $list || exit"
+    if machine.root:
+        # It would change the interpreter of this machine.
+        install = 'echo "not installed, as nodes share the files of this machine: $list" >&2'
+    names = " ".join(f"{prefix}requirement{s}.txt" for prefix in ("pip-", "") for s in ("s", ""))
+    return f"for list in {names}; do if [ -f $list ]; then {install}; break; fi; done"
 
 
 def _ranks(row: JobRow, index: int) -> str:

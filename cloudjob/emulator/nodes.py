@@ -142,12 +142,13 @@ class ProcessMachines:
             secret_names=(),
             is_led=node_plan.is_led_by_entry(row),
             keeps_homes=True,
+            python=self._machine.python,
         )
 
     def _node(self, row: JobRow, index: int, key: str, nodes: Path) -> Any:
         from cloudjob.backends import interpreters
         from cloudjob.backends.process import backend
-        from cloudjob.backends.process.isolation import RUN_DIR, TMP
+        from cloudjob.backends.process.isolation import RUN_DIR
         from cloudjob.backends.process.node import NodeRequest
 
         machine = self._machine_of(nodes, index)
@@ -163,7 +164,8 @@ class ProcessMachines:
         env = {
             "PATH": path,
             "LANG": "C.UTF-8",
-            "TMPDIR": TMP if has_files else f"{run_dir}/{index}",
+            "TMPDIR": f"{run_dir}/{index}",
+            **(backend.of_own_files(path) if has_files else {}),
             **own.devices,
             **backend.open_mpi_of_one_machine(is_isolated=self._level != "none"),
             "CLOUDJOB_NODE_DIR": f"{run}/{index}/node",
@@ -185,6 +187,9 @@ class ProcessMachines:
             home=str(folder(nodes, index, HOME)),
             tmp=f"{run_dir}/{index}",
             log=str(self._home / "process" / key / f"node-{index}.log"),
+            protected=backend.protected_in(own, str(nodes / str(index) / "python"))
+            if has_files
+            else (),
             mounts=self._mounts(row, index, nodes, f"{run_dir}/{index}", env) if has_files else (),
         )
 

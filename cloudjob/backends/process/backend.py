@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -64,6 +65,7 @@ class Machine:
         entry_python: The interpreter of the entry.
         entry: The folder of the entry.
         places: What these names and the folder of cloudjob's state stand for, links followed.
+        installed: The folders that ``pip install`` would change.
     """
 
     path: str
@@ -75,6 +77,7 @@ class Machine:
     entry_python: str
     entry: str
     places: tuple[str, ...] = ()
+    installed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class ProcessRequest:
         is_led: Whether the job ends with its head; else it ends when every node has, or one badly.
         keeps_homes: Whether the nodes' homes stay when the job has ended.
         is_elastic: Whether the job goes on without a worker that is lost.
+        python: The interpreter that is ``python`` on nodes with files of their own.
     """
 
     job: str
@@ -100,6 +104,7 @@ class ProcessRequest:
     is_led: bool = True
     keeps_homes: bool = False
     is_elastic: bool = False
+    python: str = ""
 
 
 class ProcessBackend(Backend[ProcessRequest]):
@@ -176,6 +181,7 @@ class ProcessBackend(Backend[ProcessRequest]):
                 folder.mkdir(mode=0o700)
                 Path(request.run_dir).mkdir(mode=0o700)
                 _write_key(Path(request.run_dir, KEY))
+                _write_commands(Path(request.run_dir, "bin"), request.python)
                 if request.hosts:
                     Path(request.hosts).write_text(request.hosts_text + _hosts_of_machine())
                 path = running.path_of(home, request.job)
@@ -342,7 +348,8 @@ def build(
         base = {
             "PATH": machine.path,
             "LANG": "C.UTF-8",
-            "TMPDIR": isolation.TMP if level == "files" else tmp,
+            "TMPDIR": tmp,
+            **(of_own_files(machine.path) if level == "files" else {}),
             "MA_SCRIPT_INTERPRETER": machine.python,
             "HOSTNAME": host.partition(".")[0],
             names.CLOUDJOB_EMULATED: "1",
@@ -369,6 +376,9 @@ def build(
                 home=home,
                 tmp=tmp,
                 log=f"{folder}/node-{index}.log",
+                protected=protected_in(machine, f"{folder}/python-{index}")
+                if level == "files"
+                else (),
                 mounts=mounts_of(home, cache, work, tmp, (*seen, *argv, *env.values()))
                 if level == "files"
                 else (),
@@ -389,6 +399,7 @@ def build(
         nodes=tuple(nodes),
         secret_names=submission.hidden_names,
         is_elastic=LAUNCHERS[submission.spec.launcher].is_elastic,
+        python=machine.python,
     )
 
 
@@ -424,6 +435,32 @@ def mounts_of(
         (tmp.rpartition("/")[0], isolation.RUN_DIR),
         *isolation.named_in(texts),
     )
+
+
+def protected_in(machine: Machine, folder: str) -> tuple[tuple[str, str], ...]:
+    """Return the folders of this machine that keep what they have, whatever a job installs.
+
+    Args:
+        folder: What the folders with the changes of the node begin with.
+    """
+    return tuple((path, f"{folder}-{n}") for n, path in enumerate(machine.installed))
+
+
+def of_own_files(path: str) -> dict[str, str]:
+    """Return the variables of a node that has files of its own.
+
+    Args:
+        path: PATH of this machine.
+    """
+    return {
+        "PATH": f"{isolation.RUN_DIR}/bin:{path}",
+        "TMPDIR": isolation.TMP,
+        # Debian's pip refuses to change the machine, which it does not do here.
+        "PIP_BREAK_SYSTEM_PACKAGES": "1",
+        "PIP_ROOT_USER_ACTION": "ignore",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        **{name: os.environ[name] for name in ("PIP_CONFIG_FILE",) if name in os.environ},
+    }
 
 
 def address_of(node: int) -> str:
@@ -474,6 +511,7 @@ def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -
             os.path.realpath(item)
             for item in (str(home), python, sys.executable, mpirun or python, *sys.path)
         ),
+        installed=interpreters.installed_in(python),
     )
 
 
@@ -490,6 +528,16 @@ def _write_key(path: Path) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(os.urandom(32).hex().encode())
+
+
+def _write_commands(folder: Path, python: str) -> None:
+    """Write the commands that every image of the platform has, which call ``python``."""
+    folder.mkdir(mode=0o700)
+    module = " -m pip"
+    for name, words in (("python", ""), ("python3", ""), ("pip", module), ("pip3", module)):
+        path = folder / name
+        path.write_text(f'#!/bin/sh\nexec {shlex.quote(python)}{words} "$@"\n')
+        path.chmod(0o700)
 
 
 def _hosts_of_machine() -> str:
@@ -549,7 +597,7 @@ def _tell(process: subprocess.Popen[bytes], request: ProcessRequest, path: Path,
         )
 
 
-_NOT_TOLD = ("job", "hosts_text", "secret_names")
+_NOT_TOLD = ("job", "hosts_text", "secret_names", "python")
 
 
 def _state(folder: Path) -> dict[str, Any] | None:

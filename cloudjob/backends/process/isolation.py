@@ -33,13 +33,21 @@ _MS_REMOUNT, _MS_BIND, _MS_REC = 32, 4096, 16384
 _MS_UNBINDABLE = 1 << 17
 _MS_PRIVATE = 1 << 18
 _MNT_DETACH = 2
+# MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME and MS_NODIRATIME
+_MS_KEPT = 2 | 4 | 8 | 1024 | 2048
 
 
-def isolate(host: str, hosts_file: str, mounts: Sequence[Mount] = ()) -> None:
+def isolate(
+    host: str,
+    hosts_file: str,
+    mounts: Sequence[Mount] = (),
+    protected: Sequence[tuple[str, str]] = (),
+) -> None:
     """Give this process, and what it starts, a name, an /etc/hosts and folders of its own.
 
     Args:
         mounts: What the node sees elsewhere than this machine; empty to share all files.
+        protected: Folders of this machine, each with the folder that takes the node's changes.
 
     Raises:
         OSError: This machine does not allow it.
@@ -56,7 +64,7 @@ def isolate(host: str, hosts_file: str, mounts: Sequence[Mount] = ()) -> None:
     _check(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "mount /")
     _bind(libc, hosts_file, "/etc/hosts")
     if mounts:
-        _enter_new_root(libc, mounts)
+        _enter_new_root(libc, mounts, protected)
 
 
 def possible() -> Level:
@@ -95,7 +103,9 @@ def _works(act: Callable[[], None]) -> bool:
 # -- the new root ---------------------------------------------------------------------------------
 
 
-def _enter_new_root(libc: ctypes.CDLL, mounts: Sequence[Mount]) -> None:
+def _enter_new_root(
+    libc: ctypes.CDLL, mounts: Sequence[Mount], protected: Sequence[tuple[str, str]]
+) -> None:
     """Make a root that shows this machine with ``mounts``, and make it ours.
 
     It is built on /tmp, which every machine has; the folder below stays in reach by a descriptor.
@@ -118,6 +128,11 @@ def _enter_new_root(libc: ctypes.CDLL, mounts: Sequence[Mount]) -> None:
     for target, source in sorted(placed.items()):
         if os.path.exists(source):
             _bind(libc, source, base + target)
+    # An overlay takes no changes to what is unbindable.
+    _check(libc.mount(None, base.encode(), None, _MS_PRIVATE, None), "mount tmpfs")
+    for number, (folder, changes) in enumerate(protected):
+        in_memory = f"{base}/.changes/{number}"
+        _protect(libc, base + folder, [source_of(changes), in_memory])
     os.close(below)
     os.chdir(base)
     _check(libc.pivot_root(b".", b"."), "pivot_root")
@@ -143,6 +158,32 @@ def _show(libc: ctypes.CDLL, folder: str, base: str, targets: set[str]) -> None:
                 # A file system that no longer answers is not worth a job that does not use it.
                 with contextlib.suppress(OSError):
                     _bind(libc, entry.path, new)
+
+
+def _protect(libc: ctypes.CDLL, folder: str, places: Sequence[str]) -> None:
+    """Have a folder's changes kept in one of ``places``; refuse changes where none will do.
+
+    A network file system, or that of a container, takes no changes of an overlay.
+    """
+    for place in places:
+        with contextlib.suppress(OSError):
+            _overlay(libc, folder, place)
+            return
+    _bind(libc, folder, folder)
+    # Only root of the machine may take the other flags away.
+    flags = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | (os.statvfs(folder).f_flag & _MS_KEPT)
+    _check(libc.mount(None, os.fsencode(folder), None, flags, None), f"remount {folder}")
+
+
+def _overlay(libc: ctypes.CDLL, folder: str, place: str) -> None:
+    parts = {"lowerdir": folder, "upperdir": f"{place}/changes", "workdir": f"{place}/work"}
+    words = []
+    for name, path in parts.items():
+        os.makedirs(path, exist_ok=True)
+        # A path may hold what separates options; the number of a descriptor does not.
+        words.append(f"{name}=/proc/self/fd/{os.open(path, os.O_PATH | os.O_CLOEXEC)}")
+    target, options = os.fsencode(folder), ",".join(words).encode()
+    _check(libc.mount(b"overlay", target, b"overlay", 0, options), f"overlay {folder}")
 
 
 def _bind(libc: ctypes.CDLL, source: str, target: str) -> None:

@@ -37,6 +37,8 @@ class NodeRequest:
         tmp: Its folder for temporary files.
         log: The file that takes what its entry writes.
         mounts: What it sees elsewhere than this machine; empty to share all files.
+        protected: Folders of this machine that it may change for itself, each with the folder that
+            takes the changes.
     """
 
     host: str
@@ -45,12 +47,14 @@ class NodeRequest:
     tmp: str
     log: str
     mounts: Sequence[Mount] = ()
+    protected: Sequence[tuple[str, str]] = ()
 
     @property
     def own_folders(self) -> list[str]:
         """The folders of this machine that are made for this node."""
         made = [source for source, target in self.mounts if source != target]
-        return list(dict.fromkeys([self.tmp, self.home, *made]))
+        changes = [folder for _, folder in self.protected]
+        return list(dict.fromkeys([self.tmp, self.home, *made, *changes]))
 
 
 class Keeper:
@@ -128,7 +132,7 @@ class Keeper:
         home = request.home
         try:
             if self._hosts:
-                isolate(request.host, self._hosts, request.mounts)
+                isolate(request.host, self._hosts, request.mounts, request.protected)
                 home = next((path for source, path in request.mounts if source == home), home)
             os.chdir(home)
         except OSError as error:

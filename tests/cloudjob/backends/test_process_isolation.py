@@ -18,13 +18,13 @@ NODE = f"""
 import json, os, sys
 sys.path[:0] = {ROOTS!r}
 from cloudjob.backends.process.isolation import isolate
-isolate("node-a.job", "/etc/hosts", json.loads(sys.argv[1]))
+isolate("node-a.job", "/etc/hosts", *json.loads(sys.argv[1]))
 """
 
 
-def on_node(mounts: object, code: str) -> str:
+def on_node(mounts: object, code: str, protected: object = ()) -> str:
     """Run code on a node and return what it prints."""
-    words = [sys.executable, "-c", NODE + code, json.dumps(mounts)]
+    words = [sys.executable, "-c", NODE + code, json.dumps([mounts, protected])]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -85,6 +85,23 @@ def test_what_a_job_names_of_this_machine_stays_visible(mounts, tmp_path):
     (tmp_path / "data.csv").write_text("1,2")
 
     assert on_node(mounts, f"print(open({str(tmp_path / 'data.csv')!r}).read())") == "1,2"
+
+
+@pytest.mark.parametrize("is_on_disk", [True, False])
+def test_a_node_changes_a_protected_folder_for_itself_only(mounts, tmp_path, is_on_disk):
+    folder = tmp_path / "lib,with:signs"
+    folder.mkdir()
+    (folder / "old").write_text("old")
+    # An overlay cannot keep its changes in /proc; they stay in memory then.
+    changes = tmp_path / "changes" if is_on_disk else Path("/proc/self/task")
+    code = f"""
+os.chdir({str(folder)!r})
+os.remove("old")
+open("new", "x").close()
+print(os.listdir())
+"""
+    assert on_node(mounts, code, [[str(folder), str(changes)]]) == "['new']"
+    assert [path.name for path in folder.iterdir()] == ["old"]
 
 
 def test_a_node_sees_the_home_folders_of_this_machine(mounts):

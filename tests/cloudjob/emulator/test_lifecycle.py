@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import io
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +155,39 @@ def test_a_recipe_copies_its_data_with_moxing(api: Api, s3: Any):
     for node in (0, 1):
         found = s3.get_object(Bucket="data", Key=f"{name}/out/{node}.txt")["Body"].read()
         assert found == b"in out"
+
+
+def wheel() -> bytes:
+    """Return a package that pip installs without a network."""
+    info = "cjpackage-1.0.dist-info"
+    files = {
+        "cjpackage.py": "",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: cjpackage\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return found.getvalue()
+
+
+def test_a_preset_installs_the_requirements_of_the_code_for_its_job_only(api: Api, s3: Any):
+    name = new_name()
+    files = {
+        "cjpackage-1.0-py3-none-any.whl": wheel(),
+        "requirements.txt": b"--no-index\n./cjpackage-1.0-py3-none-any.whl\n",
+        "train.py": b"import cjpackage, os; print('has it', os.system('pip -q uninstall -y pip'))",
+    }
+    url = code(s3, name, files)
+    algorithm = {"engine": {"engine_id": PYTORCH}, "code_dir": url, "boot_file": url + "train.py"}
+    job = api.create("", nodes=2, algorithm=algorithm)
+
+    assert api.await_phase(job)["status"]["phase"] == "Completed", api.log(job)
+    assert "has it 0" in api.log(job)
+    assert importlib.util.find_spec("cjpackage") is None
+    assert importlib.util.find_spec("pip") is not None
 
 
 def test_nodes_resolve_each_other_by_both_documented_names(api: Api):

@@ -243,6 +243,11 @@ def test_a_hook_that_fails_ends_the_job_with_its_exit_code(code: Path, name: str
     assert (done.returncode, done.stdout) == (5, "")
 
 
+def test_requirements_are_not_installed_where_they_would_change_this_machine():
+    assert "pip install" not in preset(PYTORCH, 1, 0, PROCESS)
+    assert 'echo "not installed, as nodes share' in preset(PYTORCH, 1, 0, PROCESS)
+
+
 def test_pytorch_presets_on_several_nodes_get_one_rank_per_node():
     job = f"modelarts-job-{ID}"
 
