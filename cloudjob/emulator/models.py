@@ -421,11 +421,16 @@ def _check_distinct(names: list[str], code: str, where: str) -> None:
             raise ApiError(code, f"{where}{name}")
 
 
+def _is_reserved(name: str) -> bool:
+    # The documents have users set the one exception, for Ascend engines.
+    return name.startswith("MA_") and name != "MA_RUN_METHOD"
+
+
 def _check_environments(given: Mapping[str, str]) -> None:
     if len(given) > _VARIABLES:
         raise ApiError("ModelArts.2788", f"environments: at most {_VARIABLES}")
     for name, value in given.items():
-        if not _VARIABLE.match(name) or len(name) > _NAME_BYTES or name.startswith("MA_"):
+        if not _VARIABLE.match(name) or len(name) > _NAME_BYTES or _is_reserved(name):
             raise ApiError("ModelArts.2788", f"environments: the name {name[:80]} is not allowed")
         if len(value) > _VALUE_BYTES or "$" in value:
             raise ApiError("ModelArts.2788", f"environments: the value of {name} is not allowed")

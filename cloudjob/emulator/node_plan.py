@@ -28,8 +28,15 @@ ALIASES = {
     f"{WORK}/user-job-dir": f"{HOME}/modelarts/user-job-dir",
     f"{WORK}/modelarts": f"{HOME}/modelarts",
 }
-# Engines whose presets start with one mpirun on the first node.
-_MPI = ("MPI", "Horovod")
+# The launchers that do what the presets of these engines do; others start one process a node.
+_LAUNCHERS = {
+    "MPI": "mpirun",
+    "Horovod": "mpirun",
+    "MindSpore": "rank-table",
+    "Ascend-Powered-Engine": "rank-table",
+}
+# What a user may choose with MA_RUN_METHOD in place of one process for each device of a rank table.
+_RUN_METHODS = ("torchrun", "msrun")
 _PORT = 6060
 _PRE_START = "ma-pre-start"
 # Runs $0 and, if it succeeds, the command in its place: so that its exports reach the command.
@@ -166,6 +173,7 @@ def environment(
         "VC_WORKER_NUM": str(row.nodes),
         "VC_WORKER_HOSTS": ",".join(hosts),
         "BATCH_JOB_ID": row.id,
+        "JOB_ID": row.id,
         "CACHE_HOME": CACHE,
         "PYTHONUNBUFFERED": "1",
         "S3_ENDPOINT": machine.endpoint,
@@ -174,7 +182,9 @@ def environment(
         "ACCESS_KEY_ID": account.access_key,
         "SECRET_ACCESS_KEY": account.secret_key,
     }
-    if flavor.cards:
+    if flavor.kind == "Ascend":
+        platform["MA_NUM_NPUS"] = str(flavor.cards)
+    elif flavor.cards:
         platform.update(
             NCCL_VERSION="2.7.8",
             NCCL_DEBUG="INFO",
@@ -188,10 +198,13 @@ def environment(
         for item in (*algorithm["inputs"], *algorithm["outputs"])
         if item["access_method"] == "env"
     }
-    mpi = {"CLOUDJOB_LAUNCHER": "mpirun"} if _is_mpi(algorithm) else {}
+    launcher = _launcher(algorithm)
+    led = {"CLOUDJOB_LAUNCHER": launcher} if launcher else {}
+    if launcher == "rank-table":
+        led["CLOUDJOB_DEVICES"] = _devices(row.nodes, max(1, flavor.cards))
     return {
         name: here(value, row, machine)
-        for name, value in {**platform, **mpi, **by_env, **algorithm["environments"]}.items()
+        for name, value in {**platform, **led, **by_env, **algorithm["environments"]}.items()
     }
 
 
@@ -251,7 +264,7 @@ def mounts(row: JobRow) -> dict[str, str]:
 
 def is_led_by_entry(row: JobRow) -> bool:
     """Whether our entry replaces the platform's own MPI start."""
-    return _is_mpi(row.body["algorithm"])
+    return bool(_launcher(row.body["algorithm"]))
 
 
 # -- parts ----------------------------------------------------------------------------------------
@@ -283,7 +296,7 @@ def _preset(row: JobRow, index: int, machine: Machine, words: str) -> str:
     boot = models.place(algorithm["boot_file"]).key[len(code.prefix) :]
     folder = code_path(algorithm)
     script = shlex.quote(f"{folder}/{boot}")
-    if _is_mpi(algorithm):
+    if _launcher(algorithm):
         run = f"{shlex.join(machine.entry)} {script} {words}"
     else:
         run = f"{shlex.quote(machine.python)} {script} {_ranks(row, index)}{words}"
@@ -329,9 +342,26 @@ def _ranks(row: JobRow, index: int) -> str:
     return "".join(f"--{name}={value} " for name, value in words.items() if name not in given)
 
 
-def _is_mpi(algorithm: Mapping[str, Any]) -> bool:
-    is_preset = bool(algorithm.get("boot_file"))
-    return is_preset and algorithm["engine"].get("engine_name") in _MPI
+def _launcher(algorithm: Mapping[str, Any]) -> str:
+    """Return the entry's launcher for a preset; empty if the platform starts the boot file."""
+    if not algorithm.get("boot_file"):
+        return ""
+    found = _LAUNCHERS.get(algorithm["engine"].get("engine_name", ""), "")
+    method = algorithm["environments"].get("MA_RUN_METHOD", "")
+    return method if found == "rank-table" and method in _RUN_METHODS else found
+
+
+def _devices(nodes: int, cards: int) -> str:
+    """Return addresses of devices, which nothing but a rank table shows: there are none here."""
+    return "\n".join(
+        " ".join(
+            [
+                f"192.168.0.{node + 1}",
+                *(f"{card}=192.168.{card + 1}.{node + 1}" for card in range(cards)),
+            ]
+        )
+        for node in range(nodes)
+    )
 
 
 def _addresses(algorithm: Mapping[str, Any]) -> dict[str, str]:

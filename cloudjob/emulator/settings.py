@@ -110,6 +110,8 @@ _FLAVORS = (
     Flavor("modelarts.vm.cpu.8u", max_nodes=16, cpu_cores=8, memory_gb=32),
     Flavor("modelarts.vm.pnt1.large", "GPU", 8, 8, 64, 1, "NVIDIA-P100"),
     Flavor("modelarts.vm.p100.2xlarge", "GPU", 8, 16, 128, 2, "NVIDIA-P100"),
+    Flavor("modelarts.kat1.xlarge", "Ascend", 8, 24, 96, 1, "Ascend-910"),
+    Flavor("modelarts.kat1.8xlarge", "Ascend", 8, 192, 720, 8, "Ascend-910"),
 )
 # A dedicated pool is divided by cards, and these are all the sizes there are.
 _VISUAL = {"xlarge": 1, "2xlarge": 2, "4xlarge": 4, "8xlarge": 8, "16xlarge": 16}
@@ -119,6 +121,8 @@ _ENGINES = (
     Engine("MPI", "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"),
     Engine("Horovod", "horovod_0.22.1-pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"),
     Engine("TensorFlow", "tensorflow_2.1.0-cuda_10.1-py_3.7-ubuntu_18.04-x86_64"),
+    Engine("MindSpore", "mindspore_2.2.0-py_3.9-ubuntu_20.04-x86_64"),
+    Engine("Ascend-Powered-Engine", "mindspore_2.2.12-cann_7.0.1-py_3.9-euler_2.10-aarch64"),
 )
 
 
@@ -144,6 +148,8 @@ def load(path: Path | None) -> Settings:
         raise UsageError(
             f"reading {path}: {error}", hint="`cloudjob docs emulator` has an example"
         ) from error
+    if isinstance(found, dict) and found.keys() == {"emulator"}:
+        found = found["emulator"]
     if not isinstance(found, dict):
         raise SpecError([f"{path}: a mapping is needed (given {type(found).__name__})"])
     try:

@@ -18,6 +18,7 @@ from tests.support.emulator import Api, await_true, keys, new_name, running
 
 PYTORCH = "pytorch_2.1.0-cuda_12.1-py_3.10.6-ubuntu_22.04-x86_64"
 MPI = "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"
+ASCEND = "mindspore_2.2.12-cann_7.0.1-py_3.9-euler_2.10-aarch64"
 SCRIPT = b"""\
 import os, sys
 import moxing
@@ -155,6 +156,28 @@ def test_a_recipe_copies_its_data_with_moxing(api: Api, s3: Any):
     for node in (0, 1):
         found = s3.get_object(Bucket="data", Key=f"{name}/out/{node}.txt")["Body"].read()
         assert found == b"in out"
+
+
+def test_an_ascend_preset_runs_the_boot_file_once_for_each_device(api: Api, s3: Any):
+    name = new_name()
+    train = b"""\
+import json, os
+table = json.load(open(os.environ["RANK_TABLE_FILE"]))
+print(*[os.environ[name] for name in ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID")],
+      table["server_count"], os.environ["JOB_ID"], os.environ["MA_NUM_NPUS"])
+"""
+    url = code(s3, name, {"train.py": train})
+    algorithm = {"engine": {"engine_id": ASCEND}, "code_dir": url, "boot_file": url + "train.py"}
+    job = api.create(
+        "",
+        nodes=2,
+        algorithm=algorithm,
+        spec={"resource": {"flavor_id": "modelarts.kat1.xlarge", "node_count": 2}},
+    )
+
+    assert api.await_phase(job)["status"]["phase"] == "Completed", api.log(job)
+    assert f"[0] 0 2 0 0 2 {job} 1\n" in api.log(job)
+    assert f"[1] 1 2 0 0 2 {job} 1\n" in api.log(job, 1)
 
 
 def wheel() -> bytes:

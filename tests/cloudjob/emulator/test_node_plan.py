@@ -26,6 +26,7 @@ CONTAINER = Machine("", "python3", ("python3", "/entry.pyz"), "http://10.0.0.1:1
 PROCESS = Machine("/state/nodes/1", "/venv/bin/python", ("py", "entry"), "http://127.0.0.1:1")
 ID = "11111111-2222-3333-4444-555555555555"
 PYTORCH = "pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"
+ASCEND = "mindspore_2.2.12-cann_7.0.1-py_3.9-euler_2.10-aarch64"
 MPI = "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"
 
 
@@ -95,6 +96,41 @@ def test_a_node_with_cards_has_variables_for_them():
     assert env["MA_NUM_GPUS"] == "2"
     assert env["NCCL_IB_HCA"] == "^mlx5_bond_0"
     assert env["NCCL_VERSION"] == "2.7.8"
+
+
+def ascend(**variables: str) -> dict[str, str]:
+    """Return the variables of the second of two nodes with an Ascend preset."""
+    job = row(
+        2,
+        "modelarts.kat1.8xlarge",
+        command="",
+        engine={"engine_name": "Ascend-Powered-Engine", "engine_version": ASCEND},
+        code_dir="/bkt/a/proj/",
+        boot_file="/bkt/a/proj/t.py",
+        environments=variables,
+    )
+    return node_plan.environment(job, 1, "a", CONTAINER, SETTINGS, ACCOUNT)
+
+
+def test_an_ascend_preset_has_a_rank_for_each_device_of_each_node():
+    env = ascend()
+
+    assert (env["MA_NUM_GPUS"], env["MA_NUM_NPUS"], env["JOB_ID"]) == ("8", "8", ID)
+    assert env["CLOUDJOB_LAUNCHER"] == "rank-table"
+    assert [line.split()[:2] for line in env["CLOUDJOB_DEVICES"].splitlines()] == [
+        ["192.168.0.1", "0=192.168.1.1"],
+        ["192.168.0.2", "0=192.168.1.2"],
+    ]
+    assert len(env["CLOUDJOB_DEVICES"].splitlines()[1].split()) == 9
+    assert "NCCL_DEBUG" not in env
+
+
+@pytest.mark.parametrize("method", ["torchrun", "msrun"])
+def test_the_run_method_of_an_ascend_preset_replaces_the_rank_table(method):
+    env = ascend(MA_RUN_METHOD=method)
+
+    assert env["CLOUDJOB_LAUNCHER"] == method
+    assert "CLOUDJOB_DEVICES" not in env
 
 
 def test_the_users_variables_override_the_platforms():
