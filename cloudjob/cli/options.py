@@ -148,6 +148,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "what it leaves": ("outputs", "output_sync_s", "restore_outputs"),
     "limits": (
         "timeout_min", "start_timeout_min", "grace_s", "retries", "min_nodes", "hardware_check",
+        "strict",
     ),
     "name, source and job file": ("name", "source", "source_limit_mb", "links", "store"),
 }  # fmt: skip

@@ -120,6 +120,11 @@ class JobSpec(Values):
     ] = key(
         "off: start a launcher or parallel mode even if MindSpore's documentation rules it out on "
         "the device.", "on")
+    strict: Annotated[
+        str, OneOf("false", "true"), Option("--strict", const="true")
+    ] = key(
+        "true: fail with the exit code of a launcher or Python program that the script starts, "
+        "even if the script ignores it; false: only the script's own exit code counts.", "false")
     process: Process = Field(default_factory=Process)
     docker: Docker = Field(default_factory=Docker)
     modelarts: ModelArts = Field(default_factory=ModelArts)

@@ -126,7 +126,15 @@ def variables(submission: Submission, node: NodeEnv, *, home: str, address: str)
     }
     # The user's word is the last one, as on the platform, but nobody may rename the node.
     spec = submission.spec
-    return {**platform, **spec.env, **spec.secrets, **submission.access, **env.write(node)}
+    strict = {names.CLOUDJOB_STRICT: "1"} if spec.strict == "true" else {}
+    return {
+        **platform,
+        **spec.env,
+        **spec.secrets,
+        **submission.access,
+        **env.write(node),
+        **strict,
+    }
 
 
 # For nodes that share one machine: each takes all processors for its own, and ranks that wait would

@@ -1,7 +1,8 @@
 """Choose a launcher from what a script imports, without running it.
 
-The search goes outwards and stops at the first match: the script's own imports, the imports of the
-modules beside it (breadth first), imports that the script can do without, the name of the image.
+A script that starts a launcher itself runs once on each node. For others the search goes outwards
+and stops at the first match: the script's own imports, the imports of the modules beside it
+(breadth first), imports that the script can do without, the name of the image.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudjob.model.text import given, one_line
+from cloudjob.submission import nested_launchers
 from jobentry.contract.launchers import DEFAULT
 
 TYPE_CHECKING = False
@@ -50,6 +52,9 @@ class Choice(NamedTuple):
 
 def choose(spec: JobSpec) -> Choice:
     """Return the launcher for a job that names none; its script is in its source folder."""
+    nested = nested_launchers.find(Path(spec.source), spec.script)
+    if nested and nested.launcher and not nested.is_left:
+        return Choice("python", f"{nested.where} {nested.what}")
     found = _in_imports(Path(spec.source), spec.script) or _in_image(spec)
     if found and found.launcher == "horovod" and spec.min_nodes:
         return Choice("horovod-elastic", f"{found.why}, and min_nodes is {spec.min_nodes}")

@@ -1,7 +1,8 @@
-"""Find launchers that a shell script starts itself: every rank would start a whole job again.
+"""Find launchers that a script starts itself: every rank would start a whole job again.
 
-The parser below covers what training scripts use: words, quotes, comments, redirections,
-here-documents, loops and ``&``. It does not expand variables.
+The parser below covers what shell scripts for training use: words, quotes, comments, redirections,
+here-documents, loops and ``&``. It does not expand variables. ``started_commands`` has the parser
+for Python scripts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from cloudjob.errors import SpecError
 from cloudjob.model.text import one_line
+from cloudjob.submission import started_commands
 from jobentry.contract.launchers import LAUNCHERS
 
 TYPE_CHECKING = False
@@ -70,12 +72,14 @@ class Command:
     Args:
         is_repeated: Whether it is in a loop.
         is_background: Whether the script continues while it runs (``&``).
+        is_dropped: Whether the script ignores how it ended.
     """
 
     words: tuple[str, ...]
     line: int
     is_repeated: bool
     is_background: bool = False
+    is_dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +91,16 @@ class Nested:
         what: What the script does there, as the predicate of a sentence.
         launcher: The launcher of cloudjob that replaces it; empty if unknown.
         instead: Arguments of ``cloudjob submit`` that do the same.
+        is_dropped: Whether the script succeeds when what it starts has failed.
+        is_left: Whether the script may end before what it starts.
     """
 
     where: str
     what: str
     launcher: str
     instead: str
+    is_dropped: bool = False
+    is_left: bool = False
 
 
 def check(spec: JobSpec) -> None:
@@ -111,6 +119,16 @@ def check(spec: JobSpec) -> None:
         hint=f"submit what it starts: cloudjob submit {found.instead}; with --launcher python"
         f" {one_line(spec.script)} runs once on each node as it is",
     )
+
+
+def dropped(spec: JobSpec) -> str:
+    """Return what a script starts and then ignores the exit code of; empty if there is nothing."""
+    if spec.takes_command or spec.strict == "true":
+        return ""
+    found = find(Path(spec.source), spec.script)
+    if found is None or not found.is_dropped:
+        return ""
+    return f"{found.where} {found.what} and ignores its exit code, so the job succeeds if it fails"
 
 
 def find(source: Path, script: str) -> Nested | None:
@@ -139,7 +157,14 @@ def _nested(command: Command, where: str, *, waits: bool) -> Nested | None:
         count = _count(words)
         size = f" --procs-per-node {count}" if count else ""
         instead = f"--launcher {launcher}{size} {_program(words)}"
-        return Nested(where, f"starts {shown} itself", launcher, instead)
+        return Nested(
+            where,
+            f"starts {shown} itself",
+            launcher,
+            instead,
+            is_dropped=command.is_dropped,
+            is_left=command.is_background and not waits,
+        )
     if command.is_repeated and command.is_background and not waits and _is_python(words):
         instead = f"--procs-per-node N {_program(words)}"
         return Nested(where, "starts processes in a loop and does not wait for them", "", instead)
@@ -153,7 +178,7 @@ def _launcher(words: Sequence[str]) -> tuple[str, str]:
     program = words[0].rpartition("/")[2]
     if program in _PROGRAMS:
         return _PROGRAMS[program], program
-    if _PYTHON.match(program) and "-m" in words[:-1]:
+    if "-m" in words[:-1]:
         module = words[words.index("-m") + 1]
         return _MODULES.get(module, ""), module
     return "", ""
@@ -189,16 +214,40 @@ def _script_of(words: Sequence[str]) -> str:
 
 
 def read(path: Path) -> list[Command]:
-    """Return the commands of a shell script; none if the file is not one."""
+    """Return the commands of a script; none if the file is not one."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             return []
         data = path.read_bytes()
     except OSError:
         return []
+    if path.suffix == ".py":
+        return [
+            replace(command, line=started.line, is_dropped=started.is_dropped)
+            for started in started_commands.read(data)
+            for command in commands(started.text)
+        ]
     first = data.partition(b"\n")[0]
     is_shell = path.suffix == ".sh" or re.match(rb"#!.*\b(ba|da|z)?sh\b", first) is not None
-    return commands(data.decode("utf-8", "replace")) if is_shell else []
+    return _with_dropped(commands(data.decode("utf-8", "replace"))) if is_shell else []
+
+
+def _with_dropped(found: list[Command]) -> list[Command]:
+    """Note the commands whose exit code is neither the script's nor looked at later."""
+    if any(_ends_on_errors(command.words) for command in found):
+        return found
+    is_noted = False
+    noted = []
+    for at, command in reversed([*enumerate(found)]):
+        is_followed_by_exit = found[at + 1 : at + 2] and found[at + 1].words[0] == "exit"
+        is_dropped = at + 1 < len(found) and not is_noted and not is_followed_by_exit
+        noted.append(replace(command, is_dropped=is_dropped))
+        is_noted = is_noted or any("$?" in word or "PIPESTATUS" in word for word in command.words)
+    return noted[::-1]
+
+
+def _ends_on_errors(words: Sequence[str]) -> bool:
+    return words[0] == "set" and any(re.match(r"-\w*e|errexit", word) for word in words[1:])
 
 
 def commands(text: str) -> list[Command]:

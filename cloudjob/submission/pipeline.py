@@ -90,7 +90,7 @@ def submit(
             on_progress(report)
         # Building a request reports what the platform cannot do before anything is sent.
         backend.build(_prepare(spec, paths, store, package, package.layers))
-        _check(backend.checks(spec, uri), on_progress)
+        _check([*backend.checks(spec, uri), *_script_checks(spec)], on_progress)
         with _undo_on_failure(store, db, job) as undo, Claim(store, job, sending) as claim:
             package, kept = _keep(spec, home, uri, scratch, claim, package)
             submission = _prepare(spec, paths, store, package, kept.layers)
@@ -291,6 +291,13 @@ def _check(checks: Iterable[Check], on_progress: OnProgress) -> None:
         raise NotReady([(f"{check.name}: {check.found}", check.hint) for check in needed])
     for check in wrong:
         on_progress(messages.warning(check))
+
+
+def _script_checks(spec: JobSpec) -> Iterator[Check]:
+    found = nested_launchers.dropped(spec)
+    if found:
+        hint = "with --strict, the job fails with that exit code"
+        yield Check("script", False, f"{found}; {hint}", is_needed=False)
 
 
 def _put(store: ObjectStore, paths: JobPaths, submission: Submission, descriptor: bytes) -> None:

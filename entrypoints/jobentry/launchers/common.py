@@ -88,7 +88,8 @@ def program(site: Site, words: Sequence[str]) -> tuple[str, ...]:
         return (*site.under_interpreter, "--script", *words)
     if suffix == ".sh":
         # Object storage does not keep the executable bit.
-        return ("bash", *words)
+        options = ("-e", "-o", "pipefail") if site.environment.get(names.CLOUDJOB_STRICT) else ()
+        return ("bash", *options, *words)
     return (script if script.startswith("/") else "./" + script, *words[1:])
 
 

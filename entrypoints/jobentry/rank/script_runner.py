@@ -16,9 +16,12 @@ from jobentry.contract import names
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # types and typing cost each rank milliseconds
     from types import ModuleType
+    from typing import Any, Callable
 
 # Seconds for a failed script to exit: enough for exit handlers, but MPI_Finalize is cut off.
 LEAVE_S = 0.5
+# What a job's work is done in, when its script starts it.
+_LAUNCHERS = r"\b(python[\d.]*|torchrun|msrun|horovodrun|mpirun|mpiexec|accelerate|deepspeed)\b"
 # Seconds for PyTorch's threads to release their tensors.
 _GLOO_S = 0.05
 
@@ -30,6 +33,7 @@ def main(argv: list[str]) -> None:
         os.set_inheritable(end, False)
     module = _become(argv)
     pid = os.getpid()
+    started = _note_started() if os.environ.get(names.CLOUDJOB_STRICT) else []
     try:
         with open(argv[0], "rb") as file:
             text = file.read()
@@ -38,7 +42,7 @@ def main(argv: list[str]) -> None:
     except SystemExit as error:
         # A forked child of the script, such as a data loader, also ends here, but must not report.
         if os.getpid() == pid:
-            _exit(end, error)
+            _exit(end, error, started)
         raise
     except BaseException as error:  # noqa: BLE001 (any exception ends the script)
         # Show only the frames of the script, before anything else happens.
@@ -50,13 +54,49 @@ def main(argv: list[str]) -> None:
             _leave(end, 1, _line(error))
         sys.exit(1)
     else:
+        _fail_with(end, started)
         _let_gloo_finish()
 
 
-def _exit(end: int, error: SystemExit) -> None:
+def _note_started() -> list[tuple[str, Callable[[], int | None]]]:
+    """Note the commands that the script starts from now on, each with its exit code."""
+    import subprocess
+
+    found: list[tuple[str, Callable[[], int | None]]] = []
+    system, start = os.system, subprocess.Popen.__init__
+
+    def noted_system(command: Any) -> int:
+        status = system(command)
+        found.append((os.fsdecode(command), lambda: status >> 8 or -(status & 0x7F)))
+        return status
+
+    def noted_start(process: Any, args: Any, *others: Any, **named: Any) -> None:
+        start(process, args, *others, **named)
+        words = args if isinstance(args, (list, tuple)) else [args]
+        found.append((" ".join(map(os.fsdecode, words)), process.poll))
+
+    os.system = noted_system
+    subprocess.Popen.__init__ = noted_start  # type: ignore[assignment]
+    return found
+
+
+def _fail_with(end: int, started: list[tuple[str, Callable[[], int | None]]]) -> None:
+    """End with the first exit code other than 0 of a launcher or a Python program, if any."""
+    import re
+
+    for command, code_of in started:
+        code = code_of() if re.search(_LAUNCHERS, command) else 0
+        if code:
+            code = code if code > 0 else 128 - code
+            _leave(end, code, "exit code %d of %s" % (code, command[:300]))
+            sys.exit(code)
+
+
+def _exit(end: int, error: SystemExit, started: list[tuple[str, Callable[[], int | None]]]) -> None:
     """Handle ``sys.exit`` of the script: report a failure and exit; return after a success."""
     code = _code(error.code)
     if not code:
+        _fail_with(end, started)
         _let_gloo_finish()
         return
     if not isinstance(error.code, int):

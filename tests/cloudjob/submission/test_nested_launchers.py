@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cloudjob.errors import SpecError
 from cloudjob.model.job import JobSpec
-from cloudjob.submission import nested_launchers
+from cloudjob.submission import launcher_choice, nested_launchers
 
 
 @pytest.fixture
@@ -23,6 +23,102 @@ def source(tmp_path: Path) -> Path:
 def write(source: Path, text: str, name: str = "run.sh") -> None:
     """Write a shell script."""
     (source / name).write_text(textwrap.dedent(text))
+
+
+PYTHON = [
+    ("import os\nos.system('torchrun --nproc_per_node=4 train.py')", 2, "torchrun", True),
+    (
+        "import subprocess, sys\ncmd = [sys.executable, '-m', 'torch.distributed.launch']\n"
+        "cmd += ['--nproc_per_node', '2', 'train.py']\nsubprocess.check_call(cmd)",
+        4,
+        "torch.distributed.launch",
+        False,
+    ),
+    (
+        "import os\nfor host in hosts:\n    line = 'mpirun -np {} python t.py'.format(len(hosts))\n"
+        "    code = os.system(line)\n    sys.exit(code)",
+        4,
+        "mpirun",
+        False,
+    ),
+    (
+        "import os\ndef main():\n    os.system(f'cd {folder} && horovodrun -np {n} python t.py')",
+        3,
+        "horovodrun",
+        True,
+    ),
+    (
+        "from subprocess import Popen\np = Popen(' '.join(['msrun', '--worker_num=8', script]))\n",
+        2,
+        "msrun",
+        False,
+    ),
+    ("import os\nos.system('bash run.sh')", 1, "torchrun", False),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "program", "is_dropped"), PYTHON)
+def test_a_launcher_that_a_python_script_starts_runs_once_on_each_node(
+    source: Path, text: str, line: int, program: str, is_dropped: bool
+):
+    write(source, text, "start.py")
+    write(source, "torchrun train.py")
+    spec = JobSpec(script="start.py", source=str(source))
+    name = "run.sh" if "bash" in text else "start.py"
+
+    choice = launcher_choice.choose(spec)
+
+    assert choice == ("python", f"{name} line {line} starts {program} itself")
+    shown = f"{name} line {line} starts {program} itself and ignores its exit code"
+    assert nested_launchers.dropped(spec).startswith(shown) is is_dropped
+    assert not nested_launchers.dropped(spec.model_copy(update={"strict": "true"}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch.distributed, os\nos.system('nvidia-smi')",
+        "import subprocess\nsubprocess.run(['mpirun', '--version'])",
+        "print('torchrun train.py')",
+        "import os\nos.system(open('x').read())",
+        "def broken(:",
+        "import os\n" + "a = a + a + b\nb = a + b\n" * 50 + "os.system(a)",
+        "import os\nos.system(" + "-" * 50_000 + "1)",
+    ],
+)
+def test_a_python_script_without_a_launcher_of_its_own_is_none(source: Path, text: str):
+    write(source, text, "train.py")
+
+    assert nested_launchers.find(source, "train.py") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_dropped"),
+    [
+        ("torchrun a.py", False),
+        ("torchrun a.py\necho done", True),
+        ("set -e\ntorchrun a.py\necho done", False),
+        ("torchrun a.py\ncode=$?\nexit $code", False),
+        ("torchrun a.py || exit 1\necho done", False),
+        ("torchrun a.py | tee log", True),
+        ("set -eo pipefail\ntorchrun a.py | tee log", False),
+    ],
+)
+def test_a_shell_script_that_ignores_the_exit_code_of_a_launcher_is_noticed(
+    source: Path, text: str, is_dropped: bool
+):
+    write(source, text)
+
+    spec = JobSpec(script="run.sh", source=str(source))
+
+    assert bool(nested_launchers.dropped(spec)) is is_dropped
+    assert launcher_choice.choose(spec).launcher == "python"
+
+
+def test_a_launcher_that_the_script_leaves_behind_is_still_refused(source: Path):
+    write(source, "mpirun -n 2 python a.py &")
+
+    assert launcher_choice.choose(JobSpec(script="run.sh", source=str(source))).launcher == "mpirun"
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,32 @@ def door(zipapp: str) -> Callable[..., tuple[Ended, list[Note]]]:
     return run
 
 
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("import os\nos.system('python -c \"raise SystemExit(3)\"')", 3),
+        ("import os, sys\nos.system('mpirun() { exit 4; }; mpirun')\nsys.exit(0)", 4),
+        ("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'exit(5)'])", 5),
+        ("import os\nos.system('python -c \"import os; os.kill(os.getpid(), 9)\"')", 137),
+        ("import os\nos.system('false')\nos.system('python -c 1')", 0),
+        ("import os, sys\nos.system('python -c \"exit(3)\"')\nsys.exit(7)", 7),
+    ],
+)
+@pytest.mark.parametrize("strict", ["", "1"])
+def test_an_ignored_exit_code_of_a_nested_launcher_is_the_scripts_with_strict(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, code: int, strict: str
+):
+    if strict:
+        monkeypatch.setenv("CLOUDJOB_STRICT", strict)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    (tmp_path / "t.py").write_text(script)
+
+    ended, notes = door("t.py", cwd=tmp_path)
+
+    expected = code if strict or code == 7 else 0
+    assert (ended.code, [note.code for note in notes]) == (expected, [expected] if expected else [])
+
+
 def plain(*words: str, cwd: Path) -> Ended:
     """Run a script as Python does."""
     done = subprocess.run(
