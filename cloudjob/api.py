@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from cloudjob import config, tracking
+from cloudjob.backends import open_backend
 from cloudjob.home import home, store_uri
 from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress, log_warnings
 from cloudjob.package.collection import Collected
-from cloudjob.store import full_uri
+from cloudjob.store import STORE_SCHEMES, full_uri
 from cloudjob.submission import pipeline
 from cloudjob.submission.pipeline import Preview
 from cloudjob.tracking import Job
@@ -167,16 +168,38 @@ def _spec_of(
     return script
 
 
-def attach(job: str) -> Job:
-    """Return a job that was submitted earlier, from this or another process.
+def attach(job: str, *, store: str = "") -> Job:
+    """Return a job that was submitted earlier, from this or another process or machine.
+
+    A job that was submitted elsewhere is found in its store and added to the records here.
 
     Args:
-        job: Its id, its name (the newest job of that name), the start of its id, or its handle.
+        job: Its id, its name (the newest job of that name), the start of its id, its handle, or
+            its URI in its store: the store's URI and the id.
+        store: The store in which to look for a job that is not in the records; for a handle, by
+            default the store that a job submitted here would use.
 
     Raises:
         JobNotFound: No job matches.
+        StoreError: The store cannot be read.
     """
-    return tracking.find(home(), job)
+    return tracking.find(home(), job, lambda: _stores(job, store))
+
+
+def _stores(job: str, store: str) -> list[str]:
+    """Return the stores in which a job may be that is not in the records."""
+    scheme, is_full, rest = job.partition("://")
+    if store or not is_full:
+        return [store] if store else []
+    if scheme in STORE_SCHEMES:
+        path, question, options = rest.partition("?")
+        return [f"{scheme}://{path.rstrip('/').rpartition('/')[0]}{question}{options}"]
+    spec = config.load(
+        {}, job_file=None, cwd=Path.cwd(), environ=os.environ, needs_script=False
+    ).spec
+    backend = scheme.partition("+")[0]
+    own = open_backend(backend, home(), dict(spec.section(backend))).store()[0]
+    return list(dict.fromkeys(uri for uri in (store_of(spec), own) if uri))
 
 
 def jobs(
@@ -186,22 +209,25 @@ def jobs(
     state: str | Sequence[str] = (),
     since: str = "",
     limit: int | None = None,
+    store: str = "",
 ) -> list[Job]:
-    """Return the jobs submitted from this machine that match every filter, newest first.
+    """Return the jobs in the records that match every filter, newest first.
 
     ``Job.last_status`` of each is set; a job is UNKNOWN if its platform does not answer in time.
 
     Args:
         name: Shell patterns for the job's name or id.
         since: ``2h``, ``3d``, a date, or a date and a time.
+        store: The URI of a store; its jobs are returned instead, whoever submitted them.
 
     Raises:
+        StoreError: The store cannot be read.
         UsageError: A filter is not understood.
     """
     which = tracking.filter_of(
         backend=_words(backend), name=_words(name), state=_words(state), since=since
     )
-    return [job for job, _ in tracking.find_all(home(), which, limit=limit)]
+    return [job for job, _ in tracking.find_all(home(), which, limit=limit, store=store)]
 
 
 def _words(value: str | Sequence[str]) -> tuple[str, ...]:

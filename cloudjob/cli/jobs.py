@@ -111,47 +111,68 @@ def _wait(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    filters = filters_of(options)
+    filters = {**filters_of(options), "store": options.store}
+
+    def look() -> list[cloudjob.Job]:
+        return cloudjob.jobs(**filters, limit=options.limit)
+
     if options.watch:
-        _watch(lambda: _statuses(filters, options.limit))
-    statuses = _statuses(filters, options.limit)
+        _watch(look)
+    jobs = look()
     if options.json:
-        print_json([status_json(status) for status in statuses])
+        print_json([status_json(status) for status in _statuses(jobs)])
         return 0
-    if not statuses:
+    if not jobs:
         is_all = not any(filters.values())
         say("no jobs yet; `cloudjob submit SCRIPT` starts one" if is_all else "no such jobs")
         return 0
-    _print_jobs(statuses)
+    _print_jobs(jobs, is_shared=bool(options.store))
     return 0
 
 
-def _statuses(filters: dict[str, Any], limit: int | None) -> list[JobStatus]:
-    return [job.last_status or job.status() for job in cloudjob.jobs(**filters, limit=limit)]
+def _statuses(jobs: Sequence[cloudjob.Job]) -> list[JobStatus]:
+    return [job.last_status or job.status() for job in jobs]
 
 
-def _print_jobs(statuses: Sequence[JobStatus]) -> None:
-    headers = ("JOB", "STATE", "BACKEND", "NODES", "CREATED")
-    print_table(
-        [(each.job, each.state, each.backend, each.nodes, each.created_at) for each in statuses],
-        headers,
-        numbers=("NODES",),
-    )
+def _print_jobs(jobs: Sequence[cloudjob.Job], *, is_shared: bool = False) -> None:
+    headers = ("JOB", "STATE", "BACKEND", "NODES", "CREATED", *(["BY"] if is_shared else []))
+    rows = [
+        (each.job, each.state, each.backend, each.nodes, each.created_at,
+         *([job.submitted_by] if is_shared else []))
+        for job, each in zip(jobs, _statuses(jobs), strict=True)
+    ]  # fmt: skip
+    print_table(rows, headers, numbers=("NODES",))
 
 
-def _watch(look: Callable[[], list[JobStatus]]) -> NoReturn:
+def _attach(options: argparse.Namespace) -> int:
+    from cloudjob.cli.follow import attend
+    from cloudjob.model.status import exit_code
+
+    job = cloudjob.attach(options.job, store=options.store)
+    try:
+        status = attend(job, is_json=options.json)
+    except KeyboardInterrupt:
+        say(f"detached; {job.id} continues: cloudjob logs {job.id} -f, cloudjob cancel {job.id}")
+        raise
+    if options.json:
+        print_json(status_json(status))
+    return exit_code(status)
+
+
+def _watch(look: Callable[[], list[cloudjob.Job]]) -> NoReturn:
     """Print the list again whenever a job has changed, until Ctrl-C."""
     import time
 
     seen: list[JobStatus] | None = None
     while True:
-        statuses = look()
+        jobs = look()
+        statuses = _statuses(jobs)
         if statuses != seen:
             seen = statuses
             # On a terminal the list replaces the one before.
             sys.stdout.write("\x1b[H\x1b[2J" if sys.stdout.isatty() else "")
-            if statuses:
-                _print_jobs(statuses)
+            if jobs:
+                _print_jobs(jobs)
             else:
                 print("no jobs")
             sys.stdout.flush()
@@ -285,6 +306,16 @@ def add_status(parser: argparse.ArgumentParser) -> None:
     _asks_one_job(parser, _status)
 
 
+def add_attach(parser: argparse.ArgumentParser) -> None:
+    """Give the command attach its options."""
+    parser.set_defaults(run=_attach)
+    text = "its id, name or handle, or its URI in its store, such as s3://bucket/jobs/train-2k83"
+    parser.add_argument("job", metavar="JOB", help=text)
+    text = "the store in which to look for a job that was submitted elsewhere"
+    parser.add_argument("--store", metavar="URI", default="", help=text)
+    json_flag(parser)
+
+
 def add_logs(parser: argparse.ArgumentParser) -> None:
     """Give the command logs its options."""
     parser.set_defaults(run=_logs)
@@ -315,6 +346,8 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     """Give the command list its options."""
     parser.set_defaults(run=_list)
     filter_flags(parser)
+    text = "the jobs in this store, whoever submitted them"
+    parser.add_argument("--store", metavar="URI", default="", help=text)
     parser.add_argument("--limit", type=whole_number, metavar="N", help="only the newest N")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--watch", action="store_true", help="print it again whenever a job changes")

@@ -24,6 +24,7 @@ _COMMANDS = (
     ("init", "init", "write cloudjob.yaml, a commented job file, for this folder"),
     ("submit", "submit", "run a script as a job"),
     ("status", "jobs", "show the state of a job"),
+    ("attach", "jobs", "follow a job to its end, also one submitted elsewhere"),
     ("logs", "jobs", "show the log of a job"),
     ("wait", "jobs", "wait for a job; exits with its exit code"),
     ("list", "jobs", "list the jobs submitted from here"),

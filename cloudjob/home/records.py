@@ -14,7 +14,7 @@ from cloudjob.errors import JobNotFound, RecordsError
 from cloudjob.home import is_own_file, private_folder
 from cloudjob.retries import FIRST_S, WaitNotices
 
-VERSION = 1
+VERSION = 2
 # The state of a job until its platform accepts it; a killed submit leaves it in this state.
 SUBMITTING = "SUBMITTING"
 # Seconds to wait for other processes' locks: enough for hundreds of submits to take turns.
@@ -26,10 +26,17 @@ CREATE TABLE jobs (
     state TEXT NOT NULL, nodes INTEGER NOT NULL, procs_per_node INTEGER NOT NULL,
     created_at TEXT NOT NULL, code_uri TEXT NOT NULL, code_digest TEXT NOT NULL,
     code_size_bytes INTEGER NOT NULL, code_files INTEGER NOT NULL, store TEXT NOT NULL,
-    final_json TEXT NOT NULL, spec_json TEXT NOT NULL
+    final_json TEXT NOT NULL, home TEXT NOT NULL DEFAULT '',
+    submitted_by TEXT NOT NULL DEFAULT '', spec_json TEXT NOT NULL
 );
 CREATE INDEX jobs_by_creation ON jobs (created_at);
 CREATE INDEX jobs_by_name ON jobs (name, created_at);
+"""
+
+# What turns a file of version 1 into one of version 2.
+_MIGRATION = """
+ALTER TABLE jobs ADD COLUMN home TEXT NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN submitted_by TEXT NOT NULL DEFAULT ''
 """
 
 # Part of an error message -> hint. Python 3.10 does not expose SQLite's error codes.
@@ -60,6 +67,8 @@ class JobRecord(NamedTuple):
         state: The last state that was seen; the backend knows the current one.
         created_at: RFC 3339 UTC with milliseconds, so that sorting as text sorts by time.
         final_json: The complete status of a job that has ended; empty until then.
+        home: The state folder of the submit, if it was not this one; empty for our own jobs.
+        submitted_by: ``user@machine``; empty if unknown.
         spec_json: The job's description, secrets masked; ``list`` leaves it empty.
     """
 
@@ -77,6 +86,8 @@ class JobRecord(NamedTuple):
     code_files: int
     store: str
     final_json: str = ""
+    home: str = ""
+    submitted_by: str = ""
     spec_json: str = ""
 
 
@@ -194,12 +205,12 @@ class Records:
     def _prepare(self) -> None:
         with self._translated("opening"):
             version = self._version()
-            if version == 0:
+            if version < VERSION:
                 # Two processes may create the schema at once: lock, then read the version again.
                 self._execute("BEGIN IMMEDIATE")
                 version = self._version()
-                if version == 0:
-                    for statement in _SCHEMA.split(";"):
+                if version < VERSION:
+                    for statement in (_MIGRATION if version else _SCHEMA).split(";"):
                         self._execute(statement)
                     self._execute(f"PRAGMA user_version = {VERSION}")
                     version = VERSION

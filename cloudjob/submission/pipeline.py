@@ -19,7 +19,14 @@ from typing import Any
 import cloudjob
 from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, Check
-from cloudjob.errors import CloudJobError, NotReady, RecordsError, SpecError, Unanswered
+from cloudjob.errors import (
+    CloudJobError,
+    NotReady,
+    RecordsError,
+    SpecError,
+    StoreError,
+    Unanswered,
+)
 from cloudjob.home import locks, make_home, records_path, store_uri, submits_folder
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
 from cloudjob.model import submission as submissions
@@ -35,7 +42,7 @@ from cloudjob.store.parallel import call_with_timeout, in_parallel
 from cloudjob.submission import launcher_choice, messages, nested_launchers, ranks
 from cloudjob.submission.launcher_choice import Choice
 from cloudjob.times import rfc3339
-from cloudjob.tracking import Job
+from cloudjob.tracking import Job, descriptions
 from cloudjob.tracking.leftovers import sweep
 from jobentry.contract import names
 from jobentry.contract.launchers import AUTO
@@ -99,6 +106,7 @@ def submit(
             # every command finds the job.
             record = _record(submission, package, uri, backend.handle(request))
             db.add(record)
+            store.put_bytes(descriptions.dump(record, home), descriptions.key(job))
             claim.check()
             _put(store, paths, submission, claims.descriptor(package, kept.layers))
             _put_companions(store, paths, kept, backend.companions(request))
@@ -106,9 +114,12 @@ def submit(
             undo.on_platform = lambda: backend.remove(record.handle)
             record = record._replace(handle=backend.send(request), state="PENDING")
             undo.is_over = True
-        # The job runs, and its record is good enough to find it.
+        # The job runs, and its record and its description are good enough to find it.
         with suppress(RecordsError):
             db.update(job, handle=record.handle, state=record.state)
+        if record.handle != backend.handle(request):
+            with suppress(StoreError):
+                store.put_bytes(descriptions.dump(record, home), descriptions.key(job))
     return Job(record, backend, home, store)
 
 
@@ -367,7 +378,7 @@ def _is_unsent(undo: _Undo, error: BaseException) -> bool:
 
 
 def _delete_all(store: ObjectStore, job: str) -> None:
-    for key in [*store.list(f"{job}/"), JobPaths(job).code]:
+    for key in [*store.list(f"{job}/"), JobPaths(job).code, descriptions.key(job)]:
         store.delete(key)
 
 
@@ -387,6 +398,7 @@ def _record(submission: Submission, package: CodePackage, store: str, handle: st
         code_size_bytes=package.size_bytes,
         code_files=package.files,
         store=store,
+        submitted_by=descriptions.submitter(),
         spec_json=_text(submission).decode("ascii"),
     )
 

@@ -7,16 +7,17 @@ import json
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from cloudjob import times
-from cloudjob.backends import open_backend
+from cloudjob.backends import handles, open_backend
 from cloudjob.backends.base import Backend, Event, Metric, NativeStatus
 from cloudjob.errors import (
     BackendError,
@@ -33,12 +34,14 @@ from cloudjob.home import locks, records_path, submits_folder, writing
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
 from cloudjob.model import html
 from cloudjob.model import status as statuses
+from cloudjob.model.rules import REMOTE_BACKENDS
 from cloudjob.model.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.package import claims
 from cloudjob.retries import Patience, WaitNotices
 from cloudjob.store import open_store, with_store_options
 from cloudjob.store.base import PATIENCE_S, ObjectStore
 from cloudjob.store.parallel import call_with_timeout, in_parallel
+from cloudjob.tracking import descriptions
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.leftovers import sweep
 from cloudjob.tracking.outputs import OutputLocation, Outputs
@@ -64,6 +67,8 @@ GONE = (
     "the backend has no such job",
     "this cloudjob has no such backend",
 )
+# The native state of a job that only its submitter can ask about, until its record is there.
+_ELSEWHERE = "not on this machine"
 
 
 # Called with the number of a node and lines of its journal.
@@ -152,6 +157,20 @@ class Job:
         return self._record.backend
 
     @property
+    def submitted_by(self) -> str:
+        """``user@machine``; empty for a job of an older cloudjob."""
+        return self._record.submitted_by
+
+    @property
+    def platform(self) -> str:
+        """What all jobs have in common of which one request can tell the status."""
+        return f"{handles.platform(self.handle)} {self._record.home}"
+
+    def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
+        """Return the statuses of several jobs on the platform of this one."""
+        return self._backend.statuses(handles)
+
+    @property
     def has_final_status(self) -> bool:
         """Whether its final status is in the local records, so that the platform is not needed."""
         return bool(self._record.final_json)
@@ -189,7 +208,8 @@ class Job:
             self._forget_secrets()
         if status.state.is_final and self._is_settled(status):
             text = json.dumps(statuses.to_json(status))
-            with Records(records_path(self._home)) as db:
+            # A job of a list of another store is not in the records.
+            with contextlib.suppress(JobNotFound), Records(records_path(self._home)) as db:
                 db.update(self.id, state=status.state.value, final_json=text)
             self._record = self._record._replace(final_json=text)
         return status
@@ -439,9 +459,9 @@ class Job:
         """Remove the job from its platform, its store and the local records."""
         if self.handle:
             self._backend.remove(self.handle)
-        keys = self._store.list(f"{self.id}/")
+        keys = [*self._store.list(f"{self.id}/"), descriptions.key(self.id)]
         in_parallel(self._store.delete, keys, abort=self._store.abort)
-        with Records(records_path(self._home)) as db:
+        with contextlib.suppress(JobNotFound), Records(records_path(self._home)) as db:
             db.remove(self.id)
 
     @property
@@ -483,8 +503,24 @@ class Job:
 
     def _status_now(self) -> JobStatus:
         native = self._native()
+        if native.native == _ELSEWHERE:
+            native = self._ended_elsewhere(native)
         status = self._as_status(native)
         return self._with_record(status, native) if status.state.is_final else status
+
+    def _ended_elsewhere(self, native: NativeStatus) -> NativeStatus:
+        """Return how a job ended whose platform cannot be asked, if its record decides it."""
+        record = self._record_of(native)
+        if record is None:
+            return native
+        if record.exit_code == 0:
+            state = JobState.SUCCEEDED
+        elif self.spec().get("retries"):
+            # It may have been started again since.
+            return native
+        else:
+            state = JobState.CANCELLED if record.cause == "cancelled" else JobState.FAILED
+        return NativeStatus(state, "ended", started_at=record.started_at, ended_at=record.ended_at)
 
     def status_in_list(self, native: NativeStatus | None) -> JobStatus:
         """Return the status of a job from a list of its platform's jobs.
@@ -705,20 +741,73 @@ def _contradicts(status: JobStatus, record: exits.ExitRecord) -> bool:
     return status.state is JobState.FAILED and record.exit_code == 0
 
 
-def find(home: Path, job: str) -> Job:
-    """Return the job with this id, name, id prefix or handle.
+def find(home: Path, job: str, stores: Callable[[], Sequence[str]] = tuple) -> Job:
+    """Return the job with this id, name, id prefix or handle, or with this URI in its store.
+
+    A job that another machine, or another ``home``, submitted is found in its store, and then
+    added to the records.
+
+    Args:
+        stores: Returns the URIs of the stores to search; called for a job not in the records.
 
     Raises:
         JobNotFound: No job matches.
+        StoreError: A store cannot be read.
     """
     sweep(home)
+    name = job.partition("?")[0].rstrip("/").rpartition("/")[2]
     with Records(records_path(home)) as db:
-        return attach(db.get(job.rpartition("/")[2]), home)
+        try:
+            return attach(db.get(name), home)
+        except JobNotFound:
+            places = stores()
+            if not places:
+                raise
+        backend = backend_of(job.partition("://")[0].partition("+")[0], home)
+        for uri in places:
+            store = open_store(uri, {**_keys_of(backend), **os.environ})
+            record = descriptions.read(store, uri, name)
+            if record is not None:
+                db.add(record)
+                return attach(record, home)
+    raise descriptions.not_found(job, [uri.partition("?")[0] for uri in places])
+
+
+def _keys_of(backend: Backend[Any]) -> Mapping[str, str]:
+    """Return the credentials of a platform's own store, as far as this machine has any."""
+    try:
+        return backend.store()[1]
+    except CloudJobError:
+        return {}
 
 
 def attach(record: JobRecord, home: Path) -> Job:
     """Return the job of a record."""
-    return Job(record, backend_of(record.backend, home), home)
+    return Job(record, backend_for(record, home), home)
+
+
+def backend_for(record: JobRecord, home: Path) -> Backend[Any]:
+    """Return the backend of a job, with the state folder that it was submitted with if possible.
+
+    The backends of one machine keep their jobs' state there; the others only use it to cache.
+    """
+    if record.home in ("", str(home)):
+        return backend_of(record.backend, home)
+    folder = Path(record.home)
+    machine = record.submitted_by.rpartition("@")[2]
+    is_here = machine == socket.gethostname() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)
+    if is_here and folder.stat().st_uid == os.geteuid():
+        return backend_of(record.backend, folder)
+    if record.backend in REMOTE_BACKENDS:
+        return backend_of(record.backend, home)
+    return _NoBackend(
+        BackendError(
+            f"asking the backend {record.backend} for {record.job}: it was submitted by "
+            f"{record.submitted_by} with the state folder {record.home}",
+            hint="only that user on that machine can ask it; its outputs can be downloaded here",
+        ),
+        _ELSEWHERE,
+    )
 
 
 def backend_of(name: str, home: Path) -> Backend[Any]:
@@ -726,19 +815,20 @@ def backend_of(name: str, home: Path) -> Backend[Any]:
     try:
         return open_backend(name, home)
     except BackendError as error:
-        return _NoBackend(error)
+        return _NoBackend(error, GONE[2])
 
 
 class _NoBackend(Backend[Any]):
-    """Stands in for a backend that this cloudjob does not have; jobs can be listed and removed."""
+    """Stands in for a backend that cannot be used here; jobs can be listed and removed."""
 
     poll_s = _POLL_S
 
-    def __init__(self, error: BackendError) -> None:
+    def __init__(self, error: BackendError, native: str) -> None:
         self._error = error
+        self._native = native
 
     def status(self, _handle: str) -> NativeStatus:
-        return NativeStatus(JobState.UNKNOWN, GONE[2])
+        return NativeStatus(JobState.UNKNOWN, self._native)
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise self._error

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, NativeStatus
 from cloudjob.errors import CloudJobError, JobNotFound, Unreachable, UsageError
 from cloudjob.home import records_path
@@ -25,8 +24,8 @@ from cloudjob.model.text import nearest
 from cloudjob.package import collection
 from cloudjob.package.collection import Collected
 from cloudjob.store import open_store
-from cloudjob.tracking import leftovers
-from cloudjob.tracking.job import GONE, Job, attach, backend_of
+from cloudjob.tracking import descriptions, leftovers
+from cloudjob.tracking.job import GONE, Job, attach, backend_for
 
 _DAY_S = 24 * 3600.0
 # Status requests that a list sends at once, and the time limit of a list.
@@ -105,34 +104,47 @@ def find_all(
     which: Filter = Filter(),  # noqa: B008 (a value)
     *,
     limit: int | None = None,
+    store: str = "",
 ) -> list[tuple[Job, JobStatus]]:
-    """Return the matching jobs that this machine submitted, newest first, with their status.
+    """Return the matching jobs in the records, newest first, with their status.
 
     A job is UNKNOWN if its platform cannot be reached or does not answer in time.
 
     Args:
         limit: Return at most this many jobs.
+        store: The URI of a store whose jobs are returned instead, whoever submitted them.
     """
     leftovers.sweep(home)
-    with Records(records_path(home)) as db:
-        records = [record for record in db.list() if which.matches(record)]
+    records = [each for each in _records(home, store) if which.matches(each)]
     # The records hold the state of a job that has ended; each other job costs a request.
     ended = [record for record in records if which.states and _is_out(record, which.states)]
     left_out = {record.job for record in ended}
-    backends: dict[str, Backend[Any]] = {}
+    backends: dict[tuple[str, str], Backend[Any]] = {}
     jobs = []
     # With a state filter, a job that does not match makes room for an older one.
     for record in records if which.states else records[:limit]:
         if record.job not in left_out:
-            if record.backend not in backends:
-                backends[record.backend] = backend_of(record.backend, home)
-            jobs.append(Job(record, backends[record.backend], home))
+            place = (record.backend, record.home)
+            if place not in backends:
+                backends[place] = backend_for(record, home)
+            jobs.append(Job(record, backends[place], home))
     found = [
         (job, status)
-        for job, status in zip(jobs, _StatusQuery(jobs, backends).answers(), strict=True)
+        for job, status in zip(jobs, _StatusQuery(jobs).answers(), strict=True)
         if not which.states or status.state.value in which.states
     ]
     return found[:limit]
+
+
+def _records(home: Path, store: str) -> list[JobRecord]:
+    """Return the records of this machine, or of all jobs in a store, newest first."""
+    with Records(records_path(home)) as db:
+        own = db.list()
+    if not store:
+        return own
+    known = {record.job: record for record in own}
+    found = (known.get(r.job, r) for r in descriptions.read_all(open_store(store), store))
+    return sorted(found, key=lambda record: record.created_at, reverse=True)
 
 
 def _is_out(record: JobRecord, states: tuple[str, ...]) -> bool:
@@ -147,9 +159,8 @@ class _StatusQuery:
     gets no further requests.
     """
 
-    def __init__(self, jobs: list[Job], backends: Mapping[str, Backend[Any]]) -> None:
+    def __init__(self, jobs: list[Job]) -> None:
         self._jobs = jobs
-        self._backends = backends
         self._silent: dict[str, str] = {}
         self._listed: dict[str, Future[Mapping[str, NativeStatus | None]]] = {}
         self._next = iter(range(len(jobs)))
@@ -190,7 +201,7 @@ class _StatusQuery:
         return lambda: status
 
     def _status(self, job: Job) -> JobStatus:
-        platform = handles.platform(job.handle)
+        platform = job.platform
         if platform in self._silent:
             return job.unknown(self._silent[platform])
         try:
@@ -212,10 +223,10 @@ class _StatusQuery:
             handles_here = [
                 other.handle
                 for other in self._jobs
-                if not other.has_final_status and handles.platform(other.handle) == platform
+                if not other.has_final_status and other.platform == platform
             ]
             try:
-                future.set_result(self._backends[job.backend_name].statuses(handles_here))
+                future.set_result(job.statuses(handles_here))
             except Exception as error:  # noqa: BLE001 (raised for each of these jobs)
                 future.set_exception(error)
         return future.result()

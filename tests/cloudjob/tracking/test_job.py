@@ -327,7 +327,7 @@ def hundred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], 
     def keep(platform: Any) -> Any:
         for number in range(100):
             record_of(tmp_path, job=f"train-{number}", handle=f"modelarts://h/train-{number}")
-        monkeypatch.setattr(queries, "backend_of", lambda _name, _home: platform)
+        monkeypatch.setattr(queries, "backend_for", lambda _record, _home: platform)
         return platform
 
     return keep

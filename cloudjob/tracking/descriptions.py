@@ -1,0 +1,122 @@
+"""What is stored about each job in its store, so that other machines find it there.
+
+A description is the job's record: its handle, its size, and what its user asked for, with secrets
+as ``***``. It is written before the job is sent, like the record.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cloudjob.errors import JobNotFound, StoreError
+from cloudjob.home.records import JobRecord
+from cloudjob.model.rules import BACKENDS
+from cloudjob.store.base import ObjectStore
+
+FOLDER = "jobs/"
+_VERSION = 1
+# A description is data of somebody else: an id becomes part of paths and keys.
+_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_NUMBERS = ("nodes", "procs_per_node", "code_size_bytes", "code_files")
+# The state and the end of a job are asked for, and its store is where the description was found.
+_LEFT_OUT = ("state", "final_json", "spec_json", "store")
+
+
+def key(job: str) -> str:
+    """Return the key of a job's description in its store."""
+    return f"{FOLDER}{job}.json"
+
+
+def submitter() -> str:
+    """Return ``user@machine`` of this process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # A container may run as a user without a name.
+        user = ""
+    return f"{user}@{socket.gethostname()}"
+
+
+def dump(record: JobRecord, home: Path) -> bytes:
+    """Return the description of a job that is submitted with the state folder ``home``."""
+    values = {name: v for name, v in record._asdict().items() if name not in _LEFT_OUT}
+    submission = json.loads(record.spec_json)
+    shown = {"version": _VERSION, **values, "home": str(home), "submission": submission}
+    return json.dumps(shown, indent=1, sort_keys=True).encode("ascii")
+
+
+def load(data: bytes, store: str, job: str) -> JobRecord:
+    """Return the record of a job by its description in ``store``.
+
+    Raises:
+        ValueError: It is not a description.
+    """
+    try:
+        values = json.loads(data)
+        texts = [n for n in JobRecord._fields if n not in (*_NUMBERS, *_LEFT_OUT)]
+        record = JobRecord(
+            **{name: _checked(values[name], str) for name in texts},
+            **{name: _checked(values[name], int) for name in _NUMBERS},
+            state="PENDING",
+            store=store,
+            spec_json=json.dumps(values["submission"]),
+        )
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"it is not a description of a job: {error}") from error
+    scheme, _, rest = record.handle.partition("://")
+    is_of_job = _ID.fullmatch(job) and job == record.job == rest.rpartition("/")[2]
+    is_of_backend = scheme.partition("+")[0] == record.backend and record.backend in BACKENDS
+    if not (is_of_job and is_of_backend):
+        raise ValueError(f"its handle {record.handle!r} does not fit")
+    return record
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+    return value
+
+
+def read(store: ObjectStore, uri: str, job: str) -> JobRecord | None:
+    """Return the record of a job by its description in the store; None if it has none there.
+
+    Raises:
+        StoreError: The store cannot be read, or the description is damaged.
+    """
+    if not _ID.fullmatch(job):
+        return None
+    try:
+        return load(store.get_bytes(key(job)), uri, job)
+    except StoreError:
+        if store.exists(key(job)):
+            raise
+        return None
+    except ValueError as error:
+        raise StoreError(
+            f"reading the description of {job}: {store.uri(key(job))}: {error}",
+            hint="was it written by a later cloudjob?",
+        ) from error
+
+
+def read_all(store: ObjectStore, uri: str) -> Iterator[JobRecord]:
+    """Yield the record of every job in the store; what is not a description is left out."""
+    keys = [name for name in store.list(FOLDER) if name.endswith(".json")]
+    for name, data in store.get_each(keys):
+        with suppress(ValueError):
+            yield load(data, uri, name[len(FOLDER) : -len(".json")])
+
+
+def not_found(job: str, places: list[str]) -> JobNotFound:
+    """Return the error for a job that is neither in the records nor in these stores."""
+    found = f"neither in the records of this machine nor in {', '.join(places)}"
+    return JobNotFound(
+        f"finding {job}: {found if places else 'not in the records of this machine'}",
+        hint="cloudjob attach STORE/JOB, where STORE is the URI of the store it was submitted with",
+    )

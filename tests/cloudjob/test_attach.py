@@ -1,0 +1,200 @@
+"""Jobs that another state folder, or another machine, submitted."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cloudjob
+from cloudjob.cli import main
+from cloudjob.home.records import Records
+from cloudjob.store import open_store
+from cloudjob.tracking import descriptions
+from tests.support.servers import Server, client_environ
+
+LIMIT_S = 120.0
+TRAIN = """
+import os, sys, time
+print("token", len(os.environ["TOKEN"]), flush=True)
+open(os.path.join(os.environ["MODEL"], "weights"), "w").write("trained")
+while len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+"""
+
+Submit = Callable[..., cloudjob.Job]
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Path:
+    """A file that ends a job."""
+    return tmp_path / "go"
+
+
+@pytest.fixture
+def submit(tmp_path: Path, go: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
+    """Return a function that submits a job with one state folder, and then leaves for another."""
+    source = tmp_path / "project"
+    source.mkdir()
+    (source / "train.py").write_text(TRAIN)
+    monkeypatch.chdir(source)
+    monkeypatch.setenv("TOKEN", "hunter2")
+
+    def run(store: str, **options: Any) -> cloudjob.Job:
+        monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "ci"))
+        job = cloudjob.submit(
+            "train.py", [str(go)], launcher="python", store=store, outputs={"MODEL": ""},
+            secrets=["TOKEN"], **options,
+        )  # fmt: skip
+        monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "laptop"))
+        return job
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return (tmp_path / "store").as_uri()
+
+
+def moved(store: str, job: cloudjob.Job, values: dict[str, Any]) -> None:
+    """Change the description of a job."""
+    opened = open_store(store)
+    described = json.loads(opened.get_bytes(descriptions.key(job.id)))
+    opened.put_bytes(json.dumps({**described, **values}).encode(), descriptions.key(job.id))
+
+
+def test_a_job_is_watched_and_cancelled_from_another_state_folder(
+    submit: Submit, folder: str, go: Path, capfd: pytest.CaptureFixture[str]
+):
+    job = submit(folder)
+
+    with pytest.raises(cloudjob.JobNotFound):
+        cloudjob.attach(job.id)
+    [listed] = cloudjob.jobs(store=folder)
+    assert (listed.id, listed.submitted_by) == (job.id, descriptions.submitter())
+    found = cloudjob.attach(f"{folder}/{job.id}")
+    assert str(next(found.logs(0, 0, follow=True))) == "[0] token 7"
+    assert main(["status", job.handle]) == 0
+    found.cancel(is_urgent=True)
+    assert job.wait(timeout_s=LIMIT_S).state == "CANCELLED"
+    assert cloudjob.attach(job.id).wait(timeout_s=LIMIT_S).state == "CANCELLED"
+    assert main(["list", "--store", folder]) == 0
+    assert descriptions.submitter() in capfd.readouterr().out
+
+
+def test_attach_follows_a_job_of_another_state_folder_to_its_end(
+    submit: Submit, folder: str, go: Path, capfd: pytest.CaptureFixture[str]
+):
+    job = submit(folder)
+    go.touch()
+
+    assert main(["attach", job.handle, "--store", folder]) == 0
+    assert "[0] token 7\n" in capfd.readouterr().out
+    assert main(["outputs", job.id, "--to", "results"]) == 0
+    assert Path("results/MODEL/weights").read_text() == "trained"
+    assert main(["rm", "--force", job.id]) == 0
+    assert not list(open_store(folder).list("jobs/"))
+    assert cloudjob.jobs(store=folder) == []
+
+
+def test_a_handle_is_looked_up_in_the_store_of_the_configuration(
+    submit: Submit, folder: str, go: Path
+):
+    go.touch()
+    job = submit(folder)
+    with pytest.raises(cloudjob.JobNotFound, match="neither in the records") as caught:
+        cloudjob.attach(job.handle)
+    Path("cloudjob.yaml").write_text(f"store: {folder}\n")
+
+    assert caught.value.hint.startswith("cloudjob attach STORE/JOB")
+    assert cloudjob.attach(job.handle).wait(timeout_s=LIMIT_S).state == "SUCCEEDED"
+
+
+def test_a_job_in_a_bucket_is_found_by_its_uri(
+    submit: Submit,
+    go: Path,
+    seaweedfs: Server,
+    new_bucket: Callable[[Server], str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for name, value in client_environ(seaweedfs.endpoint).items():
+        monkeypatch.setenv(name, value)
+    bucket, options = new_bucket(seaweedfs), f"?endpoint={seaweedfs.endpoint}&addressing=path"
+    go.touch()
+    job = submit(f"s3://{bucket}/jobs{options}")
+    found = cloudjob.attach(f"s3://{bucket}/jobs/{job.id}{options}")
+
+    assert found.wait(timeout_s=LIMIT_S).state == "SUCCEEDED"
+    assert [file.name for file in found.outputs().download("results")] == ["MODEL/weights"]
+    assert [each.id for each in cloudjob.jobs(store=f"s3://{bucket}/jobs{options}")] == [job.id]
+
+
+def test_a_job_of_another_machine_is_known_by_what_it_leaves_in_the_store(
+    submit: Submit, folder: str, go: Path
+):
+    job = submit(folder)
+    moved(folder, job, {"submitted_by": "ci@runner-7"})
+    found = cloudjob.attach(f"{folder}/{job.id}")
+
+    assert found.status().state == "UNKNOWN"
+    with pytest.raises(cloudjob.BackendError, match="submitted by ci@runner-7"):
+        next(found.logs())
+    go.touch()
+    assert found.wait(timeout_s=LIMIT_S).state == "SUCCEEDED"
+    assert [file.name for file in found.outputs("MODEL")] == ["MODEL/weights"]
+
+
+def test_a_description_holds_no_secret(submit: Submit, folder: str, go: Path):
+    go.touch()
+    job = submit(folder)
+    data = open_store(folder).get_bytes(descriptions.key(job.id))
+    job.wait(timeout_s=LIMIT_S)
+
+    assert b"hunter2" not in data
+    assert json.loads(data)["submission"]["spec"]["secrets"] == {"TOKEN": "***"}
+
+
+def test_a_damaged_or_hostile_description_is_refused(submit: Submit, folder: str, go: Path):
+    go.touch()
+    job = submit(folder)
+    original = open_store(folder).get_bytes(descriptions.key(job.id))
+    for changed in (
+        {"job": "../../home"},
+        {"job": "other-2k83", "handle": "process://local/other-2k83"},
+        {"handle": "process://local/other-2k83"},
+        {"backend": "docker"},
+        {"nodes": "2"},
+        {"home": None},
+    ):
+        open_store(folder).put_bytes(original, descriptions.key(job.id))
+        moved(folder, job, changed)
+        with pytest.raises(cloudjob.StoreError, match=f"reading the description of {job.id}"):
+            cloudjob.attach(f"{folder}/{job.id}")
+        assert cloudjob.jobs(store=folder) == []
+    job.wait(timeout_s=LIMIT_S)
+
+
+def test_records_of_an_older_version_are_read_and_extended(tmp_path: Path):
+    path = tmp_path / "records.db"
+    columns = (
+        "job TEXT PRIMARY KEY, name TEXT, backend TEXT, handle TEXT, state TEXT, nodes INTEGER, "
+        "procs_per_node INTEGER, created_at TEXT, code_uri TEXT, code_digest TEXT, "
+        "code_size_bytes INTEGER, code_files INTEGER, store TEXT, final_json TEXT, spec_json TEXT"
+    )
+    with sqlite3.connect(path) as old:
+        old.execute(f"CREATE TABLE jobs ({columns})")
+        old.execute(
+            "INSERT INTO jobs VALUES ('a-1', 'a', 'process', 'h', '', 1, 1, '', '', '', 0, 0, "
+            "'file:///s', '', '{}')"
+        )
+        old.execute("PRAGMA user_version = 1")
+    old.close()
+
+    for _ in range(2):
+        with Records(path) as records:
+            assert (records.get("a-1").home, records.get("a-1").spec_json) == ("", "{}")
