@@ -197,9 +197,10 @@ def _stores(job: str, store: str) -> list[str]:
     spec = config.load(
         {}, job_file=None, cwd=Path.cwd(), environ=os.environ, needs_script=False
     ).spec
+    # As a submit chooses the store.
     backend = scheme.partition("+")[0]
-    own = open_backend(backend, home(), dict(spec.section(backend))).store()[0]
-    return list(dict.fromkeys(uri for uri in (store_of(spec), own) if uri))
+    own = spec.store or open_backend(backend, home(), dict(spec.section(backend))).store()[0]
+    return [full_uri(own or store_uri(home()), spec.sections)]
 
 
 def jobs(
