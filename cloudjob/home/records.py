@@ -94,7 +94,13 @@ class JobRecord(NamedTuple):
 _Jobs = list[JobRecord]  # inside the class below, ``list`` is a method
 
 _COLUMNS = ", ".join(JobRecord._fields)
-_SHORT_COLUMNS = ", ".join(JobRecord._fields[:-1])  # all but spec_json, which can be megabytes
+# SQLite keeps any value in any column, so a damaged one would have another type.
+_NUMBERS = ("nodes", "procs_per_node", "code_size_bytes", "code_files")
+_READ = [
+    f"CAST({name} AS {'INTEGER' if name in _NUMBERS else 'TEXT'})" for name in JobRecord._fields
+]
+_READ_ALL = ", ".join(_READ)
+_READ_SHORT = ", ".join(_READ[:-1])  # all but spec_json, which can be megabytes
 _PLACES = ", ".join("?" for _ in JobRecord._fields)
 _NEWEST_FIRST = "ORDER BY created_at DESC, rowid DESC"
 
@@ -187,7 +193,7 @@ class Records:
         """Return the newest ``limit`` jobs, by default all, newest first, without ``spec_json``."""
         with self._translated("reading"):
             rows = self._execute(
-                f"SELECT {_SHORT_COLUMNS} FROM jobs {_NEWEST_FIRST} LIMIT ?", (limit,)
+                f"SELECT {_READ_SHORT} FROM jobs {_NEWEST_FIRST} LIMIT ?", (limit,)
             )
             return [JobRecord._make((*row, "")) for row in rows]
 
@@ -239,7 +245,7 @@ class Records:
 
     def _select(self, where: str, values: tuple[str, ...]) -> _Jobs:
         with self._translated("reading"):
-            rows = self._execute(f"SELECT {_COLUMNS} FROM jobs {where}", values)
+            rows = self._execute(f"SELECT {_READ_ALL} FROM jobs {where}", values)
             return [JobRecord._make(row) for row in rows]
 
     def _not_found(self, job: str) -> JobNotFound:

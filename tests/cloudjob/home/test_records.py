@@ -286,6 +286,18 @@ def test_a_damaged_file_is_reported_as_damaged(path):
     assert "malformed" in refused(path).message
 
 
+def test_a_damaged_value_hinders_no_other_job_and_keeps_its_type(path):
+    """SQLite stores any value in any column."""
+    with Records(path) as records:
+        records.add(record("train-1", nodes="x", name=b"train", created_at=5))
+        records.add(record("train-2"))
+        found = [*records.list(), records.get("train-1")]
+
+    plain = record()
+    for each in found:
+        assert [type(value) for value in each] == [type(value) for value in plain], each
+
+
 def test_a_truncated_file_is_reported_as_damaged(path):
     """Records cut in the middle are an error with a hint too."""
     with Records(path) as records:
