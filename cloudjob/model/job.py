@@ -22,15 +22,16 @@ from cloudjob.model.sections import (
 )
 from cloudjob.model.text import MASK, given
 from cloudjob.model.types import (
+    Inputs,
     Labels,
     Number,
     OneOf,
     Option,
+    Outputs,
     Ranks,
     Secrets,
     Text,
     Texts,
-    Uris,
     Values,
     Variables,
     Whole,
@@ -74,12 +75,12 @@ class JobSpec(Values):
     secrets: Annotated[Secrets, Option("--secret", "NAME[=@FILE]")] = key(
         "Variables whose values are never shown; each value comes from your environment, or is the "
         "exact bytes of a file.", {}, repr=False)
-    inputs: Annotated[Uris, Option("--input", "NAME=URI")] = key(
+    inputs: Annotated[Inputs, Option("--input", "NAME=URI")] = key(
         "Objects to copy to every node before the script starts; the variable NAME holds the path.",
         {})
     input_nodes: Annotated[Labels, Option("--input-nodes", "NAME=NODES")] = key(
         "The nodes that need an input, such as 0 or 0,2-3; by default all nodes.", {})
-    outputs: Annotated[Variables, Option("--output", "NAME=URI")] = key(
+    outputs: Annotated[Outputs, Option("--output", "NAME=URI")] = key(
         "Folders whose files are saved while the job runs and when it ends; an empty URI is the "
         "job's own folder in the store.", {})
     output_sync_s: Annotated[Number, Option("--output-sync-s", "S")] = key(

@@ -9,6 +9,7 @@ REMOTE_BACKENDS = ("modelarts", "kubernetes", "slurm")
 AUTO_RANKS = 0
 # The schemes of stores that have a section in the job file, and how their buckets are addressed.
 STORE_SECTIONS = ("s3", "obs")
+STORE_SCHEMES = ("file", *STORE_SECTIONS)
 ADDRESSINGS = ("auto", "path", "virtual")
 # The keys whose names become variables of every rank.
 VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")

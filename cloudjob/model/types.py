@@ -29,7 +29,13 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError, core_schema
 
-from cloudjob.model.rules import AUTO_RANKS, MAX_WORD_BYTES, RESERVED_PREFIXES, VARIABLE_RULE
+from cloudjob.model.rules import (
+    AUTO_RANKS,
+    MAX_WORD_BYTES,
+    RESERVED_PREFIXES,
+    STORE_SCHEMES,
+    VARIABLE_RULE,
+)
 from cloudjob.model.text import MASK, given
 
 
@@ -171,9 +177,23 @@ def _check_variable(name: str) -> str:
     return name
 
 
-def _check_uri(uri: str) -> str:
-    if not uri:
-        raise ValueError("is empty (allowed a URI)")
+def _check_input(uri: str) -> str:
+    return _check_uri(uri, (*STORE_SCHEMES, "https", "http"))
+
+
+def _check_output(uri: str) -> str:
+    # An empty one is the job's own folder in the store.
+    return _check_uri(uri, STORE_SCHEMES) if uri else uri
+
+
+def _check_uri(uri: str, schemes: tuple[str, ...]) -> str:
+    scheme, mark, _ = uri.partition("://")
+    if not mark or scheme not in schemes:
+        allowed = ", ".join(f"{scheme}://" for scheme in schemes)
+        folder = "; a folder of this machine is file:///its/path" if not mark else ""
+        # A query may hold a signature.
+        shown = given(uri.partition("?")[0])
+        raise ValueError(f"is not a URI (given {shown}; allowed {allowed}{folder})")
     return uri
 
 
@@ -210,8 +230,13 @@ _VARIABLES = WithJsonSchema(
     {"type": "object", "propertyNames": _NAME, "additionalProperties": _TEXT_OR_NULL}
 )
 Variables = Annotated[Mapping[_VariableName, Text], AfterValidator(MappingProxyType), _VARIABLES]
-Uris = Annotated[
-    Mapping[_VariableName, Annotated[Text, AfterValidator(_check_uri)]],
+Inputs = Annotated[
+    Mapping[_VariableName, Annotated[Text, AfterValidator(_check_input)]],
+    AfterValidator(MappingProxyType),
+    _VARIABLES,
+]
+Outputs = Annotated[
+    Mapping[_VariableName, Annotated[Text, AfterValidator(_check_output)]],
     AfterValidator(MappingProxyType),
     _VARIABLES,
 ]

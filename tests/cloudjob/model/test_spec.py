@@ -166,9 +166,25 @@ def test_the_limit_is_the_one_of_linux():
 @pytest.mark.parametrize("first", ["env", "secrets", "inputs"])
 def test_a_name_stands_in_one_place(first):
     """Two fields must not set the same variable."""
-    assert only_problem(**{first: {"A": "x"}, "outputs": {"A": ""}}) == (
+    assert only_problem(**{first: {"A": "file:///x"}, "outputs": {"A": ""}}) == (
         f"outputs.A: is also in {first} (allowed: each name once)"
     )
+
+
+@pytest.mark.parametrize("uri", ["data", "/data", "", "ftp://host/x", "s3:/bucket"])
+@pytest.mark.parametrize("field", ["inputs", "outputs"])
+def test_an_input_or_output_that_no_node_could_reach_is_refused(field, uri):
+    if field == "outputs" and not uri:
+        assert problems(outputs={"A": uri}) == []
+        return
+    assert only_problem(**{field: {"A": uri}}).startswith(f"{field}.A: is not a URI")
+
+
+def test_outputs_cannot_be_stored_on_a_web_server():
+    assert problems(inputs={"A": "https://host/x"}) == []
+    message = only_problem(outputs={"A": "https://host/x?signature=secret"})
+
+    assert "is not a URI (given 'https://host/x'; allowed file://, s3://, obs://)" in message
 
 
 def test_secret_values_are_never_shown():
