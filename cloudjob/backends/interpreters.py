@@ -50,7 +50,7 @@ def installed_in(python: str) -> tuple[str, ...]:
         folder = Path(python).resolve().parent.parent
     # Debian keeps its own packages apart from those that pip installs.
     folders = {folder, Path("/usr/local")} - {Path("/usr")}
-    found = (folder / name for folder in folders for name in ("bin", "lib", "share"))
+    found = (folder / name for folder in folders for name in ("bin", "lib"))
     return tuple(sorted(str(path) for path in found if path.is_dir()))
 
 

@@ -14,6 +14,8 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeAlias
 
+from jobentry.trees import remove_tree
+
 # What is private to a node: everything, its names only, or nothing.
 Level: TypeAlias = Literal["files", "names", "none"]
 # A folder or file of this machine, and where a node finds it.
@@ -177,11 +179,15 @@ def _protect(libc: ctypes.CDLL, folder: str, places: Sequence[str]) -> None:
 
 def _overlay(libc: ctypes.CDLL, folder: str, place: str) -> None:
     parts = {"lowerdir": folder, "upperdir": f"{place}/changes", "workdir": f"{place}/work"}
+    # What an earlier attempt has left there keeps the kernel from using it again.
+    remove_tree(parts["workdir"])
     words = []
     for name, path in parts.items():
         os.makedirs(path, exist_ok=True)
         # A path may hold what separates options; the number of a descriptor does not.
         words.append(f"{name}=/proc/self/fd/{os.open(path, os.O_PATH | os.O_CLOEXEC)}")
+    # Nothing of it needs to outlive the machine: without this, the end waits for the disk.
+    words.append("volatile")
     target, options = os.fsencode(folder), ",".join(words).encode()
     _check(libc.mount(b"overlay", target, b"overlay", 0, options), f"overlay {folder}")
 
