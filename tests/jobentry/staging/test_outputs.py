@@ -460,7 +460,7 @@ def test_stored_files_are_listed_before_a_large_upload(
     before: list[dict[str, bytes]] = []
     put = objects.put
     monkeypatch.setattr(
-        objects, "put", lambda path, uri: (before.append(node.seen()), put(path, uri))
+        objects, "put", lambda *words, **more: (before.append(node.seen()), put(*words, **more))
     )
 
     assert node.finish() == ""
