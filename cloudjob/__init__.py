@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from cloudjob.model.status import Failure, JobState, JobStatus, Phase
     from cloudjob.submission.pipeline import Preview
     from cloudjob.tracking.job import Job, LogLine
+    from cloudjob.tracking.journals import Journals, RankPoint
     from cloudjob.tracking.log_filter import LogFilter
+    from cloudjob.tracking.metrics import MetricPoint
     from cloudjob.tracking.outputs import Output, Outputs
 
 # Module -> public names. A name is imported when it is used first, so `import cloudjob` is cheap.
@@ -61,7 +63,9 @@ _PUBLIC = {
     "cloudjob.model.status": ("Failure", "JobState", "JobStatus", "Phase"),
     "cloudjob.submission.pipeline": ("Preview",),
     "cloudjob.tracking.job": ("Job", "LogLine"),
+    "cloudjob.tracking.journals": ("Journals", "RankPoint"),
     "cloudjob.tracking.log_filter": ("LogFilter",),
+    "cloudjob.tracking.metrics": ("MetricPoint",),
     "cloudjob.tracking.outputs": ("Output", "Outputs"),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
@@ -77,9 +81,11 @@ __all__ = [
     "JobSpec",
     "JobState",
     "JobStatus",
+    "Journals",
     "LogFilter",
     "LogLine",
     "Metric",
+    "MetricPoint",
     "NotAuthorised",
     "NotReady",
     "Output",
@@ -88,6 +94,7 @@ __all__ = [
     "Phase",
     "Preview",
     "Progress",
+    "RankPoint",
     "RecordsError",
     "SpecError",
     "StoreError",

@@ -45,6 +45,7 @@ class Options(TypedDict, total=False):
     outputs: Mapping[str, str]
     output_sync_s: float
     restore_outputs: str
+    metrics: Mapping[str, str]
     image: str
     flavor: str
     timeout_min: float

@@ -233,22 +233,6 @@ def _events(options: argparse.Namespace) -> int:
     return 0
 
 
-def _metrics(options: argparse.Namespace) -> int:
-    metrics = cloudjob.attach(options.job).metrics()
-    if options.json:
-        print_json([metric._asdict() for metric in metrics])
-        return 0
-    rows = []
-    for metric in metrics:
-        known = [value for value in metric.values if value is not None]
-        shown = (known[-1], sum(known) / len(known), max(known)) if known else ()
-        numbers = [f"{value:.1f}" for value in shown] or ["-", "", ""]
-        rows.append((metric.node, metric.name, *numbers))
-    headers = ("NODE", "METRIC", "LAST", "MEAN", "MOST")
-    print_table(rows, headers, numbers=("NODE", "LAST", "MEAN", "MOST"))
-    return 0
-
-
 _INCOMPLETE = "  (may be incomplete)"
 
 
@@ -374,11 +358,6 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
 def add_events(parser: argparse.ArgumentParser) -> None:
     """Give the command events its options."""
     _asks_one_job(parser, _events)
-
-
-def add_metrics(parser: argparse.ArgumentParser) -> None:
-    """Give the command metrics its options."""
-    _asks_one_job(parser, _metrics)
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:

@@ -145,7 +145,7 @@ def job_argument(parser: argparse.ArgumentParser, **more: Any) -> None:
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "where it runs": ("backend", "nodes", "procs_per_node", "launcher", "image", "flavor"),
     "what it gets": ("env", "secrets", "inputs", "input_nodes"),
-    "what it leaves": ("outputs", "output_sync_s", "restore_outputs"),
+    "what it leaves": ("outputs", "output_sync_s", "restore_outputs", "metrics"),
     "limits": (
         "timeout_min", "start_timeout_min", "grace_s", "retries", "min_nodes", "hardware_check",
         "strict",

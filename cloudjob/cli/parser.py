@@ -32,7 +32,7 @@ _COMMANDS = (
     ("cp", "submit", "submit a job again, with changes"),
     ("diff", "jobs", "show how two jobs differ"),
     ("events", "jobs", "show what happened to a job"),
-    ("metrics", "jobs", "show what the nodes of a job used"),
+    ("metrics", "metrics", "show what a job has measured, or what its nodes used"),
     ("outputs", "jobs", "list or download the outputs of a job"),
     ("rm", "jobs", "remove a job and everything stored for it"),
     ("console", "console", "show every job in the browser"),

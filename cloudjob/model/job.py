@@ -28,6 +28,7 @@ from cloudjob.model.types import (
     OneOf,
     Option,
     Outputs,
+    Patterns,
     Ranks,
     Secrets,
     Text,
@@ -91,6 +92,9 @@ class JobSpec(Values):
     ] = key(
         "Which files that an earlier run saved at an output's URI to restore on each node before "
         "the script starts: the node's own, or those of all nodes.", "none")
+    metrics: Annotated[Patterns, Option("--metric", "NAME=REGEX")] = key(
+        "Metrics in what ranks print: a regular expression for each, with a group for the value "
+        "and, if named step, one for the step; `cloudjob metrics` shows them.", {})
     image: Annotated[Text, Option("--image", "REF")] = key(
         "The container image, for backends that run containers.")
     flavor: Annotated[Text, Option("--flavor", "ID")] = key(

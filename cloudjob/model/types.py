@@ -197,6 +197,21 @@ def _check_uri(uri: str, schemes: tuple[str, ...]) -> str:
     return uri
 
 
+def check_pattern(text: str) -> str:
+    """Return ``text`` if it is a regular expression with a group; else raise ``ValueError``."""
+    try:
+        groups = re.compile(text).groups
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(
+            f"is not a regular expression: {error} (given {given(text)}; allowed Python's syntax)"
+        ) from None
+    if not groups:
+        raise ValueError(
+            f"has no group for the value (given {given(text)}; allowed like 'loss ([0-9.]+)')"
+        )
+    return text
+
+
 # YAML gives unquoted words types; cloudjob reads each as the text that was written.
 _TEXT = {"type": ["string", "number", "boolean"]}
 _TEXT_OR_NULL = {"type": ["string", "number", "boolean", "null"]}
@@ -253,6 +268,12 @@ Secrets = Annotated[
             ]
         }
     ),
+]
+# Names of metrics to regular expressions with a group.
+Patterns = Annotated[
+    Mapping[Text, Annotated[Text, AfterValidator(check_pattern)]],
+    AfterValidator(MappingProxyType),
+    WithJsonSchema({"type": "object", "additionalProperties": _TEXT}),
 ]
 Tree = Annotated[Mapping[str, Any], "tree"]
 TreeList = Annotated[list[Any], "tree"]

@@ -41,10 +41,12 @@ from cloudjob.retries import Patience, WaitNotices
 from cloudjob.store import open_store, with_store_options
 from cloudjob.store.base import PATIENCE_S, ObjectStore
 from cloudjob.store.parallel import call_with_timeout, in_parallel
-from cloudjob.tracking import descriptions
+from cloudjob.tracking import descriptions, event_files, journals
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.leftovers import sweep
+from cloudjob.tracking.metrics import MetricPoint, MetricReader
 from cloudjob.tracking.outputs import OutputLocation, Outputs
+from cloudjob.tracking.outputs import find as find_outputs
 from jobentry.contract import exits, journal, lines, node_end
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 
@@ -322,6 +324,29 @@ class Job:
             found.add_missing(rest)
         return found
 
+    def training_metrics(self, patterns: Mapping[str, str] | None = None) -> list[MetricPoint]:
+        """Return the metrics that ranks have printed and those in event files of the outputs.
+
+        Args:
+            patterns: Regular expressions by metric, besides those of the job.
+
+        Raises:
+            CloudJobError: The log or the outputs cannot be read.
+        """
+        known: dict[str, str] = {}
+        with contextlib.suppress(UsageError):
+            known = dict(self.spec().get("metrics") or {})
+        reader = MetricReader({**known, **(patterns or {})})
+        found: list[MetricPoint] = []
+        if self.handle:
+            for node, data in self._backend.logs(self.handle, None, follow=False):
+                found += reader.add(node, data)
+        for place in self._places():
+            for file in find_outputs(place):
+                if event_files.is_event_file(file.name):
+                    found += event_files.read(place.store.get_bytes(file.key), file.name)
+        return found
+
     def _add_stored(self, found: Journals) -> None:
         """Add the journals in the store; a node that was killed has not stored its own."""
 
@@ -423,6 +448,17 @@ class Job:
             UsageError: The platform records no metrics.
         """
         return self._backend.metrics(self._platform_handle)
+
+    def resources(self) -> list[Metric]:
+        """Return what each node has used: as its platform has measured it, or else the node."""
+        try:
+            return self.metrics()
+        except UsageError:
+            return [
+                Metric(node, name, values)
+                for node, samples in self.journals().resources.items()
+                for name, values in journals.series(samples)
+            ]
 
     @property
     def _platform_handle(self) -> str:

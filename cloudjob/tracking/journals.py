@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cloudjob import times
 from cloudjob.model.status import Phase
 from jobentry.contract import journal
-from jobentry.contract.journal import RankSample, Sample
+from jobentry.contract.journal import Device, RankSample, Sample
 
 
 class RankPoint(NamedTuple):
@@ -24,6 +24,49 @@ class RankPoint(NamedTuple):
     at: float
     node: int
     sample: RankSample
+
+
+# The values of a series: its name, the field of a sample, and the place in it.
+_SERIES = (
+    ("cpu_percent", "own_cpu", 0),
+    ("cpu_held_back_percent", "own_cpu", 1),
+    ("machine_cpu_user_percent", "cpu", 0),
+    ("machine_cpu_system_percent", "cpu", 1),
+    ("machine_cpu_wait_percent", "cpu", 2),
+    ("memory_mib", "memory", 0),
+    ("memory_limit_mib", "memory", 1),
+    ("pressure_cpu_percent", "pressure", 0),
+    ("pressure_memory_percent", "pressure", 1),
+    ("pressure_io_percent", "pressure", 3),
+    ("disk_read_kib_s", "disk", 0),
+    ("disk_written_kib_s", "disk", 1),
+    ("network_received_kib_s", "network", 0),
+    ("network_sent_kib_s", "network", 1),
+    ("rdma_received_kib_s", "rdma", 0),
+    ("rdma_sent_kib_s", "rdma", 1),
+)
+_OF_DEVICES = Device._fields[2:]
+
+
+def series(samples: Iterable[Sample]) -> list[tuple[str, tuple[float | None, ...]]]:
+    """Return the values of the samples by name, without those that no sample has."""
+    columns: dict[str, list[float | None]] = {}
+    rows = tuple(samples)
+    for name, field, place in _SERIES:
+        lists = [getattr(sample, field) for sample in rows]
+        columns[name] = [numbers[place] if numbers else None for numbers in lists]
+    columns["oom_kills"] = [sample.oom_kills for sample in rows]
+    for number, sample in enumerate(rows):
+        for device in sample.devices:
+            for field in _OF_DEVICES:
+                name = f"{device.kind}{device.number}_{field}"
+                column = columns.setdefault(name, [None] * len(rows))
+                column[number] = getattr(device, field)
+    return [
+        (name, tuple(values))
+        for name, values in columns.items()
+        if any(value is not None for value in values)
+    ]
 
 
 class Journals:

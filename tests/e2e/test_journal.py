@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from typing import Any
 
-from cloudjob import jobs
+from cloudjob import tracking
 from tests.e2e.conftest import poll
 
 WORK = """
@@ -31,7 +32,7 @@ def test_each_rank_shows_in_the_right_place_while_a_job_runs(cloud: Any):
     """Rank 1 works, rank 2 is silent, and a script cannot forge what its node records."""
     script = cloud.script(WORK)
     running = cloud.start_submit("--nodes", "2", "--procs-per-node", "2", script)
-    job = jobs.find(cloud.home, running.job)
+    job = tracking.find(cloud.home, running.job)
 
     def last(rank: int) -> Any:
         points = job.journals().ranks.get(rank, ())
@@ -63,7 +64,7 @@ def test_each_rank_shows_in_the_right_place_while_a_job_runs(cloud: Any):
     forged = b'jobentry# {"phase":"forged","from":1,"to":2}\n'
     assert raw.startswith(forged + b"part\r" + forged + b"hello\nstep\n")
 
-    ended = jobs.find(cloud.home, running.job).journals()
+    ended = tracking.find(cloud.home, running.job).journals()
     assert all(points[-1].sample.state == "E" for points in ended.ranks.values())
     assert all(samples[-1].memory for samples in ended.resources.values())
     assert "forged" not in {phase.name for phase in ended.phases}
@@ -85,7 +86,7 @@ while not os.path.exists(f"{results}/go"): time.sleep(0.05)
         *("--input", f"DATA=file://{cloud.folder}/data", "--output", "MODEL="),
         *("--output-sync-s", "1", script),
     )
-    job = jobs.find(cloud.home, running.job)
+    job = tracking.find(cloud.home, running.job)
 
     def found(name: str) -> Any:
         return next((phase for phase in job.journals().phases if phase.name == name), None)
@@ -104,9 +105,46 @@ def test_a_node_that_is_killed_leaves_what_its_log_holds(cloud: Any):
     script = cloud.script('leave("up%d" % rank)\nprint("up", flush=True)\ntime.sleep(600)')
     running = cloud.start_submit("--nodes", "2", script)
     cloud.await_left("up1")
-    job = jobs.find(cloud.home, running.job)
+    job = tracking.find(cloud.home, running.job)
     poll(lambda: len(job.journals().ranks) == 2, "both nodes")
     os.kill(cloud.state(running.job)["nodes"][1]["process"], signal.SIGKILL)
     running.end()
 
-    assert jobs.find(cloud.home, running.job).journals().nodes == {0, 1}
+    assert tracking.find(cloud.home, running.job).journals().nodes == {0, 1}
+
+
+def test_metrics_of_a_training_come_by_rank_and_step(cloud: Any):
+    """From a pattern in the job file, a pattern given later, JSON lines, and event files."""
+    cloud.write("job.yaml", "metrics: {loss: 'loss ([0-9.]+)'}\n")
+    script = cloud.script("""
+import json, struct
+for step in range(3):
+    print(f"epoch {step} loss {rank + 1 / (step + 1):.3f} speed={step}", flush=True)
+    print(json.dumps({"step": 10 * step, "lr": 0.1}), flush=True)
+if rank == 0:
+    value = b"\\x0a\\x03acc\\x15" + struct.pack("<f", 0.5)
+    event = b"\\x10\\x07\\x2a" + bytes([len(value) + 2]) + b"\\x0a" + bytes([len(value)]) + value
+    with open(os.environ["LOG"] + "/events.out.tfevents.1.host", "wb") as file:
+        file.write(struct.pack("<QI", len(event), 0) + event + b"0000")
+""")
+    done = cloud.submit(
+        *("--config", "job.yaml", "--procs-per-node", "2", "--output", "LOG=", script)
+    )
+    assert done.code == 0, done
+
+    table = cloud.cli("metrics", done.job).out.decode()
+    assert {tuple(line.split()[:3]) for line in table.splitlines()[1:5]} == {
+        (name, "rank", rank) for name in ("loss", "lr") for rank in "01"
+    }
+    shown = json.loads(cloud.cli("metrics", "--json", "--metric", "speed=speed=(.)", done.job).out)
+    found = {(point["name"], point["rank"], point["step"]): point["value"] for point in shown}
+    assert found["loss", 1, 2] == 1.333
+    assert found["lr", 0, 20] == 0.1
+    assert found["speed", 0, 1] == 1.0
+    assert found["acc", None, 7] == 0.5
+    csv = cloud.cli("metrics", "--csv", done.job).out.decode().splitlines()
+    assert csv[0] == "name,rank,step,value,at,source"
+    assert len(csv) == 1 + 2 * 3 * 2 + 1
+    assert b"memory_mib" in cloud.cli("metrics", "--resources", done.job).out
+    refused = cloud.cli("metrics", "--metric", "loss=(", done.job)
+    assert (refused.code, refused.err.count(b"Traceback")) == (2, 0)

@@ -1,0 +1,118 @@
+"""The command metrics: what the ranks of a job have measured, and what its nodes have used."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+
+import cloudjob
+from cloudjob.cli.options import job_argument, json_flag
+from cloudjob.cli.say import print_json, say
+from cloudjob.cli.tables import print_table
+from cloudjob.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.backends.base import Metric
+    from cloudjob.tracking import Job
+    from cloudjob.tracking.metrics import MetricPoint
+
+
+def add_metrics(parser: argparse.ArgumentParser) -> None:
+    """Give the command metrics its options."""
+    parser.set_defaults(run=_metrics)
+    job_argument(parser)
+    parser.add_argument(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAME=REGEX",
+        help="also find this metric in what ranks printed",
+    )
+    parser.add_argument("--resources", action="store_true", help="show what each node used instead")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="print every value as CSV")
+    json_flag(form)
+
+
+def _metrics(options: argparse.Namespace) -> int:
+    job = cloudjob.attach(options.job)
+    if options.resources:
+        _show_resources(job, options)
+        return 0
+    points = job.training_metrics(_patterns(options.metric))
+    if options.json:
+        print_json([_plain(point) for point in points])
+    elif options.csv:
+        writer = csv.writer(sys.stdout)
+        writer.writerow(points[0]._fields if points else ("name", "rank", "step", "value"))
+        writer.writerows(points)
+    elif points:
+        _show_points(points)
+    else:
+        say(f"job {job.id} has printed no metrics yet")
+        say(
+            "hint: cloudjob metrics --metric 'loss=loss ([0-9.]+)' JOB; --resources shows the nodes"
+        )
+    return 0
+
+
+def _patterns(texts: list[str]) -> dict[str, str]:
+    from cloudjob.model.types import check_pattern
+
+    found = {}
+    for text in texts:
+        name, equals, pattern = text.partition("=")
+        if not (name and equals):
+            raise UsageError(f"reading --metric {text}: no '='", hint="give NAME=REGEX")
+        try:
+            found[name] = check_pattern(pattern)
+        except ValueError as error:
+            raise UsageError(f"reading --metric {name}: it {error}") from error
+    return found
+
+
+def _plain(point: MetricPoint) -> dict[str, object]:
+    """Return a value as JSON, which has no number for NaN and infinity."""
+    return {**point._asdict(), "value": point.value if math.isfinite(point.value) else None}
+
+
+def _show_points(points: list[MetricPoint]) -> None:
+    series: dict[tuple[str, str], list[MetricPoint]] = {}
+    for point in points:
+        place = point.source if point.rank is None else f"rank {point.rank}"
+        series.setdefault((point.name, place), []).append(point)
+    rows = []
+    for (name, place), found in series.items():
+        values = [point.value for point in found]
+        numbers = [f"{number:.6g}" for number in (values[-1], min(values), max(values))]
+        rows.append((name, place, len(values), found[-1].step, *numbers))
+    headers = ("METRIC", "OF", "VALUES", "STEP", "LAST", "LEAST", "MOST")
+    print_table(rows, headers, numbers=headers[2:])
+
+
+# ---- resources -----------------------------------------------------------------------------------
+
+
+def _show_resources(job: Job, options: argparse.Namespace) -> None:
+    metrics = job.resources()
+    if options.json:
+        print_json([metric._asdict() for metric in metrics])
+        return
+    if options.csv:
+        writer = csv.writer(sys.stdout)
+        writer.writerow(("node", "name", "number", "value"))
+        for metric in metrics:
+            writer.writerows((metric.node, metric.name, *item) for item in enumerate(metric.values))
+        return
+    rows = [(metric.node, metric.name, *_summary(metric)) for metric in metrics]
+    headers = ("NODE", "METRIC", "LAST", "MEAN", "MOST")
+    print_table(rows, headers, numbers=("NODE", "LAST", "MEAN", "MOST"))
+
+
+def _summary(metric: Metric) -> list[str]:
+    known = [value for value in metric.values if value is not None]
+    shown = (known[-1], sum(known) / len(known), max(known)) if known else ()
+    return [f"{value:.1f}" for value in shown] or ["-", "", ""]

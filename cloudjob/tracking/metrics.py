@@ -1,0 +1,117 @@
+"""The metrics of a training: from the lines that ranks print, and from TensorBoard's event files.
+
+Lines are read where the log is: a job needs no change, a pattern can be given after the run, and
+the nodes spend nothing on it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from jobentry.contract import journal, lines
+
+# Keys of a printed JSON object that give the step.
+_STEPS = ("step", "global_step", "iteration", "iter", "epoch")
+# A longer line is not searched: a pattern could take very long.
+_LINE_LIMIT_BYTES = 16 * 1024
+
+
+class MetricPoint(NamedTuple):
+    """One value of a metric.
+
+    Args:
+        rank: The rank that printed it; None for a value of an event file.
+        step: As printed; else the number of values of this metric that the rank printed before.
+        at: Seconds since 1970 by the clock of the node, to within seconds for a printed value;
+            None if it is not known.
+        source: The output file that it is from; empty for a printed value.
+    """
+
+    name: str
+    rank: int | None
+    step: int
+    value: float
+    at: float | None = None
+    source: str = ""
+
+
+class MetricReader:
+    """Finds metrics in the log of a job; ``add`` takes pieces of the log, also while it grows.
+
+    Args:
+        patterns: A regular expression for each metric: its group ``value``, or else its first
+            group, is the value; its group ``step``, if it has one, is the step.
+    """
+
+    def __init__(self, patterns: Mapping[str, str]) -> None:
+        self._patterns = {
+            name: re.compile(text.encode("utf-8", "surrogateescape"))
+            for name, text in patterns.items()
+        }
+        self._counts: dict[tuple[str, int], int] = {}
+        self._at: dict[int, float] = {}
+
+    def add(self, node: int, data: bytes) -> list[MetricPoint]:
+        """Return the metrics in whole lines of a node's log, with or without its journal."""
+        found: list[MetricPoint] = []
+        for text in data.split(b"\n"):
+            if text.startswith(journal.MARK):
+                # The lines of ranks have no times; those of the journal between them do.
+                entry = journal.load(text[len(journal.MARK) :])
+                self._at[node] = (entry.at if entry else 0.0) or self._at.get(node, 0.0)
+                continue
+            line = lines.read(text)
+            if line.rank is not None and len(line.data) <= _LINE_LIMIT_BYTES:
+                for name, value, step in self._values(line.data):
+                    found.append(self._point(node, line.rank, (name, value, step)))
+        return found
+
+    def _values(self, text: bytes) -> Iterator[tuple[str, float, float | None]]:
+        """Yield the metrics of a line, each with its value and its step."""
+        for name, pattern in self._patterns.items():
+            for match in pattern.finditer(text):
+                groups = match.groupdict()
+                value = _number(groups.get("value") or match[1])
+                if value is not None:
+                    yield name, value, _number(groups.get("step"))
+        if text[:1] == b"{":
+            yield from _json_values(text)
+
+    def _point(self, node: int, rank: int, item: tuple[str, float, float | None]) -> MetricPoint:
+        name, value, step = item
+        count = self._counts.get((name, rank), 0)
+        self._counts[name, rank] = count + 1
+        has_step = step is not None and math.isfinite(step)
+        number = int(step) if has_step and step is not None else count
+        return MetricPoint(name, rank, number, value, self._at.get(node) or None)
+
+
+def _json_values(text: bytes) -> Iterator[tuple[str, float, float | None]]:
+    """Yield the numbers of a printed JSON object."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(values, dict):
+        return
+    step = next((_number(values[key]) for key in _STEPS if _is_number(values.get(key))), None)
+    for name, value in values.items():
+        if name not in _STEPS and _is_number(value):
+            yield name, float(value), step
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number; a loss that is not a finite one is a value, too."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    return is_whole or isinstance(value, float)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except (ValueError, OverflowError):
+        return None

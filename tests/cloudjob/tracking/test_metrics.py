@@ -1,0 +1,160 @@
+"""The metrics of a training, from printed lines and from TensorBoard's event files."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudjob.tracking import event_files
+from cloudjob.tracking.journals import Journals, series
+from cloudjob.tracking.metrics import MetricPoint, MetricReader
+from jobentry.contract import journal
+from jobentry.contract.journal import Device, Phase, RankSample, Sample
+
+LOSS = {"loss": r"loss ([0-9.eE+-]+|nan)"}
+
+
+def test_a_pattern_finds_a_metric_by_rank():
+    """Without a step, the values of each rank are counted."""
+    reader = MetricReader(LOSS)
+
+    found = reader.add(0, b"[0] epoch 1  loss 1.5\n[1] loss 2e-3\n[0] no metric\n[0] loss nan\n")
+    found += reader.add(0, b"[0] loss .5\njobentry: loss 9\n[1]+ loss 8\n")
+
+    assert [(point.rank, point.step, str(point.value)) for point in found] == [
+        (0, 0, "1.5"), (1, 0, "0.002"), (0, 1, "nan"), (0, 2, "0.5"), (1, 1, "8.0"),
+    ]  # fmt: skip
+
+
+def test_a_pattern_may_name_the_value_and_the_step():
+    reader = MetricReader({"loss": r"step (?P<step>\d+)/(\d+) loss (?P<value>\S+)"})
+
+    assert reader.add(0, b"[2] step 30/90 loss 0.25\n[2] step 40/90 loss x\n") == [
+        MetricPoint("loss", 2, 30, 0.25)
+    ]
+
+
+def test_json_lines_are_metrics():
+    reader = MetricReader({})
+
+    found = reader.add(0, b'[0] {"step": 7, "loss": 0.5, "lr": 1, "name": "a", "ok": true}\n')
+    found += reader.add(0, b'[0] {"loss": NaN}\n[0] {"loss": \n[0] {"loss": 1e999}\n')
+
+    assert found[:2] == [MetricPoint("loss", 0, 7, 0.5), MetricPoint("lr", 0, 7, 1.0)]
+    assert math.isnan(found[2].value)
+    assert math.isinf(found[3].value)
+
+
+def test_a_value_has_the_time_of_the_journal_before_it():
+    reader = MetricReader(LOSS)
+    sample = journal.MARK + journal.dump(Sample(at=100.0))
+
+    found = reader.add(0, b"[0] loss 3\n" + sample + b"[0] loss 2\n")
+
+    assert [point.at for point in found] == [None, 100.0]
+    assert reader.add(1, b"[1] loss 2\n")[0].at is None
+
+
+@given(st.binary(max_size=60))
+def test_no_line_ends_the_reading(text: bytes):
+    MetricReader(LOSS).add(0, b"[0] " + text + b"\n[0] {" + text + b"}\n" + text)
+
+
+# -- event files --------------------------------------------------------------------------------
+
+
+def field(number: int, wire: int, data: bytes) -> bytes:
+    size = bytes([len(data)]) if wire == 2 else b""
+    return bytes([number << 3 | wire]) + size + data
+
+
+def record(event: bytes) -> bytes:
+    return struct.pack("<QI", len(event), 0) + event + b"\0\0\0\0"
+
+
+def event(step: int, value: bytes) -> bytes:
+    summary = field(1, 2, value)
+    time = field(1, 1, struct.pack("<d", 5.0))
+    return record(time + field(2, 0, bytes([step])) + field(5, 2, summary))
+
+
+SIMPLE = field(1, 2, b"loss") + field(2, 5, struct.pack("<f", 0.5))
+TENSOR = field(1, 2, b"acc") + field(
+    8, 2, field(1, 0, b"\1") + field(4, 2, struct.pack("<f", 0.25))
+)
+HISTOGRAM = field(1, 2, b"weights") + field(5, 2, b"any")
+
+
+def test_scalars_of_an_event_file_are_read():
+    """PyTorch writes a float, TensorFlow 2 a tensor; images and histograms are no scalars."""
+    data = record(field(3, 2, b"brain.Event:2")) + event(3, SIMPLE) + event(4, TENSOR)
+
+    assert event_files.read(data + event(5, HISTOGRAM), "LOG/events") == [
+        MetricPoint("loss", None, 3, 0.5, 5.0, "LOG/events"),
+        MetricPoint("acc", None, 4, 0.25, 5.0, "LOG/events"),
+    ]
+
+
+def test_a_file_that_is_still_written_ends_where_it_is_cut():
+    whole = event(3, SIMPLE)
+    for size in range(len(whole)):
+        assert event_files.read(whole + whole[:size], "x") == event_files.read(whole, "x")
+
+
+@given(st.binary(max_size=80))
+def test_a_damaged_event_file_is_read_as_far_as_it_goes(data: bytes):
+    event_files.read(data, "x")
+    event_files.read(record(data) + data, "x")
+
+
+def test_event_files_are_known_by_their_names():
+    assert event_files.is_event_file("LOG/run/events.out.tfevents.1700000000.host.1.0")
+    assert not event_files.is_event_file("LOG/events.txt")
+
+
+# -- journals -----------------------------------------------------------------------------------
+
+
+def test_journals_return_phases_ranks_and_resources():
+    rank = RankSample(3, 99, 8, 0, "R", 1, 0)
+    found = Journals()
+    found.add(1, [
+        journal.dump(Phase("stage", 10.0)), b"junk",
+        journal.dump(Phase("stage", 10.0, 12.5, 12.5, 30, 30)),
+        journal.dump(Sample(at=20.0, memory=(5.0, 10.0), ranks=(rank,))),
+    ])  # fmt: skip
+
+    (phase,) = found.phases
+    assert (phase.node, phase.name, phase.done_bytes) == (1, "stage", 30)
+    assert (phase.started_at, phase.ended_at) == (
+        "1970-01-01T00:00:10.000Z",
+        "1970-01-01T00:00:12.500Z",
+    )
+    (point,) = found.ranks[3]
+    assert (point.at, point.node, point.sample.cpu_percent) == (20.0, 1, 99)
+    assert found.resources[1][0].memory == (5.0, 10.0)
+
+
+def test_a_series_has_a_gap_where_nothing_was_measured():
+    samples = [
+        Sample(at=1.0, memory=(5.0, 10.0)),
+        Sample(at=2.0, devices=(Device("gpu", 0, 50.0, power_w=300.0),)),
+    ]
+    found = dict(series(samples))
+
+    assert found["memory_mib"] == (5.0, None)
+    assert found["gpu0_utilisation_percent"] == (None, 50.0)
+    assert found["oom_kills"] == (0, 0)
+    assert "rdma_sent_kib_s" not in found
+
+
+@pytest.mark.parametrize("text", ["(", "loss"])
+def test_a_pattern_that_cannot_find_a_value_is_refused(text: str):
+    from cloudjob.model.types import check_pattern
+
+    with pytest.raises(ValueError, match="given"):
+        check_pattern(text)
