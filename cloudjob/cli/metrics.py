@@ -15,9 +15,7 @@ from cloudjob.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cloudjob.backends.base import Metric
-    from cloudjob.tracking import Job
-    from cloudjob.tracking.metrics import MetricPoint
+    from cloudjob import Job, Metric, MetricPoint
 
 
 def add_metrics(parser: argparse.ArgumentParser) -> None:
