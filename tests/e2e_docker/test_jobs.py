@@ -333,3 +333,24 @@ def test_file_uris_work_for_inputs_and_outputs(cloud, tmp_path):
 
     assert done.code == 0, done
     assert (out / "result").read_text() == "42"
+
+
+@pytest.mark.parametrize("cloud", ["base_image"], indirect=True)
+def test_a_job_is_watched_and_cancelled_from_another_state_folder(cloud, tmp_path):
+    """The containers' log and state stay with the submitter, also when the other sees the end."""
+    store = (tmp_path / "store").as_uri()
+    cloud.script(SLEEP)
+    job = cloud.detached("--store", store)
+    cloud.environ["CLOUDJOB_HOME"] = str(tmp_path / "laptop")
+    followed = cloud.start("attach", f"{store}/{job}")
+    assert followed.stdout is not None
+    assert followed.stdout.readline() == b"[0] ready 0\n"
+    cancelled = cloud.run("cancel", job)
+    rest, _ = followed.communicate(timeout=120)
+
+    assert cancelled.code == 0, cancelled
+    assert b"[0] saved\n" in rest
+    assert cloud.status(job)["state"] == "CANCELLED"
+    cloud.environ["CLOUDJOB_HOME"] = str(cloud.home)
+    assert cloud.status(job)["state"] == "CANCELLED"
+    assert b"[0] saved\n" in cloud.run("logs", job).out
