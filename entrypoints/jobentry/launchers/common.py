@@ -109,7 +109,13 @@ def rank_wrapper(
     )
 
 
-def port(site: Site, variable: str = "MASTER_PORT") -> int:
+# Below Linux's ephemeral ports and above those of well-known servers; the first and their number.
+PORTS = (20000, 10000)
+# For scripts that take the last four characters of an address for its port.
+PORTS_OF_FOUR_DIGITS = (7100, 900)
+
+
+def port(site: Site, variable: str = "MASTER_PORT", ports: tuple[int, int] = PORTS) -> int:
     """Return the port of the rendezvous: the user's, otherwise one derived from the job's id.
 
     All nodes must compute the same number, and two jobs on one machine different ones.
@@ -122,5 +128,4 @@ def port(site: Site, variable: str = "MASTER_PORT") -> int:
     import hashlib  # imported here as it takes 3 ms and mpirun needs no port
 
     digest = hashlib.sha256(site.node.job.encode("utf-8", "surrogateescape")).digest()
-    # Below Linux's ephemeral ports and above those of well-known servers.
-    return 20000 + int.from_bytes(digest[:4], "big") % 10000
+    return ports[0] + int.from_bytes(digest[:4], "big") % ports[1]

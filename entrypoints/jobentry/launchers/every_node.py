@@ -9,7 +9,15 @@ from __future__ import annotations
 import json
 from typing import Mapping, Sequence
 
-from jobentry.launchers.common import Launch, Process, Site, port, program, rank_wrapper
+from jobentry.launchers.common import (
+    PORTS_OF_FOUR_DIGITS,
+    Launch,
+    Process,
+    Site,
+    port,
+    program,
+    rank_wrapper,
+)
 
 
 def python(site: Site, words: Sequence[str]) -> Launch:
@@ -33,7 +41,7 @@ def pytorch_modelarts(site: Site, words: Sequence[str]) -> Launch:
     script, *args = words
     own_args = [
         "--init_method",
-        "tcp://%s:%d" % (node.hosts[0], port(site)),
+        "tcp://%s:%d" % (node.hosts[0], port(site, ports=PORTS_OF_FOUR_DIGITS)),
         "--rank",
         str(node.node),
         "--world_size",
