@@ -57,6 +57,7 @@ class Options(TypedDict, total=False):
     source_limit_mb: float
     links: str
     hardware_check: str
+    strict: str
     process: Mapping[str, Any]
     docker: Mapping[str, Any]
     modelarts: Mapping[str, Any]
