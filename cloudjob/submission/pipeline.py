@@ -53,6 +53,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
+# The nodes of a job with signed addresses that store their journals.
+_SIGNED_JOURNALS = 16
 _MB = 1_000_000
 # How many objects are put at once.
 _AT_ONCE = 8
@@ -284,6 +286,8 @@ def _access(
         return store.access()
     limit_s = round(hours * 3600)
     wanted = [("GET", paths.code), ("PUT", paths.record)]
+    # Each address takes half a kilobyte of a variable: of more nodes, the log has the journals.
+    wanted += [("PUT", paths.journal(node)) for node in range(min(spec.nodes, _SIGNED_JOURNALS))]
     wanted += [("GET", layer.key) for layer in code_layers]
     wanted += [("PUT", damage_key(layer.key)) for layer in code_layers]
     signed = {store.uri(key): store.sign(method, key, limit_s) for method, key in wanted}
