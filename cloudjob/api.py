@@ -57,7 +57,7 @@ class Options(TypedDict, total=False):
     source_limit_mb: float
     links: str
     hardware_check: str
-    strict: str
+    strict: bool | str
     process: Mapping[str, Any]
     docker: Mapping[str, Any]
     modelarts: Mapping[str, Any]
@@ -93,7 +93,7 @@ def job_spec(
         UsageError: A file cannot be read.
         SpecError: With every error in the description.
     """
-    given: dict[str, Any] = dict(options)
+    given: dict[str, Any] = _words_for_booleans(dict(options))
     if script is not None:
         given["script"] = os.fspath(script)
     if args is not None:
@@ -112,6 +112,13 @@ def job_spec(
     if loaded.chosen_source and on_progress:
         on_progress(Progress("note", loaded.chosen_source))
     return loaded.spec
+
+
+def _words_for_booleans(value: Any) -> Any:
+    """Return a value with the words that a job file has for booleans."""
+    if isinstance(value, Mapping):
+        return {key: _words_for_booleans(item) for key, item in value.items()}
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def submit(

@@ -183,10 +183,13 @@ def test_secrets_are_named_and_their_values_come_from_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setenv("TOKEN", "hunter2")
-    spec = cloudjob.job_spec("train.py", secrets=["TOKEN"], process={"isolation": "none"})
+    spec = cloudjob.job_spec(
+        "train.py", secrets=["TOKEN"], process={"isolation": "none"}, strict=True
+    )
 
     assert spec.secrets == {"TOKEN": "hunter2"}
     assert spec.process == Process(isolation="none")
+    assert spec.strict == "true"
     assert "hunter2" not in repr(spec)
     assert cloudjob.preview("train.py", launcher="python").plans[0]["role"] == "head"
 
