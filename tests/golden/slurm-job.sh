@@ -34,7 +34,7 @@ left() {
 
 # ask WHY...: have the head end the job, which gives the ranks their grace and leaves a record.
 ask() {
-    # A preemption ends with SIGTERM, which is no reason of its own.
+    # A preemption ends with SIGTERM, which is not a separate reason.
     if [ -z "$why" ] || [ "$1" = cancel ]; then
         [ "$why" = "$1" ] || note "asked $*"
         why=$1
