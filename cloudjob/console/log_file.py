@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
+from cloudjob.tracking.journals import Journals
 from jobentry.contract import lines
 
 # A longer line is shown cut.
@@ -54,6 +55,8 @@ class LogFile:
 
     def __init__(self, job: Job, folder: str) -> None:
         self._job = job
+        # What the nodes recorded, as far as the log was read.
+        self.journals = Journals()
         # Unlinked at once, so that nothing is left whatever ends the console.
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         self._ends = array("Q", [0])
@@ -67,6 +70,10 @@ class LogFile:
         self._is_reading = False
         self._error = ""
         self._is_complete = False
+
+    def read_on(self) -> None:
+        """Read the log, or go on reading it, for a minute."""
+        self._read_on()
 
     def page(self, which: Selection, start: int, end: int) -> dict[str, Any]:
         """Return lines ``start`` to ``end`` of those selected, and how many there are."""
@@ -168,6 +175,7 @@ class LogFile:
             self._nodes, self._ranks = array("i"), array("i")
             self._open.clear()
             self._selected.clear()
+            self.journals = Journals()
             self._file.seek(0)
             self._file.truncate()
         threading.Thread(target=self._read, name=f"log of {self._job.id}", daemon=True).start()
@@ -175,7 +183,9 @@ class LogFile:
     def _read(self) -> None:
         error, is_complete = "", False
         try:
-            for piece in self._job.pieces(follow=not self._job.has_final_status):
+            for piece in self._job.pieces(
+                follow=not self._job.has_final_status, on_journal=self.journals.add
+            ):
                 if self._file.closed:
                     return
                 if piece.data:

@@ -8,6 +8,7 @@ from pathlib import Path
 from cloudjob.console.job_list import JobList
 from cloudjob.console.log_file import LogFile
 from cloudjob.tracking import Job, find
+from cloudjob.tracking.journals import Journals
 
 # Logs whose files are kept while others are looked at.
 _MOST_LOGS = 16
@@ -25,6 +26,7 @@ class Console:
         self.jobs = JobList(home)
         self._folder = folder
         self._logs: dict[str, LogFile] = {}
+        self._journals: dict[str, Journals] = {}
         self._lock = threading.Lock()
 
     def job(self, job_id: str) -> Job:
@@ -34,6 +36,26 @@ class Console:
             JobNotFound: There is none.
         """
         return find(self.home, job_id)
+
+    def journals(self, job: Job) -> Journals:
+        """Return what the nodes of a job have recorded so far.
+
+        Raises:
+            CloudJobError: It cannot be read.
+        """
+        if not job.has_final_status:
+            log = self.log(job.id)
+            log.read_on()
+            return log.journals
+        with self._lock:
+            found = self._journals.get(job.id)
+        if found is None:
+            found = job.journals()
+            with self._lock:
+                while len(self._journals) >= _MOST_LOGS:
+                    self._journals.pop(next(iter(self._journals)))
+                self._journals[job.id] = found
+        return found
 
     def log(self, job_id: str) -> LogFile:
         """Return the log of a job.

@@ -91,6 +91,14 @@ def test_a_failed_job_shows_which_rank_failed_and_why(home: Path, failed: str, o
     page.shows("step 0 of rank 1", "RuntimeError")
     assert "of rank 0" not in page.text
     keep(page, "log")
+    page.open(f"/job/{failed}/ranks")
+    page.shows("silent for (s)", "memory (MiB)")
+    page.await_true("document.querySelectorAll('canvas').length === 1")
+    keep(page, "ranks")
+    page.open(f"/job/{failed}/resources")
+    page.shows("CPU of each rank", "Memory of each rank")
+    page.await_true("document.querySelectorAll('canvas').length >= 4")
+    keep(page, "resources")
     page.open(f"/job/{failed}/submitted")
     page.shows("train.py", "LR", "0.1")
     assert page.problems() == []
@@ -100,7 +108,11 @@ def test_no_view_shows_a_secret_or_loads_from_elsewhere(
     home: Path, failed: str, open_page: OpenPage
 ):
     page = open_page(home)
-    for path in ("/", f"/job/{failed}", *(f"/job/{failed}/{v}" for v in ("log", "submitted"))):
+    for path in (
+        "/",
+        f"/job/{failed}",
+        *(f"/job/{failed}/{v}" for v in ("log", "ranks", "resources", "submitted")),
+    ):
         page.open(path)
         page.shows(failed)
         poll(lambda: page.script("return document.readyState") == "complete", "loaded page")
@@ -205,7 +217,7 @@ def _record(home: Path, count: int) -> None:
             )
 
 
-@pytest.mark.parametrize("view", ["", "/log", "/outputs", "/submitted"])
+@pytest.mark.parametrize("view", ["", "/ranks", "/resources", "/log", "/outputs", "/submitted"])
 def test_a_job_fits_a_narrow_screen(home: Path, failed: str, open_page: OpenPage, view: str):
     page = open_page(home)
     page.resize(400, 850)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from nicegui import ui
 
-from cloudjob.console.pages import log, outputs, overview, submitted
+from cloudjob.console.pages import log, outputs, overview, ranks, resources, submitted
 from cloudjob.console.pages.confirm import confirm
 from cloudjob.console.pages.frame import badge, frame
 from cloudjob.console.pages.words import duration, since
 from cloudjob.console.state import Console
 from cloudjob.errors import CloudJobError, JobNotFound
-from cloudjob.model.status import JobState, JobStatus
+from cloudjob.model.status import JobState, JobStatus, Phase
 from cloudjob.tracking import Job
 
 _REFRESH_S = 2.0
-_VIEWS = ("overview", "log", "outputs", "submitted")
+_VIEWS = ("overview", "ranks", "resources", "log", "outputs", "submitted")
 
 
 def register(console: Console) -> None:
@@ -35,17 +35,20 @@ def register(console: Console) -> None:
                 ui.label(error.message)
                 ui.link("All jobs", "/")
             return
-        await _JobPage(job).build(view if view in _VIEWS else _VIEWS[0])
+        await _JobPage(console, job).build(view if view in _VIEWS else _VIEWS[0])
 
 
 class _JobPage:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, console: Console, job: Job) -> None:
         self._job = job
         self._status: JobStatus = job.unknown("…")
         self._error = ""
+        self._phases: Sequence[Phase] = ()
         self._panels: dict[str, ui.column] = {}
         self._fills: dict[str, Callable[[], Awaitable[None] | None]] = {
             "overview": self._overview,
+            "ranks": lambda: ranks.build(console, job),
+            "resources": lambda: resources.build(console, job),
             "log": lambda: log.build(job),
             "outputs": lambda: outputs.build(job),
             "submitted": lambda: submitted.build(job),
@@ -84,6 +87,7 @@ class _JobPage:
     async def _look(self) -> None:
         try:
             self._status = await asyncio.to_thread(self._job.status)
+            self._phases = await asyncio.to_thread(self._job.phases)
             self._error = ""
         except CloudJobError as error:
             self._error = error.message
@@ -99,7 +103,7 @@ class _JobPage:
 
     @ui.refreshable_method
     def _overview(self) -> None:
-        overview.build(self._job, self._status)
+        overview.build(self._job, self._status, self._phases)
 
     @ui.refreshable_method
     def _head(self) -> None:

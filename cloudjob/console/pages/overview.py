@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from html import escape
 
 from nicegui import ui
 
 from cloudjob.console import charts
 from cloudjob.console.pages import words
-from cloudjob.model.status import Failure, JobStatus
+from cloudjob.model.status import Failure, JobStatus, Phase
 from cloudjob.package.messages import size_text
 from cloudjob.tracking import Job
 
 
-def build(job: Job, status: JobStatus) -> None:
+def build(job: Job, status: JobStatus, phases: Sequence[Phase]) -> None:
     """Show the job as it is now."""
     if status.failure is not None:
         _verdict(job, status.failure)
-    option = charts.timeline(status, time.time())
+    option = charts.timeline(status, phases, time.time())
     if option is not None:
         with ui.card().classes("panel"):
             ui.label("Timeline").classes("panel-title")

@@ -192,6 +192,16 @@ const console_ui = (() => {
     `${marker}<b>${seriesName}</b> ${name}<br>${span(value[2] - value[1])}, ` +
     `from ${value[1].toFixed(2)} s to ${value[2].toFixed(2)} s`;
 
+  const rankText = ({ data }) => {
+    const { state, cpu_percent, rss_mib, quiet_s, threads, children } = data.sample;
+    const ended = { E: "ended", F: "failed" }[state] || `state ${state}`;
+    return (
+      `<b>rank ${data.rank}</b> on node ${data.node}, ${ended}<br>` +
+      `silent for ${span(quiet_s)}<br>CPU ${cpu_percent} %, memory ${rss_mib} MiB<br>` +
+      `${threads} threads, ${children} children`
+    );
+  };
+
   // -- keys ------------------------------------------------------------------------------------
   let before = "";
   document.addEventListener("keydown", (event) => {
@@ -222,6 +232,7 @@ const console_ui = (() => {
     switchDark,
     bar,
     barText,
+    rankText,
     remember,
     jobs,
     log,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from cloudjob.console import charts
 from cloudjob.model.status import JobState, JobStatus, Phase
+from cloudjob.tracking.journals import Journals
+from jobentry.contract import journal
+from jobentry.contract.journal import RankSample, Sample
 
 
-def status(*phases: Phase) -> JobStatus:
+def status() -> JobStatus:
     return JobStatus(
         job="train-1",
         name="train",
@@ -16,23 +19,20 @@ def status(*phases: Phase) -> JobStatus:
         nodes=2,
         procs_per_node=1,
         created_at="1970-01-01T00:01:40.000Z",
-        phases=phases,
     )
 
 
 def test_a_bar_lasts_from_its_start_to_its_end_in_seconds_since_the_submit():
-    option = charts.timeline(
-        status(
-            Phase(
-                node=0,
-                name="stage",
-                started_at="1970-01-01T00:01:41.000Z",
-                ended_at="1970-01-01T00:01:43.500Z",
-            ),
-            Phase(node=2, name="run", started_at="1970-01-01T00:01:44.000Z"),
+    phases = (
+        Phase(
+            node=0,
+            name="stage",
+            started_at="1970-01-01T00:01:41.000Z",
+            ended_at="1970-01-01T00:01:43.500Z",
         ),
-        now_s=110.0,
+        Phase(node=2, name="run", started_at="1970-01-01T00:01:44.000Z"),
     )
+    option = charts.timeline(status(), phases, now_s=110.0)
 
     assert option is not None
     assert option["yAxis"]["data"] == ["node 0", "node 2"]
@@ -43,4 +43,56 @@ def test_a_bar_lasts_from_its_start_to_its_end_in_seconds_since_the_submit():
 
 
 def test_without_phases_there_is_no_timeline():
-    assert charts.timeline(status(), now_s=110.0) is None
+    assert charts.timeline(status(), (), now_s=110.0) is None
+
+
+def recorded(*samples: Sample) -> Journals:
+    """Return journals in which each node has one of these samples."""
+    journals = Journals()
+    for node, sample in enumerate(samples):
+        journals.add(node, [journal.dump(sample).rstrip()])
+    return journals
+
+
+def rank(number: int, quiet_s: int, state: str = "S") -> RankSample:
+    return RankSample(number, 10 * number, 100, quiet_s, state, 1, 0)
+
+
+def test_the_silent_rank_and_the_failed_rank_stand_out():
+    ranks = recorded(
+        Sample(100.0, ranks=(rank(0, 1), rank(1, 90))),
+        Sample(100.0, ranks=(rank(33, 2, journal.FAILED),)),
+    )
+    option = charts.rank_grid(ranks, "silent for (s)")
+
+    assert option is not None
+    cells = {cell["rank"]: cell for cell in option["series"][0]["data"]}
+    assert [cell["value"] for cell in cells.values()] == [[0, 0, 1], [1, 0, 90], [1, 1, 2]]
+    assert (option["visualMap"]["min"], option["visualMap"]["max"]) == (1, 90)
+    frames = {number: cell["itemStyle"]["borderColor"] for number, cell in cells.items()}
+    assert frames[0] == frames[1] != frames[33]
+    assert option["rows"] == 2
+
+
+def test_without_samples_there_are_no_ranks_and_no_resources():
+    assert charts.rank_grid(Journals(), "threads") is None
+    assert charts.resources(Journals(), 0.0) == []
+
+
+def test_resources_have_a_line_for_each_node_and_rank_and_no_chart_without_values():
+    journals = recorded(
+        Sample(110.0, cpu=(50.0, 10.0, 0.0, 0.0), memory=(512, 1024), ranks=(rank(0, 1),)),
+        Sample(111.0, cpu=(20.0, 0.0, 0.0, 0.0), ranks=(rank(1, 1),)),
+    )
+    found = {
+        title: {line["name"]: line["data"] for line in option["series"]}
+        for title, option in charts.resources(journals, zero_s=100.0)
+    }
+
+    assert found["CPU of the machine, all CPUs (%)"] == {
+        "node 0": [(10.0, 60.0)],
+        "node 1": [(11.0, 20.0)],
+    }
+    assert found["Memory (MiB)"] == {"node 0": [(10.0, 512)], "node 1": []}
+    assert found["CPU of each rank (% of one CPU)"]["rank 1"] == [(11.0, 10)]
+    assert "GPUs and NPUs (%)" not in found

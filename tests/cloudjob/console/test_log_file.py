@@ -27,7 +27,8 @@ class Job:
         self.end = threading.Event()
         self.error: Exception | None = None
 
-    def pieces(self, *, follow: bool) -> Iterator[LogPiece]:
+    def pieces(self, *, follow: bool, on_journal: object) -> Iterator[LogPiece]:
+        assert callable(on_journal)
         assert follow is not self.has_final_status
         yield from self._pieces
         if self.error:
