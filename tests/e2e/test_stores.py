@@ -63,7 +63,7 @@ def test_a_job_keeps_code_inputs_outputs_and_record_in_a_bucket(
     if scheme == "obs":
         words += ["-e", f"http_proxy={proxy.endpoint}"]
     script = cloud.script(SCRIPT)
-    dry = cloud.submit("--dry-run", *words, "--output", "model=", script)
+    dry = cloud.submit("--dry-run", "--json", *words, "--output", "model=", script)
 
     done = cloud.submit(*words, "--output", "model=", script)
     assert done.code == 0, done

@@ -18,7 +18,7 @@ class Live:
 
     async def start(self) -> None:
         """Draw, and again until the job has ended."""
-        self._place = ui.column().classes("w-full gap-3")
+        self._place = ui.column().classes("w-full")
         was_final = self.job.has_final_status
         await self.refresh()
         if not was_final:
@@ -31,15 +31,14 @@ class Live:
 
     async def refresh(self) -> None:
         """Draw once more."""
-        fresh = ui.column().classes("w-full gap-3")
-        fresh.move(self._place.parent_slot.parent if self._place.parent_slot else self._place)
-        with fresh:
+        before = list(self._place)
+        with self._place, ui.column().classes("w-full gap-3"):
             try:
                 await self.draw()
             except CloudJobError as error:
                 ui.label(error.message).classes("text-negative")
-        self._place.delete()
-        self._place = fresh
+        for element in before:
+            element.delete()
 
     async def draw(self) -> None:
         """Add the elements."""

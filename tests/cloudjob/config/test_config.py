@@ -154,6 +154,11 @@ def test_a_folder_for_everybody_is_not_sent_unnamed(job, tmp_path):
         job(flags={"script": str(shared / "train.py")}, job_file=None, cwd=tmp_path / "here")
 
 
+def test_a_folder_of_the_system_is_not_sent_unnamed(job, tmp_path):
+    with pytest.raises(SpecError, match="must be relative to the source folder"):
+        job(flags={"script": "/etc/passwd"}, job_file=None, cwd=tmp_path)
+
+
 def test_a_script_may_start_from_the_current_folder(job, tmp_path):
     """A shell completes paths so, whatever the source is."""
     (tmp_path / "project").mkdir()
