@@ -13,6 +13,7 @@ from cloudjob.backends import open_backend
 from cloudjob.home import home, store_uri
 from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress, log_warnings
+from cloudjob.model.rules import BACKENDS
 from cloudjob.package.collection import Collected
 from cloudjob.store import STORE_SCHEMES, full_uri
 from cloudjob.submission import pipeline
@@ -203,11 +204,13 @@ def _stores(job: str, store: str) -> list[str]:
     if scheme in STORE_SCHEMES:
         path, question, options = rest.partition("?")
         return [f"{scheme}://{path.rstrip('/').rpartition('/')[0]}{question}{options}"]
+    backend = scheme.partition("+")[0]
+    if backend not in BACKENDS:
+        return []
     spec = config.load(
         {}, job_file=None, cwd=Path.cwd(), environ=os.environ, needs_script=False
     ).spec
     # As a submit chooses the store.
-    backend = scheme.partition("+")[0]
     own = spec.store or open_backend(backend, home(), dict(spec.section(backend))).store()[0]
     return [full_uri(own or store_uri(home()), spec.sections)]
 

@@ -115,6 +115,16 @@ def test_a_handle_is_looked_up_in_the_store_of_the_configuration(
     assert cloudjob.attach(job.handle).wait(timeout_s=LIMIT_S).state == "SUCCEEDED"
 
 
+@pytest.mark.parametrize("job", ["sky://local/train-2k83", "nodes://train-2k83", "https://h/x"])
+def test_a_handle_of_no_backend_is_not_found(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
+
+    with pytest.raises(cloudjob.JobNotFound):
+        cloudjob.attach(job)
+
+
 def test_a_job_in_a_bucket_is_found_by_its_uri(
     submit: Submit,
     go: Path,
