@@ -86,17 +86,17 @@ def filter_of(
 def _moment(text: str) -> str:
     """Return a time as records have it, from an age, a date, or a date and a time."""
     age = re.fullmatch(r"([0-9]{1,6})([smhdw])", text)
-    if age:
-        units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-        moment = datetime.now(timezone.utc) - timedelta(**{units[age[2]]: int(age[1])})
-    else:
-        try:
-            moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        except ValueError as error:
-            raise UsageError(
-                f"reading the filter since {text}: not a time", hint="2h, 3d, or 2026-01-31"
-            ) from error
-    return moment.astimezone(timezone.utc).isoformat(timespec="milliseconds")[:23] + "Z"
+    try:
+        if age:
+            units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+            moment = datetime.now(timezone.utc) - timedelta(**{units[age[2]]: int(age[1])})
+        else:
+            moment = datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"reading the filter since {text}: not a time", hint="2h, 3d, or 2026-01-31"
+        ) from error
+    return moment.isoformat(timespec="milliseconds")[:23] + "Z"
 
 
 def find_all(

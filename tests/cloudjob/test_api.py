@@ -175,6 +175,9 @@ def test_errors_name_every_fault_and_nothing_is_started():
         cloudjob.attach("train")
     with pytest.raises(cloudjob.UsageError, match="no such state"):
         cloudjob.jobs(state="RUNING")
+    for since in ("yesterday", "999999w", "9999-12-31T23:59:59-12:00"):
+        with pytest.raises(cloudjob.UsageError, match="not a time"):
+            cloudjob.jobs(since=since)
     with pytest.raises(TypeError):
         cloudjob.submit(cloudjob.job_spec("train.py"), nodes=2)
 
