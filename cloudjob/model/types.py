@@ -200,7 +200,8 @@ def _check_uri(uri: str, schemes: tuple[str, ...]) -> str:
 def check_pattern(text: str) -> str:
     """Return ``text`` if it is a regular expression with a group; else raise ``ValueError``."""
     try:
-        groups = re.compile(text).groups
+        # As bytes, like the lines that it is searched in: \u and (?u) are errors there.
+        groups = re.compile(text.encode("utf-8", "surrogateescape")).groups
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(
             f"is not a regular expression: {error} (given {given(text)}; allowed Python's syntax)"

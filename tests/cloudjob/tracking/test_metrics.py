@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudjob.model.types import check_pattern
 from cloudjob.tracking import event_files
 from cloudjob.tracking.journals import Journals, series
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
@@ -28,6 +29,12 @@ def test_a_pattern_finds_a_metric_by_rank():
     assert [(point.rank, point.step, str(point.value)) for point in found] == [
         (0, 0, "1.5"), (1, 0, "0.002"), (0, 1, "nan"), (0, 2, "0.5"), (1, 1, "8.0"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", [r"\u0041(.)", "(?u)(.)", "(", "loss .*"])
+def test_a_pattern_that_cannot_be_used_is_refused_before_the_job_runs(pattern: str):
+    with pytest.raises(ValueError, match=r"regular expression|no group"):
+        check_pattern(pattern)
 
 
 def test_a_pattern_may_name_the_value_and_the_step():
