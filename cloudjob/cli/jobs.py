@@ -117,7 +117,7 @@ def _list(options: argparse.Namespace) -> int:
         return cloudjob.jobs(**filters, limit=options.limit)
 
     if options.watch:
-        _watch(look)
+        _watch(look, is_shared=bool(options.store))
     jobs = look()
     if options.json:
         print_json([status_json(status) for status in _statuses(jobs)])
@@ -159,7 +159,7 @@ def _attach(options: argparse.Namespace) -> int:
     return exit_code(status)
 
 
-def _watch(look: Callable[[], list[cloudjob.Job]]) -> NoReturn:
+def _watch(look: Callable[[], list[cloudjob.Job]], *, is_shared: bool) -> NoReturn:
     """Print the list again whenever a job has changed, until Ctrl-C."""
     import time
 
@@ -172,7 +172,7 @@ def _watch(look: Callable[[], list[cloudjob.Job]]) -> NoReturn:
             # On a terminal the list replaces the one before.
             sys.stdout.write("\x1b[H\x1b[2J" if sys.stdout.isatty() else "")
             if jobs:
-                _print_jobs(jobs)
+                _print_jobs(jobs, is_shared=is_shared)
             else:
                 print("no jobs")
             sys.stdout.flush()
