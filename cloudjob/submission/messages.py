@@ -35,7 +35,7 @@ def left_out(package: CodePackage) -> Iterator[Progress]:
         yield Progress("note", f"left out of the package: {path}: {reason}")
     if len(found) > _SHOWN_LEFT_OUT:
         more = len(found) - _SHOWN_LEFT_OUT
-        yield Progress("note", f"… and {more} more; `--dry-run` lists them all")
+        yield Progress("note", f"… and {more} more; `--dry-run --json` lists all")
 
 
 def warning(check: Check) -> Progress:

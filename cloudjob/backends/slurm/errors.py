@@ -39,7 +39,10 @@ _HINTS = (
         "slurm.sbatch contains an option that this version of Slurm does not have",
     ),
 )
-_DEFAULT = "--dry-run shows what is submitted; cloudjob doctor --backend slurm looks at the cluster"
+_DEFAULT = (
+    "`cloudjob submit --show-request` prints the scripts; `cloudjob doctor --backend slurm` checks"
+    " the cluster"
+)
 
 
 # sbatch sent the job and received no answer: the controller may have accepted it.
