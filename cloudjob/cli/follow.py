@@ -1,4 +1,4 @@
-"""A job that is followed to its end, and how it is told."""
+"""Follows a job to its end, and prints its log and its status."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from cloudjob.cli.say import count, printable, say, show, tell_error
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import BackendError, CloudJobError
+from cloudjob.times import seconds_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 ASK, CANCEL, DETACH = "ask", "cancel", "detach"
 # Exit codes of a submit that leaves its job running: after Ctrl-C, and when the terminal closes.
 _DETACHED, _CLOSED = 130, 129
-# Between two looks at what a job waits for.
+# Seconds between two requests for why a job waits.
 _LOOK_S = 10.0
 
 
@@ -119,8 +120,13 @@ class Interrupts:
         ).start()
 
 
-def _detach(job: Job) -> NoReturn:
+def say_detached(job: Job) -> None:
+    """Print that the job continues, and which commands follow or cancel it."""
     say(f"detached; {job.id} continues: cloudjob logs {job.id} -f, cloudjob cancel {job.id}")
+
+
+def _detach(job: Job) -> NoReturn:
+    say_detached(job)
     raise SystemExit(_DETACHED)
 
 
@@ -140,7 +146,7 @@ def attend(job: Job, *, is_json: bool) -> JobStatus:
         say(f"nobody reads the log any more; job {job.id} goes on")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except BackendError as error:
-        # What counts is how the job ends; where the platform itself is away, that fails, too.
+        # What counts is how the job ends; if the platform cannot be reached, `wait` reports it.
         tell_error(error)
     status = job.wait()
     report(status)
@@ -148,7 +154,7 @@ def attend(job: Job, *, is_json: bool) -> JobStatus:
 
 
 class _Waiting:
-    """Says what a job waits for, as long as it has written nothing."""
+    """Prints why a job waits, until it has written something."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -156,7 +162,7 @@ class _Waiting:
         self._look_at = 0.0
 
     def heard(self, data: bytes) -> None:
-        """Take in what came; nothing is a reason to look, now and then."""
+        """Note what the job has written; while it writes nothing, ask why, at intervals."""
         import time
 
         if data:
@@ -200,9 +206,10 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def report(status: JobStatus) -> None:
-    """Say how a job ended: where, who and why."""
-    seconds = _seconds(status)
-    took = f" in {seconds:.1f} s" if seconds is not None else ""
+    """Print how a job ended: on which node, in which rank and why."""
+    took = ""
+    if status.started_at and status.ended_at:
+        took = f" in {seconds_of(status.ended_at) - seconds_of(status.started_at):.1f} s"
     say(f"job {status.job}: {status.state}{took}")
     failure = status.failure
     if failure is None:
@@ -236,20 +243,8 @@ def _code(failure: Failure) -> str:
     return "" if is_said else f" [{words}]"
 
 
-def _seconds(status: JobStatus) -> float | None:
-    from datetime import datetime
-
-    if status.started_at is None or status.ended_at is None:
-        return None
-    start, end = (
-        datetime.fromisoformat(text.replace("Z", "+00:00"))
-        for text in (status.started_at, status.ended_at)
-    )
-    return (end - start).total_seconds()
-
-
 def print_status(status: JobStatus) -> None:
-    """Print where a job stands, a line a fact."""
+    """Print the status of a job, one line for each fact."""
     rows: list[tuple[str, object]] = [
         ("job", status.job),
         ("state", status.state),

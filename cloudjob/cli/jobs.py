@@ -9,9 +9,16 @@ from dataclasses import replace
 
 import cloudjob
 from cloudjob.cli.filters import filter_flags, filters_of
-from cloudjob.cli.follow import print_status, report, status_json, stream
+from cloudjob.cli.follow import (
+    attend,
+    print_status,
+    report,
+    say_detached,
+    status_json,
+    stream,
+)
 from cloudjob.cli.options import job_argument, json_flag, number_list, whole_number
-from cloudjob.cli.say import print_json, print_name, printable, say, tell_error
+from cloudjob.cli.say import count, print_json, print_name, printable, say, tell_error
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import CloudJobError, UsageError
 
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
 
     from cloudjob.model.status import JobStatus
 
-# Seconds between two looks of `list --watch`.
+# Seconds between two queries of `list --watch`.
 _WATCH_S = 2.0
 
 
@@ -66,12 +73,13 @@ def _raw_logs(job: cloudjob.Job, options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_numbers(flag: str, text: str, count: int) -> None:
-    """Check that a job has the nodes or ranks of a list."""
+def _check_numbers(flag: str, text: str, known: int) -> None:
+    """Check that a job, with ``known`` nodes or ranks, has those of a list."""
     highest = max(map(int, text.replace("-", ",").split(",")), default=0) if text else 0
     # The number of ranks is 0 while only the nodes know it.
-    if count and highest >= count:
-        raise UsageError(f"{flag} {text}: the job has {count}", hint=f"0 to {count - 1}")
+    if known and highest >= known:
+        found = count(known, flag.removeprefix("--"))
+        raise UsageError(f"{flag} {text}: the job has {found}", hint=f"0 to {known - 1}")
 
 
 def _pattern(text: str) -> re.Pattern[bytes]:
@@ -145,14 +153,13 @@ def _print_jobs(jobs: Sequence[cloudjob.Job], *, is_shared: bool = False) -> Non
 
 
 def _attach(options: argparse.Namespace) -> int:
-    from cloudjob.cli.follow import attend
     from cloudjob.model.status import exit_code
 
     job = cloudjob.attach(options.job, store=options.store)
     try:
         status = attend(job, is_json=options.json)
     except KeyboardInterrupt:
-        say(f"detached; {job.id} continues: cloudjob logs {job.id} -f, cloudjob cancel {job.id}")
+        say_detached(job)
         raise
     if options.json:
         print_json(status_json(status))

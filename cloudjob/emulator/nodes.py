@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,6 +22,7 @@ from cloudjob.emulator.node_plan import Machine
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, run_dir_of
 from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.times import seconds_of
 from jobentry.contract.paths import ENTRY
 
 
@@ -438,8 +438,8 @@ class DockerMachines:
                 continue
             states.append(
                 NodeState(
-                    _seconds(item.started_at),
-                    0.0 if item.is_alive else _seconds(item.ended_at),
+                    seconds_of(item.started_at),
+                    0.0 if item.is_alive else seconds_of(item.ended_at),
                     None if item.is_alive else item.exit_code,
                     "out of memory" if item.is_out_of_memory else item.error,
                 )
@@ -522,7 +522,3 @@ def check_image(image: str) -> None:
         if engine.status_code(error) == engine.NOT_FOUND:
             raise ImageMissing(image) from error
         raise
-
-
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else 0.0
