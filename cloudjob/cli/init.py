@@ -15,22 +15,22 @@ def _init(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from cloudjob.config import load
-    from cloudjob.submission import starter
+    from cloudjob.submission import new_job_file
 
     folder = Path.cwd()
-    script = options.script or starter.find_script(folder)
+    script = options.script or new_job_file.find_script(folder)
     spec = load({"script": script}, job_file=None, cwd=folder, environ=os.environ).spec
     if not Path(spec.source, spec.script).is_file():
         raise UsageError(
             f"describing {spec.script}: there is no such file in {spec.source}",
             hint="cloudjob init SCRIPT",
         )
-    text = starter.job_file(spec.script, Path(spec.source), os.environ)
+    text = new_job_file.job_file(spec.script, Path(spec.source), os.environ)
     if options.print:
         print(text, end="")
         return 0
     path = Path(spec.source) / _FILE
-    starter.write(path, text)
+    new_job_file.write(path, text)
     say(f"wrote {path}; `cloudjob submit` runs {spec.script}")
     return 0
 

@@ -322,7 +322,7 @@ def test_init_writes_a_job_file_that_can_be_submitted_and_overwrites_none(
     assert main(["submit", "--dry-run", "--launcher", "python"]) == 0
     assert "command   train.py" in capsys.readouterr().out
     assert main(["init"]) == 2
-    assert "it is there already" in capsys.readouterr().err
+    assert "it already exists" in capsys.readouterr().err
     assert main(["init", "--print"]) == 0
 
     assert capsys.readouterr().out == text == (project / "cloudjob.yaml").read_text()

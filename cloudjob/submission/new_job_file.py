@@ -1,4 +1,4 @@
-"""Writes the first job file of a project, from what the project and this machine show."""
+"""Writes the first job file of a project, from its files and what this machine has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudjob.submission import launcher_choice
 
 # Usual names of a script that trains.
 _SCRIPTS = ("train.py", "main.py", "run.py")
-# What a module that a script imports reads from the environment, and nobody should see.
+# Module -> the secret variable that it reads.
 _SECRETS = {
     "wandb": "WANDB_API_KEY",
     "huggingface_hub": "HF_TOKEN",
@@ -33,7 +33,7 @@ def find_script(folder: Path) -> str:
     """Return the script of a folder.
 
     Raises:
-        UsageError: There is none, or several could be meant.
+        UsageError: There is none, or there are several and none has a usual name.
     """
     found = sorted(path.name for path in folder.glob("*.py") if path.is_file())
     for name in _SCRIPTS:
@@ -97,7 +97,7 @@ def _ranks(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _backends(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield what this machine has for the backends, as far as that is known without asking."""
+    """Yield what this machine has for the backends; no platform is asked."""
     home = Path(environ.get("HOME") or "/nonexistent")
     engine = environ.get("DOCKER_HOST") or Path("/var/run/docker.sock").exists()
     kubeconfig = environ.get("KUBECONFIG") or home.joinpath(".kube/config").exists()
@@ -130,7 +130,7 @@ def _requirements(folder: Path, modules: Iterable[str]) -> Iterator[str]:
 def _secrets(modules: Iterable[str], environ: Mapping[str, str]) -> Iterator[str]:
     names = sorted({_SECRETS[name] for name in modules if name in _SECRETS})
     there = [name for name in names if name in environ]
-    yield "# Variables whose values nobody sees; they come from your environment at each submit."
+    yield "# Secret variables; each submit takes their values from your environment."
     if there:
         yield f"secrets: [{', '.join(there)}]"
     else:
@@ -142,14 +142,14 @@ def write(path: Path, text: str) -> None:
     """Write a new file.
 
     Raises:
-        UsageError: It is there, or cannot be written.
+        UsageError: It already exists, or cannot be written.
     """
     try:
         with path.open("x", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
     except FileExistsError:
         raise UsageError(
-            f"writing {one_line(str(path))}: it is there already",
+            f"writing {one_line(str(path))}: it already exists",
             hint="--print shows what would be written",
         ) from None
     except OSError as error:
