@@ -201,8 +201,8 @@ class Slurm(Values):
         "#SBATCH --signal: seconds before the time limit or preemption at which the ranks receive "
         "SIGTERM; by default grace_s plus half a minute for outputs.", 0, ge=0, le=65_535)
     mpi: Annotated[str, OneOf("ssh", "pmix")] = key(
-        "How the launcher mpirun starts ranks: mpirun over an sshd of the job's own, or Slurm's "
-        "srun with its PMIx.", "ssh")
+        "How the launcher mpirun starts ranks: ssh is Open MPI's own mpirun, pmix is Slurm's srun "
+        "with its PMIx.", "ssh")
     python: Text = key(
         "The interpreter that runs the script; by default the one of the active virtual "
         "environment, or else the one that runs cloudjob; with a host the one on PATH.")
