@@ -193,15 +193,15 @@ def is_name(text: str) -> bool:
 
 
 def is_list(text: str) -> bool:
-    """Whether ``text`` lists nodes: ``0``, ``0,2-3``."""
+    """Whether ``text`` lists nodes or ranks: ``0``, ``0,2-3``."""
     return _LIST.match(text) is not None
 
 
-def is_listed(node: int, text: str) -> bool:
-    """Whether the list of nodes ``text`` contains ``node``."""
+def is_listed(number: int, text: str) -> bool:
+    """Whether a list of nodes or ranks contains this number."""
     for part in text.split(","):
         first, _, last = part.partition("-")
-        if int(first) <= node <= int(last or first):
+        if int(first) <= number <= int(last or first):
             return True
     return False
 
