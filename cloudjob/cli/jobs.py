@@ -1,4 +1,4 @@
-"""The commands on jobs that were submitted: one, several, and what they have left."""
+"""The commands on submitted jobs: one job, several jobs, and what jobs have left behind."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _pattern(text: str) -> re.Pattern[bytes]:
         return re.compile(os.fsencode(text))
     except re.error as error:
         raise UsageError(
-            f"reading --grep {text}: this is no regular expression: {error}",
+            f"reading --grep {text}: it is not a regular expression: {error}",
             hint="put a backslash before each of . * + ? ( ) [ ] { } | that is meant literally",
         ) from error
 
@@ -201,7 +201,7 @@ def _cancel(options: argparse.Namespace) -> int:
 
 
 def _cancel_all(filters: dict[str, Any], *, is_urgent: bool) -> int:
-    """Cancel every job that matches and wait for all; failures are reported and stop nothing."""
+    """Cancel every matching job and wait for all; report failures and continue."""
     found = [job for job in cloudjob.jobs(**filters) if not job.is_over]
     asked, code = [], 0
     for job in found:
@@ -271,7 +271,7 @@ def _fetch_outputs(found: cloudjob.Outputs, folder: Path) -> None:
 
 def _rm(options: argparse.Namespace) -> int:
     if options.orphans == (options.job is not None):
-        raise UsageError("rm: of which job?", hint="cloudjob rm JOB, or cloudjob rm --orphans")
+        raise UsageError("rm: which job?", hint="cloudjob rm JOB, or cloudjob rm --orphans")
     if options.orphans:
         removed = cloudjob.remove_orphans()
         for name in removed:
@@ -315,7 +315,8 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tail", type=whole_number, metavar="N", help="start with the last N lines"
     )
-    parser.add_argument("--grep", metavar="RE", help="only lines in which this is found")
+    text = "only lines that match this regular expression"
+    parser.add_argument("--grep", metavar="RE", help=text)
     parser.add_argument(
         "--node", type=number_list, default="", metavar="I", help="only these nodes: 0, or 0,2-3"
     )
@@ -328,7 +329,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 def add_wait(parser: argparse.ArgumentParser) -> None:
     """Give the command wait its options."""
     parser.set_defaults(run=_wait)
-    text = "its id, its name or its handle; several are all waited for"
+    text = "its id, its name or its handle; with several, waits for all"
     parser.add_argument("jobs", metavar="JOB", nargs="+", help=text)
     json_flag(parser)
 

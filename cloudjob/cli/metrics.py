@@ -1,4 +1,4 @@
-"""The command metrics: what the ranks of a job have measured, and what its nodes have used."""
+"""The command metrics: the metrics of a training, and what the nodes have used."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _show_points(points: list[MetricPoint]) -> None:
         values = [point.value for point in found]
         numbers = [f"{number:.6g}" for number in (values[-1], min(values), max(values))]
         rows.append((name, place, len(values), found[-1].step, *numbers))
-    headers = ("METRIC", "OF", "VALUES", "STEP", "LAST", "LEAST", "MOST")
+    headers = ("METRIC", "SOURCE", "VALUES", "STEP", "LAST", "MIN", "MAX")
     print_table(rows, headers, numbers=headers[2:])
 
 
@@ -106,8 +106,8 @@ def _show_resources(job: Job, options: argparse.Namespace) -> None:
             writer.writerows((metric.node, metric.name, *item) for item in enumerate(metric.values))
         return
     rows = [(metric.node, metric.name, *_summary(metric)) for metric in metrics]
-    headers = ("NODE", "METRIC", "LAST", "MEAN", "MOST")
-    print_table(rows, headers, numbers=("NODE", "LAST", "MEAN", "MOST"))
+    headers = ("NODE", "METRIC", "LAST", "MEAN", "MAX")
+    print_table(rows, headers, numbers=("NODE", "LAST", "MEAN", "MAX"))
 
 
 def _summary(metric: Metric) -> list[str]:

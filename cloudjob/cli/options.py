@@ -54,7 +54,7 @@ class _HelpPage(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that reports a fault as every other fault is reported."""
+    """An argument parser that raises ``UsageError`` instead of printing and exiting."""
 
     command = ""
 
@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing a page of usage."""
+        """Raise an error with a hint instead of printing the usage."""
         # In what argparse writes: argument COMMAND: invalid choice: 'sumbit' (choose from …).
         kind, invalid, rest = message.partition(": invalid choice: ")
         unknown = message.partition("unrecognized arguments: ")[2].split()
@@ -220,7 +220,7 @@ def number_list(text: str) -> str:
 
     # argparse also checks the default, which is empty and means all.
     if text and not is_list(text):
-        raise argparse.ArgumentTypeError(f"{text!r} lists no numbers: like 0, or 0,3-5")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0 or 0,3-5")
     return text
 
 

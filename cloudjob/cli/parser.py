@@ -32,7 +32,7 @@ _COMMANDS = (
     ("cp", "submit", "submit a job again, with changes"),
     ("diff", "jobs", "show how two jobs differ"),
     ("events", "jobs", "show what happened to a job"),
-    ("metrics", "metrics", "show what a job has measured, or what its nodes used"),
+    ("metrics", "metrics", "show the metrics of a training, or what the nodes used"),
     ("outputs", "jobs", "list or download the outputs of a job"),
     ("rm", "jobs", "remove a job and everything stored for it"),
     ("console", "console", "show every job in the browser"),
@@ -61,7 +61,7 @@ def parser_of(command: str) -> Parser:
 
 
 def split_at_script(parser: Parser, words: list[str]) -> tuple[list[str], list[str] | None]:
-    """Part the words of cloudjob, up to and with SCRIPT, from those of the script."""
+    """Split the words into those of cloudjob, up to SCRIPT, and those of the script."""
     if words[:1] == ["cp"]:
         end = words.index("--") if "--" in words else len(words)
         return words[:end], words[end + 1 :] if end < len(words) else None
