@@ -7,7 +7,7 @@ import os
 import sys
 
 from cloudjob.cli.parser import parser_of, split_at_script
-from cloudjob.cli.say import hear_library, tell_error
+from cloudjob.cli.say import print_error, print_library_log
 from cloudjob.errors import CloudJobError
 
 # What a command needs it imports itself, so that `cloudjob --help` costs next to nothing.
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(words)
     except CloudJobError as error:
-        tell_error(error)
+        print_error(error)
         return error.exit_code
     except BrokenPipeError:
         # The reader has gone (`| head`); Python would complain once more when it flushes.
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         shortage = _shortage(error)
         if shortage is None:
             raise
-        tell_error(shortage)
+        print_error(shortage)
         return shortage.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -67,6 +67,6 @@ def _run(words: list[str]) -> int:
         parser.print_help()
         return 2
     options.rest = rest
-    hear_library()
+    print_library_log()
     run: Callable[[argparse.Namespace], int] = options.run
     return run(options)

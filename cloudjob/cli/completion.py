@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _SHELLS = ("bash", "zsh", "fish")
-# The newest jobs, which a shell can still show.
+# How many ids to offer, newest first; a shell cannot list many more.
 _MOST_JOBS = 200
 
 
 def answer() -> NoReturn:
-    """Answer a shell that asks how the line goes on, and end."""
+    """Print the completions that a shell asks for, and exit."""
     import os
 
     import argcomplete
@@ -88,7 +88,7 @@ def _nothing(**_: object) -> Iterable[str]:
 
 
 def _jobs(**_: object) -> Iterable[str]:
-    """Return the ids of the jobs in the records; nothing is asked of a platform."""
+    """Return the ids of the jobs in the records; no platform is asked."""
     from cloudjob.cli.options import state_home
     from cloudjob.home import records_path
     from cloudjob.home.records import Records

@@ -1,4 +1,4 @@
-"""Which jobs a command on several jobs means."""
+"""The options that select jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def filter_flags(parser: Any) -> None:
-    """Add what says which jobs are meant."""
+    """Add the options that select jobs."""
     for flag, metavar, text in (
         ("--backend", "NAME", "only jobs of this backend"),
         ("--name", "PATTERN", "only jobs whose name or id matches, such as train-*"),
@@ -26,5 +26,5 @@ def filter_flags(parser: Any) -> None:
 
 
 def filters_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return which jobs are meant, as ``cloudjob.jobs`` takes it."""
+    """Return the given filters as keyword arguments of ``cloudjob.jobs``."""
     return {key: getattr(options, key) for key in ("backend", "name", "state", "since")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from cloudjob.cli.say import count, printable, say, show, tell_error
+from cloudjob.cli.say import count, print_error, printable, say, show
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import BackendError, CloudJobError
 from cloudjob.times import seconds_of
@@ -134,7 +134,7 @@ def _ask_to_end(job: Job, *, is_urgent: bool) -> None:
     try:
         job.cancel(is_urgent=is_urgent)
     except CloudJobError as error:
-        tell_error(error)
+        print_error(error)
 
 
 def attend(job: Job, *, is_json: bool) -> JobStatus:
@@ -147,7 +147,7 @@ def attend(job: Job, *, is_json: bool) -> JobStatus:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except BackendError as error:
         # What counts is how the job ends; if the platform cannot be reached, `wait` reports it.
-        tell_error(error)
+        print_error(error)
     status = job.wait()
     report(status)
     return status

@@ -18,7 +18,7 @@ from cloudjob.cli.follow import (
     stream,
 )
 from cloudjob.cli.options import job_argument, json_flag, number_list, whole_number
-from cloudjob.cli.say import count, print_json, print_name, printable, say, tell_error
+from cloudjob.cli.say import count, print_error, print_json, print_name, printable, say
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import CloudJobError, UsageError
 
@@ -105,7 +105,7 @@ def _wait(options: argparse.Namespace) -> int:
         except CloudJobError as error:
             if len(found) == 1:
                 raise
-            tell_error(error)
+            print_error(error)
             code = code or error.exit_code
             continue
         statuses.append(status)
@@ -209,13 +209,13 @@ def _cancel_all(filters: dict[str, Any], *, is_urgent: bool) -> int:
             job.cancel(is_urgent=is_urgent)
             asked.append(job)
         except CloudJobError as error:
-            tell_error(error)
+            print_error(error)
             code = error.exit_code
     for job in asked:
         try:
             say(f"job {job.id}: {job.wait(record_s=0.0).state}")
         except CloudJobError as error:
-            tell_error(error)
+            print_error(error)
             code = error.exit_code
     say(f"{len(asked)} of {len(found)} job(s) cancelled")
     return code

@@ -12,12 +12,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.status import JobStatus, Phase
 
-# Of more nodes, only those are shown that still do what others have done.
+# With more nodes, the table has node 0 and the phases that still last.
 _MOST_NODES = 8
 
 
 def print_phases(status: JobStatus) -> None:
-    """Print what each node has done and does, and how fast its transfers are."""
+    """Print the phases of the nodes, with the rates of transfers."""
     print()
     is_short = status.nodes > _MOST_NODES
     shown = [phase for phase in status.phases if not is_short or not phase.node or _lasts(phase)]

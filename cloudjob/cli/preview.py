@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cloudjob import Preview
     from cloudjob.model.job import JobSpec
 
-# The most files that were left out, and the most letters of a command, on the page.
+# How many left-out files, and how many characters of a command, the page shows.
 _MOST_FILES, _MOST_LETTERS = 5, 300
 
 

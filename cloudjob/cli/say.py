@@ -1,4 +1,4 @@
-"""What the command line says, on stderr, and prints, on stdout."""
+"""Messages on stderr and output on stdout."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cloudjob.errors import CloudJobError, NotReady, SpecError
 _SPEC_HINT = "`cloudjob submit --help` lists the options, `cloudjob docs job-file` every key"
 
 
-def tell_error(error: CloudJobError) -> None:
-    """Say everything that is wrong, each with what to do about it."""
+def print_error(error: CloudJobError) -> None:
+    """Print every problem of an error with its hint."""
     if isinstance(error, SpecError):
         for problem in error.problems:
             say(f"error: {problem}")
@@ -26,7 +26,7 @@ def tell_error(error: CloudJobError) -> None:
 
 
 def size(size_bytes: int) -> str:
-    """Return a number of bytes in words."""
+    """Return a number of bytes with its unit."""
     from cloudjob.package.messages import size_text
 
     return size_text(size_bytes)
@@ -45,7 +45,7 @@ def print_json(value: object) -> None:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` in one line that cannot play tricks on a terminal."""
+    """Return ``text`` on one line, without characters that control a terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -71,11 +71,11 @@ def show(text: str) -> None:
         sys.stderr.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
         sys.stderr.flush()
     except OSError:
-        pass  # whoever read our words has gone; the job matters more
+        pass  # nobody reads stderr any more; the job continues
 
 
-def hear_library() -> None:
-    """Say what the library logs while it works: for what it waits."""
+def print_library_log() -> None:
+    """Print what the library logs, such as a service that it waits for."""
     import logging
 
     class Handler(logging.Handler):

@@ -28,13 +28,13 @@ def _cp(options: argparse.Namespace) -> int:
 
 
 def _send(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
-    """Send a job, and stay with it if that is wanted."""
+    """Send a job, and follow it unless ``--detach`` is given."""
     from cloudjob.model.rules import REMOTE_BACKENDS
     from cloudjob.model.status import exit_code
 
     if options.dry_run or options.show_request:
         return _show(spec, options)
-    # A job elsewhere may be meant to continue, and a job on this machine rarely is.
+    # A job on this machine rarely should continue; with a remote job only its user knows.
     usual = ASK if spec.backend in REMOTE_BACKENDS else CANCEL
     interrupts = Interrupts(options.on_interrupt or usual)
     job = _sent(spec, interrupts, is_json=options.json)

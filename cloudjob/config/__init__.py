@@ -175,7 +175,7 @@ class _Project(NamedTuple):
 
 # The files and folders that mark the top of a project.
 _PROJECT_MARKS = (PROJECT_FILE, ".git", "pyproject.toml", "setup.py")
-# What belongs to the system, not to a user.
+# Folders of the system.
 _SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/proc", "/run", "/sbin", "/sys", "/usr")
 
 
@@ -196,7 +196,7 @@ def _project(values: Mapping[str, Any], cwd: Path) -> _Project | None:
 
 
 def _may_be_sent(folder: Path) -> bool:
-    """Whether a folder may be sent without being named: not a home, /tmp or one of the system."""
+    """Whether to send a folder that nobody named: not a home folder, /tmp or a system folder."""
     is_shared = bool(folder.stat().st_mode & stat.S_IWOTH)
     is_system = any(folder.is_relative_to(system) for system in _SYSTEM)
     return folder not in (Path.home(), *Path.home().parents) and not is_shared and not is_system

@@ -1,4 +1,4 @@
-"""What each node of a job gets from the platform: variables, command, folders. No I/O."""
+"""The variables, command and folders that the platform gives each node. No I/O."""
 
 from __future__ import annotations
 
@@ -209,9 +209,9 @@ def environment(
 
 
 def start(row: JobRow, index: int, machine: Machine) -> str:
-    """Return the shell command of a node after what makes Python find the platform's packages.
+    """Return the shell command of a node, preceded by a PYTHONPATH with the platform's packages.
 
-    That has its own place: an image may have a PYTHONPATH.
+    The shell extends the variable, because an image may have a PYTHONPATH of its own.
     """
     algorithm = row.body["algorithm"]
     code = here(code_path(algorithm), row, machine) if algorithm.get("boot_file") else ""

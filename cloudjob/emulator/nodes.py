@@ -69,7 +69,7 @@ class ProcessMachines:
         from cloudjob.backends.process.backend import ProcessBackend, machine_of
 
         # It forks, so it is asked while there is one thread.
-        self._level = isolation.possible()
+        self._level = isolation.possible_level()
         self.note = (
             ""
             if self._level == "files"
@@ -165,7 +165,7 @@ class ProcessMachines:
             "PATH": path,
             "LANG": "C.UTF-8",
             "TMPDIR": f"{run_dir}/{index}",
-            **(backend.of_own_files(path) if has_files else {}),
+            **(backend.variables_of_own_files(path) if has_files else {}),
             **own.devices,
             **backend.open_mpi_of_one_machine(is_isolated=self._level != "none"),
             "CLOUDJOB_NODE_DIR": f"{run}/{index}/node",

@@ -112,7 +112,7 @@ def _mpi(name: str, path: str, text: str, hint: str) -> Check:
 def _namespaces() -> Check:
     from cloudjob.backends.process import isolation
 
-    level = isolation.possible()
+    level = isolation.possible_level()
     return Check(
         "namespaces",
         level == "files",

@@ -1,4 +1,4 @@
-"""What a submit reports of its package and its launcher."""
+"""The messages of a submit about its launcher, its ranks and its package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ranks(chosen: str) -> Iterator[Progress]:
 
 
 def left_out(package: CodePackage) -> Iterator[Progress]:
-    """Report what was not packed although no rule of the user leaves it out."""
+    """Report files that cloudjob left out by itself, without a rule of the user."""
     found = [item for item in package.left_out if any(word in item.reason for word in _REPORTED)]
     for path, reason in found[:_SHOWN_LEFT_OUT]:
         yield Progress("note", f"left out of the package: {path}: {reason}")

@@ -1,4 +1,4 @@
-"""What is stored about each job in its store, so that other machines find it there.
+"""The description of each job in its store, by which other machines find the job.
 
 A description is the job's record: its handle, its size, and what its user asked for, with secrets
 as ``***``. It is written before the job is sent, like the record.
@@ -22,10 +22,11 @@ from cloudjob.store.base import ObjectStore
 
 FOLDER = "jobs/"
 _VERSION = 1
-# A description is data of somebody else: an id becomes part of paths and keys.
+# Others may have written the description, and its id becomes part of paths and keys.
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NUMBERS = ("nodes", "procs_per_node", "code_size_bytes", "code_files")
-# The state and the end of a job are asked for, and its store is where the description was found.
+# State and end are requested when needed, the store is where the description was found, and
+# ``submission`` holds the contents of ``spec_json``.
 _LEFT_OUT = ("state", "final_json", "spec_json", "store")
 
 

@@ -69,7 +69,7 @@ GONE = (
     "the backend has no such job",
     "this cloudjob has no such backend",
 )
-# The native state of a job that only its submitter can ask about, until its record is there.
+# The native state of a job that only its submitter can query, until its record exists.
 _ELSEWHERE = "not on this machine"
 
 
@@ -125,7 +125,7 @@ class Job:
         # Why the record of the ended job could not be read; empty if it was read.
         self._record_error = ""
         self._last: JobStatus | None = None
-        # One request at a time: why a record could not be read belongs to one status.
+        # One request at a time, because ``_record_error`` belongs to the status being built.
         self._asking = threading.Lock()
 
     def __repr__(self) -> str:
@@ -165,7 +165,7 @@ class Job:
 
     @property
     def platform(self) -> str:
-        """What all jobs have in common of which one request can tell the status."""
+        """The same for all jobs whose statuses one request can return."""
         return f"{handles.platform(self.handle)} {self._record.home}"
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
@@ -661,7 +661,7 @@ class Job:
         # The platform may report the exit code of its own command; a failed job must not show 0.
         code = native.exit_code if cancelled else native.exit_code or 1
         lines = () if cancelled else self._entry_lines(native.node)
-        # What the entry says of its own failure is the reason for all that follows.
+        # If the entry itself failed, its message is the reason for everything after it.
         reasons = [line for line in lines if code == exits.ENTRY_FAILED and _is_reason(line)]
         texts = (*reasons[-1:], native.message, native.reason, self._record_error)
         message = ": ".join(text.removeprefix(_ENTRY) for text in texts if text)
@@ -739,7 +739,7 @@ def _check_time(job: str, found: str, end_s: float) -> None:
 
 
 def _is_reason(line: str) -> bool:
-    """Whether a line of an entry's log is a failure, and not a hint or that it tries again."""
+    """Whether a line of an entry's log reports a failure, and not a hint or a retry."""
     return (
         line.startswith(_ENTRY)
         and not line.startswith((f"{_ENTRY}hint: ", f"{_ENTRY}writing the record"))

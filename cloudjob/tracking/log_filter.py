@@ -31,7 +31,7 @@ class LogFilter(NamedTuple):
         node = int(self.nodes) if self.nodes.isdecimal() else None
         skipped: dict[int, int] = {}
         if self.tail is not None and follow:
-            # What is there now is read first: a log that is followed does not say where now is.
+            # First the existing lines: a log that is followed does not show where they end.
             there = list(job.pieces(node, follow=False))
             yield from self._last(there)
             for piece in there:

@@ -63,7 +63,7 @@ def filter_of(
     state: Sequence[str] = (),
     since: str = "",
 ) -> Filter:
-    """Return the filter that words of a user describe.
+    """Return the filter for values as users type them.
 
     Args:
         since: ``2h``, ``3d``, a date, or a date and a time.
@@ -148,7 +148,7 @@ def _records(home: Path, store: str) -> list[JobRecord]:
 
 
 def _is_out(record: JobRecord, states: tuple[str, ...]) -> bool:
-    """Whether a job has ended in a state other than these."""
+    """Whether a job has ended in a state that is not one of these."""
     return bool(record.final_json) and record.state not in states
 
 

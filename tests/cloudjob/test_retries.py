@@ -20,7 +20,7 @@ import pytest
 from cloudjob import retries
 from cloudjob.backends.kubernetes import client as kube_client
 from cloudjob.backends.kubernetes import kubeconfig
-from cloudjob.cli.say import hear_library
+from cloudjob.cli.say import print_library_log
 from cloudjob.errors import BackendError, StoreError
 from cloudjob.home.records import Records
 from cloudjob.package import claims
@@ -232,8 +232,8 @@ def test_a_cluster_that_does_not_answer_is_reported(
 def test_the_command_line_prints_what_the_library_logs(
     soon: None, capsys: pytest.CaptureFixture[str]
 ):
-    hear_library()
-    hear_library()
+    print_library_log()
+    print_library_log()
     WaitNotices().report(time.monotonic() - 1, "get x: it says \x1b[31mno")
 
     assert capsys.readouterr().err == "get x: it says \\x1b[31mno; trying again\n"

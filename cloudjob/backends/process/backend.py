@@ -121,7 +121,10 @@ class ProcessBackend(Backend[ProcessRequest]):
 
     def checks(self, spec: JobSpec | None, _store: str) -> list[Check]:
         """Check whether nodes can have files of their own, if the job does not share them."""
-        if self._options.get("isolation", "auto") != "auto" or isolation.possible() == "files":
+        if (
+            self._options.get("isolation", "auto") != "auto"
+            or isolation.possible_level() == "files"
+        ):
             return []
         found = (
             "this machine does not allow mount namespaces (unshare), so the nodes share its /tmp, "
@@ -146,7 +149,7 @@ class ProcessBackend(Backend[ProcessRequest]):
         run_dir = f"{_short_temporary_folder()}/cloudjob-{unique}"
         folder = str(self._home / submission.job)
         wanted = self._options.get("isolation", "auto")
-        level = "none" if wanted == "none" else isolation.possible()
+        level = "none" if wanted == "none" else isolation.possible_level()
         if wanted == "names" and level == "files":
             level = "names"
         request = build(submission, machine, folder, run_dir, level)
@@ -349,7 +352,7 @@ def build(
             "PATH": machine.path,
             "LANG": "C.UTF-8",
             "TMPDIR": tmp,
-            **(of_own_files(machine.path) if level == "files" else {}),
+            **(variables_of_own_files(machine.path) if level == "files" else {}),
             "MA_SCRIPT_INTERPRETER": machine.python,
             "HOSTNAME": host.partition(".")[0],
             names.CLOUDJOB_EMULATED: "1",
@@ -446,7 +449,7 @@ def protected_in(machine: Machine, folder: str) -> tuple[tuple[str, str], ...]:
     return tuple((path, f"{folder}-{n}") for n, path in enumerate(machine.installed))
 
 
-def of_own_files(path: str) -> dict[str, str]:
+def variables_of_own_files(path: str) -> dict[str, str]:
     """Return the variables of a node that has files of its own.
 
     Args:
@@ -502,7 +505,7 @@ def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -
         path=path,
         library_path=os.environ.get("LD_LIBRARY_PATH", ""),
         libmpi=interpreters.libmpi_of(mpirun, python),
-        devices=devices.said(os.environ),
+        devices=devices.visible(os.environ),
         gpus=devices.gpus(os.environ),
         python=python,
         entry_python=sys.executable,
@@ -569,7 +572,7 @@ def _start_controller(request: ProcessRequest, lock: int, path: Path) -> int:
     )
     try:
         running.note_controller(lock, process.pid)
-        _tell(process, request, path, lock)
+        _send_request(process, request, path, lock)
     except BaseException:
         process.kill()
         process.wait()
@@ -579,12 +582,14 @@ def _start_controller(request: ProcessRequest, lock: int, path: Path) -> int:
     return process.pid
 
 
-def _tell(process: subprocess.Popen[bytes], request: ProcessRequest, path: Path, lock: int) -> None:
+def _send_request(
+    process: subprocess.Popen[bytes], request: ProcessRequest, path: Path, lock: int
+) -> None:
     """Send a controller its request, and wait until it is ready."""
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    values = {key: value for key, value in asdict(request).items() if key not in _NOT_TOLD}
+    values = {key: value for key, value in asdict(request).items() if key not in _NOT_SENT}
     values["running"], values["lock"] = str(path), lock
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(json.dumps(values).encode("ascii"))
@@ -597,7 +602,7 @@ def _tell(process: subprocess.Popen[bytes], request: ProcessRequest, path: Path,
         )
 
 
-_NOT_TOLD = ("job", "hosts_text", "secret_names", "python")
+_NOT_SENT = ("job", "hosts_text", "secret_names", "python")
 
 
 def _state(folder: Path) -> dict[str, Any] | None:
@@ -623,7 +628,7 @@ _LOST = "the controller of the job was killed, or the machine was restarted"
 
 
 def _lost(folder: Path, state: dict[str, Any] | None, message: str) -> NativeStatus:
-    """Return the status of a job whose processes were killed; its record may know better."""
+    """Return the status of a job whose processes were killed; the head's record has precedence."""
     started_at = state["started_at"] if state else None
     begun = (folder / STATE).stat().st_mtime
     # A keeper touches its log when its node has ended; without one nobody knows when that was.

@@ -13,7 +13,7 @@ from cloudjob.errors import SpecError
 CUDA = "CUDA_VISIBLE_DEVICES"
 ASCEND = "ASCEND_RT_VISIBLE_DEVICES"
 # The variables in which a shell or a scheduler names usable devices, in order of precedence.
-_SAYING = (
+_VARIABLES = (
     CUDA,
     "CUDA_DEVICE_ORDER",
     "HIP_VISIBLE_DEVICES",
@@ -23,9 +23,9 @@ _SAYING = (
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
-def said(environ: Mapping[str, str]) -> dict[str, str]:
+def visible(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that name the devices that we may use."""
-    return {name: environ[name] for name in _SAYING if name in environ}
+    return {name: environ[name] for name in _VARIABLES if name in environ}
 
 
 def gpus(environ: Mapping[str, str], driver: Path = _DRIVER) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def count(
 ) -> tuple[int, str]:
     """Return how many accelerators this shell may use, and their kind: ``GPU`` or ``NPU``."""
     found = gpus(environ, driver)
-    for name in () if found else _SAYING[2:]:
+    for name in () if found else _VARIABLES[2:]:
         found = found or tuple(word for word in environ.get(name, "").split(",") if word.strip())
     if found:
         return len(found), "NPU" if CUDA not in environ and ASCEND in environ else "GPU"

@@ -69,8 +69,8 @@ def isolate(
         _enter_new_root(libc, mounts, protected)
 
 
-def possible() -> Level:
-    """Return how far this machine allows it; tried in a child, so nothing changes here."""
+def possible_level() -> Level:
+    """Return what this machine allows to be private; a child process tries it."""
     if _works(lambda: isolate("cloudjob-probe", "/etc/hosts", [("/etc", CACHE), ("/etc", TMP)])):
         return "files"
     return "names" if _works(lambda: isolate("cloudjob-probe", "/etc/hosts")) else "none"
@@ -108,15 +108,15 @@ def _works(act: Callable[[], None]) -> bool:
 def _enter_new_root(
     libc: ctypes.CDLL, mounts: Sequence[Mount], protected: Sequence[tuple[str, str]]
 ) -> None:
-    """Make a root that shows this machine with ``mounts``, and make it ours.
+    """Make a root that shows this machine with ``mounts``, and switch to it.
 
-    It is built on /tmp, which every machine has; the folder below stays in reach by a descriptor.
+    It is built on /tmp, which every machine has; a descriptor still reaches the folder below.
     """
     base = os.path.realpath(TMP)
     below = os.open(base, os.O_PATH)
     flags = _MS_NOSUID | _MS_NODEV
     _check(libc.mount(b"tmpfs", base.encode(), b"tmpfs", flags, b"mode=755"), "mount tmpfs")
-    # What is shown in it must not show it again.
+    # Otherwise the mounts below would contain it again.
     _check(libc.mount(None, base.encode(), None, _MS_UNBINDABLE, None), "mount tmpfs")
 
     def source_of(path: str) -> str:
@@ -130,7 +130,7 @@ def _enter_new_root(
     for target, source in sorted(placed.items()):
         if os.path.exists(source):
             _bind(libc, source, base + target)
-    # An overlay takes no changes to what is unbindable.
+    # An overlay cannot keep its changes on an unbindable mount.
     _check(libc.mount(None, base.encode(), None, _MS_PRIVATE, None), "mount tmpfs")
     for number, (folder, changes) in enumerate(protected):
         in_memory = f"{base}/.changes/{number}"
@@ -157,15 +157,15 @@ def _show(libc: ctypes.CDLL, folder: str, base: str, targets: set[str]) -> None:
                 os.mkdir(new)
                 _show(libc, entry.path, base, targets)
             else:
-                # A file system that no longer answers is not worth a job that does not use it.
+                # A job need not fail because of a file system that no longer answers.
                 with contextlib.suppress(OSError):
                     _bind(libc, entry.path, new)
 
 
 def _protect(libc: ctypes.CDLL, folder: str, places: Sequence[str]) -> None:
-    """Have a folder's changes kept in one of ``places``; refuse changes where none will do.
+    """Keep a folder's changes in the first of ``places`` that can; if none can, make it read-only.
 
-    A network file system, or that of a container, takes no changes of an overlay.
+    A network file system, or that of a container, cannot hold the changes of an overlay.
     """
     for place in places:
         with contextlib.suppress(OSError):
@@ -179,14 +179,14 @@ def _protect(libc: ctypes.CDLL, folder: str, places: Sequence[str]) -> None:
 
 def _overlay(libc: ctypes.CDLL, folder: str, place: str) -> None:
     parts = {"lowerdir": folder, "upperdir": f"{place}/changes", "workdir": f"{place}/work"}
-    # What an earlier attempt has left there keeps the kernel from using it again.
+    # The kernel refuses a folder with files of an earlier attempt.
     remove_tree(parts["workdir"])
     words = []
     for name, path in parts.items():
         os.makedirs(path, exist_ok=True)
-        # A path may hold what separates options; the number of a descriptor does not.
+        # A path may contain the characters that separate options; a descriptor's number does not.
         words.append(f"{name}=/proc/self/fd/{os.open(path, os.O_PATH | os.O_CLOEXEC)}")
-    # Nothing of it needs to outlive the machine: without this, the end waits for the disk.
+    # No change needs to survive a crash of the machine; otherwise the unmount waits for the disk.
     words.append("volatile")
     target, options = os.fsencode(folder), ",".join(words).encode()
     _check(libc.mount(b"overlay", target, b"overlay", 0, options), f"overlay {folder}")

@@ -1,4 +1,4 @@
-"""What the GPUs and NPUs of this node do: NVIDIA's through NVML, Ascend's through npu-smi."""
+"""Samples the GPUs and NPUs of this node: NVIDIA's through NVML, Ascend's through npu-smi."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MIB = 1024 * 1024
 _XID = 8
 _TEMPERATURE_OF_CHIP = _VOLATILE = 0
 _UNCORRECTED = 1
-# npu-smi takes about a second of CPU time: it runs for at most one part in so many of the time.
+# npu-smi takes about a second of CPU time, so it runs for at most 1/300 of the time.
 _NPU_SHARE = 300
 _NPU_PERIOD_S = 60.0
 _NPU_TIMEOUT_S = 20.0
 
 
 def find() -> Callable[[], tuple[Device, ...]] | None:
-    """Return what reads the devices of this node; None if it has none that can be read."""
+    """Return a function that samples the devices of this node; None if there are none to read."""
     if glob.glob("/dev/nvidia[0-9]*"):
         with contextlib.suppress(ImportError, OSError, AttributeError):
             return Nvml().read

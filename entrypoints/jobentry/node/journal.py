@@ -59,7 +59,7 @@ class Transfer:
         return self._done_bytes != self._written_bytes
 
     def phase(self) -> Phase:
-        """Return what the journal says of it now."""
+        """Return its present state as an entry of the journal."""
         done_bytes = self._written_bytes = self._done_bytes
         total_bytes = max(done_bytes, self.total_bytes)
         return Phase(
@@ -141,7 +141,7 @@ class Journal:
         self._ranks = RankProcesses(ranks, paths)
 
     def _follow(self) -> None:
-        # Nothing that goes wrong here may concern the job: it then has no more samples.
+        # An error here must not affect the job; sampling only stops.
         with contextlib.suppress(Exception):
             from jobentry.node import accelerators
             from jobentry.node.resources import Resources
@@ -183,9 +183,9 @@ class Journal:
             self.end(name)
 
     def store(self, uri: str, limit_s: float) -> None:
-        """Store the journal as an object; a store that does not answer is given up.
+        """Store the journal as an object; give up if the store does not answer.
 
-        The log holds the same lines, so a failure is not one of the job.
+        The log holds the same lines, so a failure here does not fail the job.
         """
         from jobentry import objects
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _PAGES_PER_MIB = (1024 * 1024) // os.sysconf("SC_PAGE_SIZE")
-# Processes that belong to no rank are read again after so many samples: a number can be reused.
+# Samples after which processes of no rank are read again, because process ids are reused.
 _FORGET_AFTER = 12
 
 
@@ -29,7 +29,7 @@ class Process(NamedTuple):
 
 
 class RankProcesses:
-    """Samples the ranks of this node, each with everything that it has started."""
+    """Samples the ranks of this node, each with its descendants."""
 
     def __init__(self, ranks: LocalRanks, paths: NodePaths) -> None:
         self._ranks = ranks
@@ -88,11 +88,11 @@ class RankProcesses:
         return max(0, round(time.time() - last))
 
     def _read(self, wrappers: set[int]) -> dict[int, Process]:
-        """Read all processes but those that are known to belong to nobody here."""
+        """Read all processes except those that are known to belong to no rank."""
         numbers = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
         self._samples += 1
         if wrappers != self._wrappers or self._samples % _FORGET_AFTER == 0:
-            # A process that was seen before its rank was reported belongs to somebody after all.
+            # A process of this rank may have been seen before its wrapper was known.
             self._wrappers = wrappers
             self._foreign.clear()
         self._foreign.intersection_update(numbers)

@@ -18,7 +18,7 @@ import pytest
 from cloudjob.cli import follow, main
 from cloudjob.cli.options import GROUPS
 from cloudjob.cli.parser import _COMMANDS, parser_of
-from cloudjob.cli.say import print_name, tell_error
+from cloudjob.cli.say import print_error, print_name
 from cloudjob.errors import BackendError
 from cloudjob.model.job import OPTIONS
 from cloudjob.model.status import Code, Failure, JobState, JobStatus
@@ -88,7 +88,7 @@ def test_no_message_controls_the_terminal(capsys: pytest.CaptureFixture[str]):
         code=Code(uri="", digest="", size_bytes=0, files=0),
     )
     follow.print_status(status)
-    tell_error(BackendError(f"asking: {bad}", hint=bad))
+    print_error(BackendError(f"asking: {bad}", hint=bad))
     shown = capsys.readouterr()
 
     assert "\\x1b]0;x\\x07\\r\\u202e\\x9b2J\\udcff" in shown.err

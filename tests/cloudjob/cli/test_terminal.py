@@ -25,9 +25,9 @@ print_table([("docker", "MISSING", "there is no engine: \\x1b[2J, is it running?
 TRANSFER = """
 import logging, time
 from cloudjob.cli import progress
-from cloudjob.cli.say import hear_library
+from cloudjob.cli.say import print_library_log
 progress._QUIET_S = 0.0
-hear_library()
+print_library_log()
 with progress.Transfers("sent") as transfers:
     count = transfers.watch(200_000_000)
     count(150_000_000)

@@ -97,7 +97,7 @@ def test_this_machine_has_the_devices_that_the_shell_may_use(
 def test_one_node_on_this_machine_has_all_of_its_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    for name in devices._SAYING:
+    for name in devices._VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
 

@@ -1,6 +1,6 @@
 """``moxing.file`` as the vendor documents it: local paths, ``s3://`` and ``obs://`` alike.
 
-Start reading at ``file_io``, the functions; ``places`` says what is where.
+Start with ``file_io``, which has the functions; ``places`` has files and folders.
 """
 
 from moxing.framework.file import file_io

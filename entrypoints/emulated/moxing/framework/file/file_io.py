@@ -191,8 +191,11 @@ def remove(url: Any, recursive: bool = False, client_id: Any = None) -> None:
     place = Place(url)
     with translated("remove", url):
         if place.file() is not None:
-            # The client would remove a local folder that is empty now.
-            objects.delete(place.uri) if place.is_remote else os.remove(place.path)
+            if place.is_remote:
+                objects.delete(place.uri)
+            else:
+                # The client would also remove the folder if it is empty now.
+                os.remove(place.path)
         if recursive and place.is_remote:
             _remove_objects(place.folder_uri)
         elif recursive and place.is_folder():
