@@ -143,7 +143,7 @@ def attend(job: Job, *, is_json: bool) -> JobStatus:
     try:
         stream(job, 2 if is_json else 1, follow=True)
     except BrokenPipeError:
-        say(f"nobody reads the log any more; job {job.id} goes on")
+        say(f"nobody reads the log any more; job {job.id} continues")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except BackendError as error:
         # What counts is how the job ends; if the platform cannot be reached, `wait` reports it.

@@ -1,4 +1,4 @@
-"""A job made ready to send: the spec, where its things lie, and what each node is told. No I/O."""
+"""A job that is ready to send: its spec, its URIs and the variables of its nodes. No I/O."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def prepare(
 
 
 def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeEnv:
-    """Return what node ``node`` is told."""
+    """Return the environment of a node, as the entry reads it."""
     spec = submission.spec
     return NodeEnv(
         job=submission.job,
@@ -203,7 +203,7 @@ def _chosen(word: str) -> str:
 
 
 def _open_mpi(spec: JobSpec) -> OpenMpi:
-    """The user sets the words of mpirun as variables of the job."""
+    """Return the options of mpirun, which users set as variables of the job."""
     return OpenMpi(
         bind_args=spec.env.get(names.OPENMPI_BIND_ARGS),
         x_args=spec.env.get(names.OPENMPI_X_ARGS),

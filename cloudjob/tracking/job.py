@@ -441,18 +441,18 @@ class Job:
         """
         return self._backend.events(self._platform_handle)
 
-    def metrics(self) -> list[Metric]:
-        """Return the platform's resource metrics for each node of the job.
+    def platform_resources(self) -> list[Metric]:
+        """Return what each node has used, as its platform has measured it.
 
         Raises:
-            UsageError: The platform records no metrics.
+            UsageError: The platform measures nothing.
         """
         return self._backend.metrics(self._platform_handle)
 
     def resources(self) -> list[Metric]:
         """Return what each node has used: as its platform has measured it, or else the node."""
         try:
-            return self.metrics()
+            return self.platform_resources()
         except UsageError:
             return [
                 Metric(node, name, values)
@@ -733,7 +733,7 @@ def _ignore(_status: JobStatus) -> None:
 def _check_time(job: str, found: str, end_s: float) -> None:
     if time.monotonic() >= end_s:
         raise WaitTimeout(
-            f"waiting for {job}: {found}, and the time given is over; the job goes on",
+            f"waiting for {job}: {found} after the given time; the job continues",
             hint=f"cloudjob wait {job}",
         )
 

@@ -84,7 +84,7 @@ def test_a_job_is_found_from_another_process_and_cancelled(project: Path):
     job = submit("--wait-for", "nothing")
     found = cloudjob.attach(job.handle)
 
-    with pytest.raises(cloudjob.WaitTimeout, match="the job goes on") as caught:
+    with pytest.raises(cloudjob.WaitTimeout, match="the job continues") as caught:
         found.wait(timeout_s=0)
     assert isinstance(caught.value, TimeoutError)
     assert [each.id for each in cloudjob.jobs(name="train*")] == [job.id]

@@ -21,9 +21,9 @@ SSH_PATH = "/run/cloudjob-ssh"
 HOST_FILE = "/etc/mpi/hostfile"
 
 _BOOT = f"{pod.ENTRY_PATH}/boot.sh"
-# What the operator tells Open MPI of ssh is not what the entry tells it. The entry's words win,
-# with 4.1 and with 5.0 (tried); but 5.0 stumbles over a value with "=" in other places, and no
-# script that calls Open MPI itself should meet it.
+# The operator's options for Open MPI's ssh contradict the entry's. The entry's take precedence with
+# 4.1 and 5.0 (tried); but 5.0 fails elsewhere on a value with "=", and a script that calls Open MPI
+# itself would inherit it.
 _LAUNCHER = f'unset OMPI_MCA_plm_rsh_args; exec sh {_BOOT} "$@"'
 # All workers share one template; the name of a pod ends with its index.
 _WORKER = (

@@ -32,8 +32,8 @@ SCHEDULER_PORT = "MS_SCHED_PORT"
 _PORT_NAME, _PORT = "msjob-port", 2222
 
 _BOOT = f"{pod.ENTRY_PATH}/boot.sh"
-# What the operator tells each pod is that it is one rank, or the scheduler. The entry tells its
-# ranks so itself; of the operator's words only the port of the service stays.
+# The operator's variables make each pod one rank, or the scheduler. The entry sets them for its own
+# ranks, so only the port of the service stays.
 _UNSET = "unset MS_ROLE MS_NODE_ID MS_WORKER_NUM MS_SERVER_NUM MS_SCHED_HOST"
 _HEAD = f'{_UNSET}; exec sh {_BOOT} "$@"'
 # All workers share one template; the name of a pod ends with its index.
