@@ -144,8 +144,8 @@ def job_argument(parser: argparse.ArgumentParser, **more: Any) -> None:
 # The options of a job, as a help page groups them.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "where it runs": ("backend", "nodes", "procs_per_node", "launcher", "image", "flavor"),
-    "what it gets": ("env", "secrets", "inputs", "input_nodes"),
-    "what it leaves": ("outputs", "output_sync_s", "restore_outputs", "metrics"),
+    "variables and inputs": ("env", "secrets", "inputs", "input_nodes"),
+    "outputs and metrics": ("outputs", "output_sync_s", "restore_outputs", "metrics"),
     "limits": (
         "timeout_min", "start_timeout_min", "grace_s", "retries", "min_nodes", "hardware_check",
         "strict",
@@ -171,7 +171,7 @@ def spec_flags(parser: argparse.ArgumentParser) -> None:
             flags = [option.short, option.flag] if option.short else [option.flag]
             text = _help_of(option, field).replace("%", "%%")
             group.add_argument(*flags, dest=name, help=text, **kind)
-        if title == "what it gets":
+        if title == "variables and inputs":
             group.add_argument(
                 "--env-file",
                 action="append",

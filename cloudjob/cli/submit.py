@@ -121,7 +121,7 @@ def add_cp(parser: argparse.ArgumentParser) -> None:
 
 def _submit_flags(parser: argparse.ArgumentParser) -> None:
     spec_flags(parser)
-    group = parser.add_argument_group("what this command does")
+    group = parser.add_argument_group("this command")
     group.add_argument("--detach", action="store_true", help="Print the handle and return.")
     text = "What Ctrl-C does; by default it cancels a job on this machine, and asks about others."
     group.add_argument(
