@@ -1,4 +1,4 @@
-"""Launchers that shell scripts start themselves: real files, nothing run."""
+"""Launchers that scripts start themselves: real files, nothing run."""
 
 from __future__ import annotations
 
