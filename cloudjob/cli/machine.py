@@ -15,14 +15,14 @@ def _image_build(options: argparse.Namespace) -> int:
     from cloudjob.machine import images
 
     with Transfers("pulled") as transfers:
-        transfers.watch(0)
+        transfers.start()
         built = images.build(
             options.name,
             base=options.base,
             ca_bundle=options.ca_bundle,
             pip_config=options.pip_config,
             tell=say,
-            pulled=lambda done, total: transfers.update(total, done_bytes=done),
+            pulled=transfers.update,
         )
     say("built" if built.is_new else "it is there already: nothing that goes into it has changed")
     print(built.tag)

@@ -11,8 +11,6 @@ from cloudjob.cli.say import say, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.progress import Progress as Bar
 
     from cloudjob import Progress
@@ -40,7 +38,6 @@ class Transfers:
         self._lock = threading.Lock()
         self._bar: Bar | None = None
         self._started_s = self._next_s = 0.0
-        self._done_bytes = 0
 
     def __enter__(self) -> Transfers:
         return self
@@ -48,52 +45,50 @@ class Transfers:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def watch(self, total_bytes: int) -> Callable[[int], None]:
-        """Start a transfer, and return what is called with the number of bytes of each step.
-
-        Args:
-            total_bytes: 0 if nobody knows.
-        """
+    def start(self) -> None:
+        """Start a transfer, which shows nothing at first."""
         self.stop()
         self._started_s = time.monotonic()
         self._next_s = self._started_s + _QUIET_S
-        self._done_bytes = 0
-        return lambda count: self.update(total_bytes, count=count)
 
     def report(self, progress: Progress) -> None:
         """Show a report of the API: a message as a line, bytes as a transfer."""
         if not progress.message:
             if not progress.done_bytes:
-                self.watch(progress.total_bytes)
-            self.update(progress.total_bytes, done_bytes=progress.done_bytes)
+                self.start()
+            self.update(progress.done_bytes, progress.total_bytes)
             return
         self.stop()
         say(f"{'warning: ' * (progress.kind == 'warning')}{progress.message}")
         if progress.hint:
             say(f"hint: {progress.hint}")
 
-    def update(self, total_bytes: int, *, done_bytes: int | None = None, count: int = 0) -> None:
-        """Show how far a transfer is: at ``done_bytes``, or ``count`` further than before."""
+    def update(self, done_bytes: int, total_bytes: int) -> None:
+        """Show how far the transfer is.
+
+        Args:
+            total_bytes: 0 if unknown.
+        """
         with self._lock:
             now_s = time.monotonic()
-            self._done_bytes = self._done_bytes + count if done_bytes is None else done_bytes
-            if 0 < total_bytes <= self._done_bytes:
+            is_done = 0 < total_bytes <= done_bytes
+            if is_done:
                 self._remove_bar()
-            if not self._is_shown or now_s < self._next_s or 0 < total_bytes <= self._done_bytes:
+            if not self._is_shown or now_s < self._next_s or is_done:
                 return
             self._next_s = now_s + (_FRAME_S if self._is_live else _LINE_S)
             if self._is_live:
                 try:
-                    self._show_bar(total_bytes)
+                    self._show_bar(done_bytes, total_bytes)
                 except OSError:
                     self._is_shown = False
             else:
-                rate = int(self._done_bytes / (now_s - self._started_s))
+                rate = int(done_bytes / (now_s - self._started_s))
                 of = f" of {size(total_bytes)}" if total_bytes else ""
-                say(f"{self._verb} {size(self._done_bytes)}{of}, {size(rate)}/s")
+                say(f"{self._verb} {size(done_bytes)}{of}, {size(rate)}/s")
 
     def stop(self) -> None:
-        """Remove the bar; whoever reports what was transferred does so below."""
+        """Remove the bar, so that later messages appear in its place."""
         with self._lock:
             self._remove_bar()
 
@@ -104,13 +99,13 @@ class Transfers:
             with contextlib.suppress(OSError):
                 bar.stop()
 
-    def _show_bar(self, total_bytes: int) -> None:
+    def _show_bar(self, done_bytes: int, total_bytes: int) -> None:
         if self._bar is None:
             self._bar = _bar()
             self._bar.add_task(self._verb, start=True)
             self._bar.start()
         (task,) = self._bar.task_ids
-        self._bar.update(task, completed=self._done_bytes, total=total_bytes or None)
+        self._bar.update(task, completed=done_bytes, total=total_bytes or None)
 
 
 def _bar() -> Bar:

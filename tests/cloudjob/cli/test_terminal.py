@@ -29,11 +29,11 @@ from cloudjob.cli.say import print_library_log
 progress._QUIET_S = 0.0
 print_library_log()
 with progress.Transfers("sent") as transfers:
-    count = transfers.watch(200_000_000)
-    count(150_000_000)
+    transfers.start()
+    transfers.update(150_000_000, 200_000_000)
     logging.getLogger("cloudjob").warning("asking: no answer")
     time.sleep(0.2)
-    count(10_000_000)
+    transfers.update(160_000_000, 200_000_000)
 """
 
 
@@ -110,10 +110,11 @@ def test_a_transfer_in_a_pipe_is_reported_now_and_then(
 ):
     monkeypatch.setattr(progress, "_QUIET_S", 0.0)
     with Transfers("fetched") as transfers:
-        count = transfers.watch(100 << 20)
-        for _ in range(5):
-            count(10 << 20)
-        transfers.watch(0)(1 << 20)
+        transfers.start()
+        for step in range(1, 6):
+            transfers.update(10 * step << 20, 100 << 20)
+        transfers.start()
+        transfers.update(1 << 20, 0)
     first, second = capsys.readouterr().err.splitlines()
 
     assert first.startswith("fetched 10.5 MB of 104.9 MB, ")
@@ -125,7 +126,8 @@ def test_a_transfer_with_json_shows_nothing(
 ):
     monkeypatch.setattr(progress, "_QUIET_S", 0.0)
     with Transfers("sent", is_shown=False) as transfers:
-        transfers.watch(100)(50)
+        transfers.start()
+        transfers.update(50, 100)
 
     assert capsys.readouterr().err == ""
 
