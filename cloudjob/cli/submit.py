@@ -70,14 +70,14 @@ def _sent(spec: cloudjob.JobSpec, interrupts: Interrupts, *, is_json: bool) -> c
 def _show(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
     """Show what would be sent, and send nothing."""
     from cloudjob.cli import preview
+    from cloudjob.submission import messages
 
     # The page shows the head and one worker.
     planned = 0 if options.show_request else None if options.json else 2
     made = cloudjob.preview(spec, planned_nodes=planned)
     if options.show_request or options.json:
-        launcher = f"launcher {made.choice.launcher}: {made.choice.why}" if made.choice else ""
-        for note in filter(None, (launcher, made.ranks)):
-            say(note)
+        for note in (*messages.launcher(made.choice), *messages.ranks(made.ranks)):
+            say(note.message)
     if options.show_request:
         preview.print_request(made)
     elif options.json:
