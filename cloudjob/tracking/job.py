@@ -419,7 +419,7 @@ class Job:
         """Return where the outputs are: in the job's own store, or at URIs that the user chose."""
         below = self._store.uri(JobPaths(self.id).outputs) + "/"
         try:
-            uris: dict[str, str] = dict(json.loads(self._record.spec_json)["outputs"])
+            uris: dict[str, str] = dict(json.loads(self._submission_json())["outputs"])
         except (ValueError, LookupError, TypeError):
             # The record is damaged, but the outputs in the job's own store can be listed.
             return [OutputLocation("outputs", self._store, f"{JobPaths(self.id).outputs}/", True)]
@@ -473,10 +473,20 @@ class Job:
         """
         found: dict[str, Any] | None = None
         with contextlib.suppress(ValueError, AttributeError):
-            found = json.loads(self._record.spec_json).get("spec")
+            found = json.loads(self._submission_json()).get("spec")
         if found is None:
             raise UsageError(f"reading the description of {self.id}: it was not recorded")
         return found
+
+    def _submission_json(self) -> str:
+        """Return the submission in the record, which is read now if the job is from a list."""
+        if self._record.spec_json:
+            return self._record.spec_json
+        with contextlib.suppress(JobNotFound), Records(records_path(self._home)) as db:
+            record = db.get(self.id)
+            # A job that was removed meanwhile may have given its id to another one as its name.
+            return record.spec_json if record.job == self.id else ""
+        return ""
 
     def differences(self, other: Job) -> list[tuple[str, Any, Any]]:
         """Return each key whose value differs in the description of another job, with both values.

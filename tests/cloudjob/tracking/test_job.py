@@ -18,7 +18,7 @@ from cloudjob.backends.base import Backend, NativeStatus
 from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.model.status import JobState, exit_code
+from cloudjob.model.status import JobState, JobStatus, exit_code, to_json
 from cloudjob.store.directory import DirectoryStore
 from cloudjob.tracking import Filter, Job, find_all, job, queries
 from cloudjob.tracking.job import GONE
@@ -372,6 +372,26 @@ def test_a_list_has_a_time_limit(
         ready.set()
 
     assert {status.native_state for _, status in found} == {"no answer within 0.2 s"}
+
+
+def test_a_listed_job_has_its_description_and_its_outputs(tmp_path: Path):
+    """A list reads the records without their descriptions, which can be megabytes."""
+    status = JobStatus(
+        job="train-1", name="train", backend="process", state=JobState.SUCCEEDED,
+        native_state="succeeded", nodes=1, procs_per_node=1, created_at=moment(),
+    )  # fmt: skip
+    spec = {"metrics": {"loss": "loss (.)"}}
+    record_of(
+        tmp_path,
+        backend="process",
+        handle="process://local/train-1",
+        final_json=json.dumps(to_json(status)),
+        spec_json=json.dumps({"outputs": {"MODEL": (tmp_path / "model").as_uri()}, "spec": spec}),
+    )
+    [(listed, _)] = find_all(tmp_path)
+
+    assert listed.spec() == spec
+    assert list(listed.outputs("MODEL")) == []
 
 
 def test_a_list_of_the_newest_asks_for_no_others(hundred: Callable[[Any], Any], tmp_path: Path):
