@@ -319,8 +319,13 @@ class Job:
             self._add_stored(found)
         if len(found.nodes) < self.nodes:
             rest = Journals()
-            for _ in self.pieces(follow=False, on_journal=rest.add):
-                pass
+            try:
+                for _ in self.pieces(follow=False, on_journal=rest.add):
+                    pass
+            except BackendError:
+                # The log may be gone when the stored journals are still there.
+                if not found.nodes:
+                    raise
             found.add_missing(rest)
         return found
 

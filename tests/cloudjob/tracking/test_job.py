@@ -22,7 +22,7 @@ from cloudjob.model.status import JobState, JobStatus, exit_code, to_json
 from cloudjob.store.directory import DirectoryStore
 from cloudjob.tracking import Filter, Job, find_all, job, queries
 from cloudjob.tracking.job import GONE
-from jobentry.contract import exits
+from jobentry.contract import exits, journal
 from jobentry.contract.paths import JobPaths
 
 
@@ -372,6 +372,25 @@ def test_a_list_has_a_time_limit(
         ready.set()
 
     assert {status.native_state for _, status in found} == {"no answer within 0.2 s"}
+
+
+class Forgotten(Storeless):
+    """One that no longer has the log."""
+
+    def logs(self, _handle: str, _node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
+        raise BackendError("the log is gone")
+
+
+def test_stored_journals_are_read_although_the_log_is_gone(tmp_path: Path):
+    """Node 1 was killed before it could store its journal."""
+    left(tmp_path)
+    job = Job(record_of(tmp_path, nodes=2), Forgotten(moment()), tmp_path)
+    with pytest.raises(BackendError, match="the log is gone"):
+        job.journals()
+    lines = [journal.dump(journal.Phase("run", 1.0, 2.0))]
+    DirectoryStore(tmp_path / "store").put_bytes(journal.pack(lines), JobPaths(job.id).journal(0))
+
+    assert [(phase.node, phase.name) for phase in job.journals().phases] == [(0, "run")]
 
 
 def test_a_listed_job_has_its_description_and_its_outputs(tmp_path: Path):
