@@ -39,7 +39,7 @@ def find_script(folder: Path) -> str:
     for name in _SCRIPTS:
         if name in found:
             return name
-    mains = [name for name in found if b"__main__" in (folder / name).read_bytes()]
+    mains = [name for name in found if _has_main(folder / name)]
     for names in (mains, found):
         if len(names) == 1:
             return names[0]
@@ -48,6 +48,14 @@ def find_script(folder: Path) -> str:
         f"looking for the script in {one_line(str(folder))}: found {listed}",
         hint="cloudjob init SCRIPT",
     )
+
+
+def _has_main(path: Path) -> bool:
+    try:
+        return b"__main__" in path.read_bytes()
+    except OSError:
+        # It may belong to another user.
+        return False
 
 
 def job_file(script: str, folder: Path, environ: Mapping[str, str]) -> str:

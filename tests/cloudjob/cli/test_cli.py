@@ -337,7 +337,8 @@ def test_init_asks_for_the_script_if_several_could_be_meant(
 ):
     (project / "train.py").unlink()
     (project / "a.py").touch()
-    (project / "b.py").touch()
+    # A file that cannot be read, also by root.
+    (project / "b.py").symlink_to("/proc/self/mem")
 
     assert main(["init"]) == 2
     assert capsys.readouterr().err.splitlines() == [
