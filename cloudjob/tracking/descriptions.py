@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cloudjob.errors import JobNotFound, StoreError
+from cloudjob.errors import JobNotFound, ObjectMissing, StoreError
 from cloudjob.home.records import JobRecord
 from cloudjob.model.rules import BACKENDS
 from cloudjob.store.base import ObjectStore
@@ -95,9 +95,7 @@ def read(store: ObjectStore, uri: str, job: str) -> JobRecord | None:
         return None
     try:
         return load(store.get_bytes(key(job)), uri, job)
-    except StoreError:
-        if store.exists(key(job)):
-            raise
+    except ObjectMissing:
         return None
     except ValueError as error:
         raise StoreError(
