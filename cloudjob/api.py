@@ -13,9 +13,9 @@ from cloudjob.backends import open_backend
 from cloudjob.home import home, store_uri
 from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress, log_warnings
-from cloudjob.model.rules import BACKENDS
+from cloudjob.model.rules import BACKENDS, STORE_SCHEMES
 from cloudjob.package.collection import Collected
-from cloudjob.store import STORE_SCHEMES, full_uri
+from cloudjob.store import full_uri
 from cloudjob.submission import pipeline
 from cloudjob.submission.pipeline import Preview
 from cloudjob.tracking import Job

@@ -11,7 +11,7 @@ from cloudjob.errors import StoreError
 from cloudjob.model.rules import STORE_SECTIONS
 from cloudjob.store.base import PATIENCE_S, ObjectStore
 
-__all__ = ["STORE_SCHEMES", "ObjectStore", "full_uri", "open_store", "with_store_options"]
+__all__ = ["ObjectStore", "full_uri", "open_store", "with_store_options"]
 
 # Imported only when used, so that a local job does not wait for the import of a cloud's SDK.
 _MODULES = {
@@ -19,7 +19,6 @@ _MODULES = {
     "s3": "cloudjob.store.s3",
     "obs": "cloudjob.store.s3",
 }
-STORE_SCHEMES = tuple(_MODULES)
 
 
 def full_uri(uri: str, sections: Mapping[str, Mapping[str, object]]) -> str:
