@@ -143,13 +143,16 @@ def _statuses(jobs: Sequence[cloudjob.Job]) -> list[JobStatus]:
 
 
 def _print_jobs(jobs: Sequence[cloudjob.Job], *, is_shared: bool = False) -> None:
-    headers = ("JOB", "STATE", "BACKEND", "NODES", "CREATED", *(["BY"] if is_shared else []))
+    from cloudjob.model import summary
+
+    by = ["BY"] if is_shared else []
+    headers = ("JOB", "STATE", "BACKEND", "NODES", "RANKS", "AGE", "DURATION", *by, "REASON")
     rows = [
-        (each.job, each.state, each.backend, each.nodes, each.created_at,
-         *([job.submitted_by] if is_shared else []))
+        (each.job, each.state, each.backend, each.nodes, job.ranks or "?", summary.age(each),
+         summary.duration(each), *([job.submitted_by] if is_shared else []), summary.reason(each))
         for job, each in zip(jobs, _statuses(jobs), strict=True)
     ]  # fmt: skip
-    print_table(rows, headers, numbers=("NODES",))
+    print_table(rows, headers, numbers=("NODES", "RANKS", "AGE", "DURATION"))
 
 
 def _attach(options: argparse.Namespace) -> int:

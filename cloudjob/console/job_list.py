@@ -12,6 +12,7 @@ from cloudjob.errors import CloudJobError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model.status import JobState, JobStatus
+from cloudjob.model.summary import reason
 from cloudjob.tracking import Filter, find_all
 from cloudjob.tracking.job import attach
 
@@ -134,20 +135,5 @@ def row_of(status: JobStatus) -> Row:
         "started": started,
         "ended": ended,
         "exit_code": status.exit_code,
-        "reason": reason_of(status),
+        "reason": reason(status),
     }
-
-
-def reason_of(status: JobStatus) -> str:
-    """Return in a few words why the job is in its state; empty where the state says it all."""
-    failure = status.failure
-    if failure is None or not failure.message:
-        return status.native_state if status.state is JobState.UNKNOWN else ""
-    where = [
-        f"node {failure.node}" if failure.node is not None else "",
-        f"rank {failure.rank}" if failure.rank is not None else "",
-    ]
-    place = " ".join(part for part in where if part)
-    if not place or failure.message.startswith(place):
-        return failure.message
-    return f"{failure.message} ({place})"

@@ -11,10 +11,11 @@ from nicegui import ui
 from cloudjob.console.pages import log, outputs, overview, ranks, resources, submitted
 from cloudjob.console.pages.confirm import confirm
 from cloudjob.console.pages.frame import badge, frame
-from cloudjob.console.pages.words import duration, since
+from cloudjob.console.pages.words import since
 from cloudjob.console.state import Console
 from cloudjob.errors import CloudJobError, JobNotFound
 from cloudjob.model.status import JobState, JobStatus, Phase
+from cloudjob.model.summary import duration
 from cloudjob.tracking import Job
 
 _REFRESH_S = 2.0

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cloudjob.console.job_list import JobList, reason_of, row_of
+from cloudjob.console.job_list import JobList, row_of
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.model.status import Failure, JobState, JobStatus, to_json
+from cloudjob.model.status import JobState, JobStatus, to_json
 from tests.support.polling import poll
 
 
@@ -88,14 +88,3 @@ def test_a_row_has_times_in_seconds_and_the_number_of_ranks():
     assert row["ended"] - row["started"] == 10.0
     assert row["ranks"] == 8
     assert row_of(status_of("train-1", started_at=None))["started"] == 0
-
-
-def test_the_reason_names_node_and_rank_once():
-    failed = {"state": JobState.FAILED}
-    rank = Failure(node=1, rank=5, message="ended by SIGKILL")
-    node = Failure(node=1, message="node 1 was lost")
-
-    assert reason_of(status_of("a", failure=rank, **failed)) == "ended by SIGKILL (node 1 rank 5)"
-    assert reason_of(status_of("a", failure=node, **failed)) == "node 1 was lost"
-    assert reason_of(status_of("a")) == ""
-    assert reason_of(status_of("a", state=JobState.UNKNOWN, native_state="gone")) == "gone"

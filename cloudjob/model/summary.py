@@ -1,0 +1,56 @@
+"""A job in a few words, as lists show it: for how long, and why."""
+
+from __future__ import annotations
+
+import time
+
+from cloudjob import times
+from cloudjob.model.status import JobState, JobStatus
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 24 * 3600
+# Below this many seconds tenths matter.
+_SHORT_S = 10
+_UNITS = ((_DAY, "d", _HOUR, "h"), (_HOUR, "h", _MINUTE, "min"), (_MINUTE, "min", 1, "s"))
+
+
+def span(seconds: float) -> str:
+    """Return a span of time in its two largest units: ``4.2 s``, ``1 h 05 min``."""
+    whole = max(int(seconds), 0)
+    if whole < _SHORT_S:
+        return f"{max(seconds, 0):.1f} s"
+    for limit, unit, part, small in _UNITS:
+        if whole >= limit:
+            return f"{whole // limit} {unit} {whole % limit // part:02d} {small}"
+    return f"{whole} s"
+
+
+def age(status: JobStatus) -> str:
+    """Return how long ago a job was submitted, in its largest unit: ``3 min``."""
+    seconds = time.time() - times.seconds_of(status.created_at)
+    for limit, unit, _, _ in _UNITS:
+        if seconds >= limit:
+            return f"{int(seconds // limit)} {unit}"
+    return f"{max(int(seconds), 0)} s"
+
+
+def duration(status: JobStatus) -> str:
+    """Return for how long a job has run or ran; empty if that is unknown."""
+    if status.started_at is None or (status.ended_at is None and status.state.is_final):
+        return ""
+    end = times.seconds_of(status.ended_at) if status.ended_at else time.time()
+    return span(end - times.seconds_of(status.started_at))
+
+
+def reason(status: JobStatus) -> str:
+    """Return why a job failed or is in no known state; empty where the state says it all."""
+    failure = status.failure
+    if failure is None or not failure.message:
+        return status.native_state if status.state is JobState.UNKNOWN else ""
+    where = (
+        f"node {failure.node}" if failure.node is not None else "",
+        f"rank {failure.rank}" if failure.rank is not None else "",
+    )
+    place = " ".join(filter(None, where))
+    if not place or failure.message.startswith(place):
+        return failure.message
+    return f"{failure.message} ({place})"

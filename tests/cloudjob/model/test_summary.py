@@ -1,0 +1,64 @@
+"""A job in a few words."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from cloudjob import times
+from cloudjob.model import summary
+from cloudjob.model.status import Failure, JobState, JobStatus
+
+
+def status_of(**more: Any) -> JobStatus:
+    values: dict[str, Any] = {
+        "state": JobState.SUCCEEDED,
+        "native_state": "ended",
+        "created_at": "2026-01-01T00:00:00.000Z",
+        "started_at": "2026-01-01T00:00:01.000Z",
+        "ended_at": "2026-01-01T01:05:01.000Z",
+    }
+    return JobStatus(
+        job="train-1", name="train", backend="process", nodes=2, procs_per_node=4,
+        **{**values, **more},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0.0 s"),
+        (4.25, "4.2 s"),
+        (59.9, "59 s"),
+        (61, "1 min 01 s"),
+        (3900, "1 h 05 min"),
+        (200_000, "2 d 07 h"),
+    ],
+)
+def test_a_span_has_its_two_largest_units(seconds: float, text: str):
+    assert summary.span(seconds) == text
+
+
+def test_the_age_has_one_unit():
+    created = times.rfc3339(time.time() - 2 * 3600 - 600)
+
+    assert summary.age(status_of(created_at=created)) == "2 h"
+
+
+def test_the_duration_is_empty_when_start_or_end_are_unknown():
+    assert summary.duration(status_of()) == "1 h 05 min"
+    assert summary.duration(status_of(started_at=None)) == ""
+    assert summary.duration(status_of(ended_at=None)) == ""
+
+
+def test_the_reason_names_node_and_rank_once():
+    failed = {"state": JobState.FAILED}
+    rank = Failure(node=1, rank=5, message="ended by SIGKILL")
+    node = Failure(node=1, message="node 1 was lost")
+
+    assert summary.reason(status_of(failure=rank, **failed)) == "ended by SIGKILL (node 1 rank 5)"
+    assert summary.reason(status_of(failure=node, **failed)) == "node 1 was lost"
+    assert summary.reason(status_of()) == ""
+    assert summary.reason(status_of(state=JobState.UNKNOWN, native_state="gone")) == "gone"
