@@ -1,22 +1,33 @@
-"""The command console: every job in the browser."""
+"""The commands console and report: jobs in the browser, and one job in a file."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 
-from cloudjob.cli.options import port_number, state_home
-from cloudjob.cli.say import say
+import cloudjob
+from cloudjob.cli.options import job_argument, port_number, state_home
+from cloudjob.cli.say import print_name, say
 from cloudjob.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def _extra(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{doing}: the module {error.name} is missing", hint="pip install 'cloudjob[console]'"
+        ) from error
 
 
 def _console(options: argparse.Namespace) -> int:
-    try:
+    with _extra("starting the console"):
         from cloudjob.console.server import serve
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"starting the console: the module {error.name} is missing",
-            hint="pip install 'cloudjob[console]'",
-        ) from error
 
     def ready(link: str) -> None:
         port = link.split(":")[2].partition("/")[0]
@@ -32,6 +43,30 @@ def _console(options: argparse.Namespace) -> int:
             hint="choose another one with --port, or 0 for a free one",
         ) from error
     return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    job = cloudjob.attach(options.job)
+    path = Path(options.to or f"{job.id}.html")
+    with _extra("writing a report"):
+        from cloudjob.console.report import render
+
+        text = render(job)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"writing the report: {path}: {error.strerror}") from error
+    print_name(str(path))
+    return 0
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command ``report``."""
+    parser.set_defaults(run=_report)
+    job_argument(parser)
+    parser.add_argument("--to", metavar="FILE.html", default="", help="the file to write")
 
 
 def add_console(parser: argparse.ArgumentParser) -> None:

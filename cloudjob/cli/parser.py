@@ -36,6 +36,7 @@ _COMMANDS = (
     ("outputs", "jobs", "list or download the outputs of a job"),
     ("rm", "jobs", "remove a job and everything stored for it"),
     ("console", "console", "show every job in the browser"),
+    ("report", "console", "write one HTML file about a job"),
     ("image", "machine", "build the images that jobs run in"),
     ("emulator", "emulator", "run ModelArts on this machine"),
     ("doctor", "machine", "check this machine, or an image"),

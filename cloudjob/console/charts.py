@@ -8,6 +8,7 @@ from typing import Any
 from cloudjob import times
 from cloudjob.model.status import JobStatus, Phase
 from cloudjob.tracking.journals import Journals, RankPoint
+from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract import journal
 
 # Phase -> colour; what the node half calls its phases.
@@ -95,18 +96,19 @@ RANK_VALUES: Mapping[str, Callable[[RankPoint], float]] = {
 }
 _CELLS_IN_ROW = 32
 _CELL_PX, _CELL_WIDTH_PX = 26, 36
-_FAILED, _DONE = "#dc2626", "#15803d"
+# The state of a rank that has ended -> the colour of its frame.
+_ENDS = {journal.FAILED: "#dc2626", journal.ENDED: "#15803d"}
 
 
 def rank_grid(journals: Journals, shows: str) -> dict[str, Any] | None:
-    """Return one cell for each rank, coloured by its last sample; None without samples.
+    """Return one cell for each rank, coloured by its last sample while it ran; None without any.
 
     A rank that has ended has a frame: green, or red if it failed.
     """
-    last = {rank: points[-1] for rank, points in journals.ranks.items() if points}
+    last = {rank: points for rank, points in journals.ranks.items() if points}
     if not last:
         return None
-    cells = [_cell(rank, point, RANK_VALUES[shows](point)) for rank, point in last.items()]
+    cells = [_cell(rank, points, RANK_VALUES[shows]) for rank, points in last.items()]
     values = [cell["value"][2] for cell in cells]
     columns = min(_CELLS_IN_ROW, max(last) + 1)
     rows = max(last) // _CELLS_IN_ROW + 1
@@ -143,14 +145,21 @@ def rank_grid(journals: Journals, shows: str) -> dict[str, Any] | None:
     }
 
 
-def _cell(rank: int, point: RankPoint, value: float) -> dict[str, Any]:
-    frame = {journal.FAILED: _FAILED, journal.ENDED: _DONE}.get(point.sample.state, "transparent")
+def _cell(
+    rank: int, points: Sequence[RankPoint], value: Callable[[RankPoint], float]
+) -> dict[str, Any]:
+    last = points[-1]
+    # A process that has ended uses nothing.
+    running = next((point for point in reversed(points) if point.sample.state not in _ENDS), last)
     return {
-        "value": [rank % _CELLS_IN_ROW, rank // _CELLS_IN_ROW, value],
+        "value": [rank % _CELLS_IN_ROW, rank // _CELLS_IN_ROW, value(running)],
         "rank": rank,
-        "node": point.node,
-        "sample": point.sample._asdict(),
-        "itemStyle": {"borderColor": frame, "borderWidth": 2},
+        "node": last.node,
+        "sample": {**running.sample._asdict(), "state": last.sample.state},
+        "itemStyle": {
+            "borderColor": _ENDS.get(last.sample.state, "transparent"),
+            "borderWidth": 2,
+        },
     }
 
 
@@ -242,3 +251,21 @@ def _lines(lines: Sequence[Line]) -> dict[str, Any]:
             for name, points in lines
         ],
     }
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def curves(points: Sequence[MetricPoint]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the name and option of a chart for each metric, with a line for each rank or file."""
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for point in points:
+        line = point.source or f"rank {point.rank}"
+        found.setdefault(point.name, {}).setdefault(line, []).append((point.step, point.value))
+    charts = []
+    for name, by_line in found.items():
+        option = _lines([(line, sorted(values)) for line, values in by_line.items()][:_MOST_LINES])
+        option["xAxis"]["axisLabel"] = {"color": "#94a3b8"}
+        option["yAxis"]["scale"] = True
+        charts.append((name, option))
+    return charts

@@ -18,7 +18,7 @@ from cloudjob.tracking.journals import Journals
 from jobentry.contract import lines
 
 # A longer line is shown cut.
-_LONGEST_CHARS = 4000
+LONGEST_CHARS = 4000
 # The log is no longer followed when no page has asked for this long.
 _UNWATCHED_S = 60.0
 _ENTRY = -1
@@ -44,6 +44,12 @@ class Selection(NamedTuple):
     node: int | None = None
     rank: int | None = None
     text: str = ""
+
+
+def printable(line: bytes) -> str:
+    """Return what a terminal would show of a line last, without what controls a terminal."""
+    shown = line.rstrip(b"\r\n").rpartition(b"\r")[2]
+    return _CONTROL.sub("", shown.decode("utf-8", "replace"))
 
 
 class LogFile:
@@ -97,9 +103,9 @@ class LogFile:
             self._file.close()
 
     def _row(self, index: int) -> dict[str, Any]:
-        text = _CONTROL.sub("", self._text(index).rpartition(b"\r")[2].decode("utf-8", "replace"))
-        if len(text) > _LONGEST_CHARS:
-            text = f"{text[:_LONGEST_CHARS]}… ({len(text)} characters)"
+        text = printable(self._text(index))
+        if len(text) > LONGEST_CHARS:
+            text = f"{text[:LONGEST_CHARS]}… ({len(text)} characters)"
         rank = self._ranks[index]
         return {
             "line": index + 1,
@@ -217,7 +223,7 @@ class LogFile:
                 self._append(node, rank, before + line.data)
             else:
                 # A progress bar overwrites itself; only what it shows last is kept.
-                self._open[node, rank] = (before + line.data)[-_LONGEST_CHARS:]
+                self._open[node, rank] = (before + line.data)[-LONGEST_CHARS:]
 
     def _append(self, node: int, rank: int, data: bytes) -> None:
         self._file.write(data)

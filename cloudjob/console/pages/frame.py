@@ -72,7 +72,7 @@ def _keys() -> ui.dialog:
         for key, does in (
             ("/", "search"),
             ("g then j", "all jobs"),
-            ("1 … 6", "the views of a job"),
+            ("1 … 7", "the views of a job"),
             ("d", "dark or light"),
             ("Esc", "leave a field"),
         ):

@@ -8,7 +8,7 @@ from typing import Any
 
 from nicegui import ui
 
-from cloudjob.console.pages import log, outputs, overview, ranks, resources, submitted
+from cloudjob.console.pages import log, metrics, outputs, overview, ranks, resources, submitted
 from cloudjob.console.pages.confirm import confirm
 from cloudjob.console.pages.frame import badge, frame
 from cloudjob.console.pages.words import since
@@ -19,7 +19,7 @@ from cloudjob.model.summary import duration
 from cloudjob.tracking import Job
 
 _REFRESH_S = 2.0
-_VIEWS = ("overview", "ranks", "resources", "log", "outputs", "submitted")
+_VIEWS = ("overview", "metrics", "ranks", "resources", "log", "outputs", "submitted")
 
 
 def register(console: Console) -> None:
@@ -48,6 +48,7 @@ class _JobPage:
         self._panels: dict[str, ui.column] = {}
         self._fills: dict[str, Callable[[], Awaitable[None] | None]] = {
             "overview": self._overview,
+            "metrics": lambda: metrics.build(job),
             "ranks": lambda: ranks.build(console, job),
             "resources": lambda: resources.build(console, job),
             "log": lambda: log.build(job),

@@ -9,9 +9,8 @@ from html import escape
 from nicegui import ui
 
 from cloudjob.console import charts
-from cloudjob.console.pages import words
+from cloudjob.console.facts import facts
 from cloudjob.model.status import Failure, JobStatus, Phase
-from cloudjob.package.messages import size_text
 from cloudjob.tracking import Job
 
 
@@ -28,7 +27,7 @@ def build(job: Job, status: JobStatus, phases: Sequence[Phase]) -> None:
     with ui.card().classes("panel"):
         ui.label("Job").classes("panel-title")
         with ui.element("div").classes("facts"):
-            for name, value in _facts(status, job):
+            for name, value in facts(status, job):
                 with ui.column().classes("gap-0"):
                     ui.label(name).classes("fact-name")
                     ui.label(value).classes("fact-value")
@@ -51,22 +50,3 @@ def _verdict(job: Job, failure: Failure) -> None:
             lines.classes("w-full")
         if failure.rank is not None:
             ui.link(f"Log of rank {failure.rank}", f"/job/{job.id}/log?rank={failure.rank}")
-
-
-def _facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
-    code = status.code
-    facts = (
-        ("Id", status.job),
-        ("Backend", status.backend),
-        ("Handle", job.handle),
-        ("Nodes", str(status.nodes)),
-        ("Ranks", str(status.nodes * status.procs_per_node)),
-        ("Native state", status.native_state),
-        ("Cause", status.cause),
-        ("Exit code", None if status.exit_code is None else str(status.exit_code)),
-        ("Submitted", status.created_at),
-        ("Started", status.started_at),
-        ("Ended", status.ended_at),
-        ("Code", f"{words.files(code.files)}, {size_text(code.size_bytes)}" if code else None),
-    )
-    return [(name, value) for name, value in facts if value]

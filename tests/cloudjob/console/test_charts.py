@@ -5,6 +5,7 @@ from __future__ import annotations
 from cloudjob.console import charts
 from cloudjob.model.status import JobState, JobStatus, Phase
 from cloudjob.tracking.journals import Journals
+from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract import journal
 from jobentry.contract.journal import RankSample, Sample
 
@@ -72,6 +73,36 @@ def test_the_silent_rank_and_the_failed_rank_stand_out():
     frames = {number: cell["itemStyle"]["borderColor"] for number, cell in cells.items()}
     assert frames[0] == frames[1] != frames[33]
     assert option["rows"] == 2
+
+
+def test_a_rank_that_has_ended_shows_what_it_used_while_it_ran():
+    journals = recorded(Sample(100.0, ranks=(rank(1, 4),)))
+    ended = RankSample(1, 0, 0, 9, journal.ENDED, 0, 0)
+    journals.add(0, [journal.dump(Sample(101.0, ranks=(ended,))).rstrip()])
+    option = charts.rank_grid(journals, "memory (MiB)")
+
+    assert option is not None
+    (cell,) = option["series"][0]["data"]
+    assert cell["value"][2] == 100
+    assert cell["sample"]["state"] == journal.ENDED
+
+
+def test_a_metric_has_a_chart_with_a_line_for_each_rank_and_event_file():
+    points = [
+        MetricPoint("loss", 0, 2, 0.5),
+        MetricPoint("loss", 0, 1, 1.0),
+        MetricPoint("loss", None, 1, 0.9, source="MODEL/events.out"),
+        MetricPoint("lr", 1, 1, 0.1),
+    ]
+    found = {
+        name: {line["name"]: line["data"] for line in option["series"]}
+        for name, option in charts.curves(points)
+    }
+
+    assert found == {
+        "loss": {"rank 0": [(1, 1.0), (2, 0.5)], "MODEL/events.out": [(1, 0.9)]},
+        "lr": {"rank 1": [(1, 0.1)]},
+    }
 
 
 def test_without_samples_there_are_no_ranks_and_no_resources():

@@ -1,0 +1,46 @@
+"""The report on a job: one file, drawn by a real browser that reads nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+
+from tests.e2e_console.test_console import TRAIN
+from tests.support.browser import run
+from tests.support.polling import poll
+
+pytestmark = pytest.mark.browser
+_LIMIT_BYTES = 6_000_000
+
+
+def test_a_report_is_one_file_that_shows_why_the_job_failed(
+    home: Path, tmp_path: Path, driver: webdriver.Chrome
+):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text(TRAIN)
+    metric = r"step=step (\d+)"
+    words = ("--nodes", "2", "--name", "reported", "--metric", metric, "train.py", "3", "--fail")
+    assert run(home, "submit", *words, cwd=source).returncode == 1
+    done = run(home, "report", "reported", "--to", tmp_path / "report.html")
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.strip())
+    assert path.stat().st_size < _LIMIT_BYTES
+
+    driver.get(path.as_uri())
+    poll(lambda: driver.execute_script("return document.body.dataset.drawn"), "charts")
+    text = str(driver.execute_script("return document.body.innerText"))
+    drawn = driver.execute_script("return document.querySelectorAll('.chart svg').length")
+    problems = [each["message"] for each in driver.get_log("browser")]
+    entries = "performance.getEntriesByType('resource')"
+    loaded = driver.execute_script(f"return {entries}.map(entry => entry.name)")
+
+    assert "RuntimeError: the loss is NaN <b>&amp;</b>" in text
+    assert "step 2 of rank 0" in text
+    for title in ("Timeline", "Ranks: silent for (s)", "step", "Memory of each rank (MiB)"):
+        assert title in text
+    assert drawn == int(driver.execute_script("return document.body.dataset.drawn")) > 6
+    assert problems == []
+    assert [url for url in loaded if not url.startswith(("blob:", "data:"))] == []
