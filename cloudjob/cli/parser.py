@@ -35,6 +35,7 @@ _COMMANDS = (
     ("metrics", "metrics", "show the metrics of a training, or what the nodes used"),
     ("outputs", "jobs", "list or download the outputs of a job"),
     ("rm", "jobs", "remove a job and everything stored for it"),
+    ("top", "top", "show what the nodes and ranks of a job use"),
     ("console", "console", "show every job in the browser"),
     ("report", "console", "write one HTML file about a job"),
     ("image", "machine", "build the images that jobs run in"),

@@ -1,0 +1,164 @@
+"""The command top: what the nodes and ranks of a job use right now."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import cloudjob
+from cloudjob.cli.options import job_argument
+from cloudjob.cli.say import count, printable, say
+from cloudjob.errors import CloudJobError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from threading import Thread
+
+    from rich.console import Group
+    from rich.table import Table
+
+    from cloudjob.model.status import JobStatus
+    from jobentry.contract.journal import Sample
+
+_REFRESH_S = 1.0
+# Seconds between two questions for the job's status.
+_STATUS_S = 3.0
+# More ranks than these do not fit a screen; those that have been silent for longest come first.
+_MOST_RANKS = 40
+# The states of a process in proc(5), and those of a rank that has ended.
+_STATES = {
+    "R": "runs",
+    "S": "waits",
+    "D": "disk",
+    "T": "stopped",
+    "t": "traced",
+    "Z": "zombie",
+    "E": "ended",
+    "F": "failed",
+}
+
+
+def _top(options: argparse.Namespace) -> int:
+    job = cloudjob.attach(options.job)
+    status = job.status()
+    if options.once or status.state.is_final or not sys.stdout.isatty():
+        from rich.console import Console
+
+        Console(highlight=False).print(_page(job, status, job.journals()))
+        return 0
+    _follow(job, status)
+    return 0
+
+
+def _follow(job: cloudjob.Job, status: JobStatus) -> None:
+    """Show the page until the job has ended, or until Ctrl-C."""
+    import time
+
+    from rich.console import Console
+    from rich.live import Live
+
+    journals = cloudjob.Journals()
+    reader = _reader(job, journals)
+    asked_s = time.monotonic()
+    with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+        while not status.state.is_final:
+            live.update(_page(job, status, journals), refresh=True)
+            time.sleep(_REFRESH_S)
+            if time.monotonic() > asked_s + _STATUS_S:
+                status, asked_s = job.status(), time.monotonic()
+    reader.join(_STATUS_S)
+    Console(highlight=False).print(_page(job, status, journals))
+
+
+def _reader(job: cloudjob.Job, journals: cloudjob.Journals) -> Thread:
+    from threading import Thread
+
+    def read() -> None:
+        try:
+            for _ in job.pieces(follow=True, on_journal=journals.add):
+                pass
+        except CloudJobError as error:
+            say(f"reading the log: {error.message}")
+
+    thread = Thread(target=read, daemon=True)
+    thread.start()
+    return thread
+
+
+def _page(job: cloudjob.Job, status: JobStatus, journals: cloudjob.Journals) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
+    from cloudjob.model import summary
+
+    ranks = count(job.ranks, "rank") if job.ranks else "ranks"
+    words = (job.id, str(status.state), summary.duration(status), count(job.nodes, "node"), ranks)
+    head = Text("  ".join(printable(word) for word in words if word), "bold")
+    if not journals.resources:
+        return Group(head, Text("The nodes have not recorded what they use yet."))
+    return Group(head, Text(), _nodes(journals), Text(), *_ranks(journals))
+
+
+def _table(*headers: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for header in headers:
+        table.add_column(header, justify="right")
+    return table
+
+
+def _nodes(journals: cloudjob.Journals) -> Table:
+    table = _table("NODE", "PHASE", "CPU", "MEMORY", "OF", "WAITS", "NETWORK", "DISK", "DEVICES")
+    phases = {phase.node: phase.name for phase in journals.phases if phase.ended_at is None}
+    for node, samples in journals.resources.items():
+        table.add_row(str(node), printable(phases.get(node, "")), *_node_cells(samples[-1]))
+    return table
+
+
+def _node_cells(sample: Sample) -> Sequence[str]:
+    cpu = sum(sample.cpu[:2]) if sample.cpu else None
+    memory, limit = sample.memory if sample.memory else (None, None)
+    busy = [d.utilisation_percent for d in sample.devices if d.utilisation_percent is not None]
+    return (
+        _number(cpu, "%"),
+        _number(memory, " MiB"),
+        _number(limit, " MiB"),
+        _number(max(sample.pressure) if sample.pressure else None, "%"),
+        _number(sum(sample.network) if sample.network else None, " KiB/s"),
+        _number(sum(sample.disk) if sample.disk else None, " KiB/s"),
+        " ".join(f"{value:.0f}%" for value in busy),
+    )
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{value:.0f}{unit}"
+
+
+def _ranks(journals: cloudjob.Journals) -> Sequence[Table | str]:
+    last = {rank: points[-1] for rank, points in journals.ranks.items() if points}
+    by_silence = sorted(last, key=lambda rank: last[rank].sample.quiet_s, reverse=True)
+    shown = sorted(by_silence[:_MOST_RANKS])
+    table = _table("RANK", "NODE", "STATE", "SILENT", "CPU", "MEMORY", "THREADS", "CHILDREN")
+    for rank in shown:
+        sample = last[rank].sample
+        table.add_row(
+            str(rank),
+            str(last[rank].node),
+            _STATES.get(sample.state, printable(sample.state)),
+            f"{sample.quiet_s} s",
+            f"{sample.cpu_percent}%",
+            f"{sample.rss_mib} MiB",
+            str(sample.threads),
+            str(sample.children),
+        )
+    left_out = len(last) - len(shown)
+    return (table, f"{left_out} more ranks wrote something later") if left_out else (table,)
+
+
+def add_top(parser: argparse.ArgumentParser) -> None:
+    """Give the command top its options."""
+    parser.set_defaults(run=_top)
+    job_argument(parser)
+    parser.add_argument("--once", action="store_true", help="print it once, as in a pipe")
