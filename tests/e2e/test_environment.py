@@ -157,7 +157,11 @@ def test_ranks_have_the_heads_path(cloud):
     done = cloud.submit("--nodes", "2", cloud.script(DUMP))
 
     assert done.code == 0, done
-    assert differences(environments(cloud, 2), {"PATH": cloud.mpi.path.encode()}) == []
+    ranks = environments(cloud, 2)
+    for rank in ranks:
+        # Where nodes have files of their own, python and pip are those of the script's interpreter.
+        rank["PATH"] = rank["PATH"].removeprefix(b"/.cloudjob/bin:")
+    assert differences(ranks, {"PATH": cloud.mpi.path.encode()}) == []
 
 
 @pytest.mark.every_mpi

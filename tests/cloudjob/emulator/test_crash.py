@@ -48,7 +48,7 @@ def test_kill_9_loses_no_job_object_or_key():
         assert again.show(waiting)["status"]["phase"] in ("Creating", "Pending")
         for index in (0, 1):
             nodes = Path(api.home, "emulator/jobs", running_job, "nodes")
-            (nodes / str(index) / "home/stop").touch()
+            (nodes / str(index) / "home/ma-user/stop").touch()
         assert again.await_phase(running_job)["status"]["phase"] == "Completed"
         assert again.await_phase(waiting)["status"]["phase"] == "Completed"
         log = again.log(running_job)
