@@ -262,8 +262,9 @@ class Cloud:
     def jobs(self) -> list[str]:
         found = {path.name for path in self.home.glob("process/*")}
         stored = {path.name for path in self.home.glob("store/*") if path.is_dir()}
-        # Layers are no job's own: a submit that fails may leave them for the next one.
-        return sorted(found | (stored - {"layers", "claims", "sweeps"}))
+        # Layers are no job's own: a submit that fails may leave them for the next one. The folder
+        # jobs has a description of each job.
+        return sorted(found | (stored - {"layers", "claims", "sweeps", "jobs"}))
 
     def processes(self) -> dict[int, tuple[str, ...]]:
         """All processes of this test's jobs, found by environment, arguments or folder."""

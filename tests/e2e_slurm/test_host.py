@@ -131,4 +131,4 @@ def test_a_host_that_cannot_be_reached_is_one_line(far):
     assert "error: reaching nowhere.invalid by ssh: " in done.err
     assert "hint: try: ssh -o BatchMode=yes nowhere.invalid sinfo" in done.err
     assert "Traceback" not in done.err
-    assert {path.name for path in (far.home / "store").iterdir()} <= {"claims", "layers"}
+    assert {path.name for path in (far.home / "store").iterdir()} <= {"claims", "jobs", "layers"}

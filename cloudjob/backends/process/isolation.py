@@ -114,15 +114,18 @@ def _enter_new_root(
     """
     base = os.path.realpath(TMP)
     below = os.open(base, os.O_PATH)
+    # Links that lead through /tmp can be followed only as long as it is this machine's.
+    paths = (*(source for source, _ in mounts), *(changes for _, changes in protected))
+    real = {path: os.path.realpath(path) for path in paths}
     flags = _MS_NOSUID | _MS_NODEV
     _check(libc.mount(b"tmpfs", base.encode(), b"tmpfs", flags, b"mode=755"), "mount tmpfs")
     # Otherwise the mounts below would contain it again.
     _check(libc.mount(None, base.encode(), None, _MS_UNBINDABLE, None), "mount tmpfs")
 
     def source_of(path: str) -> str:
-        real = os.path.realpath(os.path.dirname(path)) + "/" + os.path.basename(path)
-        is_below = real == base or real.startswith(base + "/")
-        return f"/proc/self/fd/{below}{real[len(base) :]}" if is_below else path
+        found = real[path]
+        is_below = found == base or found.startswith(base + "/")
+        return f"/proc/self/fd/{below}{found[len(base) :]}" if is_below else found
 
     # The parent of a target may be a symbolic link, such as /home on some systems.
     placed = {_real(target): source_of(source) for source, target in mounts}

@@ -136,7 +136,7 @@ class Keeper:
                 home = next((path for source, path in request.mounts if source == home), home)
             os.chdir(home)
         except OSError as error:
-            os.write(2, f"cloudjob: starting node {request.host}: {error!r}\n".encode())
+            os.write(2, f"cloudjob: starting node {request.host}: {error}\n".encode())
             os._exit(125)
         # Only for a killed keeper; otherwise it ends them itself.
         self._prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,24 @@ def test_what_a_job_names_of_this_machine_stays_visible(mounts, tmp_path):
     (tmp_path / "data.csv").write_text("1,2")
 
     assert on_node(mounts, f"print(open({str(tmp_path / 'data.csv')!r}).read())") == "1,2"
+
+
+def test_folders_behind_a_link_below_tmp_are_found():
+    """As with a CLOUDJOB_HOME that is a link to another disk."""
+    disk = Path(tempfile.mkdtemp(prefix="cj-disk-", dir="/tmp"))
+    link = Path(tempfile.mkdtemp(prefix="cj-link-", dir="/tmp")) / "home"
+    link.symlink_to(disk)
+    try:
+        home, cache, work, tmp = (str(link / name) for name in ("h", "c", "w", "run/0"))
+        found = mounts_of(home, cache, work, tmp, [str(link), str(disk)])
+        for source, _ in found:
+            Path(source).mkdir(parents=True, exist_ok=True)
+        (disk / "h/kept").write_text("kept")
+
+        assert on_node(found, "print(open('/home/ma-user/kept').read())") == "kept"
+    finally:
+        shutil.rmtree(disk)
+        shutil.rmtree(link.parent)
 
 
 @pytest.mark.parametrize("is_on_disk", [True, False])
