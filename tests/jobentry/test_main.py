@@ -94,7 +94,9 @@ class Machine:
                 out, err = process.communicate(timeout=60)
             finally:
                 process.kill()
-        return Ended(process.returncode, out, err)
+        # Without the lines of the node's journal, which only the laptop half reads.
+        lines = [line for line in out.splitlines(True) if not line.startswith("jobentry# ")]
+        return Ended(process.returncode, "".join(lines), err)
 
     def record(self) -> dict[str, Any]:
         """Return what the entry left for the laptop half."""
