@@ -34,7 +34,7 @@ def test_each_command_has_a_description(command: str, capsys: pytest.CaptureFixt
     assert ended.value.code == 0
     assert shown.startswith(f"usage: cloudjob {command} ")
     assert re.search(
-        r"--json|--to|--raw|--force|--now|--print|--port|SHELL|ACTION|COMMAND|TOPIC", shown
+        r"--json|--to|--raw|--force|--now|--print|--port|--once|SHELL|ACTION|COMMAND|TOPIC", shown
     )
 
 
