@@ -11,11 +11,13 @@ process that started it, and is ended by its process id. ``tests/conftest.py`` h
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import os
 import random
 import shutil
+import signal
 import socket
 import ssl
 import struct
@@ -28,8 +30,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cloudjob.emulator.seaweedfs import end_with_parent, is_free
-
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key"
 REGION = "cn-north-4"
@@ -40,6 +40,7 @@ LIMIT_S = 60.0
 _POLL_S = 0.02
 # SeaweedFS serves gRPC at each port + 10000; both lie below the ports that clients are given.
 _PORTS = range(12_000, 21_000)
+_PR_SET_PDEATHSIG = 1
 _BLOCK_BYTES = 64 * 1024
 
 
@@ -89,7 +90,7 @@ class Server:
                     stderr=log,
                     cwd=self.folder,
                     env={**os.environ, **self.own_environ},
-                    preexec_fn=end_with_parent,
+                    preexec_fn=_end_with_parent,
                 )
             if self._await_answer():
                 return
@@ -182,7 +183,7 @@ class SeaweedFS(Server):
         for _ in range(100):
             # Of the system: hypothesis seeds the other one alike in each worker.
             port = random.SystemRandom().choice(_PORTS)
-            if all(is_free(port + i + grpc) for i in range(5) for grpc in (0, 10_000)):
+            if all(_is_free(port + i + grpc) for i in range(5) for grpc in (0, 10_000)):
                 return port
         raise AssertionError("no free ports")
 
@@ -221,6 +222,21 @@ def client_environ(endpoint: str, *, session_token: str = "") -> dict[str, str]:
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     return {**environ, "AWS_SESSION_TOKEN": session_token} if session_token else environ
+
+
+# The emulator has these two as well, but needs a later Python than the node half and its tests.
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 # -- the proxy --------------------------------------------------------------------------------
