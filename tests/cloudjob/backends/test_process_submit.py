@@ -115,7 +115,7 @@ def poll(is_so: Callable[[], object]) -> None:
         ("backend._write_key", "before"),
         ("backend._write_key", "after"),
         ("running.note_controller", "before"),
-        ("backend._tell", "before"),
+        ("backend._send_request", "before"),
     ],
 )
 def test_a_submit_that_is_killed_before_its_job_starts_leaves_a_record_to_remove(
@@ -138,7 +138,7 @@ def test_a_submit_that_is_killed_before_its_job_starts_leaves_a_record_to_remove
 
 
 @pytest.mark.parametrize(
-    ("step", "when"), [("backend._tell", "after"), ("records.update", "before")]
+    ("step", "when"), [("backend._send_request", "after"), ("records.update", "before")]
 )
 def test_a_submit_that_is_killed_after_its_job_started_leaves_a_job_to_cancel(
     laptop: Laptop, step: str, when: str
@@ -174,14 +174,14 @@ def test_an_interrupt_while_the_job_is_sent_ends_it(
     """A second Ctrl-C: the submit ends at once, and so does what it has started."""
     from cloudjob.backends.process import backend
 
-    real = backend._tell
+    real = backend._send_request
 
     def interrupted(*words: Any) -> None:
         real(*words)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(backend, "_tell", interrupted)
+        patched.setattr(backend, "_send_request", interrupted)
         with pytest.raises(KeyboardInterrupt):
             pipeline.submit(laptop.spec(), laptop.home)
 

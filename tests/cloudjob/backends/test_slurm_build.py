@@ -323,7 +323,7 @@ def test_sbatch_sees_next_to_nothing_of_the_shell(monkeypatch):
             "sinfo -s",
         ),
         ("sh: 1: sbatch: not found", "submitting: sh: 1: sbatch: not found", "slurm.host"),
-        ("sbatch: error: something new", "submitting: something new", "--dry-run"),
+        ("sbatch: error: something new", "submitting: something new", "--show-request"),
         (
             "sbatch: error: fetch_config: DNS SRV lookup failed; sbatch: fatal: Could not "
             "establish a configuration source",
