@@ -39,7 +39,7 @@ class Options(TypedDict, total=False):
     backend: str
     launcher: str
     source: str | os.PathLike[str]
-    env: Mapping[str, str]
+    env: Mapping[str, str | float]
     secrets: Sequence[str] | Mapping[str, str]
     inputs: Mapping[str, str]
     input_nodes: Mapping[str, str]
@@ -72,7 +72,7 @@ class Options(TypedDict, total=False):
 
 def job_spec(
     script: str | os.PathLike[str] | None = None,
-    args: Sequence[str] | None = None,
+    args: Sequence[str | float] | None = None,
     *,
     job_file: str | os.PathLike[str] | None = None,
     copy_of: Job | None = None,
@@ -86,19 +86,24 @@ def job_spec(
     Args:
         script: The program to run, relative to the source folder, which is the current folder by
             default.
-        args: The script's own arguments.
+        args: The script's own arguments, each a text or a number.
         copy_of: A job that provides the values that are not given, instead of configuration files.
         on_progress: Called with a note if a source folder was chosen for the script.
 
     Raises:
         UsageError: A file cannot be read.
         SpecError: With every error in the description.
+        TypeError: ``args`` is one text instead of a list.
     """
     given: dict[str, Any] = _words_for_booleans(dict(options))
     if script is not None:
         given["script"] = os.fspath(script)
+    if isinstance(args, str):
+        raise TypeError(f"args is a list of arguments, not one text: {args!r}")
     if args is not None:
-        given["args"] = tuple(args)
+        given["args"] = tuple(map(_text, args))
+    if isinstance(given.get("env"), Mapping):
+        given["env"] = {name: _text(value) for name, value in given["env"].items()}
     if "source" in given:
         given["source"] = os.fspath(given["source"])
     if isinstance(given.get("secrets"), (list, tuple)):
@@ -115,6 +120,12 @@ def job_spec(
     return loaded.spec
 
 
+def _text(value: Any) -> Any:
+    """Return a number as text, as in a job file."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if is_number else value
+
+
 def _words_for_booleans(value: Any) -> Any:
     """Return a value with the words that a job file has for booleans."""
     if isinstance(value, Mapping):
@@ -124,7 +135,7 @@ def _words_for_booleans(value: Any) -> Any:
 
 def submit(
     script: str | os.PathLike[str] | JobSpec,
-    args: Sequence[str] | None = None,
+    args: Sequence[str | float] | None = None,
     *,
     job_file: str | os.PathLike[str] | None = None,
     on_progress: OnProgress | None = None,
@@ -141,13 +152,13 @@ def submit(
         SpecError: With every error in the description.
         CloudJobError: Anything else that prevents the job; then nothing was started.
     """
-    spec = _spec_of(script, args, job_file, options)
+    spec = _spec_of(script, args, job_file, options, on_progress)
     return pipeline.submit(spec, home(), on_progress=on_progress or log_warnings)
 
 
 def preview(
     script: str | os.PathLike[str] | JobSpec,
-    args: Sequence[str] | None = None,
+    args: Sequence[str | float] | None = None,
     *,
     job_file: str | os.PathLike[str] | None = None,
     planned_nodes: int | None = None,
@@ -167,12 +178,13 @@ def preview(
 
 def _spec_of(
     script: str | os.PathLike[str] | JobSpec,
-    args: Sequence[str] | None,
+    args: Sequence[str | float] | None,
     job_file: str | os.PathLike[str] | None,
     options: Options,
+    on_progress: OnProgress | None = None,
 ) -> JobSpec:
     if not isinstance(script, JobSpec):
-        return job_spec(script, args, job_file=job_file, **options)
+        return job_spec(script, args, job_file=job_file, on_progress=on_progress, **options)
     if args is not None or job_file is not None or options:
         raise TypeError("a JobSpec is complete: pass the other values to job_spec")
     return script

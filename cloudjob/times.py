@@ -30,7 +30,10 @@ def seconds_of(text: str) -> float:
     if found is None:
         return 0.0
     date, clock, fraction, zone = found.groups()
-    moment = datetime.fromisoformat(f"{date}T{clock}{zone.replace('Z', '+00:00')}")
+    try:
+        moment = datetime.fromisoformat(f"{date}T{clock}{zone.replace('Z', '+00:00')}")
+    except ValueError:  # such as the 30th of February
+        return 0.0
     return moment.timestamp() + float(fraction or 0)
 
 

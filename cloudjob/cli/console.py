@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
+from typing import NoReturn
 
 import cloudjob
 from cloudjob.cli.options import job_argument, port_number, state_home
@@ -35,6 +37,11 @@ def _console(options: argparse.Namespace) -> int:
         if options.no_open:
             say(f"from another machine: ssh -N -L {port}:127.0.0.1:{port} HOST")
 
+    # The defaults would leave the console's temporary folder behind.
+    signal.signal(signal.SIGTERM, _end)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        # The server ends in order on SIGTERM.
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
         serve(state_home(), options.port, opens_browser=not options.no_open, on_ready=ready)
     except OSError as error:
@@ -43,6 +50,10 @@ def _console(options: argparse.Namespace) -> int:
             hint="choose another one with --port, or 0 for a free one",
         ) from error
     return 0
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -55,7 +66,7 @@ def _report(options: argparse.Namespace) -> int:
 
         text = render(job)
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UsageError(f"writing the report: {path}: {error.strerror}") from error
     print_name(str(path))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,6 +23,8 @@ _HEADERS = {
         "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
         "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
     ),
+    # Pages of other ports of this host are of the same site.
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
@@ -77,7 +79,8 @@ class Access:
             return RedirectResponse("/", 303) if scope["path"] == LOGIN else None
         if scope["path"] == LOGIN and self._takes_token(scope):
             answer = RedirectResponse("/", 303)
-            answer.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
+            # Strict would keep it out of this redirect if the link was opened from a file.
+            answer.set_cookie(self._cookie, self._session, httponly=True, samesite="lax")
             return answer
         return PlainTextResponse(
             "open the link that `cloudjob console` printed; it works once.\n"
@@ -94,12 +97,10 @@ class Access:
         return True
 
     def _has_session(self, headers: Headers) -> bool:
-        try:
-            cookies = SimpleCookie(headers.get("cookie", ""))
-        except CookieError:
-            return False
-        cookie = cookies.get(self._cookie)
-        return cookie is not None and _equal(cookie.value, self._session)
+        # The standard library reads no cookie after one that it cannot parse, and any other program
+        # on this host may have set one.
+        cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie)
+        return cookie is not None and _equal(cookie, self._session)
 
 
 def _equal(given: str, expected: str) -> bool:

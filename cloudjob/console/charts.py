@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cloudjob import times
+from cloudjob.console.pages import words
 from cloudjob.model.status import JobStatus, Phase
 from cloudjob.tracking.journals import Journals, RankPoint
 from cloudjob.tracking.metrics import MetricPoint
@@ -171,6 +172,8 @@ def grid_height_px(option: dict[str, Any]) -> int:
 # -- resources -------------------------------------------------------------------------------------
 
 _MOST_LINES = 64
+# More would be closer together than pixels, and a page of a long job gets them every few seconds.
+_MOST_POINTS = 500
 Line = tuple[str, list[tuple[float, float]]]
 
 
@@ -221,10 +224,21 @@ def resources(journals: Journals, zero_s: float) -> list[tuple[str, dict[str, An
         ("Disk, read and written (KiB/s)", nodes(lambda s: sum(s.disk) if s.disk else None)),
     )
     return [
-        (title, _lines(lines[:_MOST_LINES]))
+        (_title(title, len(lines)), _lines(lines[:_MOST_LINES]))
         for title, lines in charts
         if any(points for _, points in lines)
     ]
+
+
+def _title(title: str, count: int) -> str:
+    return title if count <= _MOST_LINES else f"{title}: the first {_MOST_LINES} of {count}"
+
+
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the highest of every few points, because peaks matter most."""
+    step = -(-len(points) // _MOST_POINTS) or 1
+    parts = (points[at : at + step] for at in range(0, len(points), step))
+    return [max(part, key=lambda point: point[1]) for part in parts]
 
 
 def _lines(lines: Sequence[Line]) -> dict[str, Any]:
@@ -247,7 +261,7 @@ def _lines(lines: Sequence[Line]) -> dict[str, Any]:
             "splitLine": {"lineStyle": {"opacity": 0.3}},
         },
         "series": [
-            {"type": "line", "name": name, "showSymbol": len(points) < 3, "data": points}
+            {"type": "line", "name": name, "showSymbol": len(points) < 3, "data": _thinned(points)}
             for name, points in lines
         ],
     }
@@ -260,7 +274,7 @@ def curves(points: Sequence[MetricPoint]) -> list[tuple[str, dict[str, Any]]]:
     """Return the name and option of a chart for each metric, with a line for each rank or file."""
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for point in points:
-        line = point.source or f"rank {point.rank}"
+        line = words.text(point.source) or f"rank {point.rank}"
         found.setdefault(point.name, {}).setdefault(line, []).append((point.step, point.value))
     charts = []
     for name, by_line in found.items():

@@ -25,4 +25,4 @@ def facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
         ("Ended", status.ended_at),
         ("Code", f"{words.files(code.files)}, {size_text(code.size_bytes)}" if code else None),
     )
-    return [(name, value) for name, value in known if value]
+    return [(name, words.text(value)) for name, value in known if value]

@@ -1,4 +1,4 @@
-"""The rows of the jobs page, kept up to date by one thread while somebody looks at them."""
+"""The rows of the jobs page, kept up to date by one thread while a page shows them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from cloudjob import times
 from cloudjob.errors import CloudJobError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.model.status import JobState, JobStatus
+from cloudjob.model.status import JobStatus
 from cloudjob.model.summary import reason
-from cloudjob.tracking import Filter, find_all
+from cloudjob.tracking import leftovers, with_status
 from cloudjob.tracking.job import attach
 
-_ACTIVE = tuple(state.value for state in JobState if not state.is_final)
 _REFRESH_S = 2.0
 # The thread pauses when no page has asked for this long.
 _UNWATCHED_S = 15.0
@@ -46,6 +45,8 @@ class JobList:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._rows: dict[str, Row] = {}
+        # Jobs whose rows show the final status in the records.
+        self._ended: set[str] = set()
         self._versions: dict[str, int] = {}
         self._version = 0
         self._error = ""
@@ -81,6 +82,8 @@ class JobList:
                 error = ""
             except CloudJobError as failure:
                 error = failure.message
+            except Exception as failure:  # noqa: BLE001 (shown on the page, and the list goes on)
+                error = f"refreshing the list of jobs: {failure!r}"
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
@@ -91,13 +94,17 @@ class JobList:
     def _refresh(self, *, ask_platforms: bool) -> None:
         with Records(records_path(self._home)) as db:
             records = db.list()
-        active: dict[str, JobStatus] = {}
-        if ask_platforms and any(not record.final_json for record in records):
-            which = Filter(states=_ACTIVE)
-            active = {job.id: status for job, status in find_all(self._home, which)}
+        active = [record for record in records if not record.final_json]
+        rows: dict[str, Row] = {}
+        if ask_platforms and active:
+            leftovers.sweep(self._home)
+            asked = with_status(self._home, active)
+            rows = {job.id: row_of(status) for job, status in asked}
         fresh = {
-            record.job: self._row(record, active, ask_platforms=ask_platforms) for record in records
+            record.job: rows.get(record.job) or self._known(record) or self._recorded(record)
+            for record in records
         }
+        self._ended = {record.job for record in records if record.final_json}
         with self._changed:
             self._version += 1
             for job, row in fresh.items():
@@ -108,15 +115,18 @@ class JobList:
             self._rows = fresh
             self._changed.notify_all()
 
-    def _row(self, record: JobRecord, active: dict[str, JobStatus], *, ask_platforms: bool) -> Row:
-        known = self._rows.get(record.job)
-        if record.job in active:
-            return row_of(active[record.job])
-        if known is not None and (known["is_final"] or not ask_platforms):
-            return known
+    def _known(self, record: JobRecord) -> Row | None:
+        """Return the row that a job has, unless it is older than its final status."""
+        is_older = bool(record.final_json) and record.job not in self._ended
+        return None if is_older else self._rows.get(record.job)
+
+    def _recorded(self, record: JobRecord) -> Row:
+        """Return the row of a job by its record; only a damaged one costs a request."""
         job = attach(record, self._home)
-        is_quick = bool(record.final_json)
-        return row_of(job.status() if is_quick or ask_platforms else job.unknown("…"))
+        try:
+            return row_of(job.status() if record.final_json else job.unknown("…"))
+        except CloudJobError as error:
+            return row_of(job.unknown(error.message))
 
 
 def row_of(status: JobStatus) -> Row:

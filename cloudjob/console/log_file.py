@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import tempfile
 import threading
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from cloudjob.errors import CloudJobError
@@ -21,6 +22,8 @@ from jobentry.contract import lines
 LONGEST_CHARS = 4000
 # The log is no longer followed when no page has asked for this long.
 _UNWATCHED_S = 60.0
+# Seconds before a log that could not be read is read again.
+_RETRY_S = 10.0
 _ENTRY = -1
 # How much is searched at a time.
 _CHUNK_BYTES = 4 * 1024 * 1024
@@ -46,6 +49,23 @@ class Selection(NamedTuple):
     text: str = ""
 
 
+class Page(NamedTuple):
+    """Some lines of a selection.
+
+    Args:
+        selected: The number of lines of the selection.
+        total: The number of all lines.
+        is_complete: Whether the job has ended and all of its log was read.
+        error: Why the log cannot be read, or not to its end; empty if it can.
+    """
+
+    selected: int = 0
+    total: int = 0
+    is_complete: bool = False
+    error: str = ""
+    rows: Sequence[dict[str, Any]] = ()
+
+
 def printable(line: bytes) -> str:
     """Return what a terminal would show of a line last, without what controls a terminal."""
     shown = line.rstrip(b"\r\n").rpartition(b"\r")[2]
@@ -53,10 +73,13 @@ def printable(line: bytes) -> str:
 
 
 class LogFile:
-    """The log of a job as far as it was read; a thread reads on while somebody looks at it.
+    """The log of a job as far as it was read; a thread continues while a page shows it.
 
     Args:
         folder: Where the temporary file is made, readable by this user only.
+
+    Raises:
+        CloudJobError: The file cannot be made.
     """
 
     def __init__(self, job: Job, folder: str) -> None:
@@ -64,7 +87,12 @@ class LogFile:
         # What the nodes recorded, as far as the log was read.
         self.journals = Journals()
         # Unlinked at once, so that nothing is left whatever ends the console.
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        try:
+            self._file = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115
+        except OSError as error:
+            raise CloudJobError(
+                f"making a file for the log of {job.id}: {folder}: {error.strerror}"
+            ) from error
         self._ends = array("Q", [0])
         self._nodes = array("i")
         self._ranks = array("i")
@@ -73,29 +101,27 @@ class LogFile:
         self._lock = threading.Lock()
         self._selected: dict[Selection, tuple[int, array[int]]] = {}
         self._asked_s = time.monotonic()
+        self._retry_at_s = 0.0
         self._is_reading = False
         self._error = ""
         self._is_complete = False
 
     def read_on(self) -> None:
-        """Read the log, or go on reading it, for a minute."""
+        """Start or continue to read the log, until a minute after the last call."""
         self._read_on()
 
-    def page(self, which: Selection, start: int, end: int) -> dict[str, Any]:
+    def page(self, which: Selection, start: int, end: int) -> Page:
         """Return lines ``start`` to ``end`` of those selected, and how many there are."""
         self._read_on()
         with self._lock:
+            if self._file.closed:
+                return Page()
             chosen = self._chosen(which)
             count = len(chosen) if chosen is not None else len(self._ranks)
             shown = range(max(start, 0), min(end, count))
             indexes = [chosen[n] if chosen is not None else n for n in shown]
-            return {
-                "count": count,
-                "total": len(self._ranks),
-                "is_complete": self._is_complete,
-                "error": self._error,
-                "rows": [self._row(index) for index in indexes],
-            }
+            rows = [self._row(index) for index in indexes]
+            return Page(count, len(self._ranks), self._is_complete, self._error, rows)
 
     def close(self) -> None:
         """Delete the file; the log is no longer followed."""
@@ -116,8 +142,7 @@ class LogFile:
 
     def _text(self, index: int) -> bytes:
         start, end = self._ends[index], self._ends[index + 1]
-        self._file.seek(start)
-        return self._file.read(end - start).rstrip(b"\r\n")
+        return os.pread(self._file.fileno(), end - start, start).rstrip(b"\r\n")
 
     # -- selecting --------------------------------------------------------------------------------
 
@@ -146,7 +171,6 @@ class LogFile:
 
     def _containing(self, text: str, first: int) -> Iterator[int]:
         """Yield the lines from ``first`` on that contain the text."""
-        self._file.flush()
         end = self._ends[-1]
         if not end:
             return
@@ -173,60 +197,73 @@ class LogFile:
     def _read_on(self) -> None:
         with self._lock:
             self._asked_s = time.monotonic()
-            if self._is_reading or self._is_complete:
+            is_too_early = self._asked_s < self._retry_at_s
+            if self._is_reading or self._is_complete or is_too_early or self._file.closed:
                 return
             # A log that was not followed for a while is read again from its start.
-            self._is_reading = True
+            self._is_reading, self._error = True, ""
             self._ends = array("Q", [0])
             self._nodes, self._ranks = array("i"), array("i")
             self._open.clear()
             self._selected.clear()
             self.journals = Journals()
-            self._file.seek(0)
-            self._file.truncate()
+            self._file.truncate(0)
         threading.Thread(target=self._read, name=f"log of {self._job.id}", daemon=True).start()
 
     def _read(self) -> None:
         error, is_complete = "", False
         try:
+            is_complete = self._copy()
+        except CloudJobError as failure:
+            error = failure.message
+        except Exception as failure:  # noqa: BLE001 (shown on the page; a full disk, for example)
+            error = f"keeping the log: {getattr(failure, 'strerror', None) or failure!r}"
+        with self._lock:
+            self._retry_at_s = time.monotonic() + _RETRY_S if error else 0.0
+            self._error, self._is_complete, self._is_reading = error, is_complete, False
+
+    def _copy(self) -> bool:
+        """Copy the log until it ends or no page shows it; return whether it has ended."""
+        try:
             for piece in self._job.pieces(
                 follow=not self._job.has_final_status, on_journal=self.journals.add
             ):
-                if self._file.closed:
-                    return
-                if piece.data:
-                    with self._lock:
-                        self._add(piece.node, piece.data)
-                elif time.monotonic() > self._asked_s + _UNWATCHED_S:
-                    break
-            else:
-                is_complete = True
-        except CloudJobError as failure:
-            error = failure.message
-        with self._lock:
-            if self._file.closed:
-                return
-            for (node, rank), data in sorted(self._open.items()):
-                self._append(node, rank, data)
-            self._open.clear()
-            self._error, self._is_complete, self._is_reading = error, is_complete, False
+                with self._lock:
+                    if self._file.closed:
+                        return False
+                    self._add(piece.node, piece.data)
+                if time.monotonic() > self._asked_s + _UNWATCHED_S:
+                    return False
+            return True
+        finally:
+            with self._lock:
+                for (node, rank), data in sorted(self._open.items()):
+                    self._append(node, [(rank, data)])
+                self._open.clear()
 
     def _add(self, node: int, data: bytes) -> None:
-        if self._file.closed:
-            return
-        self._file.seek(0, 2)
+        found = []
         for text in data.split(b"\n")[:-1]:
             line = lines.read(text + b"\n")
             rank = _ENTRY if line.rank is None else line.rank
             before = self._open.pop((node, rank), b"")
             if line.data.endswith(b"\n"):
-                self._append(node, rank, before + line.data)
+                found.append((rank, before + line.data))
             else:
                 # A progress bar overwrites itself; only what it shows last is kept.
                 self._open[node, rank] = (before + line.data)[-LONGEST_CHARS:]
+        self._append(node, found)
 
-    def _append(self, node: int, rank: int, data: bytes) -> None:
-        self._file.write(data)
-        self._ends.append(self._ends[-1] + len(data))
-        self._nodes.append(node)
-        self._ranks.append(rank)
+    def _append(self, node: int, found: Sequence[tuple[int, bytes]]) -> None:
+        """Append lines of a node, each with its rank."""
+        if self._file.closed:
+            return
+        at = self._ends[-1]
+        left = memoryview(b"".join(data for _, data in found))
+        while left:
+            written = os.pwrite(self._file.fileno(), left, at)
+            at, left = at + written, left[written:]
+        for rank, data in found:
+            self._ends.append(self._ends[-1] + len(data))
+            self._nodes.append(node)
+            self._ranks.append(rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import tempfile
+import threading
 import webbrowser
 from collections.abc import Callable, Iterator
 from html import escape
@@ -49,7 +50,9 @@ def serve(home: Path, port: int, *, opens_browser: bool, on_ready: Callable[[str
         link = f"http://{_HOST}:{actual}{guarded.login_path}"
         on_ready(link)
         if opens_browser:
-            _open_browser(link, Path(folder))
+            page = opening_page(link, Path(folder))
+            # A browser that stays in the foreground, such as one for terminals, needs the server.
+            threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
         uvicorn.Server(config).run()
 
 
@@ -80,8 +83,8 @@ def _listener(port: int) -> Iterator[tuple[int, int]]:
         yield listener.fileno(), listener.getsockname()[1]
 
 
-def _open_browser(link: str, folder: Path) -> None:
-    """Open the link through a file, as other users can read the arguments of a browser."""
+def opening_page(link: str, folder: Path) -> Path:
+    """Return a file that opens the link, as other users can read the arguments of a browser."""
     page = folder / "open.html"
     page.write_text(f'<meta http-equiv="refresh" content="0; url={escape(link)}">\n')
-    webbrowser.open(page.as_uri())
+    return page

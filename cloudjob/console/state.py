@@ -10,7 +10,7 @@ from cloudjob.console.log_file import LogFile
 from cloudjob.tracking import Job, find
 from cloudjob.tracking.journals import Journals
 
-# Logs whose files are kept while others are looked at.
+# The number of logs whose files are kept, and of ended jobs whose journals are.
 _MOST_LOGS = 16
 
 
@@ -37,6 +37,14 @@ class Console:
         """
         return find(self.home, job_id)
 
+    def cancel(self, job_id: str) -> None:
+        """Ask the job with this id to end.
+
+        Raises:
+            CloudJobError: It cannot be asked.
+        """
+        self.job(job_id).cancel()
+
     def journals(self, job: Job) -> Journals:
         """Return what the nodes of a job have recorded so far.
 
@@ -51,6 +59,9 @@ class Console:
             found = self._journals.get(job.id)
         if found is None:
             found = job.journals()
+            if len(found.nodes) < job.nodes:
+                # A store that did not answer may do so next time.
+                return found
             with self._lock:
                 while len(self._journals) >= _MOST_LOGS:
                     self._journals.pop(next(iter(self._journals)))
@@ -62,11 +73,14 @@ class Console:
 
         Raises:
             JobNotFound: There is no such job.
+            CloudJobError: The records cannot be read, or the file cannot be made.
         """
         with self._lock:
-            if job_id not in self._logs:
+            log = self._logs.pop(job_id, None)
+            if log is None:
                 log = LogFile(self.job(job_id), self._folder)
                 while len(self._logs) >= _MOST_LOGS:
                     self._logs.pop(next(iter(self._logs))).close()
-                self._logs[job_id] = log
-            return self._logs[job_id]
+            # The one that was asked for last is the last to go.
+            self._logs[job_id] = log
+            return log

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from cloudjob.tracking.job import GONE, Job, find
-from cloudjob.tracking.queries import Filter, collect, filter_of, find_all, sweep
+from cloudjob.tracking.queries import Filter, collect, filter_of, find_all, sweep, with_status
 
-__all__ = ["GONE", "Filter", "Job", "collect", "filter_of", "find", "find_all", "sweep"]
+__all__ = [
+    "GONE",
+    "Filter",
+    "Job",
+    "collect",
+    "filter_of",
+    "find",
+    "find_all",
+    "sweep",
+    "with_status",
+]

@@ -15,9 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cloudjob import times
 from cloudjob.errors import JobNotFound, ObjectMissing, StoreError
 from cloudjob.home.records import JobRecord
-from cloudjob.model.rules import BACKENDS
+from cloudjob.model.rules import BACKENDS, VARIABLE_RULE
 from cloudjob.store.base import ObjectStore
 
 FOLDER = "jobs/"
@@ -25,6 +26,8 @@ _VERSION = 1
 # Others may have written the description, and its id becomes part of paths and keys.
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NUMBERS = ("nodes", "procs_per_node", "code_size_bytes", "code_files")
+# What a job can have at most, and for which pages and lists have room.
+_MOST = {"nodes": 10_000, "procs_per_node": 1024}
 # State and end are requested when needed, the store is where the description was found, and
 # ``submission`` holds the contents of ``spec_json``.
 _LEFT_OUT = ("state", "final_json", "spec_json", "store")
@@ -67,7 +70,7 @@ def load(data: bytes, store: str, job: str) -> JobRecord:
             **{name: _checked(values[name], int) for name in _NUMBERS},
             state="PENDING",
             store=store,
-            spec_json=json.dumps(values["submission"]),
+            spec_json=json.dumps(_submission(values["submission"])),
         )
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it is not a description of a job: {error}") from error
@@ -76,7 +79,24 @@ def load(data: bytes, store: str, job: str) -> JobRecord:
     is_of_backend = scheme.partition("+")[0] == record.backend and record.backend in BACKENDS
     if not (is_of_job and is_of_backend):
         raise ValueError(f"its handle {record.handle!r} does not fit")
+    if not times.seconds_of(record.created_at):
+        raise ValueError(f"{record.created_at!r} is not a time")
+    if not all(0 <= getattr(record, name) <= most for name, most in _MOST.items()):
+        raise ValueError("its number of ranks is too large")
     return record
+
+
+def _submission(value: Any) -> Any:
+    """Return a submission whose outputs have names that can be part of a path."""
+    outputs, spec = _checked(value["outputs"], dict), _checked(value["spec"], dict)
+    for name, uri in outputs.items():
+        if not re.fullmatch(VARIABLE_RULE, name, re.ASCII):
+            raise TypeError(f"{name!r} is not the name of an output")
+        _checked(uri, str)
+    _checked(spec.get("env", {}), dict)
+    for pattern in _checked(spec.get("metrics", {}), dict).values():
+        _checked(pattern, str)
+    return value
 
 
 def _checked(value: Any, kind: type) -> Any:

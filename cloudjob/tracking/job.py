@@ -479,7 +479,7 @@ class Job:
         found: dict[str, Any] | None = None
         with contextlib.suppress(ValueError, AttributeError):
             found = json.loads(self._submission_json()).get("spec")
-        if found is None:
+        if not isinstance(found, dict):
             raise UsageError(f"reading the description of {self.id}: it was not recorded")
         return found
 

@@ -72,7 +72,8 @@ def series(samples: Iterable[Sample]) -> list[tuple[str, tuple[float | None, ...
 class Journals:
     """What the nodes of one job have recorded so far; ``add`` takes in more.
 
-    To follow a job that runs: ``job.pieces(follow=True, on_journal=journals.add)``.
+    To follow a job that runs: ``job.pieces(follow=True, on_journal=journals.add)``. One thread may
+    add while others read.
     """
 
     def __init__(self) -> None:
@@ -99,7 +100,7 @@ class Journals:
     @property
     def nodes(self) -> frozenset[int]:
         """The nodes that have recorded anything."""
-        return frozenset(self._samples) | {node for node, _, _ in self._phases}
+        return frozenset(self._samples) | {node for node, _, _ in list(self._phases)}
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -128,7 +129,7 @@ class Journals:
     def ranks(self) -> Mapping[int, tuple[RankPoint, ...]]:
         """The samples of each rank, oldest first."""
         found: dict[int, list[RankPoint]] = {}
-        for node, samples in sorted(self._samples.items()):
+        for node, samples in self.resources.items():
             for sample in samples:
                 for each in sample.ranks:
                     found.setdefault(each.rank, []).append(RankPoint(sample.at, node, each))

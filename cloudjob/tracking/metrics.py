@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from cloudjob.errors import UsageError
 from jobentry.contract import journal, lines
 
 # Keys of a printed JSON object that give the step.
@@ -45,13 +46,13 @@ class MetricReader:
     Args:
         patterns: A regular expression for each metric: its group ``value``, or else its first
             group, is the value; its group ``step``, if it has one, is the step.
+
+    Raises:
+        UsageError: A pattern is not a regular expression with a group.
     """
 
     def __init__(self, patterns: Mapping[str, str]) -> None:
-        self._patterns = {
-            name: re.compile(text.encode("utf-8", "surrogateescape"))
-            for name, text in patterns.items()
-        }
+        self._patterns = {name: _compiled(name, text) for name, text in patterns.items()}
         self._counts: dict[tuple[str, int], int] = {}
         self._at: dict[int, float] = {}
 
@@ -88,6 +89,15 @@ class MetricReader:
         has_step = step is not None and math.isfinite(step)
         number = int(step) if has_step and step is not None else count
         return MetricPoint(name, rank, number, value, self._at.get(node) or None)
+
+
+def _compiled(name: str, pattern: str) -> re.Pattern[bytes]:
+    from cloudjob.model.types import check_pattern
+
+    try:
+        return re.compile(check_pattern(pattern).encode("utf-8", "surrogateescape"))
+    except (ValueError, re.error) as error:
+        raise UsageError(f"reading the pattern of the metric {name}: it {error}") from error
 
 
 def _json_values(text: bytes) -> Iterator[tuple[str, float, float | None]]:

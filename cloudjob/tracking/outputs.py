@@ -154,6 +154,8 @@ def _listed(location: OutputLocation) -> list[Output]:
     return [
         Output(f"{location.name}/{key[len(location.prefix) :]}", key, 0, frozenset(), 0)
         for key in location.store.list(location.prefix)
+        # Object stores accept keys that are no paths, such as "a/../b".
+        if manifest.is_name(key[len(location.prefix) :])
     ]
 
 

@@ -117,23 +117,29 @@ def find_all(
     leftovers.sweep(home)
     records = [each for each in _records(home, store) if which.matches(each)]
     # The records hold the state of a job that has ended; each other job costs a request.
-    ended = [record for record in records if which.states and _is_out(record, which.states)]
-    left_out = {record.job for record in ended}
-    backends: dict[tuple[str, str], Backend[Any]] = {}
-    jobs = []
-    # With a state filter, a job that does not match makes room for an older one.
-    for record in records if which.states else records[:limit]:
-        if record.job not in left_out:
-            place = (record.backend, record.home)
-            if place not in backends:
-                backends[place] = backend_for(record, home)
-            jobs.append(Job(record, backends[place], home))
+    if which.states:
+        # With a state filter, a job that does not match makes room for an older one.
+        asked = [record for record in records if not _is_out(record, which.states)]
+    else:
+        asked = records[:limit]
     found = [
         (job, status)
-        for job, status in zip(jobs, _StatusQuery(jobs).answers(), strict=True)
+        for job, status in with_status(home, asked)
         if not which.states or status.state.value in which.states
     ]
     return found[:limit]
+
+
+def with_status(home: Path, records: Sequence[JobRecord]) -> list[tuple[Job, JobStatus]]:
+    """Return the jobs of these records with their status, UNKNOWN as for ``find_all``."""
+    backends: dict[tuple[str, str], Backend[Any]] = {}
+    jobs = []
+    for record in records:
+        place = (record.backend, record.home)
+        if place not in backends:
+            backends[place] = backend_for(record, home)
+        jobs.append(Job(record, backends[place], home))
+    return list(zip(jobs, _StatusQuery(jobs).answers(), strict=True))
 
 
 def _records(home: Path, store: str) -> list[JobRecord]:

@@ -197,6 +197,38 @@ def test_secrets_are_named_and_their_values_come_from_the_environment(
     assert cloudjob.preview("train.py", launcher="python").plans[0]["role"] == "head"
 
 
+def test_numbers_become_text_as_in_a_job_file_and_one_text_is_no_list_of_arguments():
+    spec = cloudjob.job_spec("train.py", ["--seed", 3, "--rate", 0.1], env={"LR": 0.5, "ON": True})
+
+    assert spec.args == ("--seed", "3", "--rate", "0.1")
+    assert spec.env == {"LR": "0.5", "ON": "true"}
+    with pytest.raises(TypeError, match="args is a list"):
+        cloudjob.submit("train.py", "--seed 3")
+
+
+def test_submit_reports_which_source_folder_it_chose(project: Path, tmp_path: Path):
+    (project / ".git").mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    os.chdir(elsewhere)
+    reports: list[cloudjob.Progress] = []
+    job = cloudjob.submit(project / "train.py", launcher="python", on_progress=reports.append)
+    job.wait(timeout_s=LIMIT_S)
+
+    assert str(project) in next(each.message for each in reports if each.kind == "note")
+
+
+@pytest.mark.parametrize("since", ["999999w", "0001-01-01", "2026-13-01", "soon"])
+def test_a_time_that_is_none_is_refused(since: str):
+    with pytest.raises(cloudjob.UsageError, match="not a time"):
+        cloudjob.jobs(since=since)
+
+
+def test_a_handle_of_no_known_backend_is_not_found():
+    with pytest.raises(cloudjob.JobNotFound):
+        cloudjob.attach("nowhere://x/job-1")
+
+
 def test_an_unknown_output_is_refused_by_name():
     job = submit(outputs={"MODEL": ""})
     with pytest.raises(cloudjob.UsageError, match="no output 'MODLE'") as caught:

@@ -180,6 +180,10 @@ def test_a_damaged_or_hostile_description_is_refused(submit: Submit, folder: str
         {"backend": "docker"},
         {"nodes": "2"},
         {"home": None},
+        {"nodes": 1_000_000_000},
+        {"created_at": "2026-13-45T99:99:99.000Z"},
+        {"submission": {"outputs": {"../../.ssh": "file:///x"}, "spec": {}}},
+        {"submission": {"outputs": {}, "spec": "text"}},
     ):
         open_store(folder).put_bytes(original, descriptions.key(job.id))
         moved(folder, job, changed)

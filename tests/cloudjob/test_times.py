@@ -16,6 +16,8 @@ from cloudjob import times
         ("0001-01-01T00:00:00Z", ""),
         ("", ""),
         ("soon", ""),
+        ("2026-02-30T10:00:01Z", ""),
+        ("2026-11-21T99:00:01Z", ""),
     ],
 )
 def test_a_time_of_a_platform_becomes_utc_with_milliseconds(text: str, expected: str):

@@ -14,7 +14,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from selenium import webdriver
 
+from cloudjob.console.server import opening_page
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model.status import Failure, JobState, JobStatus, to_json
@@ -140,6 +142,9 @@ def test_a_running_job_is_followed_and_cancelled(home: Path, source: Path, open_
 
     page.click("button", "Cancel")
     page.shows(f"Cancel {job}?")
+    # The question stays while the page shows that the job goes on.
+    lasts = page.text.partition(" s · submitted")[0]
+    poll(lambda: page.text.partition(" s · submitted")[0] != lasts, "a fresh duration")
     page.click(".q-dialog button", "Cancel")
     page.shows("CANCELLED")
 
@@ -248,6 +253,14 @@ def test_a_job_that_does_not_exist_is_named(home: Path, open_page: OpenPage):
     page.open("/job/nothing-here")
 
     page.shows("nothing-here", "All jobs")
+
+
+def test_the_file_that_opens_the_link_logs_the_browser_in(
+    tmp_path: Path, driver: webdriver.Chrome, start_console: Callable[[Path], str]
+):
+    driver.get(opening_page(start_console(tmp_path / "home"), tmp_path).as_uri())
+
+    poll(lambda: "No jobs yet" in driver.page_source, "the list of jobs")
 
 
 def test_who_did_not_open_the_link_gets_nothing(

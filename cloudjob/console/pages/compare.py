@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from html import escape
 from typing import Any
@@ -10,12 +9,14 @@ from typing import Any
 from nicegui import ui
 
 from cloudjob.console.job_list import row_of
+from cloudjob.console.pages import words
 from cloudjob.console.pages.frame import frame
 from cloudjob.console.state import Console
+from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
 
-_MOST_JOBS = 8
+MOST_JOBS = 8
 
 
 def register(console: Console) -> None:
@@ -23,13 +24,15 @@ def register(console: Console) -> None:
 
     @ui.page("/compare")
     async def page(jobs: str = "") -> None:
-        ids = [job for job in jobs.split(",") if job][:_MOST_JOBS]
+        ids = [job for job in jobs.split(",") if job][:MOST_JOBS]
         with frame("Compare", "Compare"):
+            # A platform may take longer to answer than NiceGUI gives a page.
+            await ui.context.client.connected()
             try:
-                found = [await asyncio.to_thread(console.job, job) for job in ids]
-                columns = [await asyncio.to_thread(_values, job) for job in found]
+                found = [await in_thread(console.job, job) for job in ids]
+                columns = [await in_thread(_values, job) for job in found]
             except CloudJobError as error:
-                ui.label(error.message).classes("text-negative")
+                ui.label(words.text(error.message)).classes("text-negative")
                 return
             if len(found) < 2:
                 ui.label("Select two or more jobs in the list to compare them.").classes("quiet")
@@ -39,7 +42,11 @@ def register(console: Console) -> None:
 
 def _values(job: Job) -> dict[str, str]:
     """Return everything that can differ between jobs, as text."""
-    row = row_of(job.status())
+    try:
+        status = job.status()
+    except CloudJobError as error:
+        status = job.unknown(error.message)
+    row = row_of(status)
     values = {
         "state": row["state"],
         "backend": row["backend"],
@@ -55,7 +62,7 @@ def _values(job: Job) -> dict[str, str]:
                 values[f"{key}.{name}" if name else key] = _text(part)
     except CloudJobError as error:
         values["description"] = error.message
-    return values
+    return {words.text(key): words.text(value) for key, value in values.items()}
 
 
 def _text(value: Any) -> str:
@@ -72,7 +79,7 @@ class _Comparison:
 
     def build(self) -> None:
         with ui.row().classes("toolbar items-center"):
-            ui.switch("Show what is equal, too", on_change=self._change).props("dense")
+            ui.switch("Show equal values, too", on_change=self._change).props("dense")
         self._table()
 
     def _change(self, event: Any) -> None:

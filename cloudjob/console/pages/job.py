@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -11,9 +10,10 @@ from nicegui import ui
 from cloudjob.console.pages import log, metrics, outputs, overview, ranks, resources, submitted
 from cloudjob.console.pages.confirm import confirm
 from cloudjob.console.pages.frame import badge, frame
-from cloudjob.console.pages.words import since
+from cloudjob.console.pages.words import since, text
 from cloudjob.console.state import Console
-from cloudjob.errors import CloudJobError, JobNotFound
+from cloudjob.console.threads import in_thread
+from cloudjob.errors import CloudJobError
 from cloudjob.model.status import JobState, JobStatus, Phase
 from cloudjob.model.summary import duration
 from cloudjob.tracking import Job
@@ -30,10 +30,10 @@ def register(console: Console) -> None:
     @ui.page("/job/{job_id}/{view}")
     async def page(job_id: str, view: str = _VIEWS[0]) -> None:
         try:
-            job = await asyncio.to_thread(console.job, job_id)
-        except JobNotFound as error:
+            job = await in_thread(console.job, job_id)
+        except CloudJobError as error:
             with frame(job_id, job_id), ui.card().classes("panel"):
-                ui.label(error.message)
+                ui.label(text(error.message))
                 ui.link("All jobs", "/")
             return
         await _JobPage(console, job).build(view if view in _VIEWS else _VIEWS[0])
@@ -42,6 +42,7 @@ def register(console: Console) -> None:
 class _JobPage:
     def __init__(self, console: Console, job: Job) -> None:
         self._job = job
+        self._console = console
         self._status: JobStatus = job.unknown("…")
         self._error = ""
         self._phases: Sequence[Phase] = ()
@@ -57,7 +58,8 @@ class _JobPage:
         }
 
     async def build(self, view: str) -> None:
-        await self._look()
+        if self._job.has_final_status:
+            await self._look()
         with frame(self._job.id, self._job.id):
             self._head()
             tabs = ui.tabs().props("dense no-caps align=left").classes("views")
@@ -68,7 +70,13 @@ class _JobPage:
             for name in _VIEWS:
                 self._panels[name] = ui.column().classes("w-full gap-3")
             tabs.on_value_change(self._change)
-            await self._show(view)
+            # A platform may take longer to answer than NiceGUI gives a page.
+            await ui.context.client.connected()
+            if not self._job.has_final_status:
+                await self._look()
+                self._head.refresh()
+            # Another view may have been chosen meanwhile.
+            await self._show(str(tabs.value))
         if not self._status.state.is_final:
             timer = ui.timer(_REFRESH_S, lambda: self._refresh(timer))
 
@@ -88,16 +96,18 @@ class _JobPage:
 
     async def _look(self) -> None:
         try:
-            self._status = await asyncio.to_thread(self._job.status)
-            self._phases = await asyncio.to_thread(self._job.phases)
+            self._status = await in_thread(self._job.status)
+            self._phases = self._status.phases
+            if not self._status.state.is_final:
+                self._phases = (await in_thread(self._console.journals, self._job)).phases
             self._error = ""
         except CloudJobError as error:
             self._error = error.message
 
     async def _refresh(self, timer: ui.timer) -> None:
-        before = self._status
+        before = (self._status, self._error)
         await self._look()
-        if self._status != before or self._status.state is JobState.RUNNING:
+        if (self._status, self._error) != before or self._status.state is JobState.RUNNING:
             self._head.refresh()
             self._overview.refresh()
         if self._status.state.is_final:
@@ -111,7 +121,7 @@ class _JobPage:
     def _head(self) -> None:
         status = self._status
         with ui.row().classes("w-full items-center gap-3"):
-            ui.label(status.name).classes("job-title")
+            ui.label(text(status.name)).classes("job-title")
             badge(status.state.value)
             ui.label(" · ".join(filter(None, (duration(status), since(status))))).classes("quiet")
             ui.space()
@@ -121,17 +131,19 @@ class _JobPage:
                 cancel = ui.button("Cancel", icon="cancel", on_click=self._cancel)
                 cancel.props("flat dense no-caps color=negative")
         if self._error:
-            ui.label(self._error).classes("text-negative")
+            ui.label(text(self._error)).classes("text-negative")
 
     def _copy(self) -> None:
         ui.clipboard.write(self._job.id)
         ui.notify("Copied the job's id.")
 
     async def _cancel(self) -> None:
-        if not await confirm(f"Cancel {self._job.id}?", "Cancel", "Keep running"):
-            return
-        try:
-            await asyncio.to_thread(self._job.cancel)
-            ui.notify("The job was asked to end.", type="positive")
-        except CloudJobError as error:
-            ui.notify(error.message, type="negative", multi_line=True)
+        # What is in the head, like the button, is replaced every two seconds.
+        with ui.context.client:
+            if not await confirm(f"Cancel {self._job.id}?", "Cancel", "Keep running"):
+                return
+            try:
+                await in_thread(self._job.cancel)
+                ui.notify(f"Asked {self._job.id} to end.", type="positive")
+            except CloudJobError as error:
+                ui.notify(text(error.message), type="negative", multi_line=True)

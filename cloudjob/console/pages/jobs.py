@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 from fastapi import Response
-from fastapi.responses import JSONResponse
 from nicegui import app, ui
 
+from cloudjob.console.pages import words
+from cloudjob.console.pages.answer import answer
+from cloudjob.console.pages.compare import MOST_JOBS
 from cloudjob.console.pages.confirm import confirm
 from cloudjob.console.pages.frame import COLOURS, frame
 from cloudjob.console.state import Console
+from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
 
 _ALL = "all"
@@ -56,7 +58,7 @@ def register(console: Console) -> None:
     @app.get("/api/jobs")
     def jobs(since: int = 0, limit: int | None = None) -> Response:
         found = console.jobs.changes(since)
-        return JSONResponse(found._replace(rows=found.rows[:limit])._asdict())
+        return answer(found._replace(rows=found.rows[:limit]))
 
     @ui.page("/")
     def page(state: str = _ALL, q: str = "") -> None:
@@ -126,8 +128,8 @@ class _JobsPage:
 
     async def _open_comparison(self) -> None:
         jobs = await self._selected()
-        if len(jobs) < 2:
-            ui.notify("Select two or more jobs to compare.")
+        if not 2 <= len(jobs) <= MOST_JOBS:
+            ui.notify(f"Select two to {MOST_JOBS} jobs to compare.")
             return
         ui.navigate.to(f"/compare?jobs={','.join(jobs)}")
 
@@ -141,7 +143,7 @@ class _JobsPage:
             return
         for job in jobs:
             try:
-                await asyncio.to_thread(self._console.job(job).cancel)
-                ui.notify(f"Cancelled {job}", type="positive")
+                await in_thread(self._console.cancel, job)
+                ui.notify(f"Asked {job} to end.", type="positive")
             except CloudJobError as error:
-                ui.notify(error.message, type="negative", multi_line=True)
+                ui.notify(words.text(error.message), type="negative", multi_line=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from nicegui import ui
 
+from cloudjob.console.pages.words import text
 from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
 
@@ -15,6 +18,8 @@ class Live:
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        # A timer and a click may both draw.
+        self._drawing = asyncio.Lock()
 
     async def start(self) -> None:
         """Draw, and again until the job has ended."""
@@ -31,14 +36,15 @@ class Live:
 
     async def refresh(self) -> None:
         """Draw once more."""
-        before = list(self._place)
-        with self._place, ui.column().classes("w-full gap-3"):
-            try:
-                await self.draw()
-            except CloudJobError as error:
-                ui.label(error.message).classes("text-negative")
-        for element in before:
-            element.delete()
+        async with self._drawing:
+            before = list(self._place)
+            with self._place, ui.column().classes("w-full gap-3"):
+                try:
+                    await self.draw()
+                except CloudJobError as error:
+                    ui.label(text(error.message)).classes("text-negative")
+            for element in before:
+                element.delete()
 
     async def draw(self) -> None:
         """Add the elements."""

@@ -6,16 +6,16 @@ import json
 from typing import Any
 
 from fastapi import Response
-from fastapi.responses import JSONResponse
 from nicegui import app, ui
 
-from cloudjob.console.log_file import Selection
+from cloudjob.console.log_file import Page, Selection
+from cloudjob.console.pages.answer import answer
 from cloudjob.console.state import Console
-from cloudjob.errors import JobNotFound
+from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
 
 _ALL = "all"
-# From this many ranks on, one types the rank instead of choosing it.
+# From this number of ranks on, the field of the rank can be typed into.
 _MANY_RANKS = 20
 _COLUMNS: list[dict[str, Any]] = [
     {"field": "line", "width": 74, "cellClass": "line mono"},
@@ -45,9 +45,9 @@ def register(console: Console) -> None:
     ) -> Response:
         try:
             which = Selection(node, rank, text)
-            return JSONResponse(console.log(job_id).page(which, start, end))
-        except JobNotFound as error:
-            return JSONResponse({"error": error.message}, 404)
+            return answer(console.log(job_id).page(which, start, end))
+        except CloudJobError as error:
+            return answer(Page(error=error.message))
 
 
 def build(job: Job) -> None:
@@ -61,7 +61,7 @@ class _LogView:
         self._name = json.dumps(job.id)
         request = ui.context.client.request
         rank = request.query_params.get("rank", "") if request else ""
-        is_rank = rank.isdecimal() and int(rank) < job.ranks
+        is_rank = rank.isdecimal() and len(rank) < 10 and int(rank) < job.ranks
         self._selection: dict[str, Any] = {"rank": int(rank)} if is_rank else {}
 
     def build(self) -> None:

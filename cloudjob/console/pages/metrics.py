@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from nicegui import ui
 
 from cloudjob.console import charts
+from cloudjob.console.pages import words
 from cloudjob.console.pages.command import show_command
 from cloudjob.console.pages.live import Live
+from cloudjob.console.threads import in_thread
 from cloudjob.tracking import Job
 
 
@@ -19,7 +19,7 @@ async def build(job: Job) -> None:
 
 class _Metrics(Live):
     async def draw(self) -> None:
-        found = charts.curves(await asyncio.to_thread(self.job.training_metrics))
+        found = charts.curves(await in_thread(self.job.training_metrics))
         if not found:
             ui.label("No metrics were found in the log or the outputs.").classes("quiet")
             show_command(
@@ -30,5 +30,5 @@ class _Metrics(Live):
         with ui.element("div").classes("charts"):
             for name, option in found:
                 with ui.card().classes("panel"):
-                    ui.label(name).classes("panel-title")
+                    ui.label(words.text(name)).classes("panel-title")
                     ui.echart(option).style("width: 100%; height: 240px")

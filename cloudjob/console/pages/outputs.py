@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from nicegui import ui
 
 from cloudjob.console.pages import words
 from cloudjob.console.pages.command import show_command
+from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
 from cloudjob.package.messages import size_text
 from cloudjob.tracking import Job
@@ -25,19 +24,19 @@ async def build(job: Job) -> None:
         ui.spinner()
     error = ""
     try:
-        files = list(await asyncio.to_thread(job.outputs))
+        files = list(await in_thread(job.outputs))
     except CloudJobError as failure:
         files, error = [], failure.message
     panel.clear()
     with panel:
         if not files:
-            ui.label(error or "No outputs are stored.").classes("quiet")
+            ui.label(words.text(error) or "No outputs are stored.").classes("quiet")
             return
         total = size_text(sum(file.size_bytes for file in files))
         ui.label(f"{words.files(len(files))}, {total}").classes("panel-title")
         rows = [
             {
-                "name": file.name,
+                "name": words.text(file.name),
                 "size": size_text(file.size_bytes),
                 "note": "incomplete" if file.is_incomplete else "",
             }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from nicegui import ui
@@ -10,6 +9,7 @@ from nicegui import ui
 from cloudjob.console import charts
 from cloudjob.console.pages.live import Live
 from cloudjob.console.state import Console
+from cloudjob.console.threads import in_thread
 from cloudjob.tracking import Job
 
 
@@ -32,8 +32,8 @@ class _Ranks(Live):
         await self.refresh()
 
     async def draw(self) -> None:
-        journals = await asyncio.to_thread(self._console.journals, self.job)
-        option = charts.rank_grid(journals, self.shows)
+        journals = await in_thread(self._console.journals, self.job)
+        option = await in_thread(charts.rank_grid, journals, self.shows)
         if option is None:
             ui.label("The nodes have not recorded their ranks yet.").classes("quiet")
             return

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from nicegui import ui
 
 from cloudjob import times
 from cloudjob.console import charts
 from cloudjob.console.pages.live import Live
 from cloudjob.console.state import Console
+from cloudjob.console.threads import in_thread
 from cloudjob.tracking import Job
 
 
@@ -24,9 +23,10 @@ class _Resources(Live):
         self._console = console
 
     async def draw(self) -> None:
-        journals = await asyncio.to_thread(self._console.journals, self.job)
-        status = await asyncio.to_thread(self.job.status)
-        found = charts.resources(journals, times.seconds_of(status.created_at))
+        journals = await in_thread(self._console.journals, self.job)
+        status = self.job.last_status
+        zero_s = times.seconds_of(status.created_at) if status else 0.0
+        found = await in_thread(charts.resources, journals, zero_s)
         if not found:
             ui.label("The nodes have not recorded what they use yet.").classes("quiet")
             return

@@ -8,6 +8,7 @@ from html import escape
 
 from nicegui import ui
 
+from cloudjob.console.pages import words
 from cloudjob.console.pages.command import show_command
 from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
@@ -18,7 +19,7 @@ def build(job: Job) -> None:
     try:
         spec = job.spec()
     except CloudJobError as error:
-        ui.label(error.message).classes("quiet")
+        ui.label(words.text(error.message)).classes("quiet")
         return
     variables = spec.pop("env", None) or {}
     _table("Job description", ((k, v) for k, v in spec.items() if v not in (None, "", [], {})))
@@ -31,7 +32,8 @@ def _table(title: str, rows: Iterable[tuple[str, object]]) -> None:
     with ui.card().classes("panel"):
         ui.label(title).classes("panel-title")
         text = "".join(
-            f"<tr><td class='quiet'>{escape(name)}</td><td class='mono'>{escape(_text(value))}</td>"
+            f"<tr><td class='quiet'>{escape(words.text(name))}</td>"
+            f"<td class='mono'>{escape(words.text(_text(value)))}</td></tr>"
             for name, value in rows
         )
         ui.html(f'<table class="plain">{text}</table>', sanitize=False).classes("w-full")

@@ -1,4 +1,4 @@
-"""How spans of time and numbers of files read."""
+"""How spans of time, numbers of files and texts of jobs read."""
 
 from __future__ import annotations
 
@@ -17,3 +17,11 @@ def since(status: JobStatus) -> str:
 def files(count: int) -> str:
     """Return a number of files: ``1 file``, ``2 files``."""
     return f"{count} file" if count == 1 else f"{count} files"
+
+
+def text(found: str) -> str:
+    """Return a text of a job for NiceGUI, which refuses what is not UTF-8: its bytes are escaped.
+
+    Arguments, names of files and messages may hold such bytes.
+    """
+    return found.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -15,6 +15,8 @@ const console_ui = (() => {
     if (s < 86400) return `${Math.floor(s / 3600)} h`;
     return `${Math.floor(s / 86400)} d`;
   };
+  // A tooltip of a chart is HTML.
+  const safe = (text) => String(text).replace(/[&<>"']/g, (mark) => `&#${mark.charCodeAt(0)};`);
   const now = () => Date.now() / 1000;
   const local = (s) => (s ? new Date(s * 1000).toLocaleString() : "");
 
@@ -117,16 +119,17 @@ const console_ui = (() => {
     const shown = (found) => {
       const place = document.getElementById("log-state");
       if (!place) return;
-      const some = found.count === found.total ? "" : ` of ${found.total.toLocaleString()}`;
-      const end = found.error || (found.is_complete ? "" : " · live");
-      place.textContent = `${found.count.toLocaleString()}${some} lines${end}`;
+      const some = found.selected === found.total ? "" : ` of ${found.total.toLocaleString()}`;
+      const news = found.error || (found.is_complete ? "" : "live");
+      const end = news && ` · ${news}`;
+      place.textContent = `${found.selected.toLocaleString()}${some} lines${end}`;
     };
     const source = {
       getRows: async ({ startRow, endRow, successCallback, failCallback }) => {
         try {
           const found = await ask(startRow, endRow);
           shown(found);
-          successCallback(found.rows, found.count);
+          successCallback(found.rows, found.selected);
         } catch {
           failCallback();
         }
@@ -143,11 +146,11 @@ const console_ui = (() => {
       const found = await ask(0, 0).catch(() => null);
       if (!found) return;
       shown(found);
-      if (found.count !== view.count) {
+      if (found.selected !== view.count) {
         const isFirst = view.count < 0;
-        view.count = found.count;
+        view.count = found.selected;
         if (!isFirst) api.refreshInfiniteCache();
-        api.setRowCount(found.count, true);
+        api.setRowCount(found.selected, true);
         if (view.follows) setTimeout(view.toEnd, 0);
       }
     };
@@ -189,12 +192,12 @@ const console_ui = (() => {
   };
 
   const barText = ({ marker, seriesName, name, value }) =>
-    `${marker}<b>${seriesName}</b> ${name}<br>${span(value[2] - value[1])}, ` +
+    `${marker}<b>${safe(seriesName)}</b> ${safe(name)}<br>${span(value[2] - value[1])}, ` +
     `from ${value[1].toFixed(2)} s to ${value[2].toFixed(2)} s`;
 
   const rankText = ({ data }) => {
     const { state, cpu_percent, rss_mib, quiet_s, threads, children } = data.sample;
-    const ended = { E: "ended", F: "failed" }[state] || `state ${state}`;
+    const ended = { E: "ended", F: "failed" }[state] || `state ${safe(state)}`;
     return (
       `<b>rank ${data.rank}</b> on node ${data.node}, ${ended}<br>` +
       `silent for ${span(quiet_s)}<br>CPU ${cpu_percent} %, memory ${rss_mib} MiB<br>` +

@@ -127,3 +127,16 @@ def test_resources_have_a_line_for_each_node_and_rank_and_no_chart_without_value
     assert found["Memory (MiB)"] == {"node 0": [(10.0, 512)], "node 1": []}
     assert found["CPU of each rank (% of one CPU)"]["rank 1"] == [(11.0, 10)]
     assert "GPUs and NPUs (%)" not in found
+
+
+def test_a_long_job_keeps_its_peaks_and_a_large_one_names_what_is_left_out():
+    samples = [Sample(float(at), memory=(900 if at == 777 else 1, 1024)) for at in range(1, 5000)]
+    many = Sample(1.0, ranks=tuple(rank(number, 1) for number in range(100)))
+    journals = Journals()
+    journals.add(0, [journal.dump(sample).rstrip() for sample in (many, *samples)])
+    found = dict(charts.resources(journals, zero_s=0.0))
+
+    [line] = found["Memory (MiB)"]["series"]
+    assert len(line["data"]) <= 500
+    assert (777.0, 900) in line["data"]
+    assert len(found["CPU of each rank (% of one CPU): the first 64 of 100"]["series"]) == 64

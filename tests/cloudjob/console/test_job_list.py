@@ -9,7 +9,7 @@ from typing import Any
 from cloudjob.console.job_list import JobList, row_of
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.model.status import JobState, JobStatus, to_json
+from cloudjob.model.status import Failure, JobState, JobStatus, to_json
 from tests.support.polling import poll
 
 
@@ -80,6 +80,34 @@ def test_records_that_cannot_be_read_are_reported(tmp_path: Path):
     records_path(tmp_path).write_bytes(b"this is no database" * 100)
 
     assert "records" in JobList(tmp_path).changes(0).error
+
+
+def test_a_damaged_record_and_an_unknown_backend_leave_the_other_jobs_in_the_list(tmp_path: Path):
+    for number, status in enumerate(("{", "[]", '{"failure": 5}')):
+        record(tmp_path, status_of(f"bad-{number}", backend="nowhere"))
+        with Records(records_path(tmp_path)) as db:
+            db.update(f"bad-{number}", final_json=status, name="")
+    record(tmp_path, status_of("good"))
+
+    found = JobList(tmp_path).changes(0)
+    assert found.error == ""
+    assert {row["job"]: row["state"] for row in found.rows} == {
+        "good": "SUCCEEDED", "bad-0": "UNKNOWN", "bad-1": "UNKNOWN", "bad-2": "UNKNOWN",
+    }  # fmt: skip
+
+
+def test_what_becomes_known_after_the_end_of_a_job_is_shown(tmp_path: Path):
+    failed = status_of("train-1", state=JobState.FAILED, failure=Failure(message="ended"))
+    record(tmp_path, failed)
+    with Records(records_path(tmp_path)) as db:
+        final = db.get("train-1").final_json
+        db.update("train-1", final_json="")
+    jobs = JobList(tmp_path)
+    poll(lambda: jobs.changes(0).rows[0]["state"] == "UNKNOWN", "a job that the platform lost")
+    with Records(records_path(tmp_path)) as db:
+        db.update("train-1", final_json=final)
+
+    poll(lambda: jobs.changes(0).rows[0]["reason"] == "ended", "the reason")
 
 
 def test_a_row_has_times_in_seconds_and_the_number_of_ranks():

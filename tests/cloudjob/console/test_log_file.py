@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +45,7 @@ def opened(job: Job, folder: Path, *, is_read: bool = True) -> Iterator[LogFile]
     log = LogFile(job, str(folder))  # type: ignore[arg-type]
     try:
         if is_read:
-            poll(lambda: log.page(Selection(), 0, 0)["is_complete"], "the whole log")
+            poll(lambda: log.page(Selection(), 0, 0).is_complete, "the whole log")
         yield log
     finally:
         job.end.set()
@@ -53,7 +55,7 @@ def opened(job: Job, folder: Path, *, is_read: bool = True) -> Iterator[LogFile]
 def read(job: Job, folder: Path, **which: Any) -> list[tuple[int, int | None, str]]:
     """Return node, rank and text of the selected lines of a log that is complete."""
     with opened(job, folder) as log:
-        rows = log.page(Selection(**which), 0, 1000)["rows"]
+        rows = log.page(Selection(**which), 0, 1000).rows
     return [(row["node"], row["rank"], row["text"]) for row in rows]
 
 
@@ -89,14 +91,14 @@ def test_a_page_has_the_lines_that_were_asked_for(tmp_path: Path):
         end = log.page(Selection(), 999, 5000)
         before = log.page(Selection(), -5, 0)
 
-    assert [(row["line"], row["text"]) for row in page["rows"]] == [
+    assert [(row["line"], row["text"]) for row in page.rows] == [
         (501, "line 500"),
         (502, "line 501"),
     ]
-    assert (page["count"], page["total"]) == (1000, 1000)
-    assert found["count"] == 11
-    assert end["rows"][0]["text"] == "line 999"
-    assert before["rows"] == []
+    assert (page.selected, page.total) == (1000, 1000)
+    assert found.selected == 11
+    assert end.rows[0]["text"] == "line 999"
+    assert before.rows == []
 
 
 def test_a_progress_bar_is_one_line_with_its_last_state(tmp_path: Path):
@@ -118,17 +120,44 @@ def test_control_sequences_of_a_terminal_are_left_out(tmp_path: Path):
 def test_a_running_job_shows_what_it_wrote_so_far(tmp_path: Path):
     job = Job(LogPiece(0, b"[0] first\n"), has_ended=False)
     with opened(job, tmp_path, is_read=False) as log:
-        poll(lambda: log.page(Selection(), 0, 1)["rows"], "the first line")
-        assert not log.page(Selection(), 0, 1)["is_complete"]
+        poll(lambda: log.page(Selection(), 0, 1).rows, "the first line")
+        assert not log.page(Selection(), 0, 1).is_complete
         job.end.set()
-        poll(lambda: log.page(Selection(), 0, 1)["is_complete"], "the end of the log")
+        poll(lambda: log.page(Selection(), 0, 1).is_complete, "the end of the log")
 
 
 def test_a_platform_that_does_not_answer_is_named(tmp_path: Path):
     job = Job(LogPiece(0, b"[0] first\n"))
     job.error = BackendError("reading the log: the cluster does not answer")
     with opened(job, tmp_path, is_read=False) as log:
-        poll(lambda: "does not answer" in log.page(Selection(), 0, 1)["error"], "the error")
+        poll(lambda: "does not answer" in log.page(Selection(), 0, 1).error, "the error")
+
+
+def test_a_platform_that_fails_is_not_asked_again_at_once_and_keeps_its_lines(tmp_path: Path):
+    job = Job(LogPiece(0, b"[0] first\n"))
+    job.error = BackendError("reading the log: the cluster does not answer")
+    with opened(job, tmp_path, is_read=False) as log:
+        poll(lambda: log.page(Selection(), 0, 1).error, "the error")
+        job.error = None
+        again = log.page(Selection(), 0, 1)
+
+    assert ([row["text"] for row in again.rows], again.is_complete) == (["first"], False)
+
+
+def test_a_disk_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def write(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with opened(Job(*TWO_NODES), tmp_path, is_read=False) as log:
+        monkeypatch.setattr(os, "pwrite", write)
+        poll(lambda: "No space left" in log.page(Selection(), 0, 1).error, "the error")
+
+
+def test_a_log_that_was_closed_has_no_lines(tmp_path: Path):
+    with opened(Job(*TWO_NODES), tmp_path) as log:
+        log.close()
+
+        assert log.page(Selection(text="loss"), 0, 10).rows == ()
 
 
 def test_the_log_leaves_no_file(tmp_path: Path):

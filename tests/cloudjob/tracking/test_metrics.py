@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudjob.errors import UsageError
 from cloudjob.model.types import check_pattern
 from cloudjob.tracking import event_files
 from cloudjob.tracking.journals import Journals, series
@@ -29,6 +30,12 @@ def test_a_pattern_finds_a_metric_by_rank():
     assert [(point.rank, point.step, str(point.value)) for point in found] == [
         (0, 0, "1.5"), (1, 0, "0.002"), (0, 1, "nan"), (0, 2, "0.5"), (1, 1, "8.0"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", ["loss=[0-9]+", "loss=(", "("])
+def test_a_pattern_without_a_group_is_refused(pattern: str):
+    with pytest.raises(UsageError, match="the pattern of the metric loss"):
+        MetricReader({"loss": pattern})
 
 
 @pytest.mark.parametrize("pattern", [r"\u0041(.)", "(?u)(.)", "(", "loss .*"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -117,3 +117,17 @@ def test_what_one_node_calls_incomplete_is_incomplete(tmp_path: Path):
         ("model/half", True),
         ("model/whole", False),
     ]
+
+
+class WithOddKeys(DirectoryStore):
+    """An object store, which accepts any text as a key."""
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """Yield keys of which one is a path."""
+        yield from (f"{prefix}{name}" for name in ("", "../../stolen", "/etc/x", "a/", "a/b"))
+
+
+def test_a_key_that_is_no_path_below_the_output_is_not_one_of_its_files(tmp_path: Path):
+    location = OutputLocation("model", WithOddKeys(tmp_path), "out/", is_listed=True)
+
+    assert [file.name for file in outputs.find(location)] == ["model/a/b"]
