@@ -28,8 +28,8 @@ RUN getent group 100 >/dev/null || groupadd --gid 100 ma-group; \
     mkdir -p /home/ma-user /home/work /cache && chown 1000:100 /home/ma-user /home/work /cache
 
 # Where images of other generations of the platform have the code.
-RUN ln -s modelarts/user-job-dir /home/ma-user/user-job-dir \
-    && ln -s ../ma-user/modelarts ../ma-user/user-job-dir /home/work/
+RUN ln -sfn modelarts/user-job-dir /home/ma-user/user-job-dir \
+    && ln -sfn ../ma-user/modelarts ../ma-user/user-job-dir /home/work/
 
 COPY cloudjob/jobentry.pyz entrypoints/boot.sh /opt/cloudjob/
 # Unpacked and compiled, so that nodes do not compile the entry when they start.

@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # types and typing cost each rank milliseconds
 # Seconds for a failed script to exit: enough for exit handlers, but MPI_Finalize is cut off.
 LEAVE_S = 0.5
 # Programs that do the work of a job whose script starts them.
-_LAUNCHERS = r"\b((?:python|pypy)[\d.]*|torchrun|msrun|horovodrun|mpirun|mpiexec|accelerate|deepspeed)\b"
+_LAUNCHERS = (
+    r"\b((?:python|pypy)[\d.]*|torchrun|msrun|horovodrun|mpirun|mpiexec|accelerate|deepspeed)\b"
+)
 # Seconds for PyTorch's threads to release their tensors.
 _GLOO_S = 0.05
 
