@@ -187,7 +187,7 @@ def test_a_failing_script_sets_the_exit_code_and_is_named(cloud):
 
 
 def test_a_detached_job_is_seen_from_any_shell(cloud):
-    cloud.script("import time; print('a', flush=True); time.sleep(2); print('b')")
+    cloud.script("import time; print('a', flush=True); time.sleep(8); print('b')")
 
     job = cloud.detached("--nodes", "2")
     assert cloud.status(job)["state"] == "RUNNING"
