@@ -106,7 +106,7 @@ def services(submission: Submission, called: Names) -> list[dict[str, Any]]:
                     "replica-type": "worker",
                     "replica-index": str(index),
                 },
-                "ports": [{"name": "ssh", "port": int(given[names.SSHD_PORT])}],
+                "ports": [{"name": "ssh", "port": int(given[names.SSHD_PORT]), "protocol": "TCP"}],
             },
         }
         for index, name in enumerate(hosts(called.name, submission.spec.nodes)[1:])
@@ -160,7 +160,7 @@ def _name_containers(job: Mapping[str, Any], port: int) -> None:
         for container in replica["template"]["spec"]["containers"]:
             if container["name"] == pod.CONTAINER:
                 container["name"] = CONTAINER
-                port_there = {"name": _PORT_NAME, "containerPort": port}
+                port_there = {"name": _PORT_NAME, "containerPort": port, "protocol": "TCP"}
                 container["ports"] = [*container.get("ports", ()), port_there]
 
 

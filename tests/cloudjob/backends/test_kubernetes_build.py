@@ -230,7 +230,7 @@ def test_each_node_of_the_mindspore_operator_has_a_service_of_its_own():
     assert [pod["name"] for pod in pods] == hosts
     ports = {service["metadata"]["name"]: service["spec"]["ports"] for service in services}
     assert ports[hosts[0]] == [{"name": "msjob-port", "port": 7001}]
-    assert ports[hosts[1]] == [{"name": "ssh", "port": 38888}]
+    assert ports[hosts[1]] == [{"name": "ssh", "port": 38888, "protocol": "TCP"}]
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
