@@ -66,7 +66,7 @@ def _raw_logs(job: cloudjob.Job, options: argparse.Namespace) -> int:
             hint="add --rank R, and neither --grep nor --tail",
         )
     node = int(options.node) if options.node.isdecimal() else None
-    for line in job.logs(node, int(options.rank), follow=options.follow):
+    for line in job.logs(node, int(options.rank), follow=options.follow, is_exact=True):
         sys.stdout.buffer.write(line.data)
         if options.follow:
             sys.stdout.buffer.flush()
@@ -326,7 +326,9 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rank", type=number_list, default="", metavar="R", help="only these ranks: 0, or 0,3-5"
     )
-    parser.add_argument("--raw", action="store_true", help="the exact bytes of one rank")
+    parser.add_argument(
+        "--raw", action="store_true", help="the exact bytes of one rank, secrets included"
+    )
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +47,7 @@ from cloudjob.tracking.leftovers import sweep
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
 from cloudjob.tracking.outputs import OutputLocation, Outputs
 from cloudjob.tracking.outputs import find as find_outputs
-from jobentry.contract import exits, journal, lines, node_end
+from jobentry.contract import exits, journal, lines, masks, node_end
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 
 # The polling interval grows from the backend's to this one, so that the end of a short job is seen
@@ -291,17 +291,25 @@ class Job:
             pause_s = min(_POLL_GROWTH * pause_s, max(_POLL_S, self._backend.poll_s))
 
     def pieces(
-        self, node: int | None = None, *, follow: bool, on_journal: OnJournal | None = None
+        self,
+        node: int | None = None,
+        *,
+        follow: bool,
+        is_exact: bool = False,
+        on_journal: OnJournal | None = None,
     ) -> Iterator[LogPiece]:
         """Yield the log as it arrives; an empty piece means that there is nothing new.
 
         Args:
+            is_exact: Show secrets; else they are ``***``.
             on_journal: Called with the lines of the journals of nodes, which the log leaves out.
         """
         if not self.handle:
             return
+        splitters: defaultdict[int, masks.Splitter] = defaultdict(masks.Splitter)
         for index, data in self._backend.logs(self.handle, node, follow=follow):
-            text, recorded = journal.split(data)
+            split = journal.split if is_exact else splitters[index].split
+            text, recorded = split(data)
             if recorded and on_journal is not None:
                 on_journal(index, recorded)
             yield LogPiece(index, text)
@@ -378,7 +386,12 @@ class Job:
         return found.phases
 
     def logs(
-        self, node: int | None = None, rank: int | None = None, *, follow: bool = False
+        self,
+        node: int | None = None,
+        rank: int | None = None,
+        *,
+        follow: bool = False,
+        is_exact: bool = False,
     ) -> Iterator[LogLine]:
         """Yield the log line by line, of one node or rank if given.
 
@@ -386,8 +399,9 @@ class Job:
 
         Args:
             follow: Wait for new lines until the job has ended.
+            is_exact: Yield what the ranks wrote; else secrets are ``***``.
         """
-        for piece in self.pieces(node, follow=follow):
+        for piece in self.pieces(node, follow=follow, is_exact=is_exact):
             for text in piece.data.split(b"\n")[:-1]:
                 line = lines.read(text + b"\n")
                 if rank is None or line.rank == rank:

@@ -9,7 +9,9 @@ import threading
 import time
 from typing import Callable
 
+from jobentry import masks
 from jobentry.contract import lines
+from jobentry.contract import masks as marks
 
 # The polling interval, and how long an incomplete line (a progress bar) waits for its newline.
 POLL_S = 0.01
@@ -24,10 +26,11 @@ _lock = threading.Lock()
 def log_message(text: str) -> None:
     """Write a message of the entry, never within a line of a rank.
 
-    On a full disk the message is lost, but the job goes on.
+    Secrets are masked. On a full disk the message is lost, but the job goes on.
     """
     with _lock, contextlib.suppress(OSError):
-        sys.stderr.write("jobentry: {}\n".format(text.replace("\n", "\n          ")))
+        shown = masks.hide(text).replace("\n", "\n          ")
+        sys.stderr.write(f"jobentry: {shown}\n")
         sys.stderr.flush()
 
 
@@ -107,6 +110,8 @@ class _Log:
         self._file = -1
         self._waiting = b""
         self._since = 0.0
+        # The end of the incomplete line that was written last, in which a secret may begin.
+        self._before = b""
 
     def grow(self) -> bool:
         """Read what was added since the last call; return whether there was anything."""
@@ -119,9 +124,12 @@ class _Log:
     def pieces(self, is_last: bool) -> list[bytes]:
         """Return the stream text that can be written now."""
         text, taken = lines.write(self._rank, self._waiting)
-        self._waiting = self._waiting[taken:]
         if taken:
-            self._since = time.monotonic()
+            whole, self._waiting = self._waiting[:taken], self._waiting[taken:]
+            secrets = masks.find(whole, self._before)
+            if secrets:
+                text = marks.write(self._rank, whole, secrets)
+            self._since, self._before = time.monotonic(), b""
         pieces = [text] if text else []
         if self._waiting and (is_last or self._is_due()):
             pieces.append(self._part())
@@ -135,7 +143,10 @@ class _Log:
 
     def _part(self) -> bytes:
         part, self._waiting = self._waiting, b""
-        return lines.write_part(self._rank, part)
+        secrets = masks.find(part, self._before, is_part=True)
+        kept_bytes = masks.longest_bytes()
+        self._before = (self._before + part)[-kept_bytes:] if kept_bytes else b""
+        return marks.write_part(self._rank, part, secrets)
 
     def _read(self) -> bytes:
         if self._file < 0:
@@ -147,12 +158,16 @@ class _Log:
 
 
 def last_lines(path: str, count: int = 20, limit_bytes: int = 16384) -> list[str]:
-    """Return the last lines of a log as text; of a progress bar, only the last state."""
+    """Return the last lines of a log as text; of a progress bar, only the last state.
+
+    Secrets are masked.
+    """
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - limit_bytes))
-            data = file.read()
+            # More than is kept, so that no secret is cut.
+            file.seek(max(0, size - limit_bytes - masks.longest_bytes()))
+            data = masks.hide_bytes(file.read())[-limit_bytes:]
     except OSError:
         return []
     text = data.decode("utf-8", "replace").rstrip("\n")

@@ -15,7 +15,7 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
-from jobentry import plan, private_environ
+from jobentry import masks, plan, private_environ
 from jobentry.contract import env, exits, names, paths, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
@@ -134,6 +134,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(USAGE)
         return exits.ENTRY_FAILED
     _read_delivered_variables()
+    masks.learn(os.environ)
     try:
         node = env.read(os.environ)
     except env.EnvError as error:
@@ -518,11 +519,20 @@ def _write_record(uri: str, record: exits.ExitRecord, *, is_cancelled: bool = Fa
         return
     from jobentry import objects
 
+    if record.failure is not None:
+        record = record._replace(failure=_masked(record.failure))
     try:
         with _limited(is_cancelled=is_cancelled):
             objects.write(exits.dump(record), uri)
     except (objects.ObjectError, OSError, EntryError) as error:
         log_message(f"writing the record: {error}")
+
+
+def _masked(failure: exits.Failure) -> exits.Failure:
+    return failure._replace(
+        message=masks.hide(failure.message),
+        last_lines=tuple(masks.hide(line) for line in failure.last_lines),
+    )
 
 
 def _rfc3339(seconds: float) -> str:

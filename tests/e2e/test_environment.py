@@ -439,6 +439,35 @@ def test_no_value_is_in_an_argv_and_no_secret_in_a_file(cloud):
     assert files_with(cloud.home, SECRET) == []
 
 
+def test_secrets_are_masked_in_logs_failures_and_records(cloud):
+    """The exact bytes stay in the log: ``--raw`` shows them."""
+    script = cloud.script(
+        """
+        token = os.environ["TOKEN"]
+        print("token", token, "end")
+        sys.stdout.flush()
+        if rank == 1: raise ValueError("bad token " + token)
+        time.sleep(600)
+        """
+    )
+
+    done = cloud.submit("--nodes", "2", "--secret", "TOKEN", script, env={"TOKEN": SECRET})
+
+    assert done.code == 1, done
+    assert b"[0] token *** end" in done.lines, done
+    shown = [
+        done,
+        *(cloud.cli(*words, done.job) for words in (["logs"], ["status"], ["status", "--json"])),
+    ]
+    for each in shown:
+        assert SECRET not in each.out + each.err, each
+    assert b"ValueError: bad token ***" in done.err, done
+    assert b"ValueError: bad token ***" in shown[-1].out, shown[-1]
+    assert b"token " + SECRET + b" end\n" in cloud.raw(done.job, 0)
+    (record,) = cloud.home.rglob("record/exit.json")
+    assert b"bad token ***" in record.read_bytes()
+
+
 def test_a_secret_whose_variable_is_not_set_is_refused(cloud):
     done = cloud.submit("--secret", "NOT_SET_ANYWHERE", cloud.script(""))
 

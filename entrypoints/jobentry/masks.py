@@ -1,0 +1,153 @@
+"""The values of secrets, which messages, records and shown logs must not contain.
+
+Secret are the job's secrets, the keys of its store, the key with which its nodes authenticate each
+other, and variables with a name such as ``WANDB_API_KEY``. Each is found as it is, line by line,
+and in base64 and percent encoding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Iterable, Iterator, Mapping
+
+from jobentry.contract import names
+from jobentry.contract.masks import MASK, Range
+
+# A shorter value occurs by chance too often.
+_SHORTEST_BYTES = 8
+# Letters alone, in one case and fewer than these, are a word: "password", "production".
+_LONGEST_WORD = 16
+# The least beginning of a secret that is masked at the end of an incomplete line.
+_LEAST_PART_BYTES = 4
+_KEY_LIMIT_BYTES = 64 * 1024
+_STORE_KEYS = (
+    names.CLOUDJOB_S3_ACCESS_KEY,
+    names.CLOUDJOB_S3_SECRET_KEY,
+    names.CLOUDJOB_S3_SESSION_TOKEN,
+)
+_NAME_ENDS = (
+    "TOKEN",
+    "SECRET",
+    "PASSWORD",
+    "PASSWD",
+    "PASSPHRASE",
+    "CREDENTIAL",
+    "CREDENTIALS",
+    "API_KEY",
+    "APIKEY",
+    "ACCESS_KEY",
+    "ACCESS_KEY_ID",
+    "SECRET_KEY",
+    "PRIVATE_KEY",
+    "SSH_KEY",
+)
+
+# Longest first, so that a value within another one does not hide it.
+_values: tuple[bytes, ...] = ()
+_texts: tuple[str, ...] = ()
+
+
+def learn(environ: Mapping[str, str]) -> None:
+    """Mask the secrets of this environment from now on."""
+    global _values, _texts
+    found = {form for value in _secrets(environ) for form in _forms(value)}
+    _values = tuple(sorted(found, key=lambda value: (-len(value), value)))
+    _texts = tuple(value.decode("utf-8", "surrogateescape") for value in _values)
+
+
+def longest_bytes() -> int:
+    """Return the length of the longest value; 0 if there are none."""
+    return len(_values[0]) if _values else 0
+
+
+def hide(text: str) -> str:
+    """Return ``text`` with ``***`` for every secret."""
+    for value in _texts:
+        text = text.replace(value, MASK)
+    return text
+
+
+def hide_bytes(data: bytes) -> bytes:
+    """Return ``data`` with ``***`` for every secret."""
+    for value in _values:
+        data = data.replace(value, MASK.encode())
+    return data
+
+
+def find(data: bytes, before: bytes = b"", *, is_part: bool = False) -> list[Range]:
+    """Return where secrets are in ``data``, in order and without overlaps.
+
+    Args:
+        before: The end of what was written to the same line before, as far as a secret may reach.
+        is_part: Whether more of the last line follows, so that a secret may begin at its end.
+    """
+    whole = before + data if before else data
+    found = [each for value in _values if value in whole for each in _places(whole, value)]
+    if is_part:
+        found += _beginnings(whole)
+    merged: list[Range] = []
+    for start, end in sorted(found):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    skipped = len(before)
+    return [(max(0, s - skipped), e - skipped) for s, e in merged if e > skipped]
+
+
+def _places(data: bytes, value: bytes) -> Iterator[Range]:
+    start = data.find(value)
+    while start >= 0:
+        yield start, start + len(value)
+        start = data.find(value, start + len(value))
+
+
+def _beginnings(data: bytes) -> Iterator[Range]:
+    """Yield the end of ``data`` as far as it is the beginning of a secret."""
+    for value in _values:
+        for size in range(min(len(value) - 1, len(data)), _LEAST_PART_BYTES - 1, -1):
+            if data.endswith(value[:size]):
+                yield len(data) - size, len(data)
+                break
+
+
+def _secrets(environ: Mapping[str, str]) -> Iterator[bytes]:
+    """Yield the values of secrets, those of several lines line by line."""
+    known = (*environ.get(names.CLOUDJOB_SECRET_NAMES, "").split(), *_STORE_KEYS)
+    for name, value in environ.items():
+        if name in known or (name.upper().endswith(_NAME_ENDS) and not os.path.exists(value)):
+            yield from _lines(os.fsencode(value))
+    key = environ.get(names.CLOUDJOB_SSH_KEY, "")
+    if key:
+        path = key[len("file://") :] if key.startswith("file://") else key
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            yield from _lines(file.read(_KEY_LIMIT_BYTES))
+
+
+def _lines(value: bytes) -> Iterable[bytes]:
+    found = [line.strip() for line in value.split(b"\n")]
+    return [line for line in found if _is_secret(line)]
+
+
+def _is_secret(line: bytes) -> bool:
+    """Whether a line is long enough, and neither an ordinary word nor the header of a key."""
+    is_word = line.isalpha() and len(line) < _LONGEST_WORD
+    is_word = is_word and (line.islower() or line.isupper() or line.istitle())
+    return len(line) >= _SHORTEST_BYTES and not is_word and not line.startswith(b"-----")
+
+
+def _forms(value: bytes) -> set[bytes]:
+    """Return a value as it is, in base64, in percent encoding, and escaped as in JSON."""
+    from base64 import b64encode
+    from json import dumps
+    from urllib.parse import quote, quote_plus
+
+    escaped = dumps(value.decode("utf-8", "surrogateescape"))[1:-1].encode()
+    return {
+        value,
+        b64encode(value).rstrip(b"="),
+        quote(value, safe="").encode(),
+        quote_plus(value).encode(),
+        escaped,
+    }
