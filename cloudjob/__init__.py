@@ -10,33 +10,58 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cloudjob.api import attach, job_spec, jobs, preview, remove_orphans, submit
-    from cloudjob.backends.base import Event, Metric
-    from cloudjob.errors import (
-        BackendError,
-        CloudJobError,
-        JobFailed,
-        JobNotFound,
-        NotAuthorised,
-        NotReady,
-        PackageError,
-        RecordsError,
-        SpecError,
-        StoreError,
-        Unanswered,
-        Unreachable,
-        UsageError,
-        WaitTimeout,
+    # `as` exports a name to type checkers, which cannot evaluate `__all__` below.
+    from cloudjob.api import (
+        attach as attach,
+        job_spec as job_spec,
+        jobs as jobs,
+        preview as preview,
+        remove_orphans as remove_orphans,
+        submit as submit,
     )
-    from cloudjob.model.job import JobSpec
-    from cloudjob.model.progress import Progress
-    from cloudjob.model.status import Failure, JobState, JobStatus, Phase
-    from cloudjob.submission.pipeline import Preview
-    from cloudjob.tracking.job import Job, LogLine
-    from cloudjob.tracking.journals import Journals, RankPoint
-    from cloudjob.tracking.log_filter import LogFilter
-    from cloudjob.tracking.metrics import MetricPoint
-    from cloudjob.tracking.outputs import Output, Outputs
+    from cloudjob.backends.base import (
+        Event as Event,
+        Metric as Metric,
+    )
+    from cloudjob.errors import (
+        BackendError as BackendError,
+        CloudJobError as CloudJobError,
+        JobFailed as JobFailed,
+        JobNotFound as JobNotFound,
+        NotAuthorised as NotAuthorised,
+        NotReady as NotReady,
+        PackageError as PackageError,
+        RecordsError as RecordsError,
+        SpecError as SpecError,
+        StoreError as StoreError,
+        Unanswered as Unanswered,
+        Unreachable as Unreachable,
+        UsageError as UsageError,
+        WaitTimeout as WaitTimeout,
+    )
+    from cloudjob.model.job import JobSpec as JobSpec
+    from cloudjob.model.progress import Progress as Progress
+    from cloudjob.model.status import (
+        Failure as Failure,
+        JobState as JobState,
+        JobStatus as JobStatus,
+        Phase as Phase,
+    )
+    from cloudjob.submission.pipeline import Preview as Preview
+    from cloudjob.tracking.job import (
+        Job as Job,
+        LogLine as LogLine,
+    )
+    from cloudjob.tracking.journals import (
+        Journals as Journals,
+        RankPoint as RankPoint,
+    )
+    from cloudjob.tracking.log_filter import LogFilter as LogFilter
+    from cloudjob.tracking.metrics import MetricPoint as MetricPoint
+    from cloudjob.tracking.outputs import (
+        Output as Output,
+        Outputs as Outputs,
+    )
 
 # Module -> public names. A name is imported when it is used first, so `import cloudjob` is cheap.
 _PUBLIC = {
@@ -70,45 +95,7 @@ _PUBLIC = {
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
-__all__ = [
-    "BackendError",
-    "CloudJobError",
-    "Event",
-    "Failure",
-    "Job",
-    "JobFailed",
-    "JobNotFound",
-    "JobSpec",
-    "JobState",
-    "JobStatus",
-    "Journals",
-    "LogFilter",
-    "LogLine",
-    "Metric",
-    "MetricPoint",
-    "NotAuthorised",
-    "NotReady",
-    "Output",
-    "Outputs",
-    "PackageError",
-    "Phase",
-    "Preview",
-    "Progress",
-    "RankPoint",
-    "RecordsError",
-    "SpecError",
-    "StoreError",
-    "Unanswered",
-    "Unreachable",
-    "UsageError",
-    "WaitTimeout",
-    "attach",
-    "job_spec",
-    "jobs",
-    "preview",
-    "remove_orphans",
-    "submit",
-]
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> object:

@@ -19,6 +19,7 @@ import cloudjob
 from cloudjob import api
 from cloudjob.model.job import JobSpec
 from cloudjob.model.sections import Process
+from tests.support.statuses import status_of
 
 LIMIT_S = 120.0
 TRAIN = """
@@ -154,10 +155,7 @@ def test_a_notebook_shows_a_job_as_a_table_without_asking_the_platform():
 
 def test_a_message_cannot_put_html_into_a_notebook():
     failure = cloudjob.Failure(message="<script>alert(1)</script>", rank=0)
-    status = cloudjob.JobStatus(
-        job="j", name="j", backend="process", state=cloudjob.JobState.FAILED, native_state="",
-        nodes=1, procs_per_node=1, created_at="", failure=failure,
-    )  # fmt: skip
+    status = status_of(state=cloudjob.JobState.FAILED, failure=failure)
 
     assert html.escape(failure.message) in status._repr_html_()
     assert "<script>" not in status._repr_html_()

@@ -51,8 +51,8 @@ else:
 open(os.path.join(words["train_url"], "out-%d" % index), "w").write(text)
 for folder in ("/tmp", "/cache", "/home/ma-user", "/home/work"):
     open(folder + "/copy_sync.lock0", "x").close()
-for folder in ("modelarts/user-job-dir", "user-job-dir", "../work/user-job-dir"):
-    assert "proj" in os.listdir("/home/ma-user/" + folder)
+for folder in ("/home/ma-user/modelarts", "/home/ma-user", "/home/work"):
+    assert "proj" in os.listdir(folder + "/user-job-dir")
 print("who", os.getuid(), os.getgid(), os.getcwd(), os.environ["HOME"])
 """
 RUN = b'cd $(dirname $0)\nexec python3 meet.py "$@"\n'

@@ -13,7 +13,7 @@ import pytest
 
 from cloudjob.backends.process import isolation
 from cloudjob.backends.process.backend import mounts_of
-from cloudjob.backends.process.isolation import OWN, named_in
+from cloudjob.backends.process.isolation import HOME, OWN, WORK, named_in
 
 ROOTS = [str(Path(isolation.__file__).parents[3]), str(Path(__file__).parents[3] / "entrypoints")]
 NODE = f"""
@@ -66,9 +66,9 @@ print(json.dumps(found))
 
 
 def test_the_folder_of_the_code_has_its_three_documented_names(mounts):
-    code = """
-open("/home/ma-user/modelarts/user-job-dir/a.py", "x").close()
-print(os.listdir("/home/ma-user/user-job-dir"), os.listdir("/home/work/user-job-dir"))
+    code = f"""
+open("{HOME}/modelarts/user-job-dir/a.py", "x").close()
+print(os.listdir("{HOME}/user-job-dir"), os.listdir("{WORK}/user-job-dir"))
 """
     assert on_node(mounts, code) == "['a.py'] ['a.py']"
 

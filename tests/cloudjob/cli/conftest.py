@@ -10,16 +10,15 @@ import pytest
 
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.model.status import JobState, JobStatus, to_json
+from cloudjob.model.status import JobState, to_json
+from tests.support.statuses import status_of
 
 
 def _ended(job: str, code: int) -> JobRecord:
     """Return the record of a job that ended with this exit code."""
-    status = JobStatus(
-        job=job, name="train", backend="process", nodes=1, procs_per_node=1, exit_code=code,
-        state=JobState.FAILED if code else JobState.SUCCEEDED, native_state="ended",
-        created_at="2026-01-01T00:00:00.000Z",
-    )  # fmt: skip
+    status = status_of(
+        job, nodes=1, exit_code=code, state=JobState.FAILED if code else JobState.SUCCEEDED
+    )
     return JobRecord(
         job=job, name="train", backend="process", handle=f"process://local/{job}", nodes=1,
         state=status.state, procs_per_node=1, created_at=status.created_at, code_uri="",

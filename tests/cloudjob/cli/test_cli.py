@@ -21,7 +21,8 @@ from cloudjob.cli.parser import _COMMANDS, parser_of
 from cloudjob.cli.say import print_error, print_name
 from cloudjob.errors import BackendError
 from cloudjob.model.job import OPTIONS
-from cloudjob.model.status import Code, Failure, JobState, JobStatus
+from cloudjob.model.status import Code, Failure, JobState
+from tests.support.statuses import status_of
 
 
 @pytest.mark.parametrize("command", [name for name, _, _ in _COMMANDS])
@@ -74,14 +75,10 @@ def test_orphans_are_removed_without_the_docker_extra(tmp_path: Path):
 def test_no_message_controls_the_terminal(capsys: pytest.CaptureFixture[str]):
     bad = "\x1b]0;x\x07\r\u202e\x9b2J\udcff"
     failure = Failure(node=0, host=bad, rank=1, exit_code=1, message=bad, last_lines=(bad, bad))
-    status = JobStatus(
-        job="train-1",
+    status = status_of(
         name=bad,
-        backend="process",
         state=JobState.FAILED,
         native_state=bad,
-        nodes=1,
-        procs_per_node=1,
         created_at=bad,
         cause=bad,
         failure=failure,
@@ -160,19 +157,7 @@ def test_a_cancel_by_ctrl_c_that_fails_is_one_line_and_no_traceback(
 def test_a_failure_is_reported_in_one_line_that_repeats_nothing(
     failure: Failure, lines: list[str], capsys: pytest.CaptureFixture[str]
 ):
-    follow.report(
-        JobStatus(
-            job="train-1",
-            name="train",
-            backend="process",
-            state=JobState.FAILED,
-            native_state="failed",
-            nodes=2,
-            procs_per_node=1,
-            created_at="2026-01-01T00:00:00.000Z",
-            failure=failure,
-        )
-    )
+    follow.report(status_of(state=JobState.FAILED, failure=failure))
 
     assert capsys.readouterr().err.splitlines() == ["job train-1: FAILED", *lines]
 

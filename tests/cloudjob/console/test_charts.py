@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from cloudjob.console import charts
-from cloudjob.model.status import JobState, JobStatus, Phase
+from cloudjob.model.status import Phase
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract import journal
 from jobentry.contract.journal import RankSample, Sample
+from tests.support.statuses import status_of
 
-
-def status() -> JobStatus:
-    return JobStatus(
-        job="train-1",
-        name="train",
-        backend="process",
-        state=JobState.RUNNING,
-        native_state="running",
-        nodes=2,
-        procs_per_node=1,
-        created_at="1970-01-01T00:01:40.000Z",
-    )
+STATUS = status_of(created_at="1970-01-01T00:01:40.000Z")
 
 
 def test_a_bar_lasts_from_its_start_to_its_end_in_seconds_since_the_submit():
@@ -33,7 +23,7 @@ def test_a_bar_lasts_from_its_start_to_its_end_in_seconds_since_the_submit():
         ),
         Phase(node=2, name="run", started_at="1970-01-01T00:01:44.000Z"),
     )
-    option = charts.timeline(status(), phases, now_s=110.0)
+    option = charts.timeline(STATUS, phases, now_s=110.0)
 
     assert option is not None
     assert option["yAxis"]["data"] == ["node 0", "node 2"]
@@ -44,7 +34,7 @@ def test_a_bar_lasts_from_its_start_to_its_end_in_seconds_since_the_submit():
 
 
 def test_without_phases_there_is_no_timeline():
-    assert charts.timeline(status(), (), now_s=110.0) is None
+    assert charts.timeline(STATUS, (), now_s=110.0) is None
 
 
 def recorded(*samples: Sample) -> Journals:

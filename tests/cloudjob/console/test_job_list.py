@@ -11,22 +11,18 @@ from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model.status import Failure, JobState, JobStatus, to_json
 from tests.support.polling import poll
+from tests.support.statuses import status_of
 
 
-def status_of(job: str, **more: Any) -> JobStatus:
+def ended(job: str, **more: Any) -> JobStatus:
     values: dict[str, Any] = {
-        "name": "train",
-        "backend": "process",
         "state": JobState.SUCCEEDED,
-        "native_state": "ended",
-        "nodes": 2,
         "procs_per_node": 4,
-        "created_at": "2026-01-01T00:00:00.000Z",
         "started_at": "2026-01-01T00:00:01.000Z",
         "ended_at": "2026-01-01T00:00:11.000Z",
         "exit_code": 0,
     }
-    return JobStatus(job=job, **{**values, **more})
+    return status_of(job, **{**values, **more})
 
 
 def record(home: Path, status: JobStatus) -> None:
@@ -54,13 +50,13 @@ def record(home: Path, status: JobStatus) -> None:
 
 
 def test_a_page_gets_all_jobs_once_and_then_what_changed(tmp_path: Path):
-    record(tmp_path, status_of("train-1"))
+    record(tmp_path, ended("train-1"))
     jobs = JobList(tmp_path)
     first = jobs.changes(0)
     assert [row["job"] for row in first.rows] == ["train-1"]
     assert jobs.changes(first.version).rows == []
 
-    record(tmp_path, status_of("train-2", created_at="2026-01-02T00:00:00.000Z"))
+    record(tmp_path, ended("train-2", created_at="2026-01-02T00:00:00.000Z"))
     poll(lambda: [row["job"] for row in jobs.changes(first.version).rows] == ["train-2"], "job 2")
     assert [row["job"] for row in jobs.changes(0).rows] == ["train-2", "train-1"]
 
@@ -71,7 +67,7 @@ def test_a_page_gets_all_jobs_once_and_then_what_changed(tmp_path: Path):
 
 
 def test_a_page_of_an_earlier_console_gets_everything_again(tmp_path: Path):
-    record(tmp_path, status_of("train-1"))
+    record(tmp_path, ended("train-1"))
 
     assert [row["job"] for row in JobList(tmp_path).changes(10_000).rows] == ["train-1"]
 
@@ -84,10 +80,10 @@ def test_records_that_cannot_be_read_are_reported(tmp_path: Path):
 
 def test_a_damaged_record_and_an_unknown_backend_leave_the_other_jobs_in_the_list(tmp_path: Path):
     for number, status in enumerate(("{", "[]", '{"failure": 5}')):
-        record(tmp_path, status_of(f"bad-{number}", backend="nowhere"))
+        record(tmp_path, ended(f"bad-{number}", backend="nowhere"))
         with Records(records_path(tmp_path)) as db:
             db.update(f"bad-{number}", final_json=status, name="")
-    record(tmp_path, status_of("good"))
+    record(tmp_path, ended("good"))
 
     found = JobList(tmp_path).changes(0)
     assert found.error == ""
@@ -97,7 +93,7 @@ def test_a_damaged_record_and_an_unknown_backend_leave_the_other_jobs_in_the_lis
 
 
 def test_what_becomes_known_after_the_end_of_a_job_is_shown(tmp_path: Path):
-    failed = status_of("train-1", state=JobState.FAILED, failure=Failure(message="ended"))
+    failed = ended("train-1", state=JobState.FAILED, failure=Failure(message="ended"))
     record(tmp_path, failed)
     with Records(records_path(tmp_path)) as db:
         final = db.get("train-1").final_json
@@ -111,8 +107,8 @@ def test_what_becomes_known_after_the_end_of_a_job_is_shown(tmp_path: Path):
 
 
 def test_a_row_has_times_in_seconds_and_the_number_of_ranks():
-    row = row_of(status_of("train-1"))
+    row = row_of(ended("train-1"))
 
     assert row["ended"] - row["started"] == 10.0
     assert row["ranks"] == 8
-    assert row_of(status_of("train-1", started_at=None))["started"] == 0
+    assert row_of(ended("train-1", started_at=None))["started"] == 0

@@ -28,8 +28,8 @@ text = open(words["data_url"] + "/in.txt").read()
 open(words["train_url"] + "/out-" + index, "w").write(text + words["lr"])
 for folder in ("/tmp", "/cache", "/home/ma-user", "/home/work"):
     open(folder + "/copy_sync.lock0", "x").close()
-for folder in ("modelarts/user-job-dir", "user-job-dir", "../work/user-job-dir"):
-    assert "proj" in os.listdir("/home/ma-user/" + folder)
+for folder in ("/home/ma-user/modelarts", "/home/ma-user", "/home/work"):
+    assert "proj" in os.listdir(folder + "/user-job-dir")
 print("done by", index, "of", words.get("world_size"), os.path.basename(os.getcwd()))
 """
 

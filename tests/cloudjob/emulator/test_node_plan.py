@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cloudjob.emulator import models, node_plan, settings
 from cloudjob.emulator.database import JobRow
-from cloudjob.emulator.node_plan import Machine
+from cloudjob.emulator.node_plan import WORK, Machine
 from cloudjob.emulator.nodes import bridge_address, folder
 from cloudjob.emulator.state import Account
 
@@ -300,7 +300,7 @@ def test_mpi_presets_run_under_the_entry():
 def test_paths_of_the_platform_become_those_of_a_process_without_files_of_its_own():
     job = row(
         command="cd /home/ma-user/modelarts/x; "
-        "ls /cache/a /cached /x/cache /home/ma-user2 /home/work/b /data/in/f",
+        f"ls /cache/a /cached /x/cache /home/ma-user2 {WORK}/b /data/in/f",
         inputs=[channel("d", "/bkt/in/", local_dir="/data/in")],
         environments={"X": "/home/ma-user/y:/cache"},
     )
@@ -308,7 +308,7 @@ def test_paths_of_the_platform_become_those_of_a_process_without_files_of_its_ow
 
     assert node_plan.command(job, 0, PROCESS) == (
         f"cd {root}/home/ma-user/modelarts/x; ls {root}/cache/a /cached /x/cache /home/ma-user2 "
-        f"{root}/home/work/b {root}/data/in/f --d={root}/data/in"
+        f"{root}{WORK}/b {root}/data/in/f --d={root}/data/in"
     )
     env = node_plan.environment(job, 0, "a", PROCESS, SETTINGS, ACCOUNT)
     assert env["X"] == f"{root}/home/ma-user/y:{root}/cache"
@@ -325,8 +325,8 @@ def test_mounts_contain_every_folder_once():
         "/home/ma-user/modelarts": "/home/ma-user/modelarts",
         "/home/work": "/home/work",
         "/home/ma-user/user-job-dir": job_dir,
-        "/home/work/user-job-dir": job_dir,
-        "/home/work/modelarts": "/home/ma-user/modelarts",
+        f"{WORK}/user-job-dir": job_dir,
+        f"{WORK}/modelarts": "/home/ma-user/modelarts",
     }
 
 

@@ -4,18 +4,10 @@ import json
 
 import pytest
 
-from cloudjob.model.status import Code, Failure, JobState, JobStatus, Phase, to_json
+from cloudjob.model.status import Code, Failure, JobState, Phase, to_json
+from tests.support.statuses import status_of
 
-RUNNING = JobStatus(
-    job="train-1",
-    name="train",
-    backend="process",
-    state=JobState.RUNNING,
-    native_state="running",
-    nodes=2,
-    procs_per_node=1,
-    created_at="2026-01-01T00:00:00.000Z",
-)
+RUNNING = status_of()
 
 
 def test_only_three_states_are_final():
@@ -57,12 +49,8 @@ def test_a_running_job_as_json():
 
 def test_a_failed_job_as_json():
     """Failure, code and phases are plain JSON that reads back the same."""
-    status = JobStatus(
-        **{name: getattr(RUNNING, name) for name in ("job", "name", "backend", "native_state")},
+    status = status_of(
         state=JobState.FAILED,
-        nodes=2,
-        procs_per_node=1,
-        created_at=RUNNING.created_at,
         cause="user",
         exit_code=3,
         failure=Failure(node=1, host="node-1", rank=1, exit_code=3, last_lines=("a", "b\udcff")),

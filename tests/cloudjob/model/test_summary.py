@@ -10,20 +10,17 @@ import pytest
 from cloudjob import times
 from cloudjob.model import summary
 from cloudjob.model.status import Failure, JobState, JobStatus
+from tests.support.statuses import status_of
 
 
-def status_of(**more: Any) -> JobStatus:
+def ended(**more: Any) -> JobStatus:
     values: dict[str, Any] = {
         "state": JobState.SUCCEEDED,
-        "native_state": "ended",
-        "created_at": "2026-01-01T00:00:00.000Z",
         "started_at": "2026-01-01T00:00:01.000Z",
         "ended_at": "2026-01-01T01:05:01.000Z",
+        "procs_per_node": 4,
     }
-    return JobStatus(
-        job="train-1", name="train", backend="process", nodes=2, procs_per_node=4,
-        **{**values, **more},
-    )  # fmt: skip
+    return status_of(**{**values, **more})
 
 
 @pytest.mark.parametrize(
@@ -44,13 +41,13 @@ def test_a_span_has_its_two_largest_units(seconds: float, text: str):
 def test_the_age_has_one_unit():
     created = times.rfc3339(time.time() - 2 * 3600 - 600)
 
-    assert summary.age(status_of(created_at=created)) == "2 h"
+    assert summary.age(ended(created_at=created)) == "2 h"
 
 
 def test_the_duration_is_empty_when_start_or_end_are_unknown():
-    assert summary.duration(status_of()) == "1 h 05 min"
-    assert summary.duration(status_of(started_at=None)) == ""
-    assert summary.duration(status_of(ended_at=None)) == ""
+    assert summary.duration(ended()) == "1 h 05 min"
+    assert summary.duration(ended(started_at=None)) == ""
+    assert summary.duration(ended(ended_at=None)) == ""
 
 
 def test_the_reason_names_node_and_rank_once():
@@ -58,7 +55,7 @@ def test_the_reason_names_node_and_rank_once():
     rank = Failure(node=1, rank=5, message="ended by SIGKILL")
     node = Failure(node=1, message="node 1 was lost")
 
-    assert summary.reason(status_of(failure=rank, **failed)) == "ended by SIGKILL (node 1 rank 5)"
-    assert summary.reason(status_of(failure=node, **failed)) == "node 1 was lost"
-    assert summary.reason(status_of()) == ""
-    assert summary.reason(status_of(state=JobState.UNKNOWN, native_state="gone")) == "gone"
+    assert summary.reason(ended(failure=rank, **failed)) == "ended by SIGKILL (node 1 rank 5)"
+    assert summary.reason(ended(failure=node, **failed)) == "node 1 was lost"
+    assert summary.reason(ended()) == ""
+    assert summary.reason(ended(state=JobState.UNKNOWN, native_state="gone")) == "gone"

@@ -18,12 +18,13 @@ from cloudjob.backends.base import Backend, NativeStatus
 from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.model.status import JobState, JobStatus, exit_code, to_json
+from cloudjob.model.status import JobState, exit_code, to_json
 from cloudjob.store.directory import DirectoryStore
 from cloudjob.tracking import Filter, Job, find_all, job, queries
 from cloudjob.tracking.job import GONE
 from jobentry.contract import exits, journal
 from jobentry.contract.paths import JobPaths
+from tests.support.statuses import status_of
 
 
 class Platform(Backend[Any]):
@@ -395,10 +396,7 @@ def test_stored_journals_are_read_although_the_log_is_gone(tmp_path: Path):
 
 def test_a_listed_job_has_its_description_and_its_outputs(tmp_path: Path):
     """A list reads the records without their descriptions, which can be megabytes."""
-    status = JobStatus(
-        job="train-1", name="train", backend="process", state=JobState.SUCCEEDED,
-        native_state="succeeded", nodes=1, procs_per_node=1, created_at=moment(),
-    )  # fmt: skip
+    status = status_of(state=JobState.SUCCEEDED, nodes=1)
     spec = {"metrics": {"loss": "loss (.)"}}
     record_of(
         tmp_path,

@@ -1,0 +1,21 @@
+"""Statuses of jobs that a test describes by what differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cloudjob.model.status import JobState, JobStatus
+
+
+def status_of(job: str = "train-1", **more: Any) -> JobStatus:
+    """Return the status of a running process job of two nodes, with these fields instead."""
+    values: dict[str, Any] = {
+        "name": "train",
+        "backend": "process",
+        "state": JobState.RUNNING,
+        "native_state": "running",
+        "nodes": 2,
+        "procs_per_node": 1,
+        "created_at": "2026-01-01T00:00:00.000Z",
+    }
+    return JobStatus(job=job, **{**values, **more})
